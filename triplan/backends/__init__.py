@@ -1,0 +1,8 @@
+"""HOW: the kernel table, the kernels, the reference, and what compiles and launches them."""
+
+from triplan.backends.reference import indexing as _reference_indexing  # noqa: F401 (registers its rows)
+from triplan.backends.table import TABLE, KernelRow, KernelTable, kernel, reference
+from triplan.backends.triton import indexing as _triton_indexing  # noqa: F401 (registers its rows)
+from triplan.backends.tuning import TuningTable
+
+__all__ = ["TABLE", "KernelRow", "KernelTable", "TuningTable", "kernel", "reference"]

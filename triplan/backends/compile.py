@@ -1,0 +1,116 @@
+"""Compiling launches, with or without a GPU, and reading what came out.
+
+Relies on ``triton.compile(ASTSource(...), target=GPUTarget(...))``, unchanged from Triton 3.6 to 3.9, and on the
+``cuobjdump`` inside Triton's wheel.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from triplan.backends.launch import Source
+from triplan.errors import KernelInternal, Unsupported
+from triplan.sku import ArchSku, interpreting
+
+_lock = threading.Lock()
+_compiled: dict[tuple[Source, ArchSku, int | None], Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRecord:
+    """One compiled kernel: sizes in bytes, registers a thread."""
+
+    name: str
+    arch: ArchSku
+    ptx: str
+    cubin: bytes
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+def compile_source(source: Source, arch: ArchSku, device: int | None = None) -> Any:
+    """Triton's compiled kernel for ``source``; one a device, as its function handle belongs to one.
+
+    Raises ``KernelInternal`` if Triton or ptxas refuses, ``Unsupported`` where kernels were defined for the interpreter.
+    """
+    key = (source, arch, device)
+    found = _compiled.get(key)
+    if found is None:
+        with _lock:
+            found = _compiled.get(key)
+            if found is None:
+                found = _compiled[key] = _compile(source, arch)
+    return found
+
+
+def is_compiled(source: Source, arch: ArchSku, device: int | None) -> bool:
+    return (source, arch, device) in _compiled
+
+
+def compiled_count() -> int:
+    """How many binaries this process holds."""
+    return len(_compiled)
+
+
+def _compile(source: Source, arch: ArchSku) -> Any:
+    if interpreting():
+        raise Unsupported("TRITON_INTERPRET=1 is set: kernels are interpreted in this process and cannot be compiled")
+    ast = ASTSource(
+        source.kernel,
+        signature=dict(source.signature),
+        constexprs=dict(source.constexprs),
+        attrs={path: [["tt.divisibility", value]] for path, value in source.attrs},
+    )
+    # fp-fusion is stated because its default flips in Triton 3.10, and bits would change with it.
+    options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
+    try:
+        return triton.compile(ast, target=GPUTarget("cuda", arch.capability, 32), options=options)
+    except Exception as e:
+        raise KernelInternal(f"{source.name} did not compile for {arch}: {e}") from e
+
+
+def record(source: Source, arch: ArchSku) -> CompiledRecord:
+    """Compile ``source`` and read registers, spills and shared memory off the binary."""
+    compiled = compile_source(source, arch)
+    cubin = compiled.asm["cubin"]
+    registers, stack = _resource_usage(cubin)
+    return CompiledRecord(
+        source.name, arch, compiled.asm["ptx"], cubin, registers, stack, int(compiled.metadata.shared)
+    )
+
+
+def _tool(name: str) -> str:
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
+
+
+def _resource_usage(cubin: bytes) -> tuple[int, int]:
+    # Our kernels keep no arrays in local memory, so any STACK byte is a spill.
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [_tool("cuobjdump"), "--dump-resource-usage", file.name]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", out)
+    if found is None:
+        raise KernelInternal(f"cuobjdump printed no resource usage: {out!r}")
+    return int(found[1]), int(found[2])
+
+
+def sass(cubin: bytes) -> str:
+    """The disassembly of a cubin."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [_tool("cuobjdump"), "-sass", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

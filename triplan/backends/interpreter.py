@@ -1,0 +1,68 @@
+"""Running launches in Triton's interpreter, on CPU tensors.
+
+Relies on: a ``@triton.jit`` function defined under ``TRITON_INTERPRET=1`` being callable as ``fn[grid](**kwargs)``, and
+on ``triton.runtime.interpreter._convert_float`` doing its conversions. From 3.6 to 3.9 that function truncates f32 to
+bf16 where the hardware rounds to nearest even (and turns some NaNs into infinities); ``_repair`` replaces the
+conversion by torch's, so that the guarantees hold here too. numpy >= 2.4 breaks run-time loops in Triton 3.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride
+from triplan.errors import Unsupported
+from triplan.sku import interpreting
+
+
+def interpret(launches: Sequence[Launch], args: Any, workspace: torch.Tensor | None) -> None:
+    """Run ``launches`` on the tensors of ``args``. Raises ``Unsupported`` outside interpreter mode."""
+    if not interpreting():
+        raise Unsupported("interpreting needs TRITON_INTERPRET=1, set before triplan is imported")
+    _repair()
+    for launch in launches:
+        values = {name: _value(arg, args, workspace) for name, arg in launch.args.items()}
+        launch.kernel[(launch.grid,)](**values, **launch.constexprs)
+
+
+def _value(arg: Arg, args: Any, workspace: torch.Tensor | None) -> Any:
+    if arg is None:
+        return None
+    if isinstance(arg, tuple):
+        return tuple(_value(a, args, workspace) for a in arg)
+    if isinstance(arg, Int):
+        return arg.value
+    if isinstance(arg, Scratch):
+        assert workspace is not None
+        return workspace[arg.offset :].view(arg.element.torch)
+    if isinstance(arg, Scalar):
+        given = getattr(args, arg.operand)
+        return arg.default if given is None else given
+    tensor = getattr(args, arg.operand)
+    if arg.item is not None:
+        tensor = tensor[arg.item]
+    if isinstance(arg, Stride):
+        return tensor.stride(arg.axis)
+    assert isinstance(arg, Ptr)
+    return tensor.detach().view(arg.element.torch)
+
+
+@lru_cache(maxsize=1)
+def _repair() -> None:
+    import numpy as np
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    original = interpreter._convert_float
+
+    def convert(data: Any, source: Any, to: Any, rounding: Any) -> Any:
+        if source == tl.float32 and to == tl.bfloat16:
+            values = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32)).to(torch.bfloat16)
+            return values.view(torch.int16).numpy().view(np.uint16)
+        return original(data, source, to, rounding)
+
+    interpreter._convert_float = convert

@@ -1,0 +1,163 @@
+"""Launches as data: which kernel, over which grid, with which arguments, before any tensor exists.
+
+A row of the kernel table describes its work once, from descriptor and target alone; the compiler, the launcher, the
+interpreter and the tests all read that one description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triplan.sku import ElementKind
+
+#: Triton's names for pointer and scalar types.
+TRITON_TYPE = {
+    ElementKind.F16: "fp16",
+    ElementKind.BF16: "bf16",
+    ElementKind.F32: "fp32",
+    ElementKind.F64: "fp64",
+    ElementKind.I8: "i8",
+    ElementKind.I16: "i16",
+    ElementKind.I32: "i32",
+    ElementKind.I64: "i64",
+    ElementKind.U8: "u8",
+    ElementKind.FP8E4M3: "fp8e4nv",
+    ElementKind.FP8E5M2: "fp8e5",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ptr:
+    """Address of an operand (or of one tensor of a list), read as ``element``. None where an optional is absent."""
+
+    operand: str
+    element: ElementKind
+    alignment: int
+    item: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Address within the workspace, ``offset`` bytes from its start."""
+
+    offset: int
+    element: ElementKind
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    """An integer known when planning. ``divisibility`` (a power of two) is compiled in, the value is not."""
+
+    value: int
+    wide: bool = False
+    divisibility: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stride:
+    """The stride of an operand's axis, in elements, read off the tensor at run time."""
+
+    operand: str
+    axis: int
+    item: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A host scalar among the Args, passed as ``element``; ``default`` where it is None."""
+
+    operand: str
+    element: ElementKind
+    default: float | int
+
+
+#: One kernel argument; tuples become Triton tuples.
+Arg = Ptr | Scratch | Int | Stride | Scalar | None | tuple["Arg", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one binary is compiled from: equal sources share it, process-wide."""
+
+    kernel: Any
+    signature: tuple[tuple[str, Any], ...]
+    constexprs: tuple[tuple[str, Any], ...]
+    attrs: tuple[tuple[tuple[int, ...], int], ...]
+    num_warps: int
+    num_stages: int
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch. ``grid`` is one-dimensional: products of grid extents overflow in Triton's launcher."""
+
+    kernel: Any
+    grid: int
+    args: Mapping[str, Arg]
+    constexprs: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.grid < 2**31:
+            raise ValueError(f"grid of {self.grid} programs; CUDA takes 1 to 2**31 - 1")
+
+    def source(self) -> Source:
+        """The part that decides the binary: types and promises, not values."""
+        signature: list[tuple[str, Any]] = []
+        constexprs = dict(self.constexprs)
+        attrs: list[tuple[tuple[int, ...], int]] = []
+        for position, name in enumerate(self.kernel.arg_names):
+            if name in constexprs:
+                signature.append((name, "constexpr"))
+                continue
+            arg = self.args[name]
+            if arg is None:
+                constexprs[name] = None
+            signature.append((name, _type(arg)))
+            _collect_attrs(arg, (position,), attrs)
+        return Source(
+            self.kernel,
+            tuple(signature),
+            tuple(sorted(constexprs.items())),
+            tuple(attrs),
+            self.num_warps,
+            self.num_stages,
+        )
+
+
+def _type(arg: Arg) -> Any:
+    if isinstance(arg, tuple):
+        return tuple(_type(a) for a in arg)
+    if isinstance(arg, (Ptr, Scratch)):
+        return "*" + TRITON_TYPE[arg.element]
+    if isinstance(arg, Int):
+        return "i64" if arg.wide else "i32"
+    if isinstance(arg, Stride):
+        return "i64"
+    if isinstance(arg, Scalar):
+        return TRITON_TYPE[arg.element]
+    return "constexpr"
+
+
+def _collect_attrs(arg: Arg, path: tuple[int, ...], out: list[tuple[tuple[int, ...], int]]) -> None:
+    if isinstance(arg, tuple):
+        for i, a in enumerate(arg):
+            _collect_attrs(a, (*path, i), out)
+        return
+    # Scratch offsets are multiples of 16 within a workspace of at least that alignment.
+    divisibility = {Ptr: "alignment", Int: "divisibility"}.get(type(arg))
+    value = 16 if isinstance(arg, Scratch) else min(getattr(arg, divisibility), 16) if divisibility else 1
+    if value > 1:
+        out.append((path, value))
+
+
+def power_of_two_in(value: int, limit: int = 16) -> int:
+    """The largest power of two, at most ``limit``, that divides ``value``."""
+    return min(value & -value, limit) if value else limit

@@ -1,0 +1,1 @@
+"""The oracle and the CPU backend: plain torch, written from the definitions."""

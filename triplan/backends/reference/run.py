@@ -1,0 +1,37 @@
+"""Running a reference row on CPU tensors, and evaluating it in float64 as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from triplan.backends.table import KernelRow
+from triplan.descriptors import Descriptor, OperandKind, Role
+
+
+def inputs_of(desc: Descriptor, args: Any, wide: torch.dtype | None = None) -> dict[str, Any]:
+    """What a reference reads: inputs and in-outs, floats converted to their compute element, or to ``wide``."""
+    found: dict[str, Any] = {}
+    for o in desc.operands():
+        value = getattr(args, o.name)
+        if o.role is Role.OUTPUT or value is None:
+            continue
+        dtype = (wide or o.element.compute.torch) if o.element.is_floating_point else o.element.torch
+        if o.kind is OperandKind.HOST_SCALAR:
+            found[o.name] = value
+        elif o.kind is OperandKind.TENSOR_LIST:
+            found[o.name] = [t.detach().to(dtype) for t in value]
+        else:
+            found[o.name] = value.detach().to(dtype)
+    return found
+
+
+def run_reference(row: KernelRow, desc: Descriptor, args: Any) -> None:
+    """Compute, then round each output once into the caller's tensor."""
+    assert row.compute is not None
+    with torch.no_grad():
+        outputs: Mapping[str, torch.Tensor] = row.compute(desc, inputs_of(desc, args))
+        for name, value in outputs.items():
+            getattr(args, name).detach().copy_(value)

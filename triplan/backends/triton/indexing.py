@@ -1,0 +1,377 @@
+"""The kernel table's rows for the indexing family.
+
+Copies move bits and are exact. Accumulating ops have atomic rows (fast, in whatever order the hardware chooses) and the
+ordered row (each table element has one owner that adds its contributions in ascending order).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from triplan.backends.launch import Launch, Scratch
+from triplan.backends.table import kernel
+from triplan.backends.triton import indexing_kernels as kernels
+from triplan.backends.triton.geometry import geometry, keeps
+from triplan.backends.triton.indexing_launch import (
+    bits,
+    elements_launch,
+    fill_launch,
+    fits_rows,
+    fold_launch,
+    ordered_launch,
+    rows_launch,
+    status_launch,
+    table_bytes,
+    values,
+)
+from triplan.sku import (
+    SUPPORTED,
+    Duplicates,
+    ElementKind,
+    IndexElementKind,
+    MathPrecision,
+    PrecisionGuarantee,
+    Support,
+    Target,
+    Tolerance,
+)
+
+COPIED = ("f16", "bf16", "f32", "f64", "i32", "i64", "bool")
+ADDED = ("f16", "bf16", "f32", "f64", "i32", "i64")
+HALF = ("f16", "bf16")
+INDICES = tuple(IndexElementKind)
+
+GATHERS = ("gather", "index_select", "embedding")
+STORES = ("scatter",)
+SUMS = ("gather_backward", "index_select_backward", "scatter_add", "index_add", "embedding_backward")
+# index_put stores or accumulates, as its descriptor says; its rows refuse the other half.
+
+BYTES_PER_US = 4.0e6  # an H200 copies at 4.28 TB/s
+LAUNCH_US = 2.0
+
+
+# --- what may be said of each kernel ---
+
+
+def outputs(desc: Any, guarantee: PrecisionGuarantee) -> Mapping[str, PrecisionGuarantee]:
+    found = {o.name: guarantee for o in desc.operands() if o.is_written}
+    if "status" in found:
+        # The lowest bad position is a minimum: no order can change it.
+        found["status"] = PrecisionGuarantee.exact(ElementKind.I64)
+    return found
+
+
+def copy_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    return outputs(desc, PrecisionGuarantee.exact(desc.element))
+
+
+def _write_guarantee(desc: Any, duplicates: Duplicates) -> Mapping[str, PrecisionGuarantee]:
+    settled = duplicates is Duplicates.LAST
+    exact = PrecisionGuarantee.exact(desc.element)
+    changes = {"deterministic": settled, "bit_stable_on_same_hardware": settled, "batch_invariant": settled}
+    return outputs(desc, exact.replace(order_invariant=False, duplicates=duplicates, **changes))
+
+
+def any_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    return _write_guarantee(desc, Duplicates.ANY)
+
+
+def last_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    return _write_guarantee(desc, Duplicates.LAST)
+
+
+def sum_tolerance(element: ElementKind, accumulator: ElementKind, terms: int) -> Tolerance:
+    """Worst case of recursive summation: ``terms`` roundings in the accumulator, one more into the element.
+
+    (1 + u)^n - 1 for n additions (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), with three more
+    roundings for alpha, its product and the product's conversion. It is met where a large sum swallows small terms.
+    """
+    u, final = accumulator.unit_roundoff, element.unit_roundoff
+    if u == 0:
+        return Tolerance()
+    # f32 atomics flush subnormals; elsewhere only results below the smallest subnormal are lost.
+    info = torch.finfo(accumulator.torch)
+    lost = float(info.tiny) if accumulator is ElementKind.F32 else float(info.smallest_normal * info.eps)
+    ctol = math.expm1(min((terms + 3) * math.log1p(u), 700.0))
+    narrowed = accumulator is not element
+    smallest = torch.finfo(element.torch)
+    return Tolerance(
+        rtol=final if narrowed else 0.0,
+        ctol=ctol * (1 + final) if narrowed else ctol,
+        underflow=(terms + 3) * lost + float(smallest.smallest_normal * smallest.eps),
+    )
+
+
+def sum_guarantee(desc: Any, accumulator: ElementKind, ordered: bool) -> Mapping[str, PrecisionGuarantee]:
+    integer = not desc.element.is_floating_point  # addition modulo 2^n is associative: order cannot show
+    settled = ordered or integer
+    guarantee = PrecisionGuarantee(
+        math_precision=MathPrecision.EXACT if integer else MathPrecision(desc.element.compute.value),
+        accumulator=accumulator,
+        deterministic=settled,
+        bit_stable_on_same_hardware=settled,
+        batch_invariant=settled,
+        order_invariant=integer,
+        duplicates=Duplicates.SUM,
+        tolerance=sum_tolerance(desc.element, accumulator, geometry(desc).duplicates_possible),
+    )
+    return outputs(desc, guarantee)
+
+
+def atomic_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    return sum_guarantee(desc, desc.element, ordered=False)
+
+
+def wide_atomic_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    return sum_guarantee(desc, ElementKind.F32, ordered=False)
+
+
+def ordered_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    return sum_guarantee(desc, desc.element.compute, ordered=True)
+
+
+def sum_numerics(kind: str) -> Callable[[Any], str | None]:
+    def numerics(desc: Any) -> str | None:
+        if not desc.element.is_floating_point:
+            return f"sum-modulo.{desc.element}.v1"
+        return f"{kind}.{desc.element}.v1" if kind == "ordered-sum" else None
+
+    return numerics
+
+
+def layout(desc: Any) -> str:
+    return "packed" if geometry(desc).packed else "strided"
+
+
+# --- when they apply and what they cost ---
+
+
+def traffic(desc: Any) -> float:
+    """Bytes that any kernel must move: each value read and written, each index read."""
+    g = geometry(desc)
+    return float(2 * g.numel * desc.element.itemsize + g.index.nbytes * g.index.count)
+
+
+def table_traffic(desc: Any) -> float:
+    return float(geometry(desc).table.nbytes)
+
+
+def rows_apply(desc: Any, target: Target) -> Support:
+    if fits_rows(geometry(desc)):
+        return SUPPORTED
+    return Support.no("needs one index, packed operands and at least 16 contiguous elements behind the indexed axis")
+
+
+def atomics_apply(desc: Any, target: Target) -> Support:
+    if desc.element is not ElementKind.BF16:
+        return SUPPORTED
+    if target.interpret:
+        return Support.no("Triton's interpreter has no bf16 atomics")
+    if target.arch == "sm80":
+        return Support.no("sm80 has no bf16 atomic addition, only compare-and-swap loops")
+    return SUPPORTED
+
+
+def both(*checks: Callable[[Any, Target], Support]) -> Callable[[Any, Target], Support]:
+    def check(desc: Any, target: Target) -> Support:
+        return next((s for c in checks if not (s := c(desc, target))), SUPPORTED)
+
+    return check
+
+
+def only_if(accumulate: bool) -> Callable[[Any, Target], Support]:
+    """For index_put, whose descriptor says whether it stores or accumulates."""
+
+    def check(desc: Any, target: Target) -> Support:
+        if desc.op != "index_put" or desc.accumulate is accumulate:
+            return SUPPORTED
+        return Support.no(f"accumulate is {desc.accumulate}; this kernel {'adds' if accumulate else 'stores'}")
+
+    return check
+
+
+def _fills(desc: Any) -> bool:
+    return not keeps(desc)
+
+
+def rows_rank(desc: Any, target: Target) -> float:
+    return LAUNCH_US + traffic(desc) / BYTES_PER_US
+
+
+def elements_rank(desc: Any, target: Target) -> float:
+    return LAUNCH_US + 1.5 * traffic(desc) / BYTES_PER_US
+
+
+def atomic_cost(desc: Any, spread: float) -> float:
+    cost = LAUNCH_US + spread * traffic(desc) / BYTES_PER_US
+    return cost + (LAUNCH_US + table_traffic(desc) / BYTES_PER_US if _fills(desc) else 0.0)
+
+
+def wide_atomic_rank(desc: Any, target: Target) -> float:
+    # Scratch is cleared and read once more, at four bytes an element.
+    return atomic_cost(desc, 3.0) + 2 * LAUNCH_US + 3 * table_bytes(desc, ElementKind.F32) / BYTES_PER_US
+
+
+def ordered_rank(desc: Any, target: Target) -> float:
+    g = geometry(desc)
+    launch = ordered_launch(desc, kernels.add_step, values, desc.element.compute)
+    # About 400 warp instructions a program and step, four issued a cycle and multiprocessor; a step's latency is 0.5 us.
+    issue = launch.grid * g.fold[1] * 400 / (max(target.sm_count, 1) * 4 * 1700)
+    return LAUNCH_US + max(issue, 0.5 * g.fold[1])
+
+
+# --- launches ---
+
+
+def _zeroed(desc: Any) -> list[Launch]:
+    table = geometry(desc).table
+    if not _fills(desc) or table.numel == 0:
+        return []
+    return [fill_launch(bits(table), table.numel, 0, table)]
+
+
+def _moved(desc: Any, point: Any, traverse: Any) -> list[Launch]:
+    g = geometry(desc)
+    if g.numel == 0:
+        return status_launch(desc)
+    return [*status_launch(desc), traverse(desc, point, bits(g.dense), bits(g.table), desc.element.bits)]
+
+
+def _added(desc: Any, traverse: Any) -> list[Launch]:
+    g = geometry(desc)
+    before = [*status_launch(desc), *_zeroed(desc)]
+    if g.numel == 0:
+        return before
+    return [*before, traverse(desc, kernels.atomic_point, values(g.dense), values(g.table), desc.element.compute)]
+
+
+def _gather_rows(desc: Any, target: Target) -> list[Launch]:
+    return _moved(desc, kernels.gather_point, rows_launch)
+
+
+def _gather_elements(desc: Any, target: Target) -> list[Launch]:
+    return _moved(desc, kernels.gather_point, elements_launch)
+
+
+def _store_rows(desc: Any, target: Target) -> list[Launch]:
+    return _moved(desc, kernels.store_point, rows_launch)
+
+
+def _store_elements(desc: Any, target: Target) -> list[Launch]:
+    return _moved(desc, kernels.store_point, elements_launch)
+
+
+def _atomic_rows(desc: Any, target: Target) -> list[Launch]:
+    return _added(desc, rows_launch)
+
+
+def _atomic_elements(desc: Any, target: Target) -> list[Launch]:
+    return _added(desc, elements_launch)
+
+
+def _atomic_f32(desc: Any, target: Target) -> list[Launch]:
+    g = geometry(desc)
+    before = status_launch(desc)
+    if g.table.numel == 0 or g.numel == 0:
+        return _added(desc, elements_launch)
+    sums = Scratch(0, ElementKind.F32)
+    clear = fill_launch(sums, g.table.numel, 0)
+    args = (desc, kernels.atomic_point, values(g.dense), sums, ElementKind.F32)
+    add = rows_launch(*args) if fits_rows(g) else elements_launch(*args, packed_table=True)
+    return [*before, clear, add, fold_launch(sums, g.table, keeps(desc))]
+
+
+def _ordered_sum(desc: Any, target: Target) -> list[Launch]:
+    return _ordered(desc, kernels.add_step, values, desc.element.compute)
+
+
+def _ordered_last(desc: Any, target: Target) -> list[Launch]:
+    return _ordered(desc, kernels.last_step, bits, desc.element.bits)
+
+
+def _ordered(desc: Any, step: Any, pointer: Any, compute: ElementKind) -> list[Launch]:
+    g = geometry(desc)
+    nothing = g.table.numel == 0 and (g.numel == 0 or desc.out_of_bounds != "error")
+    untouched = g.numel == 0 and keeps(desc)
+    if nothing or untouched:
+        return status_launch(desc)
+    return [*status_launch(desc), ordered_launch(desc, step, pointer, compute)]
+
+
+def _wide_atomic_workspace(desc: Any, target: Target) -> int:
+    return table_bytes(desc, ElementKind.F32) if geometry(desc).numel else 0
+
+
+def _register() -> None:
+    for op in GATHERS:
+        common = {
+            "op": op,
+            "elements": COPIED,
+            "index_elements": INDICES,
+            "guarantee": copy_guarantee,
+            "layout": layout,
+        }
+        exact = {"numerics": lambda desc: f"exact.{desc.element}"}
+        kernel(name="rows", supports=rows_apply, rank=rows_rank, **common, **exact)(_gather_rows)
+        kernel(name="elements", rank=elements_rank, **common, **exact)(_gather_elements)
+    for op in (*STORES, "index_put"):
+        store = only_if(accumulate=False)
+        common = {"op": op, "elements": COPIED, "index_elements": INDICES, "layout": layout}
+        kernel(name="rows", supports=both(store, rows_apply), rank=rows_rank, guarantee=any_guarantee, **common)(
+            _store_rows
+        )
+        kernel(name="elements", supports=store, rank=elements_rank, guarantee=any_guarantee, **common)(_store_elements)
+        kernel(
+            name="ordered_last",
+            supports=store,
+            rank=ordered_rank,
+            guarantee=last_guarantee,
+            numerics=lambda desc: f"ordered-last.{desc.element}.v1",
+            **common,
+        )(_ordered_last)
+    for op in (*SUMS, "index_put"):
+        add = only_if(accumulate=True)
+        common = {"op": op, "index_elements": INDICES, "layout": layout}
+        kernel(
+            name="atomic_rows",
+            elements=ADDED,
+            supports=both(add, rows_apply, atomics_apply),
+            rank=lambda desc, target: atomic_cost(desc, 2.0),
+            guarantee=atomic_guarantee,
+            numerics=sum_numerics("atomic"),
+            **common,
+        )(_atomic_rows)
+        kernel(
+            name="atomic_elements",
+            elements=ADDED,
+            supports=both(add, atomics_apply),
+            rank=lambda desc, target: atomic_cost(desc, 3.0),
+            guarantee=atomic_guarantee,
+            numerics=sum_numerics("atomic"),
+            **common,
+        )(_atomic_elements)
+        kernel(
+            name="atomic_f32",
+            elements=HALF,
+            supports=add,
+            rank=wide_atomic_rank,
+            guarantee=wide_atomic_guarantee,
+            workspace=_wide_atomic_workspace,
+            **common,
+        )(_atomic_f32)
+        kernel(
+            name="ordered_sum",
+            elements=ADDED,
+            supports=add,
+            rank=ordered_rank,
+            guarantee=ordered_guarantee,
+            numerics=sum_numerics("ordered-sum"),
+            **common,
+        )(_ordered_sum)
+
+
+_register()

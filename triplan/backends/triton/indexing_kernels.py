@@ -1,0 +1,337 @@
+"""The kernels of the indexing family.
+
+Every op of the family moves or adds elements between a *dense* side, with one element a point of the problem, and a
+*table* that indices point into. Three traversals cover them: ``rows_kernel`` (packed operands, wide rows),
+``elements_kernel`` (any strides) and ``ordered_kernel`` (one owner for each table element, contributions in order).
+What happens at a point is a jit function passed as a constexpr.
+
+Tuples of sizes and strides run from the innermost dimension outwards.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+#: ``status`` where no index was bad: no position can be this large.
+NO_BAD_INDEX = tl.constexpr(2**63 - 1)
+
+
+# --- what happens at a point ---
+
+
+@triton.jit
+def gather_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """dense = table; zero where the index was out of bounds, so that no stale memory survives."""
+    tl.store(dense, tl.load(table, mask=hit, other=0), mask=live)
+
+
+@triton.jit
+def store_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """table = dense. Where indices repeat, any one write stays."""
+    tl.store(table, tl.load(dense, mask=hit), mask=hit)
+
+
+@triton.jit
+def scaled(x, alpha, COMPUTE: tl.constexpr):
+    x = x.to(COMPUTE)
+    if alpha is not None:
+        x = x * alpha
+        x = x.to(COMPUTE)
+    return x
+
+
+@triton.jit
+def atomic_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """table += alpha * dense, in the table's own element, in whatever order the hardware chooses."""
+    x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE)
+    # Relaxed: additions commute and nothing else is published through them.
+    tl.atomic_add(table, x.to(table.dtype.element_ty), mask=hit, sem="relaxed")
+
+
+# --- indices ---
+
+
+@triton.jit
+def resolve(index, extent, live, WRAP: tl.constexpr, CLAMP: tl.constexpr):
+    """The position along the axis, and whether it may be touched."""
+    if WRAP:
+        index = tl.where(index < 0, index + extent, index)
+    if CLAMP:
+        index = tl.minimum(tl.maximum(index, 0), extent - 1)
+        inside = live & (extent > 0)
+    else:
+        inside = live & (index >= 0) & (index < extent)
+    return index, inside
+
+
+@triton.jit
+def report(status, bad, position):
+    """Lower ``status`` to the smallest bad position."""
+    first = tl.min(tl.where(bad, position.to(tl.int64), NO_BAD_INDEX))
+    if first < NO_BAD_INDEX:
+        tl.atomic_min(status, first, sem="relaxed")
+
+
+# --- traversals ---
+
+
+@triton.jit
+def rows_kernel(
+    dense,
+    table,
+    index,
+    status,
+    alpha,
+    padding,
+    n_rows,
+    count,
+    inner,
+    extent,
+    POINT: tl.constexpr,
+    FULL: tl.constexpr,
+    REPORT: tl.constexpr,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """Packed operands folded to (outer, count, inner): a tile of rows times a tile of the contiguous inner extent.
+
+    The index is one a row, or with FULL one an element.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(inner, BLOCK_COLS)
+    row = (pid // col_blocks).to(OFFSET) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = (pid % col_blocks) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    live_row = row < n_rows
+    live = live_row[:, None] & (col < inner)[None, :]
+    outer = row // count
+    offset = row[:, None] * inner + col[None, :]
+    if FULL:
+        position = offset
+        given = tl.load(index + position, mask=live, other=0)
+        at, hit = resolve(given, extent, live, WRAP, CLAMP)
+        if REPORT:
+            report(status, live & (hit == 0), position)
+        if padding is not None:
+            hit = hit & (at != padding)
+        base = (outer * extent)[:, None] + at.to(OFFSET)
+    else:
+        position = row - outer * count
+        given = tl.load(index + position, mask=live_row, other=0)
+        at, hit = resolve(given, extent, live_row, WRAP, CLAMP)
+        if REPORT:
+            report(status, live_row & (hit == 0), position)
+        if padding is not None:
+            hit = hit & (at != padding)
+        base = (outer * extent + at.to(OFFSET))[:, None]
+        hit = live & hit[:, None]
+    POINT(table + (base * inner + col[None, :]), dense + offset, hit, live, alpha, COMPUTE)
+
+
+@triton.jit
+def unravel(point, sizes, strides):
+    """The offset of ``point``, numbered row-major over ``sizes``, under ``strides``."""
+    offset = (point * 0).to(strides[0].dtype)
+    for d in tl.static_range(len(sizes)):
+        offset += (point % sizes[d]) * strides[d]
+        point = point // sizes[d]
+    return offset
+
+
+@triton.jit
+def elements_kernel(
+    dense,
+    table,
+    indices,
+    status,
+    alpha,
+    padding,
+    numel,
+    sizes,
+    dense_strides,
+    table_strides,
+    index_strides,
+    position_strides,
+    extents,
+    axis_strides,
+    POINT: tl.constexpr,
+    REPORT: tl.constexpr,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    DENSE_FLAT: tl.constexpr,
+    INDEX_FLAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Any strides, any number of index tensors: one point a lane.
+
+    DENSE_FLAT and INDEX_FLAT: that operand's elements are numbered as the points are, so its loads stay vectors.
+    """
+    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    live = point < numel
+    inside = live
+    hit = live
+    offset = unravel(point, sizes, table_strides)
+    for k in tl.static_range(len(indices)):
+        if INDEX_FLAT:
+            given = tl.load(indices[k] + point, mask=live, other=0)
+        else:
+            given = tl.load(indices[k] + unravel(point, sizes, index_strides[k]), mask=live, other=0)
+        at, valid = resolve(given, extents[k], live, WRAP, CLAMP)
+        inside = inside & valid
+        if padding is not None:
+            valid = valid & (at != padding)
+        hit = hit & valid
+        offset += at.to(axis_strides[k].dtype) * axis_strides[k]
+    if REPORT:
+        report(status, live & (inside == 0), unravel(point, sizes, position_strides))
+    if DENSE_FLAT:
+        POINT(table + offset, dense + point, hit, live, alpha, COMPUTE)
+    else:
+        POINT(table + offset, dense + unravel(point, sizes, dense_strides), hit, live, alpha, COMPUTE)
+
+
+@triton.jit
+def add_step(acc, written, value, hit):
+    return tl.where(hit, acc + value, acc), written | hit
+
+
+@triton.jit
+def last_step(acc, written, value, hit):
+    return tl.where(hit, value, acc), written | hit
+
+
+@triton.jit
+def ordered_kernel(
+    dense,
+    table,
+    indices,
+    status,
+    alpha,
+    padding,
+    slots,
+    lanes,
+    steps,
+    lane_sizes,
+    lane_dense,
+    lane_table,
+    lane_index,
+    lane_position,
+    step_sizes,
+    step_dense,
+    step_index,
+    step_position,
+    extents,
+    axis_strides,
+    STEP: tl.constexpr,
+    KEEP: tl.constexpr,
+    REPORT: tl.constexpr,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr,
+    BLOCK_LANES: tl.constexpr,
+):
+    """Each program owns a tile of the table (slots: positions under the indices; lanes: everything else) and meets all
+    contributions in ascending order, so the bits depend on nothing but the contributions of each element.
+
+    KEEP starts from what the table holds; otherwise from zero, and every element is written.
+    """
+    pid = tl.program_id(0)
+    lane_blocks = tl.cdiv(lanes, BLOCK_LANES)
+    slot = (pid // lane_blocks).to(POINT_TYPE) * BLOCK_SLOTS + tl.arange(0, BLOCK_SLOTS)
+    lane = (pid % lane_blocks).to(POINT_TYPE) * BLOCK_LANES + tl.arange(0, BLOCK_LANES)
+    live_lane = lane < lanes
+    live = (slot < slots)[:, None] & live_lane[None, :]
+
+    rest = slot
+    slot_offset = (slot * 0).to(axis_strides[0].dtype)
+    for k in tl.static_range(len(indices)):
+        slot_offset += (rest % extents[k]) * axis_strides[k]
+        rest = rest // extents[k]
+    own = table + (slot_offset[:, None] + unravel(lane, lane_sizes, lane_table)[None, :])
+    if KEEP:
+        acc = tl.load(own, mask=live, other=0).to(COMPUTE)
+    else:
+        acc = tl.zeros((BLOCK_SLOTS, BLOCK_LANES), COMPUTE)
+    written = live & (slot < 0)[:, None]
+    dense_lane = dense + unravel(lane, lane_sizes, lane_dense)
+
+    for step in range(steps):
+        point = (lane * 0 + step).to(POINT_TYPE)
+        hit = live_lane
+        inside = live_lane
+        target = (lane * 0).to(tl.int64)
+        scale = 1
+        for k in tl.static_range(len(indices)):
+            offset = unravel(lane, lane_sizes, lane_index[k]) + unravel(point, step_sizes, step_index[k])
+            given = tl.load(indices[k] + offset, mask=live_lane, other=0)
+            at, valid = resolve(given, extents[k], live_lane, WRAP, CLAMP)
+            inside = inside & valid
+            if padding is not None:
+                valid = valid & (at != padding)
+            hit = hit & valid
+            target += at.to(tl.int64) * scale
+            scale = scale * extents[k]
+        if REPORT:
+            if pid < lane_blocks:  # the first slots' programs see every index; one report is enough
+                position = unravel(lane, lane_sizes, lane_position) + unravel(point, step_sizes, step_position)
+                report(status, live_lane & (inside == 0), position)
+        # Only lanes whose target lies in this tile read their contribution.
+        first = (pid // lane_blocks).to(tl.int64) * BLOCK_SLOTS
+        hit = hit & (target >= first) & (target < first + BLOCK_SLOTS)
+        value = tl.load(dense_lane + unravel(point, step_sizes, step_dense), mask=hit, other=0)
+        value = scaled(value, alpha, COMPUTE)
+        acc, written = STEP(acc, written, value[None, :], hit[None, :] & (target[None, :] == slot[:, None]))
+
+    if KEEP:
+        live = live & written  # untouched elements keep their exact bits
+    tl.store(own, acc.to(table.dtype.element_ty), mask=live)
+
+
+# --- helpers around atomics ---
+
+
+@triton.jit
+def fill_kernel(
+    out, numel, sizes, strides, VALUE: tl.constexpr, POINT_TYPE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """out = VALUE."""
+    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.full((BLOCK,), VALUE, out.dtype.element_ty)
+    if FLAT:
+        tl.store(out + point, value, mask=point < numel)
+    else:
+        tl.store(out + unravel(point, sizes, strides), value, mask=point < numel)
+
+
+@triton.jit
+def fold_kernel(
+    sums,
+    out,
+    numel,
+    sizes,
+    strides,
+    KEEP: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    FLAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out = sums, or out += sums with KEEP: the one rounding of sums kept in a wider element."""
+    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    live = point < numel
+    value = tl.load(sums + point, mask=live, other=0)
+    if FLAT:
+        at = out + point
+    else:
+        at = out + unravel(point, sizes, strides)
+    if KEEP:
+        value += tl.load(at, mask=live, other=0).to(value.dtype)
+    tl.store(at, value.to(out.dtype.element_ty), mask=live)

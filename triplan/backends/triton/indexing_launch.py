@@ -1,0 +1,327 @@
+"""From an indexing geometry to launches: block sizes, offsets' widths, strides known or read off the tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import triton.language as tl
+
+from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride, power_of_two_in
+from triplan.backends.triton import indexing_kernels as kernels
+from triplan.backends.triton.geometry import Geometry, geometry, keeps
+from triplan.descriptors import Operand, packed_strides
+from triplan.descriptors.indexing import NO_BAD_INDEX
+from triplan.sku import ElementKind
+
+TL = {
+    ElementKind.F32: tl.float32,
+    ElementKind.F64: tl.float64,
+    ElementKind.I8: tl.int8,
+    ElementKind.I16: tl.int16,
+    ElementKind.I32: tl.int32,
+    ElementKind.I64: tl.int64,
+}
+#: Widths to which lists of dimensions are padded: fewer distinct signatures, so fewer binaries and launchers.
+RANKS = (2, 4, 8)
+I32_LIMIT = 2**31 - 2**16  # room for the last block's lanes to run past the end without wrapping
+
+
+def bits(operand: Operand) -> Ptr:
+    """The operand's address, read as integers of its element's width."""
+    return Ptr(operand.name, operand.element.bits, alignment(operand))
+
+
+def values(operand: Operand) -> Ptr:
+    """The operand's address, read as its element."""
+    return Ptr(operand.name, operand.element, alignment(operand))
+
+
+def alignment(operand: Operand) -> int:
+    return operand.layout.alignment or operand.element.itemsize
+
+
+def index_pointers(g: Geometry) -> tuple[Ptr, ...]:
+    return tuple(Ptr(g.index.name, g.index.element, alignment(g.index), item) for item in g.index_items)
+
+
+def wide(g: Geometry) -> bool:
+    """Whether offsets need 64 bits: an operand passes 2**31 elements, or its strides are unknown."""
+    return not g.packed or max(g.numel, *(o.numel for o in g.operands)) >= I32_LIMIT
+
+
+def policy(desc: Any, g: Geometry) -> dict[str, Any]:
+    # With nothing to clamp to, a clamped index is dropped like any other bad one.
+    clamp = desc.out_of_bounds == "clamp" and all(n > 0 for n in g.extents)
+    return {"REPORT": desc.out_of_bounds == "error", "WRAP": desc.wrap_negative, "CLAMP": clamp}
+
+
+def common(desc: Any, g: Geometry) -> dict[str, Arg]:
+    """The arguments that every traversal takes."""
+    reports = desc.out_of_bounds == "error"
+    has_alpha = any(o.name == "alpha" for o in desc.operands())
+    return {
+        "status": Ptr("status", ElementKind.I64, 8) if reports else None,
+        "alpha": Scalar("alpha", desc.element.compute, 1) if has_alpha else None,
+        "padding": None if g.padding is None else Int(g.padding, wide=g.padding >= I32_LIMIT),
+    }
+
+
+def extent_int(n: int) -> Int:
+    return Int(n, wide=n >= 2**31)
+
+
+def padded(items: Iterable[Arg], filler: Arg) -> tuple[Arg, ...]:
+    """``items`` innermost first, filled outwards to one of RANKS."""
+    found = tuple(items)[::-1] or (filler,)
+    width = next(r for r in RANKS if r >= len(found))
+    return (*found, *(filler,) * (width - len(found)))
+
+
+def strides(operand: Operand, axes: Sequence[int | None], wide_offsets: bool, item: int | None = None) -> list[Arg]:
+    """The operand's stride along each of ``axes``: a number if it is packed, else read at run time."""
+    known = packed_strides(operand.shape)
+    out: list[Arg] = []
+    for axis in axes:
+        if axis is None:
+            out.append(Int(0, wide_offsets))
+        elif operand.layout.packed:
+            out.append(Int(known[axis], wide_offsets))
+        else:
+            out.append(Stride(operand.name, axis, item))
+    return out
+
+
+class Walk:
+    """A list of iteration dimensions and how each operand walks them; adjacent ones are merged where all are packed."""
+
+    def __init__(self, g: Geometry, dims: Sequence[int]) -> None:
+        self.g, self.wide = g, wide(g)
+        self.groups: list[list[int]] = []
+        previous: int | None = None
+        for d in dims:
+            # Two adjacent dimensions are one where the layout is known and each operand walks both or neither.
+            together = previous is not None and d == previous + 1 and g.packed and self._same_walk(previous, d)
+            if together:
+                self.groups[-1].append(d)
+            else:
+                self.groups.append([d])
+            previous = d
+
+    def _same_walk(self, a: int, b: int) -> bool:
+        walks = (self.g.table_axes, self.g.index_axes)
+        return all((w[a] is None) == (w[b] is None) for w in walks)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.g.sizes[d] for group in self.groups for d in group)
+
+    def sizes(self) -> tuple[Arg, ...]:
+        # Sizes stay narrow while the points do, whatever the strides: 64-bit division is many times slower.
+        big = self.numel >= I32_LIMIT
+        return padded((Int(math.prod(self.g.sizes[d] for d in group), big) for group in self.groups), Int(1, big))
+
+    def _strides(self, operand: Operand, axes: Sequence[int | None], item: int | None = None) -> tuple[Arg, ...]:
+        # A merged group walks with the stride of its innermost dimension.
+        found = strides(operand, [axes[group[-1]] for group in self.groups], self.wide, item)
+        return padded(found, Int(0, self.wide))
+
+    def dense(self) -> tuple[Arg, ...]:
+        return self._strides(self.g.dense, self.g.dense_axes)
+
+    def table(self) -> tuple[Arg, ...]:
+        return self._strides(self.g.table, self.g.table_axes)
+
+    def index(self) -> tuple[Arg, ...]:
+        # Reversed, as the kernels walk indexed axes from the last to the first.
+        found = tuple(self._strides(self.g.index, self.g.index_axes, item) for item in self.g.index_items)
+        return found[::-1]
+
+    def position(self) -> tuple[Arg, ...]:
+        by_dim = self.g.position_axes
+        return padded((Int(by_dim[group[-1]], self.wide) for group in self.groups), Int(0, self.wide))
+
+
+def axis_arguments(g: Geometry) -> dict[str, Arg]:
+    """What the kernels know of the indexed axes, last axis first."""
+    along = strides(g.table, g.indexed, wide(g))
+    return {
+        "indices": index_pointers(g)[::-1],
+        "extents": tuple(extent_int(n) for n in g.extents)[::-1],
+        "axis_strides": tuple(along)[::-1],
+    }
+
+
+def fits_rows(g: Geometry) -> bool:
+    """Whether the rows traversal applies: all packed, one index, and rows wide enough to fill vectors."""
+    return g.packed and len(g.indexed) == 1 and g.fold[2] >= 16
+
+
+def rows_launch(desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementKind) -> Launch:
+    """One launch of ``rows_kernel``."""
+    g = geometry(desc)
+    outer, count, inner = g.fold
+    itemsize = desc.element.itemsize
+    cols = min(max(_ceil_power(inner), 16), 1024)
+    # 16 KiB a program: enough loads in flight for four warps to cover the memory's latency, few enough registers.
+    loaded = itemsize + (desc.index_element.itemsize if g.full else 0)
+    rows = max(1, min(64, _floor_power(16384 // (cols * loaded))))
+    offsets_wide = wide(g)
+    return Launch(
+        kernels.rows_kernel,
+        -(-outer * count // rows) * -(-inner // cols),
+        {
+            **common(desc, g),
+            "dense": dense,
+            "table": table,
+            "index": index_pointers(g)[0],
+            "n_rows": Int(outer * count, offsets_wide),
+            "count": Int(count, offsets_wide),
+            "inner": Int(inner, offsets_wide, power_of_two_in(inner)),
+            "extent": extent_int(g.extents[0]),
+        },
+        {
+            **policy(desc, g),
+            "POINT": point,
+            "FULL": g.full,
+            "OFFSET": tl.int64 if offsets_wide else tl.int32,
+            "COMPUTE": TL[compute],
+            "BLOCK_ROWS": rows,
+            "BLOCK_COLS": cols,
+        },
+    )
+
+
+def elements_launch(
+    desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementKind, packed_table: bool = False
+) -> Launch:
+    """One launch of ``elements_kernel``. ``packed_table``: the table pointer is a packed copy of the table operand."""
+    g = geometry(desc)
+    if packed_table and not g.table.layout.packed:
+        from dataclasses import replace
+
+        from triplan.descriptors import PACKED
+
+        g = replace(g, table=replace(g.table, layout=PACKED))
+    walk = Walk(g, range(len(g.sizes)))
+    block = 1024
+    return Launch(
+        kernels.elements_kernel,
+        -(-g.numel // block),
+        {
+            **common(desc, g),
+            **axis_arguments(g),
+            "dense": dense,
+            "table": table,
+            "numel": Int(g.numel, g.numel >= I32_LIMIT),
+            "sizes": walk.sizes(),
+            "dense_strides": walk.dense(),
+            "table_strides": walk.table(),
+            "index_strides": walk.index(),
+            "position_strides": walk.position(),
+        },
+        {
+            **policy(desc, g),
+            "POINT": point,
+            "POINT_TYPE": tl.int64 if g.numel >= I32_LIMIT else tl.int32,
+            "COMPUTE": TL[compute],
+            "DENSE_FLAT": g.dense.layout.packed,
+            "INDEX_FLAT": g.index.layout.packed and None not in g.index_axes,
+            "BLOCK": block,
+        },
+    )
+
+
+def ordered_launch(desc: Any, step: Any, pointer: Any, compute: ElementKind) -> Launch:
+    """One launch of ``ordered_kernel``."""
+    g = geometry(desc)
+    lanes = Walk(g, [d for d in range(len(g.sizes)) if d not in g.loop])
+    steps = Walk(g, g.loop)
+    block_lanes = min(max(_ceil_power(lanes.numel), 16), 128)
+    block_slots = min(max(_ceil_power(g.slots), 1), 2048 // block_lanes)
+    big = max(g.slots, lanes.numel, steps.numel) >= I32_LIMIT
+    return Launch(
+        kernels.ordered_kernel,
+        max(1, -(-g.slots // block_slots) * -(-lanes.numel // block_lanes)),
+        {
+            **common(desc, g),
+            **axis_arguments(g),
+            "dense": pointer(g.dense),
+            "table": pointer(g.table),
+            "slots": Int(g.slots, big),
+            "lanes": Int(lanes.numel, big),
+            "steps": Int(steps.numel, big),
+            "lane_sizes": lanes.sizes(),
+            "lane_dense": lanes.dense(),
+            "lane_table": lanes.table(),
+            "lane_index": lanes.index(),
+            "lane_position": lanes.position(),
+            "step_sizes": steps.sizes(),
+            "step_dense": steps.dense(),
+            "step_index": steps.index(),
+            "step_position": steps.position(),
+        },
+        {
+            **policy(desc, g),
+            "STEP": step,
+            "KEEP": keeps(desc),
+            "POINT_TYPE": tl.int64 if big else tl.int32,
+            "COMPUTE": TL[compute],
+            "BLOCK_SLOTS": block_slots,
+            "BLOCK_LANES": block_lanes,
+        },
+    )
+
+
+def fill_launch(pointer: Arg, numel: int, value: int, operand: Operand | None = None) -> Launch:
+    """Fill a packed buffer, or ``operand`` under its promised strides."""
+    return _flat_launch(kernels.fill_kernel, {"out": pointer}, {"VALUE": value}, numel, operand)
+
+
+def fold_launch(sums: Scratch, operand: Operand, keep: bool) -> Launch:
+    """Round ``sums``, a packed buffer of the operand's shape, into the operand."""
+    return _flat_launch(
+        kernels.fold_kernel, {"sums": sums, "out": values(operand)}, {"KEEP": keep}, operand.numel, operand
+    )
+
+
+def _flat_launch(
+    kernel: Any, args: dict[str, Arg], constexprs: dict[str, Any], numel: int, operand: Operand | None
+) -> Launch:
+    flat = operand is None or operand.layout.packed
+    big = numel >= I32_LIMIT
+    shape = () if operand is None or flat else operand.shape
+    walked = [] if operand is None or flat else strides(operand, range(len(shape)), True)
+    block = 4096
+    return Launch(
+        kernel,
+        -(-numel // block),
+        {
+            **args,
+            "numel": Int(numel, big, power_of_two_in(numel)),
+            "sizes": padded((Int(n, big) for n in shape), Int(1, big)),
+            "strides": padded(walked, Int(0, True)),
+        },
+        {**constexprs, "POINT_TYPE": tl.int64 if big else tl.int32, "FLAT": flat, "BLOCK": block},
+    )
+
+
+def status_launch(desc: Any) -> list[Launch]:
+    """Reset ``status`` where the policy records bad indices."""
+    if desc.out_of_bounds != "error":
+        return []
+    return [fill_launch(Ptr("status", ElementKind.I64, 8), 1, NO_BAD_INDEX)]
+
+
+def _ceil_power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _floor_power(n: int) -> int:
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def table_bytes(desc: Any, element: ElementKind) -> int:
+    """Bytes of a packed table of ``element``, rounded up to a vector."""
+    return -(-geometry(desc).table.numel * element.itemsize // 16) * 16

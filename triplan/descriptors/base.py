@@ -1,0 +1,159 @@
+"""The Descriptor base: WHAT is asked, as a frozen model. An op's own module adds fields and ``declare_operands``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
+from typing_extensions import Self
+
+from triplan.descriptors.fields import AxisField, ShapeField
+from triplan.descriptors.layout import Layout, Layouts
+from triplan.descriptors.operand import Operand, OperandKind
+from triplan.errors import InvalidProblem
+from triplan.sku import FrozenModel, OpCategory
+
+_REGISTRY: dict[str, type[Descriptor]] = {}
+
+
+class Descriptor(FrozenModel):
+    """Shapes, axes, dtypes and options of one op; no tensors, no device.
+
+    A subclass fixes ``op: Literal["name"] = "name"`` and is found by it from then on. Values that change from call to
+    call without changing the kernel (alpha, seed, step) are Args, not fields.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.CUSTOM
+
+    op: str
+    schema_version: Literal[1] = 1
+    layouts: Layouts = ()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        op = cls.model_fields["op"].default
+        if not isinstance(op, str):
+            return  # an intermediate base
+        known = _REGISTRY.get(op)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise InvalidProblem(f"op {op!r} of {cls.__qualname__} is already {known.__module__}.{known.__qualname__}")
+        _REGISTRY[op] = cls
+
+    # --- what a subclass writes ---
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        """The operands, in the order of Args' fields, without layouts."""
+        raise NotImplementedError(f"{type(self).__name__} must say its operands")
+
+    def check_problem(self) -> None:
+        """Raise ``ValueError`` for field values that make no sense together."""
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        """The fields (less ``layouts``) that the tensors of ``args`` and ``options`` determine."""
+        raise NotImplementedError(f"{cls.__name__} does not derive its fields from tensors")
+
+    def check_status(self, args: Any) -> None:
+        """Synchronise and raise what the last run recorded on the device. Raises ``InvalidProblem`` if it records none."""
+        raise InvalidProblem(f"{self.op} records no status on the device: there is nothing to check")
+
+    # --- written once ---
+
+    @model_validator(mode="after")
+    def _validate_problem(self) -> Self:
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            for mark in info.metadata:
+                if isinstance(mark, ShapeField) and not mark.min_rank <= len(value) <= mark.max_rank:
+                    raise ValueError(
+                        f"{name} = {value}: rank {len(value)} is outside [{mark.min_rank}, {mark.max_rank}]"
+                    )
+                if isinstance(mark, AxisField) and not 0 <= value < len(getattr(self, mark.of)):
+                    rank = len(getattr(self, mark.of))
+                    raise ValueError(f"{name} = {value}: must be in [0, {rank}), the axes of {mark.of}")
+        self.check_problem()
+        operands = {o.name: o for o in self.operands()}
+        for o in operands.values():
+            if o.nbytes >= 2**62:
+                raise ValueError(
+                    f"operand {o.name} of shape {o.shape} has {o.nbytes} bytes, more than can be addressed"
+                )
+        for name, layout in self.layouts:
+            operand = operands.get(name)
+            if operand is None or operand.kind not in (OperandKind.TENSOR, OperandKind.TENSOR_LIST):
+                tensors = ", ".join(o.name for o in operands.values() if o.is_tensor)
+                raise ValueError(f"layouts names {name!r}; the tensors of {self.op} are {tensors}")
+            axes = (*layout.zero_axes, *(() if layout.unit_axis is None else (layout.unit_axis,)))
+            if any(a >= len(operand.shape) for a in axes):
+                raise ValueError(f"layouts[{name!r}] speaks of axis {max(axes)}; {name} has rank {len(operand.shape)}")
+            if operand.is_written and any(operand.shape[a] > 1 for a in layout.zero_axes):
+                raise ValueError(
+                    f"layouts[{name!r}] promises stride 0, but {name} is written: its elements would overlap"
+                )
+            if layout.alignment is not None and layout.alignment < operand.element.itemsize:
+                raise ValueError(
+                    f"layouts[{name!r}] promises less than the {operand.element.itemsize} bytes of an element"
+                )
+        return self
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Every operand with role, kind, element, shape and promised layout."""
+        return self._operands
+
+    @cached_property
+    def _operands(self) -> tuple[Operand, ...]:
+        from dataclasses import replace
+
+        promised = dict(self.layouts)
+        return tuple(replace(o, layout=promised[o.name]) if o.name in promised else o for o in self.declare_operands())
+
+    def operand(self, name: str) -> Operand:
+        """The operand called ``name``. Raises ``KeyError``."""
+        for o in self._operands:
+            if o.name == name:
+                return o
+        raise KeyError(f"{self.op} has no operand {name!r}")
+
+    def to_json(self) -> str:
+        """JSON that ``parse_descriptor`` reads back exactly."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_args(cls, args: Any, **options: Any) -> Self:
+        """Derive shapes, elements and the strongest layout promises from tensors.
+
+        ``args`` is an Args of this op (anything with its fields will do); ``options`` are the fields that no tensor
+        shows, such as an axis or ``out_of_bounds``. Raises ``InvalidProblem``.
+        """
+        bare = cls(**cls.fields_from_args(args, **options))
+        layouts: dict[str, Layout] = {}
+        for o in bare.operands():
+            value = getattr(args, o.name, None)
+            tensors = value if o.kind is OperandKind.TENSOR_LIST else [value]
+            if not o.is_tensor or value is None or o.shape == ():
+                continue
+            found = [Layout.of(t.shape, t.stride(), t.data_ptr(), t.element_size()) for t in tensors]
+            layouts[o.name] = found[0] if len(set(found)) == 1 else Layout.strided()
+        return bare.replace(layouts=layouts)
+
+
+def parse_descriptor(data: str | bytes | Mapping[str, Any]) -> Descriptor:
+    """The descriptor that JSON text (or its parsed object) describes; ``op`` says which. Raises ``InvalidProblem``."""
+    try:
+        fields = dict(data) if isinstance(data, Mapping) else json.loads(data)
+    except ValueError as e:
+        raise InvalidProblem(f"descriptor: not JSON: {e}") from None
+    op = fields.get("op") if isinstance(fields, dict) else None
+    if not isinstance(op, str) or op not in _REGISTRY:
+        raise InvalidProblem(f"descriptor: op = {op!r}: known are {', '.join(sorted(_REGISTRY))}")
+    cls = _REGISTRY[op]
+    return cls.model_validate_json(json.dumps(fields))
+
+
+def descriptor_types() -> dict[str, type[Descriptor]]:
+    """Every registered descriptor class by its op, sorted."""
+    return dict(sorted(_REGISTRY.items()))

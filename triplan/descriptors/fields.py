@@ -1,0 +1,47 @@
+"""Field types that say what they mean (shape, axis, extent), so that validation and test strategies can read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+MAX_RANK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeField:
+    """Extents of a tensor. Ranks within [min_rank, max_rank]."""
+
+    min_rank: int = 1
+    max_rank: int = MAX_RANK
+
+
+@dataclass(frozen=True, slots=True)
+class AxisField:
+    """An axis of the shape held by the field ``of``: 0 <= axis < rank."""
+
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentField:
+    """The size of one axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexValueField:
+    """A position along the axis whose size the field ``of`` holds."""
+
+    of: str
+
+
+def to_tuple(value: Any) -> Any:
+    """Lists and ``torch.Size`` become tuples; nothing else is touched."""
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+NonNegative = Annotated[int, Field(ge=0, lt=2**62)]
+Extent = Annotated[int, Field(ge=0, lt=2**62), ExtentField()]
+Shape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField()]

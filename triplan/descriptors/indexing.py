@@ -1,0 +1,380 @@
+"""Indexing: gather and scatter in every form, and their adjoints.
+
+Names follow baracuda where it has the op. In every op the *dense* side (``out`` of a gather, ``src`` or ``dout`` of a
+scatter) has one element a point of the problem, and the *table* side is the tensor that indices point into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from triplan.descriptors.base import Descriptor
+from triplan.descriptors.fields import MAX_RANK, AxisField, Extent, IndexValueField, Shape
+from triplan.descriptors.operand import Operand, OperandKind, Role
+from triplan.errors import InvalidProblem
+from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory
+
+#: What an index outside its axis does. ``skip``: the update is dropped, a gathered element becomes zero. ``clamp``:
+#: the nearest valid position. ``error``: as skip, and the lowest bad position is recorded in ``status``.
+OutOfBounds = Literal["skip", "clamp", "error"]
+#: What ``status`` holds where no index was bad; else the lowest bad position, counted row-major over the index.
+NO_BAD_INDEX = 2**63 - 1
+
+
+class IndexingDescriptor(Descriptor):
+    """Fields that all indexing ops share.
+
+    Attributes:
+        element: element of the values.
+        index_element: element of the indices, i32 or i64.
+        out_of_bounds: what an index outside its axis does.
+        wrap_negative: -1 means the last position, as in Python; else negative indices are out of bounds.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.INDEXING
+
+    element: Element
+    index_element: IndexElement = IndexElementKind.I64
+    out_of_bounds: OutOfBounds = "skip"
+    wrap_negative: bool = False
+
+    def _index(self, shape: tuple[int, ...], extent: int, batch_axes: tuple[int, ...] = ()) -> Operand:
+        element = ElementKind(self.index_element.value)
+        return Operand("index", Role.INPUT, element, shape, batch_axes=batch_axes, index_extents=(extent,))
+
+    def _status(self) -> tuple[Operand, ...]:
+        if self.out_of_bounds != "error":
+            return ()
+        return (Operand("status", Role.OUTPUT, ElementKind.I64, (1,)),)
+
+    def check_status(self, args: Any) -> None:
+        if self.out_of_bounds != "error":
+            raise InvalidProblem(
+                f"{self.op}: out_of_bounds is {self.out_of_bounds!r}; only 'error' records bad indices"
+            )
+        position = int(args.status.item())  # noqa: sync (what check is for)
+        if position == NO_BAD_INDEX:
+            return
+        o = next(o for o in self.operands() if o.index_extents)
+        tensors = getattr(args, o.name) if o.kind is OperandKind.TENSOR_LIST else [getattr(args, o.name)]
+        at = []
+        for n in reversed(o.shape):
+            position, coordinate = divmod(position, n)
+            at.insert(0, coordinate)
+        values = [int(t[tuple(at)].item()) for t in tensors]  # noqa: sync
+        shown = values[0] if len(values) == 1 else tuple(values)
+        extents = o.index_extents[0] if len(values) == 1 else o.index_extents
+        raise IndexError(
+            f"{self.op}: {o.name}[{', '.join(map(str, at))}] = {shown} is out of bounds for extent {extents}"
+        )
+
+
+def with_extent(shape: Sequence[int], axis: int, extent: int) -> tuple[int, ...]:
+    """``shape`` with the extent of ``axis`` replaced."""
+    return (*shape[:axis], extent, *shape[axis + 1 :])
+
+
+def other_axes(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """All axes of ``shape`` but ``axis``."""
+    return tuple(a for a in range(len(shape)) if a != axis)
+
+
+# --- one index an element: torch.gather and its kin ---
+
+
+class _Gathering(IndexingDescriptor):
+    out_shape: Shape
+    gather_dim: Annotated[int, AxisField("out_shape")]
+    src_dim_size: Extent
+
+    def _roles(self, dense: str, table: str, dense_role: Role, table_role: Role) -> dict[str, Operand]:
+        batch = other_axes(self.out_shape, self.gather_dim)
+        src_shape = with_extent(self.out_shape, self.gather_dim, self.src_dim_size)
+        return {
+            dense: Operand(dense, dense_role, self.element, self.out_shape, batch_axes=batch),
+            "index": self._index(self.out_shape, self.src_dim_size, batch),
+            table: Operand(table, table_role, self.element, src_shape, batch_axes=batch),
+        }
+
+
+class GatherDescriptor(_Gathering):
+    """``out[..., j, ...] = src[..., index[..., j, ...], ...]`` along ``gather_dim`` (torch.gather).
+
+    Operands: ``src`` (``out_shape`` with ``src_dim_size`` along ``gather_dim``), ``index`` and ``out`` (``out_shape``).
+    """
+
+    op: Literal["gather"] = "gather"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        o = self._roles("out", "src", Role.OUTPUT, Role.INPUT)
+        return (o["src"], o["index"], o["out"], *self._status())
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return _fields(args.src, args.index, out_shape=args.index, src_dim_size=(args.src, "gather_dim"), **options)
+
+
+class GatherBackwardDescriptor(_Gathering):
+    """The adjoint of gather: ``dsrc[..., index[..., j, ...], ...] += dout[..., j, ...]``.
+
+    With ``accumulate`` (the default) it adds into what ``dsrc`` holds; without, it writes every element itself.
+    """
+
+    op: Literal["gather_backward"] = "gather_backward"
+    accumulate: bool = True
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        o = self._roles("dout", "dsrc", Role.INPUT, Role.IN_OUT if self.accumulate else Role.OUTPUT)
+        return (o["dout"], o["index"], o["dsrc"], *self._status())
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return _fields(args.dout, args.index, out_shape=args.index, src_dim_size=(args.dsrc, "gather_dim"), **options)
+
+
+class _Scattering(IndexingDescriptor):
+    src_shape: Shape
+    scatter_dim: Annotated[int, AxisField("src_shape")]
+    out_dim_size: Extent
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        batch = other_axes(self.src_shape, self.scatter_dim)
+        out_shape = with_extent(self.src_shape, self.scatter_dim, self.out_dim_size)
+        return (
+            self._index(self.src_shape, self.out_dim_size, batch),
+            Operand("src", Role.INPUT, self.element, self.src_shape, batch_axes=batch),
+            Operand("out", Role.IN_OUT, self.element, out_shape, batch_axes=batch),
+            *self._status(),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return _fields(args.src, args.index, src_shape=args.index, out_dim_size=(args.out, "scatter_dim"), **options)
+
+
+class ScatterAddDescriptor(_Scattering):
+    """``out[..., index[..., j, ...], ...] += src[..., j, ...]`` along ``scatter_dim`` (torch.Tensor.scatter_add_)."""
+
+    op: Literal["scatter_add"] = "scatter_add"
+
+
+class ScatterDescriptor(_Scattering):
+    """``out[..., index[..., j, ...], ...] = src[..., j, ...]`` along ``scatter_dim`` (torch.Tensor.scatter_).
+
+    Where an index repeats, the guarantee's ``duplicates`` says which write stays: ``last`` (largest j) or ``any``.
+    """
+
+    op: Literal["scatter"] = "scatter"
+
+
+# --- one index a slice: torch.index_select and its kin ---
+
+
+class _Selecting(IndexingDescriptor):
+    out_shape: Shape
+    select_dim: Annotated[int, AxisField("out_shape")]
+    src_dim_size: Extent
+
+    @property
+    def _src_shape(self) -> tuple[int, ...]:
+        return with_extent(self.out_shape, self.select_dim, self.src_dim_size)
+
+    def _count(self) -> tuple[int, ...]:
+        return (self.out_shape[self.select_dim],)
+
+
+class IndexSelectDescriptor(_Selecting):
+    """``out[..., j, ...] = src[..., index[j], ...]`` along ``select_dim``, with a 1-D index (torch.index_select)."""
+
+    op: Literal["index_select"] = "index_select"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        batch = other_axes(self.out_shape, self.select_dim)
+        return (
+            Operand("src", Role.INPUT, self.element, self._src_shape, batch_axes=batch),
+            self._index(self._count(), self.src_dim_size),
+            Operand("out", Role.OUTPUT, self.element, self.out_shape, batch_axes=batch),
+            *self._status(),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return _fields(args.src, args.index, out_shape=args.out, src_dim_size=(args.src, "select_dim"), **options)
+
+
+class IndexSelectBackwardDescriptor(_Selecting):
+    """The adjoint of index_select: ``dsrc[..., index[j], ...] += dout[..., j, ...]``.
+
+    With ``accumulate`` (the default) it adds into what ``dsrc`` holds; without, it writes every element itself.
+    """
+
+    op: Literal["index_select_backward"] = "index_select_backward"
+    accumulate: bool = True
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        batch = other_axes(self.out_shape, self.select_dim)
+        role = Role.IN_OUT if self.accumulate else Role.OUTPUT
+        return (
+            Operand("dout", Role.INPUT, self.element, self.out_shape, batch_axes=batch),
+            self._index(self._count(), self.src_dim_size),
+            Operand("dsrc", role, self.element, self._src_shape, batch_axes=batch),
+            *self._status(),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return _fields(args.dout, args.index, out_shape=args.dout, src_dim_size=(args.dsrc, "select_dim"), **options)
+
+
+class IndexAddDescriptor(IndexingDescriptor):
+    """``out[..., index[j], ...] += alpha * src[..., j, ...]`` along ``add_dim`` (torch.Tensor.index_add_).
+
+    ``alpha`` is an Arg: a Python number, 1 where None is passed.
+    """
+
+    op: Literal["index_add"] = "index_add"
+    src_shape: Shape
+    add_dim: Annotated[int, AxisField("src_shape")]
+    out_dim_size: Extent
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        batch = other_axes(self.src_shape, self.add_dim)
+        out_shape = with_extent(self.src_shape, self.add_dim, self.out_dim_size)
+        return (
+            self._index((self.src_shape[self.add_dim],), self.out_dim_size),
+            Operand("src", Role.INPUT, self.element, self.src_shape, batch_axes=batch),
+            Operand("out", Role.IN_OUT, self.element, out_shape, batch_axes=batch),
+            Operand("alpha", Role.INPUT, self.element.compute, kind=OperandKind.HOST_SCALAR, optional=True),
+            *self._status(),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return _fields(args.src, args.index, src_shape=args.src, out_dim_size=(args.out, "add_dim"), **options)
+
+
+class EmbeddingDescriptor(IndexingDescriptor):
+    """``out[..., :] = weight[index[...], :]`` (torch.nn.functional.embedding)."""
+
+    op: Literal["embedding"] = "embedding"
+    index_shape: Annotated[Shape, Field(max_length=MAX_RANK - 1)]
+    num_embeddings: Extent
+    embedding_dim: Extent
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        batch = tuple(range(len(self.index_shape)))
+        return (
+            Operand("weight", Role.INPUT, self.element, (self.num_embeddings, self.embedding_dim)),
+            self._index(self.index_shape, self.num_embeddings, batch),
+            Operand("out", Role.OUTPUT, self.element, (*self.index_shape, self.embedding_dim), batch_axes=batch),
+            *self._status(),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        rows, width = args.weight.shape
+        return _fields(
+            args.weight, args.index, index_shape=args.index, num_embeddings=rows, embedding_dim=width, **options
+        )
+
+
+class EmbeddingBackwardDescriptor(IndexingDescriptor):
+    """The adjoint of embedding: ``dweight[index[...], :] += dout[..., :]``, skipping ``padding_idx``.
+
+    With ``accumulate`` (the default) it adds into what ``dweight`` holds; without, it writes every element itself.
+    """
+
+    op: Literal["embedding_backward"] = "embedding_backward"
+    index_shape: Annotated[Shape, Field(max_length=MAX_RANK - 1)]
+    num_embeddings: Extent
+    embedding_dim: Extent
+    padding_idx: Annotated[int, IndexValueField("num_embeddings")] | None = None
+    accumulate: bool = True
+
+    def check_problem(self) -> None:
+        if self.padding_idx is not None and not 0 <= self.padding_idx < self.num_embeddings:
+            raise ValueError(f"padding_idx = {self.padding_idx}: must be in [0, {self.num_embeddings}), num_embeddings")
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        batch = tuple(range(len(self.index_shape)))
+        role = Role.IN_OUT if self.accumulate else Role.OUTPUT
+        return (
+            Operand("dout", Role.INPUT, self.element, (*self.index_shape, self.embedding_dim), batch_axes=batch),
+            self._index(self.index_shape, self.num_embeddings, batch),
+            Operand("dweight", role, self.element, (self.num_embeddings, self.embedding_dim)),
+            *self._status(),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        rows, width = args.dweight.shape
+        return _fields(
+            args.dout, args.index, index_shape=args.index, num_embeddings=rows, embedding_dim=width, **options
+        )
+
+
+# --- several index tensors ---
+
+
+class IndexPutDescriptor(IndexingDescriptor):
+    """``out[indices[0], indices[1], ...] = values`` or ``+= values`` over the leading axes (torch.Tensor.index_put_).
+
+    ``num_indices`` index tensors of ``index_shape`` point into the first axes of ``out``; ``values`` has
+    ``index_shape`` followed by the remaining axes of ``out``. ``accumulate`` adds, as torch's argument of that name.
+    """
+
+    op: Literal["index_put"] = "index_put"
+    out_shape: Shape
+    index_shape: Shape
+    num_indices: PositiveInt = 1
+    accumulate: bool = False
+
+    def check_problem(self) -> None:
+        if self.num_indices > len(self.out_shape):
+            raise ValueError(f"num_indices = {self.num_indices}: out_shape {self.out_shape} has fewer axes")
+        rank = len(self.index_shape) + len(self.out_shape) - self.num_indices
+        if rank > MAX_RANK:
+            raise ValueError(
+                f"index_shape {self.index_shape} and out_shape {self.out_shape}: values have rank {rank} > 8"
+            )
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        k, batch = self.num_indices, tuple(range(len(self.index_shape)))
+        indices = Operand(
+            "indices",
+            Role.INPUT,
+            ElementKind(self.index_element.value),
+            self.index_shape,
+            kind=OperandKind.TENSOR_LIST,
+            count=k,
+            batch_axes=batch,
+            index_extents=self.out_shape[:k],
+        )
+        values = Operand("values", Role.INPUT, self.element, (*self.index_shape, *self.out_shape[k:]), batch_axes=batch)
+        out = Operand("out", Role.IN_OUT, self.element, self.out_shape)
+        return (indices, values, out, *self._status())
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return _fields(
+            args.out,
+            args.indices[0],
+            out_shape=args.out,
+            index_shape=args.indices[0],
+            num_indices=len(args.indices),
+            **options,
+        )
+
+
+def _fields(values: Any, index: Any, **fields: Any) -> dict[str, Any]:
+    """Tensors become their shapes; ``(tensor, "dim_field")`` becomes that tensor's extent along the given axis."""
+    out: dict[str, Any] = {"element": values.dtype, "index_element": index.dtype}
+    for name, value in fields.items():
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
+            tensor, dim = value
+            value = tensor.shape[fields[dim]]
+        out[name] = tuple(value.shape) if hasattr(value, "shape") else value
+    return out

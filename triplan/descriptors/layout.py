@@ -1,0 +1,139 @@
+"""Layout promises: what the caller vows about an operand's strides and address. They are part of the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from typing_extensions import Self
+
+from triplan.sku import FrozenModel
+
+#: Bytes that vector loads want; what torch's allocators give, and the default promise.
+VECTOR_BYTES = 16
+
+
+def _axes(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Layout(FrozenModel):
+    """A promise about one operand.
+
+    Attributes:
+        kind: ``packed`` is row-major with no gaps; ``strided`` allows any strides.
+        alignment: the address is a multiple of this many bytes; None means the element's own size.
+        unit_axis: the axis whose stride is 1 (strided only).
+        zero_axes: axes whose stride is 0, as ``expand`` makes them (strided only).
+    """
+
+    kind: Literal["packed", "strided"] = "packed"
+    alignment: Annotated[int, Field(ge=1, le=1024)] | None = None
+    unit_axis: Annotated[int, Field(ge=0)] | None = None
+    zero_axes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_axes)] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.alignment is not None and self.alignment & (self.alignment - 1):
+            raise ValueError(f"alignment = {self.alignment}: must be a power of two")
+        if self.kind == "packed" and (self.unit_axis is not None or self.zero_axes):
+            raise ValueError("unit_axis and zero_axes are facts of strided layouts")
+        if self.unit_axis is not None and self.unit_axis in self.zero_axes:
+            raise ValueError(f"axis {self.unit_axis} cannot have stride 1 and 0")
+        if tuple(sorted(set(self.zero_axes))) != self.zero_axes:
+            raise ValueError(f"zero_axes = {self.zero_axes}: must ascend without repeats")
+        return self
+
+    @property
+    def packed(self) -> bool:
+        return self.kind == "packed"
+
+    @classmethod
+    def strided(
+        cls, *, alignment: int | None = None, unit_axis: int | None = None, zero_axes: Sequence[int] = ()
+    ) -> Layout:
+        """Any strides, with whatever facts open faster rows."""
+        return cls(kind="strided", alignment=alignment, unit_axis=unit_axis, zero_axes=tuple(zero_axes))
+
+    @classmethod
+    def of(cls, shape: Sequence[int], strides: Sequence[int], address: int, itemsize: int) -> Layout:
+        """The strongest promise that an operand of these facts keeps."""
+        # The largest power of two that divides the address; capped, as no kernel asks for more.
+        alignment = min(address & -address, VECTOR_BYTES) if address else VECTOR_BYTES
+        if is_packed(shape, strides):
+            return PACKED if alignment >= VECTOR_BYTES else cls(alignment=max(alignment, itemsize))
+        zero = tuple(a for a, (n, s) in enumerate(zip(shape, strides, strict=True)) if s == 0 and n > 1)
+        unit = next((a for a in reversed(range(len(shape))) if strides[a] == 1 and shape[a] > 1), None)
+        return cls(kind="strided", alignment=max(alignment, itemsize), unit_axis=unit, zero_axes=zero)
+
+    def broken_by(self, shape: Sequence[int], strides: Sequence[int]) -> str | None:
+        """What in ``strides`` breaks this promise, or None. (The address is checked apart: it has its own error.)"""
+        if self.packed:
+            if not is_packed(shape, strides):
+                return f"strides {tuple(strides)}, but packed row-major {packed_strides(shape)} was promised"
+            return None
+        axis = self.unit_axis
+        if axis is not None and shape[axis] > 1 and strides[axis] != 1:
+            return f"stride {strides[axis]} on axis {axis}, but unit stride was promised"
+        for axis in self.zero_axes:
+            if shape[axis] > 1 and strides[axis] != 0:
+                return f"stride {strides[axis]} on axis {axis}, but stride 0 was promised"
+        return None
+
+
+def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides of ``shape``, in elements."""
+    strides = [1] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
+    return tuple(strides)
+
+
+def is_packed(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether ``strides`` are row-major without gaps; axes of extent 1 and empty tensors may have any."""
+    expected = 1
+    for n, s in zip(reversed(shape), reversed(strides), strict=True):
+        if n == 0:
+            return True
+        if n != 1:
+            if s != expected:
+                return False
+            expected *= n
+    return True
+
+
+#: The default promise: packed, 16-byte aligned.
+PACKED = Layout(alignment=VECTOR_BYTES)
+
+
+def _layouts_in(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        value = tuple(value.items())
+    if not isinstance(value, (list, tuple)) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in value):
+        return value
+    pairs = {name: _layout(layout) for name, layout in value}
+    return tuple(sorted((name, layout) for name, layout in pairs.items() if layout != PACKED))
+
+
+def _layout(value: Any) -> Layout:
+    if value == "packed":
+        return PACKED
+    if value == "strided":
+        return Layout.strided()
+    return value if isinstance(value, Layout) else Layout.model_validate_json(_json(value))
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+#: A descriptor's ``layouts`` field: given as a mapping from operand to Layout, ``"packed"`` or ``"strided"``; kept
+#: sorted and without defaults, so that equal promises have equal keys.
+Layouts = Annotated[
+    tuple[tuple[str, Layout], ...],
+    BeforeValidator(_layouts_in),
+    PlainSerializer(lambda pairs: {name: layout.model_dump(mode="json") for name, layout in pairs}),
+]

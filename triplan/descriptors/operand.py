@@ -1,0 +1,79 @@
+"""Operands: what a descriptor says about each tensor and scalar. Checks, strategies, reference, CLI and docs read it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from triplan.descriptors.layout import PACKED, Layout
+from triplan.sku import ElementKind
+
+
+class Role(str, Enum):
+    """``in_out`` operands are read and written; ``output`` operands may hold anything before the run."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    IN_OUT = "in_out"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class OperandKind(str, Enum):
+    """What is passed: a tensor, a list of tensors, a Python number, or a one-element tensor on the device."""
+
+    TENSOR = "tensor"
+    TENSOR_LIST = "tensor_list"
+    HOST_SCALAR = "host_scalar"
+    DEVICE_SCALAR = "device_scalar"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand of an op.
+
+    Attributes:
+        name: the field of Args.
+        role: input, output or in-out.
+        element: element type.
+        shape: extents (``()`` for scalars); each tensor's, for a list.
+        kind: tensor, list of tensors, host scalar or device scalar.
+        count: number of tensors in a list.
+        optional: None may be passed.
+        batch_axes: axes along which the problem is a batch of independent ones.
+        index_extents: for indices, the extents of the axes they point into (one a tensor); else empty.
+        layout: what the caller promises.
+    """
+
+    name: str
+    role: Role
+    element: ElementKind
+    shape: tuple[int, ...] = ()
+    kind: OperandKind = OperandKind.TENSOR
+    count: int = 1
+    optional: bool = False
+    batch_axes: tuple[int, ...] = ()
+    index_extents: tuple[int, ...] = ()
+    layout: Layout = PACKED
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind is not OperandKind.HOST_SCALAR
+
+    @property
+    def is_written(self) -> bool:
+        return self.role is not Role.INPUT
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one packed tensor of this operand."""
+        return self.numel * self.element.itemsize

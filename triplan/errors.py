@@ -1,0 +1,49 @@
+"""The error types. Every message quotes what was asked, what was found, and what would do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triplan.sku.support import Candidate
+
+
+class TriplanError(Exception):
+    """Base of everything that triplan raises on purpose."""
+
+
+class Unsupported(TriplanError, NotImplementedError):  # noqa: N818 (the field's name for it)
+    """Nothing can meet the request. ``candidates`` holds every kernel considered, each with its reason."""
+
+    def __init__(self, message: str, candidates: Sequence[Candidate] = ()) -> None:
+        self.candidates = tuple(candidates)
+        lines = [message, *(f"  - {c.kernel}: {c.reason}" for c in self.candidates)]
+        super().__init__("\n".join(lines))
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[Unsupported], tuple[str, tuple[Candidate, ...]]]:
+        return type(self), (self.message, self.candidates)
+
+
+class InvalidProblem(TriplanError, ValueError):  # noqa: N818
+    """A descriptor, preference or argument is malformed; the message names field, value and rule."""
+
+
+class MisalignedOperand(TriplanError, ValueError):  # noqa: N818
+    """An operand's address breaks the alignment that its layout promises."""
+
+
+class WorkspaceTooSmall(TriplanError, ValueError):  # noqa: N818
+    """The scratch handed to ``run`` is missing or short. ``needed`` and ``got`` are bytes."""
+
+    def __init__(self, message: str, needed: int, got: int) -> None:
+        super().__init__(message)
+        self.message, self.needed, self.got = message, needed, got
+
+    def __reduce__(self) -> tuple[type[WorkspaceTooSmall], tuple[str, int, int]]:
+        return type(self), (self.message, self.needed, self.got)
+
+
+class KernelInternal(TriplanError, RuntimeError):  # noqa: N818
+    """A kernel failed to compile, load or launch: a fault of triplan or its toolchain, not of the request."""

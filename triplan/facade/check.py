@@ -1,0 +1,176 @@
+"""Whether args fit a plan: count, type, dtype, shape, device, promises, overlap. Looks; never touches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from triplan.descriptors import Descriptor, Operand, OperandKind
+from triplan.errors import InvalidProblem, MisalignedOperand, TriplanError, Unsupported
+from triplan.sku import SUPPORTED, Support, Target
+
+Named = tuple[str, Operand, torch.Tensor]
+
+
+def check_args(desc: Descriptor, target: Target, args_type: type, args: Any) -> Support:
+    """Truthy if ``args`` are what ``desc`` describes, on a device of ``target``; else the reason and its error."""
+    try:
+        if not isinstance(args, args_type):
+            raise InvalidProblem(f"{desc.op}: args are {type(args).__name__}; {args_type.__name__} is expected")
+        operands = {o.name: o for o in desc.operands()}
+        for field in fields(args):
+            if field.name not in operands and getattr(args, field.name) is not None:
+                raise InvalidProblem(f"{desc.op}: {field.name} was passed, but this descriptor has no such operand")
+        tensors = list(_tensors(desc, args))
+        for name, operand, tensor in tensors:
+            _check_tensor(desc.op, name, operand, tensor)
+        _check_devices(desc.op, target, tensors)
+        for name, operand, tensor in tensors:
+            _check_promises(desc.op, name, operand, tensor)
+        _check_overlap(desc.op, tensors)
+    except TriplanError as e:
+        return Support.no(e)
+    return SUPPORTED
+
+
+def _tensors(desc: Descriptor, args: Any) -> Iterator[Named]:
+    """Every tensor with its operand; scalars and counts are checked on the way."""
+    for o in desc.operands():
+        value = getattr(args, o.name)
+        if value is None:
+            if not o.optional:
+                raise InvalidProblem(f"{desc.op}: {o.name} is missing; {_wanted(o)} is expected")
+        elif o.kind is OperandKind.HOST_SCALAR:
+            _check_scalar(desc.op, o, value)
+        elif o.kind is OperandKind.TENSOR_LIST:
+            if not isinstance(value, (list, tuple)) or len(value) != o.count:
+                got = f"{len(value)} tensors" if isinstance(value, (list, tuple)) else type(value).__name__
+                raise InvalidProblem(f"{desc.op}: {o.name} is {got}; a sequence of {o.count} is expected")
+            for i, tensor in enumerate(value):
+                yield f"{o.name}[{i}]", o, _as_tensor(desc.op, f"{o.name}[{i}]", o, tensor)
+        else:
+            yield o.name, o, _as_tensor(desc.op, o.name, o, value)
+
+
+def _wanted(o: Operand) -> str:
+    return f"{o.element} of shape {o.shape}"
+
+
+def _as_tensor(op: str, name: str, o: Operand, value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise InvalidProblem(f"{op}: {name} is {type(value).__name__}; a tensor, {_wanted(o)}, is expected")
+    return value
+
+
+def _check_scalar(op: str, o: Operand, value: Any) -> None:
+    floating = o.element.is_floating_point
+    if isinstance(value, bool) or not isinstance(value, (int, float) if floating else int):
+        raise InvalidProblem(f"{op}: {o.name} = {value!r}; a Python {'number' if floating else 'int'} is expected")
+    if not floating:
+        info = torch.iinfo(o.element.torch)
+        if not info.min <= value <= info.max:
+            raise InvalidProblem(f"{op}: {o.name} = {value} does not fit {o.element}")
+
+
+def _check_tensor(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
+    if t.layout is not torch.strided or t.is_quantized or t.is_neg():
+        raise InvalidProblem(f"{op}: {name} is a {t.layout} tensor or a lazy view; plain strided memory is expected")
+    if t.dtype is not o.element.torch:
+        raise InvalidProblem(f"{op}: {name} has dtype {t.dtype}; {o.element.torch} ({o.element}) is expected")
+    if tuple(t.shape) != o.shape:
+        raise InvalidProblem(f"{op}: {name} has shape {tuple(t.shape)}; {o.shape} is expected")
+
+
+def _check_devices(op: str, target: Target, tensors: list[Named]) -> None:
+    first, _, one = tensors[0]
+    for name, _, t in tensors:
+        if t.device != one.device:
+            raise InvalidProblem(f"{op}: {name} is on {t.device}, but {first} on {one.device}; one device is expected")
+    if one.device.type != target.device_type:
+        raise InvalidProblem(f"{op}: {first} is on {one.device}; the plan is for {target.arch} ({target.device_type})")
+    if target.is_gpu and (found := Target.of(one.device).arch) is not target.arch:
+        raise Unsupported(f"{op}: {one.device} is {found}; the plan was selected for {target.arch}")
+
+
+def _check_promises(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
+    if reason := o.layout.broken_by(t.shape, t.stride()):
+        raise InvalidProblem(f"{op}: {name} has {reason}; pass such a tensor or promise another layout")
+    alignment = o.layout.alignment or o.element.itemsize
+    if t.numel() and t.data_ptr() % alignment:
+        raise MisalignedOperand(
+            f"{op}: {name} is at {t.data_ptr():#x}, no multiple of the promised {alignment} bytes; "
+            f"promise Layout(alignment={o.element.itemsize}) for it, or copy it"
+        )
+
+
+def _check_overlap(op: str, tensors: list[Named]) -> None:
+    for name, operand, t in tensors:
+        if not operand.is_written:
+            continue
+        if not is_injective(t):
+            raise InvalidProblem(
+                f"{op}: {name} has strides {tuple(t.stride())} over {tuple(t.shape)}; its elements overlap, "
+                "and it is written"
+            )
+        for other_name, _, other in tensors:
+            if other is t and other_name == name:
+                continue
+            if may_overlap(t, other):
+                raise InvalidProblem(f"{op}: {name} shares memory with {other_name}, and it is written")
+
+
+def is_injective(t: torch.Tensor) -> bool:
+    """Whether no two elements of ``t`` share an address; False also where that is not evident from the strides."""
+    if t.is_contiguous() or t.numel() <= 1:
+        return True
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def span(t: torch.Tensor) -> tuple[int, int]:
+    """The half-open range of byte addresses that ``t`` touches."""
+    start = t.data_ptr()
+    if t.numel() == 0:
+        return start, start
+    last = sum(s * (n - 1) for s, n in zip(t.stride(), t.shape, strict=True))
+    return start, start + (last + 1) * t.element_size()
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """False only where ``a`` and ``b`` certainly share no byte."""
+    (a0, a1), (b0, b1) = span(a), span(b)
+    if a1 <= b0 or b1 <= a0:
+        return False
+    return not _interleaved_apart(a, b)
+
+
+def _interleaved_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether ``a`` and ``b`` are different boxes of one larger tensor, such as two column slices."""
+    if a.element_size() != b.element_size() or a.dim() != b.dim():
+        return False
+    walks = sorted((-s, d) for d, s in enumerate(a.stride()) if a.shape[d] > 1 or b.shape[d] > 1)
+    if any(a.stride(d) != b.stride(d) or s == 0 for s, d in walks):
+        return False
+    delta, remainder = divmod(b.data_ptr() - a.data_ptr(), a.element_size())
+    if remainder:
+        return False
+    low, high = (a, b) if delta >= 0 else (b, a)
+    delta = abs(delta)
+    apart, room = False, None
+    for s, d in walks:
+        stride = -s
+        if room is not None and room < max(low.shape[d], high.shape[d]) * stride:
+            return False  # rows run into each other: not boxes of one tensor
+        steps, delta = divmod(delta, stride)
+        if room is not None and (steps + high.shape[d]) * stride > room:
+            return False
+        apart = apart or steps >= low.shape[d]
+        room = stride
+    return apart and delta == 0

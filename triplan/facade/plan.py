@@ -1,0 +1,286 @@
+"""Plan: select, ask, run. Written once for every op; an op adds its Args and names its descriptor."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from typing_extensions import Self
+
+from triplan.backends.compile import CompiledRecord, is_compiled, record
+from triplan.backends.interpreter import interpret
+from triplan.backends.launch import Launch
+from triplan.backends.launcher import LoadedLaunches
+from triplan.backends.reference.run import run_reference
+from triplan.backends.select import canonical_key, select, sku_of
+from triplan.backends.table import KernelRow
+from triplan.backends.tuning import TuningTable
+from triplan.descriptors import Descriptor
+from triplan.errors import InvalidProblem, Unsupported, WorkspaceTooSmall
+from triplan.facade.check import check_args, may_overlap
+from triplan.facade.workspace import Workspace
+from triplan.sku import (
+    NO_PREFERENCE,
+    BackendKind,
+    Candidate,
+    KernelSku,
+    PlanPreference,
+    PrecisionGuarantee,
+    Support,
+    Target,
+)
+
+D = TypeVar("D", bound=Descriptor)
+A = TypeVar("A")
+
+log = logging.getLogger("triplan")
+_PLANS: dict[str, type[Plan[Any, Any]]] = {}
+
+
+class Plan(Generic[D, A]):
+    """A kernel chosen for a descriptor, with everything known about it before it runs.
+
+    Immutable: one plan may run from many threads and streams at once. Pickling keeps the request and selects again.
+    A subclass names ``descriptor_type`` and ``args_type``.
+    """
+
+    descriptor_type: ClassVar[type[Descriptor]]
+    args_type: ClassVar[type]
+
+    descriptor: D
+    preference: PlanPreference
+    target: Target
+    tuning: TuningTable | None
+    #: The canonical key: equal keys mean equal selections.
+    key: str
+    #: Every kernel considered, the chosen one first.
+    candidates: tuple[Candidate, ...]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _PLANS[cls.descriptor_type.model_fields["op"].default] = cls
+
+    def __init__(self) -> None:
+        raise TypeError(f"use {type(self).__name__}.select(descriptor, ...)")
+
+    @classmethod
+    def select(
+        cls,
+        desc: D,
+        *,
+        preference: PlanPreference | None = None,
+        target: Target | None = None,
+        tuning: TuningTable | None = None,
+    ) -> Self:
+        """Choose a kernel: a pure function of its arguments, and no GPU is needed.
+
+        ``preference`` defaults to no requirement (determinism then follows torch's global setting), ``target`` to
+        ``Target.current()``. Raises ``Unsupported``, carrying every candidate, where nothing can meet the request, and
+        ``InvalidProblem`` for a descriptor of another op.
+        """
+        if not isinstance(desc, cls.descriptor_type):
+            raise InvalidProblem(f"{cls.__name__} plans {cls.descriptor_type.__name__}, not {type(desc).__name__}")
+        preference = (NO_PREFERENCE if preference is None else preference).resolved()
+        target = Target.current() if target is None else target
+        row, candidates = select(desc, preference, target, tuning)
+        self = object.__new__(cls)
+        self._row = row
+        self._loaded = {}
+        self.descriptor, self.preference, self.target, self.tuning = desc, preference, target, tuning
+        self.key = canonical_key(desc, preference, target, tuning)
+        self.candidates = candidates
+        self._sku = sku_of(row, desc, target)
+        log.debug("select %s -> %s", self.key, row.name)
+        return self
+
+    _row: KernelRow
+    _sku: KernelSku
+    _loaded: dict[int, LoadedLaunches]
+
+    # --- what is known before anything runs ---
+
+    def sku(self) -> KernelSku:
+        """Identity of the kernel this plan picked."""
+        return self._sku
+
+    def precision_guarantee(self, output: str | None = None) -> PrecisionGuarantee:
+        """The guarantee of one output, or the weakest of all. Raises ``InvalidProblem`` for an unknown name."""
+        if output is None:
+            return self._sku.precision_guarantee
+        guarantees = self._row.guarantee(self.descriptor)
+        if output not in guarantees:
+            raise InvalidProblem(f"{self.descriptor.op} has outputs {', '.join(guarantees)}; none is {output!r}")
+        return guarantees[output]
+
+    def workspace_size(self) -> int:
+        """Exact bytes of scratch, at ``Workspace.ALIGNMENT``."""
+        return self._workspace_size
+
+    @cached_property
+    def _workspace_size(self) -> int:
+        return self._row.workspace(self.descriptor, self.target)
+
+    def can_implement(self, args: A) -> Support:
+        """Whether ``run`` would take ``args``: truthy, or falsy with ``.reason`` and the ``.error`` it would raise."""
+        return check_args(self.descriptor, self.target, self.args_type, args)
+
+    def explain(self) -> str:
+        """The request, the answer, its guarantee, and every candidate with its verdict."""
+        g = self._sku.precision_guarantee
+        words = ("deterministic", "bit_stable_on_same_hardware", "batch_invariant", "order_invariant")
+        held = ", ".join(w for w in words if getattr(g, w)) or "none"
+        lines = [
+            f"{self.descriptor.op} on {self.target.name or self.target.arch}",
+            f"  key         {self.key}",
+            f"  kernel      {self._sku.id}",
+            f"  guarantees  {held}; math {g.math_precision}, accumulator {g.accumulator}"
+            + (f", duplicates {g.duplicates}" if g.duplicates else ""),
+            f"  tolerance   rtol {g.tolerance.rtol:.3g}, ctol {g.tolerance.ctol:.3g}, underflow {g.tolerance.underflow:.3g}",
+            f"  workspace   {self.workspace_size()} bytes",
+            "  candidates",
+        ]
+        for c in self.candidates:
+            cost = "" if c.cost_us is None else f" (about {c.cost_us:.1f} us)"
+            lines.append(f"    {'*' if c.chosen else '-'} {c.kernel}{cost}: {c.reason}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._sku.id})"
+
+    # --- building ---
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """What ``run`` launches, as data; empty for the reference backend and for problems with nothing to do."""
+        build = self._row.build
+        return () if build is None else tuple(build(self.descriptor, self.target))
+
+    def compile(self) -> tuple[CompiledRecord, ...]:
+        """Build the kernels, with or without a GPU: name, arch, ptx, cubin, registers, spill_bytes, shared_bytes.
+
+        Raises ``Unsupported`` for a plan that compiles nothing (target cpu), ``KernelInternal`` if a build fails.
+        """
+        if not self.target.is_gpu:
+            raise Unsupported(f"{self!r} runs on the cpu: there is nothing to compile; choose a GPU target")
+        sources = dict.fromkeys(launch.source() for launch in self.launches)
+        return tuple(record(source, self.target.arch) for source in sources)
+
+    def prepare(self, device: torch.device | str | int | None = None) -> Self:
+        """Build and load all that ``run`` can need on ``device`` (default: the current one)."""
+        if self.target.is_gpu:
+            index = torch.device("cuda" if device is None else device).index if not isinstance(device, int) else device
+            self._load(torch.cuda.current_device() if index is None else index)
+        return self
+
+    def _load(self, index: int) -> LoadedLaunches:
+        found = self._loaded.get(index)
+        if found is None:
+            arch = self.target.arch
+            if torch.cuda.is_current_stream_capturing() and not all(
+                is_compiled(launch.source(), arch, index) for launch in self.launches
+            ):
+                raise Unsupported(f"{self!r} is not prepared for cuda:{index}; call plan.prepare() before capturing")
+            # A race builds the same thing twice; either is right.
+            found = self._loaded[index] = LoadedLaunches(self.launches, arch, index)
+        return found
+
+    # --- running ---
+
+    def run(self, args: A, workspace: Workspace | None = None, stream: torch.cuda.Stream | int | None = None) -> None:
+        """Launch on the operands' device, on ``stream`` (a ``torch.cuda.Stream``, a raw handle) or torch's current one.
+
+        Allocates nothing and never synchronises. Raises what ``can_implement`` reports, or ``WorkspaceTooSmall``; then
+        nothing was launched and nothing written.
+        """
+        support = self.can_implement(args)
+        if support.error is not None:
+            raise support.error
+        device = self._device(args)
+        self._check_workspace(workspace, device, args)
+        if not self.target.is_gpu and stream is not None:
+            raise InvalidProblem(f"{self.descriptor.op}: a stream was given, but the operands are on {device}")
+        if self._row.backend is BackendKind.REFERENCE:
+            run_reference(self._row, self.descriptor, args)
+        elif self.target.interpret:
+            interpret(self.launches, args, None if workspace is None else workspace.tensor)
+        else:
+            index = device.index
+            loaded = self._loaded.get(index) or self._load(index)
+            address = 0 if workspace is None else workspace.address
+            with torch.cuda.device(index):
+                loaded(args, address, _raw_stream(stream, index))
+        for o in self.descriptor.operands():
+            # In torch's eyes nothing touched these tensors: saved-for-backward checks need the bump.
+            if o.is_written and (written := getattr(args, o.name)) is not None and not written.is_inference():
+                torch.autograd.graph.increment_version(written)
+
+    def check(self, args: A) -> None:
+        """Synchronise and raise ``IndexError``, naming position and value, if the last run met a bad index.
+
+        Only for ``out_of_bounds="error"``; raises ``InvalidProblem`` otherwise.
+        """
+        self.descriptor.check_status(args)
+
+    def _device(self, args: A) -> torch.device:
+        first = next(o for o in self.descriptor.operands() if o.is_written)
+        device: torch.device = getattr(args, first.name).device
+        return device
+
+    def _check_workspace(self, workspace: Workspace | None, device: torch.device, args: A) -> None:
+        needed = self.workspace_size()
+        if needed == 0:
+            return
+        got = 0 if workspace is None else workspace.nbytes
+        if workspace is None or got < needed:
+            raise WorkspaceTooSmall(
+                f"{self.descriptor.op} ({self._row.name}) needs {needed} bytes of workspace, got {got}; "
+                "Workspace.allocate(plan) makes one",
+                needed,
+                got,
+            )
+        if workspace.device != device:
+            raise InvalidProblem(
+                f"{self.descriptor.op}: the workspace is on {workspace.device}, the operands on {device}"
+            )
+        for o in self.descriptor.operands():
+            value = getattr(args, o.name)
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(tensor, torch.Tensor) and may_overlap(workspace.tensor, tensor):
+                    raise InvalidProblem(f"{self.descriptor.op}: the workspace shares memory with {o.name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reselect, (type(self), self.descriptor, self.preference, self.target, self.tuning)
+
+
+def _reselect(cls: Any, desc: Any, preference: Any, target: Any, tuning: Any) -> Any:
+    return cls.select(desc, preference=preference, target=target, tuning=tuning)
+
+
+def _raw_stream(stream: torch.cuda.Stream | int | None, index: int) -> int:
+    if stream is None:
+        return int(torch._C._cuda_getCurrentRawStream(index))
+    if isinstance(stream, int):
+        return stream
+    if stream.device.index != index:
+        raise InvalidProblem(f"the stream is of {stream.device}, the operands on cuda:{index}")
+    return int(stream.cuda_stream)
+
+
+def plan_type(op: str) -> type[Plan[Any, Any]]:
+    """The Plan class of an op. Raises ``InvalidProblem``."""
+    if op not in _PLANS:
+        raise InvalidProblem(f"op {op!r} has no Plan; known are {', '.join(sorted(_PLANS))}")
+    return _PLANS[op]
+
+
+def plan(
+    desc: Descriptor,
+    *,
+    preference: PlanPreference | None = None,
+    target: Target | None = None,
+    tuning: TuningTable | None = None,
+) -> Plan[Any, Any]:
+    """Select a plan for any descriptor; its ``op`` says which Plan class. Raises as ``Plan.select``."""
+    return plan_type(desc.op).select(desc, preference=preference, target=target, tuning=tuning)

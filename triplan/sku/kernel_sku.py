@@ -1,0 +1,38 @@
+"""KernelSku: who answers a descriptor."""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from triplan.sku.element import Element, IndexElement
+from triplan.sku.guarantee import PrecisionGuarantee
+from triplan.sku.kinds import ArchSku, BackendKind, OpCategory
+from triplan.sku.model import FrozenModel
+
+
+class KernelSku(FrozenModel):
+    """Identity of the kernel behind a plan: what it *is*, not what was asked.
+
+    ``version`` changes when, and only when, bits may change. Equal ``numerics_id``s mean equal bits for the same row or
+    segment, also between plans of different batch size; None where no such claim is made.
+    """
+
+    category: OpCategory
+    op: str
+    element: Element
+    aux_element: Element | None = None
+    index_element: IndexElement | None = None
+    layout: str | None = None
+    epilogue: str | None = None
+    arch: ArchSku
+    backend: BackendKind
+    kernel: str
+    version: PositiveInt
+    precision_guarantee: PrecisionGuarantee
+    numerics_id: str | None = None
+
+    @property
+    def id(self) -> str:
+        """A shape-free name for telemetry, such as ``gather/rows/v1/f32/i64/packed/sm90a``."""
+        parts = (self.op, self.kernel, f"v{self.version}", self.element, self.aux_element, self.index_element)
+        return "/".join(str(p) for p in (*parts, self.layout, self.epilogue, self.arch) if p is not None)

@@ -1,0 +1,64 @@
+"""The closed vocabularies of a SKU: architecture, backend, category, precision, duplicates."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class _Name(str, Enum):
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class ArchSku(_Name):
+    """What a kernel is compiled for. sm80 code runs on every 8.x device; sm90a code on 9.0 alone."""
+
+    SM80 = "sm80"
+    SM90A = "sm90a"
+    CPU = "cpu"
+
+    @property
+    def capability(self) -> int:
+        """Triton's number for the architecture: 80 or 90 (it appends the ``a`` itself)."""
+        return {"sm80": 80, "sm90a": 90}[self.value]
+
+
+#: The architectures that Triton kernels are compiled for.
+GPU_ARCHS = (ArchSku.SM80, ArchSku.SM90A)
+
+
+class BackendKind(_Name):
+    """What executes a plan."""
+
+    TRITON = "triton"
+    REFERENCE = "reference"
+
+
+class OpCategory(_Name):
+    """The family of an op."""
+
+    INDEXING = "indexing"
+    GEMM = "gemm"
+    ROWWISE = "rowwise"
+    ELEMENTWISE = "elementwise"
+    CUSTOM = "custom"
+
+
+class MathPrecision(_Name):
+    """Precision of the multiplicands; ``exact`` where nothing is computed. From strongest to weakest."""
+
+    EXACT = "exact"
+    F64 = "f64"
+    F32 = "f32"
+    TF32 = "tf32"
+    F16 = "f16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+class Duplicates(_Name):
+    """What happens where several contributions meet in one element. From strongest to weakest."""
+
+    SUM = "sum"
+    LAST = "last"
+    ANY = "any"

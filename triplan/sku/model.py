@@ -1,0 +1,95 @@
+"""The base of every frozen record: strict pydantic whose errors are ``InvalidProblem`` and whose identity is one string.
+
+``key`` is computed from *all* fields (less the few that a class declares to be display only), so a field added later
+cannot be forgotten in a cache key. Equality and hash follow the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from typing_extensions import Self
+
+from triplan.errors import InvalidProblem
+
+
+def explain(name: str, error: ValidationError) -> InvalidProblem:
+    """Turn a pydantic error into one ``InvalidProblem`` that names each field, its value and the rule it breaks."""
+    parts = []
+    for e in error.errors(include_url=False):
+        where = ".".join(str(p) for p in e["loc"]) or "(model)"
+        rule = e["msg"].removeprefix("Value error, ")
+        value = "" if e["type"] in ("missing", "json_invalid") or not e["loc"] else f" = {e['input']!r}"
+        parts.append(f"{where}{value}: {rule}")
+    return InvalidProblem(f"{name}: " + "; ".join(parts))
+
+
+class _Meta(type(BaseModel)):  # type: ignore[misc]
+    # Intercepting the constructor here, rather than in __init__, leaves pydantic's own fast path in place and keeps
+    # nested validation from wrapping our error in another ValidationError.
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except ValidationError as e:
+            raise explain(cls.__name__, e) from None
+
+
+class FrozenModel(BaseModel, metaclass=_Meta):
+    """Immutable, strict (nothing is coerced that a field does not say), hashable, with an exact JSON round trip."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
+    #: Fields that are shown to people but are not part of identity.
+    display_only: ClassVar[frozenset[str]] = frozenset()
+
+    @cached_property
+    def key(self) -> str:
+        """The canonical string of every identifying field. Stable across processes."""
+        return self.model_dump_json(exclude=set(self.display_only) or None)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with ``changes``, validated again. Raises ``InvalidProblem``."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**fields, **changes})
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        return self.replace(**(update or {}))
+
+    @classmethod
+    def model_validate(cls, obj: Any, **kwargs: Any) -> Self:
+        try:
+            return super().model_validate(obj, **kwargs)
+        except ValidationError as e:
+            raise explain(cls.__name__, e) from None
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **kwargs: Any) -> Self:
+        try:
+            return super().model_validate_json(json_data, **kwargs)
+        except ValidationError as e:
+            raise explain(cls.__name__, e) from None
+
+    @classmethod
+    def model_validate_strings(cls, obj: Any, **kwargs: Any) -> Self:
+        try:
+            return super().model_validate_strings(obj, **kwargs)
+        except ValidationError as e:
+            raise explain(cls.__name__, e) from None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(self) is type(other) and self.key == other.key  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self) -> tuple[Any, tuple[type[Self], dict[str, Any]]]:
+        # Rebuild through validation: cached keys never travel, and a pickle from another version is checked.
+        return _rebuild, (type(self), {name: getattr(self, name) for name in type(self).model_fields})
+
+
+def _rebuild(cls: type[FrozenModel], fields: dict[str, Any]) -> FrozenModel:
+    return cls(**fields)

@@ -1,0 +1,115 @@
+"""Target: the machine that a plan is for. Pure data, so planning needs no GPU."""
+
+from __future__ import annotations
+
+import os
+from functools import cache, lru_cache
+from typing import ClassVar
+
+import torch
+from pydantic import NonNegativeInt
+
+from triplan.errors import InvalidProblem, Unsupported
+from triplan.sku.kinds import ArchSku
+from triplan.sku.model import FrozenModel
+
+
+class Target(FrozenModel):
+    """Architecture, multiprocessor count and shared memory per block in bytes. ``name`` is for people only."""
+
+    display_only: ClassVar[frozenset[str]] = frozenset({"name"})
+
+    arch: ArchSku
+    sm_count: NonNegativeInt
+    shared_memory: NonNegativeInt
+    interpret: bool = False
+    name: str = ""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.arch is not ArchSku.CPU
+
+    @property
+    def device_type(self) -> str:
+        """``"cuda"`` or ``"cpu"``: where this target's operands live."""
+        return "cuda" if self.is_gpu else "cpu"
+
+    @staticmethod
+    def preset(name: str) -> Target:
+        """A known card: ``"a100"``, ``"h100"`` (SXM) or ``"h200"``. Raises ``InvalidProblem``."""
+        if name not in _PRESETS:
+            raise InvalidProblem(f"Target preset {name!r} is unknown; known are {', '.join(sorted(_PRESETS))}")
+        return _PRESETS[name]
+
+    @staticmethod
+    def sm80() -> Target:
+        """The a100 preset."""
+        return _PRESETS["a100"]
+
+    @staticmethod
+    def sm90a() -> Target:
+        """The h200 preset."""
+        return _PRESETS["h200"]
+
+    @staticmethod
+    def cpu(interpret: bool = False) -> Target:
+        """The CPU: the reference backend, or with ``interpret`` the Triton kernels in Triton's interpreter."""
+        return _CPU_INTERPRET if interpret else _CPU
+
+    @staticmethod
+    def of(device: torch.device | str | int) -> Target:
+        """The target of a torch device. Raises ``Unsupported`` for GPUs that no kernel is built for."""
+        if isinstance(device, int):
+            device = torch.device("cuda", device)
+        device = torch.device(device)
+        if device.type == "cpu":
+            return Target.cpu(interpret=interpreting())
+        if device.type != "cuda":
+            raise Unsupported(f"no target for device {device}; cuda and cpu are supported")
+        return _of_cuda(torch.cuda.current_device() if device.index is None else device.index)
+
+    @staticmethod
+    def current() -> Target:
+        """torch's current GPU; without one, the CPU; under ``TRITON_INTERPRET=1``, the interpreter."""
+        if _gpu_present():
+            return _of_cuda(torch.cuda.current_device())
+        return Target.cpu(interpret=interpreting())
+
+
+@lru_cache(maxsize=1)
+def _gpu_present() -> bool:
+    return not interpreting() and torch.cuda.is_available()
+
+
+@lru_cache(maxsize=1)
+def interpreting() -> bool:
+    """Whether Triton was told to interpret: ``TRITON_INTERPRET=1``, read once, as Triton's kernels are when defined."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
+
+
+@cache
+def _of_cuda(index: int) -> Target:
+    props = torch.cuda.get_device_properties(index)
+    if props.major == 8:
+        arch = ArchSku.SM80
+    elif (props.major, props.minor) == (9, 0):
+        arch = ArchSku.SM90A
+    else:
+        raise Unsupported(
+            f"{props.name} has compute capability {props.major}.{props.minor}; kernels are built for 8.x and 9.0"
+        )
+    return Target(
+        arch=arch,
+        sm_count=props.multi_processor_count,
+        shared_memory=props.shared_memory_per_block_optin,
+        name=props.name,
+    )
+
+
+_PRESETS = {
+    "a100": Target(arch=ArchSku.SM80, sm_count=108, shared_memory=166912, name="a100"),
+    "h100": Target(arch=ArchSku.SM90A, sm_count=132, shared_memory=232448, name="h100"),
+    "h200": Target(arch=ArchSku.SM90A, sm_count=132, shared_memory=232448, name="h200"),
+}
+_CPU = Target(arch=ArchSku.CPU, sm_count=0, shared_memory=0, name="cpu")
+_CPU_INTERPRET = Target(arch=ArchSku.CPU, sm_count=1, shared_memory=0, interpret=True, name="cpu (interpreter)")
