@@ -42,7 +42,7 @@ class CompiledRecord:
 def compile_source(source: Source, arch: ArchSku, device: int | None = None) -> Any:
     """Triton's compiled kernel for ``source``; one a device, as its function handle belongs to one.
 
-    Raises ``KernelInternal`` if Triton or ptxas refuses, ``Unsupported`` where kernels were defined for the interpreter.
+    Raises ``KernelInternal`` if Triton or ptxas refuses, ``Unsupported`` where kernels are interpreted.
     """
     key = (source, arch, device)
     found = _compiled.get(key)

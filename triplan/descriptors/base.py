@@ -58,7 +58,7 @@ class Descriptor(FrozenModel):
         raise NotImplementedError(f"{cls.__name__} does not derive its fields from tensors")
 
     def check_status(self, args: Any) -> None:
-        """Synchronise and raise what the last run recorded on the device. Raises ``InvalidProblem`` if it records none."""
+        """Synchronise and raise what the last run recorded on the device; ``InvalidProblem`` if this op records nothing."""
         raise InvalidProblem(f"{self.op} records no status on the device: there is nothing to check")
 
     # --- written once ---
@@ -133,9 +133,9 @@ class Descriptor(FrozenModel):
         layouts: dict[str, Layout] = {}
         for o in bare.operands():
             value = getattr(args, o.name, None)
-            tensors = value if o.kind is OperandKind.TENSOR_LIST else [value]
             if not o.is_tensor or value is None or o.shape == ():
                 continue
+            tensors = value if o.kind is OperandKind.TENSOR_LIST else [value]
             found = [Layout.of(t.shape, t.stride(), t.data_ptr(), t.element_size()) for t in tensors]
             layouts[o.name] = found[0] if len(set(found)) == 1 else Layout.strided()
         return bare.replace(layouts=layouts)

@@ -55,16 +55,16 @@ class IndexingDescriptor(Descriptor):
             raise InvalidProblem(
                 f"{self.op}: out_of_bounds is {self.out_of_bounds!r}; only 'error' records bad indices"
             )
-        position = int(args.status.item())  # noqa: sync (what check is for)
+        (position,) = args.status.tolist()  # synchronises: what check is for
         if position == NO_BAD_INDEX:
             return
         o = next(o for o in self.operands() if o.index_extents)
         tensors = getattr(args, o.name) if o.kind is OperandKind.TENSOR_LIST else [getattr(args, o.name)]
-        at = []
+        at: list[int] = []
         for n in reversed(o.shape):
             position, coordinate = divmod(position, n)
             at.insert(0, coordinate)
-        values = [int(t[tuple(at)].item()) for t in tensors]  # noqa: sync
+        values = [t[tuple(at)].tolist() for t in tensors]
         shown = values[0] if len(values) == 1 else tuple(values)
         extents = o.index_extents[0] if len(values) == 1 else o.index_extents
         raise IndexError(

@@ -1,4 +1,4 @@
-"""Operands: what a descriptor says about each tensor and scalar. Checks, strategies, reference, CLI and docs read it."""
+"""Operands: what a descriptor says of each tensor and scalar. Checks, strategies, reference, CLI and docs read it."""
 
 from __future__ import annotations
 

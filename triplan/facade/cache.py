@@ -205,7 +205,9 @@ def _entry(plan: AnyPlan) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """What a selection's bits may depend on besides its key."""
-    driver = str(torch._C._cuda_getDriverVersion()) if torch.cuda.is_available() else "none"
+    driver = "none"
+    if torch.cuda.is_available():
+        driver = str(getattr(torch._C, "_cuda_getDriverVersion")())  # noqa: B009 (not in torch's stubs)
     return {"triplan": version("triplan"), "triton": version("triton"), "torch": torch.__version__, "driver": driver}
 
 

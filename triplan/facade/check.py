@@ -15,7 +15,7 @@ from triplan.sku import SUPPORTED, Support, Target
 Named = tuple[str, Operand, torch.Tensor]
 
 
-def check_args(desc: Descriptor, target: Target, args_type: type, args: Any) -> Support:
+def check_args(desc: Descriptor, target: Target, args_type: type[Any], args: Any) -> Support:
     """Truthy if ``args`` are what ``desc`` describes, on a device of ``target``; else the reason and its error."""
     try:
         if not isinstance(args, args_type):

@@ -129,6 +129,7 @@ class Plan(Generic[D, A]):
     def explain(self) -> str:
         """The request, the answer, its guarantee, and every candidate with its verdict."""
         g = self._sku.precision_guarantee
+        t = g.tolerance
         words = ("deterministic", "bit_stable_on_same_hardware", "batch_invariant", "order_invariant")
         held = ", ".join(w for w in words if getattr(g, w)) or "none"
         lines = [
@@ -137,7 +138,7 @@ class Plan(Generic[D, A]):
             f"  kernel      {self._sku.id}",
             f"  guarantees  {held}; math {g.math_precision}, accumulator {g.accumulator}"
             + (f", duplicates {g.duplicates}" if g.duplicates else ""),
-            f"  tolerance   rtol {g.tolerance.rtol:.3g}, ctol {g.tolerance.ctol:.3g}, underflow {g.tolerance.underflow:.3g}",
+            f"  tolerance   rtol {t.rtol:.3g}, ctol {t.ctol:.3g}, underflow {t.underflow:.3g}",
             f"  workspace   {self.workspace_size()} bytes",
             "  candidates",
         ]

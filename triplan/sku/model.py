@@ -1,4 +1,4 @@
-"""The base of every frozen record: strict pydantic whose errors are ``InvalidProblem`` and whose identity is one string.
+"""The base of every frozen record: strict pydantic whose errors are ``InvalidProblem``, with one string for identity.
 
 ``key`` is computed from *all* fields (less the few that a class declares to be display only), so a field added later
 cannot be forgotten in a cache key. Equality and hash follow the key.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
@@ -27,10 +27,16 @@ def explain(name: str, error: ValidationError) -> InvalidProblem:
     return InvalidProblem(f"{name}: " + "; ".join(parts))
 
 
-class _Meta(type(BaseModel)):  # type: ignore[misc]
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _Meta(ModelMetaclass):
     # Intercepting the constructor here, rather than in __init__, leaves pydantic's own fast path in place and keeps
     # nested validation from wrapping our error in another ValidationError.
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         try:
             return super().__call__(*args, **kwargs)
         except ValidationError as e:
@@ -81,7 +87,7 @@ class FrozenModel(BaseModel, metaclass=_Meta):
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return type(self) is type(other) and self.key == other.key  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)

@@ -101,7 +101,7 @@ def _of_cuda(index: int) -> Target:
     return Target(
         arch=arch,
         sm_count=props.multi_processor_count,
-        shared_memory=props.shared_memory_per_block_optin,
+        shared_memory=getattr(props, "shared_memory_per_block_optin"),  # noqa: B009 (missing from torch's stubs)
         name=props.name,
     )
 

@@ -7,12 +7,12 @@ Sums run in the element of the inputs, one contribution after another in ascendi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from triplan.backends.table import reference
+from triplan.backends.table import Compute, reference
 from triplan.descriptors import (
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -82,7 +82,7 @@ def _puts(desc: IndexPutDescriptor) -> Mapping[str, PrecisionGuarantee]:
     return _sums(desc) if desc.accumulate else _last(desc)
 
 
-def _declare(op: str, adds: bool | None) -> Any:
+def _declare(op: str, adds: bool | None) -> Callable[[Compute], Compute]:
     """Registers a reference; ``adds`` None means that the descriptor decides."""
     guarantee = (
         _puts

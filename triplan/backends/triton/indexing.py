@@ -23,6 +23,7 @@ from triplan.backends.triton.indexing_launch import (
     fits_rows,
     fold_launch,
     ordered_launch,
+    ordered_tile,
     rows_launch,
     status_launch,
     table_bytes,
@@ -218,9 +219,10 @@ def wide_atomic_rank(desc: Any, target: Target) -> float:
 
 def ordered_rank(desc: Any, target: Target) -> float:
     g = geometry(desc)
-    launch = ordered_launch(desc, kernels.add_step, values, desc.element.compute)
-    # About 400 warp instructions a program and step, four issued a cycle and multiprocessor; a step's latency is 0.5 us.
-    issue = launch.grid * g.fold[1] * 400 / (max(target.sm_count, 1) * 4 * 1700)
+    block_slots, block_lanes = ordered_tile(g)
+    programs = -(-g.slots // block_slots) * -(-(g.fold[0] * g.fold[2]) // block_lanes)
+    # About 400 warp instructions a program and step, four issued a cycle and multiprocessor; 0.5 us of latency a step.
+    issue = programs * g.fold[1] * 400 / (max(target.sm_count, 1) * 4 * 1700)
     return LAUNCH_US + max(issue, 0.5 * g.fold[1])
 
 
@@ -308,14 +310,14 @@ def _wide_atomic_workspace(desc: Any, target: Target) -> int:
 
 def _register() -> None:
     for op in GATHERS:
-        common = {
+        common: dict[str, Any] = {
             "op": op,
             "elements": COPIED,
             "index_elements": INDICES,
             "guarantee": copy_guarantee,
             "layout": layout,
         }
-        exact = {"numerics": lambda desc: f"exact.{desc.element}"}
+        exact: dict[str, Any] = {"numerics": lambda desc: f"exact.{desc.element}"}
         kernel(name="rows", supports=rows_apply, rank=rows_rank, **common, **exact)(_gather_rows)
         kernel(name="elements", rank=elements_rank, **common, **exact)(_gather_elements)
     for op in (*STORES, "index_put"):

@@ -233,13 +233,19 @@ def elements_launch(
     )
 
 
+def ordered_tile(g: Geometry) -> tuple[int, int]:
+    """(slots, lanes) of the table that one program of ``ordered_kernel`` owns."""
+    lanes = g.fold[0] * g.fold[2]
+    block_lanes = min(max(_ceil_power(lanes), 16), 128)
+    return min(max(_ceil_power(g.slots), 1), 2048 // block_lanes), block_lanes
+
+
 def ordered_launch(desc: Any, step: Any, pointer: Any, compute: ElementKind) -> Launch:
     """One launch of ``ordered_kernel``."""
     g = geometry(desc)
     lanes = Walk(g, [d for d in range(len(g.sizes)) if d not in g.loop])
     steps = Walk(g, g.loop)
-    block_lanes = min(max(_ceil_power(lanes.numel), 16), 128)
-    block_slots = min(max(_ceil_power(g.slots), 1), 2048 // block_lanes)
+    block_slots, block_lanes = ordered_tile(g)
     big = max(g.slots, lanes.numel, steps.numel) >= I32_LIMIT
     return Launch(
         kernels.ordered_kernel,
