@@ -58,7 +58,7 @@ class Descriptor(FrozenModel):
         raise NotImplementedError(f"{cls.__name__} does not derive its fields from tensors")
 
     def check_status(self, args: Any) -> None:
-        """Synchronise and raise what the last run recorded on the device; ``InvalidProblem`` if this op records nothing."""
+        """Synchronise and raise what the last run recorded; ``InvalidProblem`` if this op records nothing."""
         raise InvalidProblem(f"{self.op} records no status on the device: there is nothing to check")
 
     # --- written once ---

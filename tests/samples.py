@@ -1,0 +1,41 @@
+"""One descriptor an op, small enough for any backend, wide enough for the rows kernels."""
+
+from __future__ import annotations
+
+from triplan import (
+    Descriptor,
+    EmbeddingBackwardDescriptor,
+    EmbeddingDescriptor,
+    GatherBackwardDescriptor,
+    GatherDescriptor,
+    IndexAddDescriptor,
+    IndexPutDescriptor,
+    IndexSelectBackwardDescriptor,
+    IndexSelectDescriptor,
+    ScatterAddDescriptor,
+    ScatterDescriptor,
+)
+
+SAMPLES: dict[str, Descriptor] = {
+    d.op: d
+    for d in (
+        GatherDescriptor(out_shape=(6, 32), gather_dim=0, src_dim_size=9, element="f32"),
+        GatherBackwardDescriptor(out_shape=(6, 32), gather_dim=0, src_dim_size=9, element="f32"),
+        IndexSelectDescriptor(out_shape=(6, 32), select_dim=0, src_dim_size=9, element="f32"),
+        IndexSelectBackwardDescriptor(out_shape=(6, 32), select_dim=0, src_dim_size=9, element="f32"),
+        ScatterAddDescriptor(src_shape=(6, 32), scatter_dim=0, out_dim_size=9, element="f32"),
+        ScatterDescriptor(src_shape=(6, 32), scatter_dim=0, out_dim_size=9, element="f32"),
+        IndexAddDescriptor(src_shape=(6, 32), add_dim=0, out_dim_size=9, element="f32"),
+        IndexPutDescriptor(out_shape=(5, 4, 32), index_shape=(6,), num_indices=1, element="f32"),
+        EmbeddingDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
+        EmbeddingBackwardDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
+    )
+}
+ACCUMULATING = (
+    "gather_backward",
+    "index_select_backward",
+    "scatter_add",
+    "index_add",
+    "index_put",
+    "embedding_backward",
+)

@@ -1,0 +1,226 @@
+"""PlanCache: LRU, threads, fork, files."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from samples import SAMPLES
+
+import triplan as tp
+from triplan.backends import table as table_module
+
+H200 = tp.Target.preset("h200")
+
+
+def sized(n: int) -> tp.Descriptor:
+    return SAMPLES["gather"].replace(src_dim_size=n)
+
+
+def test_lru_order_and_stats() -> None:
+    cache = tp.PlanCache(capacity=2)
+    a, b = cache.get(sized(1), target=H200), cache.get(sized(2), target=H200)
+    assert cache.get(sized(1), target=H200) is a  # b is now the oldest
+    cache.get(sized(3), target=H200)
+    assert cache.get(sized(1), target=H200) is a
+    assert cache.get(sized(2), target=H200) is not b
+    stats = cache.stats()
+    assert (stats.hits, stats.misses, stats.evictions, stats.size, stats.capacity) == (2, 4, 2, 2, 2)
+    cache.clear()
+    assert len(cache) == 0
+    with pytest.raises(tp.InvalidProblem):
+        tp.PlanCache(capacity=0)
+
+
+def test_the_key_decides() -> None:
+    cache = tp.PlanCache()
+    plan = cache.get(sized(1), target=H200)
+    assert plan.key in cache._plans
+    assert cache.get(tp.parse_descriptor(sized(1).to_json()), target=H200.replace(name="x")) is plan
+    assert cache.get(sized(1), target=tp.Target.preset("a100")) is not plan
+    assert cache.get(sized(1), target=H200, preference=tp.PlanPreference(deterministic=True)) is not plan
+    assert cache.get(sized(1), target=H200, tuning=tp.TuningTable()) is not plan
+    assert all(key == p.key for key, p in cache._plans.items())
+
+
+def test_failures_are_raised_and_not_kept() -> None:
+    cache = tp.PlanCache()
+    for _ in range(2):
+        with pytest.raises(tp.Unsupported):
+            cache.get(sized(1), target=H200, preference=tp.PlanPreference(kernel="no_such"))
+    assert cache.stats().size == 0
+    assert cache.stats().misses == 2
+    assert not cache._selecting
+
+
+def test_one_select_a_key_however_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: dict[str, int] = {}
+    lock = threading.Lock()
+    original = tp.GatherPlan.select.__func__  # type: ignore[attr-defined]
+    gate = threading.Barrier(16)
+
+    def counting(cls: type, desc: tp.Descriptor, **kwargs: object) -> object:
+        with lock:
+            counts[desc.key] = counts.get(desc.key, 0) + 1
+        threading.Event().wait(0.02)  # give the others time to ask for the same
+        return original(cls, desc, **kwargs)
+
+    monkeypatch.setattr(tp.GatherPlan, "select", classmethod(counting))
+    cache = tp.PlanCache()
+    got: list[list[object]] = [[] for _ in range(16)]
+
+    def ask(k: int) -> None:
+        gate.wait()
+        for n in range(5):
+            got[k].append(cache.get(sized(n), target=H200))
+
+    threads = [threading.Thread(target=ask, args=(k,)) for k in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert counts == {sized(n).key: 1 for n in range(5)}
+    assert all(g == got[0] for g in got)
+    assert cache.stats().misses + cache.stats().hits == 16 * 5
+
+
+def _child(cache: tp.PlanCache, queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+    queue.put(cache.get(sized(1), target=H200).sku().id + str(cache.get(sized(7), target=H200).sku().id))
+
+
+def test_fork_while_another_thread_holds_the_lock() -> None:
+    cache = tp.PlanCache()
+    expected = cache.get(sized(1), target=H200).sku().id
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    release = threading.Event()
+    held = threading.Event()
+
+    def hold() -> None:
+        with cache._lock:
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    process = context.Process(target=_child, args=(cache, queue))
+    process.start()
+    try:
+        assert queue.get(timeout=30) == expected * 2
+    finally:
+        release.set()
+        thread.join()
+        process.join(5)
+        if process.is_alive():
+            os.kill(process.pid or 0, 9)
+
+
+def test_a_new_row_empties_the_cache() -> None:
+    cache = tp.PlanCache()
+    plan = cache.get(sized(1), target=H200)
+    extra = table_module.TABLE.rows("gather")[0]
+    cheap = replace(extra, name="zz_cheap", rank=lambda desc, target: -1.0)
+    table_module.TABLE.register(cheap)
+    try:
+        assert cache.get(sized(1), target=H200).sku().kernel == "zz_cheap"
+    finally:
+        table_module.TABLE.unregister("gather", "zz_cheap")
+    again = cache.get(sized(1), target=H200)
+    assert again is not plan
+    assert again.sku() == plan.sku()
+
+
+# --- files ---
+
+
+def filled() -> tp.PlanCache:
+    cache = tp.PlanCache()
+    for op in SAMPLES:
+        for det in (False, True):
+            cache.get(SAMPLES[op], target=H200, preference=tp.PlanPreference(deterministic=det))
+    cache.get(SAMPLES["gather"], target=tp.Target.cpu(), tuning=tp.TuningTable.of({"p": {"rows": 1.5}}))
+    return cache
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    cache, path = filled(), tmp_path / "plans.json"
+    cache.save(path)
+    other = tp.PlanCache()
+    report = other.load(path)
+    assert report.count("same") == len(cache) == len(other)
+    assert report.versions_changed == ()
+    assert other.stats().refused == 0
+    assert list(other._plans) == list(cache._plans)
+    assert [p.sku() for p in other._plans.values()] == [p.sku() for p in cache._plans.values()]
+    assert sorted(os.listdir(tmp_path)) == ["plans.json"]  # no temporary file stays
+
+
+def test_stale_and_foreign_entries_count_as_misses_with_their_reason(tmp_path: Path) -> None:
+    cache, path = filled(), tmp_path / "plans.json"
+    cache.save(path)
+    content = json.loads(path.read_text())
+    content["versions"]["triton"] = "0.0"
+    content["entries"][0]["sku"]["version"] = 99
+    content["entries"][1]["sku"]["kernel"] = "gone"
+    content["entries"][2]["descriptor"]["op"] = "unknown_op"
+    content["entries"][3]["descriptor"]["surprise"] = 1
+    content["entries"][4]["preference"]["kernel"] = "gone"
+    del content["entries"][5]["sku"]
+    content["entries"][6] = "text"
+    path.write_text(json.dumps(content))
+    other = tp.PlanCache()
+    report = other.load(path)
+    assert [e.verdict for e in report.entries[:7]] == ["changed"] * 2 + ["refused"] * 5
+    assert all(e.reason for e in report.entries[:7])
+    assert "99" in report.entries[0].reason or "version" in report.entries[0].reason
+    assert report.versions_changed == (f"triton: 0.0 -> {content_version('triton')}",)
+    assert len(other) == len(cache) - 7
+    assert other.stats().refused == 7
+
+
+def content_version(name: str) -> str:
+    from importlib.metadata import version
+
+    return version(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"format": 2, "versions": {}, "entries": []}',
+        '{"format": 1, "versions": {}, "entries": 3}',
+    ],
+)
+def test_a_corrupt_file_raises_and_loses_nothing(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plans.json"
+    path.write_text(text)
+    cache = filled()
+    before = list(cache._plans.items())
+    with pytest.raises(tp.InvalidProblem, match=r"plans\.json"):
+        cache.load(path)
+    assert list(cache._plans.items()) == before
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, path = filled(), tmp_path / "plans.json"
+    cache.save(path)
+    before = path.read_bytes()
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="disk full"):
+        cache.save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["plans.json"]

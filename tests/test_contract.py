@@ -1,0 +1,300 @@
+"""The vocabulary and the descriptors: identity, strictness, JSON, keys."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from samples import ACCUMULATING, SAMPLES
+
+import triplan as tp
+from triplan.backends.select import canonical_key
+
+ROOT = Path(tp.__file__).parent
+H200 = tp.Target.preset("h200")
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_json_round_trip_is_exact(op: str) -> None:
+    desc = SAMPLES[op].replace(layouts={SAMPLES[op].operands()[0].name: tp.Layout.strided(unit_axis=0)})
+    again = tp.parse_descriptor(desc.to_json())
+    assert type(again) is type(desc)
+    assert again == desc
+    assert again.key == desc.key
+    assert hash(again) == hash(desc)
+    assert pickle.loads(pickle.dumps(desc)) == desc
+    assert tp.parse_descriptor(json.loads(desc.to_json())) == desc
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_sku_round_trips_and_says_what_the_kernel_is(op: str) -> None:
+    sku = tp.plan(SAMPLES[op].replace(index_element="i32"), target=H200).sku()
+    assert tp.KernelSku.model_validate_json(sku.model_dump_json()) == sku
+    assert (sku.op, str(sku.element), str(sku.index_element), str(sku.arch)) == (op, "f32", "i32", "sm90a")
+    assert "6" not in sku.id.replace("i64", "")  # free of shapes
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_args_fields_are_the_operands(op: str) -> None:
+    desc = SAMPLES[op].replace(out_of_bounds="error")
+    fields = [f.name for f in dataclasses.fields(tp.plan_type(op).args_type)]
+    assert fields == [o.name for o in desc.operands()]
+
+
+def test_every_op_has_descriptor_plan_reference_and_rows() -> None:
+    ops = {op for op in tp.TABLE.ops() if not op.startswith("acme")}
+    assert ops == set(SAMPLES)
+    for op in ops:
+        assert tp.TABLE.reference(op).op == op
+        assert tp.plan_type(op).descriptor_type is type(SAMPLES[op])
+        assert {str(r.backend) for r in tp.TABLE.rows(op)} == {"triton", "reference"}
+
+
+# --- strictness ---
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"gather_dim": 2}, ("gather_dim", "2", "[0, 2)")),
+        ({"gather_dim": -1}, ("gather_dim", "-1")),
+        ({"gather_dim": True}, ("gather_dim", "True")),
+        ({"gather_dim": 0.0}, ("gather_dim", "0.0")),
+        ({"out_shape": ()}, ("out_shape", "rank 0")),
+        ({"out_shape": (1,) * 9}, ("out_shape", "rank 9")),
+        ({"out_shape": (4, -1)}, ("out_shape", "-1")),
+        ({"out_shape": "ab"}, ("out_shape", "ab")),
+        ({"out_shape": (2**61, 2**10)}, ("bytes",)),
+        ({"element": "f33"}, ("element", "f33")),
+        ({"element": None}, ("element",)),
+        ({"index_element": torch.float32}, ("index_element", "float32")),
+        ({"out_of_bounds": "wrap"}, ("out_of_bounds", "wrap")),
+        ({"layouts": {"nope": "strided"}}, ("nope", "src")),
+        ({"layouts": {"out": tp.Layout.strided(zero_axes=[0])}}, ("out", "stride 0")),
+        ({"layouts": {"src": tp.Layout.strided(unit_axis=2)}}, ("src", "axis 2")),
+        ({"layouts": {"src": tp.Layout(alignment=2)}}, ("src", "4 bytes")),
+        ({"layouts": {"src": "dense"}}, ("layouts",)),
+        ({"surprise": 1}, ("surprise",)),
+        ({"schema_version": 2}, ("schema_version", "2")),
+    ],
+)
+def test_bad_fields_name_field_value_and_rule(change: dict[str, object], names: tuple[str, ...]) -> None:
+    desc = SAMPLES["gather"]
+    with pytest.raises(tp.InvalidProblem) as info:
+        desc.replace(**change)
+    assert all(n in str(info.value) for n in names), str(info.value)
+    with pytest.raises(tp.InvalidProblem):
+        desc.model_copy(update=change)
+    if "layouts" not in change and change.get("element") != "f33":
+        text = json.dumps(
+            {**json.loads(desc.to_json()), **{k: str(v) if k == "index_element" else v for k, v in change.items()}}
+        )
+        with pytest.raises(tp.InvalidProblem):
+            tp.parse_descriptor(text)
+        with pytest.raises(tp.InvalidProblem):
+            type(desc).model_validate_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "[]", "{}", '{"op": "no_such"}', '{"op": 3}', '{"op": "gather"}'])
+def test_parse_descriptor_refuses_bad_json(text: str) -> None:
+    with pytest.raises(tp.InvalidProblem, match=r"descriptor|GatherDescriptor"):
+        tp.parse_descriptor(text)
+
+
+def test_elements_are_taken_in_three_spellings_and_lists_become_tuples() -> None:
+    spellings = [tp.ElementKind.BF16, "bf16", torch.bfloat16]
+    made = {tp.GatherDescriptor(out_shape=[2, 3], gather_dim=0, src_dim_size=4, element=e) for e in spellings}
+    assert len(made) == 1
+    (desc,) = made
+    assert desc.out_shape == (2, 3)
+    assert desc.element.torch is torch.bfloat16
+    for kind in tp.ElementKind:
+        assert tp.ElementKind.of(kind.torch) is kind
+
+
+def test_frozen() -> None:
+    desc = SAMPLES["gather"]
+    with pytest.raises((tp.InvalidProblem, ValueError)):
+        desc.gather_dim = 1  # type: ignore[attr-defined]
+
+
+def test_nested_layout_errors_are_invalid_problem() -> None:
+    for bad in ({"alignment": 3}, {"kind": "packed", "unit_axis": 0}, {"kind": "strided", "zero_axes": [1, 0]}):
+        with pytest.raises(tp.InvalidProblem):
+            tp.Layout.model_validate_json(json.dumps(bad))
+        with pytest.raises(tp.InvalidProblem):
+            SAMPLES["gather"].replace(layouts={"src": bad})
+
+
+# --- keys ---
+
+
+def changes(desc: tp.Descriptor) -> dict[str, object]:
+    """For every field, another valid value."""
+    out: dict[str, object] = {}
+    for name in type(desc).model_fields:
+        value = getattr(desc, name)
+        if name in ("op", "schema_version"):
+            continue
+        if name == "layouts":
+            out[name] = {desc.operands()[0].name: "strided"}
+        elif name == "element":
+            out[name] = "f16"
+        elif name == "index_element":
+            out[name] = "i32"
+        elif name == "out_of_bounds":
+            out[name] = "clamp"
+        elif name == "padding_idx":
+            out[name] = 3
+        elif isinstance(value, bool):
+            out[name] = not value
+        elif isinstance(value, tuple):
+            out[name] = (*value[:-1], value[-1] + 1)
+        elif name.endswith("_dim") and name != "embedding_dim":
+            out[name] = 1
+        else:
+            out[name] = value + 1
+    return out
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_every_field_is_in_the_key(op: str) -> None:
+    desc = SAMPLES[op]
+    keys = {desc.key}
+    for name, value in changes(desc).items():
+        other = desc.replace(**{name: value})
+        assert other.key not in keys, name
+        assert other != desc
+        keys.add(other.key)
+        assert other.replace(**{name: getattr(desc, name)}).key == desc.key  # cached keys do not travel
+
+
+def test_every_promise_preference_target_and_tuning_fact_is_in_the_key() -> None:
+    desc = SAMPLES["gather"]
+    layouts = [
+        tp.Layout(alignment=8),
+        tp.Layout(alignment=None),
+        tp.Layout.strided(),
+        tp.Layout.strided(alignment=16),
+        tp.Layout.strided(unit_axis=0),
+        tp.Layout.strided(unit_axis=1),
+        tp.Layout.strided(zero_axes=[0]),
+        tp.Layout.strided(zero_axes=[0, 1]),
+    ]
+    preferences = [
+        tp.PlanPreference(deterministic=False),
+        tp.PlanPreference(deterministic=True),
+        tp.PlanPreference(deterministic=False, batch_invariant=True),
+        tp.PlanPreference(deterministic=False, order_invariant=True),
+        tp.PlanPreference(deterministic=False, max_workspace_bytes=0),
+        tp.PlanPreference(deterministic=False, max_workspace_bytes=1),
+        tp.PlanPreference(deterministic=False, backend=tp.BackendKind.TRITON),
+        tp.PlanPreference(deterministic=False, kernel="rows"),
+        tp.PlanPreference(deterministic=False, exclude=("tma",)),
+    ]
+    targets = [
+        H200,
+        tp.Target.preset("a100"),
+        H200.replace(sm_count=1),
+        H200.replace(shared_memory=1),
+        tp.Target.cpu(),
+        tp.Target.cpu(interpret=True),
+    ]
+    tunings = [None, tp.TuningTable(), tp.TuningTable.of({"p": {"rows": 1.0}}), tp.TuningTable.of({"p": {"rows": 2.0}})]
+    keys = [canonical_key(desc.replace(layouts={"src": x}), preferences[0], H200, None) for x in layouts]
+    keys += [canonical_key(desc.replace(layouts={"index": x}), preferences[0], H200, None) for x in layouts]
+    keys += [canonical_key(desc, p, H200, None) for p in preferences]
+    keys += [canonical_key(desc, preferences[0], t, None) for t in targets[1:]]
+    keys += [canonical_key(desc, preferences[0], H200, t) for t in tunings[1:]]
+    assert len(set(keys)) == len(keys)
+
+
+def test_defaults_spelled_out_do_not_change_the_key() -> None:
+    desc = SAMPLES["gather"]
+    assert desc.replace(layouts={"src": "packed", "out": tp.Layout(alignment=16)}).key == desc.key
+    assert tp.PlanPreference(exclude=["b", "a", "a"]).key == tp.PlanPreference(exclude=("a", "b")).key
+
+
+def test_a_target_name_is_for_people_only() -> None:
+    other = H200.replace(name="my card")
+    assert other.key == H200.key
+    assert other == H200
+    assert hash(other) == hash(H200)
+    assert tp.Target.preset("h200").name == "h200"
+    with pytest.raises(tp.InvalidProblem, match="h300"):
+        tp.Target.preset("h300")
+
+
+# --- from_args ---
+
+
+def test_from_args_derives_shapes_elements_and_promises() -> None:
+    src = torch.randn(5, 4).t()
+    base = torch.zeros(3 * 5 + 1, dtype=torch.int32)
+    index = base[1:].reshape(3, 5)  # packed, but 4 bytes past an aligned address
+    args = tp.GatherArgs(src=src, index=index, out=torch.empty(1, 1).expand(3, 5).clone())
+    desc = tp.GatherDescriptor.from_args(args, gather_dim=0, out_of_bounds="clamp")
+    assert desc.out_shape == (3, 5)
+    assert desc.src_dim_size == 4
+    assert str(desc.index_element) == "i32"
+    assert desc.operand("src").layout == tp.Layout.strided(alignment=16, unit_axis=0)
+    assert desc.operand("index").layout == tp.Layout(alignment=4)
+    assert desc.operand("out").layout.packed
+    assert tp.plan(desc, target=tp.Target.cpu()).can_implement(args)
+    expanded = tp.GatherArgs(src=torch.randn(4, 1).expand(4, 5), index=index, out=args.out)
+    found = tp.GatherDescriptor.from_args(expanded, gather_dim=0)
+    assert found.operand("src").layout.zero_axes == (1,)
+
+
+# --- the house ---
+
+ORDER = ("sku", "descriptors", "backends", "facade", ("functional", "nn", "optim", "testing"), "cli")
+
+
+def test_imports_go_one_way() -> None:
+    level = {name: i for i, names in enumerate(ORDER) for name in ((names,) if isinstance(names, str) else names)}
+    seen = 0
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if room not in level:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                modules = [node.module]
+                assert node.level == 0, f"{path}: relative import"
+            elif isinstance(node, ast.Import):
+                modules = [a.name for a in node.names]
+            for module in modules:
+                parts = module.split(".")
+                if parts[0] == "triplan" and len(parts) > 1 and parts[1] in level:
+                    seen += 1
+                    assert level[parts[1]] <= level[room], f"{path} imports {module}"
+                if module.split(".")[0] == "hypothesis":
+                    assert room == "testing", f"{path} imports hypothesis"
+    assert seen > 20
+
+
+def test_public_names_exist_and_are_listed_once() -> None:
+    assert len(set(tp.__all__)) == len(tp.__all__)
+    for name in tp.__all__:
+        assert hasattr(tp, name)
+
+
+def test_accumulating_ops_always_have_a_deterministic_and_an_atomic_row() -> None:
+    for op in ACCUMULATING:
+        desc = SAMPLES[op].replace(accumulate=True) if op == "index_put" else SAMPLES[op]
+        for element in ("f16", "bf16", "f32", "f64", "i32", "i64"):
+            for target in (H200, tp.Target.preset("a100")):
+                for layouts in ({}, {o.name: "strided" for o in desc.operands() if o.kind == "tensor"}):
+                    d = desc.replace(element=element, layouts=layouts)
+                    strict = tp.plan(d, preference=tp.PlanPreference(deterministic=True), target=target)
+                    assert strict.precision_guarantee().deterministic
+                    loose = tp.plan(d, preference=tp.PlanPreference(deterministic=False), target=target)
+                    rows = [c.kernel for c in loose.candidates if c.cost_us is not None]
+                    assert any(r.startswith("atomic") for r in rows)

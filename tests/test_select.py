@@ -1,0 +1,144 @@
+"""Select: pure, complete in its refusals, indifferent to registration order."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from samples import SAMPLES
+
+import triplan as tp
+from triplan.backends.select import select
+
+H200 = tp.Target.preset("h200")
+LOOSE = tp.PlanPreference(deterministic=False)
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_select_is_pure(op: str) -> None:
+    first = tp.plan(SAMPLES[op], target=H200)
+    for _ in range(3):
+        again = tp.plan(tp.parse_descriptor(SAMPLES[op].to_json()), target=tp.Target.preset("h200"))
+        assert again.key == first.key
+        assert again.sku() == first.sku()
+        assert again.candidates == first.candidates
+        assert again.workspace_size() == first.workspace_size()
+        assert again.launches == first.launches
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_refusals_carry_every_candidate(op: str) -> None:
+    rows = {r.name for r in tp.TABLE.rows(op)}
+    for preference in (tp.PlanPreference(kernel="no_such"), tp.PlanPreference(backend=tp.BackendKind.REFERENCE)):
+        with pytest.raises(tp.Unsupported) as info:
+            tp.plan(SAMPLES[op], preference=preference, target=H200)
+        assert {c.kernel for c in info.value.candidates} == rows
+        assert all(c.reason and not c.chosen and c.cost_us is None for c in info.value.candidates)
+        for row in rows:
+            assert row in str(info.value)
+    assert isinstance(info.value, NotImplementedError)
+    again = pickle.loads(pickle.dumps(info.value))
+    assert again.candidates == info.value.candidates
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_every_candidate_is_named_once_and_one_is_chosen(op: str) -> None:
+    plan = tp.plan(SAMPLES[op], target=H200)
+    assert sorted(c.kernel for c in plan.candidates) == sorted(r.name for r in tp.TABLE.rows(op))
+    assert [c.chosen for c in plan.candidates] == [True, *[False] * (len(plan.candidates) - 1)]
+    text = plan.explain()
+    for c in plan.candidates:
+        assert c.kernel in text
+        assert c.reason in text
+    assert plan.sku().id in text
+
+
+def test_registration_order_does_not_matter() -> None:
+    rows = tp.TABLE.rows("gather_backward")
+    desc = SAMPLES["gather_backward"]
+    answers = set()
+    for order in (rows, rows[::-1]):
+        table = tp.KernelTable()
+        for row in order:
+            table.register(replace(row, rank=lambda desc, target: 1.0))  # all tie
+        row, candidates = select(desc, LOOSE, H200, table=table)
+        answers.add((row.name, tuple(c.kernel for c in candidates)))
+    assert len(answers) == 1
+
+
+def test_no_op_row_may_be_registered_twice() -> None:
+    with pytest.raises(tp.InvalidProblem, match="already"):
+        tp.TABLE.register(tp.TABLE.rows("gather")[0])
+
+
+def test_tuning_reorders_and_never_invents() -> None:
+    desc = SAMPLES["gather"]
+    problem = tp.TuningTable.problem(desc.key, H200)
+    assert tp.plan(desc, target=H200).sku().kernel == "rows"
+    tuning = tp.TuningTable.of({problem: {"rows": 9e9, "no_such_row": 0.0}})
+    assert tp.plan(desc, target=H200, tuning=tuning).sku().kernel == "elements"
+    other = tp.TuningTable.of({tp.TuningTable.problem(desc.key, tp.Target.preset("a100")): {"rows": 9e9}})
+    assert tp.plan(desc, target=H200, tuning=other).sku().kernel == "rows"
+    assert tuning.digest != other.digest
+
+
+def test_preferences_are_requirements() -> None:
+    desc = SAMPLES["index_add"]
+    for word in ("deterministic", "batch_invariant"):
+        assert getattr(tp.plan(desc, preference=LOOSE.replace(**{word: True}), target=H200).precision_guarantee(), word)
+    with pytest.raises(tp.Unsupported, match="order_invariant"):
+        tp.plan(desc, preference=LOOSE.replace(order_invariant=True, kernel="ordered_sum"), target=H200)
+    pinned = LOOSE.replace(kernel="atomic_f32")
+    half = desc.replace(element="f16")
+    needed = tp.plan(half, preference=pinned, target=H200).workspace_size()
+    assert needed == 9 * 32 * 4
+    tp.plan(half, preference=pinned.replace(max_workspace_bytes=needed), target=H200)
+    with pytest.raises(tp.Unsupported, match=str(needed)):
+        tp.plan(half, preference=pinned.replace(max_workspace_bytes=needed - 1), target=H200)
+
+
+def test_excluded_features_are_never_used() -> None:
+    table = tp.KernelTable()
+    row = tp.TABLE.rows("gather")[0]
+    table.register(replace(row, name="a_tma_row", features=frozenset({"tma"})))
+    select(SAMPLES["gather"], LOOSE, H200, table=table)
+    with pytest.raises(tp.Unsupported, match="tma"):
+        select(SAMPLES["gather"], LOOSE.replace(exclude=("tma",)), H200, table=table)
+
+
+def test_determinism_follows_torch_when_not_said() -> None:
+    desc = SAMPLES["index_add"]
+    assert not tp.plan(desc, target=H200).precision_guarantee().deterministic
+    torch.use_deterministic_algorithms(True)
+    try:
+        plan = tp.plan(desc, target=H200)
+        assert plan.precision_guarantee().deterministic
+        assert plan.preference.deterministic is True
+        assert not tp.plan(desc, preference=LOOSE, target=H200).precision_guarantee().deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert plan.key != tp.plan(desc, target=H200).key
+
+
+def test_targets_take_their_backends() -> None:
+    desc = SAMPLES["gather"]
+    assert tp.plan(desc, target=tp.Target.cpu()).sku().backend is tp.BackendKind.REFERENCE
+    assert tp.plan(desc, target=tp.Target.cpu(interpret=True)).sku().backend is tp.BackendKind.TRITON
+    for name in ("a100", "h100", "h200"):
+        assert tp.plan(desc, target=tp.Target.preset(name)).sku().arch is tp.Target.preset(name).arch
+
+
+def test_unknown_elements_are_refused_with_what_is_taken() -> None:
+    with pytest.raises(tp.Unsupported, match="element bool; takes bf16"):
+        tp.plan(SAMPLES["index_add"].replace(element="bool"), target=H200)
+    with pytest.raises(tp.Unsupported, match="fp8e4m3"):
+        tp.plan(SAMPLES["gather"].replace(element="fp8e4m3"), target=H200)
+
+
+def test_a_plan_takes_its_own_descriptor_only() -> None:
+    with pytest.raises(tp.InvalidProblem, match="GatherDescriptor"):
+        tp.GatherPlan.select(SAMPLES["scatter"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="select"):
+        tp.GatherPlan()
