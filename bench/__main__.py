@@ -1,0 +1,80 @@
+"""``python -m bench NAME``: run one bench, print its table, and with ``--out`` write JSON, CSV and PNG."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from bench import host, indexing
+from bench.cases import DTYPES
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m bench", description="triplan's benchmarks")
+    names = top.add_subparsers(dest="name", required=True)
+    one = names.add_parser("indexing", help="gather, scatter and embedding against torch, on a GPU")
+    one.add_argument("--dtype", choices=sorted(DTYPES), default="fp16")
+    one.add_argument("--iterations", type=_positive, default=100, help="timed repeats (fewer for slow kernels)")
+    one.add_argument("--warmup", type=_natural, default=10, help="repeats before the timed ones")
+    one.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a smoke test at tiny sizes, measuring nothing"
+    )
+    two = names.add_parser("host", help="host time of planning and launching")
+    for p in (one, two):
+        p.add_argument("--out", type=Path, help="folder for JSON, CSV and PNG")
+    return top
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 1 if a contestant was wrong or failed, 2 for a request that makes no sense here."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(given)
+    # Piped output has no width of its own, and 80 columns would tear the tables.
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    if options.name == "indexing" and options.device == "cuda" and not torch.cuda.is_available():
+        print("bench indexing: there is no GPU here; --device cpu runs a smoke test", file=sys.stderr)
+        return 2
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # tiny tensors: waking threads would be all that is timed
+    # Drawn between the cases only: a refresh thread would take turns with the loops that are timed.
+    with Progress(console=console, auto_refresh=False) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total, refresh=True)
+
+        if options.name == "indexing":
+            tiny = options.device == "cpu"
+            device = torch.device("cpu") if tiny else torch.device("cuda", torch.cuda.current_device())
+            report = indexing.run(options.dtype, options.iterations, options.warmup, device, tiny, progress)
+        else:
+            report = host.run(progress)
+    report.show(console)
+    if options.out is not None:
+        for path in report.write(options.out, given):
+            console.print(f"wrote {path}", soft_wrap=True)
+    return 1 if any(row.get("error") for row in report.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

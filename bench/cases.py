@@ -1,0 +1,235 @@
+"""The indexing bench's cases: what is computed, by whom, how many bytes it must move, and what is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+import triplan as tp
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+#: |got - ref| / |ref| that torch's own result must meet: no tolerance, only proof that both did the same work.
+SAME_WORK = 0.25
+
+
+@dataclass(frozen=True)
+class Case:
+    """``count`` rows of ``width`` elements, moved between a dense tensor and a table of ``rows`` rows, along axis 0.
+
+    ``zipf``: tokens are drawn by Zipf's law rather than uniformly, as words are.
+    """
+
+    group: str
+    op: str
+    rows: int
+    width: int
+    count: int
+    zipf: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} ({self.rows}, {self.width})/{self.count}"
+
+    @property
+    def full(self) -> bool:
+        """Whether there is one index an element."""
+        return self.op in ("gather", "scatter_add")
+
+    @property
+    def adds(self) -> bool:
+        return self.op in ("index_add", "scatter_add", "embedding_backward")
+
+    @property
+    def fills(self) -> bool:
+        """Whether every element of the table is written, whatever the indices."""
+        return self.op == "embedding_backward"
+
+
+SEED_SIZES = ((1024, 256, 128), (4096, 1024, 512), (16384, 1024, 2048))
+
+
+def cases(tiny: bool = False) -> list[Case]:
+    """Every row of the bench; ``tiny`` shrinks them all for a smoke test."""
+    found = [Case("seed", op, *size) for op in ("index_select", "index_add") for size in SEED_SIZES]
+    found += [Case("full index", op, *size) for op in ("gather", "scatter_add") for size in SEED_SIZES]
+    found += [Case("large", op, 131072, 1024, 262144) for op in ("index_select", "index_add", "gather", "scatter_add")]
+    found += [Case("large", op, 50304, 1024, 65536, zipf=True) for op in ("embedding", "embedding_backward")]
+    if not tiny:
+        return found
+    return [
+        replace(c, rows=max(c.rows >> 9, 2), width=max(c.width >> 5, 2), count=max(c.count >> 10, 2)) for c in found
+    ]
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """One set of operands. ``dense`` is (count, width), ``table`` (rows, width)."""
+
+    dense: Tensor
+    table: Tensor
+    index: Tensor
+
+
+def zipf_tokens(n: int, vocabulary: int, device: torch.device, generator: torch.Generator) -> Tensor:
+    """``n`` tokens, token k with probability proportional to 1 / (k + 1), numbered in random order."""
+    weight = 1.0 / torch.arange(1, vocabulary + 1, dtype=torch.float64, device=device)
+    below = torch.cumsum(weight, 0) / weight.sum()
+    drawn = torch.rand(n, dtype=torch.float64, device=device, generator=generator)
+    token = torch.searchsorted(below, drawn).clamp_(max=vocabulary - 1)
+    return torch.randperm(vocabulary, device=device, generator=generator)[token]
+
+
+def make(case: Case, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Buffers:
+    def values(*shape: int) -> Tensor:
+        # Small, because timing adds the same values thousands of times over: f16 must not reach infinity.
+        return torch.randn(shape, dtype=dtype, device=device, generator=generator).div_(8)
+
+    shape = (case.count, case.width) if case.full else (case.count,)
+    if case.zipf:
+        index = zipf_tokens(case.count, case.rows, device, generator)
+    else:
+        index = torch.randint(0, case.rows, shape, device=device, generator=generator)
+    return Buffers(values(case.count, case.width), values(case.rows, case.width), index)
+
+
+# --- contestants ---
+
+
+def descriptor(case: Case, dtype: torch.dtype) -> tp.Descriptor:
+    shape, element = (case.count, case.width), tp.ElementKind.of(dtype)
+    if case.op == "index_select":
+        return tp.IndexSelectDescriptor(out_shape=shape, select_dim=0, src_dim_size=case.rows, element=element)
+    if case.op == "gather":
+        return tp.GatherDescriptor(out_shape=shape, gather_dim=0, src_dim_size=case.rows, element=element)
+    if case.op == "index_add":
+        return tp.IndexAddDescriptor(src_shape=shape, add_dim=0, out_dim_size=case.rows, element=element)
+    if case.op == "scatter_add":
+        return tp.ScatterAddDescriptor(src_shape=shape, scatter_dim=0, out_dim_size=case.rows, element=element)
+    table: dict[str, Any] = {"num_embeddings": case.rows, "embedding_dim": case.width, "element": element}
+    if case.op == "embedding":
+        return tp.EmbeddingDescriptor(index_shape=(case.count,), **table)
+    if case.op == "embedding_backward":
+        return tp.EmbeddingBackwardDescriptor(index_shape=(case.count,), accumulate=False, **table)
+    raise ValueError(f"no case {case.op!r}")
+
+
+def plan_args(case: Case, b: Buffers) -> Any:
+    if case.op == "index_select":
+        return tp.IndexSelectArgs(src=b.table, index=b.index, out=b.dense)
+    if case.op == "gather":
+        return tp.GatherArgs(src=b.table, index=b.index, out=b.dense)
+    if case.op == "index_add":
+        return tp.IndexAddArgs(index=b.index, src=b.dense, out=b.table)
+    if case.op == "scatter_add":
+        return tp.ScatterAddArgs(index=b.index, src=b.dense, out=b.table)
+    if case.op == "embedding":
+        return tp.EmbeddingArgs(weight=b.table, index=b.index, out=b.dense)
+    return tp.EmbeddingBackwardArgs(dout=b.dense, index=b.index, dweight=b.table)
+
+
+def torch_call(case: Case, b: Buffers) -> Callable[[], Tensor]:
+    """torch's own op; it returns its result, which for the embeddings is a new tensor (they have no ``out=``)."""
+    dense, table, index, rows = b.dense, b.table, b.index, case.rows
+    if case.op == "index_select":
+        return lambda: torch.index_select(table, 0, index, out=dense)
+    if case.op == "gather":
+        return lambda: torch.gather(table, 0, index, out=dense)
+    if case.op == "index_add":
+        return lambda: table.index_add_(0, index, dense)
+    if case.op == "scatter_add":
+        return lambda: table.scatter_add_(0, index, dense)
+    if case.op == "embedding":
+        return lambda: embedding(index, table)
+    backward = torch.ops.aten.embedding_dense_backward.default
+    return lambda: backward(dense, index, rows, -1, False)
+
+
+# --- bytes ---
+
+
+def bytes_moved(case: Case, itemsize: int, touched: int) -> int:
+    """The fewest bytes that any kernel must move: every index is read once, and
+
+    - a copy reads and writes each value (a row that is read twice counts twice, so a cache can beat the figure);
+    - an addition reads each value, and reads and writes each of the ``touched`` table elements;
+    - embedding_backward reads each value and writes the whole table.
+    """
+    values = case.count * case.width
+    index = 8 * (values if case.full else case.count)
+    if not case.adds:
+        return 2 * values * itemsize + index
+    if case.fills:
+        return (values + case.rows * case.width) * itemsize + index
+    return (values + 2 * touched) * itemsize + index
+
+
+def touched_elements(case: Case, index: Tensor) -> int:
+    """How many table elements the indices point at."""
+    seen = torch.zeros((case.rows, case.width) if case.full else (case.rows,), dtype=torch.bool, device=index.device)
+    true = torch.ones((), dtype=torch.bool, device=index.device)
+    seen.scatter_(0, index, true.expand(index.shape))
+    return int(seen.sum()) * (1 if case.full else case.width)
+
+
+# --- what is right ---
+
+
+@dataclass(frozen=True)
+class Truth:
+    """torch's op in float64: the result, the sum of the terms' magnitudes, and how many terms each element has."""
+
+    value: Tensor
+    magnitude: Tensor
+    terms: Tensor
+
+
+def truth(case: Case, b: Buffers) -> Truth:
+    """Computed from ``b`` as it is now, so before any contestant adds into it."""
+    if not case.adds:
+        value = b.table.gather(0, b.index) if case.full else b.table.index_select(0, b.index)
+        return Truth(value.double(), value.double().abs(), torch.ones((), device=value.device))
+    start = torch.zeros_like(b.table, dtype=torch.float64) if case.fills else b.table.double()
+    ones = torch.ones((), device=b.dense.device).expand(b.index.shape)
+    if case.full:
+        value = start.scatter_add(0, b.index, b.dense.double())
+        magnitude = start.abs().scatter_add_(0, b.index, b.dense.double().abs())
+        terms = torch.zeros_like(b.table, dtype=torch.float32).scatter_add_(0, b.index, ones)
+    else:
+        value = start.index_add(0, b.index, b.dense.double())
+        magnitude = start.abs().index_add_(0, b.index, b.dense.double().abs())
+        terms = torch.zeros(case.rows, device=b.dense.device).index_add_(0, b.index, ones)[:, None]
+    return Truth(value, magnitude, terms + 1)
+
+
+def mismatch(truth: Truth, got: Tensor, guarantee: tp.PrecisionGuarantee) -> str:
+    """What in ``got`` breaks the guarantee; empty if nothing does.
+
+    The plan's tolerance is the bound for as many terms as its descriptor allows. Here the terms of each element are
+    known, so its bound is that of its own count (see ``sum_tolerance`` in triplan.backends.triton.indexing), where
+    that is tighter: a contribution that was lost or added twice shows even in f16.
+    """
+    t = guarantee.tolerance
+    u = guarantee.accumulator.unit_roundoff
+    counted = torch.expm1((truth.terms + 3).double() * math.log1p(u)) * (1 + t.rtol)
+    allowed = truth.magnitude * counted.clamp_(max=t.ctol) + (t.rtol * truth.value.abs() + t.underflow)
+    error = (got.double() - truth.value).abs()
+    bad = ~(error <= allowed)  # NaN is bad
+    if not bool(bad.any()):
+        return ""
+    at = int(bad.reshape(-1).to(torch.int8).argmax())
+    row, column = divmod(at, got.shape[1])
+    return (
+        f"wrong: {int(bad.sum())} of {got.numel()} elements; [{row}, {column}] is {got[row, column].item()!r}, "
+        f"torch in float64 says {truth.value[row, column].item()!r}, allowed {allowed[row, column].item():.3g}"
+    )
+
+
+def relative_error(truth: Truth, got: Tensor) -> float:
+    """The norm of the error over the norm of the truth."""
+    return float((got.double() - truth.value).norm() / truth.value.norm().clamp(min=1e-300))

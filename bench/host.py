@@ -1,0 +1,152 @@
+"""``python -m bench host``: what planning and launching cost the host, per call."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triplan as tp
+from bench import timing
+from bench.cases import Case, descriptor, make, plan_args, torch_call
+from bench.jit_kernel import jit_index_select
+from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.stub import launch_stubbed
+from bench.timing import Contestant
+
+#: Small enough that the device is never the slower side.
+SIZE = (1024, 256, 128)
+OPS = ("index_select", "gather", "index_add", "scatter_add", "embedding", "embedding_backward")
+LAUNCHED = ("index_select", "index_add")
+#: What planning may cost on a CPU machine, in microseconds.
+SELECT_LIMIT, HIT_LIMIT = 50.0, 3.0
+
+COLUMNS = (
+    Column("case", "what"),
+    Column("contestant", "op"),
+    Column("host_us", "host us", ".2f"),
+    Column("host_us_best", "best", ".2f"),
+    Column("limit_us", "limit us", ".0f"),
+    Column("holds", "holds"),
+    Column("note", "note"),
+)
+CHARTS = (Chart("host_us", "host microseconds per call"),)
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that is timed, ``calls`` times a loop; ``limit_us`` is what it may cost."""
+
+    name: str
+    op: str
+    call: Callable[[], object]
+    calls: int
+    note: str = ""
+    limit_us: float | None = None
+
+
+def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) -> Report:
+    """Time every step, all interleaved; without a GPU launches are stubbed and plans are for the h200 preset."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    target = tp.Target.current() if on_gpu else tp.Target.preset("h200")
+    # No more calls a loop than the driver queues launches, so that none waits for the device.
+    launches = min(calls, timing.HOST_CALLS)
+    progress("host", 0, 1)
+    with nullcontext() if on_gpu else launch_stubbed(target):
+        steps = [*_planning(target, device, calls), *_launching(target, device, launches, on_gpu)]
+        rows = _rows(steps, loops)
+    progress("host", 1, 1)
+    settings = {"calls": calls, "loops": loops, "target": target.name, "launch_stubbed": not on_gpu, "size": SIZE}
+    label = "" if on_gpu else "LAUNCH STUBBED: no GPU here; plans are for the h200 preset and nothing is launched"
+    stem = f"host-{hardware_slug(device)}"
+    return Report(stem, "host time per call", label, COLUMNS, CHARTS, settings, rows)
+
+
+def _rows(steps: list[Step], loops: int) -> list[Row]:
+    rows: list[Row] = [{"case": s.name, "contestant": s.op, "note": s.note} for s in steps]
+    sound: list[tuple[Row, Step]] = []
+    for row, step in zip(rows, steps, strict=True):
+        try:
+            step.call()
+        except Exception as e:  # whatever it is, the other figures stand
+            row["error"] = row["note"] = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+        else:
+            sound.append((row, step))
+    contestants = [Contestant(step.name, _ignoring_set(step.call), 1) for _, step in sound]
+    times = timing.host_times(contestants, [step.calls for _, step in sound], loops)
+    for (row, step), time in zip(sound, times, strict=True):
+        row |= {"host_us": time.median_us, "host_us_best": time.best_us}
+        if step.limit_us is not None:
+            row |= {"limit_us": step.limit_us, "holds": "yes" if time.median_us < step.limit_us else "NO"}
+    return rows
+
+
+def _ignoring_set(call: Callable[[], object]) -> timing.Call:
+    return lambda i: call()
+
+
+def _planning(target: tp.Target, device: torch.device, calls: int) -> Iterator[Step]:
+    """What comes before a launch. ``select`` and the cache are given a descriptor that exists: they are warm."""
+    described = {op: descriptor(Case("host", op, *SIZE), torch.float16) for op in OPS}
+    fields = {op: {name: getattr(d, name) for name in type(d).model_fields} for op, d in described.items()}
+    cache = tp.PlanCache()
+    for op, desc in described.items():
+        yield Step("descriptor construction", op, partial(type(desc), **fields[op]), calls)
+    for op, desc in described.items():
+        yield Step("descriptor construction and key", op, partial(_key, type(desc), fields[op]), calls)
+    for op, desc in described.items():
+        yield Step("select, warm", op, partial(tp.plan, desc, target=target), calls, limit_us=SELECT_LIMIT)
+    for op, desc in described.items():
+        preference = tp.PlanPreference(deterministic=True)
+        call = partial(tp.plan, desc, preference=preference, target=target)
+        yield Step("select, warm, deterministic", op, call, calls, limit_us=SELECT_LIMIT)
+    for op, desc in described.items():
+        yield Step("PlanCache hit", op, partial(cache.get, desc, target=target), calls, limit_us=HIT_LIMIT)
+    for op in OPS:
+        case = Case("host", op, *SIZE)
+        plan = tp.plan(described[op], target=target)
+        args = plan_args(case, make(case, torch.float16, device, torch.Generator(device)))
+        yield Step("can_implement", op, partial(plan.can_implement, args), calls)
+
+
+def _key(cls: type[tp.Descriptor], fields: dict[str, Any]) -> str:
+    return cls(**fields).key
+
+
+def _launching(target: tp.Target, device: torch.device, calls: int, on_gpu: bool) -> Iterator[Step]:
+    """One call of the op, by each way there is."""
+    stubbed = "" if on_gpu else "launch stubbed"
+    computed = "" if on_gpu else "computed on the cpu: no comparison"
+    for op in LAUNCHED:
+        case = Case("host", op, *SIZE)
+        buffers = make(case, torch.float16, device, torch.Generator(device))
+        plan = tp.plan(descriptor(case, torch.float16), target=target)
+        args, workspace = plan_args(case, buffers), tp.Workspace.allocate(plan, device)
+        if on_gpu:
+            plan.prepare(device)
+        yield Step(f"one call of {op}", "plan.run", partial(plan.run, args, workspace), calls, stubbed)
+        if functional := functional_call(op, buffers.table, buffers.index, buffers.dense):
+            yield Step(f"one call of {op}", "triplan.functional", functional, calls, stubbed)
+        if op == "index_select":
+            jit = partial(jit_index_select, buffers.table, buffers.index, buffers.dense)
+            yield Step(f"one call of {op}", "triton jit", jit, calls, stubbed)
+        yield Step(f"one call of {op}", "torch", torch_call(case, buffers), calls, computed)
+
+
+def functional_call(op: str, table: Tensor, index: Tensor, dense: Tensor) -> Callable[[], object] | None:
+    """The same through ``triplan.functional``, with no allocation; None where this triplan has no such function."""
+    try:
+        functional: Any = importlib.import_module("triplan.functional")
+        if op == "index_select":
+            return partial(functional.index_select, table, 0, index, out=dense)
+        return partial(functional.index_add_, table, 0, index, dense)
+    except (ImportError, AttributeError):
+        return None

@@ -1,0 +1,238 @@
+"""``python -m bench indexing``: the indexing family against torch's own ops, in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import triplan as tp
+from bench import timing
+from bench.cases import (
+    DTYPES,
+    SAME_WORK,
+    Buffers,
+    Case,
+    Truth,
+    bytes_moved,
+    cases,
+    descriptor,
+    make,
+    mismatch,
+    plan_args,
+    relative_error,
+    torch_call,
+    touched_elements,
+    truth,
+)
+from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.timing import Contestant, DeviceTime, HostTime
+
+#: The pinned deterministic row is timed only where its own estimate is below this.
+ORDERED_LIMIT_US = 50_000.0
+DETERMINISTIC = "ordered_sum"
+
+COLUMNS = (
+    Column("case", "case"),
+    Column("contestant", "by"),
+    Column("kernel", "kernel"),
+    Column("device_us", "device us", ".1f"),
+    Column("host_us", "host us", ".1f"),
+    Column("gb_per_s", "GB/s", ".0f"),
+    Column("share_of_copy", "of copy", ".1%"),
+    Column("speed_vs_torch", "x torch", ".2f"),
+    Column("note", "note"),
+)
+CHARTS = (
+    Chart("share_of_copy", "share of the measured copy bandwidth", 1.0),
+    Chart("speed_vs_torch", "speed, torch = 1", 1.0),
+)
+Progress = Callable[[str, int, int], None]
+
+
+def copy_share(nbytes: int, us: float, copy_bytes_per_s: float) -> float:
+    """Achieved bytes per second over those of a plain copy."""
+    return nbytes / (us * 1e-6) / copy_bytes_per_s
+
+
+def speed_ratio(torch_us: float, us: float) -> float:
+    """How many times faster than torch: above 1 is faster."""
+    return torch_us / us
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant of one case; ``plan`` is None for torch. ``run(i)`` works on buffer set ``i``."""
+
+    name: str
+    kernel: str
+    run: Callable[[int], Any]
+    plan: tp.Plan[Any, Any] | None = None
+
+
+def run(dtype: str, iterations: int, warmup: int, device: torch.device, tiny: bool, progress: Progress) -> Report:
+    """Time every case. ``tiny`` runs shrunken cases: a smoke test whose figures say nothing."""
+    on_gpu = device.type == "cuda"
+    copy = timing.copy_bandwidth(device, iterations, warmup, 2 << 30 if on_gpu else 1 << 20)
+    listed = cases(tiny)
+    rows: list[Row] = []
+    started = time.perf_counter()
+    for i, case in enumerate(listed):
+        progress(case.name, i, len(listed))
+        rows += _case_rows(case, DTYPES[dtype], iterations, warmup, device, copy)
+        if on_gpu:
+            torch.cuda.empty_cache()
+    progress("done", len(listed), len(listed))
+    label = (
+        "* the device takes longer than the host: a loop of such calls is bound by the device"
+        if on_gpu
+        else "CPU SMOKE TEST: reference backend, tiny sizes, host clock; no measurement of any kernel"
+    )
+    settings = {
+        "dtype": dtype,
+        "iterations": iterations,
+        "warmup": warmup,
+        "device": device.type,
+        "tiny": tiny,
+        "copy_gb_per_s": copy / 1e9,
+        "copy_gb_per_s_at_end": timing.copy_bandwidth(device, iterations, warmup, 2 << 30 if on_gpu else 1 << 20) / 1e9,
+        "l2_bytes": timing.l2_bytes(device),
+        "seconds": time.perf_counter() - started,
+    }
+    stem = f"indexing-{dtype}-{hardware_slug(device)}" + ("-smoke" if tiny else "")
+    title = f"indexing, {dtype}; copy {copy / 1e12:.2f} TB/s" if on_gpu else f"indexing, {dtype}"
+    return Report(stem, title, label, COLUMNS, CHARTS, settings, rows)
+
+
+def _case_rows(
+    case: Case, dtype: torch.dtype, iterations: int, warmup: int, device: torch.device, copy: float
+) -> list[Row]:
+    """torch first, then ours; a contestant that is wrong or fails has an ``error`` and no figures."""
+    generator = torch.Generator(device).manual_seed(1)
+    base: Row = {"case": case.name, "group": case.group}
+    try:
+        first = make(case, dtype, device, generator)
+        nbytes = bytes_moved(case, dtype.itemsize, touched_elements(case, first.index) if case.adds else 0)
+        sets, resident = timing.rotation(nbytes, timing.l2_bytes(device))
+        buffers = [first, *(make(case, dtype, device, generator) for _ in range(sets - 1))]
+        entries, rows = _entries(case, dtype, device, buffers)
+        rows = [{**base, **r} for r in rows]
+        sound: list[Entry] = []
+        expected = truth(case, first)
+        for entry in entries:
+            if error := _verify(case, entry, first, expected):
+                failed = {"contestant": entry.name, "kernel": entry.kernel, "error": error, "note": error}
+                rows.append({**base, **failed})
+            else:
+                sound.append(entry)
+        del expected
+        timed = _time(sound, sets, iterations, warmup, device)
+    except (tp.TriplanError, RuntimeError) as e:
+        error = f"{type(e).__name__}: {str(e).splitlines()[0]}"
+        return [{**base, "contestant": "all", "error": error, "note": error}]
+    torch_us = next((d.median_us for e, (d, _) in zip(sound, timed, strict=True) if e.plan is None), None)
+    figures = [
+        {**base, "contestant": e.name, "kernel": e.kernel, **_figures(d, host, nbytes, resident, copy, torch_us)}
+        for e, (d, host) in zip(sound, timed, strict=True)
+    ]
+    return [*figures, *rows]
+
+
+def _figures(
+    device: DeviceTime, host: HostTime, nbytes: int, resident: bool, copy: float, torch_us: float | None
+) -> Row:
+    notes = ["in L2"] if resident else []
+    if device.not_captured:
+        notes.append(device.not_captured)
+    slower = device.median_us > host.median_us
+    if slower:
+        notes.append("*")
+    return {
+        "device_us": device.median_us,
+        "device_us_p10": device.low_us,
+        "device_us_p90": device.high_us,
+        "host_us": host.median_us,
+        "host_us_best": host.best_us,
+        "bytes": nbytes,
+        "gb_per_s": nbytes / device.median_us / 1e3,
+        "share_of_copy": copy_share(nbytes, device.median_us, copy),
+        "speed_vs_torch": None if torch_us is None else speed_ratio(torch_us, device.median_us),
+        "resident_in_l2": resident,
+        "device_bound": slower,
+        "repeats": device.repeats,
+        "launches": device.launches,
+        "note": " ".join(notes),
+    }
+
+
+def _entries(
+    case: Case, dtype: torch.dtype, device: torch.device, buffers: list[Buffers]
+) -> tuple[list[Entry], list[Row]]:
+    """The contestants, and rows for those that were left out, with the reason."""
+    calls = [torch_call(case, b) for b in buffers]
+    entries = [Entry("torch", "", lambda i: calls[i]())]
+    desc, target = descriptor(case, dtype), tp.Target.of(device)
+    args = [plan_args(case, b) for b in buffers]
+    default = tp.plan(desc, preference=tp.PlanPreference(deterministic=False), target=target)
+    entries.append(_planned("triplan", default, args, device))
+    skipped: list[Row] = []
+    if case.adds and default.sku().kernel != DETERMINISTIC:
+        candidate = next((c for c in default.candidates if c.kernel == DETERMINISTIC), None)
+        name = "triplan deterministic"
+        reason = ""
+        if candidate is None:
+            reason = f"there is no {DETERMINISTIC} row"
+        elif candidate.cost_us is None:
+            reason = candidate.reason
+        elif candidate.cost_us >= ORDERED_LIMIT_US:
+            reason = f"estimated at {candidate.cost_us / 1e3:.0f} ms"
+        if reason:
+            skipped.append({"contestant": name, "kernel": DETERMINISTIC, "note": f"skipped: {reason}"})
+        else:
+            pinned = tp.plan(
+                desc, preference=tp.PlanPreference(deterministic=True, kernel=DETERMINISTIC), target=target
+            )
+            entries.append(_planned(name, pinned, args, device))
+    return entries, skipped
+
+
+def _planned(name: str, plan: tp.Plan[Any, Any], args: list[Any], device: torch.device) -> Entry:
+    plan.prepare(device)
+    workspace = tp.Workspace.allocate(plan, device)
+    return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), plan)
+
+
+def _verify(case: Case, entry: Entry, b: Buffers, expected: Truth) -> str:
+    """Run once on ``b`` and compare; ``b`` is restored. Empty if right, else what is wrong."""
+    result = b.table if case.adds else b.dense
+    kept = result.clone()
+    if not case.adds or case.fills:
+        result.fill_(float("nan"))  # what is not written shows
+    returned = entry.run(0)
+    got = result
+    if entry.plan is None:
+        got = returned
+        error = relative_error(expected, got)
+        wrong = "" if error <= SAME_WORK else f"torch's result is off by {error:.3g}: the bench compares unlike things"
+    else:
+        wrong = mismatch(expected, got, entry.plan.precision_guarantee())
+    result.copy_(kept)
+    return wrong
+
+
+def _time(
+    entries: list[Entry], sets: int, iterations: int, warmup: int, device: torch.device
+) -> list[tuple[DeviceTime, HostTime]]:
+    contestants = [Contestant(e.name, e.run, sets) for e in entries]
+    if not contestants:
+        return []
+    if device.type == "cuda":
+        found = timing.device_times(contestants, iterations, warmup)
+    else:
+        found = timing.wall_times(contestants, iterations, warmup)
+    calls = [timing.host_calls_for(d.median_us) for d in found]
+    loops = timing.HOST_LOOPS if device.type == "cuda" else 2
+    return list(zip(found, timing.host_times(contestants, calls, loops), strict=True))

@@ -1,0 +1,178 @@
+"""Results of a bench: one record, shown as a table and written as JSON, CSV and PNG."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import platform
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from triplan.facade.cache import versions
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: the row's field, its heading, and how a value is printed (a format spec)."""
+
+    field: str
+    heading: str
+    spec: str = ""
+
+    def show(self, value: Any) -> str:
+        if value is None or value == "":
+            return ""
+        return format(value, self.spec) if not isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One panel of the PNG: ``field`` of every row, a bar for each contestant, with a line at ``mark``."""
+
+    field: str
+    title: str
+    mark: float | None = None
+
+
+@dataclass
+class Report:
+    """What a bench found. ``stem`` names its files, ``label`` says what a reader must know before any figure."""
+
+    stem: str
+    title: str
+    label: str
+    columns: Sequence[Column]
+    charts: Sequence[Chart]
+    settings: Row
+    rows: list[Row] = field(default_factory=list)
+
+    def show(self, console: Console) -> None:
+        table = Table(title=f"{self.title}\n{self.label}".strip())
+        for i, c in enumerate(self.columns):
+            numeric = bool(c.spec)
+            table.add_column(c.heading, justify="right" if numeric else "left", no_wrap=numeric or i == 0)
+        previous: object = None
+        for row in self.rows:
+            if previous is not None and row["case"] != previous:
+                table.add_section()
+            cells = [c.show(row.get(c.field)) for c in self.columns]
+            if row["case"] == previous:
+                cells[0] = ""
+            table.add_row(*cells, style="red" if row.get("error") else "")
+            previous = row["case"]
+        console.print(table)
+
+    def write(self, folder: Path, command: Sequence[str]) -> list[Path]:
+        """Write all three files into ``folder`` and return their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{self.stem}.{kind}" for kind in ("json", "csv", "png")]
+        content = {
+            "title": self.title,
+            "label": self.label,
+            "command": command_line(command),
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "versions": {**versions(), "python": platform.python_version()},
+            "settings": self.settings,
+            "rows": self.rows,
+        }
+        # NaN is not JSON: a figure that is none must fail here, not in a reader.
+        paths[0].write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+        with paths[1].open("w", newline="") as file:
+            names = list(dict.fromkeys(name for row in self.rows for name in row))
+            writer = csv.DictWriter(file, names, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        self._plot(paths[2])
+        return paths
+
+    def _plot(self, path: Path) -> None:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        cases = list(dict.fromkeys(str(r["case"]) for r in self.rows))
+        height = 1.5 + 0.45 * max(len(cases), 1)
+        figure, axes = plt.subplots(
+            1,
+            len(self.charts),
+            figsize=(7 * len(self.charts), height),
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
+        )
+        for axis, chart in zip(axes[0], self.charts, strict=True):
+            shown = [r for r in self.rows if r.get(chart.field) is not None]
+            names = list(dict.fromkeys(str(r["contestant"]) for r in shown))
+            width = 0.8 / max(len(names), 1)
+            for i, name in enumerate(names):
+                own = [r for r in shown if r["contestant"] == name]
+                at = [cases.index(str(r["case"])) + (i - (len(names) - 1) / 2) * width for r in own]
+                axis.barh(at, [r[chart.field] for r in own], height=width, label=name)
+            if chart.mark is not None:
+                axis.axvline(chart.mark, color="black", linewidth=0.8, linestyle=":")
+            axis.set_title(chart.title)
+            axis.set_yticks(range(len(cases)), cases)
+            if names:
+                axis.legend(loc="best", fontsize="small")
+        axes[0][0].invert_yaxis()
+        figure.suptitle(f"{self.title}\n{self.label}".strip(), fontsize="medium")
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """How to run the bench again; where its files went belongs to one machine only."""
+    kept, skip = [], False
+    for argument in arguments:
+        if skip or argument.startswith("--out="):
+            skip = False
+            continue
+        skip = argument == "--out"
+        if not skip:
+            kept.append(argument)
+    return "python -m bench " + shlex.join(kept)
+
+
+def machine() -> Row:
+    """The hardware, by model: no host or user name."""
+    found: Row = {"cpu": _cpu_model(), "system": f"{platform.system()} {platform.machine()}"}
+    if torch.cuda.is_available():
+        props = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": props.name,
+            "sm_count": props.multi_processor_count,
+            "memory_gib": round(props.total_memory / 2**30, 1),
+            "cuda": torch.version.cuda,
+        }
+    return found
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def slug(text: str) -> str:
+    """``text`` as part of a file name."""
+    return "-".join("".join(ch if ch.isalnum() else " " for ch in text.lower()).split())
+
+
+def hardware_slug(device: torch.device) -> str:
+    """The GPU's model, or ``cpu``."""
+    return slug(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"

@@ -1,0 +1,80 @@
+"""Host time where there is no GPU: everything runs but the launch itself.
+
+Replaced for the duration: Triton's driver (its launcher becomes a call that does nothing), torch's device switch and
+stream query, and the check that operands live on the target's device, so that CPU tensors pass for CUDA's. Kernels are
+compiled for the target as ever. What a figure then lacks is the driver's launch and torch's device switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+import triplan as tp
+
+
+def _nothing(*args: Any) -> None:
+    return None
+
+
+class _Utils:
+    def load_binary(self, *args: Any) -> tuple[int, int, int, int, int]:
+        return 1, 1, 0, 0, 1024  # module, function, registers, spills, threads
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 232448, "multiprocessor_count": 132}
+
+
+class _Driver:
+    """What ``JITFunction.run`` and ``CompiledKernel`` ask of a driver, in Triton 3.6 to 3.9."""
+
+    utils = _Utils()
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        return _nothing
+
+
+class _Device:
+    def __init__(self, index: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+@contextmanager
+def launch_stubbed(target: tp.Target) -> Iterator[None]:
+    """CPU tensors may be given to plans for ``target``; they are checked, and nothing is launched."""
+    before = driver._active
+    with ExitStack() as stack:
+        for change in (
+            patch.object(torch.cuda, "device", _Device),
+            patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+            patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True),
+            patch.object(tp.Target, "device_type", property(lambda self: "cpu")),
+            patch.object(tp.Target, "of", staticmethod(lambda device: target)),
+        ):
+            stack.enter_context(change)
+        driver.set_active(_Driver())
+        try:
+            yield
+        finally:
+            driver._active = before

@@ -1,0 +1,285 @@
+"""Timing: what every bench shares.
+
+Contestants of one comparison are interleaved, repeat by repeat, because clocks drift; medians are quoted. Device time
+is taken from CUDA graphs of several launches, so that neither Python nor launch gaps are in it. Host time is taken from
+loops that never synchronise and that are shorter than the driver's launch queue.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from triplan.errors import TriplanError
+
+#: Runs the work once on buffer set ``i``. What it returns is dropped.
+Call = Callable[[int], object]
+
+#: Device work to aim for in one graph, and the most launches in it.
+#: (starting a graph costs a few microseconds between the events, so short graphs would look slow).
+GRAPH_US = 1000.0
+MAX_LAUNCHES = 64
+#: Seconds of timed device work per contestant; repeats beyond are dropped (never below MIN_REPEATS).
+BUDGET_S = 0.5
+MIN_REPEATS = 3
+#: From here on one launch a graph: it streams far more than any cache holds.
+LONG_US = 5000.0
+#: The driver queues about 1,024 launches before a launch blocks; a call may be several launches.
+HOST_CALLS = 100
+HOST_LOOPS = 7
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One implementation. ``sets`` buffer sets are rotated; ``call(i)`` works on set ``i``."""
+
+    name: str
+    call: Call
+    sets: int
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """Microseconds per call: the median and the 10% and 90% samples.
+
+    ``not_captured`` says why no CUDA graph holds the work; a plain loop, with its launch gaps, was timed then.
+    """
+
+    median_us: float
+    low_us: float
+    high_us: float
+    repeats: int
+    launches: int
+    not_captured: str = ""
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """Microseconds per call: the median loop, and the best one (what an undisturbed machine would give)."""
+
+    median_us: float
+    best_us: float
+
+
+def median(samples: Sequence[float]) -> float:
+    """The middle sample, or the mean of the two middle ones. Raises ``ValueError`` where there is none."""
+    if not samples:
+        raise ValueError("median of no samples")
+    return statistics.median(samples)
+
+
+def quantile(samples: Sequence[float], q: float) -> float:
+    """The sample at rank ``round(q * (n - 1))``: no interpolation, so it was really seen."""
+    if not samples:
+        raise ValueError("quantile of no samples")
+    return sorted(samples)[round(q * (len(samples) - 1))]
+
+
+def launches_for(once_us: float, sets: int) -> int:
+    """Calls per graph: enough to fill GRAPH_US, at most MAX_LAUNCHES, and every buffer set equally often."""
+    if once_us >= LONG_US:
+        return 1
+    wanted = min(max(int(GRAPH_US / max(once_us, 0.1)), 1), MAX_LAUNCHES)
+    return -(-wanted // sets) * sets
+
+
+def repeats_for(once_us: float, launches: int, iterations: int) -> int:
+    """Timed repeats that fit the budget: ``iterations``, or fewer for slow work."""
+    fitting = int(BUDGET_S * 1e6 / max(once_us * launches, 0.1))
+    return max(min(iterations, fitting), min(iterations, MIN_REPEATS))
+
+
+def host_calls_for(once_us: float) -> int:
+    """Calls per host loop: about 20 ms of device work, so that slow kernels don't take minutes."""
+    return max(4, min(HOST_CALLS, int(20_000 / max(once_us, 0.1))))
+
+
+# --- device time ---
+
+
+class _Replay:
+    """One contestant on the device: a captured graph, or a plain loop where capture was refused."""
+
+    def __init__(self, contestant: Contestant, warmup: int) -> None:
+        self.contestant = contestant
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # Lazy initialisation (modules, handles, scratch) is not allowed under capture, so run everything once before.
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for i in range(min(contestant.sets, 3)):
+                contestant.call(i)
+            start, end = _event(), _event()
+            start.record(side)
+            for i in range(2):
+                contestant.call(i % contestant.sets)
+            end.record(side)
+            end.synchronize()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        # Python's gaps are in it, so for short kernels it is an upper bound; a graph's own time refines it below.
+        self.once_us = start.elapsed_time(end) * 1e3 / 2
+        self.launches = launches_for(self.once_us, contestant.sets)
+        self.refusal = ""
+        self.graph = self._capture()
+        if self.graph is not None and self.once_us < LONG_US:
+            self.once_us = self._time_once()
+            if launches_for(self.once_us, contestant.sets) > self.launches:
+                self.launches = launches_for(self.once_us, contestant.sets)
+                self.graph = self._capture()
+        for _ in range(min(warmup, repeats_for(self.once_us, self.launches, max(warmup, 1)))):
+            self.run()
+        torch.cuda.synchronize()
+        self.samples: list[float] = []
+
+    def _capture(self) -> torch.cuda.CUDAGraph | None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._calls()
+        except TriplanError:
+            raise  # our own plans must be capturable
+        except RuntimeError as e:
+            self.refusal = f"no graph: {str(e).splitlines()[0]}"
+            return None
+        graph.replay()
+        torch.cuda.synchronize()
+        return graph
+
+    def _time_once(self) -> float:
+        start, end = _event(), _event()
+        start.record()
+        self.run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / self.launches
+
+    def _calls(self) -> None:
+        for i in range(self.launches):
+            self.contestant.call(i % self.contestant.sets)
+
+    def run(self) -> None:
+        if self.graph is None:
+            self._calls()
+        else:
+            self.graph.replay()
+
+    def result(self) -> DeviceTime:
+        return DeviceTime(
+            median(self.samples),
+            quantile(self.samples, 0.1),
+            quantile(self.samples, 0.9),
+            len(self.samples),
+            self.launches,
+            self.refusal,
+        )
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def device_times(contestants: Sequence[Contestant], iterations: int, warmup: int) -> list[DeviceTime]:
+    """Device time of each contestant, repeats interleaved. Needs a GPU; plans must be prepared."""
+    replays = [_Replay(c, warmup) for c in contestants]
+    wanted = [repeats_for(r.once_us, r.launches, iterations) for r in replays]
+    pending: list[tuple[_Replay, torch.cuda.Event, torch.cuda.Event]] = []
+    for i in range(max(wanted)):
+        for replay, repeats in zip(replays, wanted, strict=True):
+            # A slow contestant's few repeats are spread over the others' many.
+            if i * repeats // max(wanted) == (i - 1) * repeats // max(wanted) and i > 0:
+                continue
+            start, end = _event(), _event()
+            start.record()
+            replay.run()
+            end.record()
+            pending.append((replay, start, end))
+    torch.cuda.synchronize()
+    for replay, start, end in pending:
+        replay.samples.append(start.elapsed_time(end) * 1e3 / replay.launches)
+    return [r.result() for r in replays]
+
+
+def wall_times(contestants: Sequence[Contestant], iterations: int, warmup: int) -> list[DeviceTime]:
+    """The same figures by the host's clock, for a machine without a GPU: a smoke test of the bench, no measurement."""
+    samples: list[list[float]] = [[] for _ in contestants]
+    for i in range(-warmup, iterations):
+        for contestant, kept in zip(contestants, samples, strict=True):
+            start = time.perf_counter_ns()
+            contestant.call(i % contestant.sets)
+            if i >= 0:
+                kept.append((time.perf_counter_ns() - start) / 1e3)
+    return [DeviceTime(median(s), quantile(s, 0.1), quantile(s, 0.9), len(s), 1, "host clock") for s in samples]
+
+
+# --- host time ---
+
+
+def host_times(
+    contestants: Sequence[Contestant], calls: Sequence[int], loops: int = HOST_LOOPS, synchronize: bool = True
+) -> list[HostTime]:
+    """Host time per call, from ``loops`` loops of ``calls`` calls for each contestant, loops interleaved.
+
+    With ``synchronize`` the device is drained before each loop, so that none begins with a full queue.
+    """
+    samples: list[list[float]] = [[] for _ in contestants]
+    drain = synchronize and torch.cuda.is_available()
+    collecting = gc.isenabled()
+    try:
+        for loop in range(-1, loops):  # the first warms up
+            gc.collect()
+            gc.disable()
+            for contestant, n, kept in zip(contestants, calls, samples, strict=True):
+                call, sets = contestant.call, contestant.sets
+                order = [i % sets for i in range(n)]
+                if drain:
+                    torch.cuda.synchronize()
+                start = time.perf_counter_ns()
+                for i in order:
+                    call(i)
+                elapsed = time.perf_counter_ns() - start
+                if loop >= 0:
+                    kept.append(elapsed / 1e3 / n)
+            if drain:
+                torch.cuda.synchronize()
+            if collecting:
+                gc.enable()
+    finally:
+        if collecting:
+            gc.enable()
+    return [HostTime(median(s), min(s)) for s in samples]
+
+
+# --- caches and ceilings ---
+
+
+def l2_bytes(device: torch.device) -> int:
+    """Bytes of the last-level cache that rotation must outgrow."""
+    if device.type != "cuda":
+        return 32 << 20
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def rotation(bytes_per_call: float, l2: int) -> tuple[int, bool]:
+    """(buffer sets, whether they all stay in L2).
+
+    Work on more than half of L2 is bound by memory: its sets add up to four times L2, and are at least two, so that
+    every call finds the cache cold. Smaller work is timed as callers mostly meet it: up to four sets, all resident.
+    """
+    if bytes_per_call > l2 / 2:
+        return max(2, -(-4 * l2 // int(bytes_per_call))), False
+    return max(1, min(4, int(l2 / 2 / max(bytes_per_call, 1)))), True
+
+
+def copy_bandwidth(device: torch.device, iterations: int, warmup: int, nbytes: int = 2 << 30) -> float:
+    """Bytes per second, read plus written, of a large device-to-device copy."""
+    source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy = Contestant("copy", lambda i: target.copy_(source), 1)
+    measure = device_times if device.type == "cuda" else wall_times
+    (found,) = measure([copy], iterations, warmup)
+    return 2 * nbytes / (found.median_us * 1e-6)
