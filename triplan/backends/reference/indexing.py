@@ -1,13 +1,12 @@
 """The indexing family in plain torch, from the definitions. Shares nothing with the kernels but the descriptors.
 
-Sums run in the element of the inputs, one contribution after another in ascending order (``index_put_`` with
-``accumulate`` on the CPU adds serially).
+Sums run in the element of the inputs, one contribution after another in ascending order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -146,15 +145,30 @@ def _read(table: Tensor, cells: tuple[Tensor, ...], valid: Tensor) -> Tensor:
 
 
 def _add(table: Tensor, cells: tuple[Tensor, ...], values: Tensor, valid: Tensor) -> Tensor:
-    return table.clone().index_put_(tuple(c[valid] for c in cells), values[valid], accumulate=True)
+    """Adds ``values`` to the cells, or to the slices behind them, in ascending order of position.
+
+    torch's CPU ``index_add_`` on one axis is a plain loop; ``index_put_`` with ``accumulate`` is not: in f32 its threads
+    add atomically, in any order.
+    """
+    width = math.prod(table.shape[len(cells) :])
+    number = _numbers(tuple(c[valid] for c in cells), table.shape)
+    number = (number[:, None] * width + torch.arange(width)).reshape(-1)
+    out = table.clone().reshape(-1).index_add_(0, number, values[valid].reshape(-1))
+    return out.reshape(table.shape)
+
+
+def _numbers(cells: tuple[Tensor, ...], shape: Sequence[int]) -> Tensor:
+    """Row-major numbers of the cells."""
+    number = torch.zeros(cells[0].shape, dtype=torch.int64)
+    for c, n in zip(cells, shape, strict=False):
+        number = number * n + c
+    return number
 
 
 def _overwrite(table: Tensor, cells: tuple[Tensor, ...], values: Tensor, valid: Tensor) -> Tensor:
     """The largest position in ``values`` that writes a cell wins."""
-    cells, values = tuple(c[valid] for c in cells), values[valid]
-    number = torch.zeros(len(values), dtype=torch.int64)
-    for c, n in zip(cells, table.shape, strict=True):
-        number = number * n + c
+    values = values[valid]
+    number = _numbers(tuple(c[valid] for c in cells), table.shape)
     winner = torch.full((table.numel(),), -1, dtype=torch.int64)
     winner.scatter_reduce_(0, number, torch.arange(len(values)), "amax")
     written = winner >= 0
@@ -255,6 +269,5 @@ def index_put(desc: IndexPutDescriptor, x: Mapping[str, Any]) -> Outputs:
         out = x["out"].clone().reshape(rows, *rest)
         out[written] = x["values"][valid][winner[written]]
         return _with_status(desc, {"out": out.reshape(desc.out_shape)}, valid)
-    out = x["out"].clone()
-    out.index_put_(tuple(at[valid] for at, _ in found), x["values"][valid], accumulate=True)
+    out = _add(x["out"], tuple(at for at, _ in found), x["values"], valid)
     return _with_status(desc, {"out": out}, valid)
