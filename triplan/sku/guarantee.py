@@ -72,6 +72,8 @@ class PrecisionGuarantee(FrozenModel):
     def weakest(cls, guarantees: Iterable[PrecisionGuarantee]) -> PrecisionGuarantee:
         """What holds for all of ``guarantees`` at once (at least one)."""
         gs = list(guarantees)
+        if len(gs) == 1:
+            return gs[0]  # nearly every op: validating a copy would be a quarter of select's time
         precisions, duplicates = list(MathPrecision), list(Duplicates)
         named = [g.duplicates for g in gs if g.duplicates is not None]
         return cls(
