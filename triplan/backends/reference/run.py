@@ -9,16 +9,21 @@ import torch
 
 from triplan.backends.table import KernelRow
 from triplan.descriptors import Descriptor, OperandKind, Role
+from triplan.sku import MathPrecision
 
 
-def inputs_of(desc: Descriptor, args: Any, wide: torch.dtype | None = None) -> dict[str, Any]:
-    """What a reference reads: inputs and in-outs, floats converted to their compute element, or to ``wide``."""
+def inputs_of(desc: Descriptor, args: Any, wide: torch.dtype | None = None, *, as_is: bool = False) -> dict[str, Any]:
+    """What a reference reads: inputs and in-outs, floats converted to their compute element, or to ``wide``.
+
+    ``as_is`` converts nothing: for ops that only move elements (a conversion would quieten or merge NaNs).
+    """
     found: dict[str, Any] = {}
     for o in desc.operands():
         value = getattr(args, o.name)
         if o.role is Role.OUTPUT or value is None:
             continue
-        dtype = (wide or o.element.compute.torch) if o.element.is_floating_point else o.element.torch
+        converts = o.element.is_floating_point and not as_is
+        dtype = (wide or o.element.compute.torch) if converts else o.element.torch
         if o.kind is OperandKind.HOST_SCALAR:
             found[o.name] = value
         elif o.kind is OperandKind.TENSOR_LIST:
@@ -29,9 +34,11 @@ def inputs_of(desc: Descriptor, args: Any, wide: torch.dtype | None = None) -> d
 
 
 def run_reference(row: KernelRow, desc: Descriptor, args: Any) -> None:
-    """Compute, then round each output once into the caller's tensor."""
+    """Compute, then round each output once into the caller's tensor. Where all is exact, bits are moved as they are."""
     assert row.compute is not None
+    guarantees = row.guarantee(desc).values()
+    moves = all(g.math_precision is MathPrecision.EXACT and g.tolerance.exact for g in guarantees)
     with torch.no_grad():
-        outputs: Mapping[str, torch.Tensor] = row.compute(desc, inputs_of(desc, args))
+        outputs: Mapping[str, torch.Tensor] = row.compute(desc, inputs_of(desc, args, as_is=moves))
         for name, value in outputs.items():
             getattr(args, name).detach().copy_(value)

@@ -1,0 +1,186 @@
+"""check_plan: run a plan on generated args and hold it to every word of its guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triplan.facade import Plan
+from triplan.sku import Duplicates, ElementKind, PrecisionGuarantee
+from triplan.testing.args import PlacedArgs, args_for
+from triplan.testing.duplicates import check_any, meets_distinctly
+from triplan.testing.oracle import Magnitude, Outputs, bit_oracle, judge, magnitudes, moved_bits, oracle
+from triplan.testing.values import Indices, Values
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check did, so that a caller can see that it was not vacuous.
+
+    Attributes:
+        runs: how often the plan ran.
+        compared: output elements held against the reference.
+        exact: those that had to match exactly, to the last bit.
+        repeated: output elements whose bits were compared between runs.
+    """
+
+    runs: int
+    compared: int
+    exact: int
+    repeated: int
+
+
+def check_plan(
+    plan: Plan[Any, Any],
+    *,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    runs: int = 3,
+    passes: Sequence[Values] | None = None,
+    indices: Indices | None = None,
+    magnitude: Magnitude | None = None,
+    exact_integers: bool | None = None,
+) -> CheckReport:
+    """Run ``plan`` on fresh args and compare with the float64 reference of its op. Raises ``AssertionError``.
+
+    Each pass (a kind of values) builds new args, runs ``runs`` times on them with rubbish in the workspace and another
+    poison in the outputs every time, and checks that
+
+    - every output meets the plan's own ``precision_guarantee`` (no other tolerance exists here), bit for bit where the
+      guarantee says that elements are only moved, and exactly where all sums are of small integers;
+    - a deterministic output has the same bits every time, whatever the outputs and the workspace held before;
+    - no input, no canary and no gap between elements of a strided output changed;
+    - torch's version counters of the outputs grew, so that autograd notices the write.
+
+    Args:
+        plan: any plan; its op needs a reference (``@triplan.reference``).
+        device: where to run; the current device of the plan's target by default.
+        seed: of everything that is drawn.
+        runs: runs a pass; 2 at least where determinism is to be shown.
+        passes: kinds of values; by default those that suit the guarantee.
+        indices: as ``args_for`` takes it.
+        magnitude: sum|terms| of ops that are not linear in their floating inputs and have a ``ctol``.
+        exact_integers: whether small integers in give exact results, up to the one rounding into the element. By
+            default, if contributions are summed (``duplicates`` is ``sum``).
+    """
+    where = torch.device(plan.target.device_type if device is None else device)
+    guarantees = _guarantees(plan)
+    total = CheckReport(0, 0, 0, 0)
+    for number, kind in enumerate(passes or _default_passes(guarantees.values())):
+        how: list[Indices | None] = [indices]
+        if indices is None and _any_write_stays(guarantees.values()) and meets_distinctly(plan.descriptor):
+            how.append("distinct")
+        for turn, choice in enumerate(how):
+            placed = args_for(plan.descriptor, where, seed + 1000 * number + 500 * turn, values=kind, indices=choice)
+            try:
+                part = _check_pass(plan, placed, guarantees, kind, runs, choice, magnitude, exact_integers)
+            except AssertionError as e:
+                raise AssertionError(
+                    f"{e}\n  in {plan.sku().id}, pass {kind!r}, indices {choice or 'by default'}, seed {seed}\n"
+                    f"  on {plan.descriptor!r}"
+                ) from None
+            total = CheckReport(
+                *(getattr(total, f) + getattr(part, f) for f in ("runs", "compared", "exact", "repeated"))
+            )
+    return total
+
+
+def _guarantees(plan: Plan[Any, Any]) -> dict[str, PrecisionGuarantee]:
+    return {o.name: plan.precision_guarantee(o.name) for o in plan.descriptor.operands() if o.is_written}
+
+
+def _default_passes(guarantees: Iterable[PrecisionGuarantee]) -> tuple[Values, ...]:
+    if all(moved_bits(g) for g in guarantees):
+        return ("bits", "unit")
+    return ("unit", "wide", "special", "integers")
+
+
+def _any_write_stays(guarantees: Iterable[PrecisionGuarantee]) -> bool:
+    return any(g.duplicates is Duplicates.ANY for g in guarantees)
+
+
+def _check_pass(
+    plan: Plan[Any, Any],
+    placed: PlacedArgs,
+    guarantees: dict[str, PrecisionGuarantee],
+    kind: Values,
+    runs: int,
+    indices: Indices | None,
+    magnitude: Magnitude | None,
+    exact_integers: bool | None,
+) -> CheckReport:
+    desc, before = plan.descriptor, placed.host()
+    wide = oracle(desc, before)
+    native = bit_oracle(desc, before) if any(moved_bits(g) for g in guarantees.values()) else {}
+    mags: Outputs = {}
+    if any(g.tolerance.ctol for g in guarantees.values()):
+        mags = magnitudes(desc, before, magnitude)
+    first: dict[str, torch.Tensor] = {}
+    compared = exact = repeated = 0
+    for run in range(runs):
+        placed.reset(run)
+        got = _run(plan, placed)
+        for name, g in guarantees.items():
+            out = got[name]
+            if g.duplicates is Duplicates.ANY and indices != "distinct":
+                check_any(desc, before, name, out)
+                compared, exact = compared + out.numel(), exact + out.numel()
+            else:
+                ref = _checked(desc, native if moved_bits(g) else wide, name)
+                summed = g.duplicates is Duplicates.SUM if exact_integers is None else exact_integers
+                verdict = judge(out, ref, mags.get(name), g, integers=summed and kind == "integers")
+                if bool(verdict.wrong.any()):
+                    raise AssertionError(verdict.describe(name, out, ref) + f"\n  run {run}")
+                compared, exact = compared + out.numel(), exact + verdict.exact
+            bits = _bits(out)
+            if run and g.deterministic:
+                _same_bits(name, first[name], bits, out, run)
+                repeated += out.numel()
+            first.setdefault(name, bits)
+    return CheckReport(runs, compared, exact, repeated)
+
+
+def _checked(desc: Any, outputs: Outputs, name: str) -> torch.Tensor:
+    if name not in outputs:
+        raise AssertionError(f"the reference of {desc.op} gives no {name}; it gives {', '.join(outputs)}")
+    ref, shape = outputs[name], desc.operand(name).shape
+    if tuple(ref.shape) != shape:
+        raise AssertionError(f"the reference of {desc.op} gives {name} the shape {tuple(ref.shape)}, not {shape}")
+    return ref
+
+
+def _run(plan: Plan[Any, Any], placed: PlacedArgs) -> dict[str, torch.Tensor]:
+    """One run; its outputs as packed CPU tensors."""
+    written = [o.name for o in plan.descriptor.operands() if o.is_written]
+    workspace = placed.workspace(plan)
+    support = plan.can_implement(placed.args)
+    if not support:
+        raise AssertionError(f"the plan refuses args that its descriptor describes: {support.reason}")
+    versions = {name: getattr(placed.args, name)._version for name in written}
+    plan.run(placed.args, workspace)
+    if placed.device.type == "cuda":
+        torch.cuda.synchronize(placed.device)
+    for name in written:
+        if getattr(placed.args, name)._version == versions[name]:
+            raise AssertionError(f"{name}: written, but its version counter did not grow: autograd would not notice")
+    placed.assert_intact()
+    after = placed.host()
+    return {name: getattr(after, name) for name in written}
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    return t.view(ElementKind.of(t.dtype).bits.torch)
+
+
+def _same_bits(name: str, first: torch.Tensor, bits: torch.Tensor, out: torch.Tensor, run: int) -> None:
+    differs = (first != bits).nonzero()
+    if len(differs):
+        at = tuple(int(i) for i in differs[0])
+        raise AssertionError(
+            f"{name}[{', '.join(map(str, at))}]: run {run} gave {out[at].item()!r} (bits {int(bits[at])}), run 0 bits "
+            f"{int(first[at])}; the guarantee says deterministic, and only outputs' and workspace's former contents "
+            f"differed; {len(differs)} elements differ"
+        )

@@ -1,0 +1,252 @@
+"""Args that miss by exactly one thing, each with the operand to blame and the error that must come."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from triplan.descriptors import Descriptor, Operand, OperandKind
+from triplan.errors import InvalidProblem, MisalignedOperand, TriplanError, WorkspaceTooSmall
+from triplan.facade import Plan, Workspace
+from triplan.sku import ElementKind
+from triplan.testing.args import PlacedArgs, args_for, poisoned
+from triplan.testing.placing import Region, allocate, draw_strides, place, reach
+
+
+@dataclasses.dataclass
+class Mutation:
+    """One way to be wrong.
+
+    Attributes:
+        rule: what is broken: ``dtype``, ``shape``, ``device``, ``promise``, ``alignment``, ``overlap``, ``missing``,
+            ``extra``, ``count``, ``type``, ``scalar``, ``workspace``.
+        operand: the operand that breaks it; the error's message names it.
+        error: the class of the error that ``can_implement`` reports and ``run`` raises.
+        placed: the args, wrong in this one thing (``placed.args``), and all memory that must stay as it is.
+        scratch: for the rule ``workspace``, what to run with (None: nothing); other rules run with what the plan needs.
+    """
+
+    rule: str
+    operand: str
+    error: type[TriplanError]
+    placed: PlacedArgs
+    scratch: Workspace | None = None
+
+    def __repr__(self) -> str:
+        return f"Mutation({self.rule} of {self.operand}: {self.error.__name__})"
+
+
+def mutations(
+    desc: Descriptor, device: torch.device | str = "cpu", seed: int = 0, workspace_bytes: int = 0
+) -> Iterator[Mutation]:
+    """Every way of missing ``desc`` by one thing that this module knows and that its operands allow.
+
+    ``workspace_bytes``: the scratch that the plan needs; with 0 there is no way to miss that.
+    """
+    base = args_for(desc, device, seed, indices="valid")
+
+    def wrong(
+        rule: str, name: str, value: Any, *regions: Region, error: type[TriplanError] = InvalidProblem
+    ) -> Mutation:
+        args = dataclasses.replace(base.args, **{name: value})
+        memory = {**base.regions, **{f"{name} ({rule})": r for r in regions}}
+        return Mutation(rule, name, error, PlacedArgs(desc, args, memory, base.device, base.generator))
+
+    names = {o.name for o in desc.operands()}
+    for field in dataclasses.fields(base.args):
+        if field.name not in names:
+            yield wrong("extra", field.name, torch.zeros(1, dtype=torch.int64, device=device))
+    for o in desc.operands():
+        if not o.optional:
+            yield wrong("missing", o.name, None)
+        if o.kind is OperandKind.HOST_SCALAR:
+            for value in ("1", True, [1.0], *(() if o.element.is_floating_point else (1.0, 2**80))):
+                yield wrong("scalar", o.name, value)
+            continue
+        if o.kind is OperandKind.TENSOR_LIST:
+            items = list(getattr(base.args, o.name))
+            yield wrong("count", o.name, items[:-1])
+            yield wrong("count", o.name, [*items, items[0]])
+            yield wrong("type", o.name, items[0])
+        else:
+            yield wrong("type", o.name, [getattr(base.args, o.name)])
+        for rule, error, region in _tensors(o, base):
+            yield wrong(rule, o.name, _listed(o, base, region.tensor), region, error=error)
+    yield from _overlaps(desc, base, wrong)
+    if workspace_bytes:
+        yield from _workspaces(desc, base, workspace_bytes)
+
+
+def check_refusals(plan: Plan[Any, Any], device: torch.device | str | None = None, seed: int = 0) -> int:
+    """Hold ``plan`` to refusing every mutation of its descriptor: returns how many there were.
+
+    ``can_implement`` must be falsy with the mutation's error, naming the operand; ``run`` must raise the same, and no
+    byte of any operand may change. Raises ``AssertionError``.
+    """
+    where = torch.device(plan.target.device_type if device is None else device)
+    count = 0
+    for m in mutations(plan.descriptor, where, seed, plan.workspace_size()):
+        count += 1
+        support = plan.can_implement(m.placed.args)
+        if m.rule == "workspace":
+            if not support:
+                raise AssertionError(f"{m!r}: the args are right, but were refused: {support.reason}")
+        elif support or type(support.error) is not m.error:
+            raise AssertionError(f"{m!r}: can_implement said {support!r}")
+        elif m.operand not in support.reason:
+            raise AssertionError(f"{m!r}: the reason does not name {m.operand}: {support.reason}")
+        raised: BaseException | None = None
+        try:
+            plan.run(m.placed.args, m.scratch if m.rule == "workspace" else m.placed.workspace(plan))
+        except TriplanError as e:
+            raised = e
+        if type(raised) is not m.error:
+            raise AssertionError(f"{m!r}: run raised {raised!r}")
+        if support.error is not None and str(raised) != str(support.error):
+            raise AssertionError(f"{m!r}: run said {raised}, can_implement {support.error}")
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
+        m.placed.assert_intact(outputs_may_change=False)
+    return count
+
+
+# --- one tensor at a time ---
+
+
+def _listed(o: Operand, base: PlacedArgs, tensor: torch.Tensor) -> Any:
+    """``tensor`` in the last place of a list, or itself."""
+    return [*getattr(base.args, o.name)[:-1], tensor] if o.kind is OperandKind.TENSOR_LIST else tensor
+
+
+def _tensors(o: Operand, base: PlacedArgs) -> Iterator[tuple[str, type[TriplanError], Region]]:
+    """Memory that is wrong in one thing for ``o``, with the rule it breaks and the error to come."""
+    g, device = base.generator, base.device
+
+    def region(element: ElementKind, shape: tuple[int, ...], **how: Any) -> Region:
+        content = poisoned(dataclasses.replace(o, element=element, shape=shape), 1)
+        return place(o.name, content, element, o.layout, written=False, device=device, g=g, repeats=False, **how)
+
+    other = ElementKind.I16 if o.element is not ElementKind.I16 else ElementKind.F16
+    same_width = {ElementKind.F32: ElementKind.I32, ElementKind.I32: ElementKind.F32, ElementKind.F64: ElementKind.I64}
+    wrong = same_width.get(o.element, {ElementKind.I64: ElementKind.F64}.get(o.element, other))
+    if (o.layout.alignment or 1) >= wrong.itemsize or o.layout.alignment is None:
+        yield "dtype", InvalidProblem, region(wrong, o.shape)
+    for axis, n in enumerate(o.shape):
+        yield "shape", InvalidProblem, region(o.element, (*o.shape[:axis], n + 1, *o.shape[axis + 1 :]))
+        if n > 1:
+            yield "shape", InvalidProblem, region(o.element, (*o.shape[:axis], n - 1, *o.shape[axis + 1 :]))
+    yield "shape", InvalidProblem, region(o.element, (*o.shape, 1))
+    away = region(o.element, o.shape)
+    away.tensor = torch.empty_strided(o.shape, away.tensor.stride(), dtype=o.element.torch, device="meta")
+    yield "device", InvalidProblem, away
+    for strides in _broken_strides(o):
+        yield "promise", InvalidProblem, region(o.element, o.shape, strides=strides)
+    alignment = o.layout.alignment or o.element.itemsize
+    if alignment > o.element.itemsize and o.numel:
+        yield "alignment", MisalignedOperand, region(o.element, o.shape, off=o.element.itemsize)
+        if alignment // 2 > o.element.itemsize:
+            yield "alignment", MisalignedOperand, region(o.element, o.shape, off=alignment // 2)
+    if o.is_written and not o.layout.packed:
+        # Elements on top of each other: two axes that walk the same addresses, and one that does not move.
+        wide = [a for a, n in enumerate(o.shape) if n > 1]
+        if wide and o.numel:
+            same = [1] * len(o.shape)
+            if len(wide) > 1:
+                yield "overlap", InvalidProblem, region(o.element, o.shape, strides=same)
+            if wide != [o.layout.unit_axis]:
+                same[next(a for a in wide if a != o.layout.unit_axis)] = 0
+                yield "overlap", InvalidProblem, region(o.element, o.shape, strides=same)
+
+
+def _broken_strides(o: Operand) -> Iterator[tuple[int, ...]]:
+    """Strides, free of overlap, that break each promise of ``o`` in turn."""
+    if o.numel == 0:
+        return
+    wide = [a for a, n in enumerate(o.shape) if n > 1]
+
+    def walk(order: list[int], first: int, zero: tuple[int, ...] = ()) -> tuple[int, ...]:
+        found, step = [0] * len(o.shape), first
+        for axis in order:
+            if axis not in zero:
+                found[axis], step = step, step * o.shape[axis]
+        return tuple(found)
+
+    outwards = list(reversed(range(len(o.shape))))
+    layout = o.layout
+    if layout.packed:
+        if wide:
+            yield walk(outwards, 2)  # a gap between elements
+        if len(wide) > 1:
+            yield walk(outwards[::-1], 1)  # transposed
+            inner, *rest = walk(outwards, 1)[::-1]
+            if o.shape[-1] > 1:
+                yield (*(s + s // inner if s > 1 else s for s in rest[::-1]), inner)  # padded rows
+        return
+    if layout.unit_axis in wide:
+        yield walk(outwards, 2, layout.zero_axes)
+    for axis in layout.zero_axes:
+        if axis in wide:
+            others = [a for a in outwards if a != layout.unit_axis]
+            order = others if layout.unit_axis is None else [layout.unit_axis, *others]
+            yield walk(order, 1, tuple(z for z in layout.zero_axes if z != axis))
+
+
+# --- operands that share memory ---
+
+
+def _overlaps(desc: Descriptor, base: PlacedArgs, wrong: Callable[..., Mutation]) -> Iterator[Mutation]:
+    tensors = [o for o in desc.operands() if o.kind is not OperandKind.HOST_SCALAR and o.numel]
+    for out in tensors:
+        for other in tensors:
+            if not out.is_written or other is out:
+                continue
+            shared, first, second = _shared(out, other, base)
+            mutation = wrong("overlap", out.name, first, shared)
+            listed = _listed(other, base, second)
+            mutation.placed.args = dataclasses.replace(mutation.placed.args, **{other.name: listed})
+            yield mutation
+
+
+def _shared(out: Operand, other: Operand, base: PlacedArgs) -> tuple[Region, torch.Tensor, torch.Tensor]:
+    """Both operands as promised, from the same first byte on."""
+    g = base.generator
+    alignment = max(o.layout.alignment or o.element.itemsize for o in (out, other))
+    alignment = max(alignment, out.element.itemsize, other.element.itemsize)
+    strides = [draw_strides(o.shape, o.layout, o.is_written, g) for o in (out, other)]
+    size = max(reach(o.shape, s) * o.element.itemsize for o, s in zip((out, other), strides, strict=True))
+    storage, start = allocate(size, ElementKind.U8, alignment, base.device, g)
+    tensors = [
+        storage.view(o.element.torch).as_strided(o.shape, s, start // o.element.itemsize)
+        for o, s in zip((out, other), strides, strict=True)
+    ]
+    region = Region(f"{out.name} and {other.name}", storage, tensors[0], False, storage.cpu().clone())
+    return region, tensors[0], tensors[1]
+
+
+# --- scratch ---
+
+
+def _workspaces(desc: Descriptor, base: PlacedArgs, size: int) -> Iterator[Mutation]:
+    def raw(n: int, device: torch.device | str) -> torch.Tensor:
+        return torch.zeros(n, dtype=torch.uint8, device=device)
+
+    yield Mutation("workspace", "workspace", WorkspaceTooSmall, base)
+    short = Workspace(raw(size - 1, base.device))
+    yield Mutation("workspace", "workspace", WorkspaceTooSmall, base, short)
+    yield Mutation("workspace", "workspace", InvalidProblem, base, Workspace(raw(size, "meta")))
+    for o in desc.operands():
+        if o.kind is OperandKind.HOST_SCALAR or o.numel == 0:
+            continue
+        # Scratch that begins where the operand does.
+        alignment = max(o.layout.alignment or o.element.itemsize, Workspace.ALIGNMENT)
+        strides = draw_strides(o.shape, o.layout, o.is_written, base.generator)
+        room = max(reach(o.shape, strides) * o.element.itemsize, size)
+        storage, start = allocate(room, ElementKind.U8, alignment, base.device, base.generator)
+        tensor = storage.view(o.element.torch).as_strided(o.shape, strides, start // o.element.itemsize)
+        region = Region(f"{o.name} and workspace", storage, tensor, False, storage.cpu().clone())
+        args = dataclasses.replace(base.args, **{o.name: _listed(o, base, tensor)})
+        placed = PlacedArgs(desc, args, {**base.regions, "shared": region}, base.device, base.generator)
+        yield Mutation("workspace", o.name, InvalidProblem, placed, Workspace(storage[start : start + size]))

@@ -1,0 +1,143 @@
+"""The float64 oracle, and what |got - ref| <= rtol * |ref| + ctol * sum|terms| + underflow means at the edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from triplan.backends.reference.run import inputs_of
+from triplan.backends.table import TABLE, KernelTable
+from triplan.descriptors import Descriptor
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
+
+Outputs = Mapping[str, torch.Tensor]
+#: From (descriptor, float64 inputs by operand) to sum|terms| by output.
+Magnitude = Callable[[Any, Mapping[str, Any]], Outputs]
+
+
+def oracle(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Outputs:
+    """The op's reference in float64 on CPU ``args`` (``PlacedArgs.host()``): outputs by name.
+
+    Integers stay what they are. Raises ``KeyError`` if the op has no reference.
+    """
+    compute = table.reference(desc.op).compute
+    assert compute is not None
+    with torch.no_grad():
+        found: Outputs = compute(desc, inputs_of(desc, args, wide=torch.float64))
+    return found
+
+
+def bit_oracle(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Outputs:
+    """The reference in the operands' own elements: for ops that only move elements, it has every bit of the answer."""
+    compute = table.reference(desc.op).compute
+    assert compute is not None
+    with torch.no_grad():
+        found: Outputs = compute(desc, inputs_of(desc, args, as_is=True))
+    return found
+
+
+def magnitudes(
+    desc: Descriptor, args: Any, magnitude: Magnitude | None = None, *, table: KernelTable = TABLE
+) -> Outputs:
+    """sum|terms| of every output, over the finite terms.
+
+    Without the hook ``magnitude`` the op is taken to be linear in its floating inputs: the reference, given their
+    absolute values, adds up absolute terms.
+    """
+    inputs: dict[str, Any] = {}
+    indices = {o.name for o in desc.operands() if o.index_extents}
+    for name, value in inputs_of(desc, args, wide=torch.float64).items():
+        inputs[name] = value if name in indices else _absolute(value)
+    if magnitude is not None:
+        return magnitude(desc, inputs)
+    return oracle(desc, SimpleNamespace(**{o.name: inputs.get(o.name) for o in desc.operands()}), table=table)
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_absolute(v) for v in value]
+    if isinstance(value, torch.Tensor):
+        return torch.nan_to_num(value, 0.0, 0.0, 0.0).abs() if value.is_floating_point() else value
+    return abs(value) if isinstance(value, (int, float)) else value
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Where an output is wrong, and by how much more than its bound."""
+
+    wrong: torch.Tensor
+    bound: torch.Tensor
+    #: Elements that had to match exactly.
+    exact: int
+
+    def describe(self, name: str, got: torch.Tensor, ref: torch.Tensor) -> str:
+        """The first wrong element: position, got, ref, bound."""
+        at = tuple(int(i) for i in self.wrong.nonzero()[0])
+        bound = float(self.bound[at])
+        rule = "exactly" if bound == 0 else f"within {bound:.6g}"
+        return (
+            f"{name}[{', '.join(map(str, at))}]: got {_show(got[at])}, expected {_show(ref[at])} {rule} "
+            f"(|difference| {abs(float(got[at]) - float(ref[at])):.6g}); {int(self.wrong.sum())} of {got.numel()} "
+            "elements are wrong"
+        )
+
+
+def _show(x: torch.Tensor) -> str:
+    if not x.is_floating_point():
+        return repr(x.item())
+    bits = x.view(ElementKind.of(x.dtype).bits.torch).item()
+    return f"{x.item()!r} (bits {bits & (2 ** (8 * x.element_size()) - 1):#x})"
+
+
+def moved_bits(guarantee: PrecisionGuarantee) -> bool:
+    """Whether every bit of the output is one that the op was given: nothing is computed and no error allowed."""
+    return guarantee.math_precision is MathPrecision.EXACT and guarantee.tolerance.exact
+
+
+def judge(
+    got: torch.Tensor,
+    ref: torch.Tensor,
+    mag: torch.Tensor | None,
+    guarantee: PrecisionGuarantee,
+    *,
+    integers: bool = False,
+) -> Verdict:
+    """Compare one output (CPU, packed) with its reference at the tolerance of ``guarantee``.
+
+    ``ref`` is float64, or of the output's own element where bits are moved. NaN must meet NaN and an infinity the same
+    infinity. Where the result lies beyond the element's largest value, that infinity is right; where the partial sums
+    may leave the accumulator's range (sum|terms| does), no finite result is promised. With ``integers`` every term is
+    a small integer: an element whose sum|terms| the accumulator counts exactly must be the reference rounded once.
+    """
+    zero = torch.zeros(got.shape, dtype=torch.float64)
+    if not got.is_floating_point():
+        return Verdict(got != ref.to(got.dtype), zero, got.numel())
+    if moved_bits(guarantee):
+        bits = ElementKind.of(got.dtype).bits.torch
+        return Verdict(got.view(bits) != ref.to(got.dtype).contiguous().view(bits), zero, got.numel())
+    tolerance = guarantee.tolerance
+    mag = zero if mag is None else mag.to(torch.float64)
+    g, r = got.to(torch.float64), ref.to(torch.float64)
+    # 0 * inf would be NaN, and pass nothing: an infinite reference has its own rule.
+    finite = torch.where(r.isfinite(), r.abs(), 0.0)
+    bound = tolerance.rtol * finite + tolerance.ctol * mag + tolerance.underflow
+    close = g.isfinite() & r.isfinite() & ((g - r).abs() <= bound)
+    same = (g == r) | (g.isnan() & r.isnan())
+    top = torch.finfo(got.dtype).max
+    overflow = r.isfinite() & (r.abs() + bound > top) & (g == torch.copysign(torch.full_like(r, math.inf), r))
+    reach = min(top, torch.finfo(guarantee.accumulator.torch).max) if guarantee.accumulator.is_floating_point else top
+    partial = ~r.isnan() & ~g.isfinite() & (mag * (1 + tolerance.ctol) > reach)
+    if tolerance.exact:
+        rounded = ref.to(got.dtype)
+        return Verdict(~((got == rounded) | (got.isnan() & rounded.isnan())), zero, got.numel())
+    right = close | same | overflow | partial
+    if not integers:
+        return Verdict(~right, bound, 0)
+    countable = mag <= 2 / torch.finfo(guarantee.accumulator.torch).eps
+    right = torch.where(countable, got == ref.to(got.dtype), right)
+    return Verdict(~right, torch.where(countable, 0.0, bound), int(countable.sum()))
