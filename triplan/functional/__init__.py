@@ -1,0 +1,18 @@
+"""torch-like calls with autograd, on plans: what torch has by these names, with torch's semantics."""
+
+from triplan.functional.gathering import gather, gather_with_grad, scatter, scatter_add, scatter_add_
+from triplan.functional.putting import index_put
+from triplan.functional.selecting import embedding, index_add, index_add_, index_select
+
+__all__ = [
+    "embedding",
+    "gather",
+    "gather_with_grad",
+    "index_add",
+    "index_add_",
+    "index_put",
+    "index_select",
+    "scatter",
+    "scatter_add",
+    "scatter_add_",
+]

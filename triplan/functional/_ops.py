@@ -1,0 +1,286 @@
+"""How every functional call reaches its kernels: registration with torch.library, autograd, ``out=`` and in-place.
+
+An op is a function ``shape(*args)`` that validates the arguments and says the result's shape, a function
+``fill(out, *args)`` that writes it (or ``update(out, *args[1:])`` that changes a copy of the first argument), and for
+gradients a ``setup`` and a ``backward`` as torch.autograd.Function has them.
+From these come, in the library ``triplan``:
+
+- ``triplan::op``, out of place, with a fake kernel and registered gradients: what compiled graphs hold;
+- ``triplan::op_out``, which writes a tensor of the caller's, and ``triplan::op_``, which updates its first argument.
+  A registered op that mutates cannot carry autograd; these two refuse tensors that need gradients. In-place calls that
+  do are an autograd.Function with ``mark_dirty`` over ``op_``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.function import Function
+
+from triplan.facade.check import is_injective, may_overlap
+
+Tensor = torch.Tensor
+Grads = tuple[Any, ...]
+_library: Callable[..., Any] = torch.library.Library  # untyped in torch
+_LIBRARY = _library("triplan", "FRAGMENT")
+
+
+def tensors_in(args: Sequence[Any]) -> Iterator[Tensor]:
+    """Every tensor among ``args``, those in lists too."""
+    for a in args:
+        if isinstance(a, Tensor):
+            yield a
+        elif isinstance(a, (list, tuple)):
+            yield from (t for t in a if isinstance(t, Tensor))
+
+
+def needs_grad(args: Sequence[Any]) -> bool:
+    """Whether autograd would record a call with ``args``."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
+
+
+# --- registration ---
+
+
+def _register(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    _LIBRARY.define(f"{name}{signature}", tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"triplan::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.triplan, name).default
+
+
+def _register_mutating(name: str, signature: str, kernel: Callable[..., None], validate: Callable[..., Any]) -> Any:
+    def fake(*args: Any) -> None:
+        validate(*args)
+
+    op = _register(name, signature, kernel, fake)
+
+    def refuse_grad(keyset: Any, *args: Any) -> None:
+        if needs_grad(args):
+            raise RuntimeError(
+                f"triplan::{name} writes its argument and records no gradient, but one of its arguments requires "
+                "grad; call the function of triplan.functional"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    _LIBRARY.impl(name, refuse_grad, "Autograd", with_keyset=True)
+    return op
+
+
+class Op:
+    """One out-of-place op: call it with every positional argument of its signature."""
+
+    def __init__(
+        self,
+        name: str,
+        parameters: str,
+        *,
+        shape: Callable[..., Sequence[int]],
+        fill: Callable[..., None] | None = None,
+        update: Callable[..., None] | None = None,
+        setup: Callable[[Any, Any, Any], None],
+        backward: Callable[..., Grads],
+    ) -> None:
+        """``parameters`` is in the schema language, its first a Tensor that gives dtype and device.
+
+        Ops that change a copy of their first argument name ``update(out, *args)`` and no ``fill``; they get ``op_``.
+        """
+        self.name, self.shape, self.update = name, shape, update
+        self.fill = fill or self._copy_and_update
+
+        def fake(like: Tensor, *args: Any) -> Tensor:
+            return like.new_empty(shape(like, *args))
+
+        self.overload = _register(name, f"({parameters}) -> Tensor", self._compute, fake)
+
+        def exact(ctx: Any, *grads: Any) -> Grads:
+            # The dispatcher leaves out arguments that are at their defaults.
+            return backward(ctx, *grads)[: len(ctx.needs_input_grad)]
+
+        torch.library.register_autograd(f"triplan::{name}", exact, setup_context=setup, lib=_LIBRARY)
+        self.function = _function(self, setup, backward)
+        self.out_overload = _register_mutating(
+            f"{name}_out", f"(Tensor(a!) out, {parameters}) -> ()", self._compute_into, lambda out, *args: shape(*args)
+        )
+        if update is not None:
+            signature = f"({parameters.replace('Tensor ', 'Tensor(a!) ', 1)}) -> ()"
+            self.in_place_overload = _register_mutating(f"{name}_", signature, self._compute_in_place, shape)
+            self.in_place_function = _in_place_function(self, setup, backward)
+
+    # --- kernels: below autograd, on real tensors ---
+
+    def _compute(self, like: Tensor, *args: Any) -> Tensor:
+        out = torch.empty(self.shape(like, *args), dtype=like.dtype, device=like.device)
+        self.fill(out, like, *args)
+        return out
+
+    def _copy_and_update(self, out: Tensor, target: Tensor, *args: Any) -> None:
+        assert self.update is not None
+        out.copy_(target)
+        self.update(out, *args)
+
+    def _compute_into(self, out: Tensor, *inputs: Any) -> None:
+        _refuse_self_overlap(self.name, out)
+        if any(may_overlap(out, t) for t in tensors_in(inputs)):
+            out.copy_(self._compute(*inputs))
+        else:
+            self.shape(*inputs)
+            self.fill(out, *inputs)
+
+    def _compute_in_place(self, out: Tensor, *args: Any) -> None:
+        assert self.update is not None
+        self.shape(out, *args)
+        _refuse_self_overlap(f"{self.name}_", out)
+        # The call reads all of its inputs before it writes.
+        apart = (a.clone() if isinstance(a, Tensor) and may_overlap(out, a) else a for a in args)
+        self.update(out, *apart)
+
+    # --- calls ---
+
+    def __call__(self, *args: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            result: Tensor = self.overload(*args)
+        elif _transformed() or needs_grad(args):
+            result = self.function.apply(*args)
+        else:
+            result = self.below_autograd(*args)
+        return result
+
+    def below_autograd(self, *args: Any) -> Tensor:
+        """The call once no gradient is to be recorded: the kernel itself where nothing watches, else through torch."""
+        result: Tensor = self._compute(*args) if _nothing_watches(args) else self.overload(*args)
+        return result
+
+    def into(self, out: Tensor | None, *args: Any) -> Tensor:
+        """The call with torch's ``out=``: resized to the result's shape, never differentiated."""
+        if out is None:
+            return self(*args)
+        if needs_grad((*args, out)):
+            raise RuntimeError(
+                f"{self.name}(): functions with out=... arguments don't support automatic differentiation, but one of "
+                "the arguments requires grad."
+            )
+        shape, like = tuple(self.shape(*args)), args[0]
+        if out.dtype != like.dtype:
+            raise RuntimeError(f"{self.name}(): Expected out tensor to have dtype {like.dtype}, but got {out.dtype}")
+        if out.device != like.device:
+            raise RuntimeError(
+                f"{self.name}(): Expected out tensor to be on device {like.device}, but got {out.device}"
+            )
+        if tuple(out.shape) != shape:
+            if out.numel():
+                warnings.warn(
+                    f"An output with one or more elements was resized since it had shape {tuple(out.shape)}, which "
+                    f"does not match the required output shape {shape}.",
+                    stacklevel=3,
+                )
+            out.resize_(shape)
+        self.out_overload(out, *args)
+        return out
+
+    def in_place(self, target: Tensor, *args: Any) -> Tensor:
+        """The call that updates ``target`` and returns it."""
+        grad = needs_grad((target, *args))
+        if _transformed() or (grad and torch.compiler.is_compiling()):
+            return target.copy_(self(target, *args))
+        if not grad:
+            self.in_place_overload(target, *args)
+            return target
+        _refuse_leaf(target)
+        result: Tensor = self.in_place_function.apply(target, *args)
+        return result
+
+
+# --- autograd ---
+
+
+def _function(op: Op, setup: Callable[..., None], backward: Callable[..., Grads]) -> Any:
+    class OutOfPlace(Function):
+        @staticmethod
+        def forward(*args: Any) -> Tensor:
+            return op.below_autograd(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            setup(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Grads:
+            return _without_lists(backward(ctx, *grads))
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            if info.batch_size == 0:
+                raise RuntimeError(f"triplan.functional.{op.name}: vmap over a batch of 0 is not supported")
+            each = [op(*(_slice(a, d, b) for a, d in zip(args, in_dims, strict=True))) for b in range(info.batch_size)]
+            return torch.stack(each), 0
+
+    OutOfPlace.__name__ = OutOfPlace.__qualname__ = f"triplan_{op.name}"
+    return OutOfPlace
+
+
+def _in_place_function(op: Op, setup: Callable[..., None], backward: Callable[..., Grads]) -> Any:
+    class InPlace(Function):
+        @staticmethod
+        def forward(target: Tensor, *args: Any) -> Tensor:
+            op.in_place_overload(target, *args)
+            return target
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.mark_dirty(inputs[0])
+            setup(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Grads:
+            return _without_lists(backward(ctx, *grads))
+
+    InPlace.__name__ = InPlace.__qualname__ = f"triplan_{op.name}_"
+    return InPlace
+
+
+def _without_lists(grads: Grads) -> Grads:
+    """torch.library wants a list for a list of tensors; a Function wants None."""
+    return tuple(None if isinstance(g, list) else g for g in grads)
+
+
+def _slice(value: Any, dim: Any, at: int) -> Any:
+    """One example of a vmapped argument."""
+    if isinstance(dim, (list, tuple)):
+        return [_slice(v, d, at) for v, d in zip(value, dim, strict=True)]
+    return value if dim is None else value.select(dim, at)
+
+
+def _transformed() -> bool:
+    """Whether functorch or forward-mode AD is at work; a Function tells them what it can do, a registered op cannot."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def _nothing_watches(args: Sequence[Any]) -> bool:
+    """Whether the dispatcher would go straight to the kernel, so that its price need not be paid."""
+    return False
+
+
+def _refuse_leaf(target: Tensor) -> None:
+    # mark_dirty raises this too, but only when the tensor has been written.
+    if target.requires_grad and target.is_leaf:
+        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+    base = target._base
+    if base is not None and base.requires_grad and base.is_leaf:
+        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+
+
+def _refuse_self_overlap(name: str, out: Tensor) -> None:
+    if not is_injective(out):
+        raise RuntimeError(
+            f"{name}(): unsupported operation: more than one element of the written-to tensor refers to a single "
+            "memory location. Please clone() the tensor before performing the operation."
+        )

@@ -1,0 +1,79 @@
+"""Running a plan on plain tensors: derive the descriptor, look the plan up, give it workspace, run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from triplan.facade import Plan, PlanCache, Workspace
+from triplan.sku import Target
+
+#: Every plan that the functional calls have made.
+PLANS = PlanCache()
+#: Layout promises know no stronger alignment, in bytes.
+_ALIGNED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a descriptor reads of a tensor, hashable, so that equal calls derive it once."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    alignment: int
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> _Facts:
+        address = t.data_ptr()
+        return cls(tuple(t.shape), t.stride(), t.dtype, min(address & -address, _ALIGNED) if address else _ALIGNED)
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+    def data_ptr(self) -> int:
+        return self.alignment
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+
+@lru_cache(maxsize=8192)
+def _describe(plan: Any, facts: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Any:
+    return plan.descriptor_type.from_args(SimpleNamespace(**dict(facts)), **dict(options))
+
+
+def run(
+    plan_class: type[Plan[Any, Any]],
+    operands: dict[str, Any],
+    *,
+    check_indices: bool,
+    scalars: dict[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Run ``plan_class`` on ``operands`` (tensors and sequences of tensors) and ``scalars``; ``options`` are fields.
+
+    The plan is looked up at every call, because determinism follows torch's global setting. Raises ``IndexError`` for
+    a bad index on the CPU, and on CUDA with ``check_indices``, which synchronises; elsewhere a bad index is skipped.
+    """
+    tensors = [t for v in operands.values() for t in (v if isinstance(v, (list, tuple)) else (v,))]
+    device = tensors[0].device
+    check = check_indices or device.type == "cpu"
+    if check:
+        operands = {**operands, "status": torch.empty(1, dtype=torch.int64, device=device)}
+        options["out_of_bounds"] = "error"
+    facts = tuple(
+        (name, tuple(map(_Facts.of, v)) if isinstance(v, (list, tuple)) else _Facts.of(v))
+        for name, v in operands.items()
+    )
+    hashed: Any = plan_class  # to mypy, a class with a generic base is not
+    desc = _describe(hashed, facts, tuple(options.items()))
+    plan = PLANS.get(desc, target=Target.of(device))
+    args = plan.args_type(**operands, **(scalars or {}))
+    plan.run(args, Workspace.allocate(plan, device) if plan.workspace_size() else None)
+    if check:
+        plan.check(args)

@@ -1,0 +1,75 @@
+"""Argument checks that several ops share, worded as torch words them. All work on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+#: Both untyped in torch. ``require(condition, message)`` raises ``RuntimeError``, and guards on symbolic shapes.
+require: Callable[[Any, Callable[[], str]], None] = torch._check
+broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def axis(dim: int, rank: int) -> int:
+    """``dim`` counted from 0; a 0-d tensor has one axis. Raises ``IndexError``."""
+    rank = max(rank, 1)
+    if not -rank <= dim < rank:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
+    return dim % rank
+
+
+def at_least_1d(t: Tensor) -> Tensor:
+    """A view of a 0-d tensor as one element; others unchanged."""
+    return t.unsqueeze(0) if t.dim() == 0 else t
+
+
+def narrowed(t: Tensor, shape: Sequence[int], keep: int | None = None) -> Tensor:
+    """A view of the leading ``shape`` of ``t`` along every axis but ``keep``."""
+    for d, n in enumerate(shape):
+        if d != keep and t.size(d) != n:
+            t = t.narrow(d, 0, n)
+    return t
+
+
+def check_index_dtype(op: str, index: Tensor) -> None:
+    """i32 or i64."""
+    if index.dtype not in INDEX_DTYPES:
+        raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index, but got {index.dtype}")
+
+
+def check_same_device(op: str, *tensors: Tensor) -> None:
+    """All on the first one's device."""
+    for t in tensors:
+        if t.device != tensors[0].device:
+            raise RuntimeError(
+                f"{op}(): Expected all tensors to be on the same device, but found at least two devices, "
+                f"{tensors[0].device} and {t.device}!"
+            )
+
+
+def check_same_dtype(op: str, name: str, source: Tensor, target: Tensor) -> None:
+    """``source`` and the tensor it goes into agree."""
+    if source.dtype != target.dtype:
+        raise RuntimeError(
+            f"{op}(): Expected self.dtype to be equal to {name}.dtype, got {target.dtype}, {source.dtype}"
+        )
+
+
+def check_fits(op: str, index: Tensor, other: Tensor, name: str, keep: int | None = None) -> None:
+    """``index`` is of ``other``'s rank and nowhere larger, but along ``keep``."""
+    index, other = at_least_1d(index), at_least_1d(other)
+    if index.dim() != other.dim():
+        raise RuntimeError(f"{op}(): Index tensor must have the same number of dimensions as {name} tensor")
+    for d in range(index.dim()):
+        if d != keep:
+            require(
+                index.size(d) <= other.size(d),
+                lambda: (
+                    f"{op}(): Size does not match: expected index {list(index.shape)} to be no larger than {name} "
+                    f"{list(other.shape)}" + ("" if keep is None else f" apart from dimension {keep}")
+                ),
+            )

@@ -1,0 +1,266 @@
+"""One index an element: gather, scatter_add and scatter, as torch has them.
+
+The adjoint of gather adds where it read; the adjoint of scatter_add reads where it added. Indices may be i32 or i64 and
+smaller than the other tensors outside the axis, which are then narrowed to views. Ranks 0 to 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from triplan.facade import GatherBackwardPlan, GatherPlan, ScatterAddPlan, ScatterPlan
+from triplan.functional._ops import Op
+from triplan.functional._plans import run
+from triplan.functional._shapes import (
+    at_least_1d,
+    axis,
+    check_fits,
+    check_index_dtype,
+    check_same_device,
+    check_same_dtype,
+    narrowed,
+)
+
+Tensor = torch.Tensor
+
+
+# --- gather ---
+
+
+def _gather_shape(input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> Sequence[int]:
+    check_index_dtype("gather", index)
+    check_same_device("gather", input, index)
+    check_fits("gather", index, input, "input", keep=axis(dim, input.dim()))
+    return index.shape
+
+
+def _gather_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> None:
+    dim = axis(dim, input.dim())
+    index, src = at_least_1d(index), at_least_1d(input)
+    operands = {"src": narrowed(src, index.shape, keep=dim), "index": index, "out": at_least_1d(out)}
+    run(GatherPlan, operands, check_indices=check_indices, gather_dim=dim)
+
+
+def _gather_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    input, ctx.dim, index, ctx.check = inputs
+    ctx.save_for_backward(index)
+    ctx.shape = input.shape
+
+
+def _gather_grad(ctx: Any, grad: Tensor) -> Any:
+    (index,) = ctx.saved_tensors
+    return _gather_backward(grad, ctx.dim, index, ctx.shape, ctx.check), None, None, None
+
+
+_gather = Op(
+    "gather",
+    "Tensor input, int dim, Tensor index, bool check_indices=False",
+    shape=_gather_shape,
+    fill=_gather_fill,
+    setup=_gather_setup,
+    backward=_gather_grad,
+)
+
+
+def _backward_shape(
+    grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], check_indices: bool = False
+) -> Sequence[int]:
+    check_index_dtype("gather_backward", index)
+    check_same_device("gather_backward", grad, index)
+    axis(dim, len(shape))
+    if grad.shape != index.shape:
+        raise RuntimeError(f"gather_backward(): grad is {list(grad.shape)}, but index {list(index.shape)}")
+    return shape
+
+
+def _backward_fill(
+    out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], check_indices: bool = False
+) -> None:
+    dim = axis(dim, out.dim())
+    index, whole = at_least_1d(index), at_least_1d(out)
+    table = narrowed(whole, index.shape, keep=dim)
+    partial = table is not whole
+    if partial:  # what the index cannot reach is zero as well
+        out.zero_()
+    operands = {"dout": at_least_1d(grad), "index": index, "dsrc": table}
+    run(GatherBackwardPlan, operands, check_indices=check_indices, gather_dim=dim, accumulate=partial)
+
+
+def _backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    _, ctx.dim, index, _, ctx.check = inputs
+    ctx.save_for_backward(index)
+
+
+def _backward_grad(ctx: Any, grad: Tensor) -> Any:
+    (index,) = ctx.saved_tensors
+    return _gather(grad, ctx.dim, index, ctx.check), None, None, None, None
+
+
+_gather_backward = Op(
+    "gather_backward",
+    "Tensor grad, int dim, Tensor index, SymInt[] shape, bool check_indices=False",
+    shape=_backward_shape,
+    fill=_backward_fill,
+    setup=_backward_setup,
+    backward=_backward_grad,
+)
+
+
+def gather(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None, check_indices: bool = False) -> Tensor:
+    """``out[..., j, ...] = input[..., index[..., j, ...], ...]`` along ``dim`` (torch.gather).
+
+    ``index``: i32 or i64, of ``input``'s rank, no larger than it but along ``dim``. Differentiable in ``input``.
+    Returns a tensor of ``index``'s shape. Raises ``IndexError`` for an index outside the axis (negative ones too) on
+    the CPU; on CUDA it reads zero there, or with ``check_indices`` synchronises and raises. ``RuntimeError`` for
+    dtypes, shapes and devices that do not fit.
+    """
+    return _gather.into(out, input, dim, index, check_indices)
+
+
+def gather_with_grad(input: Tensor, dim: int, index: Tensor, *, check_indices: bool = False) -> Tensor:
+    """``gather`` by its other name: every call here records gradients where torch does."""
+    return gather(input, dim, index, check_indices=check_indices)
+
+
+# --- scatter_add and scatter ---
+
+
+def _checked_scatter(op: str, input: Tensor, dim: int, index: Tensor, src: Tensor) -> Sequence[int]:
+    check_index_dtype(op, index)
+    check_same_device(op, input, index, src)
+    check_same_dtype(op, "src", src, input)
+    check_fits(op, index, input, "self", keep=axis(dim, input.dim()))
+    check_fits(op, index, src, "src")
+    return input.shape
+
+
+def _scatter_operands(out: Tensor, dim: int, index: Tensor, src: Tensor) -> dict[str, Tensor]:
+    index = at_least_1d(index)
+    return {
+        "index": index,
+        "src": narrowed(at_least_1d(src), index.shape),
+        "out": narrowed(at_least_1d(out), index.shape, keep=dim),
+    }
+
+
+def _scatter_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    _, ctx.dim, index, src, ctx.check = inputs
+    ctx.save_for_backward(index)
+    ctx.shape = src.shape
+
+
+def _grad_of_src(ctx: Any, grad: Tensor) -> Tensor:
+    """Read where ``src`` was written; what lay beyond ``index`` was not used."""
+    (index,) = ctx.saved_tensors
+    read = _gather(grad, ctx.dim, index, ctx.check)
+    if read.shape == ctx.shape:
+        return read
+    if not ctx.shape or not read.shape:
+        return read.reshape(ctx.shape)
+    beyond = [n - m for n, m in zip(reversed(ctx.shape), reversed(read.shape), strict=True)]
+    return pad(read, [p for after in beyond for p in (0, after)])
+
+
+def _add_shape(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> Sequence[int]:
+    return _checked_scatter("scatter_add", input, dim, index, src)
+
+
+def _add_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> None:
+    dim = axis(dim, out.dim())
+    run(ScatterAddPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
+
+
+def _add_grad(ctx: Any, grad: Tensor) -> Any:
+    to_input, _, _, to_src = ctx.needs_input_grad[:4]
+    return grad if to_input else None, None, None, _grad_of_src(ctx, grad) if to_src else None, None
+
+
+_scatter_add = Op(
+    "scatter_add",
+    "Tensor input, int dim, Tensor index, Tensor src, bool check_indices=False",
+    shape=_add_shape,
+    update=_add_update,
+    setup=_scatter_setup,
+    backward=_add_grad,
+)
+
+
+def scatter_add(
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    *,
+    out: Tensor | None = None,
+    check_indices: bool = False,
+) -> Tensor:
+    """``input`` with ``out[..., index[..., j, ...], ...] += src[..., j, ...]`` along ``dim`` (torch.scatter_add).
+
+    ``index``: i32 or i64, no larger than ``src``, nor than ``input`` but along ``dim``; all of one rank. Differentiable
+    in ``input`` and ``src``. Raises ``IndexError`` for an index outside the axis (negative ones too) on the CPU; on
+    CUDA such an element is dropped, or with ``check_indices`` the call synchronises and raises. ``RuntimeError`` for
+    dtypes, shapes and devices that do not fit.
+    """
+    return _scatter_add.into(out, input, dim, index, src, check_indices)
+
+
+def scatter_add_(input: Tensor, dim: int, index: Tensor, src: Tensor, *, check_indices: bool = False) -> Tensor:
+    """``scatter_add`` into ``input`` itself, which is returned. Raises as ``scatter_add``; and ``RuntimeError`` for a
+    leaf that requires grad. Where ``IndexError`` is raised, the elements with good indices have been added.
+    """
+    return _scatter_add.in_place(input, dim, index, src, check_indices)
+
+
+def _put_shape(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> Sequence[int]:
+    return _checked_scatter("scatter", input, dim, index, src)
+
+
+def _put_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> None:
+    dim = axis(dim, out.dim())
+    run(ScatterPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
+
+
+def _put_grad(ctx: Any, grad: Tensor) -> Any:
+    to_input, _, _, to_src = ctx.needs_input_grad[:4]
+    (index,) = ctx.saved_tensors
+    kept = _scatter(grad, ctx.dim, index, _filled(grad, 0, index), ctx.check) if to_input else None
+    return kept, None, None, _grad_of_src(ctx, grad) if to_src else None, None
+
+
+_scatter = Op(
+    "scatter",
+    "Tensor input, int dim, Tensor index, Tensor src, bool check_indices=False",
+    shape=_put_shape,
+    update=_put_update,
+    setup=_scatter_setup,
+    backward=_put_grad,
+)
+
+
+def _filled(like: Tensor, value: float, index: Tensor) -> Tensor:
+    """``value`` in ``index``'s shape, stored once."""
+    return like.new_full((), value).expand(index.shape)
+
+
+def scatter(
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor | float,
+    *,
+    out: Tensor | None = None,
+    check_indices: bool = False,
+) -> Tensor:
+    """``input`` with ``out[..., index[..., j, ...], ...] = src[..., j, ...]`` along ``dim`` (torch.scatter).
+
+    ``src`` is a tensor or a number. Shapes, dtypes and errors as ``scatter_add``. Where an index repeats, any one of
+    the writes stays, or the last under ``torch.use_deterministic_algorithms(True)``; as torch's, the gradient then goes
+    to every element that was to be written there.
+    """
+    if not isinstance(src, Tensor):
+        src = _filled(input, src, index)
+    return _scatter.into(out, input, dim, index, src, check_indices)
