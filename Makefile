@@ -1,0 +1,72 @@
+# make demo and make test set up by themselves, with or without a GPU. What may be set: PYTHON, VENV, TORCH, TRITON.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TRITON ?= triton==3.6.0
+# The newest Triton that pyproject.toml allows: the compile matrix is built with it as well.
+TRITON_NEWEST ?= triton==3.9.0
+NEWEST := .triton-newest/$(TRITON_NEWEST)
+
+STAMP := $(VENV)/stamp
+PY := $(VENV)/bin/python
+
+.PHONY: help setup demo test lint unit gpu interpret compile-newest ops format clean
+
+help:
+	@echo "make demo            the main job, on real data"
+	@echo "make test            everything below"
+	@echo "make lint            ruff check, ruff format --check, mypy --strict"
+	@echo "make unit            tests that need neither GPU nor interpreter"
+	@echo "make gpu             tests on the GPU; says so where there is none"
+	@echo "make interpret       Triton kernels in Triton's interpreter"
+	@echo "make compile-newest  the compile matrix under $(TRITON_NEWEST)"
+	@echo "make ops             write OPS.md anew"
+	@echo "make format          ruff's fixes and formatting"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml tools/setup.sh
+	@start=$$SECONDS; tools/setup.sh $(VENV) $(PYTHON) $(TORCH) $(TRITON); echo "set-up: $$((SECONDS - start)) s"
+	@touch $@
+
+demo: $(STAMP)
+	@$(PY) -m triplan.cli demo
+
+test: lint unit gpu interpret compile-newest
+	@echo "make test: all passed"
+
+# Without a network a machine may lack ruff or mypy; set-up has noted that in $(VENV)/offline.
+lint: $(STAMP)
+	@if grep -qsx ruff $(VENV)/offline; then echo "lint: ruff is not installed and cannot be fetched: skipped"; else \
+	  $(PY) -m ruff check . && $(PY) -m ruff format --check .; fi
+	@if grep -qsx mypy $(VENV)/offline; then echo "lint: mypy is not installed and cannot be fetched: skipped"; else \
+	  $(PY) -m mypy; fi
+
+unit: $(STAMP)
+	$(PY) -m pytest -m "not gpu and not interpret" $$($(PY) -c 'import xdist; print("-n 2")' 2>/dev/null || true)
+
+# One process: the card's memory and timings are shared.
+gpu: $(STAMP)
+	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(PY) -m pytest -m gpu; else \
+	  echo "gpu: no GPU here: tests marked gpu were not run"; fi
+
+interpret: $(STAMP)
+	TRITON_INTERPRET=1 $(PY) -m pytest -m interpret
+
+compile-newest: $(STAMP)
+	@if [ ! -e $(NEWEST)/done ]; then rm -rf $(NEWEST); \
+	  $(PY) -m pip install -q --disable-pip-version-check --retries 1 --no-deps --target $(NEWEST) $(TRITON_NEWEST) \
+	    && touch $(NEWEST)/done || rm -rf $(NEWEST); fi
+	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest tests/test_compile.py; else \
+	  echo "compile-newest: $(TRITON_NEWEST) cannot be fetched here: skipped"; fi
+
+ops: $(STAMP)
+	$(PY) -m triplan.cli ops --markdown > OPS.md.new && mv OPS.md.new OPS.md
+
+format: $(STAMP)
+	$(PY) -m ruff check --fix . && $(PY) -m ruff format .
+
+clean:
+	rm -rf $(VENV) .triton-newest dist build

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Makes the virtual environment that every make target runs in: tools/setup.sh VENV PYTHON TORCH TRITON
+#
+# A machine whose PYTHON has torch and triton (a GPU machine, as a rule) lends them to the venv; elsewhere the two are
+# installed at the versions named, because an unpinned torch may bring gigabytes of CUDA libraries. Packages come from
+# pip's index, or with no network from wheels in .whl/ and from what PYTHON has; VENV/offline then says what is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=$1 python=$2 torch=$3 triton=$4
+
+rm -rf "$venv"
+if "$python" -c 'import torch, triton' 2>/dev/null; then
+    echo "set-up: reusing torch and triton of $("$python" -c 'import sys; print(sys.executable)')"
+    # --system-site-packages would show the base interpreter's packages, but PYTHON may itself live in a venv: name its
+    # folders instead. They come after the venv's own, so what is installed there wins.
+    "$python" -m venv --without-pip "$venv"
+    "$python" - "$venv" <<'PY'
+import pathlib, subprocess, sys, sysconfig
+
+folders = [p for p in sys.path if pathlib.Path(p).name in ("site-packages", "dist-packages")]
+own = pathlib.Path(sysconfig.get_path("purelib", vars={"base": sys.argv[1], "platbase": sys.argv[1]}))
+if not own.is_dir():  # distributions patch their own scheme: ask the venv itself
+    command = [f"{sys.argv[1]}/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    own = pathlib.Path(subprocess.check_output(command, text=True).strip())
+(own / "zz_base_packages.pth").write_text("".join(f"{f}\n" for f in folders))
+PY
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip -q
+    base=()
+else
+    "$python" -m venv "$venv"
+    base=("$torch" "$triton")
+fi
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+wheels=()
+[ -d .whl ] && wheels=(--find-links .whl)
+
+# hatchling first: the project is then built by it, without a second, isolated download.
+install() {
+    pip install -qq "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} 'hatchling>=1.26' editables &&
+        pip install -qq "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} --no-build-isolation -e '.[dev]'
+}
+# Reused packages and .whl/ may be all that is needed; asking a network that is not there takes minutes.
+if [ ${#base[@]} -eq 0 ] && install --no-index 2>/dev/null; then
+    echo "set-up: everything was here already"
+elif install --retries 2; then
+    :
+elif [ ${#base[@]} -eq 0 ]; then
+    echo "set-up: no network; using the packages of $python and .whl/"
+    touch "$venv/offline"
+    [ -d .whl ] && pip install -q --no-index --no-deps .whl/*.whl
+    if ! pip install -q --no-index --no-deps --no-build-isolation -e . 2>/dev/null; then
+        "$venv/bin/python" -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "triplan.pth").write_text(str(pathlib.Path.cwd()))'
+    fi
+    for module in torch triton pydantic; do
+        "$venv/bin/python" -c "import $module" || { echo "set-up: $module is missing and cannot be fetched" >&2; exit 1; }
+    done
+    for module in typer rich hypothesis pytest xdist sklearn ruff mypy build hatchling; do
+        "$venv/bin/python" -c "import $module" 2>/dev/null || echo "$module" >>"$venv/offline"
+    done
+    echo "set-up: missing here: $(paste -sd' ' "$venv/offline")"
+else
+    echo "set-up: pip could not install what triplan needs" >&2
+    exit 1
+fi

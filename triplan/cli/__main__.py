@@ -1,0 +1,5 @@
+"""``python -m triplan.cli``."""
+
+from triplan.cli import main
+
+main()

@@ -1,0 +1,200 @@
+"""The commands. Each parses its input, asks a Plan, and prints what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from triplan import (
+    Candidate,
+    Plan,
+    PlanPreference,
+    Target,
+    TriplanError,
+    Unsupported,
+    Workspace,
+    parse_descriptor,
+    plan,
+)
+from triplan.errors import KernelInternal
+from triplan.facade.cache import versions
+
+UNSUPPORTED, BAD_INPUT, FAULT = 1, 2, 3
+
+app = typer.Typer(
+    help="Plans for GPU tensor ops. Exit codes: 0 done, 1 cannot be met, 2 bad input or usage, 3 internal fault.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[str, typer.Argument(metavar="FILE|-", help="A descriptor as JSON; - reads standard input.")]
+TargetName = Annotated[
+    str, typer.Option("--target", help="a100, h100, h200, cpu, or current: this machine's GPU, else its CPU.")
+]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="Require the same bits on every run.")]
+BatchInvariant = Annotated[
+    bool, typer.Option("--batch-invariant", help="Require bits that do not depend on the rest of the batch.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Our errors, and the operating system's, become a message on stderr and an exit code."""
+    try:
+        yield
+    except Unsupported as e:
+        _fail(str(e), UNSUPPORTED)
+    except KernelInternal as e:
+        _fail(str(e), FAULT)
+    except TriplanError as e:
+        _fail(str(e), BAD_INPUT)
+    except OSError as e:
+        _fail(f"{e.filename or ''}: {e.strerror or e}", BAD_INPUT)
+    except UnicodeDecodeError as e:
+        _fail(f"descriptor: not UTF-8 text: {e}", BAD_INPUT)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"triplan: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _target(name: str) -> Target:
+    if name == "current":
+        return Target.current()
+    return Target.cpu() if name == "cpu" else Target.preset(name)
+
+
+def _plan(file: str, target: str, deterministic: bool, batch_invariant: bool) -> Plan[Any, Any]:
+    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    # False, not None: what a command prints must not depend on torch's global settings.
+    preference = PlanPreference(deterministic=deterministic, batch_invariant=batch_invariant)
+    return plan(parse_descriptor(text), preference=preference, target=_target(target))
+
+
+def _candidates(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
+    return [{"kernel": c.kernel, "chosen": c.chosen, "cost_us": c.cost_us, "reason": c.reason} for c in candidates]
+
+
+@app.command()
+def ops(
+    as_json: AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown: what OPS.md holds.")] = False,
+) -> None:
+    """List every op with its kernels, elements, architectures and guarantees."""
+    from triplan.cli import render
+    from triplan.cli.catalog import catalog
+
+    if as_json and as_markdown:
+        _fail("ops: --json and --markdown exclude each other", BAD_INPUT)
+    entries = catalog()
+    if as_json:
+        print(render.as_json(entries))
+    elif as_markdown:
+        print(render.as_markdown(entries), end="")
+    else:
+        # A pipe has no width, and rich would assume 80 columns.
+        Console(width=None if sys.stdout.isatty() else 120).print(render.as_table(entries))
+
+
+@app.command()
+def explain(
+    file: File,
+    target: TargetName = "current",
+    deterministic: Deterministic = False,
+    batch_invariant: BatchInvariant = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say which kernel answers a descriptor, what it guarantees, and why every other kernel was not taken."""
+    with _errors():
+        try:
+            found = _plan(file, target, deterministic, batch_invariant)
+        except Unsupported as e:
+            if as_json:
+                refused = {"supported": False, "reason": e.message, "candidates": _candidates(e.candidates)}
+                print(json.dumps(refused, indent=1))
+            raise
+        if not as_json:
+            print(found.explain())
+            return
+        answer = {
+            "supported": True,
+            "key": found.key,
+            "sku": found.sku().model_dump(mode="json"),
+            "id": found.sku().id,
+            "workspace_bytes": found.workspace_size(),
+            "candidates": _candidates(found.candidates),
+        }
+        print(json.dumps(answer, indent=1))
+
+
+@app.command("compile")
+def compile_(
+    file: File,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the PTX, the cubins and manifest.json.")],
+    target: TargetName = "current",
+    deterministic: Deterministic = False,
+    batch_invariant: BatchInvariant = False,
+) -> None:
+    """Build a plan's kernels, with or without a GPU, and write them with a manifest."""
+    with _errors():
+        found = _plan(file, target, deterministic, batch_invariant)
+        records = found.compile()
+        out.mkdir(parents=True, exist_ok=True)
+        kernels = []
+        for position, r in enumerate(records):
+            # A plan may hold one kernel twice, with other constants.
+            stem = f"{position}-{r.name}"
+            ptx = r.ptx.encode()
+            (out / f"{stem}.ptx").write_bytes(ptx)
+            (out / f"{stem}.cubin").write_bytes(r.cubin)
+            kernels.append(
+                {
+                    "name": r.name,
+                    "arch": str(r.arch),
+                    "ptx": {"file": f"{stem}.ptx", "bytes": len(ptx), "sha256": _sha256(ptx)},
+                    "cubin": {"file": f"{stem}.cubin", "bytes": len(r.cubin), "sha256": _sha256(r.cubin)},
+                    "registers": r.registers,
+                    "spill_bytes": r.spill_bytes,
+                    "shared_bytes": r.shared_bytes,
+                }
+            )
+        manifest = {
+            "versions": versions(),
+            "key": found.key,
+            "descriptor": found.descriptor.model_dump(mode="json"),
+            "target": found.target.model_dump(mode="json"),
+            "sku": found.sku().model_dump(mode="json"),
+            "workspace": {"bytes": found.workspace_size(), "alignment": Workspace.ALIGNMENT},
+            "kernels": kernels,
+        }
+        (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        print(f"{found.sku().id}: {len(kernels)} kernel(s) written to {out}")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@app.command()
+def demo() -> None:
+    """Plan, explain and run on real data: class sums of scikit-learn's digits, with and without determinism."""
+    try:
+        import sklearn  # noqa: F401
+    except ModuleNotFoundError:
+        _fail("the demo's data comes with scikit-learn: pip install scikit-learn", UNSUPPORTED)
+    from triplan.cli.demo import run
+
+    with _errors():
+        if not run(Console()):
+            raise typer.Exit(FAULT)
