@@ -60,9 +60,15 @@ def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) ->
     # No more calls a loop than the driver queues launches, so that none waits for the device.
     launches = min(calls, timing.HOST_CALLS)
     progress("host", 0, 1)
+    alternatives = list(_alternatives(device, launches, "" if on_gpu else "computed on the cpu: no comparison"))
     with nullcontext() if on_gpu else launch_stubbed(target):
-        steps = [*_planning(target, device, calls), *_launching(target, device, launches, on_gpu)]
-        rows = _rows(steps, loops)
+        note = "" if on_gpu else "launch stubbed"
+        steps = [*_planning(target, device, calls), *_launching(target, device, launches, note)]
+        rows = _rows([*steps, *alternatives] if on_gpu else steps, loops)
+    if not on_gpu:
+        rows += _rows(alternatives, loops)
+    order = list(dict.fromkeys(row["case"] for row in rows))
+    rows.sort(key=lambda row: order.index(row["case"]))
     progress("host", 1, 1)
     settings = {"calls": calls, "loops": loops, "target": target.name, "launch_stubbed": not on_gpu, "size": SIZE}
     label = "" if on_gpu else "LAUNCH STUBBED: no GPU here; plans are for the h200 preset and nothing is launched"
@@ -121,24 +127,29 @@ def _key(cls: type[tp.Descriptor], fields: dict[str, Any]) -> str:
     return cls(**fields).key
 
 
-def _launching(target: tp.Target, device: torch.device, calls: int, on_gpu: bool) -> Iterator[Step]:
-    """One call of the op, by each way there is."""
-    stubbed = "" if on_gpu else "launch stubbed"
-    computed = "" if on_gpu else "computed on the cpu: no comparison"
+def _launching(target: tp.Target, device: torch.device, calls: int, note: str) -> Iterator[Step]:
+    """One call of the op by a plan, and by Triton's own jit."""
     for op in LAUNCHED:
         case = Case("host", op, *SIZE)
         buffers = make(case, torch.float16, device, torch.Generator(device))
         plan = tp.plan(descriptor(case, torch.float16), target=target)
         args, workspace = plan_args(case, buffers), tp.Workspace.allocate(plan, device)
-        if on_gpu:
+        if device.type == "cuda":
             plan.prepare(device)
-        yield Step(f"one call of {op}", "plan.run", partial(plan.run, args, workspace), calls, stubbed)
-        if functional := functional_call(op, buffers.table, buffers.index, buffers.dense):
-            yield Step(f"one call of {op}", "triplan.functional", functional, calls, stubbed)
+        yield Step(f"one call of {op}", "plan.run", partial(plan.run, args, workspace), calls, note)
         if op == "index_select":
             jit = partial(jit_index_select, buffers.table, buffers.index, buffers.dense)
-            yield Step(f"one call of {op}", "triton jit", jit, calls, stubbed)
-        yield Step(f"one call of {op}", "torch", torch_call(case, buffers), calls, computed)
+            yield Step(f"one call of {op}", "triton jit", jit, calls, note)
+
+
+def _alternatives(device: torch.device, calls: int, note: str) -> Iterator[Step]:
+    """The same calls by whatever computes on any device."""
+    for op in LAUNCHED:
+        case = Case("host", op, *SIZE)
+        buffers = make(case, torch.float16, device, torch.Generator(device))
+        if functional := functional_call(op, buffers.table, buffers.index, buffers.dense):
+            yield Step(f"one call of {op}", "triplan.functional", functional, calls, note)
+        yield Step(f"one call of {op}", "torch", torch_call(case, buffers), calls, note)
 
 
 def functional_call(op: str, table: Tensor, index: Tensor, dense: Tensor) -> Callable[[], object] | None:

@@ -9,14 +9,13 @@ import platform
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-
-from triplan.facade.cache import versions
 
 Row = dict[str, Any]
 
@@ -82,7 +81,7 @@ class Report:
             "command": command_line(command),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": machine(),
-            "versions": {**versions(), "python": platform.python_version()},
+            "versions": versions(),
             "settings": self.settings,
             "rows": self.rows,
         }
@@ -156,6 +155,19 @@ def machine() -> Row:
             "memory_gib": round(props.total_memory / 2**30, 1),
             "cuda": torch.version.cuda,
         }
+    return found
+
+
+def versions() -> Row:
+    """Of whatever the figures depend on; a triplan that runs from its source tree has none."""
+    found: Row = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in ("triplan", "triton"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    if torch.cuda.is_available():
+        found["driver"] = getattr(torch._C, "_cuda_getDriverVersion")()  # noqa: B009 (missing from torch's stubs)
     return found
 
 

@@ -105,7 +105,7 @@ def host_calls_for(once_us: float) -> int:
 class _Replay:
     """One contestant on the device: a captured graph, or a plain loop where capture was refused."""
 
-    def __init__(self, contestant: Contestant, warmup: int) -> None:
+    def __init__(self, contestant: Contestant, warmup: int, capture: bool) -> None:
         self.contestant = contestant
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # Lazy initialisation (modules, handles, scratch) is not allowed under capture, so run everything once before.
@@ -124,8 +124,8 @@ class _Replay:
         # Python's gaps are in it, so for short kernels it is an upper bound; a graph's own time refines it below.
         self.once_us = start.elapsed_time(end) * 1e3 / 2
         self.launches = launches_for(self.once_us, contestant.sets)
-        self.refusal = ""
-        self.graph = self._capture()
+        self.refusal = "" if capture else "not asked for"
+        self.graph = self._capture() if capture else None
         if self.graph is not None and self.once_us < LONG_US:
             self.once_us = self._time_once()
             if launches_for(self.once_us, contestant.sets) > self.launches:
@@ -183,9 +183,14 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def device_times(contestants: Sequence[Contestant], iterations: int, warmup: int) -> list[DeviceTime]:
-    """Device time of each contestant, repeats interleaved. Needs a GPU; plans must be prepared."""
-    replays = [_Replay(c, warmup) for c in contestants]
+def device_times(
+    contestants: Sequence[Contestant], iterations: int, warmup: int, capture: bool = True
+) -> list[DeviceTime]:
+    """Device time of each contestant, repeats interleaved. Needs a GPU; plans must be prepared.
+
+    ``capture=False`` times plain loops, for calls so long that the host runs ahead of the device anyhow.
+    """
+    replays = [_Replay(c, warmup, capture) for c in contestants]
     wanted = [repeats_for(r.once_us, r.launches, iterations) for r in replays]
     pending: list[tuple[_Replay, torch.cuda.Event, torch.cuda.Event]] = []
     for i in range(max(wanted)):
@@ -219,20 +224,18 @@ def wall_times(contestants: Sequence[Contestant], iterations: int, warmup: int) 
 # --- host time ---
 
 
-def host_times(
-    contestants: Sequence[Contestant], calls: Sequence[int], loops: int = HOST_LOOPS, synchronize: bool = True
-) -> list[HostTime]:
+def host_times(contestants: Sequence[Contestant], calls: Sequence[int], loops: int = HOST_LOOPS) -> list[HostTime]:
     """Host time per call, from ``loops`` loops of ``calls`` calls for each contestant, loops interleaved.
 
-    With ``synchronize`` the device is drained before each loop, so that none begins with a full queue.
+    The device is drained before each loop, so that none begins with a full queue.
     """
     samples: list[list[float]] = [[] for _ in contestants]
-    drain = synchronize and torch.cuda.is_available()
+    drain = torch.cuda.is_available()
     collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
     try:
         for loop in range(-1, loops):  # the first warms up
-            gc.collect()
-            gc.disable()
             for contestant, n, kept in zip(contestants, calls, samples, strict=True):
                 call, sets = contestant.call, contestant.sets
                 order = [i % sets for i in range(n)]
@@ -244,13 +247,11 @@ def host_times(
                 elapsed = time.perf_counter_ns() - start
                 if loop >= 0:
                     kept.append(elapsed / 1e3 / n)
-            if drain:
-                torch.cuda.synchronize()
-            if collecting:
-                gc.enable()
     finally:
         if collecting:
             gc.enable()
+    if drain:
+        torch.cuda.synchronize()
     return [HostTime(median(s), min(s)) for s in samples]
 
 
@@ -280,6 +281,8 @@ def copy_bandwidth(device: torch.device, iterations: int, warmup: int, nbytes: i
     source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = Contestant("copy", lambda i: target.copy_(source), 1)
-    measure = device_times if device.type == "cuda" else wall_times
-    (found,) = measure([copy], iterations, warmup)
+    if device.type == "cuda":
+        (found,) = device_times([copy], iterations, warmup, capture=False)
+    else:
+        (found,) = wall_times([copy], iterations, warmup)
     return 2 * nbytes / (found.median_us * 1e-6)
