@@ -166,14 +166,17 @@ def _numbers(cells: tuple[Tensor, ...], shape: Sequence[int]) -> Tensor:
 
 
 def _overwrite(table: Tensor, cells: tuple[Tensor, ...], values: Tensor, valid: Tensor) -> Tensor:
-    """The largest position in ``values`` that writes a cell wins."""
+    """The largest position in ``values`` that writes a cell wins.
+
+    (Written by positions, not by mask: torch hands a mask's single bf16 value through float, which changes NaNs.)
+    """
     values = values[valid]
     number = _numbers(tuple(c[valid] for c in cells), table.shape)
     winner = torch.full((table.numel(),), -1, dtype=torch.int64)
     winner.scatter_reduce_(0, number, torch.arange(len(values)), "amax")
     written = winner >= 0
     out = table.clone().reshape(-1)
-    out[written] = values[winner[written]]
+    out[written.nonzero()[:, 0]] = values[winner[written]]
     return out.reshape(table.shape)
 
 
@@ -267,7 +270,7 @@ def index_put(desc: IndexPutDescriptor, x: Mapping[str, Any]) -> Outputs:
         winner.scatter_reduce_(0, number[valid], order, "amax")
         written = winner >= 0
         out = x["out"].clone().reshape(rows, *rest)
-        out[written] = x["values"][valid][winner[written]]
+        out[written.nonzero()[:, 0]] = x["values"][valid][winner[written]]
         return _with_status(desc, {"out": out.reshape(desc.out_shape)}, valid)
     out = _add(x["out"], tuple(at for at, _ in found), x["values"], valid)
     return _with_status(desc, {"out": out}, valid)
