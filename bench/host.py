@@ -36,7 +36,7 @@ COLUMNS = (
     Column("holds", "holds"),
     Column("note", "note"),
 )
-CHARTS = (Chart("host_us", "host microseconds per call"),)
+CHARTS = (Chart("host_us", "host microseconds per call", log=True),)
 Progress = Callable[[str, int, int], None]
 
 

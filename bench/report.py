@@ -36,11 +36,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Chart:
-    """One panel of the PNG: ``field`` of every row, a bar for each contestant, with a line at ``mark``."""
+    """One panel of the PNG: ``field`` of every row, a bar for each contestant; ``mark`` draws a line."""
 
     field: str
     title: str
     mark: float | None = None
+    log: bool = False
 
 
 @dataclass
@@ -121,6 +122,8 @@ class Report:
                 axis.barh(at, [r[chart.field] for r in own], height=width, label=name)
             if chart.mark is not None:
                 axis.axvline(chart.mark, color="black", linewidth=0.8, linestyle=":")
+            if chart.log:
+                axis.set_xscale("log")
             axis.set_title(chart.title)
             axis.set_yticks(range(len(cases)), cases)
             if names:
