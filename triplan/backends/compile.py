@@ -1,16 +1,18 @@
 """Compiling launches, with or without a GPU, and reading what came out.
 
 Relies on ``triton.compile(ASTSource(...), target=GPUTarget(...))``, unchanged from Triton 3.6 to 3.9, and on the
-``cuobjdump`` inside Triton's wheel.
+``ptxas`` and ``cuobjdump`` inside Triton's wheel.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +82,14 @@ def _compile(source: Source, arch: ArchSku) -> Any:
         raise KernelInternal(f"{source.name} did not compile for {arch}: {e}") from e
 
 
+@lru_cache(maxsize=1024)
 def record(source: Source, arch: ArchSku) -> CompiledRecord:
     """Compile ``source`` and read registers, spills and shared memory off the binary."""
     compiled = compile_source(source, arch)
-    cubin = compiled.asm["cubin"]
-    registers, stack = _resource_usage(cubin)
+    ptx = compiled.asm["ptx"]
+    registers, spilled = _resource_usage(ptx, arch)
     return CompiledRecord(
-        source.name, arch, compiled.asm["ptx"], cubin, registers, stack, int(compiled.metadata.shared)
+        source.name, arch, ptx, compiled.asm["cubin"], registers, spilled, int(compiled.metadata.shared)
     )
 
 
@@ -94,17 +97,19 @@ def _tool(name: str) -> str:
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
-def _resource_usage(cubin: bytes) -> tuple[int, int]:
-    # Our kernels keep no arrays in local memory, so any STACK byte is a spill.
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+def _resource_usage(ptx: str, arch: ArchSku) -> tuple[int, int]:
+    """(registers a thread, bytes spilled): assembled once more, as only ptxas tells spills from other stack use."""
+    name = {"sm80": "sm_80", "sm90a": "sm_90a"}[arch.value]
+    with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
+        file.write(ptx)
         file.flush()
-        command = [_tool("cuobjdump"), "--dump-resource-usage", file.name]
-        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", out)
-    if found is None:
-        raise KernelInternal(f"cuobjdump printed no resource usage: {out!r}")
-    return int(found[1]), int(found[2])
+        command = [_tool("ptxas"), "-v", f"--gpu-name={name}", file.name, "-o", os.devnull]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", out)
+    registers = re.search(r"Used (\d+) registers", out)
+    if spills is None or registers is None:
+        raise KernelInternal(f"ptxas printed no resource usage: {out!r}")
+    return int(registers[1]), int(spills[1]) + int(spills[2])
 
 
 def sass(cubin: bytes) -> str:

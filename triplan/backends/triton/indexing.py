@@ -25,6 +25,7 @@ from triplan.backends.triton.indexing_launch import (
     ordered_launch,
     ordered_tile,
     rows_launch,
+    scattered_add,
     status_launch,
     table_bytes,
     values,
@@ -221,8 +222,8 @@ def ordered_rank(desc: Any, target: Target) -> float:
     g = geometry(desc)
     block_slots, block_lanes = ordered_tile(g)
     programs = -(-g.slots // block_slots) * -(-(g.fold[0] * g.fold[2]) // block_lanes)
-    # About 400 warp instructions a program and step, four issued a cycle and multiprocessor; 0.5 us of latency a step.
-    issue = programs * g.fold[1] * 400 / (max(target.sm_count, 1) * 4 * 1700)
+    # About 250 warp instructions a program and step, four issued a cycle and multiprocessor; 0.5 us of latency a step.
+    issue = programs * g.fold[1] * 250 / (max(target.sm_count, 1) * 4 * 1700)
     return LAUNCH_US + max(issue, 0.5 * g.fold[1])
 
 
@@ -248,7 +249,9 @@ def _added(desc: Any, traverse: Any) -> list[Launch]:
     before = [*status_launch(desc), *_zeroed(desc)]
     if g.numel == 0:
         return before
-    return [*before, traverse(desc, kernels.atomic_point, values(g.dense), values(g.table), desc.element.compute)]
+    vectors = traverse is rows_launch and not g.full and g.fold[2] % 2 == 0
+    point = kernels.atomic_point if vectors else scattered_add(desc)
+    return [*before, traverse(desc, point, values(g.dense), values(g.table), desc.element.compute)]
 
 
 def _gather_rows(desc: Any, target: Target) -> list[Launch]:

@@ -50,6 +50,30 @@ def atomic_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     tl.atomic_add(table, x.to(table.dtype.element_ty), mask=hit, sem="relaxed")
 
 
+@triton.jit
+def atomic_pair_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """The same for 16-bit floats at scattered places, two table elements at a time.
+
+    The hardware adds 16-bit floats only in aligned pairs; a lone one becomes a compare-and-swap loop. The partner
+    receives -0.0, which changes no value. The caller vouches that every pair lies inside the table.
+    """
+    x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE).to(table.dtype.element_ty)
+    address = table.to(tl.int64)
+    odd = (address >> 1) & 1
+    pair = tl.multiple_of((address - odd * 2).to(table.dtype), [4] * len(table.shape))
+    side = tl.arange(0, 2)
+    for _ in tl.static_range(len(table.shape)):
+        side = tl.expand_dims(side, 0)
+    odd, x, pair, hit = (
+        tl.expand_dims(odd, -1),
+        tl.expand_dims(x, -1),
+        tl.expand_dims(pair, -1),
+        tl.expand_dims(hit, -1),
+    )
+    both = tl.where(side == odd, x, -0.0).to(table.dtype.element_ty)
+    tl.atomic_add(pair + side, both, mask=hit & (side >= 0), sem="relaxed")
+
+
 # --- indices ---
 
 
@@ -263,6 +287,8 @@ def ordered_kernel(
         acc = tl.zeros((BLOCK_SLOTS, BLOCK_LANES), COMPUTE)
     written = live & (slot < 0)[:, None]
     dense_lane = dense + unravel(lane, lane_sizes, lane_dense)
+    if REPORT:
+        lowest = tl.full((BLOCK_LANES,), NO_BAD_INDEX, tl.int64)
 
     for step in range(steps):
         point = (lane * 0 + step).to(POINT_TYPE)
@@ -281,9 +307,8 @@ def ordered_kernel(
             target += at.to(tl.int64) * scale
             scale = scale * extents[k]
         if REPORT:
-            if pid < lane_blocks:  # the first slots' programs see every index; one report is enough
-                position = unravel(lane, lane_sizes, lane_position) + unravel(point, step_sizes, step_position)
-                report(status, live_lane & (inside == 0), position)
+            position = unravel(lane, lane_sizes, lane_position) + unravel(point, step_sizes, step_position)
+            lowest = tl.minimum(lowest, tl.where(live_lane & (inside == 0), position.to(tl.int64), NO_BAD_INDEX))
         # Only lanes whose target lies in this tile read their contribution.
         first = (pid // lane_blocks).to(tl.int64) * BLOCK_SLOTS
         hit = hit & (target >= first) & (target < first + BLOCK_SLOTS)
@@ -291,6 +316,9 @@ def ordered_kernel(
         value = scaled(value, alpha, COMPUTE)
         acc, written = STEP(acc, written, value[None, :], hit[None, :] & (target[None, :] == slot[:, None]))
 
+    if REPORT:
+        if pid < lane_blocks:  # every program has seen all indices of its lanes; the first slots' reports are enough
+            report(status, lowest < NO_BAD_INDEX, lowest)
     if KEEP:
         live = live & written  # untouched elements keep their exact bits
     tl.store(own, acc.to(table.dtype.element_ty), mask=live)

@@ -153,6 +153,14 @@ def axis_arguments(g: Geometry) -> dict[str, Arg]:
     }
 
 
+def scattered_add(desc: Any) -> Any:
+    """The point function for additions at scattered places (in ``rows_kernel`` with a full index, or one by one)."""
+    table = geometry(desc).table
+    half = desc.element.is_floating_point and table.element.itemsize == 2
+    pairs_inside = table.layout.packed and alignment(table) >= 4 and table.numel % 2 == 0
+    return kernels.atomic_pair_point if half and pairs_inside else kernels.atomic_point
+
+
 def fits_rows(g: Geometry) -> bool:
     """Whether the rows traversal applies: all packed, one index, and rows wide enough to fill vectors."""
     return g.packed and len(g.indexed) == 1 and g.fold[2] >= 16
@@ -162,11 +170,11 @@ def rows_launch(desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementK
     """One launch of ``rows_kernel``."""
     g = geometry(desc)
     outer, count, inner = g.fold
-    itemsize = desc.element.itemsize
-    cols = min(max(_ceil_power(inner), 16), 1024)
-    # 16 KiB a program: enough loads in flight for four warps to cover the memory's latency, few enough registers.
-    loaded = itemsize + (desc.index_element.itemsize if g.full else 0)
-    rows = max(1, min(64, _floor_power(16384 // (cols * loaded))))
+    cols = min(max(_ceil_power(inner), 16), 512 if g.full else 1024)
+    # Measured on an H200: two 16-byte loads a thread saturate memory when rows are contiguous; scattered elements want
+    # four a thread. Fewer, larger programs are slower at every size.
+    per_program = 512 if g.full else max(4096 // desc.element.itemsize, cols)
+    rows = per_program // cols
     offsets_wide = wide(g)
     return Launch(
         kernels.rows_kernel,
@@ -205,7 +213,7 @@ def elements_launch(
 
         g = replace(g, table=replace(g.table, layout=PACKED))
     walk = Walk(g, range(len(g.sizes)))
-    block = 1024
+    block = 512
     return Launch(
         kernels.elements_kernel,
         -(-g.numel // block),
@@ -237,7 +245,7 @@ def ordered_tile(g: Geometry) -> tuple[int, int]:
     """(slots, lanes) of the table that one program of ``ordered_kernel`` owns."""
     lanes = g.fold[0] * g.fold[2]
     block_lanes = min(max(_ceil_power(lanes), 16), 128)
-    return min(max(_ceil_power(g.slots), 1), 2048 // block_lanes), block_lanes
+    return min(max(_ceil_power(g.slots), 1), 8), block_lanes  # 16 slots spill where strides are unknown
 
 
 def ordered_launch(desc: Any, step: Any, pointer: Any, compute: ElementKind) -> Launch:
@@ -299,7 +307,7 @@ def _flat_launch(
     big = numel >= I32_LIMIT
     shape = () if operand is None or flat else operand.shape
     walked = [] if operand is None or flat else strides(operand, range(len(shape)), True)
-    block = 4096
+    block = 4096 if flat else 512  # offsets of strided elements take a register pair each
     return Launch(
         kernel,
         -(-numel // block),
@@ -322,10 +330,6 @@ def status_launch(desc: Any) -> list[Launch]:
 
 def _ceil_power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
-
-
-def _floor_power(n: int) -> int:
-    return 1 << (max(n, 1).bit_length() - 1)
 
 
 def table_bytes(desc: Any, element: ElementKind) -> int:
