@@ -1,0 +1,35 @@
+"""What runs where: GPU tests need a GPU, interpreter tests a process of their own with ``TRITON_INTERPRET=1``."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from triplan.sku import interpreting
+
+# No deadline: the first example of a process pays for imports and compiles. Derandomised under CI, so that a red run
+# can be repeated; elsewhere every run looks at new problems.
+settings.register_profile(
+    "triplan",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("triplan")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    no_gpu = pytest.mark.skip(reason="needs an NVIDIA GPU; torch.cuda.is_available() is False")
+    not_interpreting = pytest.mark.skip(reason="needs TRITON_INTERPRET=1, set before Triton is imported")
+    only_interpreting = pytest.mark.skip(reason="TRITON_INTERPRET=1: this process runs the interpreter's tests alone")
+    for item in items:
+        if item.get_closest_marker("interpret"):
+            if not interpreting():
+                item.add_marker(not_interpreting)
+        elif interpreting():
+            item.add_marker(only_interpreting)
+        elif item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(no_gpu)

@@ -1,0 +1,109 @@
+"""Every Triton row of every op in Triton's interpreter, on problems of one or two programs.
+
+Each program costs about a millisecond an operation, so shapes are tiny; what needs size (offsets past 2**31, many
+blocks at once) is for the GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from indexing_cases import POLICIES, ROWS, accumulate_of, build, elements_of, grid, pinned
+
+import triplan as tp
+from triplan.testing import check_plan, check_refusals, descriptors
+
+pytestmark = [
+    pytest.mark.interpret,
+    # numpy, under the interpreter, warns of what the hardware does silently: inf - inf, x % 0 in lanes that are masked.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+TARGET = tp.Target.cpu(interpret=True)
+#: The last axis is wide enough for the rows kernels and no multiple of any block.
+SHAPE, EXTENT = (2, 3, 17), 5
+
+
+def passes_of(desc: tp.Descriptor, row: str) -> tuple[str, ...]:
+    copies = row in ("rows", "elements", "ordered_last")
+    return ("bits",) if copies else ("special", "integers")
+
+
+def check(plan: tp.Plan, row: str, seed: int) -> int:
+    return check_plan(plan, seed=seed, runs=2, passes=passes_of(plan.descriptor, row)).exact
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_every_element_index_and_layout(op: str, row: str) -> None:
+    exact = planned = 0
+    for element in elements_of(op, row):
+        for desc in grid(op, row, element, SHAPE, EXTENT, every_policy=False):
+            plan = pinned(desc, row, TARGET)
+            if plan is not None:
+                planned += 1
+                exact += check(plan, row, planned)
+    assert planned > 0
+    assert exact > 0
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_every_policy_and_axis(op: str, row: str) -> None:
+    planned = 0
+    for axis in range(3):
+        for turn, (policy, wrap) in enumerate(POLICIES):
+            options = {"out_of_bounds": policy, "wrap_negative": wrap}
+            accumulate = accumulate_of(op, row, turn + axis)
+            desc = build(op, SHAPE, axis, EXTENT, element="i32", accumulate=accumulate, **options)
+            plan = pinned(desc, row, TARGET)
+            if plan is not None:
+                planned += 1
+                check(plan, row, 10 * axis + turn)
+    assert planned > 0
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_refusals(op: str, row: str) -> None:
+    planned = 0
+    for axis in range(3):
+        desc = build(op, SHAPE, axis, EXTENT, element="f16", accumulate=accumulate_of(op, row, 0))
+        plan = pinned(desc, row, TARGET)
+        if plan is not None:
+            planned += 1
+            assert check_refusals(plan, seed=axis) > 20
+    assert planned > 0
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_any_problem(op: str, row: str) -> None:
+    # The rows kernels take packed, wide problems only, which a free draw rarely hits.
+    promises = row not in ("rows", "atomic_rows")
+    fixed = {"embedding_dim": 19} if op.startswith("embedding") and not promises else {}
+
+    @settings(max_examples=4, database=None)
+    @given(descriptors(tp.descriptor_types()[op], 512, promises=promises, fixed=fixed), st.integers(0, 2**31))
+    def holds(desc: tp.Descriptor, seed: int) -> None:
+        plan = pinned(desc, row, TARGET)
+        assume(plan is not None)
+        assert plan is not None
+        check(plan, row, seed)
+
+    if promises:
+        holds()
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_empty_problems(op: str, row: str) -> None:
+    """No points, no places to point to, or neither: what must be filled is filled, and a bad index is reported."""
+    planned = 0
+    for shape, extent in (((0, 3, 17), 5), ((2, 3, 17), 0), ((0, 3, 17), 0), ((2, 0, 17), 5), ((2, 3, 0), 5)):
+        for policy in ("skip", "clamp", "error"):
+            for accumulate in (True, False):
+                if op == "index_put" and accumulate != accumulate_of(op, row, 0):
+                    continue
+                desc = build(op, shape, 0, extent, element="f32", out_of_bounds=policy, accumulate=accumulate)
+                plan = pinned(desc, row, TARGET)
+                if plan is not None:
+                    planned += 1
+                    check(plan, row, planned)
+    assert planned > 0
