@@ -1,7 +1,7 @@
 """Compiling launches, with or without a GPU, and reading what came out.
 
-Relies on ``triton.compile(ASTSource(...), target=GPUTarget(...))``, unchanged from Triton 3.6 to 3.9, and on the
-``ptxas`` and ``cuobjdump`` inside Triton's wheel.
+Relies on ``triton.compile(ASTSource(...), target=GPUTarget(...))`` and ``get_ptxas``, unchanged from Triton 3.6 to 3.9,
+and on the ``cuobjdump`` inside Triton's wheel.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from triplan.backends.launch import Source
@@ -103,7 +104,7 @@ def _resource_usage(ptx: str, arch: ArchSku) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
         file.write(ptx)
         file.flush()
-        command = [_tool("ptxas"), "-v", f"--gpu-name={name}", file.name, "-o", os.devnull]
+        command = [get_ptxas(arch.capability).path, "-v", f"--gpu-name={name}", file.name, "-o", os.devnull]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", out)
     registers = re.search(r"Used (\d+) registers", out)

@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -203,12 +203,19 @@ def _entry(plan: AnyPlan) -> dict[str, Any]:
     }
 
 
+def _own_version() -> str:
+    try:
+        return version("triplan")
+    except PackageNotFoundError:
+        return "source tree"  # run from a checkout that is not installed
+
+
 def versions() -> dict[str, str]:
     """What a selection's bits may depend on besides its key."""
     driver = "none"
     if torch.cuda.is_available():
         driver = str(getattr(torch._C, "_cuda_getDriverVersion")())  # noqa: B009 (not in torch's stubs)
-    return {"triplan": version("triplan"), "triton": version("triton"), "torch": torch.__version__, "driver": driver}
+    return {"triplan": _own_version(), "triton": version("triton"), "torch": torch.__version__, "driver": driver}
 
 
 def _after_fork() -> None:

@@ -91,12 +91,10 @@ class Plan(Generic[D, A]):
         self.descriptor, self.preference, self.target, self.tuning = desc, preference, target, tuning
         self.key = canonical_key(desc, preference, target, tuning)
         self.candidates = candidates
-        self._sku = sku_of(row, desc, target)
         log.debug("select %s -> %s", self.key, row.name)
         return self
 
     _row: KernelRow
-    _sku: KernelSku
     _loaded: dict[int, LoadedLaunches]
 
     # --- what is known before anything runs ---
@@ -117,6 +115,11 @@ class Plan(Generic[D, A]):
     def workspace_size(self) -> int:
         """Exact bytes of scratch, at ``Workspace.ALIGNMENT``."""
         return self._workspace_size
+
+    @cached_property
+    def _sku(self) -> KernelSku:
+        # On first use: select walks many plans that nobody asks for their names.
+        return sku_of(self._row, self.descriptor, self.target)
 
     @cached_property
     def _workspace_size(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import Field
@@ -57,6 +58,7 @@ class PrecisionGuarantee(FrozenModel):
     tolerance: Tolerance = Tolerance()
 
     @classmethod
+    @lru_cache(maxsize=64)
     def exact(cls, element: ElementKind) -> PrecisionGuarantee:
         """The guarantee of a copy: every bit, always."""
         return cls(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from triplan.descriptors import (
@@ -32,7 +32,7 @@ from triplan.descriptors import (
 Axes = tuple[int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Geometry:
     """Which axis of each operand every iteration dimension walks (None: it stays put), outermost first.
 
@@ -50,56 +50,56 @@ class Geometry:
     indexed: tuple[int, ...]
     padding: int | None = None
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return math.prod(self.sizes)
 
-    @property
+    @cached_property
     def loop(self) -> tuple[int, ...]:
         return tuple(d for d, axis in enumerate(self.table_axes) if axis is None)
 
-    @property
+    @cached_property
     def fold(self) -> tuple[int, int, int]:
         """(outer, count, inner): the iteration space with the loop in the middle."""
         first, last = self.loop[0], self.loop[-1] + 1
         return math.prod(self.sizes[:first]), math.prod(self.sizes[first:last]), math.prod(self.sizes[last:])
 
-    @property
+    @cached_property
     def full(self) -> bool:
         """Whether the index differs between the lanes of a slice (one an element, as in torch.gather)."""
         return any(axis is not None for d, axis in enumerate(self.index_axes) if d not in self.loop)
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Positions of the table under the indices."""
         return math.prod(self.table.shape[a] for a in self.indexed)
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, ...]:
         return tuple(self.table.shape[a] for a in self.indexed)
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         return (self.dense, self.table, self.index)
 
-    @property
+    @cached_property
     def packed(self) -> bool:
         return all(o.layout.packed for o in self.operands)
 
-    @property
+    @cached_property
     def index_items(self) -> tuple[int | None, ...]:
         """Which tensor of the index operand each index is; None where it is a single tensor."""
         if self.index.kind is OperandKind.TENSOR_LIST:
             return tuple(range(self.index.count))
         return (None,)
 
-    @property
+    @cached_property
     def position_axes(self) -> tuple[int, ...]:
         """Strides, by iteration dimension, that number the elements of the index tensor row-major."""
         strides = packed_strides(self.index.shape)
         return tuple(0 if axis is None else strides[axis] for axis in self.index_axes)
 
-    @property
+    @cached_property
     def duplicates_possible(self) -> int:
         """How many contributions can meet in one element of the table."""
         return self.fold[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -71,19 +72,19 @@ def copy_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
     return outputs(desc, PrecisionGuarantee.exact(desc.element))
 
 
-def _write_guarantee(desc: Any, duplicates: Duplicates) -> Mapping[str, PrecisionGuarantee]:
+@lru_cache(maxsize=64)
+def _write_guarantee(element: ElementKind, duplicates: Duplicates) -> PrecisionGuarantee:
     settled = duplicates is Duplicates.LAST
-    exact = PrecisionGuarantee.exact(desc.element)
     changes = {"deterministic": settled, "bit_stable_on_same_hardware": settled, "batch_invariant": settled}
-    return outputs(desc, exact.replace(order_invariant=False, duplicates=duplicates, **changes))
+    return PrecisionGuarantee.exact(element).replace(order_invariant=False, duplicates=duplicates, **changes)
 
 
 def any_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
-    return _write_guarantee(desc, Duplicates.ANY)
+    return outputs(desc, _write_guarantee(desc.element, Duplicates.ANY))
 
 
 def last_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
-    return _write_guarantee(desc, Duplicates.LAST)
+    return outputs(desc, _write_guarantee(desc.element, Duplicates.LAST))
 
 
 def sum_tolerance(element: ElementKind, accumulator: ElementKind, terms: int) -> Tolerance:
@@ -108,20 +109,25 @@ def sum_tolerance(element: ElementKind, accumulator: ElementKind, terms: int) ->
     )
 
 
-def sum_guarantee(desc: Any, accumulator: ElementKind, ordered: bool) -> Mapping[str, PrecisionGuarantee]:
-    integer = not desc.element.is_floating_point  # addition modulo 2^n is associative: order cannot show
+@lru_cache(maxsize=1024)
+def _sum_guarantee(element: ElementKind, accumulator: ElementKind, ordered: bool, terms: int) -> PrecisionGuarantee:
+    integer = not element.is_floating_point  # addition modulo 2^n is associative: order cannot show
     settled = ordered or integer
-    guarantee = PrecisionGuarantee(
-        math_precision=MathPrecision.EXACT if integer else MathPrecision(desc.element.compute.value),
+    return PrecisionGuarantee(
+        math_precision=MathPrecision.EXACT if integer else MathPrecision(element.compute.value),
         accumulator=accumulator,
         deterministic=settled,
         bit_stable_on_same_hardware=settled,
         batch_invariant=settled,
         order_invariant=integer,
         duplicates=Duplicates.SUM,
-        tolerance=sum_tolerance(desc.element, accumulator, geometry(desc).duplicates_possible),
+        tolerance=sum_tolerance(element, accumulator, terms),
     )
-    return outputs(desc, guarantee)
+
+
+def sum_guarantee(desc: Any, accumulator: ElementKind, ordered: bool) -> Mapping[str, PrecisionGuarantee]:
+    terms = geometry(desc).duplicates_possible
+    return outputs(desc, _sum_guarantee(desc.element, accumulator, ordered, terms))
 
 
 def atomic_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
