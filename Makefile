@@ -11,6 +11,8 @@ NEWEST := .triton-newest/$(TRITON_NEWEST)
 
 STAMP := $(VENV)/stamp
 PY := $(VENV)/bin/python
+# Two processes where pytest-xdist is there; a machine without a network may lack it.
+PARALLEL = $$($(PY) -c 'import xdist; print("-n 2")' 2>/dev/null || true)
 
 .PHONY: help setup demo test lint unit gpu interpret compile-newest ops format clean
 
@@ -45,7 +47,7 @@ lint: $(STAMP)
 	  $(PY) -m mypy; fi
 
 unit: $(STAMP)
-	$(PY) -m pytest -m "not gpu and not interpret" $$($(PY) -c 'import xdist; print("-n 2")' 2>/dev/null || true)
+	$(PY) -m pytest -m "not gpu and not interpret" $(PARALLEL)
 
 # One process: the card's memory and timings are shared.
 gpu: $(STAMP)
@@ -59,7 +61,7 @@ compile-newest: $(STAMP)
 	@if [ ! -e $(NEWEST)/done ]; then rm -rf $(NEWEST); \
 	  $(PY) -m pip install -q --disable-pip-version-check --retries 1 --no-deps --target $(NEWEST) $(TRITON_NEWEST) \
 	    && touch $(NEWEST)/done || rm -rf $(NEWEST); fi
-	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest tests/test_compile.py; else \
+	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest tests/test_compile.py $(PARALLEL); else \
 	  echo "compile-newest: $(TRITON_NEWEST) cannot be fetched here: skipped"; fi
 
 ops: $(STAMP)

@@ -2,4 +2,5 @@
 
 from triplan.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

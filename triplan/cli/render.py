@@ -12,6 +12,7 @@ from rich.table import Table
 
 from triplan.cli.catalog import FLAGS, Entry, examples
 from triplan.descriptors import descriptor_types
+from triplan.sku import ElementKind
 
 COLUMNS = ("kernel", "elements", "indices", "archs", "accumulator", "duplicates", "guarantees")
 
@@ -76,7 +77,7 @@ def _about(op: str) -> list[str]:
     """The descriptor's own summary and its operands."""
     cls = descriptor_types()[op]
     summary = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
-    example = next(examples(cls, element="f32"), None)
+    example = next(examples(cls, element=ElementKind.F32), None)
     if example is None:
         return [summary]
     operands = ", ".join(f"`{o.name}` ({o.role}{', optional' if o.optional else ''})" for o in example.operands())
