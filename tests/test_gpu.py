@@ -1,0 +1,274 @@
+"""What only a GPU can show: streams, capture, other work beside, sizes past 2**31, refusals that never fault."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from samples import ACCUMULATING, SAMPLES
+
+import triplan as tp
+
+pytestmark = pytest.mark.gpu
+DETERMINISTIC = tp.PlanPreference(deterministic=True)
+LOOSE = tp.PlanPreference(deterministic=False)
+
+
+def make_args(plan: tp.Plan, seed: int = 0, exact: bool = True) -> object:  # type: ignore[type-arg]
+    """Random operands on the GPU, indices in range. ``exact``: small integers, whose sums no order can change."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    values: dict[str, object] = {}
+    for o in plan.descriptor.operands():
+        if o.kind == "host_scalar":
+            values[o.name] = 0.5 if o.element.is_floating_point else 2
+            continue
+        tensors = []
+        for i in range(o.count):
+            if o.index_extents:
+                t = torch.randint(
+                    0, o.index_extents[i], o.shape, generator=generator, device="cuda", dtype=o.element.torch
+                )
+            elif o.element.is_floating_point and not exact:
+                t = torch.randn(o.shape, generator=generator, device="cuda").to(o.element.torch)
+            else:
+                t = torch.randint(-9, 9, o.shape, generator=generator, device="cuda").to(o.element.torch)
+            tensors.append(t)
+        values[o.name] = tensors if o.kind == "tensor_list" else tensors[0]
+    return plan.args_type(**values)
+
+
+def outputs(plan: tp.Plan, args: object) -> list[torch.Tensor]:  # type: ignore[type-arg]
+    return [getattr(args, o.name) for o in plan.descriptor.operands() if o.is_written]
+
+
+def crowded(op: str, element: str) -> tp.Descriptor:
+    """A problem in which many contributions meet, large enough to fill the card."""
+    shape = {
+        "gather_backward": {"out_shape": (3000, 513)},
+        "index_select_backward": {"out_shape": (3000, 513)},
+        "scatter_add": {"src_shape": (3000, 513)},
+        "index_add": {"src_shape": (3000, 513)},
+        "index_put": {"out_shape": (5, 4, 513), "index_shape": (3000,), "num_indices": 2, "accumulate": True},
+        "embedding_backward": {"index_shape": (3000,), "embedding_dim": 513},
+        "scatter": {"src_shape": (3000, 513)},
+    }[op]
+    return SAMPLES[op].replace(**shape, element=element)
+
+
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64", "i32", "i64"])
+@pytest.mark.parametrize("op", [*ACCUMULATING, "scatter"])
+def test_deterministic_rows_repeat_bit_for_bit_beside_other_work(op: str, element: str) -> None:
+    desc = crowded(op, element)
+    rows = [r for r in tp.TABLE.rows(op) if r.backend is tp.BackendKind.TRITON]
+    shown = 0
+    busy = torch.cuda.Stream()
+    a = torch.randn(2048, 2048, device="cuda")
+    for row in rows:
+        try:
+            plan = tp.plan(desc, preference=LOOSE.replace(kernel=row.name))
+        except tp.Unsupported:
+            continue
+        if not plan.precision_guarantee().deterministic:
+            continue
+        shown += 1
+        plan.prepare()
+        workspace = tp.Workspace.allocate(plan)
+        args = make_args(plan, exact=False)
+        start = [t.clone() for t in outputs(plan, args)]
+        first: list[torch.Tensor] = []
+        for _ in range(50):
+            with torch.cuda.stream(busy):
+                a @ a
+            for t, s in zip(outputs(plan, args), start, strict=True):
+                t.copy_(s)
+            plan.run(args, workspace)
+            if not first:
+                first = [t.clone() for t in outputs(plan, args)]
+            for t, f in zip(outputs(plan, args), first, strict=True):
+                assert torch.equal(t.view(torch.uint8), f.view(torch.uint8)), f"{plan!r} gave other bits"
+    assert shown
+
+
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("op", ACCUMULATING)
+def test_atomic_rows_are_rightly_called_nondeterministic(op: str, element: str) -> None:
+    """So that the test above is known to be able to fail."""
+    desc = crowded(op, element)
+    plan = tp.plan(desc, preference=LOOSE.replace(kernel="atomic_elements")).prepare()
+    assert not plan.precision_guarantee().deterministic
+    args = make_args(plan, exact=False)
+    start = [t.clone() for t in outputs(plan, args)]
+    seen = set()
+    for _ in range(50):
+        for t, s in zip(outputs(plan, args), start, strict=True):
+            t.copy_(s)
+        plan.run(args)
+        seen.add(outputs(plan, args)[0].view(torch.uint8).cpu().numpy().tobytes())
+        if len(seen) > 1:
+            return
+    pytest.fail("50 runs of atomics gave the same bits: nothing was shown")
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_run_is_captured_replayed_and_allocates_nothing(op: str) -> None:
+    for preference in (LOOSE, DETERMINISTIC):
+        plan = tp.plan(SAMPLES[op].replace(out_of_bounds="error"), preference=preference).prepare()
+        workspace = tp.Workspace.allocate(plan)
+        args, fresh = make_args(plan), make_args(plan, seed=1)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        with torch.cuda.graph(graph):
+            plan.run(args, workspace)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            plan.run(args, workspace)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+        for o in plan.descriptor.operands():
+            new, old = getattr(fresh, o.name), getattr(args, o.name)
+            if o.kind == "tensor":
+                old.copy_(new)
+            elif o.kind == "tensor_list":
+                for x, y in zip(old, new, strict=True):
+                    x.copy_(y)
+        graph.replay()
+        plan.run(fresh, workspace)
+        for t, f in zip(outputs(plan, args), outputs(plan, fresh), strict=True):
+            assert torch.equal(t, f)
+
+
+def test_an_unprepared_plan_refuses_to_compile_under_capture() -> None:
+    desc = SAMPLES["gather"].replace(element="f64", index_element="i32", out_of_bounds="clamp", wrap_negative=True)
+    plan = tp.plan(desc)
+    args = make_args(plan)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(tp.Unsupported, match="prepare"), torch.cuda.graph(graph):
+        plan.run(args)
+    torch.cuda.synchronize()
+    plan.prepare().run(args)
+    torch.cuda.synchronize()
+
+
+def test_streams() -> None:
+    plan = tp.plan(SAMPLES["index_add"], preference=LOOSE).prepare()
+    args = make_args(plan)
+    stream = torch.cuda.Stream()
+    expected = args.out.clone()  # type: ignore[attr-defined]
+    tp.plan(SAMPLES["index_add"], preference=LOOSE).run(tp.IndexAddArgs(args.index, args.src, expected, args.alpha))  # type: ignore[attr-defined]
+    torch.cuda.synchronize()
+    for chosen in (stream, stream.cuda_stream):
+        mine = make_args(plan)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)  # were the launch on another stream, it would be done long before
+        marker = torch.cuda.Event()
+        plan.run(mine, stream=chosen)
+        marker.record(stream)
+        assert not marker.query()
+        marker.synchronize()
+        assert torch.equal(mine.out, expected)  # type: ignore[attr-defined]
+
+
+def test_eight_threads_on_eight_streams() -> None:
+    plan = tp.plan(SAMPLES["gather"].replace(out_shape=(999, 64)), preference=LOOSE).prepare()
+    failures: list[int] = []
+
+    def work(seed: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for k in range(20):
+                args = make_args(plan, seed * 100 + k)
+                plan.run(args)
+                if not torch.equal(args.out, args.src.gather(0, args.index)):  # type: ignore[attr-defined]
+                    failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failures == []
+
+
+def test_cpu_tensors_and_foreign_targets_are_refused() -> None:
+    plan = tp.plan(SAMPLES["gather"])
+    args = make_args(plan)
+    on_cpu = tp.GatherArgs(*(t.cpu() for t in (args.src, args.index, args.out)))  # type: ignore[attr-defined]
+    assert "cpu" in plan.can_implement(on_cpu).reason
+    mixed = tp.GatherArgs(args.src, args.index.cpu(), args.out)  # type: ignore[attr-defined]
+    assert "one device" in plan.can_implement(mixed).reason
+    other = "a100" if plan.target.arch is tp.ArchSku.SM90A else "h200"
+    foreign = tp.plan(SAMPLES["gather"], target=tp.Target.preset(other))
+    assert isinstance(foreign.can_implement(args).error, tp.Unsupported)
+
+
+def test_check_leaves_the_context_usable() -> None:
+    plan = tp.plan(SAMPLES["gather"].replace(out_of_bounds="error"))
+    args = make_args(plan)
+    args.index[3, 7] = 2**62  # type: ignore[attr-defined]
+    plan.run(args)
+    with pytest.raises(IndexError, match=r"index\[3, 7\] = 4611686018427387904"):
+        plan.check(args)
+    args.index[3, 7] = 0  # type: ignore[attr-defined]
+    plan.run(args)
+    plan.check(args)
+    assert torch.equal(args.out, args.src.gather(0, args.index))  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def large_memory() -> None:
+    free, _ = torch.cuda.mem_get_info()
+    if free < 60 * 2**30:
+        pytest.skip("needs 60 GiB of free GPU memory")
+
+
+@pytest.mark.usefixtures("large_memory")
+@pytest.mark.parametrize("layout", ["packed", "strided"])
+def test_operands_past_two_to_the_31st(layout: str) -> None:
+    """Rows beyond element 2**31, read and added to, at every boundary where 32-bit offsets would wrap."""
+    rows, width = 2**21 + 5, 1031  # about 2.16e9 elements, in no block's multiple
+    table = torch.zeros(rows, width, dtype=torch.float16, device="cuda")
+    interesting = torch.tensor(
+        [0, 1, rows - 1, rows - 2, 2**31 // width, 2**31 // width + 1, 2**30 // width], device="cuda"
+    )
+    values = torch.randn(len(interesting), width, device="cuda").half()
+    add = tp.IndexAddDescriptor(
+        src_shape=values.shape, add_dim=0, out_dim_size=rows, element="f16", layouts={"out": layout, "src": layout}
+    )
+    tp.plan(add, preference=LOOSE).run(tp.IndexAddArgs(interesting, values, table))
+    assert torch.equal(table[interesting], values)
+    assert int(torch.count_nonzero(table)) == int(torch.count_nonzero(values))
+    out = torch.full_like(values, float("nan"))
+    select = tp.IndexSelectDescriptor(
+        out_shape=values.shape, select_dim=0, src_dim_size=rows, element="f16", layouts={"out": layout, "src": layout}
+    )
+    tp.plan(select).run(tp.IndexSelectArgs(table, interesting, out))
+    assert torch.equal(out, values)
+    big_out = torch.full((rows, width), float("nan"), dtype=torch.float16, device="cuda")
+    index = torch.arange(rows, device="cuda", dtype=torch.int32).flip(0)
+    copy = tp.IndexSelectDescriptor(
+        out_shape=(rows, width),
+        select_dim=0,
+        src_dim_size=rows,
+        element="f16",
+        index_element="i32",
+        layouts={"out": layout, "src": layout},
+    )
+    tp.plan(copy).run(tp.IndexSelectArgs(table, index, big_out))
+    assert torch.equal(big_out[rows - 1 - interesting], values)
+    assert int(torch.count_nonzero(big_out)) == int(torch.count_nonzero(values))
+
+
+@pytest.mark.skipif("torch.cuda.device_count() < 2")
+def test_a_second_device_loads_its_own_kernels() -> None:
+    plan = tp.plan(SAMPLES["gather"])
+    first = make_args(plan)
+    plan.run(first)
+    with torch.cuda.device(1):
+        second = make_args(plan)
+    assert second.out.device.index == 1  # type: ignore[attr-defined]
+    plan.run(second)  # with device 0 current
+    assert torch.equal(second.out, second.src.gather(0, second.index))  # type: ignore[attr-defined]
+    assert torch.cuda.current_device() == 0
