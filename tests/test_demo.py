@@ -16,8 +16,6 @@ from rich.console import Console
 import triplan as tp
 from triplan.cli import demo
 
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the demo refuses interpreter mode")
-
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:

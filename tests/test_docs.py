@@ -1,0 +1,56 @@
+"""What the documents show is true: README's code runs, and the commands and files that they name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+
+
+def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    out = capsys.readouterr().out
+    assert "deterministic=True" in out
+    assert "candidates" in out
+    assert "rows_kernel" in out or "elements_kernel" in out
+    dout, index, dsrc, src = (names[n] for n in ("dout", "index", "dsrc", "src"))
+    assert isinstance(dout, torch.Tensor)
+    assert isinstance(index, torch.Tensor)
+    assert isinstance(dsrc, torch.Tensor)
+    assert isinstance(src, torch.Tensor)
+    wanted = torch.zeros_like(dsrc, dtype=torch.float64).scatter_add_(0, index, dout.double())
+    torch.testing.assert_close(dsrc.double(), wanted, rtol=0, atol=1e-4)
+    assert src.grad is not None
+    assert torch.equal(src.grad, torch.zeros_like(src).scatter_add_(0, index, torch.ones_like(dout)))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_and_named_paths_exist(document: str) -> None:
+    text = (ROOT / document).read_text()
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    paths = re.findall(r"`((?:tests|tools|bench|\.ci)/[\w./]*)`", text)
+    for path in links + paths:
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_named_make_targets_exist(document: str) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?:`|^    )make ([a-z-]+)", (ROOT / document).read_text(), re.MULTILINE)
+    assert set(named) <= targets
+
+
+def test_contributing_names_every_room() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = {p.name for p in (ROOT / "triplan").iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert rooms
+    assert all(f"    {room}/" in text for room in rooms)
