@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -126,7 +127,7 @@ class Op:
         self.update(out, *args)
 
     def _compute_into(self, out: Tensor, *inputs: Any) -> None:
-        _refuse_self_overlap(self.name, out)
+        _refuse_unwritable(self.name, out)
         if any(may_overlap(out, t) for t in tensors_in(inputs)):
             out.copy_(self._compute(*inputs))
         else:
@@ -136,7 +137,7 @@ class Op:
     def _compute_in_place(self, out: Tensor, *args: Any) -> None:
         assert self.update is not None
         self.shape(out, *args)
-        _refuse_self_overlap(f"{self.name}_", out)
+        _refuse_unwritable(f"{self.name}_", out)
         # The call reads all of its inputs before it writes.
         apart = (a.clone() if isinstance(a, Tensor) and may_overlap(out, a) else a for a in args)
         self.update(out, *apart)
@@ -166,6 +167,8 @@ class Op:
                 f"{self.name}(): functions with out=... arguments don't support automatic differentiation, but one of "
                 "the arguments requires grad."
             )
+        if _transformed():
+            raise RuntimeError(f"{self.name}(): out=... is not supported within torch.func transforms or forward AD")
         shape, like = tuple(self.shape(*args)), args[0]
         if out.dtype != like.dtype:
             raise RuntimeError(f"{self.name}(): Expected out tensor to have dtype {like.dtype}, but got {out.dtype}")
@@ -265,8 +268,26 @@ def _transformed() -> bool:
 
 
 def _nothing_watches(args: Sequence[Any]) -> bool:
-    """Whether the dispatcher would go straight to the kernel, so that its price need not be paid."""
-    return False
+    """Whether the dispatcher would go straight to the kernel, so that its price need not be paid.
+
+    So it is for plain CPU and CUDA tensors (no subclass, no lazy view) with no mode, tracer or autocast; who asks has
+    seen to functorch and gradients.
+    """
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or torch._C._get_tracing_state():
+        return False
+    return all(
+        torch._C._dispatch_keys(t).raw_repr() == _plain_keys(t.device.type)
+        and not torch.is_autocast_enabled(t.device.type)
+        for t in tensors_in(args)
+    )
+
+
+@lru_cache(maxsize=8)
+def _plain_keys(device_type: str) -> int:
+    if device_type not in ("cpu", "cuda"):
+        return -1
+    with torch.inference_mode(False):
+        return int(torch._C._dispatch_keys(torch.empty(0, device=device_type)).raw_repr())
 
 
 def _refuse_leaf(target: Tensor) -> None:
@@ -278,7 +299,12 @@ def _refuse_leaf(target: Tensor) -> None:
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
 
 
-def _refuse_self_overlap(name: str, out: Tensor) -> None:
+def _refuse_unwritable(name: str, out: Tensor) -> None:
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{name}(): Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone "
+            "to get a normal tensor before doing inplace update."
+        )
     if not is_injective(out):
         raise RuntimeError(
             f"{name}(): unsupported operation: more than one element of the written-to tensor refers to a single "

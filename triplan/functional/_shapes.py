@@ -8,10 +8,18 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
-#: Both untyped in torch. ``require(condition, message)`` raises ``RuntimeError``, and guards on symbolic shapes.
-require: Callable[[Any, Callable[[], str]], None] = torch._check
+# Untyped in torch.
+_check: Callable[..., None] = torch._check
 broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def require(condition: Any, message: Callable[[], str]) -> None:
+    """Raise ``RuntimeError`` unless ``condition``, which may be symbolic: what cannot be known yet is checked later."""
+    if torch.compiler.is_dynamo_compiling():
+        _check(condition)  # its tracer takes no message that is not a constant; the op's fake kernel has the message
+    else:
+        _check(condition, message)
 
 
 def axis(dim: int, rank: int) -> int:

@@ -159,10 +159,9 @@ def _grad_of_src(ctx: Any, grad: Tensor) -> Tensor:
     read = _gather(grad, ctx.dim, index, ctx.check)
     if read.shape == ctx.shape:
         return read
-    if not ctx.shape or not read.shape:
-        return read.reshape(ctx.shape)
-    beyond = [n - m for n, m in zip(reversed(ctx.shape), reversed(read.shape), strict=True)]
-    return pad(read, [p for after in beyond for p in (0, after)])
+    read, shape = at_least_1d(read), ctx.shape or (1,)
+    beyond = [p for n, m in zip(reversed(shape), reversed(read.shape), strict=True) for p in (0, n - m)]
+    return pad(read, beyond).reshape(ctx.shape)
 
 
 def _add_shape(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> Sequence[int]:

@@ -112,9 +112,9 @@ def _read(grad: Tensor, indices: Sequence[Tensor]) -> Tensor:
         good = good & (at >= 0) & (at < n)
         number = number * n + at
     rest = grad.shape[len(indices) :]
-    table = grad.reshape(math.prod(rows), *rest)
+    table = grad.reshape((math.prod(rows), *rest))
     read = index_select(table, 0, torch.where(good, number, -1).reshape(-1))
-    return read.reshape(*number.shape, *rest)
+    return read.reshape((*number.shape, *rest))
 
 
 _index_put = Op(
