@@ -37,29 +37,31 @@ wheels=()
 
 # hatchling first: the project is then built by it, without a second, isolated download.
 install() {
-    pip install -qq "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} 'hatchling>=1.26' editables &&
+    pip install -qq "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} 'hatchling>=1.26' &&
         pip install -qq "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} --no-build-isolation -e '.[dev]'
 }
 # Reused packages and .whl/ may be all that is needed; asking a network that is not there takes minutes.
-if [ ${#base[@]} -eq 0 ] && install --no-index 2>/dev/null; then
+log=$venv/set-up.log
+if [ ${#base[@]} -eq 0 ] && install --no-index 2>"$log"; then
     echo "set-up: everything was here already"
-elif install --retries 2; then
+elif install --retries 2 2>>"$log"; then
     :
 elif [ ${#base[@]} -eq 0 ]; then
     echo "set-up: no network; using the packages of $python and .whl/"
     touch "$venv/offline"
-    [ -d .whl ] && pip install -q --no-index --no-deps .whl/*.whl
-    if ! pip install -q --no-index --no-deps --no-build-isolation -e . 2>/dev/null; then
+    [ -d .whl ] && pip install -qq --no-index --no-deps .whl/*.whl
+    if ! pip install -qq --no-index --no-deps --no-build-isolation -e . 2>>"$log"; then
         "$venv/bin/python" -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "triplan.pth").write_text(str(pathlib.Path.cwd()))'
     fi
     for module in torch triton pydantic; do
-        "$venv/bin/python" -c "import $module" || { echo "set-up: $module is missing and cannot be fetched" >&2; exit 1; }
+        "$venv/bin/python" -W ignore -c "import $module" || { echo "set-up: $module cannot be fetched" >&2; exit 1; }
     done
-    for module in typer rich hypothesis pytest xdist sklearn ruff mypy build hatchling; do
-        "$venv/bin/python" -c "import $module" 2>/dev/null || echo "$module" >>"$venv/offline"
+    for module in typer rich hypothesis pytest xdist sklearn matplotlib ruff mypy build hatchling; do
+        "$venv/bin/python" -W ignore -c "import $module" 2>/dev/null || echo "$module" >>"$venv/offline"
     done
-    echo "set-up: missing here: $(paste -sd' ' "$venv/offline")"
+    [ ! -s "$venv/offline" ] || echo "set-up: missing here: $(paste -sd' ' "$venv/offline")"
 else
+    cat "$log" >&2
     echo "set-up: pip could not install what triplan needs" >&2
     exit 1
 fi
