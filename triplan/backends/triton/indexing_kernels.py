@@ -34,6 +34,11 @@ def store_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def no_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """Nothing: the traversal only reports bad indices."""
+
+
+@triton.jit
 def scaled(x, alpha, COMPUTE: tl.constexpr):
     x = x.to(COMPUTE)
     if alpha is not None:
@@ -129,8 +134,14 @@ def rows_kernel(
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, BLOCK_COLS)
-    row = (pid // col_blocks).to(OFFSET) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    col = (pid % col_blocks) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    if FULL:
+        # Stripe by stripe: the table's part of one stripe of columns stays in the L2 cache while all rows visit it.
+        row_blocks = tl.num_programs(0) // col_blocks
+        row_block, col_block = pid % row_blocks, pid // row_blocks
+    else:
+        row_block, col_block = pid // col_blocks, pid % col_blocks
+    row = row_block.to(OFFSET) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = col_block * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     live_row = row < n_rows
     live = live_row[:, None] & (col < inner)[None, :]
     outer = row // count

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import triton.language as tl
 
 from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride, power_of_two_in
 from triplan.backends.triton import indexing_kernels as kernels
-from triplan.backends.triton.geometry import Geometry, geometry, keeps
-from triplan.descriptors import Operand, packed_strides
+from triplan.backends.triton.geometry import Axes, Geometry, geometry, keeps
+from triplan.descriptors import PACKED, Operand, packed_strides
 from triplan.descriptors.indexing import NO_BAD_INDEX
 from triplan.sku import ElementKind
 
@@ -25,6 +26,7 @@ TL = {
 }
 #: Widths to which lists of dimensions are padded: fewer distinct signatures, so fewer binaries and launchers.
 RANKS = (2, 4, 8)
+L2_SHARE = 16 * 2**20  # of 40 MB (A100) to 60 MB (H200), which the other operands pass through as well
 I32_LIMIT = 2**31 - 2**16  # room for the last block's lanes to run past the end without wrapping
 
 
@@ -166,11 +168,21 @@ def fits_rows(g: Geometry) -> bool:
     return g.packed and len(g.indexed) == 1 and g.fold[2] >= 16
 
 
+def stripe(g: Geometry) -> int:
+    """Columns of the table, at most 512, whose every row together stays within a part of the L2 cache.
+
+    At least one 32-byte sector's worth: an element that is alone in its sector drags the rest along.
+    """
+    sector = max(16, 32 // g.table.element.itemsize)
+    fitting = L2_SHARE // max(g.extents[0] * g.table.element.itemsize, 1)
+    return min(512, max(sector, 1 << max(fitting, 1).bit_length() - 1))
+
+
 def rows_launch(desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementKind) -> Launch:
     """One launch of ``rows_kernel``."""
     g = geometry(desc)
     outer, count, inner = g.fold
-    cols = min(max(_ceil_power(inner), 16), 512 if g.full else 1024)
+    cols = min(max(_ceil_power(inner), 16), stripe(g) if g.full else 1024)
     # Measured on an H200: two 16-byte loads a thread saturate memory when rows are contiguous; scattered elements want
     # four a thread. Fewer, larger programs are slower at every size.
     per_program = 512 if g.full else max(4096 // desc.element.itemsize, cols)
@@ -202,15 +214,20 @@ def rows_launch(desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementK
 
 
 def elements_launch(
-    desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementKind, packed_table: bool = False
+    desc: Any,
+    point: Any,
+    dense: Arg,
+    table: Arg,
+    compute: ElementKind,
+    packed_table: bool = False,
+    g: Geometry | None = None,
 ) -> Launch:
-    """One launch of ``elements_kernel``. ``packed_table``: the table pointer is a packed copy of the table operand."""
-    g = geometry(desc)
+    """One launch of ``elements_kernel``, over ``g`` (default: the descriptor's geometry).
+
+    ``packed_table``: the table pointer is a packed copy of the table operand.
+    """
+    g = geometry(desc) if g is None else g
     if packed_table and not g.table.layout.packed:
-        from dataclasses import replace
-
-        from triplan.descriptors import PACKED
-
         g = replace(g, table=replace(g.table, layout=PACKED))
     walk = Walk(g, range(len(g.sizes)))
     block = 512
@@ -322,10 +339,19 @@ def _flat_launch(
 
 
 def status_launch(desc: Any) -> list[Launch]:
-    """Reset ``status`` where the policy records bad indices."""
+    """Reset ``status`` where the policy records bad indices; if no other launch meets the indices, record them too."""
     if desc.out_of_bounds != "error":
         return []
-    return [fill_launch(Ptr("status", ElementKind.I64, 8), 1, NO_BAD_INDEX)]
+    reset = fill_launch(Ptr("status", ElementKind.I64, 8), 1, NO_BAD_INDEX)
+    g = geometry(desc)
+    if g.numel or not g.index.numel:
+        return [reset]
+    # Slices without elements: there is no point to move or add, but the indices are there, and may be bad.
+    axes = tuple(range(len(g.index.shape)))
+    nowhere: Axes = (None,) * len(axes)
+    bare = replace(g, sizes=g.index.shape, dense_axes=nowhere, table_axes=nowhere, index_axes=axes, padding=None)
+    any_pointer = index_pointers(g)[0]
+    return [reset, elements_launch(desc, kernels.no_point, any_pointer, any_pointer, ElementKind.I32, g=bare)]
 
 
 def _ceil_power(n: int) -> int:
