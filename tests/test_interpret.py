@@ -50,11 +50,12 @@ def test_every_element_index_and_layout(op: str, row: str) -> None:
 @pytest.mark.parametrize(("op", "row"), ROWS)
 def test_every_policy_and_axis(op: str, row: str) -> None:
     planned = 0
+    element = "i32" if "i32" in elements_of(op, row) else "f16"
     for axis in range(3):
         for turn, (policy, wrap) in enumerate(POLICIES):
             options = {"out_of_bounds": policy, "wrap_negative": wrap}
             accumulate = accumulate_of(op, row, turn + axis)
-            desc = build(op, SHAPE, axis, EXTENT, element="i32", accumulate=accumulate, **options)
+            desc = build(op, SHAPE, axis, EXTENT, element=element, accumulate=accumulate, **options)
             plan = pinned(desc, row, TARGET)
             if plan is not None:
                 planned += 1
@@ -96,12 +97,13 @@ def test_any_problem(op: str, row: str) -> None:
 def test_empty_problems(op: str, row: str) -> None:
     """No points, no places to point to, or neither: what must be filled is filled, and a bad index is reported."""
     planned = 0
+    element = "f32" if "f32" in elements_of(op, row) else "f16"
     for shape, extent in (((0, 3, 17), 5), ((2, 3, 17), 0), ((0, 3, 17), 0), ((2, 0, 17), 5), ((2, 3, 0), 5)):
         for policy in ("skip", "clamp", "error"):
             for accumulate in (True, False):
                 if op == "index_put" and accumulate != accumulate_of(op, row, 0):
                     continue
-                desc = build(op, shape, 0, extent, element="f32", out_of_bounds=policy, accumulate=accumulate)
+                desc = build(op, shape, 0, extent, element=element, out_of_bounds=policy, accumulate=accumulate)
                 plan = pinned(desc, row, TARGET)
                 if plan is not None:
                     planned += 1
