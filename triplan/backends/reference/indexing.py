@@ -147,8 +147,8 @@ def _read(table: Tensor, cells: tuple[Tensor, ...], valid: Tensor) -> Tensor:
 def _add(table: Tensor, cells: tuple[Tensor, ...], values: Tensor, valid: Tensor) -> Tensor:
     """Adds ``values`` to the cells, or to the slices behind them, in ascending order of position.
 
-    torch's CPU ``index_add_`` on one axis is a plain loop; ``index_put_`` with ``accumulate`` is not: in f32 its threads
-    add atomically, in any order.
+    torch's CPU ``index_add_`` on one axis is a plain loop; ``index_put_`` with ``accumulate`` is not: in f32 its
+    threads add atomically, in any order.
     """
     width = math.prod(table.shape[len(cells) :])
     number = _numbers(tuple(c[valid] for c in cells), table.shape)
