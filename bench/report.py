@@ -9,13 +9,14 @@ import platform
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+
+from triplan.facade.cache import versions as plan_versions
 
 Row = dict[str, Any]
 
@@ -162,16 +163,8 @@ def machine() -> Row:
 
 
 def versions() -> Row:
-    """Of whatever the figures depend on; a triplan that runs from its source tree has none."""
-    found: Row = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("triplan", "triton"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    if torch.cuda.is_available():
-        found["driver"] = getattr(torch._C, "_cuda_getDriverVersion")()  # noqa: B009 (missing from torch's stubs)
-    return found
+    """Of whatever the figures depend on."""
+    return {"python": platform.python_version(), **plan_versions()}
 
 
 def _cpu_model() -> str:

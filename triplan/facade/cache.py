@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import tempfile
@@ -212,10 +213,15 @@ def _own_version() -> str:
 
 def versions() -> dict[str, str]:
     """What a selection's bits may depend on besides its key."""
-    driver = "none"
-    if torch.cuda.is_available():
-        driver = str(getattr(torch._C, "_cuda_getDriverVersion")())  # noqa: B009 (not in torch's stubs)
-    return {"triplan": _own_version(), "triton": version("triton"), "torch": torch.__version__, "driver": driver}
+    return {"triplan": _own_version(), "triton": version("triton"), "torch": torch.__version__, "driver": _driver()}
+
+
+def _driver() -> str:
+    if not torch.cuda.is_available():
+        return "none"
+    found = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
+    return str(found.value)
 
 
 def _after_fork() -> None:

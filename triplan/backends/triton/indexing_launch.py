@@ -169,13 +169,12 @@ def fits_rows(g: Geometry) -> bool:
 
 
 def stripe(g: Geometry) -> int:
-    """Columns of the table, at most 512, whose every row together stays within a part of the L2 cache.
+    """Columns of the table, 64 to 512, whose every row together stays within a part of the L2 cache, if 64 can.
 
-    At least one 32-byte sector's worth: an element that is alone in its sector drags the rest along.
+    Fewer would split the contiguous runs that indices often have: measured, that costs more than the cache gives.
     """
-    sector = max(16, 32 // g.table.element.itemsize)
     fitting = L2_SHARE // max(g.extents[0] * g.table.element.itemsize, 1)
-    return min(512, max(sector, 1 << max(fitting, 1).bit_length() - 1))
+    return min(512, max(64, 1 << max(fitting, 1).bit_length() - 1))
 
 
 def rows_launch(desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementKind) -> Launch:
@@ -184,8 +183,11 @@ def rows_launch(desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementK
     outer, count, inner = g.fold
     cols = min(max(_ceil_power(inner), 16), stripe(g) if g.full else 1024)
     # Measured on an H200: two 16-byte loads a thread saturate memory when rows are contiguous; scattered elements want
-    # four a thread. Fewer, larger programs are slower at every size.
-    per_program = 512 if g.full else max(4096 // desc.element.itemsize, cols)
+    # four a thread, or two where atomics share a narrow stripe. Fewer, larger programs are slower at every size.
+    if g.full:
+        per_program = 256 if cols < 256 and point is not kernels.gather_point else 512
+    else:
+        per_program = max(4096 // desc.element.itemsize, cols)
     rows = per_program // cols
     offsets_wide = wide(g)
     return Launch(
