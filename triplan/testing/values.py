@@ -47,9 +47,9 @@ def draw(shape: Sequence[int], element: ElementKind, kind: Values, terms: int, g
     out = torch.where(dice < 0.06, torch.zeros((), dtype=out.dtype), out)
     out = torch.where(dice < 0.03, -torch.zeros((), dtype=out.dtype), out)
     if kind == "special":
-        out = torch.where(dice > 0.98, torch.full((), math.inf, dtype=torch.float64).to(out.dtype), out)
-        out = torch.where(dice > 0.99, torch.full((), -math.inf, dtype=torch.float64).to(out.dtype), out)
-        out = torch.where(dice > 0.995, torch.full((), math.nan, dtype=torch.float64).to(out.dtype), out)
+        out = torch.where(dice > 0.94, torch.full((), math.inf, dtype=torch.float64).to(out.dtype), out)
+        out = torch.where(dice > 0.96, torch.full((), -math.inf, dtype=torch.float64).to(out.dtype), out)
+        out = torch.where(dice > 0.98, torch.full((), math.nan, dtype=torch.float64).to(out.dtype), out)
     return out
 
 
@@ -61,6 +61,9 @@ def _random_bits(shape: tuple[int, ...], element: ElementKind, g: torch.Generato
         if element.itemsize > 1:
             raw[..., -1] = torch.where(special, raw[..., -1] | 0x7F, raw[..., -1])
             raw[..., -2] = torch.where(special, raw[..., -2] | 0xF0, raw[..., -2])
+        zero = torch.rand(shape, generator=g) < 0.15
+        raw[zero] = 0
+        raw[..., -1] |= (zero & (torch.rand(shape, generator=g) < 0.5)).to(torch.uint8) << 7  # of either sign
     return raw.view(element.torch).reshape(shape)
 
 
