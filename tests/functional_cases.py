@@ -291,7 +291,7 @@ def fixed(device: str, dtype: torch.dtype = torch.float64, index_dtype: torch.dt
         "index_put": Call("index_put", (x, (columns, narrow[2]), src[0, :2]), (0, 2), torch.index_put),
         "index_put_add": Call("index_put", (x, (vector,), src[:1], True), (0, 2), torch.index_put),
         "embedding": Call("embedding", (vector[None], x), (1,), torch.nn.functional.embedding),
-        "embedding_padded": Call("embedding", (vector, x, 1), (1,), torch.nn.functional.embedding),
+        "embedding_padded": Call("embedding", (vector, x, -3), (1,), torch.nn.functional.embedding),
     }
 
 

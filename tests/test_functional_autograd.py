@@ -32,11 +32,14 @@ def deterministic() -> Iterator[None]:
 
 
 def on_copies(call: Call, which: Any) -> Any:
-    """``which`` as a function of the values; an in-place call works on a copy, as a leaf refuses it."""
+    """``which`` as a function of the values. An in-place call works on a copy (a leaf refuses it), which is read."""
 
     def function(*values: torch.Tensor) -> torch.Tensor:
-        first = values[0].clone() if call.name in IN_PLACE else values[0]
-        return call.run(which, [first, *values[1:]])
+        if call.name not in IN_PLACE:
+            return call.run(which, list(values))
+        target = values[0].clone()
+        call.run(which, [target, *values[1:]])
+        return target
 
     return function
 

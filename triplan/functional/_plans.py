@@ -51,7 +51,7 @@ def run(
     plan_class: type[Plan[Any, Any]],
     operands: dict[str, Any],
     *,
-    check_indices: bool,
+    check_indices: bool = False,
     scalars: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
@@ -59,6 +59,7 @@ def run(
 
     The plan is looked up at every call, because determinism follows torch's global setting. Raises ``IndexError`` for
     a bad index on the CPU, and on CUDA with ``check_indices``, which synchronises; elsewhere a bad index is skipped.
+    Backward ops never ask for it: their forward has.
     """
     tensors = [t for v in operands.values() for t in (v if isinstance(v, (list, tuple)) else (v,))]
     device = tensors[0].device

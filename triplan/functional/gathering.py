@@ -46,14 +46,14 @@ def _gather_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indi
 
 
 def _gather_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    input, ctx.dim, index, ctx.check = inputs
+    input, ctx.dim, index, _ = inputs
     ctx.save_for_backward(index)
     ctx.shape = input.shape
 
 
 def _gather_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
-    return _gather_backward(grad, ctx.dim, index, ctx.shape, ctx.check), None, None, None
+    return _gather_backward(grad, ctx.dim, index, ctx.shape), None, None, None
 
 
 _gather = Op(
@@ -66,9 +66,7 @@ _gather = Op(
 )
 
 
-def _backward_shape(
-    grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], check_indices: bool = False
-) -> Sequence[int]:
+def _backward_shape(grad: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Sequence[int]:
     check_index_dtype("gather_backward", index)
     check_same_device("gather_backward", grad, index)
     axis(dim, len(shape))
@@ -77,9 +75,7 @@ def _backward_shape(
     return shape
 
 
-def _backward_fill(
-    out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], check_indices: bool = False
-) -> None:
+def _backward_fill(out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> None:
     dim = axis(dim, out.dim())
     index, whole = at_least_1d(index), at_least_1d(out)
     table = narrowed(whole, index.shape, keep=dim)
@@ -87,22 +83,22 @@ def _backward_fill(
     if partial:  # what the index cannot reach is zero as well
         out.zero_()
     operands = {"dout": at_least_1d(grad), "index": index, "dsrc": table}
-    run(GatherBackwardPlan, operands, check_indices=check_indices, gather_dim=dim, accumulate=partial)
+    run(GatherBackwardPlan, operands, gather_dim=dim, accumulate=partial)
 
 
 def _backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, ctx.dim, index, _, ctx.check = inputs
+    _, ctx.dim, index, _ = inputs
     ctx.save_for_backward(index)
 
 
 def _backward_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
-    return _gather(grad, ctx.dim, index, ctx.check), None, None, None, None
+    return _gather(grad, ctx.dim, index, False), None, None, None
 
 
 _gather_backward = Op(
     "gather_backward",
-    "Tensor grad, int dim, Tensor index, SymInt[] shape, bool check_indices=False",
+    "Tensor grad, int dim, Tensor index, SymInt[] shape",
     shape=_backward_shape,
     fill=_backward_fill,
     setup=_backward_setup,
@@ -148,7 +144,7 @@ def _scatter_operands(out: Tensor, dim: int, index: Tensor, src: Tensor) -> dict
 
 
 def _scatter_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, ctx.dim, index, src, ctx.check = inputs
+    _, ctx.dim, index, src, _ = inputs
     ctx.save_for_backward(index)
     ctx.shape = src.shape
 
@@ -156,7 +152,7 @@ def _scatter_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 def _grad_of_src(ctx: Any, grad: Tensor) -> Tensor:
     """Read where ``src`` was written; what lay beyond ``index`` was not used."""
     (index,) = ctx.saved_tensors
-    read = _gather(grad, ctx.dim, index, ctx.check)
+    read = _gather(grad, ctx.dim, index, False)
     if read.shape == ctx.shape:
         return read
     read, shape = at_least_1d(read), ctx.shape or (1,)
@@ -226,7 +222,7 @@ def _put_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices
 def _put_grad(ctx: Any, grad: Tensor) -> Any:
     to_input, _, _, to_src = ctx.needs_input_grad[:4]
     (index,) = ctx.saved_tensors
-    kept = _scatter(grad, ctx.dim, index, _filled(grad, 0, index), ctx.check) if to_input else None
+    kept = _scatter(grad, ctx.dim, index, _filled(grad, 0, index), False) if to_input else None
     return kept, None, None, _grad_of_src(ctx, grad) if to_src else None, None
 
 

@@ -85,7 +85,7 @@ def _put_update(
 
 
 def _put_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, indices, values, ctx.accumulate, ctx.check = inputs
+    _, indices, values, ctx.accumulate, _ = inputs
     ctx.save_for_backward(*indices)
     ctx.shape = values.shape
 
@@ -95,7 +95,7 @@ def _put_grad(ctx: Any, grad: Tensor) -> Any:
     indices = ctx.saved_tensors
     kept = read = None
     if to_input:
-        kept = grad if ctx.accumulate else _index_put(grad, indices, grad.new_zeros(()), False, ctx.check)
+        kept = grad if ctx.accumulate else _index_put(grad, indices, grad.new_zeros(()), False, False)
     if to_values:
         read = _read(grad, indices).sum_to_size(ctx.shape)
     return kept, [None] * len(indices), read, None, None

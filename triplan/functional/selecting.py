@@ -58,14 +58,14 @@ def _select_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indi
 
 
 def _select_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    input, ctx.dim, index, ctx.check = inputs
+    input, ctx.dim, index, _ = inputs
     ctx.save_for_backward(index)
     ctx.shape = input.shape
 
 
 def _select_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
-    return _index_select_backward(grad, ctx.dim, index, ctx.shape, ctx.check), None, None, None
+    return _index_select_backward(grad, ctx.dim, index, ctx.shape), None, None, None
 
 
 _index_select = Op(
@@ -78,9 +78,7 @@ _index_select = Op(
 )
 
 
-def _select_backward_shape(
-    grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], check_indices: bool = False
-) -> Sequence[int]:
+def _select_backward_shape(grad: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Sequence[int]:
     _check_vector("index_select_backward", index)
     check_same_device("index_select_backward", grad, index)
     expected = list(shape)
@@ -91,32 +89,24 @@ def _select_backward_shape(
     return shape
 
 
-def _select_backward_fill(
-    out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], check_indices: bool = False
-) -> None:
+def _select_backward_fill(out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> None:
     operands = {"dout": at_least_1d(grad), "index": at_least_1d(index), "dsrc": at_least_1d(out)}
-    run(
-        IndexSelectBackwardPlan,
-        operands,
-        check_indices=check_indices,
-        select_dim=axis(dim, out.dim()),
-        accumulate=False,
-    )
+    run(IndexSelectBackwardPlan, operands, select_dim=axis(dim, out.dim()), accumulate=False)
 
 
 def _select_backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, ctx.dim, index, _, ctx.check = inputs
+    _, ctx.dim, index, _ = inputs
     ctx.save_for_backward(index)
 
 
 def _select_backward_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
-    return _index_select(grad, ctx.dim, index, ctx.check), None, None, None, None
+    return _index_select(grad, ctx.dim, index, False), None, None, None
 
 
 _index_select_backward = Op(
     "index_select_backward",
-    "Tensor grad, int dim, Tensor index, SymInt[] shape, bool check_indices=False",
+    "Tensor grad, int dim, Tensor index, SymInt[] shape",
     shape=_select_backward_shape,
     fill=_select_backward_fill,
     setup=_select_backward_setup,
@@ -187,7 +177,7 @@ def _add_update(
 
 
 def _add_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, ctx.dim, index, _, ctx.alpha, ctx.check = inputs
+    _, ctx.dim, index, _, ctx.alpha, _ = inputs
     ctx.save_for_backward(index)
 
 
@@ -196,7 +186,7 @@ def _add_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
     read = None
     if to_source:
-        read = _index_select(grad, ctx.dim, index, ctx.check)
+        read = _index_select(grad, ctx.dim, index, False)
         read = read if ctx.alpha == 1 else read * ctx.alpha
     return grad if to_input else None, None, None, read, None, None
 
@@ -268,19 +258,19 @@ def _embedding_fill(
 
 
 def _embedding_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    weight, indices, ctx.padding_idx, ctx.check = inputs
+    weight, indices, ctx.padding_idx, _ = inputs
     ctx.save_for_backward(indices)
     ctx.num_embeddings = weight.size(0)
 
 
 def _embedding_grad(ctx: Any, grad: Tensor) -> Any:
     (indices,) = ctx.saved_tensors
-    return _embedding_backward(grad, indices, ctx.num_embeddings, ctx.padding_idx, ctx.check), None, None, None
+    return _embedding_backward(grad, indices, ctx.num_embeddings, ctx.padding_idx), None, None, None
 
 
 _embedding = Op(
     "embedding",
-    "Tensor weight, Tensor indices, int? padding_idx=None, bool check_indices=False",
+    "Tensor weight, Tensor indices, SymInt? padding_idx=None, bool check_indices=False",
     shape=_embedding_shape,
     fill=_embedding_fill,
     setup=_embedding_setup,
@@ -293,7 +283,6 @@ def _embedding_backward_shape(
     indices: Tensor,
     num_embeddings: int,
     padding_idx: int | None = None,
-    check_indices: bool = False,
 ) -> Sequence[int]:
     check_index_dtype("embedding_backward", indices)
     check_same_device("embedding_backward", grad, indices)
@@ -308,29 +297,28 @@ def _embedding_backward_fill(
     indices: Tensor,
     num_embeddings: int,
     padding_idx: int | None = None,
-    check_indices: bool = False,
 ) -> None:
     index, rows = _as_rows(indices, grad)
     operands = {"dout": rows, "index": index, "dweight": out}
-    run(EmbeddingBackwardPlan, operands, check_indices=check_indices, padding_idx=padding_idx, accumulate=False)
+    run(EmbeddingBackwardPlan, operands, padding_idx=padding_idx, accumulate=False)
 
 
 def _embedding_backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, indices, _, ctx.padding_idx, ctx.check = inputs
+    _, indices, _, ctx.padding_idx = inputs
     ctx.save_for_backward(indices)
 
 
 def _embedding_backward_grad(ctx: Any, grad: Tensor) -> Any:
     (indices,) = ctx.saved_tensors
-    read = _embedding(grad, indices, None, ctx.check)
+    read = _embedding(grad, indices, None, False)
     if ctx.padding_idx is not None:
         read = read.masked_fill((indices == ctx.padding_idx).unsqueeze(-1), 0)
-    return read, None, None, None, None
+    return read, None, None, None
 
 
 _embedding_backward = Op(
     "embedding_backward",
-    "Tensor grad, Tensor indices, SymInt num_embeddings, int? padding_idx=None, bool check_indices=False",
+    "Tensor grad, Tensor indices, SymInt num_embeddings, SymInt? padding_idx=None",
     shape=_embedding_backward_shape,
     fill=_embedding_backward_fill,
     setup=_embedding_backward_setup,
@@ -350,5 +338,5 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *, 
         rows = weight.size(0)
         if not -rows <= padding_idx < rows:
             raise RuntimeError(f"embedding(): padding_idx = {padding_idx} must be within num_embeddings = {rows}")
-        padding_idx %= rows
+        padding_idx += rows if padding_idx < 0 else 0
     return _embedding(weight, input, padding_idx, check_indices)
