@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,10 +23,11 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     # torch's caches on disk do not know when the gradient of a registered op has changed.
-    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)
+    with torch.compiler.config.patch(force_disable_caches=True):
+        yield
 
 
 OPS = {op.name: op for m in (gathering, selecting, putting) for op in vars(m).values() if isinstance(op, Op)}
