@@ -68,7 +68,6 @@ def launch_stubbed(target: tp.Target) -> Iterator[None]:
         for change in (
             patch.object(torch.cuda, "device", _Device),
             patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
-            patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True),
             patch.object(tp.Target, "device_type", property(lambda self: "cpu")),
             patch.object(tp.Target, "of", staticmethod(lambda device: target)),
         ):

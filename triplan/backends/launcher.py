@@ -1,12 +1,14 @@
 """Launching compiled kernels with little host work.
 
-What this module relies on in Triton, unchanged from 3.6 to 3.9, and what breaks if it changes:
+What this module relies on in Triton, and what breaks if it changes (``tests/test_launcher.py`` would notice):
 
 - ``CompiledKernel.run`` loads the module on the current device and returns the launcher; ``.function`` and
-  ``.packed_metadata`` are then set. Otherwise: AttributeError on the first launch.
+  ``.packed_metadata`` are then set. From 3.6 to 3.9. Otherwise: AttributeError on the first launch.
 - ``run(grid_x, grid_y, grid_z, stream, function, packed_metadata, launch_metadata, enter_hook, exit_hook, *args)`` with
   every parameter in signature order, constexprs included (ignored, so None), tuples nested, pointers as raw integers.
-  Otherwise: TypeError, or wrong results, in every GPU test.
+  From 3.6 to 3.9. Otherwise: TypeError, or wrong results, in every GPU test.
+- In 3.6 alone, ``run.launch`` is the generated C function beneath it, with the arguments of ``_C_FORMAT``; calling it
+  saves a Python frame. From 3.7 on its arguments are others, and ``run`` is called.
 - ``triton.knobs.runtime.launch_enter_hook.calls``: hooks are passed only where a profiler installed some.
 - The launcher checks nothing: alignment, integer widths and devices are the plan's to guard (``can_implement`` does).
 """
@@ -26,41 +28,79 @@ from triplan.sku import ArchSku
 
 #: Reads one kernel argument from (Args, workspace address).
 Reader = Callable[[Any, int], Any]
+#: Triton 3.6: grid, stream, function, cooperative, dependent launch, two scratches, metadata twice, two hooks.
+_C_FORMAT = "iiiKKppOOOOOO"
+_KNOBS = triton.knobs.runtime
 
 
-class LoadedLaunches:
-    """A plan's launches, loaded on one device: immutable, so many threads and streams may call it at once."""
+class LoadedKernel:
+    """One launch's kernel on one device, with the readers of its arguments."""
 
-    __slots__ = ("_calls", "device")
+    __slots__ = ("_compiled", "_direct", "_grid", "_head", "_readers", "_run")
 
-    def __init__(self, launches: Sequence[Launch], arch: ArchSku, device: int) -> None:
-        self.device = device
-        calls = []
-        with torch.cuda.device(device):
-            for launch in launches:
-                compiled = compile_source(launch.source(), arch, device)
-                run = compiled.run  # loads the module; must come before .function
-                names = launch.kernel.arg_names
-                readers = tuple(_reader(launch.args.get(name)) for name in names)
-                calls.append((run, launch.grid, compiled.function, compiled.packed_metadata, readers, compiled))
-        self._calls = tuple(calls)
+    def __init__(self, launch: Launch, arch: ArchSku, device: int) -> None:
+        compiled = compile_source(launch.source(), arch, device)
+        self._run = compiled.run  # loads the module; must come before .function
+        self._compiled, self._grid = compiled, launch.grid
+        self._readers = tuple(_reader(launch.args.get(name)) for name in launch.kernel.arg_names)
+        self._direct, self._head = _direct_call(compiled)
 
-    def __call__(self, args: Any, workspace: int, stream: int) -> None:
-        """Launch everything in order on ``stream`` (a raw handle), with this device current."""
-        enter, leave = _hooks()
-        for run, grid, function, metadata, readers, compiled in self._calls:
-            values = [read(args, workspace) if callable(read) else read for read in readers]
-            about = compiled.launch_metadata((grid, 1, 1), stream, *values) if enter is not None else None
-            try:
-                run(grid, 1, 1, stream, function, metadata, about, enter, leave, *values)
-            except RuntimeError as e:
-                raise KernelInternal(f"launch of {compiled.name} failed: {e}") from e
+    def bind(self, args: Any, workspace: int) -> BoundLaunch:
+        """The launch with every argument's present value: addresses, strides, scalars."""
+        values = tuple(read(args, workspace) if callable(read) else read for read in self._readers)
+        return BoundLaunch(self, values)
+
+    @property
+    def name(self) -> str:
+        return str(self._compiled.name)
 
 
-def _hooks() -> tuple[Any, Any]:
-    knobs = triton.knobs.runtime
-    enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
-    return (enter if getattr(enter, "calls", enter) else None), (leave if getattr(leave, "calls", leave) else None)
+class BoundLaunch:
+    """A kernel launch with all arguments fixed; calling it with a raw stream handle launches."""
+
+    __slots__ = ("_call", "_grid", "_kernel", "_rest", "_values")
+
+    def __init__(self, kernel: LoadedKernel, values: tuple[Any, ...]) -> None:
+        self._kernel, self._values, self._grid = kernel, values, kernel._grid
+        self._call, self._rest = kernel._direct, (*kernel._head, *values)
+
+    def __call__(self, stream: int) -> None:
+        enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
+        if (enter and enter.calls) or (leave and leave.calls):
+            self._profiled(stream)
+            return
+        try:
+            self._call(self._grid, 1, 1, stream, *self._rest)
+        except RuntimeError as e:
+            raise KernelInternal(f"launch of {self._kernel.name} failed: {e}") from e
+
+    def _profiled(self, stream: int) -> None:
+        kernel, grid = self._kernel, (self._grid, 1, 1)
+        compiled = kernel._compiled
+        about = compiled.launch_metadata(grid, stream, *self._values)
+        hooks = (_KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook)
+        head = (stream, compiled.function, compiled.packed_metadata, about, *hooks)
+        kernel._run(*grid, *head, *self._values)
+
+
+def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[LoadedKernel, ...]:
+    """Build ``launches`` and load them on ``device``."""
+    with torch.cuda.device(device):
+        return tuple(LoadedKernel(launch, arch, device) for launch in launches)
+
+
+def _direct_call(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The cheapest callable for this kernel, and its arguments between the stream and the kernel's own."""
+    from triton.backends.nvidia import driver
+
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    scratch = compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size
+    known = getattr(driver, "_BASE_ARGS_FORMAT", None) == _C_FORMAT and triton.__version__.startswith("3.6.")
+    # Scratch and host-made tensor descriptors are what run itself adds.
+    if not known or scratch or compiled.metadata.tensordesc_meta or not hasattr(run, "launch"):
+        return run, (function, metadata, None, None, None)
+    attributes = (run.launch_cooperative_grid, run.launch_pdl)
+    return run.launch, (function, *attributes, None, None, metadata, None, None, None)
 
 
 def _reader(arg: Arg) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -12,14 +14,16 @@ from typing_extensions import Self
 from triplan.backends.compile import CompiledRecord, is_compiled, record
 from triplan.backends.interpreter import interpret
 from triplan.backends.launch import Launch
-from triplan.backends.launcher import LoadedLaunches
+from triplan.backends.launcher import BoundLaunch, LoadedKernel, load
 from triplan.backends.reference.run import run_reference
 from triplan.backends.select import canonical_key, select, sku_of
 from triplan.backends.table import KernelRow
 from triplan.backends.tuning import TuningTable
 from triplan.descriptors import Descriptor
 from triplan.errors import InvalidProblem, Unsupported, WorkspaceTooSmall
+from triplan.facade.bound import BoundRun, bump_versions, launch_all
 from triplan.facade.check import check_args, may_overlap
+from triplan.facade.seen import Seen, getter
 from triplan.facade.workspace import Workspace
 from triplan.sku import (
     NO_PREFERENCE,
@@ -87,7 +91,7 @@ class Plan(Generic[D, A]):
         row, candidates = select(desc, preference, target, tuning)
         self = object.__new__(cls)
         self._row = row
-        self._loaded = {}
+        self._loaded, self._seen, self._bound = {}, None, None
         self.descriptor, self.preference, self.target, self.tuning = desc, preference, target, tuning
         self.key = canonical_key(desc, preference, target, tuning)
         self.candidates = candidates
@@ -95,7 +99,10 @@ class Plan(Generic[D, A]):
         return self
 
     _row: KernelRow
-    _loaded: dict[int, LoadedLaunches]
+    _loaded: dict[int, tuple[LoadedKernel, ...]]
+    # The last accepted call and its bound launches: each replaced whole, so that no thread ever sees half of one.
+    _seen: Seen | None
+    _bound: _Bound | None
 
     # --- what is known before anything runs ---
 
@@ -178,7 +185,7 @@ class Plan(Generic[D, A]):
             self._load(torch.cuda.current_device() if index is None else index)
         return self
 
-    def _load(self, index: int) -> LoadedLaunches:
+    def _load(self, index: int) -> tuple[LoadedKernel, ...]:
         found = self._loaded.get(index)
         if found is None:
             arch = self.target.arch
@@ -187,7 +194,7 @@ class Plan(Generic[D, A]):
             ):
                 raise Unsupported(f"{self!r} is not prepared for cuda:{index}; call plan.prepare() before capturing")
             # A race builds the same thing twice; either is right.
-            found = self._loaded[index] = LoadedLaunches(self.launches, arch, index)
+            found = self._loaded[index] = load(self.launches, arch, index)
         return found
 
     # --- running ---
@@ -198,27 +205,78 @@ class Plan(Generic[D, A]):
         Allocates nothing and never synchronises. Raises what ``can_implement`` reports, or ``WorkspaceTooSmall``; then
         nothing was launched and nothing written.
         """
+        seen, values = self._seen, None
+        if seen is not None and type(args) is self.args_type:
+            values = seen.match(args, workspace)
+        if seen is None or values is None:
+            self._validate(args, workspace)
+            seen = self._seen = Seen(self.descriptor, args, self._fields, self._workspace_size)
+            values = seen.match(args, workspace)
+        if self.target.is_gpu:
+            self._launch(seen, values, args, workspace, stream)
+        else:
+            self._run_on_cpu(args, workspace, stream)
+        bump_versions(self._written(args))
+
+    def bind(self, args: A, workspace: Workspace | None = None) -> BoundRun:
+        """Check once and fix every address: a call for loops over the same buffers.
+
+        The caller promises that, as long as the BoundRun is used, the tensors of ``args`` and the workspace are not
+        resized or re-pointed (``resize_``, ``set_``; it holds references, so nothing else can move them), and that the
+        workspace serves one call at a time. Scalars keep the values they had. Raises as ``run``; GPU plans only.
+        """
+        if not self.target.is_gpu:
+            raise Unsupported(f"{self!r} runs on the cpu: there is no launch to bind")
+        self._validate(args, workspace)
+        index = self._index(args)
+        return BoundRun(self._bind(args, workspace, index), index, self._written(args), (args, workspace))
+
+    def _validate(self, args: A, workspace: Workspace | None) -> None:
         support = self.can_implement(args)
         if support.error is not None:
             raise support.error
-        device = self._device(args)
-        self._check_workspace(workspace, device, args)
-        if not self.target.is_gpu and stream is not None:
-            raise InvalidProblem(f"{self.descriptor.op}: a stream was given, but the operands are on {device}")
+        self._check_workspace(workspace, self._written(args)[0].device, args)
+
+    def _index(self, args: A) -> int:
+        index: int = self._written(args)[0].get_device()
+        return index
+
+    def _bind(self, args: A, workspace: Workspace | None, index: int) -> tuple[BoundLaunch, ...]:
+        kernels = self._loaded.get(index) or self._load(index)
+        address = 0 if workspace is None else workspace.address
+        return tuple(kernel.bind(args, address) for kernel in kernels)
+
+    def _launch(
+        self,
+        seen: Seen,
+        values: tuple[Any, ...] | None,
+        args: A,
+        workspace: Workspace | None,
+        stream: torch.cuda.Stream | int | None,
+    ) -> None:
+        bound = self._bound
+        # One signature fixes strides and device; with the same addresses and scalars every kernel argument is the same.
+        if bound is None or bound.seen is not seen or values is None or bound.values != values:
+            index = self._index(args)
+            bound = self._bound = _Bound(seen, values, index, self._bind(args, workspace, index))
+        launch_all(bound.calls, bound.index, stream)
+
+    def _run_on_cpu(self, args: A, workspace: Workspace | None, stream: Any) -> None:
+        if stream is not None:
+            raise InvalidProblem(f"{self.descriptor.op}: a stream was given, but the operands are on the cpu")
         if self._row.backend is BackendKind.REFERENCE:
             run_reference(self._row, self.descriptor, args)
-        elif self.target.interpret:
-            interpret(self.launches, args, None if workspace is None else workspace.tensor)
         else:
-            index = device.index
-            loaded = self._loaded.get(index) or self._load(index)
-            address = 0 if workspace is None else workspace.address
-            with torch.cuda.device(index):
-                loaded(args, address, _raw_stream(stream, index))
-        for o in self.descriptor.operands():
-            # In torch's eyes nothing touched these tensors: saved-for-backward checks need the bump.
-            if o.is_written and (written := getattr(args, o.name)) is not None and not written.is_inference():
-                torch.autograd.graph.increment_version(written)
+            interpret(self.launches, args, None if workspace is None else workspace.tensor)
+
+    @cached_property
+    def _fields(self) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(self.args_type))
+
+    @cached_property
+    def _written(self) -> Callable[[Any], tuple[torch.Tensor, ...]]:
+        """The tensors among args that a run writes."""
+        return getter([o.name for o in self.descriptor.operands() if o.is_written])
 
     def check(self, args: A) -> None:
         """Synchronise and raise ``IndexError``, naming position and value, if the last run met a bad index.
@@ -226,11 +284,6 @@ class Plan(Generic[D, A]):
         Only for ``out_of_bounds="error"``; raises ``InvalidProblem`` otherwise.
         """
         self.descriptor.check_status(args)
-
-    def _device(self, args: A) -> torch.device:
-        first = next(o for o in self.descriptor.operands() if o.is_written)
-        device: torch.device = getattr(args, first.name).device
-        return device
 
     def _check_workspace(self, workspace: Workspace | None, device: torch.device, args: A) -> None:
         needed = self.workspace_size()
@@ -262,14 +315,14 @@ def _reselect(cls: Any, desc: Any, preference: Any, target: Any, tuning: Any) ->
     return cls.select(desc, preference=preference, target=target, tuning=tuning)
 
 
-def _raw_stream(stream: torch.cuda.Stream | int | None, index: int) -> int:
-    if stream is None:
-        return int(torch._C._cuda_getCurrentRawStream(index))
-    if isinstance(stream, int):
-        return stream
-    if stream.device.index != index:
-        raise InvalidProblem(f"the stream is of {stream.device}, the operands on cuda:{index}")
-    return int(stream.cuda_stream)
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The launches of the last call, and what they depend on."""
+
+    seen: Seen
+    values: tuple[Any, ...] | None
+    index: int
+    calls: tuple[BoundLaunch, ...]
 
 
 def plan_type(op: str) -> type[Plan[Any, Any]]:

@@ -1,0 +1,193 @@
+"""The fast path of run: after a warm-up, any change to any operand is met as a fresh plan would meet it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import SAMPLES
+
+import triplan as tp
+from triplan.facade import seen as seen_module
+
+CPU = tp.Target.cpu()
+OPS = ("gather", "gather_backward", "index_select", "index_add", "scatter", "index_put", "embedding")
+
+
+def problem(op: str, strided: bool) -> tuple[tp.Descriptor, Any]:
+    desc = SAMPLES[op]
+    if strided:
+        desc = desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.kind == "tensor"})
+    plan_type = tp.plan_type(op)
+    values: dict[str, Any] = {}
+    for o in desc.operands():
+        if o.kind == "host_scalar":
+            values[o.name] = 0.5
+        else:
+            made = [torch.randint(0, 4, o.shape).to(o.element.torch) for _ in range(o.count)]
+            values[o.name] = made if o.kind == "tensor_list" else made[0]
+    return desc, plan_type.args_type(**values)
+
+
+def tensors_of(args: Any, desc: tp.Descriptor) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for o in desc.operands():
+        value = getattr(args, o.name)
+        found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
+    return found
+
+
+def shifted(t: torch.Tensor, elements: int) -> torch.Tensor:
+    """The same values at an address that is ``elements`` off a 64-byte boundary."""
+    buffer = torch.zeros(t.numel() + 64, dtype=t.dtype)
+    buffer[elements : elements + t.numel()] = t.reshape(-1)
+    return buffer[elements : elements + t.numel()].view(t.shape)
+
+
+#: What a caller may do to a tensor that a plan has seen. Each changes ``t`` in place.
+CHANGES: dict[str, Callable[[torch.Tensor, list[torch.Tensor]], object]] = {
+    "nothing": lambda t, others: None,
+    "new values": lambda t, others: t.fill_(1),
+    "another allocation": lambda t, others: t.set_(t.clone()),
+    "resize": lambda t, others: t.resize_(*t.shape[:-1], t.shape[-1] + 1),
+    "resize smaller": lambda t, others: t.resize_(*t.shape[:-1], t.shape[-1] - 1),
+    "empty": lambda t, others: t.resize_(0),
+    "misaligned": lambda t, others: t.set_(shifted(t, 1)),
+    "misaligned by two": lambda t, others: t.set_(shifted(t, 2)),
+    "transposed strides": lambda t, others: t.set_(t.clone().movedim(0, -1).contiguous().movedim(-1, 0)),
+    "gaps": lambda t, others: t.set_(torch.zeros(*t.shape, 2, dtype=t.dtype)[..., 0]),
+    "stride 0": lambda t, others: t.set_(torch.zeros((), dtype=t.dtype).expand(t.shape)),
+    "another dtype": lambda t, others: setattr(
+        t, "data", t.to(torch.float64 if t.dtype != torch.float64 else torch.float32)
+    ),
+    "shared with the first": lambda t, others: (
+        t.set_(others[0].untyped_storage(), 0, t.shape, t.stride())
+        if t.dtype == others[0].dtype and others[0].numel() >= t.numel()
+        else None
+    ),
+    "requires grad": lambda t, others: t.requires_grad_() if t.is_floating_point() else None,
+    "another rank": lambda t, others: t.unsqueeze_(0),
+}
+
+
+@pytest.mark.parametrize("guard", ["dynamo", "plain"])
+@pytest.mark.parametrize("op", OPS)
+@given(data=st.data())
+def test_a_changed_operand_is_met_as_by_a_fresh_plan(op: str, guard: str, data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if guard == "plain":
+            patch.setattr(seen_module, "_TENSOR_GUARDS", None)
+        desc, args = problem(op, data.draw(st.booleans(), label="strided"))
+        warm, fresh = tp.plan(desc, target=CPU), tp.plan(desc, target=CPU)
+        for _ in range(2):
+            warm.run(args)
+        tensors = tensors_of(args, desc)
+        which = data.draw(st.integers(0, len(tensors) - 1), label="operand")
+        change = data.draw(st.sampled_from(sorted(CHANGES)), label="change")
+        CHANGES[change](tensors[which], tensors)
+        support = fresh.can_implement(args)
+        on_cpu = [t for t in tensors if t.device.type == "cpu"]
+        before = [t.detach().clone() for t in on_cpu]
+        if support:
+            warm.run(args)
+            after = [t.detach().clone() for t in on_cpu]
+            with torch.no_grad():
+                for t, b in zip(on_cpu, before, strict=True):
+                    if not torch.equal(t, b):
+                        t.copy_(b)
+            fresh.run(args)
+            assert all(torch.equal(t, a) for t, a in zip(on_cpu, after, strict=True))
+        else:
+            with pytest.raises(type(support.error)) as info:  # type: ignore[arg-type]
+                warm.run(args)
+            assert str(info.value) == support.reason
+            assert all(torch.equal(t, b) for t, b in zip(on_cpu, before, strict=True))
+
+
+def test_the_fast_path_is_taken_and_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    desc, args = problem("index_add", strided=False)
+    plan = tp.plan(desc, target=CPU)
+    full = []
+    original = type(plan).can_implement
+
+    def counting(self: Any, given: Any) -> tp.Support:
+        full.append(given)
+        return original(self, given)
+
+    monkeypatch.setattr(type(plan), "can_implement", counting)
+    plan.run(args)
+    for _ in range(5):
+        plan.run(args)
+    assert len(full) == 1
+    other = problem("index_add", strided=False)[1]
+    plan.run(other)  # other tensors of the same signature
+    assert len(full) == 1
+    plan.run(tp.IndexAddArgs(args.index, args.src, args.out, alpha=2))
+    assert len(full) == 1
+    for bad in ("2", True, 1j):
+        with pytest.raises(tp.InvalidProblem, match="alpha"):
+            plan.run(tp.IndexAddArgs(args.index, args.src, args.out, alpha=bad))  # type: ignore[arg-type]
+    with pytest.raises(tp.InvalidProblem, match="meta"):
+        plan.run(tp.IndexAddArgs(args.index, args.src.to("meta"), args.out))
+    with pytest.raises(tp.InvalidProblem, match="lazy"):
+        plan.run(tp.IndexAddArgs(args.index, torch._neg_view(args.src), args.out))
+    with pytest.raises(tp.InvalidProblem, match="IndexAddArgs"):
+        plan.run(tp.ScatterAddArgs(args.index, args.src, args.out))
+    with pytest.raises(tp.InvalidProblem, match="status"):
+        plan.run(tp.IndexAddArgs(args.index, args.src, args.out, None, torch.zeros(1, dtype=torch.int64)))
+    with pytest.raises(tp.InvalidProblem, match="out"):
+        plan.run(tp.IndexAddArgs(args.index, args.src, None))  # type: ignore[arg-type]
+
+
+def test_scalars_reach_the_kernel_every_time() -> None:
+    desc, args = problem("index_add", strided=False)
+    plan = tp.plan(desc, target=CPU)
+    results = []
+    for alpha in (1.0, 2.0, 2, None, 0.5, float("nan")):
+        out = torch.zeros_like(args.out)
+        plan.run(tp.IndexAddArgs(args.index, torch.ones_like(args.src), out, alpha))
+        results.append(out[args.index[0]][0].item() / int((args.index == args.index[0]).sum()))
+    assert results[:5] == [1.0, 2.0, 2.0, 1.0, 0.5]
+    assert results[5] != results[5]
+
+
+def test_list_operands_are_looked_into() -> None:
+    desc, args = problem("index_put", strided=False)
+    plan = tp.plan(desc, target=CPU)
+    plan.run(args)
+    plan.run(args)
+    good = args.indices[0]
+    for bad in ([], [good, good], [good.int()], [None], good, [good[:-1]]):
+        with pytest.raises(tp.InvalidProblem, match="indices"):
+            plan.run(tp.IndexPutArgs(bad, args.values, args.out))
+    args.indices[0] = good.int()  # the very list that was accepted
+    with pytest.raises(tp.InvalidProblem, match="indices"):
+        plan.run(args)
+
+
+def test_many_threads_with_two_signatures() -> None:
+    desc, _ = problem("gather", strided=True)
+    plan = tp.plan(desc, target=CPU)
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(100):
+            src = torch.randn(32, 9, generator=generator).t() if seed % 2 else torch.randn(9, 32, generator=generator)
+            index = torch.randint(0, 9, (6, 32), generator=generator)
+            out = torch.empty(6, 32)
+            plan.run(tp.GatherArgs(src, index, out))
+            if not torch.equal(out, src.gather(0, index)):
+                failures.append(f"thread {seed}")
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failures == []

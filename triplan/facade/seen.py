@@ -1,0 +1,130 @@
+"""What a checked call found, remembered, so that the next call like it costs a handful of comparisons.
+
+The comparison of types, dispatch keys (lazy negation, inference mode), dtypes, devices, shapes and strides is dynamo's
+compiled guard, ``torch._C._dynamo.guards.TensorGuards`` (in torch since 2.0, private); without it, a plain comparison
+that costs more. Addresses are compared here: alignment and overlap depend on nothing else once shapes are known.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from triplan.descriptors import Descriptor, Operand, OperandKind
+from triplan.facade.check import span
+from triplan.facade.workspace import Workspace
+
+# Any: the stub has other types than the code. None in a torch built without dynamo.
+_TENSOR_GUARDS: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+
+
+class Seen:
+    """The signature of one accepted call."""
+
+    __slots__ = (
+        "_absent",
+        "_alignments",
+        "_apart",
+        "_device",
+        "_guard",
+        "_lists",
+        "_needed",
+        "_scalars",
+        "_sizes",
+        "_tensors",
+    )
+
+    def __init__(self, desc: Descriptor, args: Any, fields: tuple[str, ...], needed: int) -> None:
+        """From args that the full check took, whose dataclass has ``fields``; ``needed`` bytes of workspace."""
+        operands = {o.name: o for o in desc.operands()}
+        present = [f for f in fields if getattr(args, f) is not None]
+        kinds = {f: operands[f].kind for f in present}
+        self._absent = tuple(f for f in fields if f not in present)
+        self._scalars = tuple((f, operands[f]) for f in present if kinds[f] is OperandKind.HOST_SCALAR)
+        self._lists = tuple((f, operands[f].count) for f in present if kinds[f] is OperandKind.TENSOR_LIST)
+        single = [f for f in present if kinds[f] in (OperandKind.TENSOR, OperandKind.DEVICE_SCALAR)]
+        self._tensors = getter(single)
+        self._needed = needed
+
+        of = [operands[f] for f in single] + [operands[f] for f, n in self._lists for _ in range(n)]
+        tensors = self._collect(args)
+        assert tensors is not None
+        self._guard = _guard(tensors)
+        self._alignments = tuple((i, _alignment(o) - 1) for i, o in enumerate(of) if tensors[i].numel())
+        self._device = tensors[0].device
+        self._sizes = sizes = tuple(span(t)[1] - span(t)[0] for t in tensors)
+        # Every pair of which one is written, with the bytes that each reaches over.
+        self._apart = tuple(
+            (i, sizes[i], j, sizes[j])
+            for i in range(len(of))
+            for j in range(len(of))
+            if of[i].is_written and i != j and not (of[j].is_written and j < i) and sizes[i] and sizes[j]
+        )
+
+    def _collect(self, args: Any) -> tuple[torch.Tensor, ...] | None:
+        tensors: tuple[torch.Tensor, ...] = self._tensors(args)
+        for name, count in self._lists:
+            items = getattr(args, name)
+            if type(items) not in (list, tuple) or len(items) != count:
+                return None
+            tensors = (*tensors, *items)
+        return tensors
+
+    def match(self, args: Any, workspace: Workspace | None) -> tuple[Any, ...] | None:
+        """The addresses and scalars of a call that needs no other check; None if the full path must look at it."""
+        tensors = self._collect(args)
+        if tensors is None or not self._guard(*tensors):
+            return None
+        addresses = tuple([t.data_ptr() for t in tensors])
+        for i, mask in self._alignments:
+            if addresses[i] & mask:
+                return None
+        for i, size, j, other_size in self._apart:
+            if addresses[i] < addresses[j] + other_size and addresses[j] < addresses[i] + size:
+                return None
+        if self._needed:
+            if workspace is None or workspace.nbytes < self._needed or workspace.device != self._device:
+                return None
+            start, end = workspace.address, workspace.address + workspace.nbytes
+            for address, size in zip(addresses, self._sizes, strict=True):
+                if size and address < end and start < address + size:
+                    return None
+            addresses = (*addresses, start)
+        for name in self._absent:
+            if getattr(args, name) is not None:
+                return None
+        for name, operand in self._scalars:
+            value = getattr(args, name)
+            if type(value) not in (float, int) or not operand.element.is_floating_point:
+                return None  # the full path knows which numbers fit
+            addresses = (*addresses, value)
+        return addresses
+
+
+def _alignment(o: Operand) -> int:
+    return o.layout.alignment or o.element.itemsize
+
+
+def getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads the attributes ``names``, always into a tuple."""
+    if len(names) == 1:
+        one = operator.attrgetter(names[0])
+        return lambda args: (one(args),)
+    return operator.attrgetter(*names) if names else lambda args: ()
+
+
+def _guard(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
+    if _TENSOR_GUARDS is not None:
+        sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+        guards = _TENSOR_GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check: Callable[..., bool] = guards.check
+        return check
+    facts = [_facts(t) for t in tensors]
+    return lambda *found: all(isinstance(t, torch.Tensor) and _facts(t) == f for t, f in zip(found, facts, strict=True))
+
+
+def _facts(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.dtype, t.device, t.shape, t.stride(), t.layout, t.is_neg(), t.is_inference(), t.is_quantized
