@@ -118,7 +118,9 @@ def _with_status(desc: Any, outputs: dict[str, Tensor], valid: Tensor) -> Output
 
 
 def _coordinates(shape: tuple[int, ...]) -> list[Tensor]:
-    """One open coordinate grid an axis."""
+    """One open coordinate grid an axis. An empty problem has no coordinates, however long its other axes are."""
+    if 0 in shape:
+        return [torch.zeros((1,) * len(shape), dtype=torch.int64) for _ in shape]
     return [torch.arange(n).reshape([-1 if a == d else 1 for a in range(len(shape))]) for d, n in enumerate(shape)]
 
 
@@ -152,6 +154,8 @@ def _add(table: Tensor, cells: tuple[Tensor, ...], values: Tensor, valid: Tensor
     """
     width = math.prod(table.shape[len(cells) :])
     number = _numbers(tuple(c[valid] for c in cells), table.shape)
+    if len(number) == 0 or width == 0:
+        return table.clone()
     number = (number[:, None] * width + torch.arange(width)).reshape(-1)
     out = table.clone().reshape(-1).index_add_(0, number, values[valid].reshape(-1))
     return out.reshape(table.shape)
@@ -259,6 +263,8 @@ def index_put(desc: IndexPutDescriptor, x: Mapping[str, Any]) -> Outputs:
     k, rest = desc.num_indices, desc.out_shape[desc.num_indices :]
     found = [_resolve(desc, index, desc.out_shape[a]) for a, index in enumerate(x["indices"])]
     valid = torch.stack([v for _, v in found]).all(0)
+    if x["out"].numel() == 0:
+        return _with_status(desc, {"out": x["out"]}, valid)
     if not desc.accumulate:
         # Rows of the table's leading axes, numbered together, so that "last" is decided row by row.
         rows = math.prod(desc.out_shape[:k])
