@@ -247,7 +247,8 @@ def _draw_index_put(draw: st.DrawFn, t: _Tensors) -> Call:
 
 
 def _draw_embedding(draw: st.DrawFn, t: _Tensors) -> Call:
-    rows, width = draw(st.integers(0, 5)), draw(st.integers(0, 4))
+    # No width of 0: torch's own backward on CUDA then reads what it must not (2.11), and the process is lost.
+    rows, width = draw(st.integers(0, 5)), draw(st.integers(1, 4))
     shape = t.shape() if rows else (0, 2)
     padding = draw(st.none() | st.integers(-rows, rows - 1)) if rows else None
     args = (t.index(shape, rows), t.target((rows, width)), padding)

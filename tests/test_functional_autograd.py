@@ -106,6 +106,14 @@ def test_padding_row_gets_no_gradient(device: str) -> None:
     assert weight.grad.tolist() == [[1, 1], [1, 1], [0, 0]]
 
 
+def test_embedding_without_width(device: str) -> None:
+    weight = torch.ones(3, 0, device=device, requires_grad=True)
+    out = F.embedding(torch.tensor([0, 2], device=device), weight)
+    assert out.shape == (2, 0)
+    (grad,) = torch.autograd.grad(out, weight, torch.ones_like(out))
+    assert grad.shape == (3, 0)
+
+
 # --- recorded when, and only when, torch would ---
 
 
