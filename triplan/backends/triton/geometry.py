@@ -55,6 +55,11 @@ class Geometry:
         return math.prod(self.sizes)
 
     @cached_property
+    def idle(self) -> bool:
+        """Whether there is nothing to move or add: no points, or a written table without elements."""
+        return self.numel == 0 or (self.table.is_written and self.table.numel == 0)
+
+    @cached_property
     def loop(self) -> tuple[int, ...]:
         return tuple(d for d, axis in enumerate(self.table_axes) if axis is None)
 

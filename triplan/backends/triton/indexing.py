@@ -245,7 +245,7 @@ def _zeroed(desc: Any) -> list[Launch]:
 
 def _moved(desc: Any, point: Any, traverse: Any) -> list[Launch]:
     g = geometry(desc)
-    if g.numel == 0:
+    if g.idle:
         return status_launch(desc)
     return [*status_launch(desc), traverse(desc, point, bits(g.dense), bits(g.table), desc.element.bits)]
 
@@ -253,7 +253,7 @@ def _moved(desc: Any, point: Any, traverse: Any) -> list[Launch]:
 def _added(desc: Any, traverse: Any) -> list[Launch]:
     g = geometry(desc)
     before = [*status_launch(desc), *_zeroed(desc)]
-    if g.numel == 0:
+    if g.idle:
         return before
     vectors = traverse is rows_launch and not g.full and g.fold[2] % 2 == 0
     point = kernels.atomic_point if vectors else scattered_add(desc)
@@ -287,8 +287,8 @@ def _atomic_elements(desc: Any, target: Target) -> list[Launch]:
 def _atomic_f32(desc: Any, target: Target) -> list[Launch]:
     g = geometry(desc)
     before = status_launch(desc)
-    if g.table.numel == 0 or g.numel == 0:
-        return _added(desc, elements_launch)
+    if g.idle:
+        return [*before, *_zeroed(desc)]
     sums = Scratch(0, ElementKind.F32)
     clear = fill_launch(sums, g.table.numel, 0)
     args = (desc, kernels.atomic_point, values(g.dense), sums, ElementKind.F32)
@@ -306,9 +306,7 @@ def _ordered_last(desc: Any, target: Target) -> list[Launch]:
 
 def _ordered(desc: Any, step: Any, pointer: Any, compute: ElementKind) -> list[Launch]:
     g = geometry(desc)
-    nothing = g.table.numel == 0 and (g.numel == 0 or desc.out_of_bounds != "error")
-    untouched = g.numel == 0 and keeps(desc)
-    if nothing or untouched:
+    if g.table.numel == 0 or (g.numel == 0 and keeps(desc)):
         return status_launch(desc)
     return [*status_launch(desc), ordered_launch(desc, step, pointer, compute)]
 

@@ -346,9 +346,9 @@ def status_launch(desc: Any) -> list[Launch]:
         return []
     reset = fill_launch(Ptr("status", ElementKind.I64, 8), 1, NO_BAD_INDEX)
     g = geometry(desc)
-    if g.numel or not g.index.numel:
+    if not g.idle or not g.index.numel:
         return [reset]
-    # Slices without elements: there is no point to move or add, but the indices are there, and may be bad.
+    # There is nothing to move or add, but the indices are there, and may be bad.
     axes = tuple(range(len(g.index.shape)))
     nowhere: Axes = (None,) * len(axes)
     bare = replace(g, sizes=g.index.shape, dense_axes=nowhere, table_axes=nowhere, index_axes=axes, padding=None)
