@@ -316,7 +316,7 @@ def ordered_kernel(
                 valid = valid & (at != padding)
             hit = hit & valid
             target += at.to(tl.int64) * scale
-            scale = scale * extents[k]
+            scale = scale * extents[k].to(tl.int64)  # extents of 32 bits each may multiply to more
         if REPORT:
             position = unravel(lane, lane_sizes, lane_position) + unravel(point, step_sizes, step_position)
             lowest = tl.minimum(lowest, tl.where(live_lane & (inside == 0), position.to(tl.int64), NO_BAD_INDEX))
