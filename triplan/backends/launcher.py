@@ -15,7 +15,7 @@ What this module relies on in Triton, and what breaks if it changes (``tests/tes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,43 +26,61 @@ from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stri
 from triplan.errors import KernelInternal
 from triplan.sku import ArchSku
 
-#: Reads one kernel argument from (Args, workspace address).
-Reader = Callable[[Any, int], Any]
+#: Where a call's changing values stand in one flat tuple: (operand, item of a list) to position; see ``WORKSPACE``.
+Places = Mapping[tuple[str, int | None], int]
+#: The workspace's address among the places.
+WORKSPACE = ("", None)
 #: Triton 3.6: grid, stream, function, cooperative, dependent launch, two scratches, metadata twice, two hooks.
 _C_FORMAT = "iiiKKppOOOOOO"
 _KNOBS = triton.knobs.runtime
 
 
 class LoadedKernel:
-    """One launch's kernel on one device, with the readers of its arguments."""
+    """One launch's kernel on one device."""
 
-    __slots__ = ("_compiled", "_direct", "_grid", "_head", "_readers", "_run")
+    __slots__ = ("compiled", "direct", "grid", "head", "launch", "run")
 
     def __init__(self, launch: Launch, arch: ArchSku, device: int) -> None:
-        compiled = compile_source(launch.source(), arch, device)
-        self._run = compiled.run  # loads the module; must come before .function
-        self._compiled, self._grid = compiled, launch.grid
-        self._readers = tuple(_reader(launch.args.get(name)) for name in launch.kernel.arg_names)
-        self._direct, self._head = _direct_call(compiled)
+        self.compiled = compile_source(launch.source(), arch, device)
+        self.run = self.compiled.run  # loads the module; must come before .function
+        self.launch, self.grid = launch, launch.grid
+        self.direct, self.head = _direct_call(self.compiled)
 
-    def bind(self, args: Any, workspace: int) -> BoundLaunch:
-        """The launch with every argument's present value: addresses, strides, scalars."""
-        values = tuple(read(args, workspace) if callable(read) else read for read in self._readers)
-        return BoundLaunch(self, values)
+    def template(self, args: Any, places: Places) -> Template:
+        """The launch for all calls with the strides of ``args``, whose other changing values come in a tuple."""
+        return Template(self, [_part(self.launch.args.get(n), args, places) for n in self.launch.kernel.arg_names])
 
-    @property
-    def name(self) -> str:
-        return str(self._compiled.name)
+
+class Template:
+    """A kernel's arguments with holes for addresses and scalars."""
+
+    __slots__ = ("_constants", "_holes", "_kernel", "_nested")
+
+    def __init__(self, kernel: LoadedKernel, parts: list[Any]) -> None:
+        self._kernel = kernel
+        start = len(kernel.head)
+        self._constants = [*kernel.head, *parts]
+        # Most holes are whole arguments; those inside tuples and offsets into the workspace take a call each.
+        self._holes = tuple((start + i, p.place) for i, p in enumerate(parts) if type(p) is _Hole)
+        self._nested = tuple((start + i, p) for i, p in enumerate(parts) if type(p) in (_Offset, _Nested))
+
+    def fill(self, values: tuple[Any, ...]) -> BoundLaunch:
+        """The launch with ``values`` at their places."""
+        rest = self._constants.copy()
+        for at, place in self._holes:
+            rest[at] = values[place]
+        for at, part in self._nested:
+            rest[at] = part.value(values)
+        return BoundLaunch(self._kernel, rest)
 
 
 class BoundLaunch:
     """A kernel launch with all arguments fixed; calling it with a raw stream handle launches."""
 
-    __slots__ = ("_call", "_grid", "_kernel", "_rest", "_values")
+    __slots__ = ("_call", "_grid", "_kernel", "_rest")
 
-    def __init__(self, kernel: LoadedKernel, values: tuple[Any, ...]) -> None:
-        self._kernel, self._values, self._grid = kernel, values, kernel._grid
-        self._call, self._rest = kernel._direct, (*kernel._head, *values)
+    def __init__(self, kernel: LoadedKernel, rest: list[Any]) -> None:
+        self._kernel, self._call, self._grid, self._rest = kernel, kernel.direct, kernel.grid, rest
 
     def __call__(self, stream: int) -> None:
         enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
@@ -72,15 +90,15 @@ class BoundLaunch:
         try:
             self._call(self._grid, 1, 1, stream, *self._rest)
         except RuntimeError as e:
-            raise KernelInternal(f"launch of {self._kernel.name} failed: {e}") from e
+            raise KernelInternal(f"launch of {self._kernel.launch.kernel.__name__} failed: {e}") from e
 
     def _profiled(self, stream: int) -> None:
         kernel, grid = self._kernel, (self._grid, 1, 1)
-        compiled = kernel._compiled
-        about = compiled.launch_metadata(grid, stream, *self._values)
+        compiled, values = kernel.compiled, self._rest[len(kernel.head) :]
+        about = compiled.launch_metadata(grid, stream, *values)
         hooks = (_KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook)
         head = (stream, compiled.function, compiled.packed_metadata, about, *hooks)
-        kernel._run(*grid, *head, *self._values)
+        kernel.run(*grid, *head, *values)
 
 
 def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[LoadedKernel, ...]:
@@ -103,30 +121,59 @@ def _direct_call(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
     return run.launch, (function, *attributes, None, None, metadata, None, None, None)
 
 
-def _reader(arg: Arg) -> Any:
-    """A constant, or a Reader."""
+class _Hole:
+    """A value that is a whole argument."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def value(self, values: tuple[Any, ...]) -> Any:
+        return values[self.place]
+
+
+class _Offset(_Hole):
+    """An address that many bytes behind the workspace's."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self, place: int, bytes: int) -> None:
+        super().__init__(place)
+        self.bytes = bytes
+
+    def value(self, values: tuple[Any, ...]) -> Any:
+        return values[self.place] + self.bytes
+
+
+class _Nested:
+    """A tuple with holes in it."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+    def value(self, values: tuple[Any, ...]) -> Any:
+        return tuple(p.value(values) if isinstance(p, (_Hole, _Nested)) else p for p in self.parts)
+
+
+def _part(arg: Arg, args: Any, places: Places) -> Any:
+    """A constant, or what fills it from a call's values."""
     if arg is None:
         return None
     if isinstance(arg, Int):
         return arg.value
     if isinstance(arg, tuple):
-        parts = tuple(_reader(a) for a in arg)
-        if not any(callable(p) for p in parts):
-            return parts
-        return lambda args, workspace: tuple(p(args, workspace) if callable(p) else p for p in parts)
+        parts = tuple(_part(a, args, places) for a in arg)
+        return _Nested(parts) if any(isinstance(p, (_Hole, _Nested)) for p in parts) else parts
     if isinstance(arg, Scratch):
-        offset = arg.offset
-        return lambda args, workspace: workspace + offset
+        return _Offset(places[WORKSPACE], arg.offset)
     if isinstance(arg, Scalar):
-        name, default = arg.operand, arg.default
-        return lambda args, workspace: default if (given := getattr(args, name)) is None else given
-    name, item = arg.operand, arg.item
+        place = places.get((arg.operand, None))
+        return arg.default if place is None else _Hole(place)
     if isinstance(arg, Stride):
-        axis = arg.axis
-        if item is None:
-            return lambda args, workspace: getattr(args, name).stride(axis)
-        return lambda args, workspace: getattr(args, name)[item].stride(axis)
+        tensor = getattr(args, arg.operand)
+        return (tensor if arg.item is None else tensor[arg.item]).stride(arg.axis)
     assert isinstance(arg, Ptr)
-    if item is None:
-        return lambda args, workspace: getattr(args, name).data_ptr()
-    return lambda args, workspace: getattr(args, name)[item].data_ptr()
+    return _Hole(places[(arg.operand, arg.item)])

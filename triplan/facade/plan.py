@@ -14,7 +14,7 @@ from typing_extensions import Self
 from triplan.backends.compile import CompiledRecord, is_compiled, record
 from triplan.backends.interpreter import interpret
 from triplan.backends.launch import Launch
-from triplan.backends.launcher import BoundLaunch, LoadedKernel, load
+from triplan.backends.launcher import BoundLaunch, LoadedKernel, Template, load
 from triplan.backends.reference.run import run_reference
 from triplan.backends.select import canonical_key, select, sku_of
 from triplan.backends.table import KernelRow
@@ -211,9 +211,9 @@ class Plan(Generic[D, A]):
         if seen is None or values is None:
             self._validate(args, workspace)
             seen = self._seen = Seen(self.descriptor, args, self._fields, self._workspace_size)
-            values = seen.match(args, workspace)
+            values = seen.values(args, workspace)
         if self.target.is_gpu:
-            self._launch(seen, values, args, workspace, stream)
+            self._launch(seen, values, args, stream)
         else:
             self._run_on_cpu(args, workspace, stream)
         bump_versions(self._written(args))
@@ -228,8 +228,9 @@ class Plan(Generic[D, A]):
         if not self.target.is_gpu:
             raise Unsupported(f"{self!r} runs on the cpu: there is no launch to bind")
         self._validate(args, workspace)
-        index = self._index(args)
-        return BoundRun(self._bind(args, workspace, index), index, self._written(args), (args, workspace))
+        seen = Seen(self.descriptor, args, self._fields, self._workspace_size)
+        bound = self._bind(seen, args).fill(seen.values(args, workspace))
+        return BoundRun(bound.calls, bound.index, self._written(args), (args, workspace))
 
     def _validate(self, args: A, workspace: Workspace | None) -> None:
         support = self.can_implement(args)
@@ -237,28 +238,18 @@ class Plan(Generic[D, A]):
             raise support.error
         self._check_workspace(workspace, self._written(args)[0].device, args)
 
-    def _index(self, args: A) -> int:
+    def _bind(self, seen: Seen, args: A) -> _Bound:
         index: int = self._written(args)[0].get_device()
-        return index
-
-    def _bind(self, args: A, workspace: Workspace | None, index: int) -> tuple[BoundLaunch, ...]:
         kernels = self._loaded.get(index) or self._load(index)
-        address = 0 if workspace is None else workspace.address
-        return tuple(kernel.bind(args, address) for kernel in kernels)
+        return _Bound(seen, index, tuple(kernel.template(args, seen.places) for kernel in kernels))
 
-    def _launch(
-        self,
-        seen: Seen,
-        values: tuple[Any, ...] | None,
-        args: A,
-        workspace: Workspace | None,
-        stream: torch.cuda.Stream | int | None,
-    ) -> None:
+    def _launch(self, seen: Seen, values: tuple[Any, ...], args: A, stream: torch.cuda.Stream | int | None) -> None:
         bound = self._bound
-        # One signature fixes strides and device; with the same addresses and scalars every kernel argument is the same.
-        if bound is None or bound.seen is not seen or values is None or bound.values != values:
-            index = self._index(args)
-            bound = self._bound = _Bound(seen, values, index, self._bind(args, workspace, index))
+        # One signature fixes strides and device; addresses and scalars are all that is left to fill in.
+        if bound is None or bound.seen is not seen:
+            bound = self._bind(seen, args)
+        if bound.values != values:
+            bound = self._bound = bound.fill(values)
         launch_all(bound.calls, bound.index, stream)
 
     def _run_on_cpu(self, args: A, workspace: Workspace | None, stream: Any) -> None:
@@ -317,12 +308,17 @@ def _reselect(cls: Any, desc: Any, preference: Any, target: Any, tuning: Any) ->
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The launches of the last call, and what they depend on."""
+    """The launches of one signature, filled in for the last call's values."""
 
     seen: Seen
-    values: tuple[Any, ...] | None
     index: int
-    calls: tuple[BoundLaunch, ...]
+    templates: tuple[Template, ...]
+    values: tuple[Any, ...] | None = None
+    calls: tuple[BoundLaunch, ...] = ()
+
+    def fill(self, values: tuple[Any, ...]) -> _Bound:
+        calls = tuple([template.fill(values) for template in self.templates])
+        return _Bound(self.seen, self.index, self.templates, values, calls)
 
 
 def plan_type(op: str) -> type[Plan[Any, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from triplan.backends.launcher import WORKSPACE, Places
 from triplan.descriptors import Descriptor, Operand, OperandKind
 from triplan.facade.check import span
 from triplan.facade.workspace import Workspace
@@ -29,12 +30,14 @@ class Seen:
         "_alignments",
         "_apart",
         "_device",
+        "_free",
         "_guard",
         "_lists",
         "_needed",
         "_scalars",
         "_sizes",
         "_tensors",
+        "places",
     )
 
     def __init__(self, desc: Descriptor, args: Any, fields: tuple[str, ...], needed: int) -> None:
@@ -43,13 +46,22 @@ class Seen:
         present = [f for f in fields if getattr(args, f) is not None]
         kinds = {f: operands[f].kind for f in present}
         self._absent = tuple(f for f in fields if f not in present)
-        self._scalars = tuple((f, operands[f]) for f in present if kinds[f] is OperandKind.HOST_SCALAR)
+        scalars = [f for f in present if kinds[f] is OperandKind.HOST_SCALAR]
+        # Any number fits a floating-point scalar; which ones fit an integer the full path knows.
+        self._free = all(operands[f].element.is_floating_point for f in scalars)
+        self._scalars = getter(scalars)
         self._lists = tuple((f, operands[f].count) for f in present if kinds[f] is OperandKind.TENSOR_LIST)
         single = [f for f in present if kinds[f] in (OperandKind.TENSOR, OperandKind.DEVICE_SCALAR)]
         self._tensors = getter(single)
         self._needed = needed
 
         of = [operands[f] for f in single] + [operands[f] for f, n in self._lists for _ in range(n)]
+        names: list[tuple[str, int | None]] = [(f, None) for f in single]
+        names += [(f, i) for f, n in self._lists for i in range(n)]
+        names += [WORKSPACE] if needed else []
+        names += [(f, None) for f in scalars]
+        #: Where each operand's value stands in the tuples of ``match`` and ``values``.
+        self.places: Places = {name: i for i, name in enumerate(names)}
         tensors = self._collect(args)
         assert tensors is not None
         self._guard = _guard(tensors)
@@ -96,12 +108,18 @@ class Seen:
         for name in self._absent:
             if getattr(args, name) is not None:
                 return None
-        for name, operand in self._scalars:
-            value = getattr(args, name)
-            if type(value) not in (float, int) or not operand.element.is_floating_point:
-                return None  # the full path knows which numbers fit
-            addresses = (*addresses, value)
-        return addresses
+        scalars = self._scalars(args)
+        for value in scalars:
+            if not self._free or type(value) not in (float, int):
+                return None
+        return (*addresses, *scalars) if scalars else addresses
+
+    def values(self, args: Any, workspace: Workspace | None) -> tuple[Any, ...]:
+        """The same of a call that the full path took."""
+        tensors = self._collect(args)
+        assert tensors is not None
+        start = (workspace.address,) if self._needed and workspace is not None else ()
+        return (*(t.data_ptr() for t in tensors), *start, *self._scalars(args))
 
 
 def _alignment(o: Operand) -> int:
