@@ -70,6 +70,11 @@ class Operand:
         return self.role is not Role.INPUT
 
     @property
+    def alignment(self) -> int:
+        """Bytes that its address is a multiple of, as promised."""
+        return self.layout.alignment or self.element.itemsize
+
+    @property
     def numel(self) -> int:
         return math.prod(self.shape)
 

@@ -11,7 +11,7 @@ from triplan.backends.launcher import BoundLaunch
 from triplan.errors import InvalidProblem
 
 # Private since torch 2.0 and cheaper than their public faces by half a microsecond each.
-_current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 
@@ -35,7 +35,7 @@ class BoundRun:
 def launch_all(calls: tuple[BoundLaunch, ...], index: int, stream: torch.cuda.Stream | int | None) -> None:
     """Launch in order on ``stream`` of device ``index``, which need not be current."""
     handle = _current_stream(index) if stream is None else _handle(stream, index)
-    if _current_device() == index:
+    if current_device() == index:
         for call in calls:
             call(handle)
     else:

@@ -98,10 +98,9 @@ def _check_devices(op: str, target: Target, tensors: list[Named]) -> None:
 def _check_promises(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
     if reason := o.layout.broken_by(t.shape, t.stride()):
         raise InvalidProblem(f"{op}: {name} has {reason}; pass such a tensor or promise another layout")
-    alignment = o.layout.alignment or o.element.itemsize
-    if t.numel() and t.data_ptr() % alignment:
+    if t.numel() and t.data_ptr() % o.alignment:
         raise MisalignedOperand(
-            f"{op}: {name} is at {t.data_ptr():#x}, no multiple of the promised {alignment} bytes; "
+            f"{op}: {name} is at {t.data_ptr():#x}, no multiple of the promised {o.alignment} bytes; "
             f"promise Layout(alignment={o.element.itemsize}) for it, or copy it"
         )
 

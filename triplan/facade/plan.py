@@ -14,7 +14,7 @@ from typing_extensions import Self
 from triplan.backends.compile import CompiledRecord, is_compiled, record
 from triplan.backends.interpreter import interpret
 from triplan.backends.launch import Launch
-from triplan.backends.launcher import BoundLaunch, LoadedKernel, Template, load
+from triplan.backends.launcher import BoundLaunch, LoadedKernel, Places, Template, load
 from triplan.backends.reference.run import run_reference
 from triplan.backends.select import canonical_key, select, sku_of
 from triplan.backends.table import KernelRow
@@ -237,6 +237,15 @@ class Plan(Generic[D, A]):
         if support.error is not None:
             raise support.error
         self._check_workspace(workspace, self._written(args)[0].device, args)
+
+    def templates(self, args: A) -> tuple[tuple[Template, ...], Places]:
+        """The launches of a run with the layout of ``args``, and where each address goes in what fills them.
+
+        For layers above that check their calls themselves; raises as ``run`` for args that do not fit.
+        """
+        self._validate(args, None)
+        seen = Seen(self.descriptor, args, self._fields, self._workspace_size)
+        return self._bind(seen, args).templates, seen.places
 
     def _bind(self, seen: Seen, args: A) -> _Bound:
         index: int = self._written(args)[0].get_device()

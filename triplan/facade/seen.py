@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from triplan.backends.launcher import WORKSPACE, Places
-from triplan.descriptors import Descriptor, Operand, OperandKind
+from triplan.descriptors import Descriptor, OperandKind
 from triplan.facade.check import span
 from triplan.facade.workspace import Workspace
 
@@ -64,8 +64,8 @@ class Seen:
         self.places: Places = {name: i for i, name in enumerate(names)}
         tensors = self._collect(args)
         assert tensors is not None
-        self._guard = _guard(tensors)
-        self._alignments = tuple((i, _alignment(o) - 1) for i, o in enumerate(of) if tensors[i].numel())
+        self._guard = tensor_guard(tensors)
+        self._alignments = tuple((i, o.alignment - 1) for i, o in enumerate(of) if tensors[i].numel())
         self._device = tensors[0].device
         self._sizes = sizes = tuple(span(t)[1] - span(t)[0] for t in tensors)
         # Every pair of which one is written, with the bytes that each reaches over.
@@ -122,10 +122,6 @@ class Seen:
         return (*(t.data_ptr() for t in tensors), *start, *self._scalars(args))
 
 
-def _alignment(o: Operand) -> int:
-    return o.layout.alignment or o.element.itemsize
-
-
 def getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Reads the attributes ``names``, always into a tuple."""
     if len(names) == 1:
@@ -134,7 +130,8 @@ def getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
     return operator.attrgetter(*names) if names else lambda args: ()
 
 
-def _guard(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
+def tensor_guard(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
+    """A test of whether as many tensors are like these in all but address and contents."""
     if _TENSOR_GUARDS is not None:
         sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
         guards = _TENSOR_GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)

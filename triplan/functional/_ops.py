@@ -23,11 +23,15 @@ from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
 from triplan.facade.check import is_injective, may_overlap
+from triplan.functional._plans import Ran
+from triplan.functional._recipe import Recipe, facts
 
 Tensor = torch.Tensor
 Grads = tuple[Any, ...]
 _library: Callable[..., Any] = torch.library.Library  # untyped in torch
 _LIBRARY = _library("triplan", "FRAGMENT")
+#: Shapes that change at every call would otherwise keep a recipe each for ever.
+_MOST_RECIPES = 4096
 
 
 def tensors_in(args: Sequence[Any]) -> Iterator[Tensor]:
@@ -83,7 +87,7 @@ class Op:
         parameters: str,
         *,
         shape: Callable[..., Sequence[int]],
-        fill: Callable[..., None] | None = None,
+        fill: Callable[..., Ran | None] | None = None,
         update: Callable[..., None] | None = None,
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., Grads],
@@ -94,6 +98,10 @@ class Op:
         """
         self.name, self.shape, self.update = name, shape, update
         self.fill = fill or self._copy_and_update
+        self._repeatable = fill is not None and "[]" not in parameters
+        # By plain facts of the arguments; the last one is tried first, without asking for facts.
+        self._recipes: dict[Any, Recipe] = {}
+        self._recipe: Recipe | None = None
 
         def fake(like: Tensor, *args: Any) -> Tensor:
             return like.new_empty(shape(like, *args))
@@ -116,10 +124,12 @@ class Op:
 
     # --- kernels: below autograd, on real tensors ---
 
-    def _compute(self, like: Tensor, *args: Any) -> Tensor:
+    def _run(self, like: Tensor, *args: Any) -> tuple[Tensor, Ran | None]:
         out = torch.empty(self.shape(like, *args), dtype=like.dtype, device=like.device)
-        self.fill(out, like, *args)
-        return out
+        return out, self.fill(out, like, *args)
+
+    def _compute(self, like: Tensor, *args: Any) -> Tensor:
+        return self._run(like, *args)[0]
 
     def _copy_and_update(self, out: Tensor, target: Tensor, *args: Any) -> None:
         assert self.update is not None
@@ -147,6 +157,8 @@ class Op:
     def __call__(self, *args: Any) -> Tensor:
         if torch.compiler.is_compiling():
             result: Tensor = self.overload(*args)
+        elif self._recipe is not None and (found := self._recipe(args)) is not None:
+            result = found
         elif _transformed() or needs_grad(args):
             result = self.function.apply(*args)
         else:
@@ -155,8 +167,21 @@ class Op:
 
     def below_autograd(self, *args: Any) -> Tensor:
         """The call once no gradient is to be recorded: the kernel itself where nothing watches, else through torch."""
-        result: Tensor = self._compute(*args) if _nothing_watches(args) else self.overload(*args)
-        return result
+        if not _nothing_watches(args):
+            result: Tensor = self.overload(*args)
+            return result
+        if not self._repeatable:
+            return self._compute(*args)
+        recipe = self._recipes.get(key := facts(args))
+        if recipe is not None and (found := recipe(args)) is not None:
+            self._recipe = recipe
+            return found
+        out, ran = self._run(*args)
+        if ran is not None and Recipe.fits(args, out, ran):
+            if len(self._recipes) >= _MOST_RECIPES:
+                self._recipes.clear()
+            self._recipe = self._recipes[key] = Recipe(args, out, ran)
+        return out
 
     def into(self, out: Tensor | None, *args: Any) -> Tensor:
         """The call with torch's ``out=``: resized to the result's shape, never differentiated."""

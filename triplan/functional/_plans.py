@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,6 +42,13 @@ class _Facts:
         return self.dtype.itemsize
 
 
+class Ran(NamedTuple):
+    """A plan and the operands that it ran on."""
+
+    plan: Plan[Any, Any]
+    operands: dict[str, Any]
+
+
 @lru_cache(maxsize=8192)
 def _describe(plan: Any, facts: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Any:
     return plan.descriptor_type.from_args(SimpleNamespace(**dict(facts)), **dict(options))
@@ -54,12 +61,12 @@ def run(
     check_indices: bool = False,
     scalars: dict[str, Any] | None = None,
     **options: Any,
-) -> None:
+) -> Ran:
     """Run ``plan_class`` on ``operands`` (tensors and sequences of tensors) and ``scalars``; ``options`` are fields.
 
     The plan is looked up at every call, because determinism follows torch's global setting. Raises ``IndexError`` for
     a bad index on the CPU, and on CUDA with ``check_indices``, which synchronises; elsewhere a bad index is skipped.
-    Backward ops never ask for it: their forward has.
+    Backward ops never ask for it: their forward has. Returns the plan and the operands that it ran on.
     """
     tensors = [t for v in operands.values() for t in (v if isinstance(v, (list, tuple)) else (v,))]
     device = tensors[0].device
@@ -78,3 +85,4 @@ def run(
     plan.run(args, Workspace.allocate(plan, device) if plan.workspace_size() else None)
     if check:
         plan.check(args)
+    return Ran(plan, operands)

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from triplan.facade import GatherBackwardPlan, GatherPlan, ScatterAddPlan, ScatterPlan
 from triplan.functional._ops import Op
-from triplan.functional._plans import run
+from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import (
     at_least_1d,
     axis,
@@ -38,11 +38,11 @@ def _gather_shape(input: Tensor, dim: int, index: Tensor, check_indices: bool = 
     return index.shape
 
 
-def _gather_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> None:
+def _gather_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> Ran:
     dim = axis(dim, input.dim())
     index, src = at_least_1d(index), at_least_1d(input)
     operands = {"src": narrowed(src, index.shape, keep=dim), "index": index, "out": at_least_1d(out)}
-    run(GatherPlan, operands, check_indices=check_indices, gather_dim=dim)
+    return run(GatherPlan, operands, check_indices=check_indices, gather_dim=dim)
 
 
 def _gather_setup(ctx: Any, inputs: Any, output: Tensor) -> None:

@@ -20,7 +20,7 @@ from triplan.facade import (
     IndexSelectPlan,
 )
 from triplan.functional._ops import Op
-from triplan.functional._plans import run
+from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import (
     at_least_1d,
     axis,
@@ -52,9 +52,9 @@ def _select_shape(input: Tensor, dim: int, index: Tensor, check_indices: bool = 
     return (*input.shape[:dim], index.numel(), *input.shape[dim + 1 :])
 
 
-def _select_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> None:
+def _select_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> Ran:
     operands = {"src": at_least_1d(input), "index": at_least_1d(index), "out": at_least_1d(out)}
-    run(IndexSelectPlan, operands, check_indices=check_indices, select_dim=axis(dim, input.dim()))
+    return run(IndexSelectPlan, operands, check_indices=check_indices, select_dim=axis(dim, input.dim()))
 
 
 def _select_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -252,9 +252,9 @@ def _as_rows(indices: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _embedding_fill(
     out: Tensor, weight: Tensor, indices: Tensor, padding_idx: int | None = None, check_indices: bool = False
-) -> None:
+) -> Ran:
     index, rows = _as_rows(indices, out)
-    run(EmbeddingPlan, {"weight": weight, "index": index, "out": rows}, check_indices=check_indices)
+    return run(EmbeddingPlan, {"weight": weight, "index": index, "out": rows}, check_indices=check_indices)
 
 
 def _embedding_setup(ctx: Any, inputs: Any, output: Tensor) -> None:

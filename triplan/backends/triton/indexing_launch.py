@@ -32,20 +32,16 @@ I32_LIMIT = 2**31 - 2**16  # room for the last block's lanes to run past the end
 
 def bits(operand: Operand) -> Ptr:
     """The operand's address, read as integers of its element's width."""
-    return Ptr(operand.name, operand.element.bits, alignment(operand))
+    return Ptr(operand.name, operand.element.bits, operand.alignment)
 
 
 def values(operand: Operand) -> Ptr:
     """The operand's address, read as its element."""
-    return Ptr(operand.name, operand.element, alignment(operand))
-
-
-def alignment(operand: Operand) -> int:
-    return operand.layout.alignment or operand.element.itemsize
+    return Ptr(operand.name, operand.element, operand.alignment)
 
 
 def index_pointers(g: Geometry) -> tuple[Ptr, ...]:
-    return tuple(Ptr(g.index.name, g.index.element, alignment(g.index), item) for item in g.index_items)
+    return tuple(Ptr(g.index.name, g.index.element, g.index.alignment, item) for item in g.index_items)
 
 
 def wide(g: Geometry) -> bool:
@@ -159,7 +155,7 @@ def scattered_add(desc: Any) -> Any:
     """The point function for additions at scattered places (in ``rows_kernel`` with a full index, or one by one)."""
     table = geometry(desc).table
     half = desc.element.is_floating_point and table.element.itemsize == 2
-    pairs_inside = table.layout.packed and alignment(table) >= 4 and table.numel % 2 == 0
+    pairs_inside = table.layout.packed and table.alignment >= 4 and table.numel % 2 == 0
     return kernels.atomic_pair_point if half and pairs_inside else kernels.atomic_point
 
 
