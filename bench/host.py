@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import triplan as tp
 from bench import timing
@@ -20,10 +19,16 @@ from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.stub import launch_stubbed
 from bench.timing import Contestant
 
-#: Small enough that the device is never the slower side.
-SIZE = (1024, 256, 128)
+#: Small enough that the device is rarely the slower side: (rows of the table, width, rows moved).
+SIZES = ((1024, 256, 128), (4096, 1024, 512), (16384, 1024, 2048))
+SIZE = SIZES[0]
 OPS = ("index_select", "gather", "index_add", "scatter_add", "embedding", "embedding_backward")
-LAUNCHED = ("index_select", "index_add")
+#: Ops that torch runs into a tensor of the caller's, and what our run may cost beside torch's.
+LAUNCHED = {"index_select": 1.0, "index_add": 1.1}
+#: Ops that allocate their result.
+ALLOCATING = ("index_select", "gather")
+#: What a bound run may cost: beside torch, and in microseconds.
+BOUND_RATIO, BOUND_LIMIT = 0.8, 4.0
 #: What planning may cost on a CPU machine, in microseconds.
 SELECT_LIMIT, HIT_LIMIT = 50.0, 3.0
 
@@ -33,6 +38,8 @@ COLUMNS = (
     Column("host_us", "host us", ".2f"),
     Column("host_us_best", "best", ".2f"),
     Column("limit_us", "limit us", ".0f"),
+    Column("of_torch", "of torch", ".2f"),
+    Column("limit_of_torch", "limit", ".2f"),
     Column("holds", "holds"),
     Column("note", "note"),
 )
@@ -50,6 +57,7 @@ class Step:
     calls: int
     note: str = ""
     limit_us: float | None = None
+    limit_of_torch: float | None = None
 
 
 def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) -> Report:
@@ -65,8 +73,7 @@ def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) ->
         note = "" if on_gpu else "launch stubbed"
         steps = [*_planning(target, device, calls), *_launching(target, device, launches, note)]
         rows = _rows([*steps, *alternatives] if on_gpu else steps, loops)
-    if not on_gpu:
-        rows += _rows(alternatives, loops)
+    rows = _beside_torch(rows) if on_gpu else rows + _rows(alternatives, loops)
     order = list(dict.fromkeys(row["case"] for row in rows))
     rows.sort(key=lambda row: order.index(row["case"]))
     progress("host", 1, 1)
@@ -91,7 +98,21 @@ def _rows(steps: list[Step], loops: int) -> list[Row]:
     for (row, step), time in zip(sound, times, strict=True):
         row |= {"host_us": time.median_us, "host_us_best": time.best_us}
         if step.limit_us is not None:
-            row |= {"limit_us": step.limit_us, "holds": "yes" if time.median_us < step.limit_us else "NO"}
+            row |= {"limit_us": step.limit_us, "holds": "yes" if time.median_us <= step.limit_us else "NO"}
+        if step.limit_of_torch is not None:
+            row["limit_of_torch"] = step.limit_of_torch
+    return rows
+
+
+def _beside_torch(rows: list[Row]) -> list[Row]:
+    """Adds each row's time as a part of torch's for the same case, and whether it is within its limits."""
+    torch_us = {row["case"]: row["host_us"] for row in rows if row["contestant"] == "torch" and "host_us" in row}
+    for row in rows:
+        if "host_us" in row and row["case"] in torch_us:
+            row["of_torch"] = row["host_us"] / torch_us[row["case"]]
+            if "limit_of_torch" in row:
+                within = row["of_torch"] <= row["limit_of_torch"] and row.get("holds") != "NO"
+                row["holds"] = "yes" if within else "NO"
     return rows
 
 
@@ -127,37 +148,51 @@ def _key(cls: type[tp.Descriptor], fields: dict[str, Any]) -> str:
     return cls(**fields).key
 
 
+def _into(op: str, size: tuple[int, int, int]) -> str:
+    return f"{op} into a given tensor, {size}"
+
+
+def _new(op: str, size: tuple[int, int, int]) -> str:
+    return f"{op} into a new tensor, {size}"
+
+
 def _launching(target: tp.Target, device: torch.device, calls: int, note: str) -> Iterator[Step]:
     """One call of the op by a plan, and by Triton's own jit."""
-    for op in LAUNCHED:
-        case = Case("host", op, *SIZE)
-        buffers = make(case, torch.float16, device, torch.Generator(device))
-        plan = tp.plan(descriptor(case, torch.float16), target=target)
-        args, workspace = plan_args(case, buffers), tp.Workspace.allocate(plan, device)
-        if device.type == "cuda":
-            plan.prepare(device)
-        yield Step(f"one call of {op}", "plan.run", partial(plan.run, args, workspace), calls, note)
-        if op == "index_select":
-            jit = partial(jit_index_select, buffers.table, buffers.index, buffers.dense)
-            yield Step(f"one call of {op}", "triton jit", jit, calls, note)
+    for op, limit in LAUNCHED.items():
+        for size in SIZES:
+            case = Case("host", op, *size)
+            buffers = make(case, torch.float16, device, torch.Generator(device))
+            plan = tp.plan(descriptor(case, torch.float16), target=target)
+            args, workspace = plan_args(case, buffers), tp.Workspace.allocate(plan, device)
+            if device.type == "cuda":
+                plan.prepare(device)
+            run = partial(plan.run, args, workspace)
+            yield Step(_into(op, size), "plan.run", run, calls, note, limit_of_torch=limit)
+            bound = plan.bind(args, workspace)
+            yield Step(_into(op, size), "BoundRun", bound, calls, note, BOUND_LIMIT, BOUND_RATIO)
+            if op == "index_select":
+                jit = partial(jit_index_select, buffers.table, buffers.index, buffers.dense)
+                yield Step(_into(op, size), "triton jit", jit, calls, note)
 
 
 def _alternatives(device: torch.device, calls: int, note: str) -> Iterator[Step]:
     """The same calls by whatever computes on any device."""
+    functional: Any = importlib.import_module("triplan.functional")
     for op in LAUNCHED:
-        case = Case("host", op, *SIZE)
-        buffers = make(case, torch.float16, device, torch.Generator(device))
-        if functional := functional_call(op, buffers.table, buffers.index, buffers.dense):
-            yield Step(f"one call of {op}", "triplan.functional", functional, calls, note)
-        yield Step(f"one call of {op}", "torch", torch_call(case, buffers), calls, note)
-
-
-def functional_call(op: str, table: Tensor, index: Tensor, dense: Tensor) -> Callable[[], object] | None:
-    """The same through ``triplan.functional``, with no allocation; None where this triplan has no such function."""
-    try:
-        functional: Any = importlib.import_module("triplan.functional")
-        if op == "index_select":
-            return partial(functional.index_select, table, 0, index, out=dense)
-        return partial(functional.index_add_, table, 0, index, dense)
-    except (ImportError, AttributeError):
-        return None
+        for size in SIZES if device.type == "cuda" else SIZES[:1]:
+            case = Case("host", op, *size)
+            buffers = make(case, torch.float16, device, torch.Generator(device))
+            table, index, dense = buffers.table, buffers.index, buffers.dense
+            if op == "index_select":
+                ours = partial(functional.index_select, table, 0, index, out=dense)
+            else:
+                ours = partial(functional.index_add_, table, 0, index, dense)
+            yield Step(_into(op, size), "triplan.functional", ours, calls, note)
+            yield Step(_into(op, size), "torch", torch_call(case, buffers), calls, note)
+    for op in ALLOCATING:
+        for size in SIZES if device.type == "cuda" else SIZES[:1]:
+            buffers = make(Case("host", op, *size), torch.float16, device, torch.Generator(device))
+            args = (buffers.table, 0, buffers.index)
+            ours = partial(getattr(functional, op), *args)
+            yield Step(_new(op, size), "triplan.functional", ours, calls, note, limit_of_torch=1.0)
+            yield Step(_new(op, size), "torch", partial(getattr(torch, op), *args), calls, note)

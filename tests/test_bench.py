@@ -350,8 +350,10 @@ def test_host_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_name = {(r["case"], r["contestant"]): r for r in rows}
     for key in (("select, warm", "index_add"), ("PlanCache hit", "gather"), ("can_implement", "embedding")):
         assert by_name[key]["host_us"] > 0  # type: ignore[operator]
-    for contestant in ("plan.run", "triton jit"):
-        assert by_name["one call of index_select", contestant]["note"] == "launch stubbed"
+    for contestant in ("plan.run", "BoundRun", "triton jit"):
+        row = by_name["index_select into a given tensor, (1024, 256, 128)", contestant]
+        assert row["note"] == "launch stubbed"
+        assert "of_torch" not in row  # what was not launched is not compared
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stubs the launch that a GPU machine really makes")
@@ -402,3 +404,16 @@ def test_bad_options_are_refused(wrong: str) -> None:
     with pytest.raises(SystemExit) as e:
         main(["indexing", "--device", "cpu", wrong])
     assert e.value.code == 2
+
+
+def test_host_rows_are_judged_beside_torch() -> None:
+    rows: list[dict[str, object]] = [
+        {"case": "a", "contestant": "torch", "host_us": 4.0},
+        {"case": "a", "contestant": "plan.run", "host_us": 4.0, "limit_of_torch": 1.0},
+        {"case": "a", "contestant": "BoundRun", "host_us": 3.5, "limit_of_torch": 0.8, "holds": "yes"},
+        {"case": "b", "contestant": "plan.run", "host_us": 1.0, "limit_of_torch": 1.0},
+        {"case": "a", "contestant": "late", "host_us": 1.0, "limit_of_torch": 0.8, "holds": "NO"},
+    ]
+    found = host._beside_torch(rows)
+    assert [r.get("of_torch") for r in found] == [1.0, 1.0, 0.875, None, 0.25]
+    assert [r.get("holds") for r in found] == [None, "yes", "NO", None, "NO"]

@@ -1,0 +1,209 @@
+"""Repeated functional calls on the GPU: a recipe is taken where nothing changed, and never where something did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import triplan.functional as tf
+from triplan.functional import _recipe
+
+pytestmark = pytest.mark.gpu
+
+
+def gather_args(dtype: torch.dtype = torch.float32, n: int = 6) -> tuple[Any, ...]:
+    return torch.randn(9, 32, device="cuda").to(dtype), 0, torch.randint(0, 9, (n, 32), device="cuda")
+
+
+def select_args(dtype: torch.dtype = torch.float32, n: int = 6) -> tuple[Any, ...]:
+    return torch.randn(9, 32, device="cuda").to(dtype), 0, torch.randint(0, 9, (n,), device="cuda")
+
+
+def embedding_args(dtype: torch.dtype = torch.float32, n: int = 6) -> tuple[Any, ...]:
+    return torch.randint(0, 9, (2, n), device="cuda"), torch.randn(9, 32, device="cuda").to(dtype)
+
+
+Maker = Callable[..., tuple[Any, ...]]
+OPS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], Maker]] = {
+    "gather": (tf.gather, torch.gather, gather_args),
+    "index_select": (tf.index_select, torch.index_select, select_args),
+    "embedding": (tf.embedding, torch.nn.functional.embedding, embedding_args),
+}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of every recipe that was asked: whether it answered."""
+    answers: list[bool] = []
+    original = _recipe.Recipe.__call__
+
+    def asking(self: _recipe.Recipe, args: tuple[Any, ...]) -> torch.Tensor | None:
+        found = original(self, args)
+        answers.append(found is not None)
+        return found
+
+    monkeypatch.setattr(_recipe.Recipe, "__call__", asking)
+    return answers
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_repeats_are_right_and_short(op: str, taken: list[bool]) -> None:
+    ours, torchs, make = OPS[op]
+    for _ in range(5):
+        args = make()
+        assert torch.equal(ours(*args), torchs(*args))
+    assert taken[-3:] == [True] * 3
+    kept = ours(*args)
+    again = ours(*args)
+    assert kept.data_ptr() != again.data_ptr()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_whatever_changes_is_seen(op: str, taken: list[bool]) -> None:
+    ours, torchs, make = OPS[op]
+
+    def check(*args: Any) -> None:
+        got, expected = ours(*args), torchs(*args)
+        assert torch.equal(got, expected)
+        assert got.dtype == expected.dtype
+        assert got.requires_grad == expected.requires_grad
+
+    def shifted(t: torch.Tensor) -> torch.Tensor:
+        buffer = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
+        buffer[1:] = t.reshape(-1)
+        return buffer[1:].view(t.shape)
+
+    for _ in range(3):
+        check(*make())
+        check(*make(torch.float16))
+        check(*make(torch.bool))
+        check(*make(n=7))
+        check(*make(n=0))
+        args = make()
+        check(*(shifted(a) if isinstance(a, torch.Tensor) else a for a in args))
+        check(*(a.t().contiguous().t() if isinstance(a, torch.Tensor) and a.dim() == 2 else a for a in args))
+        check(*(a.int() if isinstance(a, torch.Tensor) and a.dtype == torch.int64 else a for a in args))
+        if op != "embedding":
+            square = torch.randn(9, 9, device="cuda")
+            index = torch.randint(0, 9, (9, 9) if op == "gather" else (9,), device="cuda")
+            check(square, 0, index)
+            check(square, 1, index)
+            check(square, -1, index)
+    assert any(taken)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_gradients_are_never_dropped(op: str) -> None:
+    ours, torchs, make = OPS[op]
+    args = make()
+    for _ in range(3):
+        ours(*args)
+    at = next(i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.is_floating_point())
+    grads = []
+    for call in (ours, torchs):
+        leaf = args[at].clone().requires_grad_()
+        given = [leaf if i == at else a for i, a in enumerate(args)]
+        with torch.no_grad():
+            assert not call(*given).requires_grad
+        out = call(*given)
+        assert out.requires_grad
+        out.backward(torch.ones_like(out))
+        grads.append(leaf.grad)
+    assert torch.equal(grads[0], grads[1])
+    parameter = torch.nn.Parameter(args[at])
+    assert ours(*(parameter if i == at else a for i, a in enumerate(args))).requires_grad
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_modes_and_transforms_still_see_the_call(op: str, taken: list[bool]) -> None:
+    ours, torchs, make = OPS[op]
+    args = make()
+    expected = torchs(*args)
+    for _ in range(3):
+        ours(*args)
+    seen: list[str] = []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, given: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*given, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, given: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*given, **(kwargs or {}))
+
+    for mode in (Dispatch, Function):
+        seen.clear()
+        del taken[:]
+        with mode():
+            assert torch.equal(ours(*args), expected)
+        assert any(op in s for s in seen), mode
+        assert not any(taken)
+    with torch.inference_mode():
+        assert torch.equal(ours(*args), expected)
+        assert ours(*args).is_inference()
+    with torch.autocast("cuda", torch.float16):
+        assert torch.equal(ours(*args), expected)
+        assert ours(*args).dtype == expected.dtype
+    batched = torch.func.vmap(
+        lambda x: ours(*(x if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args))
+    )
+    table = next(a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
+    assert torch.equal(batched(torch.stack([table, table]))[1], expected)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*args), expected)
+
+
+def test_determinism_is_looked_up_at_every_call(taken: list[bool]) -> None:
+    args = gather_args()
+    for _ in range(3):
+        tf.gather(*args)
+    torch.use_deterministic_algorithms(True)
+    try:
+        del taken[:]
+        assert torch.equal(tf.gather(*args), torch.gather(*args))
+        assert not any(taken)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_streams_and_capture(taken: list[bool]) -> None:
+    args = gather_args()
+    for _ in range(3):
+        tf.gather(*args)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        args[0].fill_(3.0)
+        out = tf.gather(*args)
+    assert taken[-1]
+    stream.synchronize()
+    assert bool((out == 3).all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = tf.gather(*args)
+    assert taken[-1]
+    args[0].normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, torch.gather(*args))
+
+
+def test_bad_indices_are_still_checked_on_request() -> None:
+    values, dim, index = gather_args()
+    for _ in range(3):
+        tf.gather(values, dim, index)
+    index[1, 2] = 9
+    assert tf.gather(values, dim, index)[1, 2] == 0
+    with pytest.raises(IndexError, match=r"index\[1, 2\] = 9"):
+        tf.gather(values, dim, index, check_indices=True)
+    with pytest.raises(RuntimeError):
+        tf.gather(values, dim, index.float())
+    with pytest.raises(IndexError):
+        tf.gather(values, 2, index)
