@@ -19,6 +19,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("triplan")
+if interpreting():
+    # Interpreted programs are numpy on a few elements; torch's threads only get into each other's way.
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
