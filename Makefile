@@ -55,7 +55,7 @@ gpu: $(STAMP)
 	  echo "gpu: no GPU here: tests marked gpu were not run"; fi
 
 interpret: $(STAMP)
-	TRITON_INTERPRET=1 $(PY) -m pytest -m interpret
+	TRITON_INTERPRET=1 $(PY) -m pytest -m interpret $(PARALLEL)
 
 compile-newest: $(STAMP)
 	@if [ ! -e $(NEWEST)/done ]; then rm -rf $(NEWEST); \
