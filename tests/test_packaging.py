@@ -42,6 +42,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True)
+    if "Missing dependencies" in done.stdout + done.stderr and (Path(sys.prefix) / "offline").exists():
+        pytest.skip("set-up found no network, and what hatchling needs is not installed")
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = out.glob("*.whl")
     return path

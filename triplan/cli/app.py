@@ -69,6 +69,11 @@ def _fail(message: str, code: int) -> None:
     raise typer.Exit(code)
 
 
+def _console() -> Console:
+    # A pipe has no width, and rich would assume 80 columns.
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
 def _target(name: str) -> Target:
     if name == "current":
         return Target.current()
@@ -103,8 +108,7 @@ def ops(
     elif as_markdown:
         print(render.as_markdown(entries), end="")
     else:
-        # A pipe has no width, and rich would assume 80 columns.
-        Console(width=None if sys.stdout.isatty() else 120).print(render.as_table(entries))
+        _console().print(render.as_table(entries))
 
 
 @app.command()
@@ -196,5 +200,5 @@ def demo() -> None:
     from triplan.cli.demo import run
 
     with _errors():
-        if not run(Console()):
+        if not run(_console()):
             raise typer.Exit(FAULT)
