@@ -54,51 +54,77 @@ class LoadedKernel:
 class Template:
     """A kernel's arguments with holes for addresses and scalars."""
 
-    __slots__ = ("_constants", "_holes", "_kernel", "_nested")
+    __slots__ = ("constants", "holes", "kernel", "nested")
 
     def __init__(self, kernel: LoadedKernel, parts: list[Any]) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         start = len(kernel.head)
-        self._constants = [*kernel.head, *parts]
+        self.constants = [*kernel.head, *parts]
         # Most holes are whole arguments; those inside tuples and offsets into the workspace take a call each.
-        self._holes = tuple((start + i, p.place) for i, p in enumerate(parts) if type(p) is _Hole)
-        self._nested = tuple((start + i, p) for i, p in enumerate(parts) if type(p) in (_Offset, _Nested))
+        self.holes = tuple((start + i, p.place) for i, p in enumerate(parts) if type(p) is _Hole)
+        self.nested = tuple((start + i, p) for i, p in enumerate(parts) if type(p) in (_Offset, _Nested))
 
-    def fill(self, values: tuple[Any, ...]) -> BoundLaunch:
-        """The launch with ``values`` at their places."""
-        rest = self._constants.copy()
-        for at, place in self._holes:
+    def filled(self, values: Sequence[Any]) -> list[Any]:
+        """The arguments with ``values`` at their places."""
+        rest = self.constants.copy()
+        for at, place in self.holes:
             rest[at] = values[place]
-        for at, part in self._nested:
+        for at, part in self.nested:
             rest[at] = part.value(values)
-        return BoundLaunch(self._kernel, rest)
+        return rest
+
+    def fill(self, values: Sequence[Any]) -> BoundLaunch:
+        """The launch with ``values`` at their places."""
+        return BoundLaunch(self.kernel, self.filled(values))
+
+
+def launch_values(templates: Sequence[Template], values: Sequence[Any], stream: int) -> None:
+    """Fill and launch in order on ``stream`` of the current device, keeping nothing. Raises ``KernelInternal``."""
+    enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
+    if (enter and enter.calls) or (leave and leave.calls):
+        launch([template.fill(values) for template in templates], stream)
+        return
+    try:
+        for template in templates:
+            kernel = template.kernel
+            kernel.direct(kernel.grid, 1, 1, stream, *template.filled(values))
+    except RuntimeError as e:
+        raise _failed(kernel, e) from e
 
 
 class BoundLaunch:
-    """A kernel launch with all arguments fixed; calling it with a raw stream handle launches."""
+    """A kernel launch with all arguments fixed."""
 
-    __slots__ = ("_call", "_grid", "_kernel", "_rest")
+    __slots__ = ("call", "grid", "kernel", "rest")
 
     def __init__(self, kernel: LoadedKernel, rest: list[Any]) -> None:
-        self._kernel, self._call, self._grid, self._rest = kernel, kernel.direct, kernel.grid, rest
+        self.kernel, self.call, self.grid, self.rest = kernel, kernel.direct, kernel.grid, rest
 
-    def __call__(self, stream: int) -> None:
-        enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
-        if (enter and enter.calls) or (leave and leave.calls):
-            self._profiled(stream)
-            return
-        try:
-            self._call(self._grid, 1, 1, stream, *self._rest)
-        except RuntimeError as e:
-            raise KernelInternal(f"launch of {self._kernel.launch.kernel.__name__} failed: {e}") from e
-
-    def _profiled(self, stream: int) -> None:
-        kernel, grid = self._kernel, (self._grid, 1, 1)
-        compiled, values = kernel.compiled, self._rest[len(kernel.head) :]
+    def profiled(self, stream: int) -> None:
+        """The launch with Triton's hooks told of it."""
+        kernel, grid = self.kernel, (self.grid, 1, 1)
+        compiled, values = kernel.compiled, self.rest[len(kernel.head) :]
         about = compiled.launch_metadata(grid, stream, *values)
         hooks = (_KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook)
-        head = (stream, compiled.function, compiled.packed_metadata, about, *hooks)
-        kernel.run(*grid, *head, *values)
+        kernel.run(*grid, stream, compiled.function, compiled.packed_metadata, about, *hooks, *values)
+
+
+def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
+    """Launch in order on ``stream`` (a raw handle) of the current device. Raises ``KernelInternal``."""
+    enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
+    if (enter and enter.calls) or (leave and leave.calls):
+        for bound in calls:
+            bound.profiled(stream)
+        return
+    try:
+        for bound in calls:
+            bound.call(bound.grid, 1, 1, stream, *bound.rest)
+    except RuntimeError as e:
+        raise _failed(bound.kernel, e) from e
+
+
+def _failed(kernel: LoadedKernel, error: RuntimeError) -> KernelInternal:
+    return KernelInternal(f"launch of {kernel.launch.kernel.__name__} failed: {error}")
 
 
 def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[LoadedKernel, ...]:
@@ -129,7 +155,7 @@ class _Hole:
     def __init__(self, place: int) -> None:
         self.place = place
 
-    def value(self, values: tuple[Any, ...]) -> Any:
+    def value(self, values: Sequence[Any]) -> Any:
         return values[self.place]
 
 
@@ -142,7 +168,7 @@ class _Offset(_Hole):
         super().__init__(place)
         self.bytes = bytes
 
-    def value(self, values: tuple[Any, ...]) -> Any:
+    def value(self, values: Sequence[Any]) -> Any:
         return values[self.place] + self.bytes
 
 
@@ -154,7 +180,7 @@ class _Nested:
     def __init__(self, parts: tuple[Any, ...]) -> None:
         self.parts = parts
 
-    def value(self, values: tuple[Any, ...]) -> Any:
+    def value(self, values: Sequence[Any]) -> Any:
         return tuple(p.value(values) if isinstance(p, (_Hole, _Nested)) else p for p in self.parts)
 
 

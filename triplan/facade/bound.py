@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from triplan.backends.launcher import BoundLaunch
+from triplan.backends.launcher import BoundLaunch, launch
 from triplan.errors import InvalidProblem
 
 # Private since torch 2.0 and cheaper than their public faces by half a microsecond each.
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 
 
@@ -24,24 +24,27 @@ class BoundRun:
     def __init__(
         self, calls: tuple[BoundLaunch, ...], index: int, written: tuple[torch.Tensor, ...], held: tuple[Any, ...]
     ) -> None:
-        self._calls, self._index, self._written = calls, index, written
+        self._calls, self._index = calls, index
+        self._written = [t for t in written if not t.is_inference()]
         self._held = held  # keeps every operand alive
 
     def __call__(self, stream: torch.cuda.Stream | int | None = None) -> None:
-        launch_all(self._calls, self._index, stream)
-        bump_versions(self._written)
+        index = self._index
+        if stream is None and current_device() == index:
+            launch(self._calls, current_stream(index))
+        else:
+            launch_all(self._calls, index, stream)
+        _increment_version(self._written)
 
 
-def launch_all(calls: tuple[BoundLaunch, ...], index: int, stream: torch.cuda.Stream | int | None) -> None:
+def launch_all(calls: Sequence[BoundLaunch], index: int, stream: torch.cuda.Stream | int | None) -> None:
     """Launch in order on ``stream`` of device ``index``, which need not be current."""
-    handle = _current_stream(index) if stream is None else _handle(stream, index)
+    handle = current_stream(index) if stream is None else _handle(stream, index)
     if current_device() == index:
-        for call in calls:
-            call(handle)
+        launch(calls, handle)
     else:
         with torch.cuda.device(index):
-            for call in calls:
-                call(handle)
+            launch(calls, handle)
 
 
 def _handle(stream: torch.cuda.Stream | int, index: int) -> int:

@@ -238,26 +238,30 @@ class Plan(Generic[D, A]):
             raise support.error
         self._check_workspace(workspace, self._written(args)[0].device, args)
 
-    def templates(self, args: A) -> tuple[tuple[Template, ...], Places]:
-        """The launches of a run with the layout of ``args``, and where each address goes in what fills them.
+    def templates(self, args: A, places: Places) -> tuple[Template, ...]:
+        """The launches of a run with the layout of ``args``, to be filled with values that stand at ``places``.
 
-        For layers above that check their calls themselves; raises as ``run`` for args that do not fit.
+        For layers above that have their calls checked once, as here, and know the next ones to be alike. Raises as
+        ``run`` for args that do not fit.
         """
         self._validate(args, None)
-        seen = Seen(self.descriptor, args, self._fields, self._workspace_size)
-        return self._bind(seen, args).templates, seen.places
+        return self._templates(args, places)
+
+    def _templates(self, args: A, places: Places) -> tuple[Template, ...]:
+        index: int = self._written(args)[0].get_device()
+        kernels = self._loaded.get(index) or self._load(index)
+        return tuple(kernel.template(args, places) for kernel in kernels)
 
     def _bind(self, seen: Seen, args: A) -> _Bound:
         index: int = self._written(args)[0].get_device()
-        kernels = self._loaded.get(index) or self._load(index)
-        return _Bound(seen, index, tuple(kernel.template(args, seen.places) for kernel in kernels))
+        return _Bound(seen, index, self._templates(args, seen.places))
 
     def _launch(self, seen: Seen, values: tuple[Any, ...], args: A, stream: torch.cuda.Stream | int | None) -> None:
         bound = self._bound
         # One signature fixes strides and device; addresses and scalars are all that is left to fill in.
         if bound is None or bound.seen is not seen:
             bound = self._bind(seen, args)
-        if bound.values != values:
+        if bound.values is not values and bound.values != values:
             bound = self._bound = bound.fill(values)
         launch_all(bound.calls, bound.index, stream)
 

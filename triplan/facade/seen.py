@@ -32,9 +32,12 @@ class Seen:
         "_device",
         "_free",
         "_guard",
+        "_last",
         "_lists",
         "_needed",
+        "_nones",
         "_scalars",
+        "_simple",
         "_sizes",
         "_tensors",
         "places",
@@ -45,7 +48,9 @@ class Seen:
         operands = {o.name: o for o in desc.operands()}
         present = [f for f in fields if getattr(args, f) is not None]
         kinds = {f: operands[f].kind for f in present}
-        self._absent = tuple(f for f in fields if f not in present)
+        absent = [f for f in fields if f not in present]
+        self._absent = operator.attrgetter(*absent) if absent else None
+        self._nones = None if len(absent) == 1 else (None,) * len(absent)
         scalars = [f for f in present if kinds[f] is OperandKind.HOST_SCALAR]
         # Any number fits a floating-point scalar; which ones fit an integer the full path knows.
         self._free = all(operands[f].element.is_floating_point for f in scalars)
@@ -54,6 +59,9 @@ class Seen:
         single = [f for f in present if kinds[f] in (OperandKind.TENSOR, OperandKind.DEVICE_SCALAR)]
         self._tensors = getter(single)
         self._needed = needed
+        # Nothing but addresses can differ: a call whose addresses are the last one's needs no look at them.
+        self._simple = not needed and not scalars
+        self._last: tuple[Any, ...] = ()
 
         of = [operands[f] for f in single] + [operands[f] for f, n in self._lists for _ in range(n)]
         names: list[tuple[str, int | None]] = [(f, None) for f in single]
@@ -87,16 +95,22 @@ class Seen:
 
     def match(self, args: Any, workspace: Workspace | None) -> tuple[Any, ...] | None:
         """The addresses and scalars of a call that needs no other check; None if the full path must look at it."""
-        tensors = self._collect(args)
+        tensors = self._collect(args) if self._lists else self._tensors(args)
         if tensors is None or not self._guard(*tensors):
             return None
         addresses = tuple([t.data_ptr() for t in tensors])
-        for i, mask in self._alignments:
-            if addresses[i] & mask:
+        if self._absent is not None and self._absent(args) != self._nones:
+            return None
+        if self._simple:
+            last = self._last
+            if addresses == last:
+                return last  # whose alignment and overlap are known
+            if self._misplaced(addresses):
                 return None
-        for i, size, j, other_size in self._apart:
-            if addresses[i] < addresses[j] + other_size and addresses[j] < addresses[i] + size:
-                return None
+            self._last = addresses
+            return addresses
+        if self._misplaced(addresses):
+            return None
         if self._needed:
             if workspace is None or workspace.nbytes < self._needed or workspace.device != self._device:
                 return None
@@ -105,14 +119,20 @@ class Seen:
                 if size and address < end and start < address + size:
                     return None
             addresses = (*addresses, start)
-        for name in self._absent:
-            if getattr(args, name) is not None:
-                return None
         scalars = self._scalars(args)
         for value in scalars:
             if not self._free or type(value) not in (float, int):
                 return None
-        return (*addresses, *scalars) if scalars else addresses
+        return (*addresses, *scalars)
+
+    def _misplaced(self, addresses: tuple[int, ...]) -> bool:
+        for i, mask in self._alignments:
+            if addresses[i] & mask:
+                return True
+        for i, size, j, other_size in self._apart:
+            if addresses[i] < addresses[j] + other_size and addresses[j] < addresses[i] + size:
+                return True
+        return False
 
     def values(self, args: Any, workspace: Workspace | None) -> tuple[Any, ...]:
         """The same of a call that the full path took."""

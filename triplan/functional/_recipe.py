@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from triplan.backends import TABLE
-from triplan.facade.bound import current_device, launch_all
+from triplan.backends.launcher import Places, launch_values
+from triplan.facade.bound import current_device, current_stream
 from triplan.facade.seen import tensor_guard
 from triplan.functional._plans import Ran
 
@@ -27,14 +28,14 @@ class Recipe:
     """How to repeat one call of one op."""
 
     __slots__ = (
+        "_deterministic",
         "_device",
         "_dtype",
+        "_generation",
         "_guard",
         "_masks",
-        "_order",
         "_others",
         "_others_of",
-        "_setting",
         "_sizes",
         "_strides",
         "_templates",
@@ -48,13 +49,14 @@ class Recipe:
         self._tensors_of = itemgetter(*at)
         self._others_of = itemgetter(*(i for i in range(len(args)) if i not in at))
         tensors, self._others = self._tensors_of(args), self._others_of(args)
-        self._guard, self._setting = tensor_guard(tensors), _setting()
+        self._guard = tensor_guard(tensors)
+        self._deterministic, self._generation = _deterministic(), TABLE.generation
         self._device = out.get_device()
         self._sizes, self._strides, self._dtype = tuple(out.shape), out.stride(), out.dtype
-        self._templates, places = plan.templates(plan.args_type(**operands))
+        # Templates take addresses in the order of this call's tensors, the result last.
         of = {id(t): i for i, t in enumerate([*tensors, out])}
-        by_place = sorted((place, name) for (name, _), place in places.items())
-        self._order = tuple(of[id(operands[name])] for _, name in by_place)
+        places: Places = {(name, None): of[id(t)] for name, t in operands.items()}
+        self._templates = plan.templates(plan.args_type(**operands), places)
         masks = [(of[id(operands[o.name])], o.alignment - 1) for o in plan.descriptor.operands() if o.name in operands]
         self._masks = tuple((i, mask) for i, mask in masks if i < len(tensors) and tensors[i].numel())
 
@@ -78,29 +80,30 @@ class Recipe:
     def __call__(self, args: tuple[Any, ...]) -> Tensor | None:
         """The result; None if this call is another."""
         tensors = self._tensors_of(args)
-        if not self._guard(*tensors) or self._others_of(args) != self._others or self._setting != _setting():
+        # The guard also sees dispatch modes, functorch, autocast and inference mode in the thread's dispatch keys.
+        if not self._guard(*tensors) or self._others_of(args) != self._others:
             return None
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        if _deterministic() is not self._deterministic or TABLE.generation != self._generation or _function_modes():
             return None
         addresses = [t.data_ptr() for t in tensors]
         for i, mask in self._masks:
             if addresses[i] & mask:
                 return None
-        if current_device() != self._device:
+        index = self._device
+        if current_device() != index:
             return None
         out: Tensor = _empty(self._sizes, self._strides, self._dtype)
         addresses.append(out.data_ptr())
-        values = tuple([addresses[i] for i in self._order])
-        launch_all(tuple([template.fill(values) for template in self._templates]), self._device, None)
+        launch_values(self._templates, addresses, current_stream(index))
         return out
+
+
+_deterministic = torch._C._get_deterministic_algorithms
+_function_modes = torch._C._len_torch_function_stack
 
 
 def _available(out: Tensor) -> bool:
     return out.is_cuda and _empty is not None
-
-
-def _setting() -> tuple[bool, int]:
-    return torch._C._get_deterministic_algorithms(), TABLE.generation
 
 
 def facts(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -114,6 +114,8 @@ def gather(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None,
     the CPU; on CUDA it reads zero there, or with ``check_indices`` synchronises and raises. ``RuntimeError`` for
     dtypes, shapes and devices that do not fit.
     """
+    if out is None:
+        return _gather(input, dim, index, check_indices)
     return _gather.into(out, input, dim, index, check_indices)
 
 

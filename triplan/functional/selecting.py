@@ -124,6 +124,8 @@ def index_select(
     reads zeros there, or with ``check_indices`` synchronises and raises. ``RuntimeError`` or ``IndexError`` for dtypes,
     shapes and devices that do not fit.
     """
+    if out is None:
+        return _index_select(input, dim, index, check_indices)
     return _index_select.into(out, input, dim, index, check_indices)
 
 
