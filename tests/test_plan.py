@@ -129,6 +129,31 @@ def test_integer_alpha_must_fit() -> None:
     assert tensors[2][0, 0] == -18
 
 
+@pytest.mark.parametrize(("element", "alpha"), [("f32", 1e39), ("f16", -1e39), ("f32", 10**400), ("f64", -(10**400))])
+def test_alpha_must_be_within_its_element(element: str, alpha: float) -> None:
+    desc = SAMPLES["index_add"].replace(element=element)
+    plan = tp.plan(desc, target=CPU)
+    dtype = tp.ElementKind.of(element).torch
+    tensors = (torch.zeros(6, dtype=torch.int64), torch.ones(6, 32, dtype=dtype), torch.zeros(9, 32, dtype=dtype))
+    for _ in range(2):  # before and after there is something to remember
+        with pytest.raises(tp.InvalidProblem, match="alpha"):
+            plan.run(tp.IndexAddArgs(*tensors, alpha=alpha))
+        plan.run(tp.IndexAddArgs(*tensors, alpha=2.0))
+    plan.run(tp.IndexAddArgs(*tensors, alpha=float("inf")))
+    assert tensors[2][0].isinf().all()
+
+
+def test_problems_beyond_a_grid_are_refused_when_planning() -> None:
+    desc = tp.IndexPutDescriptor(
+        out_shape=(4, 65536, 65536), index_shape=(3,), num_indices=3, element="f32", accumulate=True
+    )
+    with pytest.raises(tp.Unsupported, match=r"2\*\*31"):
+        tp.plan(desc, target=H200, preference=tp.PlanPreference(deterministic=True))
+    assert (
+        tp.plan(desc, target=H200, preference=tp.PlanPreference(deterministic=False)).sku().kernel == "atomic_elements"
+    )
+
+
 def test_check_names_position_and_value() -> None:
     plan, args = gather_problem(out_of_bounds="error")
     args.index[1, 2], args.index[2, 0] = -1, 99

@@ -69,7 +69,11 @@ def _check_scalar(op: str, o: Operand, value: Any) -> None:
     floating = o.element.is_floating_point
     if isinstance(value, bool) or not isinstance(value, (int, float) if floating else int):
         raise InvalidProblem(f"{op}: {o.name} = {value!r}; a Python {'number' if floating else 'int'} is expected")
-    if not floating:
+    if floating:
+        largest = torch.finfo(o.element.torch).max
+        if abs(value) > largest and abs(value) != float("inf"):
+            raise InvalidProblem(f"{op}: {o.name} = {value} is beyond {largest}, the largest {o.element}")
+    else:
         info = torch.iinfo(o.element.torch)
         if not info.min <= value <= info.max:
             raise InvalidProblem(f"{op}: {o.name} = {value} does not fit {o.element}")

@@ -22,6 +22,10 @@ from triplan.facade.workspace import Workspace
 _TENSOR_GUARDS: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 
 
+#: Below the largest finite f32.
+_SMALL = 2.0**100
+
+
 class Seen:
     """The signature of one accepted call."""
 
@@ -121,7 +125,8 @@ class Seen:
             addresses = (*addresses, start)
         scalars = self._scalars(args)
         for value in scalars:
-            if not self._free or type(value) not in (float, int):
+            # Numbers that any float element holds; the full path knows about others, and about integers.
+            if not self._free or type(value) not in (float, int) or not -_SMALL < value < _SMALL:
                 return None
         return (*addresses, *scalars)
 

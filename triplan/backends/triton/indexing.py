@@ -16,7 +16,7 @@ import torch
 from triplan.backends.launch import Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton import indexing_kernels as kernels
-from triplan.backends.triton.geometry import geometry, keeps
+from triplan.backends.triton.geometry import Geometry, geometry, keeps
 from triplan.backends.triton.indexing_launch import (
     bits,
     elements_launch,
@@ -224,10 +224,21 @@ def wide_atomic_rank(desc: Any, target: Target) -> float:
     return atomic_cost(desc, 3.0) + 2 * LAUNCH_US + 3 * table_bytes(desc, ElementKind.F32) / BYTES_PER_US
 
 
+def _ordered_programs(g: Geometry) -> int:
+    block_slots, block_lanes = ordered_tile(g)
+    return -(-g.slots // block_slots) * -(-(g.fold[0] * g.fold[2]) // block_lanes)
+
+
+def ordered_applies(desc: Any, target: Target) -> Support:
+    programs = _ordered_programs(geometry(desc))
+    if programs < 2**31:
+        return SUPPORTED
+    return Support.no(f"the table needs {programs} programs; a grid holds fewer than 2**31")
+
+
 def ordered_rank(desc: Any, target: Target) -> float:
     g = geometry(desc)
-    block_slots, block_lanes = ordered_tile(g)
-    programs = -(-g.slots // block_slots) * -(-(g.fold[0] * g.fold[2]) // block_lanes)
+    programs = _ordered_programs(g)
     # About 250 warp instructions a program and step, four issued a cycle and multiprocessor; 0.5 us of latency a step.
     issue = programs * g.fold[1] * 250 / (max(target.sm_count, 1) * 4 * 1700)
     return LAUNCH_US + max(issue, 0.5 * g.fold[1])
@@ -336,7 +347,7 @@ def _register() -> None:
         kernel(name="elements", supports=store, rank=elements_rank, guarantee=any_guarantee, **common)(_store_elements)
         kernel(
             name="ordered_last",
-            supports=store,
+            supports=both(store, ordered_applies),
             rank=ordered_rank,
             guarantee=last_guarantee,
             numerics=lambda desc: f"ordered-last.{desc.element}.v1",
@@ -375,7 +386,7 @@ def _register() -> None:
         kernel(
             name="ordered_sum",
             elements=ADDED,
-            supports=add,
+            supports=both(add, ordered_applies),
             rank=ordered_rank,
             guarantee=ordered_guarantee,
             numerics=sum_numerics("ordered-sum"),
