@@ -8,7 +8,7 @@ which axes those are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -73,6 +73,14 @@ class Geometry:
     def full(self) -> bool:
         """Whether the index differs between the lanes of a slice (one an element, as in torch.gather)."""
         return any(axis is not None for d, axis in enumerate(self.index_axes) if d not in self.loop)
+
+    @cached_property
+    def sliced(self) -> Geometry:
+        """The same, with an index that is promised not to differ between the lanes of a slice taken at its word."""
+        zero = self.index.layout.zero_axes
+        still = {a for a in self.index_axes if a is not None and (a in zero or self.index.shape[a] == 1)}
+        axes = tuple(None if d not in self.loop and a in still else a for d, a in enumerate(self.index_axes))
+        return replace(self, index_axes=axes)
 
     @cached_property
     def slots(self) -> int:

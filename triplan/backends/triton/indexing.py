@@ -87,8 +87,11 @@ def last_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
     return outputs(desc, _write_guarantee(desc.element, Duplicates.LAST))
 
 
-def sum_tolerance(element: ElementKind, accumulator: ElementKind, terms: int) -> Tolerance:
-    """Worst case of recursive summation: ``terms`` roundings in the accumulator, one more into the element.
+def sum_tolerance(
+    element: ElementKind, accumulator: ElementKind, terms: int, additions: int | None = None
+) -> Tolerance:
+    """Worst case of summation: ``additions`` roundings in the accumulator a term passes through (by default ``terms``,
+    as in recursive summation), one more into the element.
 
     (1 + u)^n - 1 for n additions (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), with three more
     roundings for alpha, its product and the product's conversion. It is met where a large sum swallows small terms.
@@ -99,7 +102,8 @@ def sum_tolerance(element: ElementKind, accumulator: ElementKind, terms: int) ->
     # f32 atomics flush subnormals; elsewhere only results below the smallest subnormal are lost.
     info = torch.finfo(accumulator.torch)
     lost = float(info.tiny) if accumulator is ElementKind.F32 else float(info.smallest_normal * info.eps)
-    ctol = math.expm1(min((terms + 3) * math.log1p(u), 700.0))
+    roundings = (terms if additions is None else additions) + 3
+    ctol = math.expm1(min(roundings * math.log1p(u), 700.0))
     narrowed = accumulator is not element
     smallest = torch.finfo(element.torch)
     return Tolerance(
@@ -247,7 +251,7 @@ def ordered_rank(desc: Any, target: Target) -> float:
 # --- launches ---
 
 
-def _zeroed(desc: Any) -> list[Launch]:
+def zeroed(desc: Any) -> list[Launch]:
     table = geometry(desc).table
     if not _fills(desc) or table.numel == 0:
         return []
@@ -263,7 +267,7 @@ def _moved(desc: Any, point: Any, traverse: Any) -> list[Launch]:
 
 def _added(desc: Any, traverse: Any) -> list[Launch]:
     g = geometry(desc)
-    before = [*status_launch(desc), *_zeroed(desc)]
+    before = [*status_launch(desc), *zeroed(desc)]
     if g.idle:
         return before
     vectors = traverse is rows_launch and not g.full and g.fold[2] % 2 == 0
@@ -299,7 +303,7 @@ def _atomic_f32(desc: Any, target: Target) -> list[Launch]:
     g = geometry(desc)
     before = status_launch(desc)
     if g.idle:
-        return [*before, *_zeroed(desc)]
+        return [*before, *zeroed(desc)]
     sums = Scratch(0, ElementKind.F32)
     clear = fill_launch(sums, g.table.numel, 0)
     args = (desc, kernels.atomic_point, values(g.dense), sums, ElementKind.F32)

@@ -1,0 +1,131 @@
+"""The kernel table's rows that sum over sorted segments: deterministic, and faster than atomics on large problems.
+
+Indices are sorted in the workspace; then each slot of the table adds its contributions in ascending order, in f32 for
+half types, and writes once. Reading contributions and writing sums is all the traffic that there is, and no element of
+the table is fought over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from triplan.backends.launch import Launch
+from triplan.backends.table import kernel
+from triplan.backends.triton.geometry import geometry, keeps
+from triplan.backends.triton.indexing import (
+    ADDED,
+    BYTES_PER_US,
+    INDICES,
+    both,
+    layout,
+    only_if,
+    outputs,
+    sum_tolerance,
+    zeroed,
+)
+from triplan.backends.triton.indexing_launch import I32_LIMIT, status_launch
+from triplan.backends.triton.sorted_launch import CHUNK, buffers, largest_grid, sort_launches, sum_launches
+from triplan.sku import (
+    SUPPORTED,
+    Duplicates,
+    ElementKind,
+    MathPrecision,
+    PrecisionGuarantee,
+    Support,
+    Target,
+)
+
+GRAPH_LAUNCH_US = 2.5
+
+
+def idle(desc: Any) -> bool:
+    """Whether there is nothing to add, so that only ``status`` and an output to be filled are left."""
+    return geometry(desc).idle
+
+
+# --- what may be said of it ---
+
+
+def additions(count: int) -> int:
+    """The most additions that one of ``count`` contributions passes through: its chunk, its group, the groups, KEEP."""
+    chunks = -(-count // CHUNK)
+    return min(count, CHUNK) + min(chunks, CHUNK) + -(-chunks // CHUNK) + 1
+
+
+@lru_cache(maxsize=1024)
+def _guarantee(element: ElementKind, count: int) -> PrecisionGuarantee:
+    integer = not element.is_floating_point  # addition modulo 2^n is associative: order cannot show
+    return PrecisionGuarantee(
+        math_precision=MathPrecision.EXACT if integer else MathPrecision(element.compute.value),
+        accumulator=element.compute,
+        deterministic=True,
+        bit_stable_on_same_hardware=True,
+        batch_invariant=True,
+        order_invariant=integer,
+        duplicates=Duplicates.SUM,
+        tolerance=sum_tolerance(element, element.compute, count, additions(count)),
+    )
+
+
+def sorted_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    return outputs(desc, _guarantee(desc.element, geometry(desc).duplicates_possible))
+
+
+def sorted_numerics(desc: Any) -> str:
+    kind = "sorted-sum" if desc.element.is_floating_point else "sum-modulo"
+    return f"{kind}.{desc.element}.v1"
+
+
+# --- when it applies and what it costs ---
+
+
+def sorted_applies(desc: Any, target: Target) -> Support:
+    g = geometry(desc).sliced
+    if g.full:
+        return Support.no("sorts one index a slice; here the index differs between elements of a slice")
+    if max(g.slots + 1, g.fold[1], g.fold[0]) >= I32_LIMIT:
+        return Support.no(f"keys have 31 bits; the problem has {g.slots} slots and {g.fold[1]} contributions to each")
+    programs = 0 if idle(desc) else largest_grid(desc)
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+
+
+def sorted_rank(desc: Any, target: Target) -> float:
+    if idle(desc):
+        return GRAPH_LAUNCH_US
+    g = geometry(desc).sliced
+    outer, count, inner = g.fold
+    touched = min(g.slots, count) if keeps(desc) else g.slots
+    moved = (g.numel + touched * outer * inner * (2 if keeps(desc) else 1)) * desc.element.itemsize
+    launches = len(sort_launches(desc)) + len(sum_launches(desc))
+    return launches * GRAPH_LAUNCH_US + (moved + 60 * count) / BYTES_PER_US
+
+
+def _sorted_workspace(desc: Any, target: Target) -> int:
+    return 0 if idle(desc) else buffers(desc).nbytes
+
+
+def _sorted_sum(desc: Any, target: Target) -> list[Launch]:
+    if idle(desc):
+        return [*status_launch(desc), *zeroed(desc)]
+    return [*status_launch(desc), *sort_launches(desc), *sum_launches(desc)]
+
+
+def _register() -> None:
+    for op in ("index_select_backward", "index_add", "embedding_backward", "index_put"):
+        kernel(
+            op=op,
+            name="sorted_sum",
+            elements=ADDED,
+            index_elements=INDICES,
+            supports=both(only_if(accumulate=True), sorted_applies),
+            rank=sorted_rank,
+            guarantee=sorted_guarantee,
+            workspace=_sorted_workspace,
+            numerics=sorted_numerics,
+            layout=layout,
+        )(_sorted_sum)
+
+
+_register()

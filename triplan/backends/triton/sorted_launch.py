@@ -1,0 +1,321 @@
+"""From an indexing geometry to the launches of a sum over sorted segments, and to the scratch that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import triton.language as tl
+
+from triplan.backends.launch import Arg, Int, Launch, Scratch, power_of_two_in
+from triplan.backends.triton import segment_kernels as segments
+from triplan.backends.triton import sorting_kernels as sorting
+from triplan.backends.triton.geometry import Geometry, geometry, keeps
+from triplan.backends.triton.indexing_launch import (
+    I32_LIMIT,
+    TL,
+    Walk,
+    axis_arguments,
+    common,
+    policy,
+    values,
+    wide,
+)
+from triplan.sku import ElementKind
+
+#: Contributions in a chunk and chunks in a group: part of what ``sorted-sum`` means, so it can't change without it.
+CHUNK = 64
+#: Up to this many contributions are ranked by comparing all pairs, in one launch.
+RANKED = 8192
+#: Bits of a digit of the radix sort: as wide as a block's histogram stays cheap, as few passes and launches as can be.
+DIGIT_BITS = 9
+#: Keys compared pairwise at a time, and the most tiles: one program scans all tiles' counts of a few digits.
+SORT_BLOCK, MAX_TILES = 128, 1024
+#: With more slots than this many a contribution, programs go to contributions instead of slots.
+SPARSE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Where the scratch of one plan lies, in bytes: keys and positions twice, counts, segment starts, partial sums."""
+
+    keys: tuple[Scratch, Scratch]
+    order: tuple[Scratch, Scratch]
+    counts: Scratch
+    totals: Scratch
+    starts: Scratch
+    partials: Scratch
+    nbytes: int
+
+
+def passes(g: Geometry) -> tuple[int, int]:
+    """(passes, bits of a digit) of the radix sort of keys 0 to ``g.slots``. At least 8 bits: fewer save nothing."""
+    bits = g.slots.bit_length()
+    number = max(1, -(-bits // DIGIT_BITS))
+    return number, max(-(-bits // number), 8)
+
+
+def tiling(count: int) -> tuple[int, int]:
+    """(tiles, blocks of SORT_BLOCK keys in each)."""
+    blocks = -(-count // SORT_BLOCK)
+    each = -(-blocks // MAX_TILES)
+    return -(-blocks // each), each
+
+
+def by_slot(desc: Any, g: Geometry) -> bool:
+    """Whether programs go to slots: all must be written, or there are few enough."""
+    return not keeps(desc) or g.slots <= SPARSE * g.fold[1]
+
+
+@lru_cache(maxsize=1024)
+def buffers(desc: Any) -> Buffers:
+    """The scratch of a sorted sum for ``desc``, exact to the byte (each part rounded up to 16)."""
+    g = geometry(desc).sliced
+    outer, count, inner = g.fold
+    radix = count > RANKED
+    accumulator = desc.element.compute
+    offset = 0
+
+    def take(numel: int, element: ElementKind = ElementKind.I32) -> Scratch:
+        nonlocal offset
+        found = Scratch(offset, element)
+        offset += -(-numel * element.itemsize // 16) * 16
+        return found
+
+    keys, order = take(count), take(count)
+    tiles, digits = tiling(count)[0], 1 << passes(g)[1]
+    other = (take(count), take(count)) if radix else (keys, order)
+    counts, totals = take(tiles * digits if radix else 0), take(digits if radix else 0)
+    starts = take(g.slots + 1 if by_slot(desc, g) else 0)
+    partials = take(-(-count // CHUNK) * outer * inner if count > CHUNK else 0, accumulator)
+    return Buffers((keys, other[0]), (order, other[1]), counts, totals, starts, partials, offset)
+
+
+def _sorted_in(desc: Any) -> int:
+    """Which of the two buffers holds the sorted keys and positions."""
+    g = geometry(desc).sliced
+    return passes(g)[0] % 2 if g.fold[1] > RANKED else 0
+
+
+def sort_launches(desc: Any) -> list[Launch]:
+    """Keys from indices, sorted with their positions, and where every slot's segment starts if programs go to slots."""
+    g, b = geometry(desc).sliced, buffers(desc)
+    count = g.fold[1]
+    first = b.keys[_sorted_in(desc)]
+    launches = _radix_launches(desc, g, b) if count > RANKED else [_rank_launch(desc, g, b)]
+    if by_slot(desc, g):
+        block = 256
+        known: dict[str, Arg] = {"count": Int(count), "numel": Int(g.slots + 1), "steps": Int(count.bit_length())}
+        launches.append(
+            Launch(
+                sorting.starts_kernel,
+                -(-(g.slots + 1) // block),
+                {"keys": first, "starts": b.starts, **known},
+                {"BLOCK": block},
+                num_warps=4,
+            )
+        )
+    return launches
+
+
+def _key_arguments(desc: Any, g: Geometry) -> dict[str, Arg]:
+    loop = Walk(g, g.loop)
+    axes = axis_arguments(g)
+    shared = common(desc, g)
+    return {
+        "indices": axes["indices"],
+        "extents": axes["extents"],
+        "status": shared["status"],
+        "padding": shared["padding"],
+        "count": Int(g.fold[1]),
+        "slots": Int(g.slots),
+        "sizes": loop.sizes(),
+        "index_strides": loop.index(),
+        "position_strides": loop.position(),
+    }
+
+
+def _rank_launch(desc: Any, g: Geometry, b: Buffers) -> Launch:
+    own = 16
+    return Launch(
+        sorting.rank_kernel,
+        -(-g.fold[1] // own),
+        {**_key_arguments(desc, g), "keys": b.keys[0], "order": b.order[0]},
+        {**policy(desc, g), "OWN": own, "BLOCK": 512},
+        num_warps=4,
+    )
+
+
+def _radix_launches(desc: Any, g: Geometry, b: Buffers) -> list[Launch]:
+    tiles, blocks = tiling(g.fold[1])
+    number, bits = passes(g)
+    count, each = Int(g.fold[1]), Int(blocks)
+    radix = {"RADIX": 1 << bits, "BLOCK": SORT_BLOCK}
+    out: list[Launch] = []
+    for turn in range(number):
+        source, to, shift = turn % 2, 1 - turn % 2, Int(turn * bits)
+        if turn == 0:
+            args = {**_key_arguments(desc, g), "keys": b.keys[0], "counts": b.counts, "blocks": each}
+            out.append(Launch(sorting.keys_kernel, tiles, args, {**policy(desc, g), **radix}))
+        else:
+            args = {"keys": b.keys[source], "counts": b.counts, "count": count, "blocks": each, "shift": shift}
+            out.append(Launch(sorting.digits_kernel, tiles, args, radix))
+        out.append(
+            Launch(
+                sorting.scan_kernel,
+                (1 << bits) // 8,
+                {"counts": b.counts, "totals": b.totals, "tiles": Int(tiles)},
+                {"RADIX": 1 << bits, "TILES": MAX_TILES, "DIGITS": 8},
+                num_warps=8,
+            )
+        )
+        args = {
+            "keys": b.keys[source],
+            "order": b.order[source] if turn else None,
+            "counts": b.counts,
+            "totals": b.totals,
+            "sorted_keys": b.keys[to],
+            "sorted_order": b.order[to],
+            "count": count,
+            "blocks": each,
+            "shift": shift,
+        }
+        out.append(Launch(sorting.scatter_kernel, tiles, args, radix))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """ROWS by COLS of a program, its warps, and how many contributions it has in flight."""
+
+    rows: int
+    cols: int
+    warps: int
+    unroll: int
+
+    @property
+    def constexprs(self) -> dict[str, int]:
+        return {"ROWS": self.rows, "COLS": self.cols, "UNROLL": self.unroll}
+
+
+def tile(desc: Any, rows: int, inner: int) -> Tile:
+    """A wide row gets a program of its own, 16 bytes a thread of a half; narrow ones share one."""
+    cols = min(_ceil_power(inner), 1024 if desc.element.itemsize < 8 else 512)
+    if cols >= 256:
+        return Tile(1, cols, max(cols // 256, 1), 4)
+    return Tile(min(512 // cols, _ceil_power(rows)), cols, 4, 4)
+
+
+def sum_launches(desc: Any) -> list[Launch]:
+    """Sums of the sorted segments into the table."""
+    g, b = geometry(desc).sliced, buffers(desc)
+    outer, count, inner = g.fold
+    at = _sorted_in(desc)
+    lanes_wide = wide(g) or outer * inner * max(count, g.slots) >= I32_LIMIT
+    flat = g.dense.layout.packed and g.table.layout.packed
+    before = Walk(g, range(g.loop[0]))
+    behind = Walk(g, range(g.loop[-1] + 1, len(g.sizes)))
+    loop = Walk(g, g.loop)
+    steps = Int(count.bit_length())
+    offset = tl.int64 if lanes_wide else tl.int32
+    lanes: dict[str, Arg] = {
+        "dense": values(g.dense),
+        "keys": b.keys[at],
+        "order": b.order[at],
+        "partials": b.partials if count > CHUNK else None,
+        "alpha": common(desc, g)["alpha"],
+        "count": Int(count),
+        "slots": Int(g.slots),
+        "outer": Int(outer),
+        "inner": Int(inner, lanes_wide, power_of_two_in(inner)),
+        "steps": steps,
+        "outer_sizes": None if flat else before.sizes(),
+        "outer_dense": None if flat else before.dense(),
+        "inner_sizes": None if flat else behind.sizes(),
+        "inner_dense": None if flat else behind.dense(),
+        "step_sizes": None if flat else loop.sizes(),
+        "step_dense": None if flat else loop.dense(),
+    }
+    shared = {"FLAT": flat, "OFFSET": offset, "COMPUTE": TL[desc.element.compute], "CHUNK": CHUNK}
+    return [
+        *_long_launches(desc, g, b, lanes, shared),
+        _segment_launch(desc, g, b, lanes, shared, before, behind, flat),
+    ]
+
+
+def _long_launches(
+    desc: Any, g: Geometry, b: Buffers, lanes: dict[str, Arg], shared: dict[str, Any]
+) -> Iterator[Launch]:
+    """Sums of all chunks but a segment's first, where a segment can have several, and of groups of them."""
+    outer, count, inner = g.fold
+    windows = -(-count // CHUNK)
+    if count <= CHUNK:
+        return
+    t = tile(desc, outer, inner)
+    programs = windows * -(-outer // t.rows) * -(-inner // t.cols)
+    yield Launch(segments.chunks_kernel, programs, lanes, {**shared, **t.constexprs}, num_warps=t.warps)
+    if count <= CHUNK * CHUNK:
+        return
+    cols = min(_ceil_power(outer * inner), 256)
+    yield Launch(
+        segments.groups_kernel,
+        windows * -(-outer * inner // cols),
+        {
+            **{name: lanes[name] for name in ("keys", "partials", "count", "slots", "steps")},
+            "lanes": Int(outer * inner, outer * inner >= I32_LIMIT, power_of_two_in(outer * inner)),
+        },
+        {"CHUNK": CHUNK, "COLS": cols, "UNROLL": 8},
+        num_warps=2,
+    )
+
+
+def _segment_launch(
+    desc: Any,
+    g: Geometry,
+    b: Buffers,
+    lanes: dict[str, Arg],
+    shared: dict[str, Any],
+    before: Walk,
+    behind: Walk,
+    flat: bool,
+) -> Launch:
+    axes = axis_arguments(g)
+    slots, t = by_slot(desc, g), _segment_tile(desc, g)
+    items = g.slots if slots else g.fold[1]
+    return Launch(
+        segments.segments_kernel,
+        g.fold[0] * -(-items // t.rows) * -(-g.fold[2] // t.cols),
+        {
+            **lanes,
+            "table": values(g.table),
+            "starts": b.starts if slots else None,
+            "items": Int(items),
+            "outer_table": None if flat else before.table(),
+            "inner_table": None if flat else behind.table(),
+            "extents": None if flat else axes["extents"],
+            "axis_strides": None if flat else axes["axis_strides"],
+        },
+        {**shared, "KEEP": keeps(desc), **t.constexprs},
+        num_warps=t.warps,
+    )
+
+
+def _segment_tile(desc: Any, g: Geometry) -> Tile:
+    items = g.slots if by_slot(desc, g) else min(g.fold[1], 16)  # a program looks at CHUNK keys behind each position
+    return tile(desc, items, g.fold[2])
+
+
+def largest_grid(desc: Any) -> int:
+    """Programs of the largest launch."""
+    g = geometry(desc).sliced
+    outer, count, inner = g.fold
+    t = _segment_tile(desc, g)
+    items = g.slots if by_slot(desc, g) else count
+    programs = outer * -(-items // t.rows) * -(-inner // t.cols)
+    return max(programs, -(-count // CHUNK) * -(-outer * inner // min(t.cols, 256)))
+
+
+def _ceil_power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
