@@ -97,7 +97,7 @@ def sorted_rank(desc: Any, target: Target) -> float:
     g = geometry(desc).sliced
     outer, count, inner = g.fold
     touched = min(g.slots, count) if keeps(desc) else g.slots
-    moved = (g.numel + touched * outer * inner * (2 if keeps(desc) else 1)) * desc.element.itemsize
+    moved: int = (g.numel + touched * outer * inner * (2 if keeps(desc) else 1)) * desc.element.itemsize
     launches = len(sort_launches(desc)) + len(sum_launches(desc))
     return launches * GRAPH_LAUNCH_US + (moved + 60 * count) / BYTES_PER_US
 

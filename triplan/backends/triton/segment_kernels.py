@@ -36,7 +36,7 @@ def add_scaled(acc, x, alpha):
 
 @triton.jit
 def walk(position, span, sizes, strides, FLAT: tl.constexpr, OFFSET: tl.constexpr):
-    """Elements from the start of an operand to ``position`` along some dimensions: packed, ``span`` apart, or strided."""
+    """Elements from an operand's start to ``position`` along some dimensions: packed and ``span`` apart, or strided."""
     if FLAT:
         offset = position.to(OFFSET) * span
     else:
@@ -101,11 +101,9 @@ def late_chunk(keys, count, window, slots, steps, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def equals_after(keys, start, count, STEP: tl.constexpr, N: tl.constexpr):
-    """How many of the keys at start, start + STEP, ..., N of them, equal the first (they are sorted)."""
-    at = start + tl.arange(0, N) * STEP
-    same = (tl.load(keys + at, mask=at < count, other=-1) == tl.load(keys + start)) & (at < count)
-    return tl.sum(same.to(tl.int32), axis=0)
+def segment_end(keys, start, reach, count, steps):
+    """Where the equals of keys[start] end, or start + reach if that comes first."""
+    return lower_bound(keys, tl.load(keys + start) + 1, start, tl.minimum(start + reach, count), steps)
 
 
 @triton.jit
@@ -142,14 +140,14 @@ def chunks_kernel(
     col_blocks = tl.cdiv(inner, COLS)
     row_blocks = tl.cdiv(outer, ROWS)
     window = pid // (row_blocks * col_blocks)
-    start, number, found = late_chunk(keys, count, window, slots, steps, CHUNK)
+    start, _, found = late_chunk(keys, count, window, slots, steps, CHUNK)
     if found:
         row = (pid // col_blocks) % row_blocks * ROWS + tl.arange(0, ROWS)
         col = pid % col_blocks * COLS + tl.arange(0, COLS)
         live = (row < outer)[:, None] & (col < inner)[None, :]
         lane = walk(row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)[:, None]
         lane += walk(col, 1, inner_sizes, inner_dense, FLAT, OFFSET)[None, :]
-        last = start + equals_after(keys, start, count, 1, CHUNK)
+        last = segment_end(keys, start, CHUNK, count, steps)
         acc = add_contributions(
             tl.zeros((ROWS, COLS), COMPUTE), dense + lane, order, row * 0 + start, row * 0 + last, live, alpha, inner,
             step_sizes, step_dense, FLAT, OFFSET, UNROLL,
@@ -176,7 +174,8 @@ def groups_kernel(
     window = pid // col_blocks
     start, number, found = late_chunk(keys, count, window, slots, steps, CHUNK)
     if found & (number >= CHUNK) & (number % CHUNK == 0):
-        chunks = equals_after(keys, start, count, CHUNK, CHUNK)
+        last = segment_end(keys, start, CHUNK * CHUNK, count, steps)
+        chunks = (last - start + CHUNK - 1) // CHUNK
         col = pid % col_blocks * COLS + tl.arange(0, COLS)
         live = (col < lanes)[None, :]
         first = tl.arange(0, 1)

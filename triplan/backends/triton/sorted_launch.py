@@ -201,11 +201,12 @@ class Tile:
 
 
 def tile(desc: Any, rows: int, inner: int) -> Tile:
-    """A wide row gets a program of its own, 16 bytes a thread of a half; narrow ones share one."""
+    """A wide row gets a program of its own, at 256 columns a warp; narrow ones share one, at 16 bytes a thread."""
     cols = min(_ceil_power(inner), 1024 if desc.element.itemsize < 8 else 512)
     if cols >= 256:
-        return Tile(1, cols, max(cols // 256, 1), 4)
-    return Tile(min(512 // cols, _ceil_power(rows)), cols, 4, 4)
+        return Tile(1, cols, cols // 256, 4)
+    vector = min(16 // desc.element.itemsize, cols)
+    return Tile(min(128 * vector // cols, _ceil_power(rows)), cols, 4, 4)
 
 
 def sum_launches(desc: Any) -> list[Launch]:
@@ -255,7 +256,8 @@ def _long_launches(
         return
     t = tile(desc, outer, inner)
     programs = windows * -(-outer // t.rows) * -(-inner // t.cols)
-    yield Launch(segments.chunks_kernel, programs, lanes, {**shared, **t.constexprs}, num_warps=t.warps)
+    # With four contributions in flight ptxas spills an address of 4-byte elements on sm80; and there are many programs.
+    yield Launch(segments.chunks_kernel, programs, lanes, {**shared, **t.constexprs, "UNROLL": 2}, num_warps=t.warps)
     if count <= CHUNK * CHUNK:
         return
     cols = min(_ceil_power(outer * inner), 256)

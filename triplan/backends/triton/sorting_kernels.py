@@ -3,7 +3,7 @@
 A key is the linear slot under a contribution's indices, or ``slots`` where the contribution is dropped, so that those
 sort last. Few keys are ranked in one launch (``rank_kernel``); more go through a least-significant-digit radix sort,
 three launches a digit: ``keys_kernel`` or ``digits_kernel`` counts digits a tile, ``scan_kernel`` turns counts into
-offsets, ``scatter_kernel`` moves. Everything is integer and every destination is computed, so no order is left to chance.
+offsets, ``scatter_kernel`` moves. Every destination is computed from integers, so no order is left to chance.
 
 Within a block, a key's rank among equal digits is counted by comparing all pairs: 128 comparisons a key whatever the
 radix, which makes wide digits, and with them few passes and launches, cheap.
