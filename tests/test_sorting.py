@@ -1,0 +1,101 @@
+"""The stable sort alone, on keys that break sorts, and sums over segments of many chunks, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import triplan as tp
+from triplan.backends.interpreter import interpret
+from triplan.backends.triton import sorted_launch
+
+pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+TARGET = tp.Target.cpu(interpret=True)
+
+
+def problem(count: int, slots: int, width: int = 1, element: str = "f32") -> tp.IndexAddDescriptor:
+    return tp.IndexAddDescriptor(src_shape=(count, width), add_dim=0, out_dim_size=slots, element=element)
+
+
+def made(kind: str, count: int, slots: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(count)
+    random = torch.randint(0, slots, (count,), generator=g)
+    return {
+        "random": random,
+        "equal": torch.full((count,), slots - 1),
+        "ascending": random.sort().values,
+        "descending": random.sort(descending=True).values,
+        "mostly dropped": torch.where(torch.rand(count, generator=g) < 0.9, slots, random),
+        "two values": torch.where(random % 2 == 0, 0, slots - 1),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["random", "equal", "ascending", "descending", "mostly dropped", "two values"])
+@pytest.mark.parametrize("ranked", [True, False])
+@pytest.mark.parametrize(("count", "slots"), [(1, 1), (130, 3), (700, 600), (1000, 1 << 19)])
+def test_the_sort_is_stable(kind: str, ranked: bool, count: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorted_launch, "RANKED", 8192 if ranked else 0)
+    monkeypatch.setattr(sorted_launch, "MAX_TILES", 4)  # several blocks a tile
+    sorted_launch.buffers.cache_clear()
+    desc = problem(count, slots)
+    buffers = sorted_launch.buffers(desc)
+    index = made(kind, count, slots)
+    launches = [x for x in sorted_launch.sort_launches(desc) if x.kernel is not sorted_launch.sorting.starts_kernel]
+    assert len(launches) == (1 if ranked else 3 * sorted_launch.passes(sorted_launch.geometry(desc))[0])
+    workspace = torch.full((buffers.nbytes,), 0xA5, dtype=torch.uint8)
+    values = torch.zeros(count, 1), torch.zeros(slots, 1)
+    interpret(launches, tp.IndexAddArgs(index=index, src=values[0], out=values[1]), workspace)
+    sorted_launch.buffers.cache_clear()
+
+    def read(at: tuple[object, ...]) -> torch.Tensor:
+        found = at[sorted_launch.passes(sorted_launch.geometry(desc))[0] % 2 if not ranked else 0]
+        return workspace[found.offset :].view(torch.int32)[:count]  # type: ignore[attr-defined]
+
+    want = index.sort(stable=True)
+    assert torch.equal(read(buffers.keys).long(), want.values)
+    assert torch.equal(read(buffers.order).long(), want.indices)
+
+
+def by_definition(dense: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Chunks in order, groups of as many chunks in order, groups in order: float32 throughout."""
+
+    def in_order(parts: list[torch.Tensor]) -> torch.Tensor:
+        total = torch.zeros_like(parts[0])
+        for part in parts:
+            total = total + part
+        return total
+
+    chunks = [in_order(list(part)) for part in dense.split(chunk)]
+    groups = [in_order(chunks[i : i + chunk]) for i in range(0, len(chunks), chunk)]
+    return in_order(groups)
+
+
+#: (chunk, contributions): around one chunk and two; and, in chunks that the interpreter can afford, groups of them.
+LONG = [(64, n) for n in (63, 64, 65, 129)] + [(8, n) for n in (64, 65, 127, 128, 129, 131)]
+
+
+@pytest.mark.parametrize("slots", [3, 10_000])  # programs for slots, programs for positions
+@pytest.mark.parametrize(("chunk", "length"), LONG)
+def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit, wherever the segment starts; values of very different magnitude show any other order."""
+    monkeypatch.setattr(sorted_launch, "CHUNK", chunk)
+    sorted_launch.buffers.cache_clear()
+    g = torch.Generator().manual_seed(length)
+    lead = length % 37
+    count = lead + length + 5
+    index = torch.full((count,), 1)
+    index[:lead], index[lead + length :] = 0, 2
+    order = torch.randperm(count, generator=g)  # others lie in between
+    index = index[order]
+    src = torch.randn(count, 2, generator=g) * 2.0 ** torch.randint(-8, 8, (count, 2), generator=g)
+    out = torch.zeros(slots, 2)
+    desc = problem(count, slots, 2)
+    preference = tp.PlanPreference(kernel="sorted_sum", deterministic=False)
+    plan = tp.plan(desc, preference=preference, target=TARGET)
+    plan.run(tp.IndexAddArgs(index=index, src=src, out=out), tp.Workspace.allocate(plan))
+    sorted_launch.buffers.cache_clear()
+    for slot in range(3):
+        own = src[index == slot]
+        want = by_definition(own, chunk) if len(own) else torch.zeros(2)
+        assert torch.equal(out[slot].view(torch.int32), want.view(torch.int32)), slot
+    assert not out[3:].any()
