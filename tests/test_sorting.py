@@ -41,14 +41,14 @@ def test_the_sort_is_stable(kind: str, ranked: bool, count: int, slots: int, mon
     buffers = sorted_launch.buffers(desc)
     index = made(kind, count, slots)
     launches = [x for x in sorted_launch.sort_launches(desc) if x.kernel is not sorted_launch.sorting.starts_kernel]
-    assert len(launches) == (1 if ranked else 3 * sorted_launch.passes(sorted_launch.geometry(desc))[0])
+    assert len(launches) == (1 if ranked else 3 * sorted_launch.passes(sorted_launch.view(desc))[0])
     workspace = torch.full((buffers.nbytes,), 0xA5, dtype=torch.uint8)
     values = torch.zeros(count, 1), torch.zeros(slots, 1)
     interpret(launches, tp.IndexAddArgs(index=index, src=values[0], out=values[1]), workspace)
     sorted_launch.buffers.cache_clear()
 
     def read(at: tuple[object, ...]) -> torch.Tensor:
-        found = at[sorted_launch.passes(sorted_launch.geometry(desc))[0] % 2 if not ranked else 0]
+        found = at[sorted_launch.passes(sorted_launch.view(desc))[0] % 2 if not ranked else 0]
         return workspace[found.offset :].view(torch.int32)[:count]  # type: ignore[attr-defined]
 
     want = index.sort(stable=True)

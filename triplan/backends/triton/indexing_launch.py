@@ -131,6 +131,10 @@ class Walk:
     def table(self) -> tuple[Arg, ...]:
         return self._strides(self.g.table, self.g.table_axes)
 
+    def packed_table(self) -> tuple[Arg, ...]:
+        """How the table would be walked if it were packed: what numbers its elements."""
+        return self._strides(replace(self.g.table, layout=PACKED), self.g.table_axes)
+
     def index(self) -> tuple[Arg, ...]:
         # Reversed, as the kernels walk indexed axes from the last to the first.
         found = tuple(self._strides(self.g.index, self.g.index_axes, item) for item in self.g.index_items)

@@ -18,6 +18,7 @@ from triplan.backends.triton.indexing import (
     ADDED,
     BYTES_PER_US,
     INDICES,
+    SUMS,
     both,
     layout,
     only_if,
@@ -26,7 +27,7 @@ from triplan.backends.triton.indexing import (
     zeroed,
 )
 from triplan.backends.triton.indexing_launch import I32_LIMIT, status_launch
-from triplan.backends.triton.sorted_launch import CHUNK, buffers, largest_grid, sort_launches, sum_launches
+from triplan.backends.triton.sorted_launch import CHUNK, buffers, largest_grid, sort_launches, sum_launches, view
 from triplan.sku import (
     SUPPORTED,
     Duplicates,
@@ -82,11 +83,9 @@ def sorted_numerics(desc: Any) -> str:
 
 
 def sorted_applies(desc: Any, target: Target) -> Support:
-    g = geometry(desc).sliced
-    if g.full:
-        return Support.no("sorts one index a slice; here the index differs between elements of a slice")
-    if max(g.slots + 1, g.fold[1], g.fold[0]) >= I32_LIMIT:
-        return Support.no(f"keys have 31 bits; the problem has {g.slots} slots and {g.fold[1]} contributions to each")
+    s = view(desc)
+    if max(s.slots + 1, s.count, s.outer) >= I32_LIMIT:
+        return Support.no(f"keys have 31 bits; the problem has {s.slots} keys and {s.count} contributions")
     programs = 0 if idle(desc) else largest_grid(desc)
     return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
 
@@ -94,12 +93,13 @@ def sorted_applies(desc: Any, target: Target) -> Support:
 def sorted_rank(desc: Any, target: Target) -> float:
     if idle(desc):
         return GRAPH_LAUNCH_US
-    g = geometry(desc).sliced
-    outer, count, inner = g.fold
-    touched = min(g.slots, count) if keeps(desc) else g.slots
-    moved: int = (g.numel + touched * outer * inner * (2 if keeps(desc) else 1)) * desc.element.itemsize
+    s = view(desc)
+    keep = keeps(desc)
+    elements = s.g.numel + (min(s.slots, s.count) if keep else s.slots) * s.lanes * (2 if keep else 1)
+    # Scattered elements come and go in sectors of 32 bytes.
+    moved: int = elements * (desc.element.itemsize if s.lanes > 1 else 32)
     launches = len(sort_launches(desc)) + len(sum_launches(desc))
-    return launches * GRAPH_LAUNCH_US + (moved + 60 * count) / BYTES_PER_US
+    return launches * GRAPH_LAUNCH_US + (moved + 60 * s.count) / BYTES_PER_US
 
 
 def _sorted_workspace(desc: Any, target: Target) -> int:
@@ -113,7 +113,7 @@ def _sorted_sum(desc: Any, target: Target) -> list[Launch]:
 
 
 def _register() -> None:
-    for op in ("index_select_backward", "index_add", "embedding_backward", "index_put"):
+    for op in (*SUMS, "index_put"):
         kernel(
             op=op,
             name="sorted_sum",

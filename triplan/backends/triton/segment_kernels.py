@@ -209,8 +209,8 @@ def segments_kernel(
     inner_table,
     step_sizes,
     step_dense,
-    extents,
-    axis_strides,
+    slot_sizes,
+    slot_strides,
     KEEP: tl.constexpr,
     FLAT: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -259,7 +259,7 @@ def segments_kernel(
         lane += walk(outer_row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)
         to = walk(col, 1, inner_sizes, inner_table, FLAT, OFFSET)
         to += walk(outer_row, slots.to(OFFSET) * inner, outer_sizes, outer_table, FLAT, OFFSET)
-        own = table + (walk(slot, inner, extents, axis_strides, FLAT, OFFSET)[:, None] + to[None, :])
+        own = table + (walk(slot, inner, slot_sizes, slot_strides, FLAT, OFFSET)[:, None] + to[None, :])
         if KEEP:
             held = tl.load(own, mask=live, other=0)
         acc = tl.zeros((ROWS, COLS), COMPUTE)

@@ -19,10 +19,13 @@ from triplan.backends.triton.indexing_launch import (
     Walk,
     axis_arguments,
     common,
+    padded,
     policy,
+    strides,
     values,
     wide,
 )
+from triplan.descriptors import packed_strides
 from triplan.sku import ElementKind
 
 #: Contributions in a chunk and chunks in a group: part of what ``sorted-sum`` means, so it can't change without it.
@@ -50,7 +53,44 @@ class Buffers:
     nbytes: int
 
 
-def passes(g: Geometry) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """What is sorted, and what each sorted thing moves.
+
+    Where one index serves a slice, contributions are slices, each of ``outer`` times ``inner`` lanes, and keys are
+    positions under the indices. Where the index differs between elements, contributions are elements, and keys are
+    elements of the table, numbered row-major.
+    """
+
+    g: Geometry
+    count: int
+    slots: int
+    outer: int
+    inner: int
+    loop: Walk
+    before: Walk
+    behind: Walk
+    slot_axes: tuple[int, ...]
+
+    @property
+    def lanes(self) -> int:
+        return self.outer * self.inner
+
+
+@lru_cache(maxsize=1024)
+def view(desc: Any) -> Sorted:
+    """How ``desc`` is sorted."""
+    g = geometry(desc).sliced
+    outer, count, inner = g.fold
+    dims = range(len(g.sizes))
+    if g.full:
+        axes = tuple(range(len(g.table.shape)))
+        return Sorted(g, g.numel, g.table.numel, 1, 1, Walk(g, dims), Walk(g, []), Walk(g, []), axes)
+    before, behind = Walk(g, dims[: g.loop[0]]), Walk(g, dims[g.loop[-1] + 1 :])
+    return Sorted(g, count, g.slots, outer, inner, Walk(g, g.loop), before, behind, g.indexed)
+
+
+def passes(g: Sorted) -> tuple[int, int]:
     """(passes, bits of a digit) of the radix sort of keys 0 to ``g.slots``. At least 8 bits: fewer save nothing."""
     bits = g.slots.bit_length()
     number = max(1, -(-bits // DIGIT_BITS))
@@ -64,16 +104,16 @@ def tiling(count: int) -> tuple[int, int]:
     return -(-blocks // each), each
 
 
-def by_slot(desc: Any, g: Geometry) -> bool:
+def by_slot(desc: Any, g: Sorted) -> bool:
     """Whether programs go to slots: all must be written, or there are few enough."""
-    return not keeps(desc) or g.slots <= SPARSE * g.fold[1]
+    return not keeps(desc) or g.slots <= SPARSE * g.count
 
 
 @lru_cache(maxsize=1024)
 def buffers(desc: Any) -> Buffers:
     """The scratch of a sorted sum for ``desc``, exact to the byte (each part rounded up to 16)."""
-    g = geometry(desc).sliced
-    outer, count, inner = g.fold
+    g = view(desc)
+    count = g.count
     radix = count > RANKED
     accumulator = desc.element.compute
     offset = 0
@@ -89,20 +129,20 @@ def buffers(desc: Any) -> Buffers:
     other = (take(count), take(count)) if radix else (keys, order)
     counts, totals = take(tiles * digits if radix else 0), take(digits if radix else 0)
     starts = take(g.slots + 1 if by_slot(desc, g) else 0)
-    partials = take(-(-count // CHUNK) * outer * inner if count > CHUNK else 0, accumulator)
+    partials = take(-(-count // CHUNK) * g.lanes if count > CHUNK else 0, accumulator)
     return Buffers((keys, other[0]), (order, other[1]), counts, totals, starts, partials, offset)
 
 
 def _sorted_in(desc: Any) -> int:
     """Which of the two buffers holds the sorted keys and positions."""
-    g = geometry(desc).sliced
-    return passes(g)[0] % 2 if g.fold[1] > RANKED else 0
+    g = view(desc)
+    return passes(g)[0] % 2 if g.count > RANKED else 0
 
 
 def sort_launches(desc: Any) -> list[Launch]:
     """Keys from indices, sorted with their positions, and where every slot's segment starts if programs go to slots."""
-    g, b = geometry(desc).sliced, buffers(desc)
-    count = g.fold[1]
+    g, b = view(desc), buffers(desc)
+    count = g.count
     first = b.keys[_sorted_in(desc)]
     launches = _radix_launches(desc, g, b) if count > RANKED else [_rank_launch(desc, g, b)]
     if by_slot(desc, g):
@@ -120,45 +160,48 @@ def sort_launches(desc: Any) -> list[Launch]:
     return launches
 
 
-def _key_arguments(desc: Any, g: Geometry) -> dict[str, Arg]:
-    loop = Walk(g, g.loop)
-    axes = axis_arguments(g)
-    shared = common(desc, g)
+def _key_arguments(desc: Any, s: Sorted) -> dict[str, Arg]:
+    g = s.g
+    axes, shared = axis_arguments(g), common(desc, g)
+    shape = [g.table.shape[a] for a in s.slot_axes]
+    strides = dict(zip(s.slot_axes, packed_strides(shape), strict=True))
     return {
         "indices": axes["indices"],
         "extents": axes["extents"],
         "status": shared["status"],
         "padding": shared["padding"],
-        "count": Int(g.fold[1]),
-        "slots": Int(g.slots),
-        "sizes": loop.sizes(),
-        "index_strides": loop.index(),
-        "position_strides": loop.position(),
+        "count": Int(s.count),
+        "slots": Int(s.slots),
+        "sizes": s.loop.sizes(),
+        "index_strides": s.loop.index(),
+        "lane_strides": s.loop.packed_table() if g.full else None,
+        "position_strides": s.loop.position(),
+        "key_strides": tuple(Int(strides[a]) for a in g.indexed)[::-1],
     }
 
 
-def _rank_launch(desc: Any, g: Geometry, b: Buffers) -> Launch:
+def _rank_launch(desc: Any, g: Sorted, b: Buffers) -> Launch:
     own = 16
     return Launch(
         sorting.rank_kernel,
-        -(-g.fold[1] // own),
+        -(-g.count // own),
         {**_key_arguments(desc, g), "keys": b.keys[0], "order": b.order[0]},
-        {**policy(desc, g), "OWN": own, "BLOCK": 512},
+        {**policy(desc, g.g), "OWN": own, "BLOCK": 512},
         num_warps=4,
     )
 
 
-def _radix_launches(desc: Any, g: Geometry, b: Buffers) -> list[Launch]:
-    tiles, blocks = tiling(g.fold[1])
+def _radix_launches(desc: Any, g: Sorted, b: Buffers) -> list[Launch]:
+    tiles, blocks = tiling(g.count)
     number, bits = passes(g)
-    count, each = Int(g.fold[1]), Int(blocks)
+    count, each = Int(g.count), Int(blocks)
     radix = {"RADIX": 1 << bits, "BLOCK": SORT_BLOCK}
     out: list[Launch] = []
     for turn in range(number):
         source, to, shift = turn % 2, 1 - turn % 2, Int(turn * bits)
         if turn == 0:
             args = {**_key_arguments(desc, g), "keys": b.keys[0], "counts": b.counts, "blocks": each}
-            out.append(Launch(sorting.keys_kernel, tiles, args, {**policy(desc, g), **radix}))
+            out.append(Launch(sorting.keys_kernel, tiles, args, {**policy(desc, g.g), **radix}))
         else:
             args = {"keys": b.keys[source], "counts": b.counts, "count": count, "blocks": each, "shift": shift}
             out.append(Launch(sorting.digits_kernel, tiles, args, radix))
@@ -211,62 +254,55 @@ def tile(desc: Any, rows: int, inner: int) -> Tile:
 
 def sum_launches(desc: Any) -> list[Launch]:
     """Sums of the sorted segments into the table."""
-    g, b = geometry(desc).sliced, buffers(desc)
-    outer, count, inner = g.fold
-    at = _sorted_in(desc)
-    lanes_wide = wide(g) or outer * inner * max(count, g.slots) >= I32_LIMIT
+    s, b = view(desc), buffers(desc)
+    g, at = s.g, _sorted_in(desc)
+    offsets_wide = wide(g)
     flat = g.dense.layout.packed and g.table.layout.packed
-    before = Walk(g, range(g.loop[0]))
-    behind = Walk(g, range(g.loop[-1] + 1, len(g.sizes)))
-    loop = Walk(g, g.loop)
-    steps = Int(count.bit_length())
-    offset = tl.int64 if lanes_wide else tl.int32
-    lanes: dict[str, Arg] = {
+    args: dict[str, Arg] = {
         "dense": values(g.dense),
         "keys": b.keys[at],
         "order": b.order[at],
-        "partials": b.partials if count > CHUNK else None,
+        "partials": b.partials if s.count > CHUNK else None,
         "alpha": common(desc, g)["alpha"],
-        "count": Int(count),
-        "slots": Int(g.slots),
-        "outer": Int(outer),
-        "inner": Int(inner, lanes_wide, power_of_two_in(inner)),
-        "steps": steps,
-        "outer_sizes": None if flat else before.sizes(),
-        "outer_dense": None if flat else before.dense(),
-        "inner_sizes": None if flat else behind.sizes(),
-        "inner_dense": None if flat else behind.dense(),
-        "step_sizes": None if flat else loop.sizes(),
-        "step_dense": None if flat else loop.dense(),
+        "count": Int(s.count),
+        "slots": Int(s.slots),
+        "outer": Int(s.outer),
+        "inner": Int(s.inner, offsets_wide, power_of_two_in(s.inner)),
+        "steps": Int(s.count.bit_length()),
+        "outer_sizes": None if flat else s.before.sizes(),
+        "outer_dense": None if flat else s.before.dense(),
+        "inner_sizes": None if flat else s.behind.sizes(),
+        "inner_dense": None if flat else s.behind.dense(),
+        "step_sizes": None if flat else s.loop.sizes(),
+        "step_dense": None if flat else s.loop.dense(),
     }
-    shared = {"FLAT": flat, "OFFSET": offset, "COMPUTE": TL[desc.element.compute], "CHUNK": CHUNK}
-    return [
-        *_long_launches(desc, g, b, lanes, shared),
-        _segment_launch(desc, g, b, lanes, shared, before, behind, flat),
-    ]
+    constexprs = {
+        "FLAT": flat,
+        "OFFSET": tl.int64 if offsets_wide else tl.int32,
+        "COMPUTE": TL[desc.element.compute],
+        "CHUNK": CHUNK,
+    }
+    return [*_long_launches(desc, s, args, constexprs), _segment_launch(desc, s, b, args, constexprs, flat)]
 
 
-def _long_launches(
-    desc: Any, g: Geometry, b: Buffers, lanes: dict[str, Arg], shared: dict[str, Any]
-) -> Iterator[Launch]:
+def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[str, Any]) -> Iterator[Launch]:
     """Sums of all chunks but a segment's first, where a segment can have several, and of groups of them."""
-    outer, count, inner = g.fold
-    windows = -(-count // CHUNK)
-    if count <= CHUNK:
+    windows = -(-s.count // CHUNK)
+    if s.count <= CHUNK:
         return
-    t = tile(desc, outer, inner)
-    programs = windows * -(-outer // t.rows) * -(-inner // t.cols)
+    t = tile(desc, s.outer, s.inner)
+    programs = windows * -(-s.outer // t.rows) * -(-s.inner // t.cols)
     # With four contributions in flight ptxas spills an address of 4-byte elements on sm80; and there are many programs.
-    yield Launch(segments.chunks_kernel, programs, lanes, {**shared, **t.constexprs, "UNROLL": 2}, num_warps=t.warps)
-    if count <= CHUNK * CHUNK:
+    yield Launch(segments.chunks_kernel, programs, args, {**constexprs, **t.constexprs, "UNROLL": 2}, num_warps=t.warps)
+    if s.count <= CHUNK * CHUNK:
         return
-    cols = min(_ceil_power(outer * inner), 256)
+    cols = min(_ceil_power(s.lanes), 256)
     yield Launch(
         segments.groups_kernel,
-        windows * -(-outer * inner // cols),
+        windows * -(-s.lanes // cols),
         {
-            **{name: lanes[name] for name in ("keys", "partials", "count", "slots", "steps")},
-            "lanes": Int(outer * inner, outer * inner >= I32_LIMIT, power_of_two_in(outer * inner)),
+            **{name: args[name] for name in ("keys", "partials", "count", "slots", "steps")},
+            "lanes": Int(s.lanes, s.lanes >= I32_LIMIT, power_of_two_in(s.lanes)),
         },
         {"CHUNK": CHUNK, "COLS": cols, "UNROLL": 8},
         num_warps=2,
@@ -274,49 +310,40 @@ def _long_launches(
 
 
 def _segment_launch(
-    desc: Any,
-    g: Geometry,
-    b: Buffers,
-    lanes: dict[str, Arg],
-    shared: dict[str, Any],
-    before: Walk,
-    behind: Walk,
-    flat: bool,
+    desc: Any, s: Sorted, b: Buffers, args: dict[str, Arg], constexprs: dict[str, Any], flat: bool
 ) -> Launch:
-    axes = axis_arguments(g)
-    slots, t = by_slot(desc, g), _segment_tile(desc, g)
-    items = g.slots if slots else g.fold[1]
+    g, slots, t = s.g, by_slot(desc, s), _segment_tile(desc, s)
+    items = s.slots if slots else s.count
     return Launch(
         segments.segments_kernel,
-        g.fold[0] * -(-items // t.rows) * -(-g.fold[2] // t.cols),
+        s.outer * -(-items // t.rows) * -(-s.inner // t.cols),
         {
-            **lanes,
+            **args,
             "table": values(g.table),
             "starts": b.starts if slots else None,
             "items": Int(items),
-            "outer_table": None if flat else before.table(),
-            "inner_table": None if flat else behind.table(),
-            "extents": None if flat else axes["extents"],
-            "axis_strides": None if flat else axes["axis_strides"],
+            "outer_table": None if flat else s.before.table(),
+            "inner_table": None if flat else s.behind.table(),
+            "slot_sizes": None if flat else padded((Int(g.table.shape[a]) for a in s.slot_axes), Int(1)),
+            "slot_strides": None if flat else padded(strides(g.table, s.slot_axes, True), Int(0, True)),
         },
-        {**shared, "KEEP": keeps(desc), **t.constexprs},
+        {**constexprs, "KEEP": keeps(desc), **t.constexprs},
         num_warps=t.warps,
     )
 
 
-def _segment_tile(desc: Any, g: Geometry) -> Tile:
-    items = g.slots if by_slot(desc, g) else min(g.fold[1], 16)  # a program looks at CHUNK keys behind each position
-    return tile(desc, items, g.fold[2])
+def _segment_tile(desc: Any, s: Sorted) -> Tile:
+    items = s.slots if by_slot(desc, s) else min(s.count, 16)  # a program looks at CHUNK keys behind each position
+    return tile(desc, items, s.inner)
 
 
 def largest_grid(desc: Any) -> int:
     """Programs of the largest launch."""
-    g = geometry(desc).sliced
-    outer, count, inner = g.fold
-    t = _segment_tile(desc, g)
-    items = g.slots if by_slot(desc, g) else count
-    programs = outer * -(-items // t.rows) * -(-inner // t.cols)
-    return max(programs, -(-count // CHUNK) * -(-outer * inner // min(t.cols, 256)))
+    s = view(desc)
+    t = _segment_tile(desc, s)
+    items = s.slots if by_slot(desc, s) else s.count
+    programs = s.outer * -(-items // t.rows) * -(-s.inner // t.cols)
+    return max(programs, -(-s.count // CHUNK) * -(-s.lanes // min(t.cols, 256)))
 
 
 def _ceil_power(n: int) -> int:

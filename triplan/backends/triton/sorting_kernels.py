@@ -20,22 +20,36 @@ from triplan.backends.triton.indexing_kernels import report, resolve, unravel
 
 @triton.jit
 def slot_keys(
-    indices, position, live, sizes, strides, extents, padding, slots, WRAP: tl.constexpr, CLAMP: tl.constexpr
+    indices,
+    position,
+    live,
+    sizes,
+    index_strides,
+    lane_strides,
+    extents,
+    key_strides,
+    padding,
+    slots,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
 ):
-    """The keys of contributions at ``position``, and whether their indices are all inside the table."""
+    """The keys of contributions at ``position``, and whether their indices are all inside the table.
+
+    ``lane_strides`` is None where one index serves a whole slice; else an element's key also says which lane it is in.
+    """
     inside = live
     hit = live
     key = position * 0
-    scale = 1
+    if lane_strides is not None:
+        key += unravel(position, sizes, lane_strides).to(tl.int32)
     for k in tl.static_range(len(indices)):
-        given = tl.load(indices[k] + unravel(position, sizes, strides[k]), mask=live, other=0)
+        given = tl.load(indices[k] + unravel(position, sizes, index_strides[k]), mask=live, other=0)
         at, valid = resolve(given, extents[k], live, WRAP, CLAMP)
         inside = inside & valid
         if padding is not None:
             valid = valid & (at != padding)
         hit = hit & valid
-        key += at.to(tl.int32) * scale  # overflows only where the contribution is dropped
-        scale = scale * extents[k].to(tl.int32)
+        key += at.to(tl.int32) * key_strides[k]  # overflows only where the contribution is dropped
     return tl.where(hit, key, slots), inside
 
 
@@ -50,8 +64,10 @@ def rank_kernel(
     slots,
     sizes,
     index_strides,
+    lane_strides,
     position_strides,
     extents,
+    key_strides,
     REPORT: tl.constexpr,
     WRAP: tl.constexpr,
     CLAMP: tl.constexpr,
@@ -61,14 +77,18 @@ def rank_kernel(
     """Sort by counting: OWN positions a program, each compared with all others."""
     i = tl.program_id(0) * OWN + tl.arange(0, OWN)
     live = i < count
-    own, inside = slot_keys(indices, i, live, sizes, index_strides, extents, padding, slots, WRAP, CLAMP)
+    own, inside = slot_keys(
+            indices, i, live, sizes, index_strides, lane_strides, extents, key_strides, padding, slots, WRAP, CLAMP
+        )  # fmt: skip
     if REPORT:
         report(status, live & (inside == 0), unravel(i, sizes, position_strides))
     rank = tl.zeros((OWN,), tl.int32)
     for start in range(0, count, BLOCK):
         j = start + tl.arange(0, BLOCK)
         # Positions past the end have the largest key and come last: they precede nobody.
-        other, _ = slot_keys(indices, j, j < count, sizes, index_strides, extents, padding, slots, WRAP, CLAMP)
+        other, _ = slot_keys(
+            indices, j, j < count, sizes, index_strides, lane_strides, extents, key_strides, padding, slots, WRAP, CLAMP
+        )  # fmt: skip
         before = other[None, :] < own[:, None] + (j[None, :] < i[:, None]).to(tl.int32)
         rank += tl.sum(before.to(tl.int32), axis=1)
     tl.store(keys + rank, own, mask=live)
@@ -93,8 +113,10 @@ def keys_kernel(
     blocks,
     sizes,
     index_strides,
+    lane_strides,
     position_strides,
     extents,
+    key_strides,
     REPORT: tl.constexpr,
     WRAP: tl.constexpr,
     CLAMP: tl.constexpr,
@@ -107,7 +129,9 @@ def keys_kernel(
     for block in range(blocks):
         i = (tile * blocks + block) * BLOCK + tl.arange(0, BLOCK)
         live = i < count
-        key, inside = slot_keys(indices, i, live, sizes, index_strides, extents, padding, slots, WRAP, CLAMP)
+        key, inside = slot_keys(
+            indices, i, live, sizes, index_strides, lane_strides, extents, key_strides, padding, slots, WRAP, CLAMP
+        )  # fmt: skip
         if REPORT:
             report(status, live & (inside == 0), unravel(i, sizes, position_strides))
         tl.store(keys + i, key, mask=live)
