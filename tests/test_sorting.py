@@ -99,3 +99,26 @@ def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, monke
         want = by_definition(own, chunk) if len(own) else torch.zeros(2)
         assert torch.equal(out[slot].view(torch.int32), want.view(torch.int32)), slot
     assert not out[3:].any()
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize(("count", "slots"), [(7, 3), (300, 2), (512, 100)])
+def test_scanning_and_sorting_give_the_same_bits(count: int, slots: int, accumulate: bool) -> None:
+    """Both rows have one ``numerics_id``; segments of one chunk and of several."""
+    desc = tp.IndexSelectBackwardDescriptor(
+        out_shape=(count, 3), select_dim=0, src_dim_size=slots, element="f32", accumulate=accumulate
+    )
+    g = torch.Generator().manual_seed(count)
+    index = torch.randint(0, slots, (count,), generator=g)
+    dout = torch.randn(count, 3, generator=g) * 2.0 ** torch.randint(-8, 8, (count, 3), generator=g)
+    before = torch.randn(slots, 3, generator=g)
+    found = []
+    for row in ("sorted_sum", "scanned_sum"):
+        preference = tp.PlanPreference(kernel=row, deterministic=False)
+        plan = tp.plan(desc, preference=preference, target=TARGET)
+        dsrc = before.clone()
+        args = tp.IndexSelectBackwardArgs(dout=dout, index=index, dsrc=dsrc)
+        plan.run(args, tp.Workspace.allocate(plan))
+        found.append((plan.sku().numerics_id, dsrc.view(torch.int32)))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])

@@ -27,7 +27,17 @@ from triplan.backends.triton.indexing import (
     zeroed,
 )
 from triplan.backends.triton.indexing_launch import I32_LIMIT, status_launch
-from triplan.backends.triton.sorted_launch import CHUNK, buffers, largest_grid, sort_launches, sum_launches, view
+from triplan.backends.triton.sorted_launch import (
+    CHUNK,
+    SCANNED,
+    buffers,
+    largest_grid,
+    scanned_grid,
+    scanned_launch,
+    sort_launches,
+    sum_launches,
+    view,
+)
 from triplan.sku import (
     SUPPORTED,
     Duplicates,
@@ -112,20 +122,58 @@ def _sorted_sum(desc: Any, target: Target) -> list[Launch]:
     return [*status_launch(desc), *sort_launches(desc), *sum_launches(desc)]
 
 
+def scanned_applies(desc: Any, target: Target) -> Support:
+    s = view(desc)
+    if s.count > SCANNED:
+        return Support.no(f"looks at all of at most {SCANNED} contributions; the problem has {s.count}")
+    if not (support := sorted_applies(desc, target)):
+        return support
+    programs = scanned_grid(desc) if not idle(desc) else 0
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+
+
+def scanned_rank(desc: Any, target: Target) -> float:
+    s = view(desc)
+    filled = 0.0 if keeps(desc) else GRAPH_LAUNCH_US + s.g.table.nbytes / BYTES_PER_US
+    # Each program looks at all keys, and a multiprocessor holds about eight of them.
+    waves = s.outer * s.count * max(s.inner / 1024, 1) / (8 * max(target.sm_count, 1))
+    return filled + GRAPH_LAUNCH_US + 2.0 * max(waves, 1)
+
+
+def _scanned_workspace(desc: Any, target: Target) -> int:
+    return 0 if idle(desc) else -(-4 * view(desc).count // 16) * 16
+
+
+def _scanned_sum(desc: Any, target: Target) -> list[Launch]:
+    before = [*status_launch(desc), *zeroed(desc)]
+    return before if idle(desc) else [*before, scanned_launch(desc)]
+
+
 def _register() -> None:
     for op in (*SUMS, "index_put"):
+        add = only_if(accumulate=True)
+        common: dict[str, Any] = {
+            "op": op,
+            "elements": ADDED,
+            "index_elements": INDICES,
+            "guarantee": sorted_guarantee,
+            "numerics": sorted_numerics,
+            "layout": layout,
+        }
         kernel(
-            op=op,
             name="sorted_sum",
-            elements=ADDED,
-            index_elements=INDICES,
-            supports=both(only_if(accumulate=True), sorted_applies),
+            supports=both(add, sorted_applies),
             rank=sorted_rank,
-            guarantee=sorted_guarantee,
             workspace=_sorted_workspace,
-            numerics=sorted_numerics,
-            layout=layout,
+            **common,
         )(_sorted_sum)
+        kernel(
+            name="scanned_sum",
+            supports=both(add, scanned_applies),
+            rank=scanned_rank,
+            workspace=_scanned_workspace,
+            **common,
+        )(_scanned_sum)
 
 
 _register()

@@ -17,8 +17,8 @@ multiprocessors. Where no segment is long, both return after two or three loads.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.indexing_kernels import unravel
-from triplan.backends.triton.sorting_kernels import lower_bound
+from triplan.backends.triton.indexing_kernels import report, unravel
+from triplan.backends.triton.sorting_kernels import lower_bound, slot_keys
 
 
 @triton.jit
@@ -279,6 +279,96 @@ def segments_kernel(
                 acc = add_partials(acc, sums, lanes, row, first * 0 + 1, grouped, 1, live, UNROLL)
                 if longest > CHUNK:
                     acc = add_partials(acc, sums, lanes, row, first * 0 + CHUNK, chunks, CHUNK, live, UNROLL)
+        if KEEP:
+            acc += held.to(COMPUTE)
+        tl.store(own, acc.to(table.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def scanned_kernel(
+    dense,
+    table,
+    indices,
+    status,
+    padding,
+    order,
+    alpha,
+    count,
+    slots,
+    outer,
+    inner,
+    sizes,
+    index_strides,
+    lane_strides,
+    position_strides,
+    extents,
+    key_strides,
+    outer_sizes,
+    outer_dense,
+    outer_table,
+    inner_sizes,
+    inner_dense,
+    inner_table,
+    step_sizes,
+    step_dense,
+    slot_sizes,
+    slot_strides,
+    REPORT: tl.constexpr,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
+    KEEP: tl.constexpr,
+    FLAT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """The same sums of at most BLOCK <= CHUNK * CHUNK contributions in one launch, without sorting them all.
+
+    A program looks at all keys. If its position is the first of its slot, it lists its equals, ascending, in ``order``
+    (where they would stand if all were sorted, so that no two slots' lists meet) and adds them.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(inner, COLS)
+    item = (pid // col_blocks) % count
+    j = tl.arange(0, BLOCK)
+    live_key = j < count
+    key, inside = slot_keys(
+        indices, j, live_key, sizes, index_strides, lane_strides, extents, key_strides, padding, slots, WRAP, CLAMP
+    )
+    if REPORT:
+        if pid == 0:
+            report(status, live_key & (inside == 0), unravel(j, sizes, position_strides))
+    own_key = tl.sum(tl.where(j == item, key, 0), axis=0)
+    same = live_key & (key == own_key)
+    earlier = tl.sum((same & (j < item)).to(tl.int32), axis=0)
+    if (earlier == 0) & (own_key < slots):
+        length = tl.sum(same.to(tl.int32), axis=0)
+        start = tl.sum((live_key & (key < own_key)).to(tl.int32), axis=0)
+        # Programs of one slot's other columns write the same positions to the same places.
+        tl.store(order + start + tl.cumsum(same.to(tl.int32), axis=0) - 1, j, mask=same)
+        tl.debug_barrier()  # the list is read back by other threads than wrote it
+        row = tl.arange(0, 1)
+        outer_row = pid // (col_blocks * count)
+        col = pid % col_blocks * COLS + tl.arange(0, COLS)
+        live = (col < inner)[None, :]
+        lane = walk(col, 1, inner_sizes, inner_dense, FLAT, OFFSET)
+        lane += walk(outer_row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)
+        to = walk(col, 1, inner_sizes, inner_table, FLAT, OFFSET)
+        to += walk(outer_row, slots.to(OFFSET) * inner, outer_sizes, outer_table, FLAT, OFFSET)
+        own = table + (walk(row + own_key, inner, slot_sizes, slot_strides, FLAT, OFFSET)[:, None] + to[None, :])
+        if KEEP:
+            held = tl.load(own, mask=live, other=0)
+        acc = tl.zeros((1, COLS), COMPUTE)
+        for done in range(0, length, CHUNK):
+            first = row + (start + done)
+            last = row + (start + tl.minimum(length, done + CHUNK))
+            acc += add_contributions(
+                tl.zeros((1, COLS), COMPUTE), dense + lane[None, :], order, first, last, live, alpha, inner,
+                step_sizes, step_dense, FLAT, OFFSET, UNROLL,
+            )  # fmt: skip
         if KEEP:
             acc += held.to(COMPUTE)
         tl.store(own, acc.to(table.dtype.element_ty), mask=live)

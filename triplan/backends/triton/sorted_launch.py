@@ -32,6 +32,8 @@ from triplan.sku import ElementKind
 CHUNK = 64
 #: Up to this many contributions are ranked by comparing all pairs, in one launch.
 RANKED = 8192
+#: Up to this many, every program of one launch looks at all of them.
+SCANNED = 512
 #: Bits of a digit of the radix sort: as wide as a block's histogram stays cheap, as few passes and launches as can be.
 DIGIT_BITS = 9
 #: Keys compared pairwise at a time, and the most tiles: one program scans all tiles' counts of a few digits.
@@ -252,23 +254,18 @@ def tile(desc: Any, rows: int, inner: int) -> Tile:
     return Tile(min(128 * vector // cols, _ceil_power(rows)), cols, 4, 4)
 
 
-def sum_launches(desc: Any) -> list[Launch]:
-    """Sums of the sorted segments into the table."""
-    s, b = view(desc), buffers(desc)
-    g, at = s.g, _sorted_in(desc)
+def _lane_arguments(desc: Any, s: Sorted) -> tuple[dict[str, Arg], dict[str, Any]]:
+    """Arguments and constexprs that say where contributions and slots lie."""
+    g = s.g
     offsets_wide = wide(g)
     flat = g.dense.layout.packed and g.table.layout.packed
     args: dict[str, Arg] = {
         "dense": values(g.dense),
-        "keys": b.keys[at],
-        "order": b.order[at],
-        "partials": b.partials if s.count > CHUNK else None,
         "alpha": common(desc, g)["alpha"],
         "count": Int(s.count),
         "slots": Int(s.slots),
         "outer": Int(s.outer),
         "inner": Int(s.inner, offsets_wide, power_of_two_in(s.inner)),
-        "steps": Int(s.count.bit_length()),
         "outer_sizes": None if flat else s.before.sizes(),
         "outer_dense": None if flat else s.before.dense(),
         "inner_sizes": None if flat else s.behind.sizes(),
@@ -282,7 +279,56 @@ def sum_launches(desc: Any) -> list[Launch]:
         "COMPUTE": TL[desc.element.compute],
         "CHUNK": CHUNK,
     }
-    return [*_long_launches(desc, s, args, constexprs), _segment_launch(desc, s, b, args, constexprs, flat)]
+    return args, constexprs
+
+
+def _table_arguments(s: Sorted, flat: bool) -> dict[str, Arg]:
+    table = s.g.table
+    return {
+        "table": values(table),
+        "outer_table": None if flat else s.before.table(),
+        "inner_table": None if flat else s.behind.table(),
+        "slot_sizes": None if flat else padded((Int(table.shape[a]) for a in s.slot_axes), Int(1)),
+        "slot_strides": None if flat else padded(strides(table, s.slot_axes, True), Int(0, True)),
+    }
+
+
+def sum_launches(desc: Any) -> list[Launch]:
+    """Sums of the sorted segments into the table."""
+    s, b, at = view(desc), buffers(desc), _sorted_in(desc)
+    lanes, constexprs = _lane_arguments(desc, s)
+    args: dict[str, Arg] = {
+        **lanes,
+        "keys": b.keys[at],
+        "order": b.order[at],
+        "partials": b.partials if s.count > CHUNK else None,
+        "steps": Int(s.count.bit_length()),
+    }
+    return [*_long_launches(desc, s, args, constexprs), _segment_launch(desc, s, b, args, constexprs)]
+
+
+def scanned_launch(desc: Any) -> Launch:
+    """The one launch for up to SCANNED contributions; it keeps their positions at the start of the workspace."""
+    s = view(desc)
+    args, constexprs = _lane_arguments(desc, s)
+    t = tile(desc, 1, s.inner)
+    return Launch(
+        segments.scanned_kernel,
+        scanned_grid(desc),
+        {
+            **args,
+            **_key_arguments(desc, s),
+            **_table_arguments(s, constexprs["FLAT"]),
+            "order": Scratch(0, ElementKind.I32),
+        },
+        {**constexprs, **policy(desc, s.g), "KEEP": keeps(desc), "COLS": t.cols, "BLOCK": SCANNED, "UNROLL": 4},
+        num_warps=4,
+    )
+
+
+def scanned_grid(desc: Any) -> int:
+    s = view(desc)
+    return s.outer * s.count * -(-s.inner // tile(desc, 1, s.inner).cols)
 
 
 def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[str, Any]) -> Iterator[Launch]:
@@ -309,23 +355,17 @@ def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[
     )
 
 
-def _segment_launch(
-    desc: Any, s: Sorted, b: Buffers, args: dict[str, Arg], constexprs: dict[str, Any], flat: bool
-) -> Launch:
-    g, slots, t = s.g, by_slot(desc, s), _segment_tile(desc, s)
+def _segment_launch(desc: Any, s: Sorted, b: Buffers, args: dict[str, Arg], constexprs: dict[str, Any]) -> Launch:
+    slots, t = by_slot(desc, s), _segment_tile(desc, s)
     items = s.slots if slots else s.count
     return Launch(
         segments.segments_kernel,
         s.outer * -(-items // t.rows) * -(-s.inner // t.cols),
         {
             **args,
-            "table": values(g.table),
+            **_table_arguments(s, constexprs["FLAT"]),
             "starts": b.starts if slots else None,
             "items": Int(items),
-            "outer_table": None if flat else s.before.table(),
-            "inner_table": None if flat else s.behind.table(),
-            "slot_sizes": None if flat else padded((Int(g.table.shape[a]) for a in s.slot_axes), Int(1)),
-            "slot_strides": None if flat else padded(strides(g.table, s.slot_axes, True), Int(0, True)),
         },
         {**constexprs, "KEEP": keeps(desc), **t.constexprs},
         num_warps=t.warps,
