@@ -81,9 +81,13 @@ class Recipe:
         """The result; None if this call is another."""
         tensors = self._tensors_of(args)
         # The guard also sees dispatch modes, functorch, autocast and inference mode in the thread's dispatch keys.
-        if not self._guard(*tensors) or self._others_of(args) != self._others:
-            return None
-        if _deterministic() is not self._deterministic or TABLE.generation != self._generation or _function_modes():
+        if (
+            not self._guard(*tensors)
+            or self._others_of(args) != self._others
+            or _deterministic() is not self._deterministic
+            or TABLE.generation != self._generation
+            or _function_modes()
+        ):
             return None
         addresses = [t.data_ptr() for t in tensors]
         for i, mask in self._masks:
@@ -93,8 +97,7 @@ class Recipe:
         if current_device() != index:
             return None
         out: Tensor = _empty(self._sizes, self._strides, self._dtype)
-        addresses.append(out.data_ptr())
-        launch_values(self._templates, addresses, current_stream(index))
+        launch_values(self._templates, (*addresses, out.data_ptr()), current_stream(index))
         return out
 
 
