@@ -116,7 +116,7 @@ class LoadedKernel:
 class Template:
     """A kernel's arguments, of which addresses and scalars are still to come."""
 
-    __slots__ = ("_computed", "_constants", "_pick", "kernel", "start")
+    __slots__ = ("computed", "constants", "kernel", "pick", "start")
 
     def __init__(self, kernel: LoadedKernel, leaves: Sequence[Arg], args: Any, places: Places) -> None:
         self.kernel, self.start = kernel, kernel.start
@@ -137,21 +137,18 @@ class Template:
         for value in kernel.tail:
             order.append(~len(constants))
             constants.append(value)
-        self._computed = tuple(computed)
-        self._constants = tuple(reversed(constants))
+        self.computed = tuple(computed)
+        self.constants = tuple(reversed(constants))
         # One call of C for the whole list; with fewer than two an itemgetter would give no tuple.
-        self._pick = itemgetter(*order) if len(order) > 1 else lambda values: tuple(values[i] for i in order)
+        self.pick = itemgetter(*order) if len(order) > 1 else lambda values: tuple(values[i] for i in order)
 
-    def filled(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments with ``values`` at their places."""
-        if self._computed:
-            values = (*values, *[compute(values[place]) for place, compute in self._computed])
-        flat: tuple[Any, ...] = self._pick(values + self._constants)
-        return flat
+    def extended(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """``values`` and what is computed from them."""
+        return (*values, *[compute(values[place]) for place, compute in self.computed])
 
     def fill(self, values: tuple[Any, ...]) -> BoundLaunch:
         """The launch with ``values`` at their places."""
-        return BoundLaunch(self.kernel, self.filled(values))
+        return BoundLaunch(self.kernel, self.pick(self.extended(values) + self.constants))
 
 
 class BoundLaunch:
@@ -185,7 +182,8 @@ def launch_values(templates: Sequence[Template], values: tuple[Any, ...], stream
         return
     try:
         for template in templates:
-            template.start(template.filled(values), stream)
+            known = template.extended(values) if template.computed else values
+            template.start(template.pick(known + template.constants), stream)
     except RuntimeError as e:
         raise _failed(template.kernel, e) from e
 
