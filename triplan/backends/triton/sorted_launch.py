@@ -338,8 +338,11 @@ def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[
         return
     t = tile(desc, s.outer, s.inner)
     programs = windows * -(-s.outer // t.rows) * -(-s.inner // t.cols)
-    # With four contributions in flight ptxas spills an address of 4-byte elements on sm80; and there are many programs.
-    yield Launch(segments.chunks_kernel, programs, args, {**constexprs, **t.constexprs, "UNROLL": 2}, num_warps=t.warps)
+    # Two contributions in flight, and no more warps than 16 bytes a thread fill: else ptxas spills an address in some
+    # configurations. There are many programs.
+    warps = min(t.warps, max(t.rows * t.cols * desc.element.itemsize // 512, 1))
+    constexprs = {**constexprs, **t.constexprs, "UNROLL": 2}
+    yield Launch(segments.chunks_kernel, programs, args, constexprs, num_warps=warps)
     if s.count <= CHUNK * CHUNK:
         return
     cols = min(_ceil_power(s.lanes), 256)
@@ -351,7 +354,7 @@ def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[
             "lanes": Int(s.lanes, s.lanes >= I32_LIMIT, power_of_two_in(s.lanes)),
         },
         {"CHUNK": CHUNK, "COLS": cols, "UNROLL": 8},
-        num_warps=2,
+        num_warps=max(cols // 128, 1),
     )
 
 
