@@ -20,26 +20,32 @@ from triplan.errors import Unsupported
 from triplan.sku import interpreting
 
 
-def interpret(launches: Sequence[Launch], args: Any, workspace: torch.Tensor | None) -> None:
-    """Run ``launches`` on the tensors of ``args``. Raises ``Unsupported`` outside interpreter mode."""
+def interpret(
+    launches: Sequence[Launch], args: Any, workspace: torch.Tensor | None, storage: torch.Tensor | None = None
+) -> None:
+    """Run ``launches`` on the tensors of ``args``; ``storage`` is that of prepared indices.
+
+    Raises ``Unsupported`` outside interpreter mode.
+    """
     if not interpreting():
         raise Unsupported("interpreting needs TRITON_INTERPRET=1, set before triplan is imported")
     _repair()
     for launch in launches:
-        values = {name: _value(arg, args, workspace) for name, arg in launch.args.items()}
+        values = {name: _value(arg, args, workspace, storage) for name, arg in launch.args.items()}
         launch.kernel[(launch.grid,)](**values, **launch.constexprs)
 
 
-def _value(arg: Arg, args: Any, workspace: torch.Tensor | None) -> Any:
+def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.Tensor | None) -> Any:
     if arg is None:
         return None
     if isinstance(arg, tuple):
-        return tuple(_value(a, args, workspace) for a in arg)
+        return tuple(_value(a, args, workspace, storage) for a in arg)
     if isinstance(arg, Int):
         return arg.value
     if isinstance(arg, Scratch):
-        assert workspace is not None
-        return workspace[arg.offset :].view(arg.element.torch)
+        memory = storage if arg.stored else workspace
+        assert memory is not None
+        return memory[arg.offset :].view(arg.element.torch)
     if isinstance(arg, Scalar):
         given = getattr(args, arg.operand)
         return arg.default if given is None else given

@@ -40,10 +40,11 @@ class Ptr:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Address within the workspace, ``offset`` bytes from its start."""
+    """Address within the workspace, ``offset`` bytes from its start; or, if ``stored``, within prepared indices."""
 
     offset: int
     element: ElementKind
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

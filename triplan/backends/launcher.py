@@ -39,6 +39,8 @@ from triplan.sku import ArchSku
 Places = Mapping[tuple[str, int | None], int]
 #: The workspace's address among the places.
 WORKSPACE = ("", None)
+#: That of prepared indices.
+STORAGE = ("", 0)
 _KNOBS = triton.knobs.runtime
 _STATIC: Any = getattr(getattr(torch._C, "_StaticCudaLauncher", None), "_launch_kernel", None)
 #: The static launcher's letters; it has a fixed array of 120 arguments.
@@ -250,7 +252,7 @@ def _changing(
 ) -> tuple[int | None, Callable[[int], Any] | None]:
     """Where an argument's changing value stands (None if it has none), and what is made of it (None: itself)."""
     if isinstance(leaf, Scratch):
-        return places[WORKSPACE], leaf.offset.__add__
+        return places[STORAGE if leaf.stored else WORKSPACE], leaf.offset.__add__
     if isinstance(leaf, Scalar):
         return places.get((leaf.operand, None)), None
     if isinstance(leaf, Ptr):

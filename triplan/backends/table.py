@@ -27,6 +27,21 @@ Compute = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """How a row keeps what it makes of the indices alone, for any number of runs.
+
+    Attributes:
+        size: exact bytes of storage.
+        build: the launches that fill the storage; the index operand is all that they read.
+        run: the launches of a run that uses it. Neither needs more workspace than an ordinary run.
+    """
+
+    size: Callable[[Any, Target], int]
+    build: Build
+    run: Build
+
+
+@dataclass(frozen=True)
 class KernelRow:
     """One kernel that can answer an op.
 
@@ -48,6 +63,7 @@ class KernelRow:
         build: its launches (triton rows).
         compute: plain torch from inputs to outputs (reference rows).
         layout: the SKU's layout, ``"packed"`` or ``"strided"``.
+        preparation: how its indices can be prepared, where they can.
     """
 
     op: str
@@ -67,6 +83,7 @@ class KernelRow:
     build: Build | None = None
     compute: Compute | None = None
     layout: Callable[[Any], str | None] = lambda desc: None
+    preparation: Preparation | None = None
 
 
 class KernelTable:
@@ -142,6 +159,7 @@ def kernel(
     features: Collection[str] = (),
     interpretable: bool = True,
     layout: Callable[[Any], str | None] = lambda desc: None,
+    preparation: Preparation | None = None,
     table: KernelTable = TABLE,
 ) -> Callable[[Build], Build]:
     """Register the decorated function, which turns (descriptor, target) into launches, as a Triton row.
@@ -168,6 +186,7 @@ def kernel(
                 interpretable=interpretable,
                 build=build,
                 layout=layout,
+                preparation=preparation,
             )
         )
         return build

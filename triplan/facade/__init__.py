@@ -24,6 +24,7 @@ from triplan.facade.indexing import (
     ScatterPlan,
 )
 from triplan.facade.plan import Plan, plan, plan_type
+from triplan.facade.prepared import PreparedIndices
 from triplan.facade.workspace import Workspace
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "LoadReport",
     "Plan",
     "PlanCache",
+    "PreparedIndices",
     "ScatterAddArgs",
     "ScatterAddPlan",
     "ScatterArgs",

@@ -36,6 +36,21 @@ def check_args(desc: Descriptor, target: Target, args_type: type[Any], args: Any
     return SUPPORTED
 
 
+def check_operand(desc: Descriptor, target: Target, operand: Operand, value: Any) -> list[torch.Tensor]:
+    """The tensors of one operand, checked for themselves. Raises what ``check_args`` reports of them."""
+    listed = operand.kind is OperandKind.TENSOR_LIST
+    if listed and (not isinstance(value, (list, tuple)) or len(value) != operand.count):
+        raise InvalidProblem(f"{desc.op}: {operand.name} is no sequence of {operand.count} tensors, as is expected")
+    items = list(value) if listed else [value]
+    named = [(operand.name, operand, _as_tensor(desc.op, operand.name, operand, item)) for item in items]
+    for name, o, tensor in named:
+        _check_tensor(desc.op, name, o, tensor)
+    _check_devices(desc.op, target, named)
+    for name, o, tensor in named:
+        _check_promises(desc.op, name, o, tensor)
+    return [tensor for _, _, tensor in named]
+
+
 def _tensors(desc: Descriptor, args: Any) -> Iterator[Named]:
     """Every tensor with its operand; scalars and counts are checked on the way."""
     for o in desc.operands():

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -14,15 +15,16 @@ from typing_extensions import Self
 from triplan.backends.compile import CompiledRecord, is_compiled, record
 from triplan.backends.interpreter import interpret
 from triplan.backends.launch import Launch
-from triplan.backends.launcher import BoundLaunch, LoadedKernel, Places, Template, load
+from triplan.backends.launcher import STORAGE, WORKSPACE, BoundLaunch, LoadedKernel, Places, Template, load
 from triplan.backends.reference.run import run_reference
 from triplan.backends.select import canonical_key, select, sku_of
-from triplan.backends.table import KernelRow
+from triplan.backends.table import TABLE, KernelRow, Preparation
 from triplan.backends.tuning import TuningTable
-from triplan.descriptors import Descriptor
+from triplan.descriptors import Descriptor, OperandKind
 from triplan.errors import InvalidProblem, Unsupported, WorkspaceTooSmall
 from triplan.facade.bound import BoundRun, bump_versions, launch_all
-from triplan.facade.check import check_args, may_overlap
+from triplan.facade.check import check_args, check_operand, may_overlap
+from triplan.facade.prepared import PreparedIndices
 from triplan.facade.seen import Seen, getter
 from triplan.facade.workspace import Workspace
 from triplan.sku import (
@@ -99,7 +101,7 @@ class Plan(Generic[D, A]):
         return self
 
     _row: KernelRow
-    _loaded: dict[int, tuple[LoadedKernel, ...]]
+    _loaded: dict[tuple[str, int], tuple[LoadedKernel, ...]]
     # The last accepted call and its bound launches: each replaced whole, so that no thread ever sees half of one.
     _seen: Seen | None
     _bound: _Bound | None
@@ -168,6 +170,27 @@ class Plan(Generic[D, A]):
         build = self._row.build
         return () if build is None else tuple(build(self.descriptor, self.target))
 
+    @cached_property
+    def preparing_launches(self) -> tuple[Launch, ...]:
+        """What ``prepare_indices`` launches. Raises ``Unsupported`` for a row that prepares nothing."""
+        return tuple(self._preparation.build(self.descriptor, self.target))
+
+    @cached_property
+    def prepared_launches(self) -> tuple[Launch, ...]:
+        """What ``run`` launches with prepared indices. Raises ``Unsupported`` for a row that prepares nothing."""
+        return tuple(self._preparation.run(self.descriptor, self.target))
+
+    @property
+    def _preparation(self) -> Preparation:
+        if self._row.preparation is None:
+            able = [c.kernel for c in self.candidates if c.cost_us is not None]
+            able = [row.name for row in TABLE.rows(self.descriptor.op) if row.preparation and row.name in able]
+            raise Unsupported(
+                f"{self.descriptor.op}: the kernel {self._row.name} makes nothing of indices alone that could be kept; "
+                f"of those that meet the request, {', '.join(able) or 'none'} can (PlanPreference(kernel=...))"
+            )
+        return self._row.preparation
+
     def compile(self) -> tuple[CompiledRecord, ...]:
         """Build the kernels, with or without a GPU: name, arch, ptx, cubin, registers, spill_bytes, shared_bytes.
 
@@ -182,29 +205,43 @@ class Plan(Generic[D, A]):
         """Build and load all that ``run`` can need on ``device`` (default: the current one)."""
         if self.target.is_gpu:
             index = torch.device("cuda" if device is None else device).index if not isinstance(device, int) else device
-            self._load(torch.cuda.current_device() if index is None else index)
+            index = torch.cuda.current_device() if index is None else index
+            self._load("launches", index)
+            if self._row.preparation is not None:
+                self._load("preparing_launches", index)
+                self._load("prepared_launches", index)
         return self
 
-    def _load(self, index: int) -> tuple[LoadedKernel, ...]:
-        found = self._loaded.get(index)
+    def _load(self, which: str, index: int) -> tuple[LoadedKernel, ...]:
+        found = self._loaded.get((which, index))
         if found is None:
-            arch = self.target.arch
+            arch, launches = self.target.arch, getattr(self, which)
             if torch.cuda.is_current_stream_capturing() and not all(
-                is_compiled(launch.source(), arch, index) for launch in self.launches
+                is_compiled(launch.source(), arch, index) for launch in launches
             ):
                 raise Unsupported(f"{self!r} is not prepared for cuda:{index}; call plan.prepare() before capturing")
             # A race builds the same thing twice; either is right.
-            found = self._loaded[index] = load(self.launches, arch, index)
+            found = self._loaded[which, index] = load(launches, arch, index)
         return found
 
     # --- running ---
 
-    def run(self, args: A, workspace: Workspace | None = None, stream: torch.cuda.Stream | int | None = None) -> None:
+    def run(
+        self,
+        args: A,
+        workspace: Workspace | None = None,
+        stream: torch.cuda.Stream | int | None = None,
+        prepared: PreparedIndices | None = None,
+    ) -> None:
         """Launch on the operands' device, on ``stream`` (a ``torch.cuda.Stream``, a raw handle) or torch's current one.
 
         Allocates nothing and never synchronises. Raises what ``can_implement`` reports, or ``WorkspaceTooSmall``; then
-        nothing was launched and nothing written.
+        nothing was launched and nothing written. ``prepared`` stands for the work on the indices: see
+        ``prepare_indices``. Such calls are checked in full every time: ``bind`` them for loops.
         """
+        if prepared is not None:
+            self._run_prepared(args, workspace, stream, prepared)
+            return
         seen, values = self._seen, None
         if seen is not None and type(args) is self.args_type:
             values = seen.match(args, workspace)
@@ -218,7 +255,7 @@ class Plan(Generic[D, A]):
             self._run_on_cpu(args, workspace, stream)
         bump_versions(self._written(args))
 
-    def bind(self, args: A, workspace: Workspace | None = None) -> BoundRun:
+    def bind(self, args: A, workspace: Workspace | None = None, prepared: PreparedIndices | None = None) -> BoundRun:
         """Check once and fix every address: a call for loops over the same buffers.
 
         The caller promises that, as long as the BoundRun is used, the tensors of ``args`` and the workspace are not
@@ -229,8 +266,81 @@ class Plan(Generic[D, A]):
             raise Unsupported(f"{self!r} runs on the cpu: there is no launch to bind")
         self._validate(args, workspace)
         seen = Seen(self.descriptor, args, self._fields, self._workspace_size)
-        bound = self._bind(seen, args).fill(seen.values(args, workspace))
-        return BoundRun(bound.calls, bound.index, self._written(args), (args, workspace))
+        places, values, which = seen.places, seen.values(args, workspace), "launches"
+        if prepared is not None:
+            self._check_prepared(prepared, args, workspace)
+            places, values, which = (
+                {**places, STORAGE: len(places)},
+                (*values, prepared.storage.address),
+                "prepared_launches",
+            )
+        index: int = self._written(args)[0].get_device()
+        calls = tuple(kernel.template(args, places).fill(values) for kernel in self._load(which, index))
+        return BoundRun(calls, index, self._written(args), (args, workspace, prepared))
+
+    # --- prepared indices ---
+
+    def prepared_size(self) -> int:
+        """Exact bytes of storage that ``prepare_indices`` fills. Raises ``Unsupported`` as that does."""
+        return self._preparation.size(self.descriptor, self.target)
+
+    def prepare_indices(
+        self,
+        index: Any,
+        storage: Workspace,
+        workspace: Workspace | None = None,
+        stream: torch.cuda.Stream | int | None = None,
+    ) -> PreparedIndices:
+        """Do a run's work on the indices once, into ``storage`` (``prepared_size()`` bytes of the caller's).
+
+        ``index`` is the plan's index operand, ``workspace`` that of a run. Allocates nothing and never synchronises.
+        ``PreparedIndices`` says what the caller promises. Raises ``Unsupported`` for a kernel that does no such work
+        (naming those that do), and as ``run`` for an index, a storage or a workspace that does not fit.
+        """
+        needed = self.prepared_size()
+        operand = next(o for o in self.descriptor.operands() if o.index_extents)
+        tensors = check_operand(self.descriptor, self.target, operand, index)
+        device, named = tensors[0].device, [(operand.name, t) for t in tensors]
+        self._check_memory("the storage", storage, needed, device, named)
+        if storage is not None:
+            named = [*named, ("the storage", storage.tensor)]
+        self._check_memory("the workspace", workspace, self.workspace_size(), device, named)
+        args = SimpleNamespace(**{operand.name: index})
+        if self.target.is_gpu:
+            names = [
+                (operand.name, i if operand.kind is OperandKind.TENSOR_LIST else None) for i in range(len(tensors))
+            ]
+            keys = [*names, WORKSPACE, STORAGE]
+            places: Places = {key: at for at, key in enumerate(keys)}
+            values = (*(t.data_ptr() for t in tensors), 0 if workspace is None else workspace.address, storage.address)
+            kernels = self._load("preparing_launches", tensors[0].get_device())
+            calls = [kernel.template(args, places).fill(values) for kernel in kernels]
+            launch_all(calls, tensors[0].get_device(), stream)
+        else:
+            interpret(self.preparing_launches, args, None if workspace is None else workspace.tensor, storage.tensor)
+        return PreparedIndices(self, storage)
+
+    def _check_prepared(self, prepared: PreparedIndices, args: A, workspace: Workspace | None) -> None:
+        named = self._named(args)
+        prepared.check(self, self._written(args)[0].device)
+        if workspace is not None:
+            named = [*named, ("the workspace", workspace.tensor)]
+        self._check_memory("the storage", prepared.storage, self.prepared_size(), prepared.storage.device, named)
+
+    def _run_prepared(
+        self, args: A, workspace: Workspace | None, stream: torch.cuda.Stream | int | None, prepared: PreparedIndices
+    ) -> None:
+        if self.target.is_gpu:
+            self.bind(args, workspace, prepared)(stream)
+            return
+        self._validate(args, workspace)
+        self._check_prepared(prepared, args, workspace)
+        interpret(
+            self.prepared_launches, args, None if workspace is None else workspace.tensor, prepared.storage.tensor
+        )
+        bump_versions(self._written(args))
+
+    # --- what a run is made of ---
 
     def _validate(self, args: A, workspace: Workspace | None) -> None:
         support = self.can_implement(args)
@@ -249,7 +359,7 @@ class Plan(Generic[D, A]):
 
     def _templates(self, args: A, places: Places) -> tuple[Template, ...]:
         index: int = self._written(args)[0].get_device()
-        kernels = self._loaded.get(index) or self._load(index)
+        kernels = self._loaded.get(("launches", index)) or self._load("launches", index)
         return tuple(kernel.template(args, places) for kernel in kernels)
 
     def _bind(self, seen: Seen, args: A) -> _Bound:
@@ -290,26 +400,40 @@ class Plan(Generic[D, A]):
         self.descriptor.check_status(args)
 
     def _check_workspace(self, workspace: Workspace | None, device: torch.device, args: A) -> None:
-        needed = self.workspace_size()
+        self._check_memory("the workspace", workspace, self.workspace_size(), device, self._named(args))
+
+    def _check_memory(
+        self,
+        what: str,
+        memory: Workspace | None,
+        needed: int,
+        device: torch.device,
+        others: list[tuple[str, torch.Tensor]],
+    ) -> None:
+        """``memory``, called ``what``, holds enough bytes on ``device`` and shares none with ``others``."""
         if needed == 0:
             return
-        got = 0 if workspace is None else workspace.nbytes
-        if workspace is None or got < needed:
+        op, got = self.descriptor.op, 0 if memory is None else memory.nbytes
+        if memory is None or got < needed:
+            make = "Workspace.allocate(plan)" if what == "the workspace" else "Workspace.from_tensor"
             raise WorkspaceTooSmall(
-                f"{self.descriptor.op} ({self._row.name}) needs {needed} bytes of workspace, got {got}; "
-                "Workspace.allocate(plan) makes one",
-                needed,
-                got,
+                f"{op} ({self._row.name}) needs {needed} bytes of {what[4:]}, got {got}; {make} makes one", needed, got
             )
-        if workspace.device != device:
-            raise InvalidProblem(
-                f"{self.descriptor.op}: the workspace is on {workspace.device}, the operands on {device}"
-            )
+        if memory.device != device:
+            raise InvalidProblem(f"{op}: {what} is on {memory.device}, the operands on {device}")
+        for name, tensor in others:
+            if may_overlap(memory.tensor, tensor):
+                raise InvalidProblem(f"{op}: {what} shares memory with {name}")
+
+    def _named(self, args: A) -> list[tuple[str, torch.Tensor]]:
+        """Every tensor of ``args`` with its operand's name."""
+        found = []
         for o in self.descriptor.operands():
             value = getattr(args, o.name)
             for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(tensor, torch.Tensor) and may_overlap(workspace.tensor, tensor):
-                    raise InvalidProblem(f"{self.descriptor.op}: the workspace shares memory with {o.name}")
+                if isinstance(tensor, torch.Tensor):
+                    found.append((o.name, tensor))
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reselect, (type(self), self.descriptor, self.preference, self.target, self.tuning)

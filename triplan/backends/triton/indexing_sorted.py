@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from triplan.backends.launch import Launch
-from triplan.backends.table import kernel
+from triplan.backends.table import Preparation, kernel
 from triplan.backends.triton.geometry import geometry, keeps
 from triplan.backends.triton.indexing import (
     ADDED,
@@ -26,7 +26,7 @@ from triplan.backends.triton.indexing import (
     sum_tolerance,
     zeroed,
 )
-from triplan.backends.triton.indexing_launch import I32_LIMIT, status_launch
+from triplan.backends.triton.indexing_launch import I32_LIMIT, fill_launch, fold_launch, status_launch
 from triplan.backends.triton.sorted_launch import (
     CHUNK,
     SCANNED,
@@ -38,6 +38,7 @@ from triplan.backends.triton.sorted_launch import (
     sum_launches,
     view,
 )
+from triplan.descriptors.indexing import NO_BAD_INDEX
 from triplan.sku import (
     SUPPORTED,
     Duplicates,
@@ -122,6 +123,27 @@ def _sorted_sum(desc: Any, target: Target) -> list[Launch]:
     return [*status_launch(desc), *sort_launches(desc), *sum_launches(desc)]
 
 
+def _prepared_size(desc: Any, target: Target) -> int:
+    return 0 if idle(desc) else buffers(desc, stored=True).stored_nbytes
+
+
+def _prepare(desc: Any, target: Target) -> list[Launch]:
+    if idle(desc):
+        return []
+    status = buffers(desc, stored=True).status
+    reset = [] if status is None else [fill_launch(status, 1, NO_BAD_INDEX)]
+    return [*reset, *sort_launches(desc, stored=True)]
+
+
+def _prepared_sum(desc: Any, target: Target) -> list[Launch]:
+    if idle(desc):
+        return _sorted_sum(desc, target)
+    status = buffers(desc, stored=True).status
+    # What the sort found of bad indices holds for every run.
+    report = [] if status is None else [fold_launch(status, desc.operand("status"), keep=False)]
+    return [*report, *sum_launches(desc, stored=True)]
+
+
 def scanned_applies(desc: Any, target: Target) -> Support:
     s = view(desc)
     if s.count > SCANNED:
@@ -165,6 +187,7 @@ def _register() -> None:
             supports=both(add, sorted_applies),
             rank=sorted_rank,
             workspace=_sorted_workspace,
+            preparation=Preparation(_prepared_size, _prepare, _prepared_sum),
             **common,
         )(_sorted_sum)
         kernel(

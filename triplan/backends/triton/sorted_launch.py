@@ -52,7 +52,9 @@ class Buffers:
     totals: Scratch
     starts: Scratch
     partials: Scratch
+    status: Scratch | None
     nbytes: int
+    stored_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +114,34 @@ def by_slot(desc: Any, g: Sorted) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def buffers(desc: Any) -> Buffers:
-    """The scratch of a sorted sum for ``desc``, exact to the byte (each part rounded up to 16)."""
-    g = view(desc)
-    count = g.count
-    radix = count > RANKED
-    accumulator = desc.element.compute
-    offset = 0
+def buffers(desc: Any, stored: bool = False) -> Buffers:
+    """The scratch of a sorted sum for ``desc``, exact to the byte (each part rounded up to 16).
 
-    def take(numel: int, element: ElementKind = ElementKind.I32) -> Scratch:
-        nonlocal offset
-        found = Scratch(offset, element)
-        offset += -(-numel * element.itemsize // 16) * 16
+    ``stored``: what a run needs of the sort lies in storage of its own instead, and so does ``status``.
+    """
+    s = view(desc)
+    radix = s.count > RANKED
+    sizes = {False: 0, True: 0}
+
+    def take(numel: int, element: ElementKind = ElementKind.I32, kept: bool = False) -> Scratch:
+        kept = kept and stored
+        found = Scratch(sizes[kept], element, kept)
+        sizes[kept] += -(-numel * element.itemsize // 16) * 16
         return found
 
-    keys, order = take(count), take(count)
-    tiles, digits = tiling(count)[0], 1 << passes(g)[1]
-    other = (take(count), take(count)) if radix else (keys, order)
+    keys, order = take(s.count, kept=True), take(s.count, kept=True)
+    tiles, digits = tiling(s.count)[0], 1 << passes(s)[1]
+    pairs = [(keys, order), (take(s.count), take(s.count)) if radix else (keys, order)]
+    if _sorted_in(desc) == 1:
+        pairs.reverse()
     counts, totals = take(tiles * digits if radix else 0), take(digits if radix else 0)
-    starts = take(g.slots + 1 if by_slot(desc, g) else 0)
-    partials = take(-(-count // CHUNK) * g.lanes if count > CHUNK else 0, accumulator)
-    return Buffers((keys, other[0]), (order, other[1]), counts, totals, starts, partials, offset)
+    starts = take(s.slots + 1 if by_slot(desc, s) else 0, kept=True)
+    partials = take(-(-s.count // CHUNK) * s.lanes if s.count > CHUNK else 0, desc.element.compute)
+    status = take(1, ElementKind.I64, kept=True) if stored and desc.out_of_bounds == "error" else None
+    (keys, order), (other_keys, other_order) = pairs
+    return Buffers(
+        (keys, other_keys), (order, other_order), counts, totals, starts, partials, status, sizes[False], sizes[True]
+    )
 
 
 def _sorted_in(desc: Any) -> int:
@@ -141,9 +150,9 @@ def _sorted_in(desc: Any) -> int:
     return passes(g)[0] % 2 if g.count > RANKED else 0
 
 
-def sort_launches(desc: Any) -> list[Launch]:
+def sort_launches(desc: Any, stored: bool = False) -> list[Launch]:
     """Keys from indices, sorted with their positions, and where every slot's segment starts if programs go to slots."""
-    g, b = view(desc), buffers(desc)
+    g, b = view(desc), buffers(desc, stored)
     count = g.count
     first = b.keys[_sorted_in(desc)]
     launches = _radix_launches(desc, g, b) if count > RANKED else [_rank_launch(desc, g, b)]
@@ -162,7 +171,7 @@ def sort_launches(desc: Any) -> list[Launch]:
     return launches
 
 
-def _key_arguments(desc: Any, s: Sorted) -> dict[str, Arg]:
+def _key_arguments(desc: Any, s: Sorted, status: Scratch | None = None) -> dict[str, Arg]:
     g = s.g
     axes, shared = axis_arguments(g), common(desc, g)
     shape = [g.table.shape[a] for a in s.slot_axes]
@@ -170,7 +179,7 @@ def _key_arguments(desc: Any, s: Sorted) -> dict[str, Arg]:
     return {
         "indices": axes["indices"],
         "extents": axes["extents"],
-        "status": shared["status"],
+        "status": shared["status"] if status is None else status,
         "padding": shared["padding"],
         "count": Int(s.count),
         "slots": Int(s.slots),
@@ -187,7 +196,7 @@ def _rank_launch(desc: Any, g: Sorted, b: Buffers) -> Launch:
     return Launch(
         sorting.rank_kernel,
         -(-g.count // own),
-        {**_key_arguments(desc, g), "keys": b.keys[0], "order": b.order[0]},
+        {**_key_arguments(desc, g, b.status), "keys": b.keys[0], "order": b.order[0]},
         {**policy(desc, g.g), "OWN": own, "BLOCK": 512},
         num_warps=4,
     )
@@ -202,7 +211,7 @@ def _radix_launches(desc: Any, g: Sorted, b: Buffers) -> list[Launch]:
     for turn in range(number):
         source, to, shift = turn % 2, 1 - turn % 2, Int(turn * bits)
         if turn == 0:
-            args = {**_key_arguments(desc, g), "keys": b.keys[0], "counts": b.counts, "blocks": each}
+            args = {**_key_arguments(desc, g, b.status), "keys": b.keys[0], "counts": b.counts, "blocks": each}
             out.append(Launch(sorting.keys_kernel, tiles, args, {**policy(desc, g.g), **radix}))
         else:
             args = {"keys": b.keys[source], "counts": b.counts, "count": count, "blocks": each, "shift": shift}
@@ -293,9 +302,9 @@ def _table_arguments(s: Sorted, flat: bool) -> dict[str, Arg]:
     }
 
 
-def sum_launches(desc: Any) -> list[Launch]:
+def sum_launches(desc: Any, stored: bool = False) -> list[Launch]:
     """Sums of the sorted segments into the table."""
-    s, b, at = view(desc), buffers(desc), _sorted_in(desc)
+    s, b, at = view(desc), buffers(desc, stored), _sorted_in(desc)
     lanes, constexprs = _lane_arguments(desc, s)
     args: dict[str, Arg] = {
         **lanes,
