@@ -10,6 +10,7 @@ from samples import ACCUMULATING, SAMPLES
 from test_guarantees import MARKS, target
 
 import triplan as tp
+from triplan.sku import ElementKind
 from triplan.testing import args_for
 
 PINNED = tp.PlanPreference(kernel="sorted_sum", deterministic=False)
@@ -49,7 +50,7 @@ def test_runs_with_prepared_indices_have_the_same_bits(op: str, out_of_bounds: s
             plan.run(placed.args, workspace, prepared=p)
             outs.append([getattr(placed.args, n).clone() for n in written])
         for a, b in zip(*outs, strict=True):
-            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            assert torch.equal(a.view(ElementKind.of(a.dtype).bits.torch), b.view(ElementKind.of(b.dtype).bits.torch))
     if out_of_bounds == "error":
         assert placed.args.status.item() != 2**63 - 1  # else the status shows nothing
     prepared.verify(index_of(plan, placed.args)[1])
@@ -61,15 +62,15 @@ def test_what_is_refused() -> None:
     args = args_for(plan.descriptor, "cpu", 1, indices="valid").args
     workspace, storage = tp.Workspace.allocate(plan), storage_of(plan, "cpu")
     prepared = plan.prepare_indices(args.index, storage, workspace)
+    changed = args_for(other.descriptor, "cpu", 1).args
     with pytest.raises(tp.InvalidProblem, match="prepared by another plan"):
-        changed = args_for(other.descriptor, "cpu", 1).args
         other.run(changed, tp.Workspace.allocate(other), prepared=prepared)
     with pytest.raises(tp.InvalidProblem, match="dtype"):
         plan.prepare_indices(args.index.int(), storage, workspace)
     with pytest.raises(tp.WorkspaceTooSmall, match="storage"):
         plan.prepare_indices(args.index, tp.Workspace.from_tensor(storage.tensor[:-16]), workspace)
+    both = tp.Workspace.from_tensor(torch.zeros(4096, dtype=torch.uint8))
     with pytest.raises(tp.InvalidProblem, match="the workspace shares memory with the storage"):
-        both = tp.Workspace.from_tensor(torch.zeros(4096, dtype=torch.uint8))
         plan.prepare_indices(args.index, both, both)
     prepared.verify(args.index)
     args.index[0] = (args.index[0] + 1) % plan.descriptor.out_dim_size

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
 import torch
 
 from triplan.descriptors import Descriptor, Operand, OperandKind
-from triplan.errors import InvalidProblem, MisalignedOperand, TriplanError, Unsupported
+from triplan.errors import InvalidProblem, MisalignedOperand, TriplanError, Unsupported, WorkspaceTooSmall
+from triplan.facade.workspace import Workspace
 from triplan.sku import SUPPORTED, Support, Target
 
 Named = tuple[str, Operand, torch.Tensor]
@@ -49,6 +50,42 @@ def check_operand(desc: Descriptor, target: Target, operand: Operand, value: Any
     for name, o, tensor in named:
         _check_promises(desc.op, name, o, tensor)
     return [tensor for _, _, tensor in named]
+
+
+def named_tensors(desc: Descriptor, args: Any) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor of ``args`` with its operand's name."""
+    found = []
+    for o in desc.operands():
+        value = getattr(args, o.name)
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(tensor, torch.Tensor):
+                found.append((o.name, tensor))
+    return found
+
+
+def check_memory(
+    op: str,
+    what: str,
+    memory: Workspace | None,
+    needed: int,
+    device: torch.device,
+    others: Iterable[tuple[str, torch.Tensor]],
+) -> None:
+    """``memory``, called ``what``, holds ``needed`` bytes on ``device`` and shares none with ``others``.
+
+    Raises ``WorkspaceTooSmall`` or ``InvalidProblem``.
+    """
+    if needed == 0:
+        return
+    got = 0 if memory is None else memory.nbytes
+    if memory is None or got < needed:
+        make = "Workspace.allocate(plan)" if what == "the workspace" else "Workspace.from_tensor(tensor)"
+        raise WorkspaceTooSmall(f"{op} needs {needed} bytes of {what[4:]}, got {got}; {make} makes one", needed, got)
+    if memory.device != device:
+        raise InvalidProblem(f"{op}: {what} is on {memory.device}, the operands on {device}")
+    for name, tensor in others:
+        if may_overlap(memory.tensor, tensor):
+            raise InvalidProblem(f"{op}: {what} shares memory with {name}")
 
 
 def _tensors(desc: Descriptor, args: Any) -> Iterator[Named]:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -15,16 +14,16 @@ from typing_extensions import Self
 from triplan.backends.compile import CompiledRecord, is_compiled, record
 from triplan.backends.interpreter import interpret
 from triplan.backends.launch import Launch
-from triplan.backends.launcher import STORAGE, WORKSPACE, BoundLaunch, LoadedKernel, Places, Template, load
+from triplan.backends.launcher import STORAGE, BoundLaunch, LoadedKernel, Places, Template, load
 from triplan.backends.reference.run import run_reference
 from triplan.backends.select import canonical_key, select, sku_of
-from triplan.backends.table import TABLE, KernelRow, Preparation
+from triplan.backends.table import KernelRow
 from triplan.backends.tuning import TuningTable
-from triplan.descriptors import Descriptor, OperandKind
-from triplan.errors import InvalidProblem, Unsupported, WorkspaceTooSmall
+from triplan.descriptors import Descriptor
+from triplan.errors import InvalidProblem, Unsupported
 from triplan.facade.bound import BoundRun, bump_versions, launch_all
-from triplan.facade.check import check_args, check_operand, may_overlap
-from triplan.facade.prepared import PreparedIndices
+from triplan.facade.check import check_args, check_memory, named_tensors
+from triplan.facade.prepared import PreparedIndices, Preparing
 from triplan.facade.seen import Seen, getter
 from triplan.facade.workspace import Workspace
 from triplan.sku import (
@@ -45,7 +44,7 @@ log = logging.getLogger("triplan")
 _PLANS: dict[str, type[Plan[Any, Any]]] = {}
 
 
-class Plan(Generic[D, A]):
+class Plan(Preparing, Generic[D, A]):
     """A kernel chosen for a descriptor, with everything known about it before it runs.
 
     Immutable: one plan may run from many threads and streams at once. Pickling keeps the request and selects again.
@@ -170,27 +169,6 @@ class Plan(Generic[D, A]):
         build = self._row.build
         return () if build is None else tuple(build(self.descriptor, self.target))
 
-    @cached_property
-    def preparing_launches(self) -> tuple[Launch, ...]:
-        """What ``prepare_indices`` launches. Raises ``Unsupported`` for a row that prepares nothing."""
-        return tuple(self._preparation.build(self.descriptor, self.target))
-
-    @cached_property
-    def prepared_launches(self) -> tuple[Launch, ...]:
-        """What ``run`` launches with prepared indices. Raises ``Unsupported`` for a row that prepares nothing."""
-        return tuple(self._preparation.run(self.descriptor, self.target))
-
-    @property
-    def _preparation(self) -> Preparation:
-        if self._row.preparation is None:
-            able = [c.kernel for c in self.candidates if c.cost_us is not None]
-            able = [row.name for row in TABLE.rows(self.descriptor.op) if row.preparation and row.name in able]
-            raise Unsupported(
-                f"{self.descriptor.op}: the kernel {self._row.name} makes nothing of indices alone that could be kept; "
-                f"of those that meet the request, {', '.join(able) or 'none'} can (PlanPreference(kernel=...))"
-            )
-        return self._row.preparation
-
     def compile(self) -> tuple[CompiledRecord, ...]:
         """Build the kernels, with or without a GPU: name, arch, ptx, cubin, registers, spill_bytes, shared_bytes.
 
@@ -278,55 +256,6 @@ class Plan(Generic[D, A]):
         calls = tuple(kernel.template(args, places).fill(values) for kernel in self._load(which, index))
         return BoundRun(calls, index, self._written(args), (args, workspace, prepared))
 
-    # --- prepared indices ---
-
-    def prepared_size(self) -> int:
-        """Exact bytes of storage that ``prepare_indices`` fills. Raises ``Unsupported`` as that does."""
-        return self._preparation.size(self.descriptor, self.target)
-
-    def prepare_indices(
-        self,
-        index: Any,
-        storage: Workspace,
-        workspace: Workspace | None = None,
-        stream: torch.cuda.Stream | int | None = None,
-    ) -> PreparedIndices:
-        """Do a run's work on the indices once, into ``storage`` (``prepared_size()`` bytes of the caller's).
-
-        ``index`` is the plan's index operand, ``workspace`` that of a run. Allocates nothing and never synchronises.
-        ``PreparedIndices`` says what the caller promises. Raises ``Unsupported`` for a kernel that does no such work
-        (naming those that do), and as ``run`` for an index, a storage or a workspace that does not fit.
-        """
-        needed = self.prepared_size()
-        operand = next(o for o in self.descriptor.operands() if o.index_extents)
-        tensors = check_operand(self.descriptor, self.target, operand, index)
-        device, named = tensors[0].device, [(operand.name, t) for t in tensors]
-        self._check_memory("the storage", storage, needed, device, named)
-        if storage is not None:
-            named = [*named, ("the storage", storage.tensor)]
-        self._check_memory("the workspace", workspace, self.workspace_size(), device, named)
-        args = SimpleNamespace(**{operand.name: index})
-        if self.target.is_gpu:
-            names = [
-                (operand.name, i if operand.kind is OperandKind.TENSOR_LIST else None) for i in range(len(tensors))
-            ]
-            keys = [*names, WORKSPACE, STORAGE]
-            places: Places = {key: at for at, key in enumerate(keys)}
-            values = (*(t.data_ptr() for t in tensors), 0 if workspace is None else workspace.address, storage.address)
-            kernels = self._load("preparing_launches", tensors[0].get_device())
-            calls = [kernel.template(args, places).fill(values) for kernel in kernels]
-            launch_all(calls, tensors[0].get_device(), stream)
-        else:
-            interpret(self.preparing_launches, args, None if workspace is None else workspace.tensor, storage.tensor)
-        return PreparedIndices(self, storage)
-
-    def _check_prepared(self, prepared: PreparedIndices, args: A, workspace: Workspace | None) -> None:
-        named = self._named(args)
-        prepared.check(self, self._written(args)[0].device)
-        if workspace is not None:
-            named = [*named, ("the workspace", workspace.tensor)]
-        self._check_memory("the storage", prepared.storage, self.prepared_size(), prepared.storage.device, named)
-
     def _run_prepared(
         self, args: A, workspace: Workspace | None, stream: torch.cuda.Stream | int | None, prepared: PreparedIndices
     ) -> None:
@@ -400,40 +329,9 @@ class Plan(Generic[D, A]):
         self.descriptor.check_status(args)
 
     def _check_workspace(self, workspace: Workspace | None, device: torch.device, args: A) -> None:
-        self._check_memory("the workspace", workspace, self.workspace_size(), device, self._named(args))
-
-    def _check_memory(
-        self,
-        what: str,
-        memory: Workspace | None,
-        needed: int,
-        device: torch.device,
-        others: list[tuple[str, torch.Tensor]],
-    ) -> None:
-        """``memory``, called ``what``, holds enough bytes on ``device`` and shares none with ``others``."""
-        if needed == 0:
-            return
-        op, got = self.descriptor.op, 0 if memory is None else memory.nbytes
-        if memory is None or got < needed:
-            make = "Workspace.allocate(plan)" if what == "the workspace" else "Workspace.from_tensor"
-            raise WorkspaceTooSmall(
-                f"{op} ({self._row.name}) needs {needed} bytes of {what[4:]}, got {got}; {make} makes one", needed, got
-            )
-        if memory.device != device:
-            raise InvalidProblem(f"{op}: {what} is on {memory.device}, the operands on {device}")
-        for name, tensor in others:
-            if may_overlap(memory.tensor, tensor):
-                raise InvalidProblem(f"{op}: {what} shares memory with {name}")
-
-    def _named(self, args: A) -> list[tuple[str, torch.Tensor]]:
-        """Every tensor of ``args`` with its operand's name."""
-        found = []
-        for o in self.descriptor.operands():
-            value = getattr(args, o.name)
-            for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(tensor, torch.Tensor):
-                    found.append((o.name, tensor))
-        return found
+        check_memory(
+            self._op, "the workspace", workspace, self.workspace_size(), device, named_tensors(self.descriptor, args)
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reselect, (type(self), self.descriptor, self.preference, self.target, self.tuning)

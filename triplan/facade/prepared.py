@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from triplan.errors import InvalidProblem
+from triplan.backends.interpreter import interpret
+from triplan.backends.launch import Launch
+from triplan.backends.launcher import STORAGE, WORKSPACE, LoadedKernel, Places
+from triplan.backends.table import TABLE, KernelRow, Preparation
+from triplan.descriptors import OperandKind
+from triplan.errors import InvalidProblem, Unsupported
+from triplan.facade.bound import launch_all
+from triplan.facade.check import check_memory, check_operand, named_tensors
 from triplan.facade.workspace import Workspace
+from triplan.sku import Candidate, Target
 
 
 class PreparedIndices:
@@ -47,3 +57,90 @@ class PreparedIndices:
             raise InvalidProblem(f"{op}: the indices were prepared by another plan: {self.plan.key}, not {plan.key}")
         if self.storage.device != device:
             raise InvalidProblem(f"{op}: the prepared indices are on {self.storage.device}, the operands on {device}")
+
+
+class Preparing:
+    """The part of a Plan that prepares indices."""
+
+    descriptor: Any
+    target: Target
+    candidates: tuple[Candidate, ...]
+    _row: KernelRow
+
+    def workspace_size(self) -> int:
+        raise NotImplementedError
+
+    def _load(self, which: str, index: int) -> tuple[LoadedKernel, ...]:
+        raise NotImplementedError
+
+    @cached_property
+    def preparing_launches(self) -> tuple[Launch, ...]:
+        """What ``prepare_indices`` launches. Raises ``Unsupported`` for a row that prepares nothing."""
+        return tuple(self._preparation.build(self.descriptor, self.target))
+
+    @cached_property
+    def prepared_launches(self) -> tuple[Launch, ...]:
+        """What ``run`` launches with prepared indices. Raises ``Unsupported`` for a row that prepares nothing."""
+        return tuple(self._preparation.run(self.descriptor, self.target))
+
+    @property
+    def _preparation(self) -> Preparation:
+        if self._row.preparation is None:
+            able = [c.kernel for c in self.candidates if c.cost_us is not None]
+            able = [row.name for row in TABLE.rows(self.descriptor.op) if row.preparation and row.name in able]
+            raise Unsupported(
+                f"{self.descriptor.op}: the kernel {self._row.name} makes nothing of indices alone that could be kept; "
+                f"of those that meet the request, {', '.join(able) or 'none'} can (PlanPreference(kernel=...))"
+            )
+        return self._row.preparation
+
+    @property
+    def _op(self) -> str:
+        return f"{self.descriptor.op} ({self._row.name})"
+
+    def prepared_size(self) -> int:
+        """Exact bytes of storage that ``prepare_indices`` fills. Raises ``Unsupported`` as that does."""
+        return self._preparation.size(self.descriptor, self.target)
+
+    def prepare_indices(
+        self,
+        index: Any,
+        storage: Workspace,
+        workspace: Workspace | None = None,
+        stream: torch.cuda.Stream | int | None = None,
+    ) -> PreparedIndices:
+        """Do a run's work on the indices once, into ``storage`` (``prepared_size()`` bytes of the caller's).
+
+        ``index`` is the plan's index operand, ``workspace`` that of a run. Allocates nothing and never synchronises.
+        ``PreparedIndices`` says what the caller promises. Raises ``Unsupported`` for a kernel that does no such work
+        (naming those that do), and as ``run`` for an index, a storage or a workspace that does not fit.
+        """
+        needed = self.prepared_size()
+        operand = next(o for o in self.descriptor.operands() if o.index_extents)
+        tensors = check_operand(self.descriptor, self.target, operand, index)
+        device, named = tensors[0].device, [(operand.name, t) for t in tensors]
+        check_memory(self._op, "the storage", storage, needed, device, named)
+        if storage is not None:
+            named = [*named, ("the storage", storage.tensor)]
+        check_memory(self._op, "the workspace", workspace, self.workspace_size(), device, named)
+        args = SimpleNamespace(**{operand.name: index})
+        if self.target.is_gpu:
+            names = [
+                (operand.name, i if operand.kind is OperandKind.TENSOR_LIST else None) for i in range(len(tensors))
+            ]
+            keys = [*names, WORKSPACE, STORAGE]
+            places: Places = {key: at for at, key in enumerate(keys)}
+            values = (*(t.data_ptr() for t in tensors), 0 if workspace is None else workspace.address, storage.address)
+            kernels = self._load("preparing_launches", tensors[0].get_device())
+            calls = [kernel.template(args, places).fill(values) for kernel in kernels]
+            launch_all(calls, tensors[0].get_device(), stream)
+        else:
+            interpret(self.preparing_launches, args, None if workspace is None else workspace.tensor, storage.tensor)
+        return PreparedIndices(self, storage)
+
+    def _check_prepared(self, prepared: PreparedIndices, args: Any, workspace: Workspace | None) -> None:
+        named = named_tensors(self.descriptor, args)
+        prepared.check(self, named[0][1].device)
+        if workspace is not None:
+            named = [*named, ("the workspace", workspace.tensor)]
+        check_memory(self._op, "the storage", prepared.storage, self.prepared_size(), prepared.storage.device, named)
