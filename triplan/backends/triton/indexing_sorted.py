@@ -146,6 +146,8 @@ def _prepared_sum(desc: Any, target: Target) -> list[Launch]:
 
 def scanned_applies(desc: Any, target: Target) -> Support:
     s = view(desc)
+    if s.g.full:
+        return Support.no("scans one index a slice; here the index differs between elements of a slice")
     if s.count > SCANNED:
         return Support.no(f"looks at all of at most {SCANNED} contributions; the problem has {s.count}")
     if not (support := sorted_applies(desc, target)):
@@ -158,7 +160,7 @@ def scanned_rank(desc: Any, target: Target) -> float:
     s = view(desc)
     filled = 0.0 if keeps(desc) else GRAPH_LAUNCH_US + s.g.table.nbytes / BYTES_PER_US
     # Each program looks at all keys, and a multiprocessor holds about eight of them.
-    waves = s.outer * s.count * max(s.inner / 1024, 1) / (8 * max(target.sm_count, 1))
+    waves = scanned_grid(desc) / (8 * max(target.sm_count, 1))
     return filled + GRAPH_LAUNCH_US + 2.0 * max(waves, 1)
 
 
@@ -190,6 +192,8 @@ def _register() -> None:
             preparation=Preparation(_prepared_size, _prepare, _prepared_sum),
             **common,
         )(_sorted_sum)
+        if op in ("gather_backward", "scatter_add"):
+            continue  # their index differs between elements
         kernel(
             name="scanned_sum",
             supports=both(add, scanned_applies),

@@ -299,7 +299,6 @@ def scanned_kernel(
     inner,
     sizes,
     index_strides,
-    lane_strides,
     position_strides,
     extents,
     key_strides,
@@ -321,6 +320,7 @@ def scanned_kernel(
     OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
     CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
     COLS: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -332,11 +332,12 @@ def scanned_kernel(
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, COLS)
-    item = (pid // col_blocks) % count
+    row_blocks = tl.cdiv(outer, ROWS)
+    item = pid // (col_blocks * row_blocks)
     j = tl.arange(0, BLOCK)
     live_key = j < count
     key, inside = slot_keys(
-        indices, j, live_key, sizes, index_strides, lane_strides, extents, key_strides, padding, slots, WRAP, CLAMP
+        indices, j, live_key, sizes, index_strides, None, extents, key_strides, padding, slots, WRAP, CLAMP
     )
     if REPORT:
         if pid == 0:
@@ -350,23 +351,22 @@ def scanned_kernel(
         # Programs of one slot's other columns write the same positions to the same places.
         tl.store(order + start + tl.cumsum(same.to(tl.int32), axis=0) - 1, j, mask=same)
         tl.debug_barrier()  # the list is read back by other threads than wrote it
-        row = tl.arange(0, 1)
-        outer_row = pid // (col_blocks * count)
+        row = (pid // col_blocks) % row_blocks * ROWS + tl.arange(0, ROWS)
         col = pid % col_blocks * COLS + tl.arange(0, COLS)
-        live = (col < inner)[None, :]
-        lane = walk(col, 1, inner_sizes, inner_dense, FLAT, OFFSET)
-        lane += walk(outer_row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)
-        to = walk(col, 1, inner_sizes, inner_table, FLAT, OFFSET)
-        to += walk(outer_row, slots.to(OFFSET) * inner, outer_sizes, outer_table, FLAT, OFFSET)
-        own = table + (walk(row + own_key, inner, slot_sizes, slot_strides, FLAT, OFFSET)[:, None] + to[None, :])
+        live = (row < outer)[:, None] & (col < inner)[None, :]
+        lane = walk(row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)[:, None]
+        lane += walk(col, 1, inner_sizes, inner_dense, FLAT, OFFSET)[None, :]
+        to = walk(row, slots.to(OFFSET) * inner, outer_sizes, outer_table, FLAT, OFFSET)[:, None]
+        to += walk(col, 1, inner_sizes, inner_table, FLAT, OFFSET)[None, :]
+        own = table + (to + walk(own_key, inner, slot_sizes, slot_strides, FLAT, OFFSET))
         if KEEP:
             held = tl.load(own, mask=live, other=0)
-        acc = tl.zeros((1, COLS), COMPUTE)
+        acc = tl.zeros((ROWS, COLS), COMPUTE)
         for done in range(0, length, CHUNK):
-            first = row + (start + done)
-            last = row + (start + tl.minimum(length, done + CHUNK))
+            first = row * 0 + (start + done)
+            last = row * 0 + (start + tl.minimum(length, done + CHUNK))
             acc += add_contributions(
-                tl.zeros((1, COLS), COMPUTE), dense + lane[None, :], order, first, last, live, alpha, inner,
+                tl.zeros((ROWS, COLS), COMPUTE), dense + lane, order, first, last, live, alpha, inner,
                 step_sizes, step_dense, FLAT, OFFSET, UNROLL,
             )  # fmt: skip
         if KEEP:

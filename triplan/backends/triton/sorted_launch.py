@@ -38,6 +38,8 @@ SCANNED = 512
 DIGIT_BITS = 9
 #: Keys compared pairwise at a time, and the most tiles: one program scans all tiles' counts of a few digits.
 SORT_BLOCK, MAX_TILES = 128, 1024
+#: Columns of a program that sums groups of chunks.
+GROUP_COLS = 1024
 #: With more slots than this many a contribution, programs go to contributions instead of slots.
 SPARSE = 4
 
@@ -320,24 +322,28 @@ def scanned_launch(desc: Any) -> Launch:
     """The one launch for up to SCANNED contributions; it keeps their positions at the start of the workspace."""
     s = view(desc)
     args, constexprs = _lane_arguments(desc, s)
-    t = tile(desc, 1, s.inner)
+    keys = _key_arguments(desc, s)
+    del keys["lane_strides"]  # None: one index serves a slice
+    t = tile(desc, s.outer, s.inner)
     return Launch(
         segments.scanned_kernel,
         scanned_grid(desc),
         {
             **args,
-            **_key_arguments(desc, s),
+            **keys,
             **_table_arguments(s, constexprs["FLAT"]),
             "order": Scratch(0, ElementKind.I32),
         },
-        {**constexprs, **policy(desc, s.g), "KEEP": keeps(desc), "COLS": t.cols, "BLOCK": SCANNED, "UNROLL": 4},
+        {**constexprs, **policy(desc, s.g), "KEEP": keeps(desc), **t.constexprs, "BLOCK": SCANNED},
         num_warps=4,
     )
 
 
 def scanned_grid(desc: Any) -> int:
+    """Programs of ``scanned_launch``."""
     s = view(desc)
-    return s.outer * s.count * -(-s.inner // tile(desc, 1, s.inner).cols)
+    t = tile(desc, s.outer, s.inner)
+    return s.count * -(-s.outer // t.rows) * -(-s.inner // t.cols)
 
 
 def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[str, Any]) -> Iterator[Launch]:
@@ -354,7 +360,7 @@ def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[
     yield Launch(segments.chunks_kernel, programs, args, constexprs, num_warps=warps)
     if s.count <= CHUNK * CHUNK:
         return
-    cols = min(_ceil_power(s.lanes), 256)
+    cols = min(_ceil_power(s.lanes), GROUP_COLS)  # wide: nearly all programs find nothing to do
     yield Launch(
         segments.groups_kernel,
         windows * -(-s.lanes // cols),
@@ -392,10 +398,14 @@ def _segment_tile(desc: Any, s: Sorted) -> Tile:
 def largest_grid(desc: Any) -> int:
     """Programs of the largest launch."""
     s = view(desc)
-    t = _segment_tile(desc, s)
+    own, late = _segment_tile(desc, s), tile(desc, s.outer, s.inner)
     items = s.slots if by_slot(desc, s) else s.count
-    programs = s.outer * -(-items // t.rows) * -(-s.inner // t.cols)
-    return max(programs, -(-s.count // CHUNK) * -(-s.lanes // min(t.cols, 256)))
+    chunks = -(-s.outer // late.rows) * -(-s.inner // late.cols)
+    windows = -(-s.count // CHUNK)
+    return max(
+        s.outer * -(-items // own.rows) * -(-s.inner // own.cols),
+        windows * max(chunks, -(-s.lanes // GROUP_COLS)),
+    )
 
 
 def _ceil_power(n: int) -> int:
