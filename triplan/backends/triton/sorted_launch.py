@@ -265,6 +265,12 @@ def tile(desc: Any, rows: int, inner: int) -> Tile:
     return Tile(min(128 * vector // cols, _ceil_power(rows)), cols, 4, 4)
 
 
+def _filled(desc: Any, t: Tile) -> int:
+    """Warps of a tile, but no more than 16 bytes a thread fill."""
+    itemsize: int = desc.element.itemsize
+    return min(t.warps, max(t.rows * t.cols * itemsize // 512, 1))
+
+
 def _lane_arguments(desc: Any, s: Sorted) -> tuple[dict[str, Arg], dict[str, Any]]:
     """Arguments and constexprs that say where contributions and slots lie."""
     g = s.g
@@ -334,7 +340,7 @@ def scanned_launch(desc: Any) -> Launch:
             **_table_arguments(s, constexprs["FLAT"]),
             "order": Scratch(0, ElementKind.I32),
         },
-        {**constexprs, **policy(desc, s.g), "KEEP": keeps(desc), **t.constexprs, "BLOCK": SCANNED},
+        {**constexprs, **policy(desc, s.g), "KEEP": keeps(desc), **t.constexprs, "UNROLL": 2, "BLOCK": SCANNED},
         num_warps=4,
     )
 
@@ -353,11 +359,9 @@ def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[
         return
     t = tile(desc, s.outer, s.inner)
     programs = windows * -(-s.outer // t.rows) * -(-s.inner // t.cols)
-    # Two contributions in flight, and no more warps than 16 bytes a thread fill: else ptxas spills an address in some
-    # configurations. There are many programs.
-    warps = min(t.warps, max(t.rows * t.cols * desc.element.itemsize // 512, 1))
+    # Two contributions in flight: else ptxas spills an address in some configurations. There are many programs.
     constexprs = {**constexprs, **t.constexprs, "UNROLL": 2}
-    yield Launch(segments.chunks_kernel, programs, args, constexprs, num_warps=warps)
+    yield Launch(segments.chunks_kernel, programs, args, constexprs, num_warps=_filled(desc, t))
     if s.count <= CHUNK * CHUNK:
         return
     cols = min(_ceil_power(s.lanes), GROUP_COLS)  # wide: nearly all programs find nothing to do
