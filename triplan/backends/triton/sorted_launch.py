@@ -331,6 +331,7 @@ def scanned_launch(desc: Any) -> Launch:
     keys = _key_arguments(desc, s)
     del keys["lane_strides"]  # None: one index serves a slice
     t = tile(desc, s.outer, s.inner)
+    unroll = t.unroll if constexprs["FLAT"] else 1  # ptxas spills an address of strided operands otherwise
     return Launch(
         segments.scanned_kernel,
         scanned_grid(desc),
@@ -340,7 +341,7 @@ def scanned_launch(desc: Any) -> Launch:
             **_table_arguments(s, constexprs["FLAT"]),
             "order": Scratch(0, ElementKind.I32),
         },
-        {**constexprs, **policy(desc, s.g), "KEEP": keeps(desc), **t.constexprs, "UNROLL": 2, "BLOCK": SCANNED},
+        {**constexprs, **policy(desc, s.g), "KEEP": keeps(desc), **t.constexprs, "UNROLL": unroll, "BLOCK": SCANNED},
         num_warps=4,
     )
 
