@@ -168,12 +168,15 @@ def groups_kernel(
     COLS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """partials[window] += the following CHUNK - 1 rows, where a group other than a segment's first starts."""
+    """partials[w] += the following CHUNK - 1 rows, where a group other than a segment's first starts in window w.
+
+    A group is to CHUNK chunks what a chunk is to CHUNK positions: at most one starts in as many windows.
+    """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(lanes, COLS)
-    window = pid // col_blocks
-    start, number, found = late_chunk(keys, count, window, slots, steps, CHUNK)
-    if found & (number >= CHUNK) & (number % CHUNK == 0):
+    start, _, found = late_chunk(keys, count, pid // col_blocks, slots, steps, CHUNK * CHUNK)
+    if found:
+        window = start // CHUNK
         last = segment_end(keys, start, CHUNK * CHUNK, count, steps)
         chunks = (last - start + CHUNK - 1) // CHUNK
         col = pid % col_blocks * COLS + tl.arange(0, COLS)
@@ -282,6 +285,88 @@ def segments_kernel(
         if KEEP:
             acc += held.to(COMPUTE)
         tl.store(own, acc.to(table.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def wide_kernel(
+    dense,
+    table,
+    order,
+    starts,
+    partials,
+    alpha,
+    count,
+    slots,
+    outer,
+    inner,
+    KEEP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    COLS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    """The same for packed operands and wide rows, where programs go to slots: COLS lanes of LOOP slots, in turns.
+
+    A segment's bounds, its first positions and its first values depend on each other, each a trip to memory. The
+    first two of the next slot are on their way while this one is summed: only the third is waited for.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(inner, COLS)
+    blocks = tl.cdiv(slots, LOOP)
+    base = (pid // col_blocks) % blocks * LOOP
+    outer_row = pid // (col_blocks * blocks)
+    col = pid % col_blocks * COLS + tl.arange(0, COLS)
+    live = col < inner
+    dense += outer_row.to(OFFSET) * count * inner
+    table += outer_row.to(OFFSET) * slots * inner
+    first = tl.load(starts + base)
+    last = tl.load(starts + base + 1)
+    one = tl.load(order + first, mask=first < last, other=0)
+    two = tl.load(order + first + 1, mask=first + 1 < last, other=0)
+    for turn in range(LOOP):
+        slot = base + turn
+        end = tl.load(starts + slot + 2, mask=slot + 1 < slots, other=0)
+        next_one = tl.load(order + last, mask=last < end, other=0)
+        next_two = tl.load(order + last + 1, mask=last + 1 < end, other=0)
+        if slot < slots:
+            own = table + (slot.to(OFFSET) * inner + col)
+            if KEEP:
+                owned = live & (first < last)
+                held = tl.load(own, mask=owned, other=0)
+            else:
+                owned = live
+            # Both are asked for before either is added.
+            x = tl.load(dense + (one.to(OFFSET) * inner + col), mask=live & (first < last), other=0)
+            y = tl.load(dense + (two.to(OFFSET) * inner + col), mask=live & (first + 1 < last), other=0)
+            acc = tl.zeros((COLS,), COMPUTE)
+            acc = tl.where(first < last, add_scaled(acc, x, alpha), acc)
+            acc = tl.where(first + 1 < last, add_scaled(acc, y, alpha), acc)
+            split = tl.minimum(last, first + CHUNK)
+            for step in range(first + 2, split, UNROLL):
+                for u in tl.static_range(UNROLL):
+                    valid = step + u < split
+                    position = tl.load(order + step + u, mask=valid, other=0)
+                    z = tl.load(dense + (position.to(OFFSET) * inner + col), mask=live & valid, other=0)
+                    acc = tl.where(valid, add_scaled(acc, z, alpha), acc)
+            if partials is not None:
+                if last - first > CHUNK:
+                    chunks = (last - first + CHUNK - 1) // CHUNK
+                    lanes = outer.to(tl.int64) * inner
+                    sums = partials + (first // CHUNK) * lanes + outer_row.to(tl.int64) * inner
+                    grouped = tl.minimum(chunks, CHUNK)
+                    for k in range(1, grouped, UNROLL):
+                        for u in tl.static_range(UNROLL):
+                            valid = k + u < grouped
+                            part = tl.load(sums + (k + u) * lanes + col, mask=live & valid, other=0)
+                            acc = tl.where(valid, acc + part, acc)
+                    for k in range(CHUNK, chunks, CHUNK):
+                        acc += tl.load(sums + k * lanes + col, mask=live, other=0)
+            if KEEP:
+                acc += held.to(COMPUTE)
+            tl.store(own, acc.to(table.dtype.element_ty), mask=owned)
+        first, last, one, two = last, end, next_one, next_two
 
 
 @triton.jit

@@ -29,17 +29,19 @@ from triplan.descriptors import packed_strides
 from triplan.sku import ElementKind
 
 #: Contributions in a chunk and chunks in a group: part of what ``sorted-sum`` means, so it can't change without it.
-CHUNK = 64
+CHUNK = 32
 #: Up to this many contributions are ranked by comparing all pairs, in one launch.
 RANKED = 8192
 #: Up to this many, every program of one launch looks at all of them.
 SCANNED = 512
 #: Bits of a digit of the radix sort: as wide as a block's histogram stays cheap, as few passes and launches as can be.
 DIGIT_BITS = 9
-#: Keys compared pairwise at a time, and the most tiles: one program scans all tiles' counts of a few digits.
-SORT_BLOCK, MAX_TILES = 128, 1024
+#: Keys sorted at a time, the most tiles of them, and the tiles that a program scans at a time.
+SORT_BLOCK, MAX_TILES, SCAN_TILES = 512, 2048, 256
 #: Columns of a program that sums groups of chunks.
 GROUP_COLS = 1024
+#: Slots that a program of wide rows sums in turns.
+LOOP = 4
 #: With more slots than this many a contribution, programs go to contributions instead of slots.
 SPARSE = 4
 
@@ -223,7 +225,7 @@ def _radix_launches(desc: Any, g: Sorted, b: Buffers) -> list[Launch]:
                 sorting.scan_kernel,
                 (1 << bits) // 8,
                 {"counts": b.counts, "totals": b.totals, "tiles": Int(tiles)},
-                {"RADIX": 1 << bits, "TILES": MAX_TILES, "DIGITS": 8},
+                {"RADIX": 1 << bits, "TILES": SCAN_TILES, "DIGITS": 8},
                 num_warps=8,
             )
         )
@@ -368,7 +370,7 @@ def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[
     cols = min(_ceil_power(s.lanes), GROUP_COLS)  # wide: nearly all programs find nothing to do
     yield Launch(
         segments.groups_kernel,
-        windows * -(-s.lanes // cols),
+        -(-windows // CHUNK) * -(-s.lanes // cols),
         {
             **{name: args[name] for name in ("keys", "partials", "count", "slots", "steps")},
             "lanes": Int(s.lanes, s.lanes >= I32_LIMIT, power_of_two_in(s.lanes)),
@@ -380,6 +382,16 @@ def _long_launches(desc: Any, s: Sorted, args: dict[str, Arg], constexprs: dict[
 
 def _segment_launch(desc: Any, s: Sorted, b: Buffers, args: dict[str, Arg], constexprs: dict[str, Any]) -> Launch:
     slots, t = by_slot(desc, s), _segment_tile(desc, s)
+    if slots and t.rows == 1 and constexprs["FLAT"]:
+        wide_args = ("dense", "order", "partials", "alpha", "count", "slots", "outer", "inner")
+        known = {name: constexprs[name] for name in ("OFFSET", "COMPUTE", "CHUNK")}
+        return Launch(
+            segments.wide_kernel,
+            s.outer * -(-s.slots // LOOP) * -(-s.inner // t.cols),
+            {**{name: args[name] for name in wide_args}, "table": values(s.g.table), "starts": b.starts},
+            {**known, "KEEP": keeps(desc), "COLS": t.cols, "UNROLL": t.unroll, "LOOP": LOOP},
+            num_warps=t.warps,
+        )
     items = s.slots if slots else s.count
     return Launch(
         segments.segments_kernel,
