@@ -60,6 +60,7 @@ class Indexing(Problem):
     def parts(self) -> Iterator[Variant]:
         yield self._where(self.group % 2 == 0, shift=0)
         yield self._where(self.group == 0, shift=3)
+        yield self._where(self.group == self.group.max(), shift=1)
 
     def _where(self, kept: Tensor, shift: int) -> Variant:
         """Contributions of some groups only, in their order, with every position moved by ``shift``."""
