@@ -24,7 +24,7 @@ help:
 	@echo "make gpu             tests on the GPU; says so where there is none"
 	@echo "make interpret       Triton kernels in Triton's interpreter"
 	@echo "make compile-newest  the compile matrix under $(TRITON_NEWEST)"
-	@echo "make ops             write OPS.md anew"
+	@echo "make ops             write OPS.md and README's table anew"
 	@echo "make format          ruff's fixes and formatting"
 
 setup: $(STAMP)
@@ -66,6 +66,7 @@ compile-newest: $(STAMP)
 
 ops: $(STAMP)
 	$(PY) -m triplan.cli ops --markdown > OPS.md.new && mv OPS.md.new OPS.md
+	$(PY) -m triplan.cli ops --summary | $(PY) tools/readme_table.py
 
 format: $(STAMP)
 	$(PY) -m ruff check --fix . && $(PY) -m ruff format .
