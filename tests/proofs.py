@@ -1,16 +1,19 @@
 """What the proofs of guarantees are made of: places to run, problems by op, and the claims of the kernel table.
 
-A family of ops joins by ``@joins(op)`` over a function that builds a ``Problem``; its rows, and those that are added
-later, are then held to every word of their guarantees by ``test_guarantees.py`` and ``test_atomics.py``.
+A family of ops joins by ``@joins(op)`` over a function that builds a ``Problem``, in a module ``proofs_FAMILY.py``. Its
+rows, and those that are added later, are then held to every word of their guarantees by ``test_guarantees.py`` and
+``test_atomics.py``.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -57,8 +60,8 @@ class Problem(ABC):
         """Less of the batch, at other places, for plans of other sizes; one part is a row or segment alone."""
 
     @abstractmethod
-    def reordered(self) -> Variant | None:
-        """The same contributions in another order; None where nothing meets."""
+    def reordered(self) -> Variant:
+        """The same contributions (where nothing meets: the same batch) in another order."""
 
 
 @dataclass(frozen=True)
@@ -249,3 +252,7 @@ def draw(shape: tuple[int, ...], element: tp.ElementKind, kind: Kind, terms: int
 #: Additions of floating-point numbers in memory, in any spelling of PTX's ``atom`` and ``red`` (PTX ISA, "Parallel
 #: Synchronization and Communication Instructions"), and compare-and-swap, by whose loops they are emulated.
 FLOAT_ATOMIC = re.compile(r"\b(?:atom|red)\.(?:[\w:]+\.)*?(?:cas\b|(?=[\w.:]*\badd\b)[\w.:]*\bb?f(?:16|16x2|32|64)\b)")
+
+# Last, as they import what stands above.
+for _module in sorted(Path(__file__).parent.glob("proofs_*.py")):
+    importlib.import_module(_module.stem)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 
-import proofs_indexing  # noqa: F401 (joins the proofs)
 import pytest
 from proofs import COUNT, FAMILIES, FLOAT_ATOMIC, pinned
 
