@@ -119,6 +119,18 @@ def test_batch_invariant(where: str, op: str, row: str) -> None:
     assert held > 0
 
 
+def test_the_proof_of_batch_invariance_can_fail() -> None:
+    """Parts that are summed in another order than within the whole are told apart."""
+    problem = FAMILIES["index_add"].make(COUNT["cpu"], tp.ElementKind.F32, "cancelling")
+    plan = tp.plan(problem.desc, target=target("cpu"))
+    whole = run(plan, problem.values)
+    for part in problem.parts():
+        other = part.problem.reordered().problem
+        again = pinned(other, "reference", plan.target)
+        assert again is not None
+        assert not torch.equal(bits(part.own(run(again, other.values))), bits(part.whole(whole)))
+
+
 @pytest.mark.parametrize(
     "row",
     [
