@@ -23,7 +23,7 @@ help:
 	@echo "make unit            tests that need neither GPU nor interpreter"
 	@echo "make gpu             tests on the GPU; says so where there is none"
 	@echo "make interpret       Triton kernels in Triton's interpreter"
-	@echo "make compile-newest  the compile matrix under $(TRITON_NEWEST)"
+	@echo "make compile-newest  the compile matrix and the launcher's tests under $(TRITON_NEWEST)"
 	@echo "make ops             write OPS.md and README's table anew"
 	@echo "make format          ruff's fixes and formatting"
 
@@ -61,7 +61,7 @@ compile-newest: $(STAMP)
 	@if [ ! -e $(NEWEST)/done ]; then rm -rf $(NEWEST); \
 	  $(PY) -m pip install -q --disable-pip-version-check --retries 1 --no-deps --target $(NEWEST) $(TRITON_NEWEST) 2>/dev/null \
 	    && touch $(NEWEST)/done || rm -rf $(NEWEST); fi
-	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest tests/test_compile.py $(PARALLEL); else \
+	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest tests/test_compile.py tests/test_launcher.py $(PARALLEL); else \
 	  echo "compile-newest: $(TRITON_NEWEST) cannot be fetched here: skipped"; fi
 
 ops: $(STAMP)

@@ -19,9 +19,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("triplan")
-if interpreting():
-    # Interpreted programs are numpy on a few elements; torch's threads only get into each other's way.
-    torch.set_num_threads(1)
+# Interpreted programs are numpy on a few elements, and tests may run in as many processes as there are cores: torch's
+# threads would only get into each other's way.
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+torch.set_num_threads(1 if interpreting() else max(1, torch.get_num_threads() // workers))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

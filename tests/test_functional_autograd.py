@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from functional_cases import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, integers
+from functional_cases import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, forget_recipes, integers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
@@ -15,7 +15,7 @@ from torch.autograd.forward_ad import dual_level, make_dual
 
 import triplan.functional as F  # noqa: N812
 from triplan import PlanCache
-from triplan.functional import _plans, _recipe
+from triplan.functional import _ops, _plans
 
 
 @pytest.fixture(params=DEVICES)
@@ -228,7 +228,8 @@ def test_determinism_is_asked_of_every_plan(name: str, device: str, monkeypatch:
     cache = PlanCache()
     monkeypatch.setattr(_plans, "PLANS", cache)
     # A recipe repeats a plan that was asked for earlier; whether it may is a test of its own.
-    monkeypatch.setattr(_recipe.Recipe, "__call__", lambda self, args: None)
+    monkeypatch.setattr(_ops, "make_recipe", lambda *args: None)
+    forget_recipes()
     call = fixed(device)[name]
     out = on_copies(call, call.ours)(*call.copies(requires_grad=True))
     forward = cache.stats()

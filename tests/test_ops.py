@@ -191,15 +191,14 @@ def test_policies_on_indices_out_of_bounds(policy: str, wrap: bool, want: list[f
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("op", "row"), ROWS)
-def test_kernels_on_the_gpu(op: str, row: str) -> None:
-    """Every element x index element x layout, with axes and policies in turns; in f32, all of them crossed."""
+@pytest.mark.parametrize(("op", "row", "element"), [(op, row, e) for op, row in ROWS for e in elements_of(op, row)])
+def test_kernels_on_the_gpu(op: str, row: str, element: str) -> None:
+    """Every index element x layout, with axes and policies in turns; in f32, all of them crossed."""
     target, ran = tp.Target.current(), 0
-    for element in elements_of(op, row):
-        for desc in grid(op, row, element, (5, 70, 33), 37, every_policy=element == "f32"):
-            plan = pinned(desc, row, target)
-            if plan is not None:
-                ran += check_plan(plan, seed=ran).runs
+    for desc in grid(op, row, element, (5, 70, 33), 37, every_policy=element == "f32"):
+        plan = pinned(desc, row, target)
+        if plan is not None:
+            ran += check_plan(plan, seed=ran).runs
     assert ran > 0
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from functional_cases import forget_recipes
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import triplan.functional as tf
-from triplan.functional import _recipe
+from triplan.functional import _ops, _recipe
 
 pytestmark = pytest.mark.gpu
 
@@ -40,14 +41,20 @@ OPS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], M
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of every recipe that was asked: whether it answered."""
     answers: list[bool] = []
-    original = _recipe.Recipe.__call__
+    original = _recipe.make_recipe
 
-    def asking(self: _recipe.Recipe, args: tuple[Any, ...]) -> torch.Tensor | None:
-        found = original(self, args)
-        answers.append(found is not None)
-        return found
+    def make(*args: Any) -> _recipe.Recipe | None:
+        recipe = original(*args)
 
-    monkeypatch.setattr(_recipe.Recipe, "__call__", asking)
+        def asking(args: tuple[Any, ...]) -> torch.Tensor | None:
+            found = recipe(args) if recipe is not None else None
+            answers.append(found is not None)
+            return found
+
+        return None if recipe is None else asking
+
+    monkeypatch.setattr(_ops, "make_recipe", make)
+    forget_recipes()
     return answers
 
 

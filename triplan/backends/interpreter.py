@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride
+from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.errors import Unsupported
 from triplan.sku import interpreting
 
@@ -43,6 +44,8 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None) -> Any:
         given = getattr(args, arg.operand)
         return arg.default if given is None else given
     tensor = getattr(args, arg.operand)
+    if isinstance(arg, TensorMap):
+        return TensorDescriptor(tensor.detach(), list(tensor.shape), list(tensor.stride()), list(arg.block))
     if arg.item is not None:
         tensor = tensor[arg.item]
     if isinstance(arg, Stride):

@@ -73,8 +73,21 @@ class Scalar:
     default: float | int
 
 
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A TMA descriptor of a whole operand, made on the host, for blocks of shape ``block``.
+
+    The kernel sees Triton's tensor descriptor. The operand must be promised 16-byte aligned, with a unit-stride last
+    axis and other strides that are multiples of 16 bytes.
+    """
+
+    operand: str
+    element: ElementKind
+    block: tuple[int, ...]
+
+
 #: One kernel argument; tuples become Triton tuples.
-Arg = Ptr | Scratch | Int | Stride | Scalar | None | tuple["Arg", ...]
+Arg = Ptr | Scratch | Int | Stride | Scalar | TensorMap | None | tuple["Arg", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +156,8 @@ def _type(arg: Arg) -> Any:
         return "i64"
     if isinstance(arg, Scalar):
         return TRITON_TYPE[arg.element]
+    if isinstance(arg, TensorMap):
+        return f"tensordesc<{TRITON_TYPE[arg.element]}{list(arg.block)}>".replace(" ", "")
     return "constexpr"
 
 

@@ -1,28 +1,37 @@
 """Launching compiled kernels with little host work.
 
-What this module relies on in Triton, and what breaks if it changes (``tests/test_launcher.py`` would notice):
+What this module relies on, and what breaks if it changes (``tests/test_launcher.py`` would notice):
 
-- ``CompiledKernel.run`` loads the module on the current device and returns the launcher; ``.function`` and
-  ``.packed_metadata`` are then set. From 3.6 to 3.9. Otherwise: AttributeError on the first launch.
-- ``run(grid_x, grid_y, grid_z, stream, function, packed_metadata, launch_metadata, enter_hook, exit_hook, *args)`` with
-  every parameter in signature order, constexprs included (ignored, so None), tuples nested, pointers as raw integers.
-  From 3.6 to 3.9. Otherwise: TypeError, or wrong results, in every GPU test.
-- In 3.6 alone, ``run.launch`` is the generated C function beneath it, with the arguments of ``_C_FORMAT``; calling it
-  saves a Python frame. From 3.7 on its arguments are others, and ``run`` is called.
+- torch's ``_C._StaticCudaLauncher._launch_kernel(function, x, y, z, warps, shared, types, args, stream)``, by which
+  inductor launches Triton kernels, from torch 2.7 on: ``types`` has a letter for each kernel parameter, constexprs left
+  out. It needs no launcher to be compiled for a signature. It knows neither tensor maps nor hooks nor scratch.
+- Triton 3.6 to 3.9 give a kernel two more parameters than its signature has, both pointers, null where it asks for no
+  scratch. ``_parameters`` counts them in the PTX; another number is refused when loading.
+- ``driver.active.utils.load_binary(name, cubin, shared, device)`` gives (module, function, ...), from 3.6 to 3.9.
+- Where torch has no such launcher, for tensor maps and under a profiler, Triton's own is called:
+  ``run(x, y, z, stream, function, packed_metadata, launch_metadata, enter_hook, exit_hook, *args)`` with every
+  parameter in signature order, constexprs included (ignored, so None), tuples nested, pointers as raw integers, tensor
+  descriptors as objects. From 3.6 to 3.9. Otherwise: TypeError, or wrong results, in every GPU test.
+- In 3.6 alone, ``tma_maps`` launches by the C function beneath ``run``, which takes encoded tensor maps.
 - ``triton.knobs.runtime.launch_enter_hook.calls``: hooks are passed only where a profiler installed some.
-- The launcher checks nothing: alignment, integer widths and devices are the plan's to guard (``can_implement`` does).
+- No launcher checks anything: alignment, widths of integers and devices are the plan's to guard (``can_implement``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 import triton
+from triton.runtime import driver
 
+from triplan.backends import tma_maps
 from triplan.backends.compile import compile_source
-from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride
+from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.errors import KernelInternal
 from triplan.sku import ArchSku
 
@@ -30,83 +39,125 @@ from triplan.sku import ArchSku
 Places = Mapping[tuple[str, int | None], int]
 #: The workspace's address among the places.
 WORKSPACE = ("", None)
-#: Triton 3.6: grid, stream, function, cooperative, dependent launch, two scratches, metadata twice, two hooks.
-_C_FORMAT = "iiiKKppOOOOOO"
 _KNOBS = triton.knobs.runtime
+_STATIC: Any = getattr(getattr(torch._C, "_StaticCudaLauncher", None), "_launch_kernel", None)
+#: The static launcher's letters; it has a fixed array of 120 arguments.
+_LETTERS = {"i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
+_MOST_PARAMETERS = 120
 
 
 class LoadedKernel:
     """One launch's kernel on one device."""
 
-    __slots__ = ("compiled", "direct", "grid", "head", "launch", "run")
+    __slots__ = ("compiled", "launch", "start", "tail")
 
     def __init__(self, launch: Launch, arch: ArchSku, device: int) -> None:
-        self.compiled = compile_source(launch.source(), arch, device)
-        self.run = self.compiled.run  # loads the module; must come before .function
-        self.launch, self.grid = launch, launch.grid
-        self.direct, self.head = _direct_call(self.compiled)
+        self.launch, self.compiled = launch, compile_source(launch.source(), arch, device)
+        metadata = self.compiled.metadata
+        types = static_types(self.compiled)
+        by: Any
+        #: What follows the kernel's own arguments.
+        self.tail: tuple[None, ...]
+        if types is None:
+            _ = self.compiled.run  # loads the module
+            function, by, self.tail = self.compiled.function, self._by_triton, ()
+        else:
+            function, by, self.tail = _function(self.compiled, device), _STATIC, (None, None)
+        #: Launches; takes the arguments and a stream. A partial joins its arguments in C.
+        self.start = partial(by, function, launch.grid, 1, 1, metadata.num_warps, metadata.shared, types)
 
     def template(self, args: Any, places: Places) -> Template:
         """The launch for all calls with the strides of ``args``, whose other changing values come in a tuple."""
-        return Template(self, [_part(self.launch.args.get(n), args, places) for n in self.launch.kernel.arg_names])
+        leaves = [leaf for n in self.launch.kernel.arg_names for leaf in self._leaves(self.launch.args.get(n))]
+        return Template(self, leaves, args, places)
+
+    def _leaves(self, arg: Arg) -> Iterator[Arg]:
+        if isinstance(arg, tuple):
+            for a in arg:
+                yield from self._leaves(a)
+        elif arg is not None:
+            yield arg
+
+    def _by_triton(
+        self, function: int, x: int, y: int, z: int, warps: int, shared: int, types: None, flat: Any, stream: int
+    ) -> None:
+        """The same call by Triton's launcher."""
+        self.launch_by_triton(flat, stream)
+
+    def launch_by_triton(
+        self, flat: Sequence[Any], stream: int, about: Any = None, enter: Any = None, leave: Any = None
+    ) -> None:
+        """Launch with Triton's own launcher; the hooks ``enter`` and ``leave`` are told ``about`` it."""
+        compiled, values = self.compiled, self._nested(flat)
+        run = compiled.run  # loads the module; must come before .function
+        if tma_maps.ENCODED and compiled.metadata.tensordesc_meta:
+            tma_maps.launch(run, self.launch.grid, stream, compiled, (about, enter, leave), values)
+        else:
+            grid = (self.launch.grid, 1, 1)
+            run(*grid, stream, compiled.function, compiled.packed_metadata, about, enter, leave, *values)
+
+    def _nested(self, flat: Sequence[Any]) -> list[Any]:
+        """Arguments as Triton's launcher wants them: constexprs in, tuples nested."""
+        rest = iter(flat)
+
+        def value(arg: Arg) -> Any:
+            if isinstance(arg, tuple):
+                return tuple(value(a) for a in arg)
+            return None if arg is None else next(rest)
+
+        return [value(self.launch.args.get(name)) for name in self.launch.kernel.arg_names]
+
+    def profiled(self, flat: Sequence[Any], stream: int) -> None:
+        """The launch with Triton's hooks told of it."""
+        about = self.compiled.launch_metadata((self.launch.grid, 1, 1), stream, *self._nested(flat))
+        self.launch_by_triton(flat, stream, about, _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook)
 
 
 class Template:
-    """A kernel's arguments with holes for addresses and scalars."""
+    """A kernel's arguments, of which addresses and scalars are still to come."""
 
-    __slots__ = ("constants", "holes", "kernel", "nested")
+    __slots__ = ("computed", "constants", "kernel", "pick", "start")
 
-    def __init__(self, kernel: LoadedKernel, parts: list[Any]) -> None:
-        self.kernel = kernel
-        start = len(kernel.head)
-        self.constants = [*kernel.head, *parts]
-        # Most holes are whole arguments; those inside tuples and offsets into the workspace take a call each.
-        self.holes = tuple((start + i, p.place) for i, p in enumerate(parts) if type(p) is _Hole)
-        self.nested = tuple((start + i, p) for i, p in enumerate(parts) if type(p) in (_Offset, _Nested))
+    def __init__(self, kernel: LoadedKernel, leaves: Sequence[Arg], args: Any, places: Places) -> None:
+        self.kernel, self.start = kernel, kernel.start
+        computed: list[tuple[int, Callable[[int], Any]]] = []
+        constants: list[Any] = []
+        metas = iter(kernel.compiled.metadata.tensordesc_meta or ())
+        order: list[int] = []  # of each argument, in (values, computed, constants), the last counted from the end
+        for leaf in leaves:
+            place, compute = _changing(leaf, args, places, metas)
+            if place is None:
+                order.append(~len(constants))
+                constants.append(_constant(leaf, args))
+            elif compute is None:
+                order.append(place)
+            else:
+                order.append(len(places) + len(computed))
+                computed.append((place, compute))
+        for value in kernel.tail:
+            order.append(~len(constants))
+            constants.append(value)
+        self.computed = tuple(computed)
+        self.constants = tuple(reversed(constants))
+        # One call of C for the whole list; with fewer than two an itemgetter would give no tuple.
+        self.pick = itemgetter(*order) if len(order) > 1 else lambda values: tuple(values[i] for i in order)
 
-    def filled(self, values: Sequence[Any]) -> list[Any]:
-        """The arguments with ``values`` at their places."""
-        rest = self.constants.copy()
-        for at, place in self.holes:
-            rest[at] = values[place]
-        for at, part in self.nested:
-            rest[at] = part.value(values)
-        return rest
+    def extended(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """``values`` and what is computed from them."""
+        return (*values, *[compute(values[place]) for place, compute in self.computed])
 
-    def fill(self, values: Sequence[Any]) -> BoundLaunch:
+    def fill(self, values: tuple[Any, ...]) -> BoundLaunch:
         """The launch with ``values`` at their places."""
-        return BoundLaunch(self.kernel, self.filled(values))
-
-
-def launch_values(templates: Sequence[Template], values: Sequence[Any], stream: int) -> None:
-    """Fill and launch in order on ``stream`` of the current device, keeping nothing. Raises ``KernelInternal``."""
-    enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
-    if (enter and enter.calls) or (leave and leave.calls):
-        launch([template.fill(values) for template in templates], stream)
-        return
-    try:
-        for template in templates:
-            kernel = template.kernel
-            kernel.direct(kernel.grid, 1, 1, stream, *template.filled(values))
-    except RuntimeError as e:
-        raise _failed(kernel, e) from e
+        return BoundLaunch(self.kernel, self.pick(self.extended(values) + self.constants))
 
 
 class BoundLaunch:
     """A kernel launch with all arguments fixed."""
 
-    __slots__ = ("call", "grid", "kernel", "rest")
+    __slots__ = ("flat", "kernel", "start")
 
-    def __init__(self, kernel: LoadedKernel, rest: list[Any]) -> None:
-        self.kernel, self.call, self.grid, self.rest = kernel, kernel.direct, kernel.grid, rest
-
-    def profiled(self, stream: int) -> None:
-        """The launch with Triton's hooks told of it."""
-        kernel, grid = self.kernel, (self.grid, 1, 1)
-        compiled, values = kernel.compiled, self.rest[len(kernel.head) :]
-        about = compiled.launch_metadata(grid, stream, *values)
-        hooks = (_KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook)
-        kernel.run(*grid, stream, compiled.function, compiled.packed_metadata, about, *hooks, *values)
+    def __init__(self, kernel: LoadedKernel, flat: tuple[Any, ...]) -> None:
+        self.kernel, self.flat, self.start = kernel, flat, partial(kernel.start, flat)
 
 
 def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
@@ -114,17 +165,27 @@ def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
     enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
     if (enter and enter.calls) or (leave and leave.calls):
         for bound in calls:
-            bound.profiled(stream)
+            bound.kernel.profiled(bound.flat[: -len(bound.kernel.tail) or None], stream)
         return
     try:
         for bound in calls:
-            bound.call(bound.grid, 1, 1, stream, *bound.rest)
+            bound.start(stream)
     except RuntimeError as e:
         raise _failed(bound.kernel, e) from e
 
 
-def _failed(kernel: LoadedKernel, error: RuntimeError) -> KernelInternal:
-    return KernelInternal(f"launch of {kernel.launch.kernel.__name__} failed: {error}")
+def launch_values(templates: Sequence[Template], values: tuple[Any, ...], stream: int) -> None:
+    """Fill and launch in order on ``stream`` of the current device, keeping nothing. Raises ``KernelInternal``."""
+    enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
+    if (enter and enter.calls) or (leave and leave.calls):
+        launch([template.fill(values) for template in templates], stream)
+        return
+    try:
+        for template in templates:
+            known = template.extended(values) if template.computed else values
+            template.start(template.pick(known + template.constants), stream)
+    except RuntimeError as e:
+        raise _failed(template.kernel, e) from e
 
 
 def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[LoadedKernel, ...]:
@@ -133,73 +194,77 @@ def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[Loaded
         return tuple(LoadedKernel(launch, arch, device) for launch in launches)
 
 
-def _direct_call(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The cheapest callable for this kernel, and its arguments between the stream and the kernel's own."""
-    from triton.backends.nvidia import driver
+def static_types(compiled: Any) -> str | None:
+    """The letters of a kernel's parameters; None if torch's static launcher cannot launch it.
 
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    scratch = compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size
-    known = getattr(driver, "_BASE_ARGS_FORMAT", None) == _C_FORMAT and triton.__version__.startswith("3.6.")
-    # Scratch and host-made tensor descriptors are what run itself adds.
-    if not known or scratch or compiled.metadata.tensordesc_meta or not hasattr(run, "launch"):
-        return run, (function, metadata, None, None, None)
-    attributes = (run.launch_cooperative_grid, run.launch_pdl)
-    return run.launch, (function, *attributes, None, None, metadata, None, None, None)
-
-
-class _Hole:
-    """A value that is a whole argument."""
-
-    __slots__ = ("place",)
-
-    def __init__(self, place: int) -> None:
-        self.place = place
-
-    def value(self, values: Sequence[Any]) -> Any:
-        return values[self.place]
-
-
-class _Offset(_Hole):
-    """An address that many bytes behind the workspace's."""
-
-    __slots__ = ("bytes",)
-
-    def __init__(self, place: int, bytes: int) -> None:
-        super().__init__(place)
-        self.bytes = bytes
-
-    def value(self, values: Sequence[Any]) -> Any:
-        return values[self.place] + self.bytes
-
-
-class _Nested:
-    """A tuple with holes in it."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: tuple[Any, ...]) -> None:
-        self.parts = parts
-
-    def value(self, values: Sequence[Any]) -> Any:
-        return tuple(p.value(values) if isinstance(p, (_Hole, _Nested)) else p for p in self.parts)
-
-
-def _part(arg: Arg, args: Any, places: Places) -> Any:
-    """A constant, or what fills it from a call's values."""
-    if arg is None:
+    Raises ``KernelInternal`` if the kernel has other parameters than its signature and the two for scratch.
+    """
+    metadata = compiled.metadata
+    scratch = metadata.global_scratch_size or metadata.profile_scratch_size
+    cooperative = metadata.launch_cooperative_grid or metadata.launch_pdl or metadata.num_ctas > 1
+    types = [_letter(ty) for ty in _flat_types(compiled.src.signature.values())]
+    if _STATIC is None or scratch or cooperative or None in types or len(types) + 2 > _MOST_PARAMETERS:
         return None
-    if isinstance(arg, Int):
-        return arg.value
-    if isinstance(arg, tuple):
-        parts = tuple(_part(a, args, places) for a in arg)
-        return _Nested(parts) if any(isinstance(p, (_Hole, _Nested)) for p in parts) else parts
-    if isinstance(arg, Scratch):
-        return _Offset(places[WORKSPACE], arg.offset)
-    if isinstance(arg, Scalar):
-        place = places.get((arg.operand, None))
-        return arg.default if place is None else _Hole(place)
-    if isinstance(arg, Stride):
-        tensor = getattr(args, arg.operand)
-        return (tensor if arg.item is None else tensor[arg.item]).stride(arg.axis)
-    assert isinstance(arg, Ptr)
-    return _Hole(places[(arg.operand, arg.item)])
+    found = _parameters(compiled.asm["ptx"])
+    if found != len(types) + 2:
+        raise KernelInternal(
+            f"{compiled.name} has {found} parameters, {len(types) + 2} were expected: this Triton "
+            f"({triton.__version__}) passes arguments otherwise than 3.6 to 3.9 do"
+        )
+    return "".join(str(t) for t in types) + "OO"
+
+
+def _flat_types(types: Any) -> Iterator[str]:
+    for ty in types:
+        if isinstance(ty, tuple):
+            yield from _flat_types(ty)
+        elif ty != "constexpr":
+            yield ty
+
+
+def _letter(ty: str) -> str | None:
+    return "O" if ty.startswith("*") else _LETTERS.get(ty)
+
+
+def _parameters(ptx: str) -> int:
+    entry = ptx[ptx.index(".entry") :]
+    return len(re.findall(r"\.param ", entry[: entry.index(")")]))
+
+
+def _function(compiled: Any, device: int) -> int:
+    """The kernel's handle on the current device, ``device``."""
+    utils = driver.active.utils
+    try:
+        _, function, *_ = utils.load_binary(compiled.name, compiled.kernel, compiled.metadata.shared, device)
+    except RuntimeError as e:
+        raise KernelInternal(f"{compiled.name} cannot be loaded on cuda:{device}: {e}") from e
+    return int(function)
+
+
+def _failed(kernel: LoadedKernel, error: RuntimeError) -> KernelInternal:
+    return KernelInternal(f"launch of {kernel.launch.kernel.__name__} failed: {error}")
+
+
+def _changing(
+    leaf: Arg, args: Any, places: Places, metas: Iterator[Any]
+) -> tuple[int | None, Callable[[int], Any] | None]:
+    """Where an argument's changing value stands (None if it has none), and what is made of it (None: itself)."""
+    if isinstance(leaf, Scratch):
+        return places[WORKSPACE], leaf.offset.__add__
+    if isinstance(leaf, Scalar):
+        return places.get((leaf.operand, None)), None
+    if isinstance(leaf, Ptr):
+        return places[(leaf.operand, leaf.item)], None
+    if isinstance(leaf, TensorMap):
+        return places[(leaf.operand, None)], tma_maps.Maps(leaf, getattr(args, leaf.operand), next(metas, None))
+    return None, None
+
+
+def _constant(leaf: Arg, args: Any) -> Any:
+    if isinstance(leaf, Int):
+        return leaf.value
+    if isinstance(leaf, Scalar):
+        return leaf.default
+    assert isinstance(leaf, Stride)
+    tensor = getattr(args, leaf.operand)
+    return (tensor if leaf.item is None else tensor[leaf.item]).stride(leaf.axis)

@@ -24,7 +24,7 @@ from torch.autograd.function import Function
 
 from triplan.facade.check import is_injective, may_overlap
 from triplan.functional._plans import Ran
-from triplan.functional._recipe import Recipe, facts
+from triplan.functional._recipe import Recipe, facts, make_recipe
 
 Tensor = torch.Tensor
 Grads = tuple[Any, ...]
@@ -99,9 +99,7 @@ class Op:
         self.name, self.shape, self.update = name, shape, update
         self.fill = fill or self._copy_and_update
         self._repeatable = fill is not None and "[]" not in parameters
-        # By plain facts of the arguments; the last one is tried first, without asking for facts.
-        self._recipes: dict[Any, Recipe] = {}
-        self._recipe: Recipe | None = None
+        self.forget()
 
         def fake(like: Tensor, *args: Any) -> Tensor:
             return like.new_empty(shape(like, *args))
@@ -154,11 +152,20 @@ class Op:
 
     # --- calls ---
 
+    def forget(self) -> None:
+        """Drop what repeated calls are repeated by."""
+        # By plain facts of the arguments; the last one is tried first, without asking for facts.
+        self._recipes: dict[Any, Recipe] = {}
+        self._last: Recipe = _no_recipe
+
     def __call__(self, *args: Any) -> Tensor:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             result: Tensor = self.overload(*args)
-        elif self._recipe is not None and (found := self._recipe(args)) is not None:
-            result = found
+            return result
+        if (found := self._last(args)) is not None:
+            return found
+        if torch.compiler.is_compiling():
+            result = self.overload(*args)
         elif _transformed() or needs_grad(args):
             result = self.function.apply(*args)
         else:
@@ -174,13 +181,13 @@ class Op:
             return self._compute(*args)
         recipe = self._recipes.get(key := facts(args))
         if recipe is not None and (found := recipe(args)) is not None:
-            self._recipe = recipe
+            self._last = recipe
             return found
         out, ran = self._run(*args)
-        if ran is not None and Recipe.fits(args, out, ran):
+        if ran is not None and (recipe := make_recipe(args, out, ran)) is not None:
             if len(self._recipes) >= _MOST_RECIPES:
                 self._recipes.clear()
-            self._recipe = self._recipes[key] = Recipe(args, out, ran)
+            self._last = self._recipes[key] = recipe
         return out
 
     def into(self, out: Tensor | None, *args: Any) -> Tensor:
@@ -223,6 +230,10 @@ class Op:
         _refuse_leaf(target)
         result: Tensor = self.in_place_function.apply(target, *args)
         return result
+
+
+def _no_recipe(args: tuple[Any, ...]) -> None:
+    return None
 
 
 # --- autograd ---

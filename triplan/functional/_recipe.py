@@ -8,6 +8,7 @@ compares with is dynamo's compiled guard, which also sees autocast, functorch an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -24,86 +25,70 @@ Tensor = torch.Tensor
 _empty: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
 
 
-class Recipe:
-    """How to repeat one call of one op."""
-
-    __slots__ = (
-        "_deterministic",
-        "_device",
-        "_dtype",
-        "_generation",
-        "_guard",
-        "_masks",
-        "_others",
-        "_others_of",
-        "_sizes",
-        "_strides",
-        "_templates",
-        "_tensors_of",
-    )
-
-    def __init__(self, args: tuple[Any, ...], out: Tensor, ran: Ran) -> None:
-        """From a call with ``args`` that gave ``out``; ``fits`` must hold."""
-        plan, operands = ran
-        at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        self._tensors_of = itemgetter(*at)
-        self._others_of = itemgetter(*(i for i in range(len(args)) if i not in at))
-        tensors, self._others = self._tensors_of(args), self._others_of(args)
-        self._guard = tensor_guard(tensors)
-        self._deterministic, self._generation = _deterministic(), TABLE.generation
-        self._device = out.get_device()
-        self._sizes, self._strides, self._dtype = tuple(out.shape), out.stride(), out.dtype
-        # Templates take addresses in the order of this call's tensors, the result last.
-        of = {id(t): i for i, t in enumerate([*tensors, out])}
-        places: Places = {(name, None): of[id(t)] for name, t in operands.items()}
-        self._templates = plan.templates(plan.args_type(**operands), places)
-        masks = [(of[id(operands[o.name])], o.alignment - 1) for o in plan.descriptor.operands() if o.name in operands]
-        self._masks = tuple((i, mask) for i, mask in masks if i < len(tensors) and tensors[i].numel())
-
-    @staticmethod
-    def fits(args: tuple[Any, ...], out: Tensor, ran: Ran) -> bool:
-        """Whether this call can be repeated by a recipe."""
-        plan, operands = ran
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        known = {id(t) for t in (*tensors, out)}
-        return (
-            "status" not in operands
-            and 2 <= len(tensors) < len(args)
-            and _available(out)
-            and plan.workspace_size() == 0
-            and all(id(t) in known for t in operands.values())
-            and not any(isinstance(a, (list, tuple)) for a in args)
-            and not any(t.requires_grad for t in tensors)
-            and out.is_contiguous()
-        )
-
-    def __call__(self, args: tuple[Any, ...]) -> Tensor | None:
-        """The result; None if this call is another."""
-        tensors = self._tensors_of(args)
-        # The guard also sees dispatch modes, functorch, autocast and inference mode in the thread's dispatch keys.
-        if not self._guard(*tensors) or self._others_of(args) != self._others:
-            return None
-        if _deterministic() is not self._deterministic or TABLE.generation != self._generation or _function_modes():
-            return None
-        addresses = [t.data_ptr() for t in tensors]
-        for i, mask in self._masks:
-            if addresses[i] & mask:
-                return None
-        index = self._device
-        if current_device() != index:
-            return None
-        out: Tensor = _empty(self._sizes, self._strides, self._dtype)
-        addresses.append(out.data_ptr())
-        launch_values(self._templates, addresses, current_stream(index))
-        return out
-
-
 _deterministic = torch._C._get_deterministic_algorithms
 _function_modes = torch._C._len_torch_function_stack
 
 
-def _available(out: Tensor) -> bool:
-    return out.is_cuda and _empty is not None
+#: Repeats a call with the arguments given: the result, or None if that call is another.
+Recipe = Callable[[tuple[Any, ...]], Tensor | None]
+
+
+def make_recipe(args: tuple[Any, ...], out: Tensor, ran: Ran) -> Recipe | None:
+    """How to repeat a call with ``args`` that gave ``out``; None where more than launches are needed."""
+    plan, operands = ran
+    at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    if len(at) != 2 or len(args) < 3 or any(isinstance(a, (list, tuple)) for a in args):
+        return None
+    tensors = [args[i] for i in at]
+    # Launches take addresses in the order of this call's tensors, the result last.
+    of = {id(t): i for i, t in enumerate([*tensors, out])}
+    if not (
+        out.is_cuda
+        and out.is_contiguous()
+        and _empty is not None
+        and "status" not in operands
+        and plan.workspace_size() == 0
+        and all(id(t) in of for t in operands.values())
+        and not any(t.requires_grad for t in tensors)
+    ):
+        return None
+    places: Places = {(name, None): of[id(t)] for name, t in operands.items()}
+    templates = plan.templates(plan.args_type(**operands), places)
+    masks = [0, 0, 0]
+    for operand in plan.descriptor.operands():
+        if (t := operands.get(operand.name)) is not None and t.numel():
+            masks[of[id(t)]] |= operand.alignment - 1
+    return _recipe(args, at, out, templates, masks)
+
+
+def _recipe(args: tuple[Any, ...], at: list[int], out: Tensor, templates: Any, masks: list[int]) -> Recipe:
+    # A closure: every attribute that a call of an object would look up costs as much as a comparison.
+    tensors_of = itemgetter(*at)
+    others_of = itemgetter(*(i for i in range(len(args)) if i not in at))
+    others, guard = others_of(args), tensor_guard(tensors_of(args))
+    was_deterministic, generation = _deterministic(), TABLE.generation
+    index, sizes, strides, dtype = out.get_device(), tuple(out.shape), out.stride(), out.dtype
+    first_mask, second_mask, _ = masks  # the result is new memory
+
+    def repeat(args: tuple[Any, ...]) -> Tensor | None:
+        first, second = tensors_of(args)
+        # The guard also sees dispatch modes, functorch, autocast and inference mode in the thread's dispatch keys.
+        if (
+            not guard(first, second)
+            or others_of(args) != others
+            or _deterministic() is not was_deterministic
+            or TABLE.generation != generation
+            or _function_modes()
+        ):
+            return None
+        first_address, second_address = first.data_ptr(), second.data_ptr()
+        if first_address & first_mask or second_address & second_mask or current_device() != index:
+            return None
+        out: Tensor = _empty(sizes, strides, dtype)
+        launch_values(templates, (first_address, second_address, out.data_ptr()), current_stream(index))
+        return out
+
+    return repeat
 
 
 def facts(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,0 +1,343 @@
+"""What the launcher relies on in Triton and torch, and that every argument arrives in its place."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import partial
+from operator import add
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from samples import SAMPLES
+
+import triplan as tp
+from bench.stub import launch_stubbed
+from triplan.backends import compile, launcher, tma_maps
+from triplan.backends.compile import compile_source
+from triplan.backends.launch import Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.sku import ArchSku, ElementKind
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
+H200 = tp.Target.preset("h200")
+ADDRESSES = 10**6  # of operands, far from any other argument
+
+
+@triton.jit
+def copy_by_tma(source, target, ROWS: tl.constexpr, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = [tl.program_id(0) * ROWS, 0]
+    target.store(at, source.load(at))
+
+
+def tma_launch(rows: int, element: ElementKind = ElementKind.F32) -> Launch:
+    args = {name: TensorMap(name, element, (16, 32)) for name in ("source", "target")}
+    return Launch(copy_by_tma, -(-rows // 16), args, {"ROWS": 16, "COLS": 32})
+
+
+def launches() -> list[Launch]:
+    """Kernels with every kind of argument: tuples, strides, scalars of each width, scratch, absent ones."""
+    strided = {"src": "strided", "out": "strided", "values": "strided", "indices": "strided"}
+    found: list[Launch] = []
+    for op in SAMPLES:
+        base = SAMPLES[op].replace(element="f16")
+        names = {o.name for o in base.operands()}
+        for desc in (base, base.replace(layouts={k: v for k, v in strided.items() if k in names})):
+            for row in tp.TABLE.rows(op):
+                if row.backend is tp.BackendKind.TRITON and row.supports(desc, H200) and row.build:
+                    found += row.build(desc, H200)
+    add = SAMPLES["index_add"].replace(element="f64")
+    return [*found, *tp.plan(add, target=H200).launches]
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Launch]:
+    return list({launch.source(): launch for launch in launches()}.values())
+
+
+class Recorder:
+    """Stands for a launcher: keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *args: Any) -> None:
+        self.calls.append(args)
+
+
+#: Kernels that a replaced driver has "loaded": from 3.7 on Triton's would unload them where they are collected.
+KEPT: list[dict[Any, Any]] = []
+
+
+def fresh() -> dict[Any, Any]:
+    """An empty store of compiled kernels: a loaded one keeps the launcher that it first met."""
+    KEPT.append({})
+    return KEPT[-1]
+
+
+@pytest.fixture
+def static(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """torch's static launcher and the driver, replaced."""
+    recorder = Recorder()
+    monkeypatch.setattr(launcher, "_STATIC", recorder)
+    monkeypatch.setattr(compile, "_compiled", fresh())
+    with launch_stubbed(H200):
+        yield recorder
+
+
+@pytest.fixture
+def by_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """Triton's launcher and the driver, replaced; torch has no static one."""
+    recorder = Recorder()
+    monkeypatch.setattr(launcher, "_STATIC", None)
+    monkeypatch.setattr(compile, "_compiled", fresh())
+    with launch_stubbed(H200):
+        monkeypatch.setattr(type(triton.runtime.driver.active), "launcher_cls", lambda *args: recorder)
+        yield recorder
+
+
+def operands(launch: Launch) -> tuple[Any, dict[tuple[str, int | None], int]]:
+    """Args whose strides are all different, and a place for each address and scalar that ``launch`` asks for."""
+    names: dict[tuple[str, int | None], int] = {}
+    values: dict[str, Any] = {}
+
+    def visit(arg: Any) -> None:
+        if isinstance(arg, tuple):
+            for a in arg:
+                visit(a)
+        elif isinstance(arg, (Ptr, Scalar, Stride)):
+            item = getattr(arg, "item", None)
+            tensor = SimpleNamespace(stride=partial(add, 7000 + 10 * len(values)))
+            if isinstance(arg, Scalar):
+                names.setdefault((arg.operand, None), len(names))
+            elif item is None:
+                values.setdefault(arg.operand, tensor)
+            else:
+                items = values.setdefault(arg.operand, [])
+                while len(items) <= item:
+                    items.append(tensor)
+            if isinstance(arg, Ptr):
+                names.setdefault((arg.operand, arg.item), len(names))
+
+    for arg in launch.args.values():
+        visit(arg)
+    names[launcher.WORKSPACE] = len(names)
+    return SimpleNamespace(**values), names
+
+
+def expected(launch: Launch, args: Any, places: dict[tuple[str, int | None], int], arg: Any) -> Any:
+    """What one argument of ``launch`` must become, told from its specification alone."""
+    if isinstance(arg, tuple):
+        return tuple(expected(launch, args, places, a) for a in arg)
+    if isinstance(arg, Int):
+        return arg.value
+    if isinstance(arg, Scratch):
+        return ADDRESSES + places[launcher.WORKSPACE] + arg.offset
+    if isinstance(arg, Ptr):
+        return ADDRESSES + places[(arg.operand, arg.item)]
+    if isinstance(arg, Scalar):
+        return ADDRESSES + places[(arg.operand, None)]
+    if isinstance(arg, Stride):
+        tensor = getattr(args, arg.operand)
+        return (tensor if arg.item is None else tensor[arg.item]).stride(arg.axis)
+    return None
+
+
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, tuple):
+        return [v for item in value for v in flat(item)]
+    return [] if value is None else [value]
+
+
+def test_every_kind_of_argument_is_there(every: list[Launch]) -> None:
+    arguments = [arg for launch in every for arg in launch.args.values()]
+    kinds = {type(a) for arg in arguments for a in (arg if isinstance(arg, tuple) else (arg,))} - {tuple}
+    assert kinds == {Ptr, Scratch, Int, Stride, Scalar, type(None)}
+
+
+def test_kernels_have_the_parameters_that_the_static_launcher_fills(
+    every: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_STATIC", Recorder())
+    letters = {"u64": "Ol", "s64": "Ol", "b64": "Ol", "u32": "i", "b32": "i", "f32": "f", "f64": "d"}
+    for launch in every:
+        compiled = compile_source(launch.source(), H200.arch)
+        types = launcher.static_types(compiled)
+        assert types is not None, launch.kernel
+        ptx = compiled.asm["ptx"]
+        entry = ptx[ptx.index(".entry") : ptx.index(")", ptx.index(".entry"))]
+        declared = re.findall(r"\.param \.(\w+)", entry)
+        assert len(declared) == len(types)
+        assert all(letter in letters[ty] for letter, ty in zip(types, declared, strict=True)), (types, declared)
+
+
+def test_a_kernel_with_other_parameters_is_refused(every: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_STATIC", Recorder())
+    compiled = compile_source(every[0].source(), H200.arch)
+    ptx = compiled.asm["ptx"].replace(".param .u64", ".param .u64 a,\n\t.param .u64", 1)
+    fake = SimpleNamespace(metadata=compiled.metadata, src=compiled.src, asm={"ptx": ptx}, name="changed")
+    with pytest.raises(tp.KernelInternal, match=r"has \d+ parameters"):
+        launcher.static_types(fake)
+
+
+def test_the_static_launcher_gets_every_argument(every: list[Launch], static: Recorder) -> None:
+    for launch in every:
+        args, places = operands(launch)
+        (kernel,) = launcher.load([launch], H200.arch, 0)
+        values = tuple(ADDRESSES + i for i in range(len(places)))
+        launcher.launch_values([kernel.template(args, places)], values, 77)
+        launcher.launch([kernel.template(args, places).fill(values)], 78)
+        wanted = [expected(launch, args, places, launch.args.get(name)) for name in launch.kernel.arg_names]
+        for call, stream in zip(static.calls[-2:], (77, 78), strict=True):
+            function, x, y, z, warps, shared, types, arguments, on = call
+            assert (function, x, y, z, on) == (1, launch.grid, 1, 1, stream)
+            assert (warps, shared) == (launch.num_warps, kernel.compiled.metadata.shared)
+            assert arguments == (*flat(tuple(wanted)), None, None)
+            assert len(types) == len(arguments)
+
+
+def test_tritons_launcher_gets_every_argument(every: list[Launch], by_triton: Recorder) -> None:
+    for launch in every:
+        args, places = operands(launch)
+        (kernel,) = launcher.load([launch], H200.arch, 0)
+        values = tuple(ADDRESSES + i for i in range(len(places)))
+        launcher.launch_values([kernel.template(args, places)], values, 77)
+        x, y, z, stream, function, packed, about, enter, leave, *arguments = by_triton.calls[-1]
+        assert (x, y, z, stream, function) == (launch.grid, 1, 1, 77, 1)
+        assert packed == kernel.compiled.packed_metadata
+        assert about is enter is leave is None
+        wanted = [expected(launch, args, places, launch.args.get(name)) for name in launch.kernel.arg_names]
+        assert arguments == wanted
+
+
+def test_hooks_hear_of_launches_where_a_profiler_installed_some(
+    every: list[Launch], static: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Recorder()
+    monkeypatch.setattr(type(triton.runtime.driver.active), "launcher_cls", lambda *args: run)
+    launch = every[0]
+    args, places = operands(launch)
+    (kernel,) = launcher.load([launch], H200.arch, 0)
+    values = tuple(ADDRESSES + i for i in range(len(places)))
+    hook = triton.knobs.runtime.launch_enter_hook
+
+    def heard(metadata: Any) -> None: ...
+
+    hook.add(heard)
+    try:
+        launcher.launch_values([kernel.template(args, places)], values, 5)
+    finally:
+        hook.remove(heard)
+    assert not static.calls
+    ((x, _, _, stream, _, _, about, enter, _, *arguments),) = run.calls
+    assert (x, stream, enter) == (launch.grid, 5, hook)
+    assert about.get()["name"] == kernel.compiled.name
+    assert arguments == [expected(launch, args, places, launch.args.get(n)) for n in launch.kernel.arg_names]
+    launcher.launch_values([kernel.template(args, places)], values, 5)
+    assert len(static.calls) == 1
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_failed_launch_is_an_internal_error(
+    every: list[Launch], static: Recorder, monkeypatch: pytest.MonkeyPatch, bound: bool
+) -> None:
+    def failing(*args: Any) -> None:
+        raise RuntimeError("CUDA driver error: invalid argument")
+
+    monkeypatch.setattr(launcher, "_STATIC", failing)
+    args, places = operands(every[0])
+    (kernel,) = launcher.load([every[0]], H200.arch, 0)
+    template, values = kernel.template(args, places), tuple(range(len(places)))
+    call = (
+        partial(launcher.launch, [template.fill(values)])
+        if bound
+        else partial(launcher.launch_values, [template], values)
+    )
+    with pytest.raises(tp.KernelInternal, match=r"launch of \w+ failed: CUDA driver error"):
+        call(0)
+
+
+# --- tensor maps ---
+
+
+def test_tensor_maps_need_tritons_launcher_and_compile_to_tma(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_STATIC", Recorder())
+    compiled = compile_source(tma_launch(64).source(), ArchSku.SM90A)
+    assert "cp.async.bulk.tensor" in compiled.asm["ptx"]
+    assert len(compiled.metadata.tensordesc_meta) == 2
+    assert launcher.static_types(compiled) is None
+
+
+def test_a_map_is_encoded_once_for_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[tuple[int, tuple[int, ...]]] = []
+
+    def encode(descriptor: Any, meta: Any) -> list[Any]:
+        encoded.append((descriptor.base.data_ptr(), tuple(descriptor.shape)))
+        return [object(), *descriptor.shape, *descriptor.strides]
+
+    monkeypatch.setattr(tma_maps, "ENCODED", True)
+    monkeypatch.setattr(tma_maps.driver, "make_tensordesc_arg", encode)
+    spec = TensorMap("source", ElementKind.F32, (16, 32))
+    maps = tma_maps.Maps(spec, torch.empty(64, 32), None)
+    first, other = maps(4096), maps(8192)
+    assert [maps(4096), maps(8192)] == [first, other]
+    assert first[0] is not other[0]
+    # The same address under another shape is another map.
+    assert tma_maps.Maps(spec, torch.empty(48, 32), None)(4096)[1] == 48
+    assert encoded == [(4096, (64, 32)), (8192, (64, 32)), (4096, (48, 32))]
+    for address in range(0, 16 * 1000, 16):
+        maps(address)
+    assert len(maps._by_address) <= tma_maps._MOST_MAPS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("profiled", [False, True])
+def test_maps_follow_the_operands(monkeypatch: pytest.MonkeyPatch, profiled: bool) -> None:
+    """Addresses that come back under another shape, and a shape that comes back at another address."""
+    if torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("needs TMA: compute capability 9.0 or later")
+    count = [0]
+    encode = tma_maps.driver.make_tensordesc_arg
+
+    def counting(*args: Any) -> Any:
+        count[0] += 1
+        return encode(*args)
+
+    monkeypatch.setattr(tma_maps.driver, "make_tensordesc_arg", counting)
+    heard: list[Any] = []
+    hook = triton.knobs.runtime.launch_enter_hook
+    if profiled:
+        hook.add(heard.append)
+    try:
+        places: dict[tuple[str, int | None], int] = {("source", None): 0, ("target", None): 1}
+        buffers = [torch.randn(96 * 32, device="cuda") for _ in range(3)]
+        for rows in (96, 41, 64):
+            (kernel,) = launcher.load([tma_launch(rows)], ArchSku.SM90A, torch.cuda.current_device())
+            views = [b[: rows * 32].view(rows, 32) for b in buffers]
+            template = kernel.template(SimpleNamespace(source=views[0], target=views[1]), places)
+            for i, j in ((0, 1), (0, 2), (1, 2), (0, 1), (0, 2), (1, 2)):
+                views[i].normal_()
+                before = buffers[j].clone()
+                stream = torch.cuda.current_stream().cuda_stream
+                launcher.launch_values([template], (views[i].data_ptr(), views[j].data_ptr()), stream)
+                assert torch.equal(views[i], views[j])
+                assert torch.equal(before[rows * 32 :], buffers[j][rows * 32 :])
+    finally:
+        if profiled:
+            hook.remove(heard.append)
+    assert len(heard) == (18 if profiled else 0)
+    if tma_maps.ENCODED:
+        assert count[0] == 3 * 4  # addresses 0 and 1 as a source, 1 and 2 as a target, under each shape
+
+
+@pytest.mark.gpu
+def test_torch_has_the_static_launcher_here() -> None:
+    """Without it every launch costs more; this says so rather than letting a bench show it."""
+    plan = tp.plan(SAMPLES["gather"])
+    (kernel,) = launcher.load(plan.launches, plan.target.arch, torch.cuda.current_device())
+    assert launcher._STATIC is not None
+    assert launcher.static_types(kernel.compiled) is not None

@@ -1,0 +1,90 @@
+"""TMA tensor maps of host-made descriptors: encoded once for an address, then reused.
+
+Triton encodes them anew at every launch (about 8 us for three). A map is nothing but its address, shape, strides, block
+and swizzle; a ``Maps`` fixes all of these but the address, by which it keeps what it has encoded. So an address that
+another allocation reuses, under another shape, meets another ``Maps``, and under the same shape the same bits.
+
+Relies on Triton 3.6: ``make_tensordesc_arg(descriptor, meta)`` gives [encoded map, *shape, *strides], and ``launch`` of
+Triton's launcher closes over the C function ``launcher`` with the arguments ``_BASE_ARGS_FORMAT``. From 3.7 on the C
+call is another, and Triton encodes at every launch (``ENCODED`` is False).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.nvidia import driver
+
+from triplan.backends.launch import TensorMap
+
+#: Grid, stream, function, cooperative, dependent launch, two scratches, metadata twice, two hooks.
+_C_FORMAT = "iiiKKppOOOOOO"
+ENCODED = triton.__version__.startswith("3.6.") and getattr(driver, "_BASE_ARGS_FORMAT", "") == _C_FORMAT
+#: A training step meets as many addresses as it has buffers; past this, a loop over fresh ones would only grow this.
+_MOST_MAPS = 256
+
+
+class _Encoded(tuple[Any, ...]):
+    """A map, its shape and strides: what stands for one descriptor in the C call."""
+
+    __slots__ = ()
+
+
+class Maps:
+    """The tensor maps of one operand with one shape and strides, by address."""
+
+    __slots__ = ("_by_address", "_meta", "_shape", "_spec", "_strides")
+
+    def __init__(self, spec: TensorMap, tensor: torch.Tensor, meta: Any) -> None:
+        """``meta``: what the compiler chose for this descriptor (swizzle, block); None where it uses no TMA."""
+        self._spec, self._meta = spec, meta
+        self._shape, self._strides = list(tensor.shape), list(tensor.stride())
+        self._by_address: dict[int, Any] = {}
+
+    def __call__(self, address: int) -> Any:
+        """What the launcher takes for the operand at ``address``."""
+        found = self._by_address.get(address)
+        if found is None:
+            if len(self._by_address) >= _MOST_MAPS:
+                self._by_address.clear()
+            found = self._by_address[address] = self._make(address)
+        return found
+
+    def _make(self, address: int) -> Any:
+        base = SimpleNamespace(data_ptr=lambda: address, dtype=self._spec.element.torch)
+        descriptor = SimpleNamespace(
+            base=base,
+            shape=self._shape,
+            strides=self._strides,
+            block_shape=list(self._spec.block),
+            padding="zero",
+            round_f32_to_tf32=False,
+        )
+        return _Encoded(driver.make_tensordesc_arg(descriptor, self._meta)) if ENCODED else descriptor
+
+
+def launch(run: Any, grid: int, stream: int, compiled: Any, hooks: tuple[Any, Any, Any], values: Sequence[Any]) -> None:
+    """Launch with encoded maps among ``values``; ``hooks`` are (launch metadata, enter, exit)."""
+    flat: list[Any] = []
+    for value in values:
+        if type(value) is _Encoded:
+            flat.extend(value)
+        else:
+            flat.append(value)
+    attributes = (run.launch_cooperative_grid, run.launch_pdl)
+    about, enter, leave = hooks
+    c_launch = _c_launch(run)
+    c_launch(
+        grid, 1, 1, stream, compiled.function, *attributes, None, None, compiled.packed_metadata, about, enter, leave,
+        *flat,
+    )  # fmt: skip
+
+
+def _c_launch(run: Any) -> Any:
+    wrapper = run.launch
+    cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__, strict=True))
+    return cells["launcher"].cell_contents
