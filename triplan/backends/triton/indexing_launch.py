@@ -189,7 +189,8 @@ def rows_launch(
     if g.full:
         per_program = 256 if cols < 256 and point is not kernels.gather_point else 512
     else:
-        per_program = max(4096 // desc.element.itemsize, cols)
+        # Sums wider than the element (a tuple of tables) take the registers of the second load.
+        per_program = max((2048 if isinstance(table, tuple) else 4096) // desc.element.itemsize, cols)
     rows = per_program // cols
     offsets_wide = wide(g)
     return Launch(
