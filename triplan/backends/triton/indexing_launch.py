@@ -183,14 +183,14 @@ def rows_launch(
     g = geometry(desc)
     outer, count, inner = g.fold
     columns = range(inner) if columns is None else columns
-    cols = min(max(_ceil_power(len(columns)), 16), stripe(g) if g.full else 1024)
+    sums = isinstance(table, tuple)  # of 64 bits, each with a few more registers behind it than a plain addition
+    cols = min(max(_ceil_power(len(columns)), 16), stripe(g) if g.full else 512 if sums else 1024)
     # Measured on an H200: two 16-byte loads a thread saturate memory when rows are contiguous; scattered elements want
     # four a thread, or two where atomics share a narrow stripe. Fewer, larger programs are slower at every size.
     if g.full:
         per_program = 256 if cols < 256 and point is not kernels.gather_point else 512
     else:
-        # Sums wider than the element (a tuple of tables) take the registers of the second load.
-        per_program = max((2048 if isinstance(table, tuple) else 4096) // desc.element.itemsize, cols)
+        per_program = max(512 if sums else 4096 // desc.element.itemsize, cols)
     rows = per_program // cols
     offsets_wide = wide(g)
     return Launch(
