@@ -250,6 +250,29 @@ def test_infinities_nan_and_overflow(where: str, kernel: str, element: str) -> N
 
 
 @NUMPY_WARNS
+@pytest.mark.parametrize("kernel", ["fixed_f16", "fixed_scaled"])
+@pytest.mark.parametrize("where", WHERE)
+def test_f16_is_not_rounded_by_way_of_f32(where: str, kernel: str) -> None:
+    """1 + 2**-11 + 2**-24 would be a tie in f32, and then again in f16."""
+    terms, want = [1.0, 2.0**-11, 2.0**-24], 1 + 2.0**-10
+    cases = [terms, terms[1:], [-x for x in terms]]
+    assert columns(where, kernel, cases, "f16", [0, 1, 0]).tolist() == [want, want, -want]
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize("bits", [23, 31])
+@pytest.mark.parametrize("where", WHERE)
+def test_terms_are_rounded_to_the_nearest_unit(where: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a largest term of 1 the unit is 2**-39, or 2**-31: what the module's error bound is derived from."""
+    if bits == 31:
+        monkeypatch.setattr(rows, "HEADROOM", (0, 31))
+    unit = 2.0 ** -(63 - bits - 1)
+    cases = [[1, x * unit, -1] for x in (0.75, -0.75, 0.25, -0.25, 0.5, 1.0, 3.25)]
+    got = columns(where, "fixed_scaled", cases, "f32", [0] * len(cases))
+    assert (got.double() / unit).tolist() == [1, -1, 0, 0, 1, 1, 3]
+
+
+@NUMPY_WARNS
 @pytest.mark.parametrize("alpha", [2.0, -0.5, 0.0, math.inf, -math.inf, math.nan, 1e-30, 3e38])
 @pytest.mark.parametrize(("kernel", "element"), ROWS)
 @pytest.mark.parametrize("where", WHERE)

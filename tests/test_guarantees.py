@@ -112,6 +112,19 @@ class Problem:
         at = torch.randint(0, TABLE // 2, index.shape, generator=g) * 2
         odd = (~self.kept).long().reshape(-1, *[1] * (at.dim() - 1))
         self.index = (at + odd).to(index.element.torch)
+        if element.is_floating_point and element != "f16":  # f16 has no room for it
+            self._cancel(n // 4)
+
+    def _cancel(self, pairs: int) -> None:
+        """Let the first pairs of rows cancel each other, each column another factor larger than the remaining rows.
+
+        What the larger values cost the smaller ones is then not hidden by the result's own rounding.
+        """
+        larger, smaller = self.dense[: 2 * pairs : 2], self.dense[1 : 2 * pairs : 2]
+        larger *= 2.0 ** torch.linspace(8, 56, WIDTH).round()
+        smaller.copy_(-larger)
+        for paired in (self.index, self.kept):
+            paired[1 : 2 * pairs : 2] = paired[: 2 * pairs : 2]
 
     def take(self, rows: torch.Tensor) -> Problem:
         """The same with only ``rows`` of the contributions, in their order."""
