@@ -187,12 +187,13 @@ def _aligned(nbytes: int) -> int:
 def _fold(desc: Any, pad: Scratchpad, columns: range, scale: int) -> Launch:
     table = geometry(desc).table
     flat = table.layout.packed
-    big = max(table.numel, pad.rows * pad.inner) >= I32_LIMIT or not flat
+    big = table.numel >= I32_LIMIT  # only strides, which are read off the tensor, are always wide
     # Sums of a strided table are one long row; its elements' places follow from their numbers.
     shape = () if flat else table.shape
     has_alpha = any(o.name == "alpha" for o in desc.operands())
-    cols = min(max(1 << (len(columns) - 1).bit_length(), 16), FOLD_ELEMENTS)
-    rows = FOLD_ELEMENTS // cols if pad.rows > 1 else 1
+    block = FOLD_ELEMENTS if flat else FOLD_ELEMENTS // 2  # offsets of strided elements take a register pair each
+    cols = min(max(1 << (len(columns) - 1).bit_length(), 16), block)
+    rows = block // cols if pad.rows > 1 else 1
     return Launch(
         fixed.fixed_fold_kernel,
         -(-pad.rows // rows) * -(-len(columns) // cols),
