@@ -16,6 +16,10 @@ for fewer than 2**23 contributions (f32 has 24 bits: whatever is within a factor
 32 for fewer than 2**31. Between these two classes bits may differ, and ``numerics_id`` names the class; within
 one, nothing depends on the count.
 
+The finished sum is converted to f64, multiplied by alpha there (once, rather than every term: a product per term would
+be rounded, and could overflow), added to the table's former value and rounded into the element: three roundings of
+2**-53 and the last one. Infinities and NaN reach the result as they would by floating-point additions in any order.
+
 Both visit the table in stripes of columns, one after the other, where rows are packed and wide: clear, add and convert
 a stripe while its sums are in the L2 cache. That bounds the workspace by a stripe, and sums need not travel to memory.
 """
