@@ -20,6 +20,8 @@ OPS = (
     "embedding_backward",
 )
 ROWS = [(op, row.name) for op in OPS for row in tp.TABLE.rows(op) if row.backend is tp.BackendKind.TRITON]
+#: The rows of index_put that store; the others accumulate.
+STORING = ("rows", "elements", "ordered_last")
 POLICIES = [(policy, wrap) for policy in ("skip", "clamp", "error") for wrap in (False, True)]
 #: Which field names the points, the axis and the extent that indices point into.
 FIELDS = {
@@ -53,7 +55,7 @@ def build(op: str, shape: tuple[int, ...], axis: int, extent: int, **options: An
 def accumulate_of(op: str, row: str, turn: int) -> bool:
     """index_put's rows each take one value; the backwards take both, in turns."""
     if op == "index_put":
-        return row.startswith("atomic") or row == "ordered_sum"
+        return row not in STORING
     return turn % 2 == 0
 
 

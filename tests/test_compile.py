@@ -6,6 +6,7 @@ import os
 import re
 
 import pytest
+from indexing_cases import STORING
 from proofs import FLOAT_ATOMIC
 from samples import SAMPLES
 
@@ -30,7 +31,7 @@ def configurations(op: str, kernel: str) -> list[tp.Descriptor]:
     """The main configurations of a row: wide rows, narrow rows, strided, every policy, both index elements."""
     base = SAMPLES[op]
     if op == "index_put":
-        base = base.replace(accumulate=kernel.startswith("atomic") or kernel == "ordered_sum")
+        base = base.replace(accumulate=kernel not in STORING)
     big = {
         "gather": {"out_shape": (4096, 1024)},
         "gather_backward": {"out_shape": (4096, 1024)},

@@ -247,7 +247,7 @@ def ordered_rank(desc: Any, target: Target) -> float:
 # --- launches ---
 
 
-def _zeroed(desc: Any) -> list[Launch]:
+def zeroed(desc: Any) -> list[Launch]:
     table = geometry(desc).table
     if not _fills(desc) or table.numel == 0:
         return []
@@ -263,7 +263,7 @@ def _moved(desc: Any, point: Any, traverse: Any) -> list[Launch]:
 
 def _added(desc: Any, traverse: Any) -> list[Launch]:
     g = geometry(desc)
-    before = [*status_launch(desc), *_zeroed(desc)]
+    before = [*status_launch(desc), *zeroed(desc)]
     if g.idle:
         return before
     vectors = traverse is rows_launch and not g.full and g.fold[2] % 2 == 0
@@ -299,7 +299,7 @@ def _atomic_f32(desc: Any, target: Target) -> list[Launch]:
     g = geometry(desc)
     before = status_launch(desc)
     if g.idle:
-        return [*before, *_zeroed(desc)]
+        return [*before, *zeroed(desc)]
     sums = Scratch(0, ElementKind.F32)
     clear = fill_launch(sums, g.table.numel, 0)
     args = (desc, kernels.atomic_point, values(g.dense), sums, ElementKind.F32)
