@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import host, indexing
+from bench import determinism, host, indexing
 from bench.cases import DTYPES
 
 
@@ -20,13 +20,21 @@ def parser() -> argparse.ArgumentParser:
     names = top.add_subparsers(dest="name", required=True)
     one = names.add_parser("indexing", help="gather, scatter and embedding against torch, on a GPU")
     one.add_argument("--dtype", choices=sorted(DTYPES), default="fp16")
-    one.add_argument("--iterations", type=_positive, default=100, help="timed repeats (fewer for slow kernels)")
-    one.add_argument("--warmup", type=_natural, default=10, help="repeats before the timed ones")
-    one.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a smoke test at tiny sizes, measuring nothing"
-    )
     two = names.add_parser("host", help="host time of planning and launching")
-    for p in (one, two):
+    three = names.add_parser("determinism", help="accumulation, deterministic and not, against torch, on a GPU")
+    three.add_argument("--rows", action="store_true", help="time each kernel alone as well, into the JSON's `kernels`")
+    for p, iterations, warmup in ((one, 100, 10), (three, 20, 2)):
+        p.add_argument(
+            "--iterations", type=_positive, default=iterations, help="timed repeats (fewer for slow kernels)"
+        )
+        p.add_argument("--warmup", type=_natural, default=warmup, help="repeats before the timed ones")
+        p.add_argument(
+            "--device",
+            choices=("cuda", "cpu"),
+            default="cuda",
+            help="cpu: a smoke test at tiny sizes, measuring nothing",
+        )
+    for p in (one, two, three):
         p.add_argument("--out", type=Path, help="folder for JSON, CSV and PNG")
     return top
 
@@ -51,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(given)
     # Piped output has no width of its own, and 80 columns would tear the tables.
     console = Console(width=None if sys.stdout.isatty() else 170)
-    if options.name == "indexing" and options.device == "cuda" and not torch.cuda.is_available():
-        print("bench indexing: there is no GPU here; --device cpu runs a smoke test", file=sys.stderr)
+    if options.name != "host" and options.device == "cuda" and not torch.cuda.is_available():
+        print(f"bench {options.name}: there is no GPU here; --device cpu runs a smoke test", file=sys.stderr)
         return 2
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # tiny tensors: waking threads would be all that is timed
@@ -63,12 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def progress(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total, refresh=True)
 
-        if options.name == "indexing":
+        if options.name == "host":
+            report = host.run(progress)
+        else:
             tiny = options.device == "cpu"
             device = torch.device("cpu") if tiny else torch.device("cuda", torch.cuda.current_device())
-            report = indexing.run(options.dtype, options.iterations, options.warmup, device, tiny, progress)
-        else:
-            report = host.run(progress)
+            timing = (options.iterations, options.warmup, device, tiny)
+            if options.name == "indexing":
+                report = indexing.run(options.dtype, *timing, progress)
+            else:
+                report = determinism.run(*timing, options.rows, progress)
     report.show(console)
     if options.out is not None:
         for path in report.write(options.out, given):

@@ -1,11 +1,11 @@
-"""The indexing bench's cases: what is computed, by whom, how many bytes it must move, and what is right."""
+"""The indexing benches' cases: what is computed, by whom, how many bytes it must move, and what is right."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,11 +18,15 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SAME_WORK = 0.25
 
 
+#: Where indices point: ``zipf`` as words do, ``one`` place only, all ``distinct``, uniformly but ``sorted``.
+Pattern = Literal["uniform", "zipf", "one", "distinct", "sorted"]
+
+
 @dataclass(frozen=True)
 class Case:
     """``count`` rows of ``width`` elements, moved between a dense tensor and a table of ``rows`` rows, along axis 0.
 
-    ``zipf``: tokens are drawn by Zipf's law rather than uniformly, as words are.
+    A width of 1 stands for one-dimensional operands in index_add.
     """
 
     group: str
@@ -30,7 +34,7 @@ class Case:
     rows: int
     width: int
     count: int
-    zipf: bool = False
+    pattern: Pattern = "uniform"
 
     @property
     def name(self) -> str:
@@ -39,16 +43,25 @@ class Case:
     @property
     def full(self) -> bool:
         """Whether there is one index an element."""
-        return self.op in ("gather", "scatter_add")
+        return self.op in ("gather", "scatter_add", "gather_backward")
 
     @property
     def adds(self) -> bool:
-        return self.op in ("index_add", "scatter_add", "embedding_backward")
+        return self.op not in ("index_select", "gather", "embedding")
 
     @property
     def fills(self) -> bool:
         """Whether every element of the table is written, whatever the indices."""
-        return self.op == "embedding_backward"
+        return self.op.endswith("_backward")
+
+    @property
+    def flat(self) -> bool:
+        return self.op == "index_add" and self.width == 1
+
+    def tiny(self) -> Case:
+        """Shrunk for a smoke test."""
+        width = self.width if self.width == 1 else max(self.width >> 5, 2)
+        return replace(self, rows=max(self.rows >> 9, 2), width=width, count=max(self.count >> 10, 2))
 
 
 SEED_SIZES = ((1024, 256, 128), (4096, 1024, 512), (16384, 1024, 2048))
@@ -59,12 +72,8 @@ def cases(tiny: bool = False) -> list[Case]:
     found = [Case("seed", op, *size) for op in ("index_select", "index_add") for size in SEED_SIZES]
     found += [Case("full index", op, *size) for op in ("gather", "scatter_add") for size in SEED_SIZES]
     found += [Case("large", op, 131072, 1024, 262144) for op in ("index_select", "index_add", "gather", "scatter_add")]
-    found += [Case("large", op, 50304, 1024, 65536, zipf=True) for op in ("embedding", "embedding_backward")]
-    if not tiny:
-        return found
-    return [
-        replace(c, rows=max(c.rows >> 9, 2), width=max(c.width >> 5, 2), count=max(c.count >> 10, 2)) for c in found
-    ]
+    found += [Case("large", op, 50304, 1024, 65536, "zipf") for op in ("embedding", "embedding_backward")]
+    return [c.tiny() for c in found] if tiny else found
 
 
 @dataclass(frozen=True)
@@ -91,10 +100,16 @@ def make(case: Case, dtype: torch.dtype, device: torch.device, generator: torch.
         return torch.randn(shape, dtype=dtype, device=device, generator=generator).div_(8)
 
     shape = (case.count, case.width) if case.full else (case.count,)
-    if case.zipf:
-        index = zipf_tokens(case.count, case.rows, device, generator)
+    if case.pattern == "zipf":
+        index = zipf_tokens(case.count, case.rows, device, generator).reshape(-1, *[1] * (len(shape) - 1))
+        index = index.expand(shape).contiguous()
+    elif case.pattern == "distinct":
+        places = torch.rand((case.rows, *shape[1:]), device=device, generator=generator).argsort(0)
+        index = places[: case.count].contiguous()
     else:
-        index = torch.randint(0, case.rows, shape, device=device, generator=generator)
+        index = torch.randint(0, 1 if case.pattern == "one" else case.rows, shape, device=device, generator=generator)
+    if case.pattern == "sorted":
+        index = index.sort(0).values
     return Buffers(values(case.count, case.width), values(case.rows, case.width), index)
 
 
@@ -108,7 +123,16 @@ def descriptor(case: Case, dtype: torch.dtype) -> tp.Descriptor:
     if case.op == "gather":
         return tp.GatherDescriptor(out_shape=shape, gather_dim=0, src_dim_size=case.rows, element=element)
     if case.op == "index_add":
-        return tp.IndexAddDescriptor(src_shape=shape, add_dim=0, out_dim_size=case.rows, element=element)
+        src_shape = shape[:1] if case.flat else shape
+        return tp.IndexAddDescriptor(src_shape=src_shape, add_dim=0, out_dim_size=case.rows, element=element)
+    if case.op == "index_put":
+        out_shape = (case.rows, case.width)
+        return tp.IndexPutDescriptor(out_shape=out_shape, index_shape=shape[:1], element=element, accumulate=True)
+    if case.op in ("index_select_backward", "gather_backward"):
+        backward: dict[str, Any] = {"out_shape": shape, "src_dim_size": case.rows, "accumulate": False}
+        if case.op == "gather_backward":
+            return tp.GatherBackwardDescriptor(gather_dim=0, element=element, **backward)
+        return tp.IndexSelectBackwardDescriptor(select_dim=0, element=element, **backward)
     if case.op == "scatter_add":
         return tp.ScatterAddDescriptor(src_shape=shape, scatter_dim=0, out_dim_size=case.rows, element=element)
     table: dict[str, Any] = {"num_embeddings": case.rows, "embedding_dim": case.width, "element": element}
@@ -125,7 +149,14 @@ def plan_args(case: Case, b: Buffers) -> Any:
     if case.op == "gather":
         return tp.GatherArgs(src=b.table, index=b.index, out=b.dense)
     if case.op == "index_add":
-        return tp.IndexAddArgs(index=b.index, src=b.dense, out=b.table)
+        dense, table = (b.dense.view(-1), b.table.view(-1)) if case.flat else (b.dense, b.table)
+        return tp.IndexAddArgs(index=b.index, src=dense, out=table)
+    if case.op == "index_put":
+        return tp.IndexPutArgs(indices=[b.index], values=b.dense, out=b.table)
+    if case.op == "gather_backward":
+        return tp.GatherBackwardArgs(dout=b.dense, index=b.index, dsrc=b.table)
+    if case.op == "index_select_backward":
+        return tp.IndexSelectBackwardArgs(dout=b.dense, index=b.index, dsrc=b.table)
     if case.op == "scatter_add":
         return tp.ScatterAddArgs(index=b.index, src=b.dense, out=b.table)
     if case.op == "embedding":
@@ -140,8 +171,17 @@ def torch_call(case: Case, b: Buffers) -> Callable[[], Tensor]:
         return lambda: torch.index_select(table, 0, index, out=dense)
     if case.op == "gather":
         return lambda: torch.gather(table, 0, index, out=dense)
+    if case.flat:
+        flat, values = table.view(-1), dense.view(-1)
+        return lambda: flat.index_add_(0, index, values).view(rows, 1)
     if case.op == "index_add":
         return lambda: table.index_add_(0, index, dense)
+    if case.op == "index_put":
+        return lambda: table.index_put_((index,), dense, accumulate=True)
+    if case.op == "index_select_backward":  # as torch's own derivatives do it, but for the allocation
+        return lambda: table.zero_().index_add_(0, index, dense)
+    if case.op == "gather_backward":
+        return lambda: table.zero_().scatter_add_(0, index, dense)
     if case.op == "scatter_add":
         return lambda: table.scatter_add_(0, index, dense)
     if case.op == "embedding":
@@ -217,7 +257,9 @@ def mismatch(truth: Truth, got: Tensor, guarantee: tp.PrecisionGuarantee) -> str
     t = guarantee.tolerance
     u = guarantee.accumulator.unit_roundoff
     counted = torch.expm1((truth.terms + 3).double() * math.log1p(u)) * (1 + t.rtol)
-    allowed = truth.magnitude * counted.clamp_(max=t.ctol) + (t.rtol * truth.value.abs() + t.underflow)
+    # A sum in integers (fixed point) has no rounding to count: its bound is the plan's.
+    counted = counted.clamp_(max=t.ctol) if u else torch.full_like(counted, t.ctol)
+    allowed = truth.magnitude * counted + (t.rtol * truth.value.abs() + t.underflow)
     error = (got.double() - truth.value).abs()
     bad = ~(error <= allowed)  # NaN is bad
     if not bool(bad.any()):

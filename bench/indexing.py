@@ -65,12 +65,16 @@ def speed_ratio(torch_us: float, us: float) -> float:
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant of one case; ``plan`` is None for torch. ``run(i)`` works on buffer set ``i``."""
+    """A contestant of one case; ``plan`` is None for torch. ``run(i)`` works on buffer set ``i``.
+
+    ``extra_bytes`` is what a plan takes besides its operands.
+    """
 
     name: str
     kernel: str
     run: Callable[[int], Any]
     plan: tp.Plan[Any, Any] | None = None
+    extra_bytes: int = 0
 
 
 def run(dtype: str, iterations: int, warmup: int, device: torch.device, tiny: bool, progress: Progress) -> Report:
@@ -123,13 +127,13 @@ def _case_rows(
         sound: list[Entry] = []
         expected = truth(case, first)
         for entry in entries:
-            if error := _verify(case, entry, first, expected):
+            if error := verify(case, entry, first, expected):
                 failed = {"contestant": entry.name, "kernel": entry.kernel, "error": error, "note": error}
                 rows.append({**base, **failed})
             else:
                 sound.append(entry)
         del expected
-        timed = _time(sound, sets, iterations, warmup, device)
+        timed = time_all(sound, sets, iterations, warmup, device)
     except (tp.TriplanError, RuntimeError) as e:
         error = f"{type(e).__name__}: {str(e).splitlines()[0]}"
         return [{**base, "contestant": "all", "error": error, "note": error}]
@@ -177,7 +181,7 @@ def _entries(
     desc, target = descriptor(case, dtype), tp.Target.of(device)
     args = [plan_args(case, b) for b in buffers]
     default = tp.plan(desc, preference=tp.PlanPreference(deterministic=False), target=target)
-    entries.append(_planned("triplan", default, args, device))
+    entries.append(planned("triplan", default, args, device))
     skipped: list[Row] = []
     if case.adds and default.sku().kernel != DETERMINISTIC:
         candidate = next((c for c in default.candidates if c.kernel == DETERMINISTIC), None)
@@ -195,17 +199,17 @@ def _entries(
             pinned = tp.plan(
                 desc, preference=tp.PlanPreference(deterministic=True, kernel=DETERMINISTIC), target=target
             )
-            entries.append(_planned(name, pinned, args, device))
+            entries.append(planned(name, pinned, args, device))
     return entries, skipped
 
 
-def _planned(name: str, plan: tp.Plan[Any, Any], args: list[Any], device: torch.device) -> Entry:
+def planned(name: str, plan: tp.Plan[Any, Any], args: list[Any], device: torch.device) -> Entry:
     plan.prepare(device)
     workspace = tp.Workspace.allocate(plan, device)
-    return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), plan)
+    return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), plan, plan.workspace_size())
 
 
-def _verify(case: Case, entry: Entry, b: Buffers, expected: Truth) -> str:
+def verify(case: Case, entry: Entry, b: Buffers, expected: Truth) -> str:
     """Run once on ``b`` and compare; ``b`` is restored. Empty if right, else what is wrong."""
     result = b.table if case.adds else b.dense
     kept = result.clone()
@@ -223,7 +227,7 @@ def _verify(case: Case, entry: Entry, b: Buffers, expected: Truth) -> str:
     return wrong
 
 
-def _time(
+def time_all(
     entries: list[Entry], sets: int, iterations: int, warmup: int, device: torch.device
 ) -> list[tuple[DeviceTime, HostTime]]:
     contestants = [Contestant(e.name, e.run, sets) for e in entries]

@@ -56,6 +56,8 @@ class Report:
     charts: Sequence[Chart]
     settings: Row
     rows: list[Row] = field(default_factory=list)
+    #: Further lists for programs that read the JSON, by name.
+    sections: dict[str, list[Row]] = field(default_factory=dict)
 
     def show(self, console: Console) -> None:
         table = Table(title=f"{self.title}\n{self.label}".strip())
@@ -86,6 +88,7 @@ class Report:
             "versions": versions(),
             "settings": self.settings,
             "rows": self.rows,
+            **self.sections,
         }
         # NaN is not JSON: a figure that is none must fail here, not in a reader.
         paths[0].write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")

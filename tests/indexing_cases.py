@@ -73,13 +73,14 @@ def strided(desc: tp.Descriptor) -> tp.Descriptor:
 def grid(
     op: str, row: str, element: str, shape: tuple[int, ...], extent: int, every_policy: bool
 ) -> Iterator[tp.Descriptor]:
-    """Both index elements and both layouts; axes and policies all crossed, or in turns."""
+    """Both index elements and both layouts; axes and policies all crossed, or the first axis and another in turns."""
     axes = range(len(shape)) if op in FIELDS or op == "index_put" else range(2)
     turn = elements_of(op, row).index(element)
     for index_element in ("i32", "i64"):
         for promise in ("packed", "strided"):
             crossed = [(a, p) for a in axes for p in POLICIES]
-            chosen = crossed if every_policy and index_element == "i64" else [crossed[(5 * turn) % len(crossed)]]
+            in_turns = [(a, POLICIES[(turn + a) % len(POLICIES)]) for a in (0, 1 + turn % (len(axes) - 1))]
+            chosen = crossed if every_policy and index_element == "i64" else in_turns
             for axis, (policy, wrap) in chosen:
                 turn += 1
                 desc = build(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,15 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench_files import smoke, well_formed
 
 import triplan as tp
-from bench import cases, host, indexing, report, timing
+from bench import cases, determinism, host, indexing, report, timing
 from bench.__main__ import main
 from bench.cases import Case, bytes_moved
 from bench.timing import Contestant
-
-PNG = b"\x89PNG\r\n\x1a\n"
-
 
 # --- arithmetic ---
 
@@ -51,6 +47,9 @@ def test_ratio_above_one_is_faster() -> None:
         ("scatter_add", 30, 32 * 2 + 2 * 30 * 2 + 32 * 8),
         # dout read, the whole table written
         ("embedding_backward", 24, 32 * 2 + 128 * 2 + 4 * 8),
+        ("index_select_backward", 24, 32 * 2 + 128 * 2 + 4 * 8),
+        ("gather_backward", 30, 32 * 2 + 128 * 2 + 32 * 8),
+        ("index_put", 24, 32 * 2 + 2 * 24 * 2 + 4 * 8),
     ],
 )
 def test_bytes_moved(op: str, touched: int, expected: int) -> None:
@@ -113,7 +112,7 @@ def test_zipf_tokens_are_skewed_and_in_range() -> None:
 
 
 @pytest.mark.parametrize("dtype", list(cases.DTYPES.values()), ids=list(cases.DTYPES))
-@pytest.mark.parametrize("op", sorted({c.op for c in cases.cases()}))
+@pytest.mark.parametrize("op", sorted({c.op for c in cases.cases()} | {t.case.op for t in determinism.timed_cases()}))
 def test_mismatch_sees_a_wrong_element(op: str, dtype: torch.dtype) -> None:
     case = Case("", op, rows=12, width=16, count=40)
     buffers = cases.make(case, dtype, torch.device("cpu"), torch.Generator().manual_seed(3))
@@ -307,24 +306,6 @@ def test_host_times_interleave_and_count() -> None:
 SMOKE = ["indexing", "--device", "cpu", "--dtype", "bf16", "--iterations", "1", "--warmup", "0"]
 
 
-def smoke(folder: Path, arguments: list[str]) -> tuple[int, Path, dict[str, object]]:
-    code = main([*arguments, "--out", str(folder)])
-    (written,) = folder.glob("*.json")
-    return code, written, json.loads(written.read_text())
-
-
-def well_formed(path: Path, content: dict[str, object]) -> list[dict[str, object]]:
-    rows = content["rows"]
-    assert isinstance(rows, list)
-    assert set(content) >= {"command", "date", "machine", "versions", "settings", "label"}
-    assert "--out" not in str(content["command"])
-    with path.with_suffix(".csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    assert [(r["case"], r["contestant"]) for r in table] == [(r["case"], r["contestant"]) for r in rows]
-    assert path.with_suffix(".png").read_bytes().startswith(PNG)
-    return rows
-
-
 def test_indexing_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, path, content = smoke(tmp_path, SMOKE)
     rows = well_formed(path, content)
@@ -371,8 +352,9 @@ def test_the_stub_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["indexing"]) == 2
+@pytest.mark.parametrize("name", ["indexing", "determinism"])
+def test_without_a_gpu_nothing_is_measured(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
     assert "--device cpu" in capsys.readouterr().err
 
 

@@ -41,6 +41,31 @@ def test_ops_md_is_fresh() -> None:
     assert (ROOT / "OPS.md").read_text() == run("ops", "--markdown").stdout, "stale: run `make ops`"
 
 
+def test_readme_table_is_fresh() -> None:
+    (_, block), *more = (part.split("-->\n", 1) for part in (ROOT / "README.md").read_text().split("<!-- ops: ")[1:])
+    assert more == []
+    assert block.split("<!-- end of ops -->")[0] == run("ops", "--summary").stdout, "stale: run `make ops`"
+
+
+def test_readme_table_says_what_the_kernels_guarantee() -> None:
+    """Each kernel and element of the table stands in one line of README, with the letters of its own guarantee."""
+    said = {}
+    ops: list[str] = []
+    for line in run("ops", "--summary").stdout.splitlines()[2:]:
+        named, kernel, elements, duplicates, letters = (cell.strip() for cell in line.strip("|").split("|"))
+        ops = named.split(", ") if named else ops
+        for op in ops:
+            for element in elements.split(", "):
+                assert (op, kernel, element) not in said
+                said[op, kernel, element] = (duplicates, letters)
+    assert said == {
+        (e.op, e.kernel, element): (e.duplicates or "-", " ".join(LETTERS[flag] for flag in e.guarantees) or "none")
+        for e in catalog()
+        if e.backend == "triton"
+        for element in e.elements
+    }
+
+
 def test_ops_json_shows_every_kernel_of_the_table() -> None:
     shown = {(e["op"], e["kernel"]) for e in json.loads(run("ops", "--json").stdout)}
     assert shown == {(op, row.name) for op in tp.TABLE.ops() for row in tp.TABLE.rows(op)}
@@ -73,8 +98,9 @@ def test_ops_table_names_every_op() -> None:
     assert all(op in out for op in tp.TABLE.ops())
 
 
-def test_ops_formats_exclude_each_other() -> None:
-    result = run("ops", "--json", "--markdown")
+@pytest.mark.parametrize("formats", [("--json", "--markdown"), ("--json", "--summary")])
+def test_ops_formats_exclude_each_other(formats: tuple[str, str]) -> None:
+    result = run("ops", *formats)
     assert result.exit_code == 2
     assert "exclude" in result.stderr
 
@@ -142,6 +168,15 @@ def test_explain_reads_standard_input_and_prints_json() -> None:
 def test_batch_invariant_is_required_when_asked(file: str) -> None:
     result = run("explain", file, "--target", "h200", "--batch-invariant", "--json")
     assert json.loads(result.stdout)["sku"]["precision_guarantee"]["batch_invariant"] is True
+
+
+def test_order_invariant_is_required_when_asked() -> None:
+    desc = DESC.replace(element="i32").to_json()
+    result = run("explain", "-", "--target", "h200", "--order-invariant", "--json", stdin=desc)
+    assert json.loads(result.stdout)["sku"]["precision_guarantee"]["order_invariant"] is True
+    result = run("explain", "-", "--target", "cpu", "--order-invariant", stdin=DESC.to_json())
+    assert result.exit_code == 1
+    assert "order_invariant" in result.stderr
 
 
 def test_what_nothing_can_meet_exits_1_with_every_candidate(file: str) -> None:

@@ -7,7 +7,8 @@ import re
 
 import pytest
 from indexing_cases import STORING
-from samples import ACCUMULATING, SAMPLES
+from proofs import FLOAT_ATOMIC
+from samples import SAMPLES
 
 import triplan as tp
 from triplan.backends.compile import compile_source, compiled_count, record
@@ -15,8 +16,6 @@ from triplan.backends.compile import compile_source, compiled_count, record
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
-#: Floating-point additions in memory, in any of PTX's spellings, and the compare-and-swap loops that emulate them.
-FLOAT_ATOMIC = re.compile(r"\b(?:atom|red)\.[\w.:]*(?:\.add\.[\w.]*f(?:16|32|64)|\.cas\.)")
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -89,18 +88,6 @@ def test_compiles_without_spills(op: str, kernel: str, arch: str) -> None:
                 # Integer atomics (the lowest bad position) are free of order; floating-point ones never are.
                 assert not FLOAT_ATOMIC.search(kernel_record.ptx), f"{desc.key}: {kernel_record.name}"
     assert built, f"no configuration of {op}/{kernel} builds for {arch}"
-
-
-@pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize("op", ACCUMULATING)
-def test_the_search_for_float_atomics_can_find_them(op: str, arch: str) -> None:
-    desc = SAMPLES[op].replace(accumulate=True) if op == "index_put" else SAMPLES[op]
-    for element in ("f16", "f32", "f64"):
-        plan = tp.plan(
-            desc.replace(element=element), preference=tp.PlanPreference(deterministic=False), target=TARGETS[arch]
-        )
-        assert plan.sku().kernel.startswith("atomic")
-        assert any(FLOAT_ATOMIC.search(r.ptx) for r in plan.compile())
 
 
 def test_wide_rows_move_in_vectors() -> None:

@@ -1,4 +1,4 @@
-"""What the documents show is true: README's code runs, and the commands and files that they name exist."""
+"""What the documents show is true: their code runs, and the commands and files that they name exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import triplan as tp
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guarantees.md"]
 
 
 def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,13 +39,33 @@ def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[s
     assert torch.equal(src.grad, torch.zeros_like(src).scatter_add_(0, index, torch.ones_like(dout)))
 
 
+def test_the_code_of_the_guarantees_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guarantees.md").read_text(), re.DOTALL)
+    assert len(blocks) > 4
+    assert all("assert " in block for block in blocks)
+    names: dict[str, object] = {}
+    try:
+        for block in blocks:
+            exec(compile(block, "guarantees.md", "exec"), names)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_every_word_of_a_guarantee_is_explained() -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs/guarantees.md").read_text(), re.MULTILINE)
+    explained = {word for heading in headings for word in heading.split(", ")}
+    assert set(tp.PrecisionGuarantee.model_fields) <= explained
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_and_named_paths_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
     paths = re.findall(r"`((?:tests|tools|bench|\.ci)/[\w./]*)`", text)
-    for path in links + paths:
+    for path in paths:
         assert (ROOT / path).exists(), path
+    for path in links:
+        assert ((ROOT / document).parent / path).exists(), path
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

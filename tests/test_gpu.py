@@ -1,4 +1,4 @@
-"""What only a GPU can show: streams, capture, other work beside, sizes past 2**31, refusals that never fault."""
+"""What only a GPU can show: streams, capture, sizes past 2**31, refusals that never fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from samples import ACCUMULATING, SAMPLES
+from samples import SAMPLES
 
 import triplan as tp
 
@@ -15,8 +15,8 @@ DETERMINISTIC = tp.PlanPreference(deterministic=True)
 LOOSE = tp.PlanPreference(deterministic=False)
 
 
-def make_args(plan: tp.Plan, seed: int = 0, exact: bool = True) -> object:  # type: ignore[type-arg]
-    """Random operands on the GPU, indices in range. ``exact``: small integers, whose sums no order can change."""
+def make_args(plan: tp.Plan, seed: int = 0) -> object:  # type: ignore[type-arg]
+    """Random operands on the GPU, indices in range: small integers, whose sums no order can change."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     values: dict[str, object] = {}
     for o in plan.descriptor.operands():
@@ -29,8 +29,6 @@ def make_args(plan: tp.Plan, seed: int = 0, exact: bool = True) -> object:  # ty
                 t = torch.randint(
                     0, o.index_extents[i], o.shape, generator=generator, device="cuda", dtype=o.element.torch
                 )
-            elif o.element.is_floating_point and not exact:
-                t = torch.randn(o.shape, generator=generator, device="cuda").to(o.element.torch)
             else:
                 t = torch.randint(-9, 9, o.shape, generator=generator, device="cuda").to(o.element.torch)
             tensors.append(t)
@@ -40,74 +38,6 @@ def make_args(plan: tp.Plan, seed: int = 0, exact: bool = True) -> object:  # ty
 
 def outputs(plan: tp.Plan, args: object) -> list[torch.Tensor]:  # type: ignore[type-arg]
     return [getattr(args, o.name) for o in plan.descriptor.operands() if o.is_written]
-
-
-def crowded(op: str, element: str) -> tp.Descriptor:
-    """A problem in which many contributions meet, large enough to fill the card."""
-    shape = {
-        "gather_backward": {"out_shape": (3000, 513)},
-        "index_select_backward": {"out_shape": (3000, 513)},
-        "scatter_add": {"src_shape": (3000, 513)},
-        "index_add": {"src_shape": (3000, 513)},
-        "index_put": {"out_shape": (5, 4, 513), "index_shape": (3000,), "num_indices": 2, "accumulate": True},
-        "embedding_backward": {"index_shape": (3000,), "embedding_dim": 513},
-        "scatter": {"src_shape": (3000, 513)},
-    }[op]
-    return SAMPLES[op].replace(**shape, element=element)
-
-
-@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64", "i32", "i64"])
-@pytest.mark.parametrize("op", [*ACCUMULATING, "scatter"])
-def test_deterministic_rows_repeat_bit_for_bit_beside_other_work(op: str, element: str) -> None:
-    desc = crowded(op, element)
-    rows = [r for r in tp.TABLE.rows(op) if r.backend is tp.BackendKind.TRITON]
-    shown = 0
-    busy = torch.cuda.Stream()
-    a = torch.randn(2048, 2048, device="cuda")
-    for row in rows:
-        try:
-            plan = tp.plan(desc, preference=LOOSE.replace(kernel=row.name))
-        except tp.Unsupported:
-            continue
-        if not plan.precision_guarantee().deterministic:
-            continue
-        shown += 1
-        plan.prepare()
-        workspace = tp.Workspace.allocate(plan)
-        args = make_args(plan, exact=False)
-        start = [t.clone() for t in outputs(plan, args)]
-        first: list[torch.Tensor] = []
-        for _ in range(50):
-            with torch.cuda.stream(busy):
-                a @ a
-            for t, s in zip(outputs(plan, args), start, strict=True):
-                t.copy_(s)
-            plan.run(args, workspace)
-            if not first:
-                first = [t.clone() for t in outputs(plan, args)]
-            for t, f in zip(outputs(plan, args), first, strict=True):
-                assert torch.equal(t.view(torch.uint8), f.view(torch.uint8)), f"{plan!r} gave other bits"
-    assert shown
-
-
-@pytest.mark.parametrize("element", ["f16", "bf16", "f32"])
-@pytest.mark.parametrize("op", ACCUMULATING)
-def test_atomic_rows_are_rightly_called_nondeterministic(op: str, element: str) -> None:
-    """So that the test above is known to be able to fail."""
-    desc = crowded(op, element)
-    plan = tp.plan(desc, preference=LOOSE.replace(kernel="atomic_elements")).prepare()
-    assert not plan.precision_guarantee().deterministic
-    args = make_args(plan, exact=False)
-    start = [t.clone() for t in outputs(plan, args)]
-    seen = set()
-    for _ in range(50):
-        for t, s in zip(outputs(plan, args), start, strict=True):
-            t.copy_(s)
-        plan.run(args)
-        seen.add(outputs(plan, args)[0].view(torch.uint8).cpu().numpy().tobytes())
-        if len(seen) > 1:
-            return
-    pytest.fail("50 runs of atomics gave the same bits: nothing was shown")
 
 
 @pytest.mark.parametrize("op", SAMPLES)

@@ -3,6 +3,7 @@
 from triplan.backends.reference import indexing as _reference_indexing  # noqa: F401 (registers its rows)
 from triplan.backends.table import TABLE, KernelRow, KernelTable, kernel, reference
 from triplan.backends.triton import indexing as _triton_indexing  # noqa: F401 (registers its rows)
+from triplan.backends.triton import indexing_fixed as _triton_indexing_fixed  # noqa: F401 (registers its rows)
 from triplan.backends.triton import indexing_sorted as _triton_indexing_sorted  # noqa: F401 (registers its rows)
 from triplan.backends.tuning import TuningTable
 

@@ -2,8 +2,9 @@
 
 Relies on: a ``@triton.jit`` function defined under ``TRITON_INTERPRET=1`` being callable as ``fn[grid](**kwargs)``, and
 on ``triton.runtime.interpreter._convert_float`` doing its conversions. From 3.6 to 3.9 that function truncates f32 to
-bf16 where the hardware rounds to nearest even (and turns some NaNs into infinities); ``_repair`` replaces the
-conversion by torch's, so that the guarantees hold here too. numpy >= 2.4 breaks run-time loops in Triton 3.6.
+bf16 where the hardware rounds to nearest even (and turns some NaNs into infinities), and takes subnormals of bf16 for
+other ones of f32; ``_repair`` replaces both conversions, so that the guarantees hold here too. numpy >= 2.4 breaks
+run-time loops in Triton 3.6.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def _repair() -> None:
         if source == tl.float32 and to == tl.bfloat16:
             values = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32)).to(torch.bfloat16)
             return values.view(torch.int16).numpy().view(np.uint16)
+        if source == tl.bfloat16 and to == tl.float32:
+            return np.ascontiguousarray(data).view(np.uint16).astype(np.uint32) << 16  # the upper half of an f32
         return original(data, source, to, rounding)
 
     interpreter._convert_float = convert

@@ -44,6 +44,9 @@ Deterministic = Annotated[bool, typer.Option("--deterministic", help="Require th
 BatchInvariant = Annotated[
     bool, typer.Option("--batch-invariant", help="Require bits that do not depend on the rest of the batch.")
 ]
+OrderInvariant = Annotated[
+    bool, typer.Option("--order-invariant", help="Require bits that do not depend on the order of contributions.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -80,11 +83,14 @@ def _target(name: str) -> Target:
     return Target.cpu() if name == "cpu" else Target.preset(name)
 
 
-def _plan(file: str, target: str, deterministic: bool, batch_invariant: bool) -> Plan[Any, Any]:
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+def _required(deterministic: bool, batch_invariant: bool, order_invariant: bool) -> PlanPreference:
     # False, not None: what a command prints must not depend on torch's global settings.
-    preference = PlanPreference(deterministic=deterministic, batch_invariant=batch_invariant)
-    return plan(parse_descriptor(text), preference=preference, target=_target(target))
+    return PlanPreference(deterministic=deterministic, batch_invariant=batch_invariant, order_invariant=order_invariant)
+
+
+def _plan(file: str, target: str, required: PlanPreference) -> Plan[Any, Any]:
+    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    return plan(parse_descriptor(text), preference=required, target=_target(target))
 
 
 def _candidates(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
@@ -95,18 +101,21 @@ def _candidates(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
 def ops(
     as_json: AsJson = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown: what OPS.md holds.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Print the Markdown table that README holds.")] = False,
 ) -> None:
     """List every op with its kernels, elements, architectures and guarantees."""
     from triplan.cli import render
     from triplan.cli.catalog import catalog
 
-    if as_json and as_markdown:
-        _fail("ops: --json and --markdown exclude each other", BAD_INPUT)
+    if as_json + as_markdown + summary > 1:
+        _fail("ops: --json, --markdown and --summary exclude each other", BAD_INPUT)
     entries = catalog()
     if as_json:
         print(render.as_json(entries))
     elif as_markdown:
         print(render.as_markdown(entries), end="")
+    elif summary:
+        print(render.as_summary(entries))
     else:
         _console().print(render.as_table(entries))
 
@@ -117,12 +126,13 @@ def explain(
     target: TargetName = "current",
     deterministic: Deterministic = False,
     batch_invariant: BatchInvariant = False,
+    order_invariant: OrderInvariant = False,
     as_json: AsJson = False,
 ) -> None:
     """Say which kernel answers a descriptor, what it guarantees, and why every other kernel was not taken."""
     with _errors():
         try:
-            found = _plan(file, target, deterministic, batch_invariant)
+            found = _plan(file, target, _required(deterministic, batch_invariant, order_invariant))
         except Unsupported as e:
             if as_json:
                 refused = {"supported": False, "reason": e.message, "candidates": _candidates(e.candidates)}
@@ -149,10 +159,11 @@ def compile_(
     target: TargetName = "current",
     deterministic: Deterministic = False,
     batch_invariant: BatchInvariant = False,
+    order_invariant: OrderInvariant = False,
 ) -> None:
     """Build a plan's kernels, with or without a GPU, and write them with a manifest."""
     with _errors():
-        found = _plan(file, target, deterministic, batch_invariant)
+        found = _plan(file, target, _required(deterministic, batch_invariant, order_invariant))
         records = found.compile()
         out.mkdir(parents=True, exist_ok=True)
         kernels = []

@@ -73,6 +73,29 @@ def as_markdown(entries: Iterable[Entry]) -> str:
     return "\n".join(parts)
 
 
+def as_summary(entries: Iterable[Entry]) -> str:
+    """One line a set of ops and kernel of theirs, by groups of elements: what README shows of the Triton kernels."""
+    elements: dict[tuple[str, str, str, str], list[str]] = {}
+    for e in entries:
+        if e.backend == "triton":
+            held = " ".join(LETTERS[flag] for flag in e.guarantees) or "none"
+            elements.setdefault((e.op, e.kernel, held, e.duplicates or "-"), []).extend(e.elements)
+    ops: dict[tuple[str, ...], list[str]] = {}
+    order = [str(e) for e in ElementKind]
+    for (op, kernel, held, duplicates), taken in elements.items():
+        shown = ", ".join(sorted(dict.fromkeys(taken), key=order.index))
+        ops.setdefault((kernel, shown, duplicates, held), []).append(op)
+    lines = ["| ops | kernel | elements | repeated index | bits |", "| --- | --- | --- | --- | --- |"]
+    # Kernels of the same ops stand together.
+    found = sorted(ops.items(), key=lambda item: (item[1], item[0][0], order.index(item[0][1].split(", ")[0])))
+    previous: list[str] = []
+    for (kernel, shown, duplicates, held), named in found:
+        first = "" if named == previous else ", ".join(named)
+        lines.append(f"| {first} | {kernel} | {shown} | {duplicates} | {held} |")
+        previous = named
+    return "\n".join(lines)
+
+
 def _about(op: str) -> list[str]:
     """The descriptor's own summary and its operands."""
     cls = descriptor_types()[op]

@@ -111,8 +111,9 @@ def judge(
 
     ``ref`` is float64, or of the output's own element where bits are moved. NaN must meet NaN and an infinity the same
     infinity. Where the result lies beyond the element's largest value, that infinity is right; where the partial sums
-    may leave the accumulator's range (sum|terms| does), no finite result is promised. With ``integers`` every term is
-    a small integer: an element whose sum|terms| the accumulator counts exactly must be the reference rounded once.
+    may leave a floating-point accumulator's range (sum|terms| does), no finite result is promised: fixed point leaves
+    none. With ``integers`` every term is a small integer: an element whose sum|terms| the accumulator counts exactly
+    (fixed point: always) must be the reference rounded once.
     """
     zero = torch.zeros(got.shape, dtype=torch.float64)
     if not got.is_floating_point():
@@ -130,7 +131,8 @@ def judge(
     same = (g == r) | (g.isnan() & r.isnan())
     top = torch.finfo(got.dtype).max
     overflow = r.isfinite() & (r.abs() + bound > top) & (g == torch.copysign(torch.full_like(r, math.inf), r))
-    reach = torch.finfo(guarantee.accumulator.torch).max if guarantee.accumulator.is_floating_point else top
+    floating = guarantee.accumulator.is_floating_point
+    reach = torch.finfo(guarantee.accumulator.torch).max if floating else math.inf
     partial = ~r.isnan() & ~g.isfinite() & (mag * (1 + tolerance.ctol) > reach)
     if tolerance.exact:
         rounded = ref.to(got.dtype)
@@ -138,6 +140,6 @@ def judge(
     right = close | same | overflow | partial
     if not integers:
         return Verdict(~right, bound, 0)
-    countable = mag <= 2 / torch.finfo(guarantee.accumulator.torch).eps
+    countable = mag <= (2 / torch.finfo(guarantee.accumulator.torch).eps if floating else math.inf)
     right = torch.where(countable, got == ref.to(got.dtype), right)
     return Verdict(~right, torch.where(countable, 0.0, bound), int(countable.sum()))

@@ -3,7 +3,8 @@
 Every op of the family moves or adds elements between a *dense* side, with one element a point of the problem, and a
 *table* that indices point into. Three traversals cover them: ``rows_kernel`` (packed operands, wide rows),
 ``elements_kernel`` (any strides) and ``ordered_kernel`` (one owner for each table element, contributions in order).
-What happens at a point is a jit function passed as a constexpr.
+What happens at a point is a jit function passed as a constexpr: it is given the table (an address, or a tuple of
+addresses of equal layout), the offset into it, and the address of the dense element.
 
 Tuples of sizes and strides run from the innermost dimension outwards.
 """
@@ -22,19 +23,19 @@ NO_BAD_INDEX = tl.constexpr(2**63 - 1)
 
 
 @triton.jit
-def gather_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+def gather_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """dense = table; zero where the index was out of bounds, so that no stale memory survives."""
-    tl.store(dense, tl.load(table, mask=hit, other=0), mask=live)
+    tl.store(dense, tl.load(table + at, mask=hit, other=0), mask=live)
 
 
 @triton.jit
-def store_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+def store_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table = dense. Where indices repeat, any one write stays."""
-    tl.store(table, tl.load(dense, mask=hit), mask=hit)
+    tl.store(table + at, tl.load(dense, mask=hit), mask=hit)
 
 
 @triton.jit
-def no_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+def no_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """Nothing: the traversal only reports bad indices."""
 
 
@@ -48,21 +49,22 @@ def scaled(x, alpha, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def atomic_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+def atomic_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table += alpha * dense, in the table's own element, in whatever order the hardware chooses."""
     x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE)
     # Relaxed: additions commute and nothing else is published through them.
-    tl.atomic_add(table, x.to(table.dtype.element_ty), mask=hit, sem="relaxed")
+    tl.atomic_add(table + at, x.to(table.dtype.element_ty), mask=hit, sem="relaxed")
 
 
 @triton.jit
-def atomic_pair_point(table, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """The same for 16-bit floats at scattered places, two table elements at a time.
 
     The hardware adds 16-bit floats only in aligned pairs; a lone one becomes a compare-and-swap loop. The partner
     receives -0.0, which changes no value. The caller vouches that every pair lies inside the table.
     """
     x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE).to(table.dtype.element_ty)
+    table = table + at
     address = table.to(tl.int64)
     odd = (address >> 1) & 1
     pair = tl.multiple_of((address - odd * 2).to(table.dtype), [4] * len(table.shape))
@@ -117,6 +119,8 @@ def rows_kernel(
     n_rows,
     count,
     inner,
+    first,
+    width,
     extent,
     POINT: tl.constexpr,
     FULL: tl.constexpr,
@@ -130,10 +134,11 @@ def rows_kernel(
 ):
     """Packed operands folded to (outer, count, inner): a tile of rows times a tile of the contiguous inner extent.
 
-    The index is one a row, or with FULL one an element.
+    The index is one a row, or with FULL one an element. Of the inner extent, ``width`` columns from ``first`` are
+    visited, and the table holds only those.
     """
     pid = tl.program_id(0)
-    col_blocks = tl.cdiv(inner, BLOCK_COLS)
+    col_blocks = tl.cdiv(width, BLOCK_COLS)
     if FULL:
         # Stripe by stripe: the table's part of one stripe of columns stays in the L2 cache while all rows visit it.
         row_blocks = tl.num_programs(0) // col_blocks
@@ -143,9 +148,9 @@ def rows_kernel(
     row = row_block.to(OFFSET) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = col_block * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     live_row = row < n_rows
-    live = live_row[:, None] & (col < inner)[None, :]
+    live = live_row[:, None] & (col < width)[None, :]
     outer = row // count
-    offset = row[:, None] * inner + col[None, :]
+    offset = row[:, None] * inner + (first + col)[None, :]
     if FULL:
         position = offset
         given = tl.load(index + position, mask=live, other=0)
@@ -165,7 +170,7 @@ def rows_kernel(
             hit = hit & (at != padding)
         base = (outer * extent + at.to(OFFSET))[:, None]
         hit = live & hit[:, None]
-    POINT(table + (base * inner + col[None, :]), dense + offset, hit, live, alpha, COMPUTE)
+    POINT(table, base * width + col[None, :], dense + offset, hit, live, alpha, COMPUTE)
 
 
 @triton.jit
@@ -227,9 +232,9 @@ def elements_kernel(
     if REPORT:
         report(status, live & (inside == 0), unravel(point, sizes, position_strides))
     if DENSE_FLAT:
-        POINT(table + offset, dense + point, hit, live, alpha, COMPUTE)
+        POINT(table, offset, dense + point, hit, live, alpha, COMPUTE)
     else:
-        POINT(table + offset, dense + unravel(point, sizes, dense_strides), hit, live, alpha, COMPUTE)
+        POINT(table, offset, dense + unravel(point, sizes, dense_strides), hit, live, alpha, COMPUTE)
 
 
 @triton.jit

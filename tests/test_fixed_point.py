@@ -1,0 +1,457 @@
+"""Fixed-point sums against exact arithmetic: ``fractions``, rounded once.
+
+Bit for bit independence of order and of batch is proved in ``test_guarantees``, every layout and policy in
+``test_interpret`` and ``test_ops``: both walk the kernel table. Here is what is special to fixed point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from samples import ACCUMULATING, SAMPLES
+
+import triplan as tp
+from triplan.backends.triton import indexing_fixed as rows
+from triplan.testing import check_plan
+from triplan.testing.oracle import judge
+
+WHERE = [pytest.param(m, marks=getattr(pytest.mark, m)) for m in ("interpret", "gpu")]
+ROWS = [("fixed_f16", "f16"), ("fixed_scaled", "f16"), ("fixed_scaled", "bf16"), ("fixed_scaled", "f32")]
+MAKE = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+H200 = tp.Target.preset("h200")
+NUMPY_WARNS = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def target(where: str) -> tp.Target:
+    return tp.Target.current() if where == "gpu" else tp.Target.cpu(interpret=True)
+
+
+def pinned(desc: tp.Descriptor, kernel: str, where: tp.Target) -> tp.Plan[Any, Any]:
+    return tp.plan(desc, preference=tp.PlanPreference(kernel=kernel), target=where)
+
+
+def run(plan: tp.Plan[Any, Any], **operands: Any) -> None:
+    """Run on copies where the plan runs, with rubbish in the workspace; outputs are copied back."""
+    device = plan.target.device_type
+    moved = {k: v.to(device, copy=True) if isinstance(v, torch.Tensor) else v for k, v in operands.items()}
+    workspace = tp.Workspace.allocate(plan)
+    workspace.tensor.fill_(0x5A)
+    plan.run(plan.args_type(**moved), workspace)
+    for o in plan.descriptor.operands():
+        if o.is_written:
+            operands[o.name].copy_(moved[o.name].cpu())
+
+
+def index_add(
+    where: str,
+    kernel: str,
+    out: torch.Tensor,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    alpha: float | None = None,
+) -> torch.Tensor:
+    """out.index_add(0, index, src), by ``kernel``."""
+    desc = tp.IndexAddDescriptor(
+        src_shape=tuple(src.shape),
+        add_dim=0,
+        out_dim_size=out.shape[0],
+        element=src.dtype,
+        index_element=index.dtype,
+    )
+    got = out.clone()
+    run(pinned(desc, kernel, target(where)), out=got, index=index, src=src, alpha=alpha)
+    return got
+
+
+def columns(where: str, kernel: str, cases: Sequence[Sequence[float]], element: str, old: Sequence[float]) -> Any:
+    """One destination a case: the sums of ``cases`` onto ``old``, all in one run."""
+    longest = max(len(c) for c in cases)
+    src = torch.tensor([[*c, *[0.0] * (longest - len(c))] for c in cases], dtype=torch.float64).t().to(MAKE[element])
+    out = torch.tensor([old], dtype=torch.float64).to(MAKE[element])
+    return index_add(where, kernel, out, torch.zeros(longest, dtype=torch.int64), src.contiguous())[0]
+
+
+def rounded(exact: Fraction, element: str) -> float:
+    """``exact`` to the nearest of ``element``, ties to even, from the definition of IEEE 754."""
+    info = torch.finfo(MAKE[element])
+    if exact == 0:
+        return 0.0
+    exponent = math.floor(math.log2(abs(exact)))
+    while Fraction(2) ** exponent > abs(exact):
+        exponent -= 1
+    while Fraction(2) ** (exponent + 1) <= abs(exact):
+        exponent += 1
+    quantum = Fraction(2) ** max(exponent, math.frexp(info.tiny)[1] - 1) * Fraction(info.eps)
+    value = round(exact / quantum) * quantum  # Python rounds fractions half to even
+    return math.copysign(math.inf, value) if abs(value) > Fraction(info.max) else float(value)
+
+
+def any_finite(element: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Random bits: every exponent alike, subnormals among them."""
+    size = 2 if element != "f32" else 4
+    raw = torch.randint(0, 256, (*shape, size), generator=generator, dtype=torch.uint8).view(MAKE[element])
+    return torch.where(raw.isfinite(), raw, 0.0).reshape(shape)
+
+
+def exact_sums(out: torch.Tensor, index: torch.Tensor, src: torch.Tensor, lanes: range) -> list[list[Fraction]]:
+    """Of ``src`` (n, width) at ``index`` (n, width) added to ``out``, in the columns ``lanes``."""
+    sums = [[Fraction(float(out[r, c])) for c in lanes] for r in range(out.shape[0])]
+    for i in range(src.shape[0]):
+        for k, c in enumerate(lanes):
+            sums[int(index[i, c])][k] += Fraction(float(src[i, c]))
+    return sums
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize("width", [64, 45, 5])
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("where", WHERE)
+def test_f16_sums_are_exact_and_rounded_once(
+    where: str, keep: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In stripes of 32 columns, whatever is left, and (width 5) by the traversal of single elements."""
+    monkeypatch.setattr(rows, "STRIPE_BYTES", 1)
+    n, table = 40, 3
+    g = torch.Generator().manual_seed(width)
+    desc = tp.GatherBackwardDescriptor(
+        out_shape=(n, width), gather_dim=0, src_dim_size=table, element="f16", accumulate=keep
+    )
+    plan = pinned(desc, "fixed_f16", target(where))
+    stripes = max(-(-width // rows.STRIPE_COLUMNS) if width >= 16 else 1, 1)
+    assert len(plan.launches) == 1 + 2 * stripes
+    # Half of them small, that sums stay in range; the last row of the table gets none.
+    dout = any_finite("f16", (n, width), g) * torch.where(torch.rand(n, width, generator=g) < 0.7, 2.0**-6, 0.5).half()
+    index = torch.randint(0, table - 1, (n, width), generator=g)
+    start = any_finite("f16", (table, width), g)
+    got = start.clone()
+    run(plan, dsrc=got, index=index, dout=dout)
+    want = exact_sums(start if keep else torch.zeros_like(start), index, dout, range(width))
+    assert got.tolist() == [[rounded(x, "f16") for x in row] for row in want]
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("where", WHERE)
+def test_terms_near_the_largest_are_exact_whatever_their_neighbours(where: str, element: str) -> None:
+    """Each destination has a scale of its own; within a factor of 2**16 nothing is lost but the last rounding."""
+    info, g = torch.finfo(MAKE[element]), torch.Generator().manual_seed(1)
+    low, high = math.frexp(info.smallest_normal * info.eps)[1], math.frexp(info.max)[1]
+    scales = torch.randint(low, high - 22, (60,), generator=g).double()
+    terms = torch.randn(30, 60, generator=g, dtype=torch.float64)
+    terms *= 2.0 ** torch.randint(0, 10, (30, 60), generator=g)
+    terms = (terms * 2.0 ** (scales / 2).floor() * 2.0 ** (scales / 2).ceil()).to(MAKE[element])
+    smallest = torch.where(terms == 0, math.inf, terms.abs().double()).min(0).values
+    near = terms.abs().double().max(0).values / smallest < 2.0**15
+    assert near.sum() > 20
+    got = index_add(
+        where, "fixed_scaled", torch.zeros(1, 60, dtype=MAKE[element]), torch.zeros(30, dtype=torch.int32), terms
+    )
+    for c in near.nonzero().flatten().tolist():
+        want = sum((Fraction(float(x)) for x in terms[:, c]), Fraction(0))
+        # bf16 is rounded to f32 first: its guarantee says so.
+        once = rounded(Fraction(rounded(want, "f32")), element) if element == "bf16" else rounded(want, element)
+        assert float(got[0, c]) == once, c
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize("bits", [23, 31])
+@pytest.mark.parametrize(("kernel", "element"), ROWS)
+@pytest.mark.parametrize("where", WHERE)
+def test_the_tolerance_holds_against_exact_sums(
+    where: str, kernel: str, element: str, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exponents over the element's whole range, in both classes of headroom, by the guarantee's own tolerance."""
+    if bits == 31:
+        monkeypatch.setattr(rows, "HEADROOM", (0, 31))  # what 2**23 contributions would get
+        if kernel == "fixed_f16":
+            pytest.skip("refuses that many")
+    n, width, table = 24, 64, 2
+    g = torch.Generator().manual_seed(2)
+    desc = tp.ScatterAddDescriptor(src_shape=(n, width), scatter_dim=0, out_dim_size=table, element=element)
+    plan = pinned(desc, kernel, target(where))
+    # Scaled down by 2**-6: no sum of 24 leaves the range. Half of the terms cancel against others.
+    src = any_finite(element, (n, width), g) * 2.0**-6
+    src[n // 2 :: 2] = -src[: n // 2 : 2]
+    index = torch.randint(0, table, (n, width), generator=g)
+    start = any_finite(element, (table, width), g) * 2.0**-6
+    got = start.clone()
+    run(plan, out=got, index=index, src=src)
+    t = plan.precision_guarantee().tolerance
+    want = exact_sums(start, index, src, range(width))
+    sizes = exact_sums(start.abs(), index, src.abs(), range(width))
+    changed = 0
+    for r in range(table):
+        for c in range(width):
+            bound = Fraction(t.rtol) * abs(want[r][c]) + Fraction(t.ctol) * abs(sizes[r][c]) + Fraction(t.underflow) / 2
+            assert abs(Fraction(float(got[r, c])) - want[r][c]) <= bound, (r, c)
+            changed += float(got[r, c]) != float(start[r, c])
+    assert changed > width
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize(("kernel", "element"), ROWS)
+@pytest.mark.parametrize("where", WHERE)
+def test_one_contribution_comes_out_as_it_went_in(where: str, kernel: str, element: str) -> None:
+    """Every bit pattern of the 16-bit floats, 2**16 of f32: no shift, no subnormal and no flag goes astray."""
+    if element == "f32":
+        g = torch.Generator().manual_seed(3)
+        src = torch.randint(-(2**31), 2**31 - 1, (2**16,), generator=g, dtype=torch.int64).int().view(torch.float32)
+        src[:4096] = src[:4096].view(torch.int32).bitwise_and(-(2**31) | 0x7FFFFF).view(torch.float32)  # subnormals
+    else:
+        src = torch.arange(-(2**15), 2**15, dtype=torch.int32).short().view(MAKE[element])
+    desc = tp.GatherBackwardDescriptor(
+        out_shape=(1, 2**16), gather_dim=0, src_dim_size=1, element=element, accumulate=False
+    )
+    got = torch.zeros(1, 2**16, dtype=src.dtype)
+    run(pinned(desc, kernel, target(where)), dsrc=got, index=torch.zeros(1, 2**16, dtype=torch.int64), dout=src[None])
+    assert torch.equal(got[0].isnan(), src.isnan())
+    assert torch.equal(got[0][~src.isnan()], src[~src.isnan()])
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize(("kernel", "element"), ROWS)
+@pytest.mark.parametrize("where", WHERE)
+def test_infinities_nan_and_overflow(where: str, kernel: str, element: str) -> None:
+    info = torch.finfo(MAKE[element])
+    inf, nan, top, least = math.inf, math.nan, info.max, info.smallest_normal * info.eps
+    cases: list[tuple[list[float], float, float]] = [
+        # contributions, the former value, the sum
+        ([inf, 1], 0, inf),
+        ([-inf, 1], 0, -inf),
+        ([inf, -inf], 0, nan),
+        ([inf, inf, -1], -2, inf),
+        ([nan, 1], 0, nan),
+        ([nan, inf], 0, nan),
+        ([-inf, nan], 0, nan),
+        ([1, 2], inf, inf),
+        ([1, 2], nan, nan),
+        ([-inf], inf, nan),
+        ([-inf], -inf, -inf),
+        ([top, top], 0, inf),
+        ([-top] * 9, 0, -inf),
+        ([top], top, inf),
+        ([top, top, -top], 0, top),  # partial sums beyond the range do no harm
+        ([top, top], -top, top),
+        ([top] * 7 + [-top] * 8, 0, -top),
+        ([top, -top / 2, top], -top / 2, top),
+        ([least] * 3, 0, 3 * least),
+        ([least, -least], least, least),
+        ([0.0, -0.0], 5, 5),
+        ([top, least, -top], 0, least if element == "f16" else 0),
+    ]  # fmt: skip
+    got = columns(where, kernel, [c for c, _, _ in cases], element, [o for _, o, _ in cases])
+    for value, (terms, old, want) in zip(got.tolist(), cases, strict=True):
+        assert value == want or (math.isnan(value) and math.isnan(want)), (terms, old, want, value)
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize("kernel", ["fixed_f16", "fixed_scaled"])
+@pytest.mark.parametrize("where", WHERE)
+def test_f16_is_not_rounded_by_way_of_f32(where: str, kernel: str) -> None:
+    """1 + 2**-11 + 2**-24 would be a tie in f32, and then again in f16."""
+    terms, want = [1.0, 2.0**-11, 2.0**-24], 1 + 2.0**-10
+    cases = [terms, terms[1:], [-x for x in terms]]
+    assert columns(where, kernel, cases, "f16", [0, 1, 0]).tolist() == [want, want, -want]
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize("bits", [23, 31])
+@pytest.mark.parametrize("where", WHERE)
+def test_terms_are_rounded_to_the_nearest_unit(where: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a largest term of 1 the unit is 2**-39, or 2**-31: what the module's error bound is derived from."""
+    if bits == 31:
+        monkeypatch.setattr(rows, "HEADROOM", (0, 31))
+    unit = 2.0 ** -(63 - bits - 1)
+    cases = [[1, x * unit, -1] for x in (0.75, -0.75, 0.25, -0.25, 0.5, 1.0, 3.25)]
+    got = columns(where, "fixed_scaled", cases, "f32", [0] * len(cases))
+    assert (got.double() / unit).tolist() == [1, -1, 0, 0, 1, 1, 3]
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize("alpha", [2.0, -0.5, 0.0, math.inf, -math.inf, math.nan, 1e-30, 3e38])
+@pytest.mark.parametrize(("kernel", "element"), ROWS)
+@pytest.mark.parametrize("where", WHERE)
+def test_alpha_meets_every_contribution(where: str, kernel: str, element: str, alpha: float) -> None:
+    """The exact value where all are finite, and otherwise the infinities and NaNs that torch gives."""
+    info, alpha = torch.finfo(MAKE[element]), float(torch.tensor(alpha))
+    values = [0.0, 1.0, -1.0, 3.0, math.inf, -math.inf, math.nan, info.max, -info.max, info.smallest_normal]
+    pairs = [(a, b) for a in values for b in values]
+    src = torch.tensor(pairs).t().contiguous().to(MAKE[element])
+    out = torch.ones(1, len(pairs), dtype=MAKE[element])
+    index = torch.zeros(2, dtype=torch.int64)
+    got = index_add(where, kernel, out, index, src, alpha)[0].tolist()
+    torchs = out.double().index_add(0, index, src.double(), alpha=alpha)[0].tolist()
+    for pair, value, special in zip(pairs, got, torchs, strict=True):
+        if not all(map(math.isfinite, (*pair, alpha))):
+            assert value == special or (math.isnan(value) and math.isnan(special)), (pair, value, special)
+            continue
+        exact = 1 + Fraction(alpha) * (Fraction(pair[0]) + Fraction(pair[1]))
+        once = rounded(exact, element)
+        near = math.isfinite(value) and abs(Fraction(value) - exact) <= Fraction(info.eps) * abs(exact)
+        assert value == once or near, (pair, value, once)
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize(("kernel", "element"), ROWS)
+@pytest.mark.parametrize("where", WHERE)
+def test_untouched_elements_keep_their_bits(where: str, kernel: str, element: str) -> None:
+    g = torch.Generator().manual_seed(4)
+    bits = torch.int32 if element == "f32" else torch.int16
+    # Every NaN payload, signalling ones too, and zeros of either sign.
+    out = torch.randint(-(2**31), 2**31 - 1, (3, 64), generator=g).to(bits)
+    out[:, ::3] |= (torch.tensor([float("inf")]).to(MAKE[element])).view(bits)
+    out[:, ::7] = torch.tensor([-0.0]).to(MAKE[element]).view(bits)
+    index = torch.tensor([1, 1, -1, 7])  # the others are out of bounds
+    got = index_add(where, kernel, out.view(MAKE[element]), index, torch.ones(4, 64, dtype=MAKE[element])).view(bits)
+    assert torch.equal(got[[0, 2]], out[[0, 2]])
+    finite = out[1].view(MAKE[element]).isfinite()
+    assert not torch.equal(got[1][finite], out[1][finite])
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize(("kernel", "element"), ROWS)
+@pytest.mark.parametrize("where", WHERE)
+def test_no_order_shows_even_among_infinities(where: str, kernel: str, element: str) -> None:
+    """Any bits at all, NaN and infinities among them, over the whole range of exponents."""
+    g = torch.Generator().manual_seed(5)
+    size = 4 if element == "f32" else 2
+    src = torch.randint(0, 256, (50, 70, size), generator=g, dtype=torch.uint8).view(MAKE[element]).reshape(50, 70)
+    index = torch.randint(0, 4, (50,), generator=g)
+    out = any_finite(element, (5, 70), g)
+    bits = torch.int32 if element == "f32" else torch.int16
+    first = index_add(where, kernel, out, index, src).view(bits)
+    order = torch.randperm(50, generator=g)
+    again = index_add(where, kernel, out, index[order], src[order]).view(bits)
+    assert torch.equal(first, again)
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize(("kernel", "element"), ROWS)
+@pytest.mark.parametrize("where", WHERE)
+def test_stripes_are_one_sum(where: str, kernel: str, element: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the table is visited whole or in stripes, with infinities in each, shows in no bit."""
+    g = torch.Generator().manual_seed(6)
+    src = torch.randint(0, 256, (20, 83, 4 if element == "f32" else 2), generator=g, dtype=torch.uint8)
+    src = src.view(MAKE[element]).reshape(20, 83)
+    desc = tp.EmbeddingBackwardDescriptor(index_shape=(20,), num_embeddings=5, embedding_dim=83, element=element)
+    operands = {"index": torch.randint(0, 5, (20,), generator=g), "dout": src}
+    found = []
+    for budget in (1 << 25, 1):
+        monkeypatch.setattr(rows, "STRIPE_BYTES", budget)
+        got = torch.zeros(5, 83, dtype=src.dtype)
+        plan = pinned(desc, kernel, target(where))
+        run(plan, dweight=got, **operands)
+        found.append(
+            (len(plan.launches), plan.workspace_size(), got.view(torch.int32 if element == "f32" else torch.int16))
+        )
+    (few, whole, first), (many, striped, second) = found
+    assert many > few
+    assert striped < whole
+    assert torch.equal(first, second)
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize(("kernel", "element"), ROWS)
+@pytest.mark.parametrize("where", WHERE)
+def test_an_index_of_stride_zero(where: str, kernel: str, element: str) -> None:
+    """All contributions meet in one place, with hostile indices; and every operand strided."""
+    desc = tp.ScatterAddDescriptor(src_shape=(6, 5), scatter_dim=0, out_dim_size=4, element=element)
+    index = tp.Layout.strided(zero_axes=(0,))
+    for layouts in ({"index": index}, {"index": index, "src": "strided", "out": "strided"}):
+        assert check_plan(pinned(desc.replace(layouts=layouts), kernel, target(where)), runs=2).exact > 0
+
+
+# --- what is known when planning ---
+
+
+def test_sums_have_room_for_their_terms() -> None:
+    """Fewer than 2**bits terms and, of whatever exponent, the largest mantissa: below 2**63."""
+    for bits in rows.HEADROOM:
+        assert ((2**24 - 1) << (63 - bits - 24)) * (2**bits - 1) < 2**63
+    assert 65504 * 2**24 * (2 ** rows.HEADROOM[0] - 1) < 2**63
+
+
+def test_counts_that_could_overflow_are_refused() -> None:
+    def desc(count: int, element: str = "f16") -> tp.Descriptor:
+        return tp.ScatterAddDescriptor(src_shape=(count,), scatter_dim=0, out_dim_size=8, element=element)
+
+    assert pinned(desc(2**23 - 1), "fixed_f16", H200)
+    with pytest.raises(tp.Unsupported) as e:
+        pinned(desc(2**23), "fixed_f16", H200)
+    assert any("8388608 contributions" in c.reason and "2**23" in c.reason for c in e.value.candidates)
+    few, many = (pinned(desc(n), "fixed_scaled", H200).sku().numerics_id for n in (2**23 - 1, 2**23))
+    assert few != many  # bits may differ between the classes of headroom
+    assert pinned(desc(2**31 - 1, "f32"), "fixed_scaled", H200)
+    with pytest.raises(tp.Unsupported):
+        pinned(desc(2**31, "f32"), "fixed_scaled", H200)
+    with pytest.raises(tp.Unsupported):
+        pinned(desc(5, "f64"), "fixed_scaled", H200)
+
+
+@pytest.mark.parametrize(("kernel", "element"), ROWS)
+def test_the_workspace_is_a_stripe(kernel: str, element: str) -> None:
+    desc = tp.ScatterAddDescriptor(
+        src_shape=(262144, 1024), scatter_dim=0, out_dim_size=131072, element=element, index_element="i64"
+    )
+    plan = pinned(desc, kernel, H200)
+    each = 8.25 if kernel == "fixed_f16" else 12.25  # and two bits of flags
+    assert plan.workspace_size() == 131072 * rows.STRIPE_COLUMNS * each
+    assert f"{plan.workspace_size()} bytes" in plan.explain()
+    limited = tp.PlanPreference(kernel=kernel, max_workspace_bytes=plan.workspace_size() - 1)
+    with pytest.raises(tp.Unsupported, match="no kernel"):
+        tp.plan(desc, preference=limited, target=H200)
+
+
+@pytest.mark.parametrize("op", ACCUMULATING)
+@pytest.mark.parametrize("arch", ["a100", "h200"])
+def test_stripes_compile_without_spills_or_float_atomics(op: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_compile import FLOAT_ATOMIC
+
+    monkeypatch.setattr(rows, "STRIPE_BYTES", 1)
+    desc = SAMPLES[op].replace(accumulate=True) if op == "index_put" else SAMPLES[op]
+    wide = {"out_shape", "src_shape"} & set(type(desc).model_fields)
+    shape = {n: (*getattr(desc, n)[:-1], 96) for n in wide} or {"embedding_dim": 96}
+    for kernel, element in ROWS:
+        plan = pinned(desc.replace(element=element, **shape), kernel, tp.Target.preset(arch))
+        assert len(plan.launches) >= 1 + 3 * (2 if kernel == "fixed_f16" else 3)
+        for record in plan.compile():
+            assert record.spill_bytes == 0
+            assert not FLOAT_ATOMIC.search(record.ptx)
+
+
+@pytest.mark.parametrize(("kernel", "most"), [("fixed_f16", 3), ("fixed_scaled", 4)])
+def test_a_thousand_batch_sizes_compile_a_handful_of_kernels(kernel: str, most: int) -> None:
+    sources = set()
+    for batch in range(1, 1001):
+        desc = tp.ScatterAddDescriptor(src_shape=(batch, 64), scatter_dim=0, out_dim_size=77, element="f16")
+        sources.update(launch.source() for launch in pinned(desc, kernel, H200).launches)
+    assert len(sources) == most
+
+
+def test_fixed_point_has_no_partial_sums_to_excuse_an_infinity() -> None:
+    desc = tp.ScatterAddDescriptor(src_shape=(9, 8), scatter_dim=0, out_dim_size=4, element="f32")
+    guarantee = pinned(desc, "fixed_scaled", H200).precision_guarantee()
+    one = torch.ones(1)
+    assert judge(one * math.inf, one.double(), one.double() * 1e39, guarantee).wrong.all()
+    floating = guarantee.replace(accumulator="f32")
+    assert not judge(one * math.inf, one.double(), one.double() * 1e39, floating).wrong.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "element"), ROWS[1:])
+def test_more_contributions_than_the_first_class_holds(kernel: str, element: str) -> None:
+    n = 2**23 + 5
+    desc = tp.ScatterAddDescriptor(src_shape=(n,), scatter_dim=0, out_dim_size=2, element=element)
+    got = torch.zeros(2, dtype=MAKE[element])
+    run(
+        pinned(desc, kernel, tp.Target.current()),
+        out=got,
+        index=torch.zeros(n, dtype=torch.int64),
+        src=torch.full((n,), 2.0**-9, dtype=MAKE[element]),
+    )
+    assert got.tolist() == [rounded(Fraction(n, 2**9), element), 0.0]

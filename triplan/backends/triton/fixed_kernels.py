@@ -1,0 +1,151 @@
+"""Fixed-point sums: what happens at a point, and the conversion back.
+
+Integer addition is associative, so atomics on 64-bit integers give the same bits in whatever order they run. The points
+below add floats as integers to packed 64-bit *sums*; ``fixed_fold_kernel`` turns those back into floats. Every float is
+``m * 2**(e - 150)``, with the integer m below 2**24 and e the biased exponent of f32 (1 for subnormals).
+
+Infinities and NaN have no integer. They set one of two sticky *flags* of their destination, or both, sixteen
+destinations to an i32 word; as OR commutes, no order shows in them either.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.indexing_kernels import scaled, unravel
+
+INFINITY = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def ordinary(x, alpha):
+    """Whether neither x nor alpha is infinite or NaN."""
+    found = tl.abs(x) < INFINITY
+    if alpha is not None:
+        found = found & (tl.abs(tl.zeros_like(x) + alpha) < INFINITY)
+    return found
+
+
+@triton.jit
+def set_flags(flags, at, x, hit):
+    """Remember that +inf (1), -inf (2) or NaN (3, as if both) met in destination ``at``."""
+    seen = tl.where(x > 0, 1, tl.where(x < 0, 2, 3))
+    tl.atomic_or(flags + (at >> 4), seen << ((at & 15) * 2).to(tl.int32), mask=hit, sem="relaxed")
+
+
+@triton.jit
+def exact_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """sums += dense * 2**24, for f16: an integer below 2**40, so nothing is rounded.
+
+    ``alpha`` multiplies the finished sum instead; here it only decides what an infinity becomes.
+    """
+    sums, flags = table
+    x = tl.load(dense, mask=hit, other=0).to(tl.float32)
+    usual = ordinary(x, alpha)
+    # Exact in f32: a power of two times eleven bits. Zeros need no addition.
+    term = (tl.where(usual, x, 0.0) * 16777216.0).to(tl.int64)
+    tl.atomic_add(sums + at, term, mask=hit & (term != 0), sem="relaxed")
+    set_flags(flags, at, scaled(x, alpha, tl.float32), hit & (usual == 0))
+
+
+@triton.jit
+def largest_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """exponents = max(exponents, e of dense); zeros leave no trace, infinities and NaN set flags."""
+    exponents, flags = table
+    x = tl.load(dense, mask=hit, other=0).to(tl.float32)
+    usual = ordinary(x, alpha)
+    e = tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 255, 1)
+    tl.atomic_max(exponents + at, e, mask=hit & usual & (x != 0), sem="relaxed")
+    set_flags(flags, at, scaled(x, alpha, tl.float32), hit & (usual == 0))
+
+
+@triton.jit
+def aligned_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """sums += m * 2**room >> (largest e - e), rounded to nearest: ``room`` bits below those of the largest term."""
+    sums, exponents, room = table
+    x = tl.load(dense, mask=hit, other=0).to(tl.float32)
+    hit = hit & ordinary(x, alpha) & (x != 0)
+    largest = tl.load(exponents + at, mask=hit, other=0)
+    word = x.to(tl.int32, bitcast=True)
+    biased = (word >> 23) & 255
+    m = (word & 0x7FFFFF) | tl.where(biased > 0, 0x800000, 0)
+    # From 42 on nothing is left of any term: shifts stay below the 64 bits at which hardware and C differ.
+    right = tl.minimum(tl.maximum(largest - tl.maximum(biased, 1), 0), 62).to(tl.int64)
+    half = (right * 0 + 1 << right) >> 1
+    term = ((m.to(tl.int64) << room) + half) >> right
+    term = tl.where(word < 0, -term, term)
+    tl.atomic_add(sums + at, term, mask=hit & (term != 0), sem="relaxed")
+
+
+@triton.jit
+def fixed_fold_kernel(
+    sums,
+    exponents,
+    flags,
+    out,
+    alpha,
+    scale,
+    rows,
+    inner,
+    first,
+    width,
+    sizes,
+    strides,
+    KEEP: tl.constexpr,
+    CLEAR: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    FLAT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """out = alpha * sums * 2**(scale + exponents), with KEEP out += that; flags overrule.
+
+    ``sums``, ``exponents`` and ``flags`` are packed (rows, width): columns ``first`` on of ``out`` as (rows, inner).
+    All is computed in f64, whose 53 bits hold what the narrower element can show, and rounded once into the element
+    (bf16: by way of f32). With KEEP, elements whose sum is zero keep their exact bits: adding zero would change no
+    value, only the sign of a zero or the payload of a NaN. CLEAR leaves the scratch zeroed for the next columns.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(width, BLOCK_COLS)
+    row = (pid // col_blocks).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = (pid % col_blocks).to(POINT_TYPE) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    live = (row < rows)[:, None] & (col < width)[None, :]
+    at = row[:, None] * width + col[None, :]
+    total = tl.load(sums + at, mask=live, other=0)
+    power = (at * 0).to(tl.int64) + scale
+    if exponents is not None:
+        power += tl.load(exponents + at, mask=live, other=0)
+    shift = ((at & 15) * 2).to(tl.int32)
+    seen = (tl.load(flags + (at >> 4), mask=live, other=0) >> shift) & 3
+    if CLEAR:
+        # Another thread may clear what this one reads: the compiler is free to lay loads and stores out differently.
+        tl.debug_barrier()
+        tl.store(sums + at, (at * 0).to(tl.int64), mask=live)
+        if exponents is not None:
+            tl.store(exponents + at, (at * 0).to(tl.int32), mask=live)
+        # Each destination takes back its own bits: others may not have been read yet.
+        tl.atomic_and(flags + (at >> 4), ~(seen << shift), mask=live & (seen != 0), sem="relaxed")
+    # 2**power, by its bits: an f64 with a biased exponent of 1023 + power and nothing behind the leading one.
+    value = total.to(tl.float64) * ((1023 + power) << 52).to(tl.float64, bitcast=True)
+    if alpha is not None:
+        value = value * alpha
+    special = tl.where(seen == 1, INFINITY, tl.where(seen == 2, -INFINITY, float("nan")))
+    value = tl.where(seen == 0, value, special)
+
+    point = row[:, None] * inner + (first + col)[None, :]
+    if FLAT:
+        place = out + point
+    else:
+        place = out + unravel(point, sizes, strides)
+    if KEEP:
+        old = tl.load(place, mask=live, other=0)
+        value += old.to(tl.float32).to(tl.float64)
+    if out.dtype.element_ty == tl.bfloat16:
+        value = value.to(tl.float32)
+    value = value.to(out.dtype.element_ty)
+    if KEEP:
+        # Written back rather than masked out: a mask that depends on data splits vectors into elements.
+        value = tl.where((total != 0) | (seen != 0), value, old)
+    tl.store(place, value, mask=live)
