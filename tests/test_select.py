@@ -142,3 +142,20 @@ def test_a_plan_takes_its_own_descriptor_only() -> None:
         tp.GatherPlan.select(SAMPLES["scatter"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="select"):
         tp.GatherPlan()
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_where_batch_invariance_is_required_rank_chooses_within_one_numerics(op: str) -> None:
+    """Rank sees batch extents, so rows of equal priority that promise batch invariance must give the same bits."""
+    for element in ("f16", "bf16", "f32", "f64", "i32"):
+        for options in ({"accumulate": True}, {"accumulate": False}) if op == "index_put" else ({},):
+            desc = SAMPLES[op].replace(element=element, **options)
+            found: dict[int, set[str | None]] = {}
+            for row in tp.TABLE.rows(op):
+                if row.backend is not tp.BackendKind.TRITON or desc.element not in row.elements:
+                    continue
+                takes = row.supports(desc, tp.Target.preset("h200"))
+                if takes and all(g.batch_invariant for g in row.guarantee(desc).values()):
+                    found.setdefault(row.priority, set()).add(row.numerics(desc))
+            assert found
+            assert all(len(numerics) == 1 and None not in numerics for numerics in found.values()), found

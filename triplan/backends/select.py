@@ -26,25 +26,26 @@ def select(
     Raises ``Unsupported``, carrying the candidates, where nothing is left.
     """
     measured = tuning.measured(desc.key, target) if tuning is not None else {}
-    left: list[tuple[float, str, KernelRow]] = []
+    left: list[tuple[int, float, str, KernelRow]] = []
     refused: list[Candidate] = []
     for row in table.rows(desc.op):
         reason = _refusal(row, desc, preference, target)
         if reason:
             refused.append(Candidate(row.name, reason))
         else:
-            left.append((measured.get(row.name, row.rank(desc, target)), row.name, row))
+            priority = row.priority if preference.batch_invariant else 0
+            left.append((priority, measured.get(row.name, row.rank(desc, target)), row.name, row))
     if not left:
         raise Unsupported(
             f"no kernel for {desc.op} meets the request: {desc.key} with {preference.key} on {target.key}", refused
         )
-    left.sort(key=lambda entry: entry[:2])  # a tie goes to the name, never to registration order
-    chosen = left[0][2]
+    left.sort(key=lambda entry: entry[:3])  # a tie goes to the name, never to registration order
+    chosen = left[0][3]
     verdicts = [
         Candidate(
             name, "chosen: the cheapest that meets the request" if row is chosen else "dearer", cost, row is chosen
         )
-        for cost, name, row in left
+        for _, cost, name, row in left
     ]
     return chosen, (*verdicts, *refused)
 

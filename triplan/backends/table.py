@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from triplan.backends.launch import Launch
@@ -57,6 +58,8 @@ class KernelRow:
         supports: further conditions, beyond elements, archs and preference.
         workspace: exact bytes of scratch.
         rank: estimated microseconds; select takes the smallest.
+        priority: what decides before ``rank`` where ``batch_invariant`` is required, the smallest first. Rank sees
+            batch extents, so it may then choose only among rows of one ``numerics_id``: others differ in priority.
         numerics: the ``numerics_id``, or None where no equality of bits is claimed.
         features: what ``PlanPreference.exclude`` can rule out, such as ``"tma"``.
         interpretable: whether Triton's interpreter runs it.
@@ -80,6 +83,7 @@ class KernelRow:
     numerics: Callable[[Any], str | None]
     features: frozenset[str] = frozenset()
     interpretable: bool = True
+    priority: int = 0
     build: Build | None = None
     compute: Compute | None = None
     layout: Callable[[Any], str | None] = lambda desc: None
@@ -156,6 +160,7 @@ def kernel(
     supports: Callable[[Any, Target], Support] = _supported,
     workspace: Callable[[Any, Target], int] = _nothing,
     numerics: Callable[[Any], str | None] = _no_numerics,
+    priority: int = 0,
     features: Collection[str] = (),
     interpretable: bool = True,
     layout: Callable[[Any], str | None] = lambda desc: None,
@@ -167,6 +172,9 @@ def kernel(
     The arguments are the fields of ``KernelRow``. Raises ``InvalidProblem`` if the name is taken.
     """
 
+    # All are pure, and asked again at every select.
+    once = lru_cache(maxsize=1024)
+
     def register(build: Build) -> Build:
         table.register(
             KernelRow(
@@ -177,11 +185,12 @@ def kernel(
                 index_elements=frozenset(IndexElementKind.of(e) for e in index_elements),
                 archs=frozenset(archs),
                 version=version,
-                guarantee=guarantee,
-                supports=supports,
-                workspace=workspace,
-                rank=rank,
+                guarantee=once(guarantee),
+                supports=once(supports),
+                workspace=once(workspace),
+                rank=once(rank),
                 numerics=numerics,
+                priority=priority,
                 features=frozenset(features),
                 interpretable=interpretable,
                 build=build,

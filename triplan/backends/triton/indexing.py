@@ -392,6 +392,7 @@ def _register() -> None:
             elements=ADDED,
             supports=both(add, ordered_applies),
             rank=ordered_rank,
+            priority=1,
             guarantee=ordered_guarantee,
             numerics=sum_numerics("ordered-sum"),
             **common,
