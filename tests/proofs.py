@@ -122,15 +122,18 @@ def pinned(problem: Problem, row: str, where: tp.Target) -> tp.Plan[Any, Any] | 
 def cases(
     where: str, op: str, row: tp.KernelRow, n: int, kind: Kind = "cancelling"
 ) -> Iterator[tuple[Problem, tp.Plan[Any, Any]]]:
-    """A problem and its plan for each element and option that the row takes."""
+    """A problem and its plan for each element and option that the row takes: ``n`` contributions, or a tenth of that
+    where the row is for small problems."""
     family = FAMILIES[op]
     fewer = [e for e in row.elements if where == "interpret" and e in INTERPRETED]
     for element in sorted(fewer or row.elements):
         for option in family.options:
-            problem = family.make(n, element, kind, **option)
-            plan = pinned(problem, row.name, target(where))
-            if plan is not None:
-                yield problem, plan
+            for count in (n, max(n // 20, 1) * 2):
+                problem = family.make(count, element, kind, **option)
+                plan = pinned(problem, row.name, target(where))
+                if plan is not None:
+                    yield problem, plan
+                    break
 
 
 @cache

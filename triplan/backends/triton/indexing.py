@@ -95,6 +95,7 @@ def sum_tolerance(
 
     (1 + u)^n - 1 for n additions (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), with three more
     roundings for alpha, its product and the product's conversion. It is met where a large sum swallows small terms.
+    The float64 reference, with which the tolerance compares, adds its terms one after another and is off by as much.
     """
     u, final = accumulator.unit_roundoff, element.unit_roundoff
     if u == 0:
@@ -103,7 +104,8 @@ def sum_tolerance(
     info = torch.finfo(accumulator.torch)
     lost = float(info.tiny) if accumulator is ElementKind.F32 else float(info.smallest_normal * info.eps)
     roundings = (terms if additions is None else additions) + 3
-    ctol = math.expm1(min(roundings * math.log1p(u), 700.0))
+    double = ElementKind.F64.unit_roundoff
+    ctol = math.expm1(min(roundings * math.log1p(u) + (terms + 1) * math.log1p(double), 700.0))
     narrowed = accumulator is not element
     smallest = torch.finfo(element.torch)
     return Tolerance(
