@@ -19,7 +19,7 @@ SAME_WORK = 0.25
 
 
 #: Where indices point: ``zipf`` as words do, ``one`` place only, all ``distinct``, uniformly but ``sorted``.
-Pattern = Literal["uniform", "zipf", "one", "distinct", "sorted"]
+Pattern = Literal["uniform", "zipf", "one", "distinct", "sorted", "rowwise"]
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,13 @@ def make(case: Case, dtype: torch.dtype, device: torch.device, generator: torch.
         return torch.randn(shape, dtype=dtype, device=device, generator=generator).div_(8)
 
     shape = (case.count, case.width) if case.full else (case.count,)
-    if case.pattern == "zipf":
-        index = zipf_tokens(case.count, case.rows, device, generator).reshape(-1, *[1] * (len(shape) - 1))
-        index = index.expand(shape).contiguous()
+    if case.pattern in ("zipf", "rowwise"):
+        # One index a row, also where the op takes one an element.
+        if case.pattern == "zipf":
+            index = zipf_tokens(case.count, case.rows, device, generator)
+        else:
+            index = torch.randint(0, case.rows, shape[:1], device=device, generator=generator)
+        index = index.reshape(-1, *[1] * (len(shape) - 1)).expand(shape).contiguous()
     elif case.pattern == "distinct":
         places = torch.rand((case.rows, *shape[1:]), device=device, generator=generator).argsort(0)
         index = places[: case.count].contiguous()

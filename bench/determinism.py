@@ -79,9 +79,11 @@ def timed_cases(tiny: bool = False) -> list[Timed]:
     found = [
         Timed(Case("large", "index_add", *large), "fp16", True),
         Timed(Case("large", "embedding_backward", 50304, 1024, 65536, "zipf"), "bf16", True),
-        Timed(Case("large", "scatter_add", *large), "fp32", True),
+        Timed(Case("large", "scatter_add", *large, "rowwise"), "fp32", True),
         Timed(Case("large", "index_add", *large), "fp32"),
+        Timed(Case("large", "scatter_add", *large, "rowwise"), "fp16"),
         Timed(Case("large", "scatter_add", *large), "fp16"),
+        Timed(Case("large", "scatter_add", *large), "fp32"),
         Timed(Case("seed", "index_add", 16384, 1024, 2048), "fp16"),
         Timed(Case("pattern", "index_add", *middle, "one"), "fp16"),
         Timed(Case("pattern", "index_add", 131072, 1024, 65536, "distinct"), "fp16"),

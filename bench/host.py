@@ -37,12 +37,16 @@ COLUMNS = (
     Column("contestant", "op"),
     Column("host_us", "host us", ".2f"),
     Column("host_us_best", "best", ".2f"),
+    Column("device_us", "device us", ".2f"),
     Column("limit_us", "limit us", ".0f"),
     Column("of_torch", "of torch", ".2f"),
     Column("limit_of_torch", "limit", ".2f"),
     Column("holds", "holds"),
     Column("note", "note"),
 )
+DEVICE_REPEATS = 20
+#: What is noted of a row whose device time exceeds its host time.
+DEVICE_BOUND = "device-bound"
 CHARTS = (Chart("host_us", "host microseconds per call", log=True),)
 Progress = Callable[[str, int, int], None]
 
@@ -58,6 +62,7 @@ class Step:
     note: str = ""
     limit_us: float | None = None
     limit_of_torch: float | None = None
+    launches: bool = False
 
 
 def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) -> Report:
@@ -75,7 +80,8 @@ def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) ->
         rows = _rows([*steps, *alternatives] if on_gpu else steps, loops)
     rows = _beside_torch(rows) if on_gpu else rows + _rows(alternatives, loops)
     order = list(dict.fromkeys(row["case"] for row in rows))
-    rows.sort(key=lambda row: order.index(row["case"]))
+    # Those that waited for the device stand apart, at the end.
+    rows.sort(key=lambda row: (row["note"] == DEVICE_BOUND, order.index(row["case"])))
     progress("host", 1, 1)
     settings = {"calls": calls, "loops": loops, "target": target.name, "launch_stubbed": not on_gpu, "size": SIZE}
     label = "" if on_gpu else "LAUNCH STUBBED: no GPU here; plans are for the h200 preset and nothing is launched"
@@ -95,6 +101,10 @@ def _rows(steps: list[Step], loops: int) -> list[Row]:
             sound.append((row, step))
     contestants = [Contestant(step.name, _ignoring_set(step.call), 1) for _, step in sound]
     times = timing.host_times(contestants, [step.calls for _, step in sound], loops)
+    on_device = [i for i, (_, step) in enumerate(sound) if step.launches and torch.cuda.is_available()]
+    device_times = timing.device_times([contestants[i] for i in on_device], DEVICE_REPEATS, warmup=2)
+    for i, found in zip(on_device, device_times, strict=True):
+        sound[i][0]["device_us"] = found.median_us
     for (row, step), time in zip(sound, times, strict=True):
         row |= {"host_us": time.median_us, "host_us_best": time.best_us}
         if step.limit_us is not None:
@@ -110,7 +120,13 @@ def _beside_torch(rows: list[Row]) -> list[Row]:
     for row in rows:
         if "host_us" in row and row["case"] in torch_us:
             row["of_torch"] = row["host_us"] / torch_us[row["case"]]
-            if "limit_of_torch" in row:
+            if row.get("device_us", 0.0) > row["host_us"]:
+                # The loop waited for the device: this is no host time, and no limit of host time is held against it.
+                row["note"] = DEVICE_BOUND
+                row.pop("limit_of_torch", None)
+                row.pop("limit_us", None)
+                row.pop("holds", None)
+            elif "limit_of_torch" in row:
                 within = row["of_torch"] <= row["limit_of_torch"] and row.get("holds") != "NO"
                 row["holds"] = "yes" if within else "NO"
     return rows
@@ -167,12 +183,12 @@ def _launching(target: tp.Target, device: torch.device, calls: int, note: str) -
             if device.type == "cuda":
                 plan.prepare(device)
             run = partial(plan.run, args, workspace)
-            yield Step(_into(op, size), "plan.run", run, calls, note, limit_of_torch=limit)
+            yield Step(_into(op, size), "plan.run", run, calls, note, limit_of_torch=limit, launches=True)
             bound = plan.bind(args, workspace)
-            yield Step(_into(op, size), "BoundRun", bound, calls, note, BOUND_LIMIT, BOUND_RATIO)
+            yield Step(_into(op, size), "BoundRun", bound, calls, note, BOUND_LIMIT, BOUND_RATIO, launches=True)
             if op == "index_select":
                 jit = partial(jit_index_select, buffers.table, buffers.index, buffers.dense)
-                yield Step(_into(op, size), "triton jit", jit, calls, note)
+                yield Step(_into(op, size), "triton jit", jit, calls, note, launches=True)
 
 
 def _alternatives(device: torch.device, calls: int, note: str) -> Iterator[Step]:
@@ -187,12 +203,12 @@ def _alternatives(device: torch.device, calls: int, note: str) -> Iterator[Step]
                 ours = partial(functional.index_select, table, 0, index, out=dense)
             else:
                 ours = partial(functional.index_add_, table, 0, index, dense)
-            yield Step(_into(op, size), "triplan.functional", ours, calls, note)
-            yield Step(_into(op, size), "torch", torch_call(case, buffers), calls, note)
+            yield Step(_into(op, size), "triplan.functional", ours, calls, note, launches=True)
+            yield Step(_into(op, size), "torch", torch_call(case, buffers), calls, note, launches=True)
     for op in ALLOCATING:
         for size in SIZES if device.type == "cuda" else SIZES[:1]:
             buffers = make(Case("host", op, *size), torch.float16, device, torch.Generator(device))
             args = (buffers.table, 0, buffers.index)
             ours = partial(getattr(functional, op), *args)
-            yield Step(_new(op, size), "triplan.functional", ours, calls, note, limit_of_torch=1.0)
-            yield Step(_new(op, size), "torch", partial(getattr(torch, op), *args), calls, note)
+            yield Step(_new(op, size), "triplan.functional", ours, calls, note, limit_of_torch=1.0, launches=True)
+            yield Step(_new(op, size), "torch", partial(getattr(torch, op), *args), calls, note, launches=True)
