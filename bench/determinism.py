@@ -351,19 +351,19 @@ def _prepared(
     name: str, plan: tp.Plan[Any, Any], args: list[Any], buffers: list[Buffers], device: torch.device
 ) -> Entry | None:
     """The plan with its index sorted beforehand, once for each set; None where the plan offers nothing of the kind."""
-    offers: Any = plan
-    size = offers.prepared_size() if hasattr(plan, "prepared_size") else 0
-    if not size:
+    try:
+        size = plan.prepared_size()
+    except tp.Unsupported:
         return None
     workspace = tp.Workspace.allocate(plan, device)
     prepared = []
     for a, b in zip(args, buffers, strict=True):
         storage = tp.Workspace(torch.empty(size, dtype=torch.uint8, device=device))
         index = a.indices if hasattr(a, "indices") else b.index
-        prepared.append(offers.prepare_indices(index, storage, workspace))
+        prepared.append(plan.prepare_indices(index, storage, workspace))
     extra = plan.workspace_size() + size
     return Entry(
-        name, plan.sku().kernel, lambda i: offers.run(args[i], workspace, prepared=prepared[i]), plan, extra_bytes=extra
+        name, plan.sku().kernel, lambda i: plan.run(args[i], workspace, prepared=prepared[i]), plan, extra_bytes=extra
     )
 
 

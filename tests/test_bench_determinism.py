@@ -43,7 +43,7 @@ def test_every_accumulating_op_is_timed() -> None:
     timed = determinism.timed_cases()
     accumulating = {op for op in tp.TABLE.ops() if any(r.name.startswith("atomic") for r in tp.TABLE.rows(op))}
     assert {t.case.op for t in timed} == accumulating
-    assert {t.case.pattern for t in timed} == {"uniform", "zipf", "one", "distinct", "sorted"}
+    assert {t.case.pattern for t in timed} == {"uniform", "zipf", "one", "distinct", "sorted", "rowwise"}
     assert any(t.case.flat for t in timed)
 
 
@@ -60,6 +60,8 @@ def test_patterns_of_indices(op: str) -> None:
     assert all(len(column.unique()) == 40 for column in index("distinct").reshape(40, -1).T)
     assert index("distinct").max() < 50
     assert torch.equal(index("sorted"), index("sorted").sort(0).values)
+    assert all(len(row.unique()) == 1 for row in index("rowwise").reshape(40, -1))
+    assert len(index("rowwise").unique()) > 10
     assert len(index("sorted").unique()) > 10
 
 
