@@ -7,10 +7,18 @@ import torch
 
 import triplan as tp
 from triplan.backends.interpreter import interpret
-from triplan.backends.triton import sorted_launch
+from triplan.backends.triton import sorting_launch
 
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 TARGET = tp.Target.cpu(interpret=True)
+
+
+def forget() -> None:
+    """Drop what was found out under other constants."""
+    sorting_launch.buffers.cache_clear()
+    for row in tp.TABLE.rows("index_add"):
+        for asked in (row.workspace, row.rank, row.supports):
+            getattr(asked, "cache_clear", lambda: None)()
 
 
 def problem(count: int, slots: int, width: int = 1, element: str = "f32") -> tp.IndexAddDescriptor:
@@ -34,21 +42,21 @@ def made(kind: str, count: int, slots: int) -> torch.Tensor:
 @pytest.mark.parametrize("ranked", [True, False])
 @pytest.mark.parametrize(("count", "slots"), [(1, 1), (130, 3), (700, 600), (1000, 1 << 19)])
 def test_the_sort_is_stable(kind: str, ranked: bool, count: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_launch, "RANKED", 8192 if ranked else 0)
-    monkeypatch.setattr(sorted_launch, "MAX_TILES", 4)  # several blocks a tile
-    sorted_launch.buffers.cache_clear()
+    monkeypatch.setattr(sorting_launch, "RANKED", 8192 if ranked else 0)
+    monkeypatch.setattr(sorting_launch, "MAX_TILES", 4)  # several blocks a tile
+    forget()
     desc = problem(count, slots)
-    buffers = sorted_launch.buffers(desc)
+    buffers = sorting_launch.buffers(desc)
     index = made(kind, count, slots)
-    launches = [x for x in sorted_launch.sort_launches(desc) if x.kernel is not sorted_launch.sorting.starts_kernel]
-    assert len(launches) == (1 if ranked else 3 * sorted_launch.passes(sorted_launch.view(desc))[0])
+    launches = [x for x in sorting_launch.sort_launches(desc) if x.kernel is not sorting_launch.sorting.starts_kernel]
+    assert len(launches) == (1 if ranked else 3 * sorting_launch.passes(sorting_launch.view(desc))[0])
     workspace = torch.full((buffers.nbytes,), 0xA5, dtype=torch.uint8)
     values = torch.zeros(count, 1), torch.zeros(slots, 1)
     interpret(launches, tp.IndexAddArgs(index=index, src=values[0], out=values[1]), workspace)
-    sorted_launch.buffers.cache_clear()
+    forget()
 
     def read(at: tuple[object, ...]) -> torch.Tensor:
-        found = at[sorted_launch.passes(sorted_launch.view(desc))[0] % 2 if not ranked else 0]
+        found = at[sorting_launch.passes(sorting_launch.view(desc))[0] % 2 if not ranked else 0]
         return workspace[found.offset :].view(torch.int32)[:count]  # type: ignore[attr-defined]
 
     want = index.sort(stable=True)
@@ -78,8 +86,8 @@ LONG = [(64, n) for n in (63, 64, 65, 129)] + [(8, n) for n in (64, 65, 127, 128
 @pytest.mark.parametrize(("chunk", "length"), LONG)
 def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last bit, wherever the segment starts; values of very different magnitude show any other order."""
-    monkeypatch.setattr(sorted_launch, "CHUNK", chunk)
-    sorted_launch.buffers.cache_clear()
+    monkeypatch.setattr(sorting_launch, "CHUNK", chunk)
+    forget()
     g = torch.Generator().manual_seed(length)
     lead = length % 37
     count = lead + length + 5
@@ -93,7 +101,7 @@ def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, monke
     preference = tp.PlanPreference(kernel="sorted_sum", deterministic=False)
     plan = tp.plan(desc, preference=preference, target=TARGET)
     plan.run(tp.IndexAddArgs(index=index, src=src, out=out), tp.Workspace.allocate(plan))
-    sorted_launch.buffers.cache_clear()
+    forget()
     for slot in range(3):
         own = src[index == slot]
         want = by_definition(own, chunk) if len(own) else torch.zeros(2)

@@ -27,17 +27,8 @@ from triplan.backends.triton.indexing import (
     zeroed,
 )
 from triplan.backends.triton.indexing_launch import I32_LIMIT, fill_launch, fold_launch, status_launch
-from triplan.backends.triton.sorted_launch import (
-    CHUNK,
-    SCANNED,
-    buffers,
-    largest_grid,
-    scanned_grid,
-    scanned_launch,
-    sort_launches,
-    sum_launches,
-    view,
-)
+from triplan.backends.triton.segment_launch import SCANNED, largest_grid, scanned_grid, scanned_launch, sum_launches
+from triplan.backends.triton.sorting_launch import CHUNK, buffers, sort_launches, view
 from triplan.descriptors.indexing import NO_BAD_INDEX
 from triplan.sku import (
     SUPPORTED,
