@@ -89,12 +89,10 @@ def fixed_fold_kernel(
     scale,
     rows,
     inner,
-    first,
-    width,
+    panel,
     sizes,
     strides,
     KEEP: tl.constexpr,
-    CLEAR: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     FLAT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -102,31 +100,28 @@ def fixed_fold_kernel(
 ):
     """out = alpha * sums * 2**(scale + exponents), with KEEP out += that; flags overrule.
 
-    ``sums``, ``exponents`` and ``flags`` are packed (rows, width): columns ``first`` on of ``out`` as (rows, inner).
-    All is computed in f64, whose 53 bits hold what the narrower element can show, and rounded once into the element
-    (bf16: by way of f32). With KEEP, elements whose sum is zero keep their exact bits: adding zero would change no
-    value, only the sign of a zero or the payload of a NaN. CLEAR leaves the scratch zeroed for the next columns.
+    ``out`` is taken as (rows, inner); ``sums``, ``exponents`` and ``flags`` are packed panel by panel of that, a panel
+    being ``panel`` columns, or what is left, of all rows. All is computed in f64, whose 53 bits hold what the narrower
+    element can show, and rounded once into the element (bf16: by way of f32). With KEEP, elements whose sum is zero
+    keep their exact bits: adding zero would change no value, only the sign of a zero or the payload of a NaN.
     """
+    # A panel beside the other, so that neighbouring programs finish whole rows of ``out``.
     pid = tl.program_id(0)
-    col_blocks = tl.cdiv(width, BLOCK_COLS)
+    panel_blocks = tl.cdiv(panel, BLOCK_COLS)
+    col_blocks = ((inner - 1) // panel + 1) * panel_blocks  # (inner + panel may pass 2**31)
+    block = pid % col_blocks
+    first = (block // panel_blocks).to(POINT_TYPE) * panel
+    width = tl.minimum(panel, inner - first)
     row = (pid // col_blocks).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    col = (pid % col_blocks).to(POINT_TYPE) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    col = (block % panel_blocks).to(POINT_TYPE) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     live = (row < rows)[:, None] & (col < width)[None, :]
-    at = row[:, None] * width + col[None, :]
+    at = first * rows + row[:, None] * width + col[None, :]
     total = tl.load(sums + at, mask=live, other=0)
     power = (at * 0).to(tl.int64) + scale
     if exponents is not None:
         power += tl.load(exponents + at, mask=live, other=0)
     shift = ((at & 15) * 2).to(tl.int32)
     seen = (tl.load(flags + (at >> 4), mask=live, other=0) >> shift) & 3
-    if CLEAR:
-        # Another thread may clear what this one reads: the compiler is free to lay loads and stores out differently.
-        tl.debug_barrier()
-        tl.store(sums + at, (at * 0).to(tl.int64), mask=live)
-        if exponents is not None:
-            tl.store(exponents + at, (at * 0).to(tl.int32), mask=live)
-        # Each destination takes back its own bits: others may not have been read yet.
-        tl.atomic_and(flags + (at >> 4), ~(seen << shift), mask=live & (seen != 0), sem="relaxed")
     # 2**power, by its bits: an f64 with a biased exponent of 1023 + power and nothing behind the leading one.
     value = total.to(tl.float64) * ((1023 + power) << 52).to(tl.float64, bitcast=True)
     if alpha is not None:
