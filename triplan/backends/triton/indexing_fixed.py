@@ -165,7 +165,7 @@ class Scratchpad:
 
     def __init__(self, desc: Any, exact: bool) -> None:
         g = geometry(desc)
-        self.each = 8 if exact else 12
+        self.each = 9 if exact else 12
         self.stripes = stripes(g, self.each)
         count = g.table.numel
         if self.stripes is None:
@@ -175,10 +175,9 @@ class Scratchpad:
             self.rows, self.inner, self.panel = g.fold[0] * g.extents[0], g.fold[2], PANEL
         self.sums = Scratch(0, ElementKind.I64)
         end = _aligned(8 * count)
-        self.exponents = None if exact else Scratch(end, ElementKind.I32)
-        end += 0 if exact else _aligned(4 * count)
-        self.flags = Scratch(end, ElementKind.I32)
-        end += _aligned(4 * -(-count // 16))
+        #: A byte of flags each, or a word of flags and exponent.
+        self.marks = end
+        end += _aligned((self.each - 8) * count)
         #: The chosen stripe.
         self.stripe = Scratch(end, ElementKind.I32)
         end += 0 if self.stripes is None else _aligned(4)
@@ -189,7 +188,7 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // 16) * 16
 
 
-def _fold(desc: Any, pad: Scratchpad, scale: int) -> Launch:
+def _fold(desc: Any, pad: Scratchpad, exact: bool, scale: int) -> Launch:
     table = geometry(desc).table
     flat = table.layout.packed
     big = table.numel >= I32_LIMIT  # only strides, which are read off the tensor, are always wide
@@ -204,8 +203,8 @@ def _fold(desc: Any, pad: Scratchpad, scale: int) -> Launch:
         -(-pad.rows // rows) * -(-pad.inner // pad.panel) * -(-pad.panel // cols),
         {
             "sums": pad.sums,
-            "exponents": pad.exponents,
-            "flags": pad.flags,
+            "exponents": None if exact else Scratch(pad.marks, ElementKind.I32),
+            "flags": Scratch(pad.marks, ElementKind.U8) if exact else None,
             "out": values(table),
             "alpha": Scalar("alpha", ElementKind.F32, 1) if has_alpha else None,
             "scale": Int(scale),
@@ -231,23 +230,23 @@ def _added(desc: Any, exact: bool) -> list[Launch]:
         return [*status_launch(desc), *zeroed(desc)]
     pad = Scratchpad(desc, exact)
     room = 63 - headroom(desc) - 24
+    marks = Scratch(pad.marks, ElementKind.I32)
     passes: list[tuple[Any, Arg]]
     if exact:
         scale = F16_EXPONENT
-        passes = [(fixed.exact_point, (pad.sums, pad.flags))]
+        passes = [(fixed.exact_point, (pad.sums, marks))]
     else:
         # m * 2**(E - 150), and the sum counts units of m * 2**-room.
         scale = -150 - room
-        assert pad.exponents is not None
         passes = [
-            (fixed.largest_point, (pad.exponents, pad.flags)),
-            (fixed.aligned_point, (pad.sums, pad.exponents, Int(room))),
+            (fixed.largest_point, marks),
+            (fixed.aligned_point, (pad.sums, marks, Int(room))),
         ]
     found = [*status_launch(desc), fill_launch(pad.sums, pad.nbytes // 8, 0)]
     if pad.stripes is not None:
         found += sample_launch(desc, pad.stripes, pad.stripe)
     found += [_traverse(desc, pad, point, table) for point, table in passes]
-    return [*found, _fold(desc, pad, scale)]
+    return [*found, _fold(desc, pad, exact, scale)]
 
 
 def _traverse(desc: Any, pad: Scratchpad, point: Any, table: Arg) -> Launch:
