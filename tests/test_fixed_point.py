@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from samples import ACCUMULATING, SAMPLES
 
 import triplan as tp
@@ -490,6 +491,23 @@ def test_stripes_compile_without_spills_or_float_atomics(op: str, arch: str, mon
         for record in plan.compile():
             assert record.spill_bytes == 0
             assert not FLOAT_ATOMIC.search(record.ptx)
+
+
+@pytest.mark.parametrize(("shape", "dim", "table"), [
+    ((2**21, 1024), 0, 131072),  # offsets pass 2**31
+    ((9, 999, 1024), 1, 131072),
+    ((999, 1024), 0, 16384),  # one width
+])  # fmt: skip
+@pytest.mark.parametrize("kernel", ["fixed_f16", "fixed_scaled"])
+def test_stripes_of_large_tables_compile(kernel: str, shape: tuple[int, ...], dim: int, table: int) -> None:
+    desc = tp.ScatterAddDescriptor(src_shape=shape, scatter_dim=dim, out_dim_size=table, element="f16")
+    plan = pinned(desc, kernel, H200)
+    names = [launch.source().name for launch in plan.launches]
+    assert "stripes_kernel" in names
+    assert ("sample_kernel" in names) == (table == 131072)
+    offsets = {launch.constexprs["OFFSET"] for launch in plan.launches if "OFFSET" in launch.constexprs}
+    assert offsets == {tl.int64 if shape[0] == 2**21 else tl.int32}
+    assert all(record.spill_bytes == 0 for record in plan.compile())
 
 
 @pytest.mark.parametrize("table", [77, 131072])

@@ -7,6 +7,8 @@ below add floats as integers to packed 64-bit *sums*; ``fixed_fold_kernel`` turn
 Infinities and NaN have no integer. They set one of two sticky *flags* of their destination, or both; as OR commutes, no
 order shows in them either. Each destination has a byte of flags, or they are the second byte of its exponent's word:
 that is then larger than any exponent, so that their maximum leaves it, and the exponent below matters no more.
+
+The dense element is read whether its index turns out to hit or not: the two loads then need not wait for each other.
 """
 
 # mypy: ignore-errors
@@ -42,7 +44,7 @@ def exact_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     ``alpha`` multiplies the finished sum instead; here it only decides what an infinity becomes.
     """
     sums, flags = table  # atomics take words, of four flags' bytes
-    x = tl.load(dense, mask=hit, other=0).to(tl.float32)
+    x = tl.load(dense, mask=live, other=0).to(tl.float32)
     usual = ordinary(x, alpha)
     # Exact in f32: a power of two times eleven bits. Zeros need no addition.
     term = (tl.where(usual, x, 0.0) * 16777216.0).to(tl.int64)
@@ -54,7 +56,7 @@ def exact_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
 @triton.jit
 def largest_point(exponents, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """exponents = max(exponents, e of dense); zeros leave no trace, infinities and NaN set flags."""
-    x = tl.load(dense, mask=hit, other=0).to(tl.float32)
+    x = tl.load(dense, mask=live, other=0).to(tl.float32)
     usual = ordinary(x, alpha)
     e = tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 255, 1)
     tl.atomic_max(exponents + at, e, mask=hit & usual & (x != 0), sem="relaxed")
@@ -66,7 +68,7 @@ def largest_point(exponents, at, dense, hit, live, alpha, COMPUTE: tl.constexpr)
 def aligned_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """sums += m * 2**room >> (largest e - e), rounded to nearest: ``room`` bits below those of the largest term."""
     sums, exponents, room = table
-    x = tl.load(dense, mask=hit, other=0).to(tl.float32)
+    x = tl.load(dense, mask=live, other=0).to(tl.float32)
     hit = hit & ordinary(x, alpha) & (x != 0)
     largest = tl.load(exponents + at, mask=hit, other=0)
     word = x.to(tl.int32, bitcast=True)

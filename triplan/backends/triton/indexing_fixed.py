@@ -166,7 +166,7 @@ class Scratchpad:
     def __init__(self, desc: Any, exact: bool) -> None:
         g = geometry(desc)
         self.each = 9 if exact else 12
-        self.stripes = stripes(g, self.each)
+        self.stripes = stripes(g, 8 if exact else 12)  # flags alone are hardly ever touched
         count = g.table.numel
         if self.stripes is None:
             # Sums are numbered as the table's elements are: one row, one panel.

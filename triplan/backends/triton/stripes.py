@@ -98,7 +98,7 @@ def stripes_launch(
             "OFFSET": tl.int64 if offsets_wide else tl.int32,
             "COMPUTE": TL[compute],
             "PANEL": PANEL,
-            "BLOCK": BLOCK,
+            "LOG_BLOCK": _log2(BLOCK),
         },
         num_warps=WARPS,
     )

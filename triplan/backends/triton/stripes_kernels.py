@@ -54,23 +54,23 @@ def stripes_kernel(
     OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
     PANEL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    LOG_BLOCK: tl.constexpr,
 ):
     """Packed operands folded to (outer, count, inner), an index an element: one stripe of columns after the other.
 
-    A stripe has 2**stripe columns, at most PANEL and BLOCK; ``stripe`` is that number, or an address where it lies. The
-    grid must suffice for every stripe that may be found there. ``count`` is absent if outer is 1. The table is
-    packed panel by panel: PANEL columns, or what is left, of all its ``slots`` = outer * extent rows.
+    A stripe has 2**stripe columns, at most PANEL and 2**LOG_BLOCK; ``stripe`` is that number, or an address where it
+    lies. The grid must suffice for every stripe that may be found there. ``count`` is absent if outer is 1. The table
+    is packed panel by panel: PANEL columns, or what is left, of all its ``slots`` = outer * extent rows.
     """
     if stripe.dtype.is_ptr():
         stripe = tl.load(stripe)
     # Lanes walk along rows and no lane takes two elements in a row: an atomic instruction of a warp then covers
     # neighbours, and its additions to one cache line are one request.
-    rows = BLOCK >> stripe
-    row_blocks = tl.cdiv(n_rows, rows)
+    log_rows = LOG_BLOCK - stripe
+    row_blocks = (n_rows + (1 << log_rows) - 1) >> log_rows
     pid = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)
-    row = (pid % row_blocks).to(OFFSET) * rows + (lane >> stripe)
+    lane = tl.arange(0, 1 << LOG_BLOCK)
+    row = ((pid % row_blocks).to(OFFSET) << log_rows) + (lane >> stripe)
     start = (pid // row_blocks).to(OFFSET) << stripe  # beyond ``inner`` in programs that this stripe has no need of
     col = start + (lane & ((1 << stripe) - 1))
     live = (row < n_rows) & (col < inner)
