@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from samples import ACCUMULATING, SAMPLES
 
 import triplan as tp
 from triplan.backends.triton import indexing_fixed as rows
+from triplan.backends.triton import stripes
+from triplan.backends.triton.geometry import geometry
 from triplan.testing import check_plan
 from triplan.testing.oracle import judge
 
@@ -114,16 +117,15 @@ def exact_sums(out: torch.Tensor, index: torch.Tensor, src: torch.Tensor, lanes:
 def test_f16_sums_are_exact_and_rounded_once(
     where: str, keep: bool, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In stripes of 32 columns, whatever is left, and (width 5) by the traversal of single elements."""
-    monkeypatch.setattr(rows, "STRIPE_BYTES", 1)
+    """In stripes, whatever is left of them, and (width 5) by the traversal of single elements."""
+    monkeypatch.setattr(stripes, "L2_SHARE", 1)
     n, table = 40, 3
     g = torch.Generator().manual_seed(width)
     desc = tp.GatherBackwardDescriptor(
         out_shape=(n, width), gather_dim=0, src_dim_size=table, element="f16", accumulate=keep
     )
     plan = pinned(desc, "fixed_f16", target(where))
-    stripes = max(-(-width // rows.STRIPE_COLUMNS) if width >= 16 else 1, 1)
-    assert len(plan.launches) == 1 + 2 * stripes
+    assert len(plan.launches) == (4 if width >= 16 else 3)
     # Half of them small, that sums stay in range; the last row of the table gets none.
     dout = any_finite("f16", (n, width), g) * torch.where(torch.rand(n, width, generator=g) < 0.7, 2.0**-6, 0.5).half()
     index = torch.randint(0, table - 1, (n, width), generator=g)
@@ -331,28 +333,79 @@ def test_no_order_shows_even_among_infinities(where: str, kernel: str, element: 
 
 
 @NUMPY_WARNS
+@pytest.mark.parametrize("shape", [(20, 83), (3, 9, 70), (40, 16), (3, 150)])
 @pytest.mark.parametrize(("kernel", "element"), ROWS)
 @pytest.mark.parametrize("where", WHERE)
-def test_stripes_are_one_sum(where: str, kernel: str, element: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the table is visited whole or in stripes, with infinities in each, shows in no bit."""
+def test_the_width_of_stripes_shows_in_no_bit(
+    where: str, kernel: str, element: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any bits at all, infinities and NaN among them: in one go, in stripes of each width, of that which was found."""
     g = torch.Generator().manual_seed(6)
-    src = torch.randint(0, 256, (20, 83, 4 if element == "f32" else 2), generator=g, dtype=torch.uint8)
-    src = src.view(MAKE[element]).reshape(20, 83)
-    desc = tp.EmbeddingBackwardDescriptor(index_shape=(20,), num_embeddings=5, embedding_dim=83, element=element)
-    operands = {"index": torch.randint(0, 5, (20,), generator=g), "dout": src}
+    src = torch.randint(0, 256, (*shape, 4 if element == "f32" else 2), generator=g, dtype=torch.uint8)
+    src = src.view(MAKE[element]).reshape(shape)
+    dim = len(shape) - 2
+    table = [*shape]
+    table[dim] = 5
+    index = torch.randint(-6, 6, shape, generator=g)  # bad ones too
+    start = torch.randn(table, generator=g).to(MAKE[element])
+    desc = tp.ScatterAddDescriptor(
+        src_shape=shape, scatter_dim=dim, out_dim_size=5, element=element, out_of_bounds="error", wrap_negative=True
+    )
     found = []
-    for budget in (1 << 25, 1):
-        monkeypatch.setattr(rows, "STRIPE_BYTES", budget)
-        got = torch.zeros(5, 83, dtype=src.dtype)
+
+    def once(launches: int) -> None:
         plan = pinned(desc, kernel, target(where))
-        run(plan, dweight=got, **operands)
-        found.append(
-            (len(plan.launches), plan.workspace_size(), got.view(torch.int32 if element == "f32" else torch.int16))
+        assert len(plan.launches) == launches
+        out, status = start.clone(), torch.zeros(1, dtype=torch.int64)
+        run(plan, out=out, index=index, src=src, status=status)
+        found.append((out.view(torch.int32 if element == "f32" else torch.int16), int(status)))
+
+    few = 4 if kernel == "fixed_f16" else 5
+    once(few)
+    monkeypatch.setattr(stripes, "L2_SHARE", 1)
+    once(few + (shape[-1] > 16))
+    for fixed in (16, 32, 64):
+        widths = stripes.Stripes(fixed, fixed)
+        monkeypatch.setattr(rows, "stripes", lambda g, itemsize, found=widths: found)
+        once(few)
+    # The same binary, made to find either width by what it asks of the sample.
+    monkeypatch.setattr(rows, "stripes", lambda g, itemsize: stripes.Stripes(16, 64))
+    for enough in (0, stripes.SAMPLES + 1):
+        monkeypatch.setattr(stripes, "ENOUGH", enough)
+        once(few + 1)
+    bad = ((index < -5) | (index >= 5)).flatten().nonzero()
+    assert all(status == int(bad[0]) for _, status in found)
+    for out, _ in found[1:]:
+        assert torch.equal(out, found[0][0])
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize("shape", [(4, 96), (2, 1000, 96), (3000, 33)])
+@pytest.mark.parametrize("where", WHERE)
+def test_stripes_are_as_wide_as_the_indices_suggest(
+    where: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stripes, "L2_SHARE", 1)
+    dim = len(shape) - 2
+    out_shape = (*shape[:dim], 700, shape[-1])
+    desc = tp.ScatterAddDescriptor(src_shape=shape, scatter_dim=dim, out_dim_size=700, element="f16")
+    plan = pinned(desc, "fixed_f16", target(where))
+    g = torch.Generator().manual_seed(7)
+    one_a_row = torch.randint(0, 700, (*shape[:-1], 1), generator=g).expand(shape).contiguous()
+    scattered = torch.randint(0, 700, shape, generator=g)
+    runs = torch.arange(math.prod(shape)).reshape(shape) // 8 % 700
+    pad = rows.Scratchpad(desc, exact=True)
+    for index, width in ((one_a_row, 64), (scattered, 16), (runs, 16)):
+        device = plan.target.device_type
+        workspace = tp.Workspace.allocate(plan)
+        args = plan.args_type(
+            out=torch.zeros(out_shape, dtype=torch.float16, device=device),
+            index=index.to(device),
+            src=torch.ones(shape, dtype=torch.float16, device=device),
         )
-    (few, whole, first), (many, striped, second) = found
-    assert many > few
-    assert striped < whole
-    assert torch.equal(first, second)
+        plan.run(args, workspace)
+        word = workspace.tensor.view(torch.uint8)[pad.stripe.offset :][:4].view(torch.int32)
+        assert 2 ** int(word) == width
 
 
 @NUMPY_WARNS
@@ -394,17 +447,34 @@ def test_counts_that_could_overflow_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("kernel", "element"), ROWS)
-def test_the_workspace_is_a_stripe(kernel: str, element: str) -> None:
+def test_the_workspace_is_the_table(kernel: str, element: str) -> None:
     desc = tp.ScatterAddDescriptor(
         src_shape=(262144, 1024), scatter_dim=0, out_dim_size=131072, element=element, index_element="i64"
     )
     plan = pinned(desc, kernel, H200)
-    each = 8.25 if kernel == "fixed_f16" else 12.25  # and two bits of flags
-    assert plan.workspace_size() == 131072 * rows.STRIPE_COLUMNS * each
+    each = 9 if kernel == "fixed_f16" else 12  # a sum with a byte of flags, or with a word of flags and exponent
+    assert plan.workspace_size() == 131072 * 1024 * each + 16  # and the chosen stripe
+    assert len(plan.launches) == (4 if kernel == "fixed_f16" else 5)
     assert f"{plan.workspace_size()} bytes" in plan.explain()
     limited = tp.PlanPreference(kernel=kernel, max_workspace_bytes=plan.workspace_size() - 1)
     with pytest.raises(tp.Unsupported, match="no kernel"):
         tp.plan(desc, preference=limited, target=H200)
+
+
+@pytest.mark.parametrize(("rows_", "inner", "widths"), [
+    (131072, 1024, (16, 64)),
+    (65536, 1024, (32, 64)),
+    (32768, 1024, (64, 64)),
+    (10**7, 32, (16, 32)),
+    (10**7, 16, (16, 16)),
+    (2048, 1024, None),  # 16 MiB
+    (10**7, 15, None),
+])  # fmt: skip
+def test_stripes_fit_in_the_cache_or_are_as_narrow_as_pays(
+    rows_: int, inner: int, widths: tuple[int, int] | None
+) -> None:
+    desc = tp.ScatterAddDescriptor(src_shape=(999, inner), scatter_dim=0, out_dim_size=rows_, element="f16")
+    assert stripes.stripes(geometry(desc), 8) == (widths and stripes.Stripes(*widths))
 
 
 @pytest.mark.parametrize("op", ACCUMULATING)
@@ -412,25 +482,42 @@ def test_the_workspace_is_a_stripe(kernel: str, element: str) -> None:
 def test_stripes_compile_without_spills_or_float_atomics(op: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from test_compile import FLOAT_ATOMIC
 
-    monkeypatch.setattr(rows, "STRIPE_BYTES", 1)
+    monkeypatch.setattr(stripes, "L2_SHARE", 1)
     desc = SAMPLES[op].replace(accumulate=True) if op == "index_put" else SAMPLES[op]
     wide = {"out_shape", "src_shape"} & set(type(desc).model_fields)
     shape = {n: (*getattr(desc, n)[:-1], 96) for n in wide} or {"embedding_dim": 96}
     for kernel, element in ROWS:
         plan = pinned(desc.replace(element=element, **shape), kernel, tp.Target.preset(arch))
-        assert len(plan.launches) >= 1 + 3 * (2 if kernel == "fixed_f16" else 3)
         for record in plan.compile():
             assert record.spill_bytes == 0
             assert not FLOAT_ATOMIC.search(record.ptx)
 
 
+@pytest.mark.parametrize(("shape", "dim", "table"), [
+    ((2**21, 1024), 0, 131072),  # offsets pass 2**31
+    ((9, 999, 1024), 1, 131072),
+    ((999, 1024), 0, 16384),  # one width
+])  # fmt: skip
+@pytest.mark.parametrize("kernel", ["fixed_f16", "fixed_scaled"])
+def test_stripes_of_large_tables_compile(kernel: str, shape: tuple[int, ...], dim: int, table: int) -> None:
+    desc = tp.ScatterAddDescriptor(src_shape=shape, scatter_dim=dim, out_dim_size=table, element="f16")
+    plan = pinned(desc, kernel, H200)
+    names = [launch.source().name for launch in plan.launches]
+    assert "stripes_kernel" in names
+    assert ("sample_kernel" in names) == (table == 131072)
+    offsets = {launch.constexprs["OFFSET"] for launch in plan.launches if "OFFSET" in launch.constexprs}
+    assert offsets == {tl.int64 if shape[0] == 2**21 else tl.int32}
+    assert all(record.spill_bytes == 0 for record in plan.compile())
+
+
+@pytest.mark.parametrize("table", [77, 131072])
 @pytest.mark.parametrize(("kernel", "most"), [("fixed_f16", 3), ("fixed_scaled", 4)])
-def test_a_thousand_batch_sizes_compile_a_handful_of_kernels(kernel: str, most: int) -> None:
+def test_a_thousand_batch_sizes_compile_a_handful_of_kernels(kernel: str, most: int, table: int) -> None:
     sources = set()
     for batch in range(1, 1001):
-        desc = tp.ScatterAddDescriptor(src_shape=(batch, 64), scatter_dim=0, out_dim_size=77, element="f16")
+        desc = tp.ScatterAddDescriptor(src_shape=(batch, 64), scatter_dim=0, out_dim_size=table, element="f16")
         sources.update(launch.source() for launch in pinned(desc, kernel, H200).launches)
-    assert len(sources) == most
+    assert len(sources) == most + (table > 77)  # and the sample
 
 
 def test_fixed_point_has_no_partial_sums_to_excuse_an_infinity() -> None:

@@ -4,8 +4,11 @@ Integer addition is associative, so atomics on 64-bit integers give the same bit
 below add floats as integers to packed 64-bit *sums*; ``fixed_fold_kernel`` turns those back into floats. Every float is
 ``m * 2**(e - 150)``, with the integer m below 2**24 and e the biased exponent of f32 (1 for subnormals).
 
-Infinities and NaN have no integer. They set one of two sticky *flags* of their destination, or both, sixteen
-destinations to an i32 word; as OR commutes, no order shows in them either.
+Infinities and NaN have no integer. They set one of two sticky *flags* of their destination, or both; as OR commutes, no
+order shows in them either. Each destination has a byte of flags, or they are the second byte of its exponent's word:
+that is then larger than any exponent, so that their maximum leaves it, and the exponent below matters no more.
+
+The dense element is read whether its index turns out to hit or not: the two loads then need not wait for each other.
 """
 
 # mypy: ignore-errors
@@ -29,10 +32,9 @@ def ordinary(x, alpha):
 
 
 @triton.jit
-def set_flags(flags, at, x, hit):
-    """Remember that +inf (1), -inf (2) or NaN (3, as if both) met in destination ``at``."""
-    seen = tl.where(x > 0, 1, tl.where(x < 0, 2, 3))
-    tl.atomic_or(flags + (at >> 4), seen << ((at & 15) * 2).to(tl.int32), mask=hit, sem="relaxed")
+def flag(x):
+    """+inf: 1, -inf: 2, NaN: 3, as if both."""
+    return tl.where(x > 0, 1, tl.where(x < 0, 2, 3))
 
 
 @triton.jit
@@ -41,37 +43,39 @@ def exact_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
 
     ``alpha`` multiplies the finished sum instead; here it only decides what an infinity becomes.
     """
-    sums, flags = table
-    x = tl.load(dense, mask=hit, other=0).to(tl.float32)
+    sums, flags = table  # atomics take words, of four flags' bytes
+    x = tl.load(dense, mask=live, other=0).to(tl.float32)
     usual = ordinary(x, alpha)
     # Exact in f32: a power of two times eleven bits. Zeros need no addition.
     term = (tl.where(usual, x, 0.0) * 16777216.0).to(tl.int64)
     tl.atomic_add(sums + at, term, mask=hit & (term != 0), sem="relaxed")
-    set_flags(flags, at, scaled(x, alpha, tl.float32), hit & (usual == 0))
+    seen = flag(scaled(x, alpha, tl.float32)) << ((at & 3) * 8).to(tl.int32)
+    tl.atomic_or(flags + (at >> 2), seen, mask=hit & (usual == 0), sem="relaxed")
 
 
 @triton.jit
-def largest_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+def largest_point(exponents, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """exponents = max(exponents, e of dense); zeros leave no trace, infinities and NaN set flags."""
-    exponents, flags = table
-    x = tl.load(dense, mask=hit, other=0).to(tl.float32)
+    x = tl.load(dense, mask=live, other=0).to(tl.float32)
     usual = ordinary(x, alpha)
     e = tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 255, 1)
     tl.atomic_max(exponents + at, e, mask=hit & usual & (x != 0), sem="relaxed")
-    set_flags(flags, at, scaled(x, alpha, tl.float32), hit & (usual == 0))
+    seen = flag(scaled(x, alpha, tl.float32)) << 8
+    tl.atomic_or(exponents + at, seen, mask=hit & (usual == 0), sem="relaxed")
 
 
 @triton.jit
 def aligned_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """sums += m * 2**room >> (largest e - e), rounded to nearest: ``room`` bits below those of the largest term."""
     sums, exponents, room = table
-    x = tl.load(dense, mask=hit, other=0).to(tl.float32)
+    x = tl.load(dense, mask=live, other=0).to(tl.float32)
     hit = hit & ordinary(x, alpha) & (x != 0)
     largest = tl.load(exponents + at, mask=hit, other=0)
     word = x.to(tl.int32, bitcast=True)
     biased = (word >> 23) & 255
     m = (word & 0x7FFFFF) | tl.where(biased > 0, 0x800000, 0)
-    # From 42 on nothing is left of any term: shifts stay below the 64 bits at which hardware and C differ.
+    # From 42 on nothing is left of any term (beside flags, nothing matters): shifts stay below the 64 bits at which
+    # hardware and C differ.
     right = tl.minimum(tl.maximum(largest - tl.maximum(biased, 1), 0), 62).to(tl.int64)
     half = (right * 0 + 1 << right) >> 1
     term = ((m.to(tl.int64) << room) + half) >> right
@@ -89,12 +93,10 @@ def fixed_fold_kernel(
     scale,
     rows,
     inner,
-    first,
-    width,
+    panel,
     sizes,
     strides,
     KEEP: tl.constexpr,
-    CLEAR: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     FLAT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -102,43 +104,43 @@ def fixed_fold_kernel(
 ):
     """out = alpha * sums * 2**(scale + exponents), with KEEP out += that; flags overrule.
 
-    ``sums``, ``exponents`` and ``flags`` are packed (rows, width): columns ``first`` on of ``out`` as (rows, inner).
-    All is computed in f64, whose 53 bits hold what the narrower element can show, and rounded once into the element
-    (bf16: by way of f32). With KEEP, elements whose sum is zero keep their exact bits: adding zero would change no
-    value, only the sign of a zero or the payload of a NaN. CLEAR leaves the scratch zeroed for the next columns.
+    ``out`` is taken as (rows, inner); ``sums``, ``exponents`` and ``flags`` are packed panel by panel of that, a panel
+    being ``panel`` columns, or what is left, of all rows. All is computed in f64, whose 53 bits hold what the narrower
+    element can show, and rounded once into the element (bf16: by way of f32). With KEEP, elements whose sum is zero
+    keep their exact bits: adding zero would change no value, only the sign of a zero or the payload of a NaN.
     """
+    # A panel beside the other, so that neighbouring programs finish whole rows of ``out``.
     pid = tl.program_id(0)
-    col_blocks = tl.cdiv(width, BLOCK_COLS)
+    panel_blocks = tl.cdiv(panel, BLOCK_COLS)
+    col_blocks = ((inner - 1) // panel + 1) * panel_blocks  # (inner + panel may pass 2**31)
+    block = pid % col_blocks
+    first = (block // panel_blocks).to(POINT_TYPE) * panel
+    width = tl.minimum(panel, inner - first)
     row = (pid // col_blocks).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    col = (pid % col_blocks).to(POINT_TYPE) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    col = (block % panel_blocks).to(POINT_TYPE) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     live = (row < rows)[:, None] & (col < width)[None, :]
-    at = row[:, None] * width + col[None, :]
+    at = first * rows + row[:, None] * width + col[None, :]
+    point = row[:, None] * inner + (first + col)[None, :]
+    if FLAT:
+        place = out + point
+    else:
+        place = out + unravel(point, sizes, strides)
     total = tl.load(sums + at, mask=live, other=0)
     power = (at * 0).to(tl.int64) + scale
+    # A load for every element, as those of sums are: threads that shared a word of flags would hold other elements
+    # than those whose vectors they read, and everything would have to change hands.
     if exponents is not None:
-        power += tl.load(exponents + at, mask=live, other=0)
-    shift = ((at & 15) * 2).to(tl.int32)
-    seen = (tl.load(flags + (at >> 4), mask=live, other=0) >> shift) & 3
-    if CLEAR:
-        # Another thread may clear what this one reads: the compiler is free to lay loads and stores out differently.
-        tl.debug_barrier()
-        tl.store(sums + at, (at * 0).to(tl.int64), mask=live)
-        if exponents is not None:
-            tl.store(exponents + at, (at * 0).to(tl.int32), mask=live)
-        # Each destination takes back its own bits: others may not have been read yet.
-        tl.atomic_and(flags + (at >> 4), ~(seen << shift), mask=live & (seen != 0), sem="relaxed")
+        word = tl.load(exponents + at, mask=live, other=0)
+        power += word & 255
+        seen = word >> 8
+    else:
+        seen = tl.load(flags + at, mask=live, other=0)
     # 2**power, by its bits: an f64 with a biased exponent of 1023 + power and nothing behind the leading one.
     value = total.to(tl.float64) * ((1023 + power) << 52).to(tl.float64, bitcast=True)
     if alpha is not None:
         value = value * alpha
     special = tl.where(seen == 1, INFINITY, tl.where(seen == 2, -INFINITY, float("nan")))
     value = tl.where(seen == 0, value, special)
-
-    point = row[:, None] * inner + (first + col)[None, :]
-    if FLAT:
-        place = out + point
-    else:
-        place = out + unravel(point, sizes, strides)
     if KEEP:
         old = tl.load(place, mask=live, other=0)
         value += old.to(tl.float32).to(tl.float64)

@@ -20,8 +20,9 @@ The finished sum is converted to f64, multiplied by alpha there (once, rather th
 be rounded, and could overflow), added to the table's former value and rounded into the element: three roundings of
 2**-53 and the last one. Infinities and NaN reach the result as they would by floating-point additions in any order.
 
-Both visit the table in stripes of columns, one after the other, where rows are packed and wide: clear, add and convert
-a stripe while its sums are in the L2 cache. That bounds the workspace by a stripe, and sums need not travel to memory.
+Sums of the whole table lie in the workspace: they are cleared, added to, and converted. Where every element has an
+index of its own and they do not fit in the cache, a sample of the indices chooses the order of the additions, which
+shows in no bit: ``stripes_kernels`` says which orders there are.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import triton.language as tl
 from triplan.backends.launch import Arg, Int, Launch, Scalar, Scratch, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton import fixed_kernels as fixed
-from triplan.backends.triton.geometry import Geometry, geometry, keeps
+from triplan.backends.triton.geometry import geometry, keeps
 from triplan.backends.triton.indexing import BYTES_PER_US, HALF, INDICES, SUMS, both, layout, only_if, outputs, zeroed
 from triplan.backends.triton.indexing_launch import (
     I32_LIMIT,
@@ -50,6 +51,7 @@ from triplan.backends.triton.indexing_launch import (
     strides,
     values,
 )
+from triplan.backends.triton.stripes import PANEL, sample_launch, stripes, stripes_launch
 from triplan.sku import (
     SUPPORTED,
     Duplicates,
@@ -64,10 +66,6 @@ from triplan.sku import (
 #: Bits of headroom that a sum of fewer than 2**bits terms needs: the classes of counts.
 HEADROOM = (23, 31)
 F16_EXPONENT = -24  # of the smallest subnormal of f16
-#: Part of the L2 cache (40 MB on an A100, 60 MB on an H200) that one stripe's scratch may fill.
-STRIPE_BYTES = 32 * 2**20
-#: Narrower stripes would read the dense side and the index in pieces below a 64-byte burst of memory.
-STRIPE_COLUMNS = 32
 FOLD_ELEMENTS = 1024
 LAUNCH_US = 2.5
 
@@ -149,46 +147,48 @@ def scaled_rank(desc: Any, target: Target) -> float:
 
 def _rank(desc: Any, exact: bool) -> float:
     g, passes = geometry(desc), 1 if exact else 2
-    scratch = Scratchpad(desc, exact)
-    # Every pass reads the dense side and the index and updates a sum; the last reads sums and rewrites the table.
-    met = passes * g.numel * (desc.element.itemsize + 16) + passes * g.index.nbytes * g.index.count
-    folded = g.table.numel * (2 * scratch.each + 2 * desc.element.itemsize)
-    return LAUNCH_US * (1 + len(scratch.stripes) * (passes + 1)) + float(met + folded) / BYTES_PER_US
+    pad = Scratchpad(desc, exact)
+    # Every pass reads the dense side and the index and updates a sum. An H200 took as long (262,144 x 1,024 elements
+    # into half as many rows) as 16 bytes of traffic a sum would where neighbours share a slot (2.5 ms in all by
+    # fixed_f16, 4.5 by fixed_scaled), 48 where each goes elsewhere (4.5 and 9.8), as a full index is taken to.
+    met = passes * g.numel * (desc.element.itemsize + (48 if g.full else 16)) + passes * g.index.nbytes * g.index.count
+    # Sums are cleared and read; the table is read and written.
+    folded = g.table.numel * (2 * pad.each + 2 * desc.element.itemsize)
+    return LAUNCH_US * (2 + passes + (pad.stripes is not None)) + float(met + folded) / BYTES_PER_US
 
 
 # --- launches ---
 
 
 class Scratchpad:
-    """Where sums, exponents and flags of one stripe of columns lie in the workspace, and which stripes there are."""
+    """Where sums, exponents and flags of the table lie in the workspace, and in which order points are visited."""
 
     def __init__(self, desc: Any, exact: bool) -> None:
         g = geometry(desc)
-        self.each = 8 if exact else 12
-        if fits_rows(g):
-            self.rows, self.inner = g.fold[0] * g.extents[0], g.fold[2]
-            fitting = STRIPE_BYTES // max(self.rows * self.each, 1)
-            columns = min(self.inner, max(STRIPE_COLUMNS, 1 << max(fitting, 1).bit_length() - 1))
+        self.each = 9 if exact else 12
+        self.stripes = stripes(g, 8 if exact else 12)  # flags alone are hardly ever touched
+        count = g.table.numel
+        if self.stripes is None:
+            # Sums are numbered as the table's elements are: one row, one panel.
+            self.rows, self.inner, self.panel = 1, count, count
         else:
-            # No columns to speak of: one stripe, which is the whole table.
-            self.rows, self.inner = 1, g.table.numel
-            columns = self.inner
-        starts = range(0, self.inner, max(columns, 1))
-        self.stripes = [range(first, min(first + columns, self.inner)) for first in starts]
-        count = self.rows * columns
+            self.rows, self.inner, self.panel = g.fold[0] * g.extents[0], g.fold[2], PANEL
         self.sums = Scratch(0, ElementKind.I64)
         end = _aligned(8 * count)
-        self.exponents = None if exact else Scratch(end, ElementKind.I32)
-        end += 0 if exact else _aligned(4 * count)
-        self.flags = Scratch(end, ElementKind.I32)
-        self.nbytes = 0 if g.idle else end + _aligned(4 * -(-count // 16))
+        #: A byte of flags each, or a word of flags and exponent.
+        self.marks = end
+        end += _aligned((self.each - 8) * count)
+        #: The chosen stripe.
+        self.stripe = Scratch(end, ElementKind.I32)
+        end += 0 if self.stripes is None else _aligned(4)
+        self.nbytes = 0 if g.idle else end
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // 16) * 16
 
 
-def _fold(desc: Any, pad: Scratchpad, columns: range, scale: int) -> Launch:
+def _fold(desc: Any, pad: Scratchpad, exact: bool, scale: int) -> Launch:
     table = geometry(desc).table
     flat = table.layout.packed
     big = table.numel >= I32_LIMIT  # only strides, which are read off the tensor, are always wide
@@ -196,28 +196,26 @@ def _fold(desc: Any, pad: Scratchpad, columns: range, scale: int) -> Launch:
     shape = () if flat else table.shape
     has_alpha = any(o.name == "alpha" for o in desc.operands())
     block = FOLD_ELEMENTS if flat else FOLD_ELEMENTS // 2  # offsets of strided elements take a register pair each
-    cols = min(max(1 << (len(columns) - 1).bit_length(), 16), block)
-    rows = block // cols if pad.rows > 1 else 1
+    cols = block if pad.rows == 1 else PANEL
+    rows = block // cols
     return Launch(
         fixed.fixed_fold_kernel,
-        -(-pad.rows // rows) * -(-len(columns) // cols),
+        -(-pad.rows // rows) * -(-pad.inner // pad.panel) * -(-pad.panel // cols),
         {
             "sums": pad.sums,
-            "exponents": pad.exponents,
-            "flags": pad.flags,
+            "exponents": None if exact else Scratch(pad.marks, ElementKind.I32),
+            "flags": Scratch(pad.marks, ElementKind.U8) if exact else None,
             "out": values(table),
             "alpha": Scalar("alpha", ElementKind.F32, 1) if has_alpha else None,
             "scale": Int(scale),
             "rows": Int(pad.rows, big),
             "inner": Int(pad.inner, big, power_of_two_in(pad.inner)),
-            "first": Int(columns.start, big, power_of_two_in(columns.start)),
-            "width": Int(len(columns), big, power_of_two_in(len(columns))),
+            "panel": Int(pad.panel, big, power_of_two_in(pad.panel)),
             "sizes": padded((Int(n, big) for n in shape), Int(1, big)),
             "strides": padded(strides(table, range(len(shape)), True), Int(0, True)),
         },
         {
             "KEEP": keeps(desc),
-            "CLEAR": len(pad.stripes) > 1,
             "POINT_TYPE": tl.int64 if big else tl.int32,
             "FLAT": flat,
             "BLOCK_ROWS": rows,
@@ -232,29 +230,31 @@ def _added(desc: Any, exact: bool) -> list[Launch]:
         return [*status_launch(desc), *zeroed(desc)]
     pad = Scratchpad(desc, exact)
     room = 63 - headroom(desc) - 24
+    marks = Scratch(pad.marks, ElementKind.I32)
     passes: list[tuple[Any, Arg]]
     if exact:
         scale = F16_EXPONENT
-        passes = [(fixed.exact_point, (pad.sums, pad.flags))]
+        passes = [(fixed.exact_point, (pad.sums, marks))]
     else:
         # m * 2**(E - 150), and the sum counts units of m * 2**-room.
         scale = -150 - room
-        assert pad.exponents is not None
         passes = [
-            (fixed.largest_point, (pad.exponents, pad.flags)),
-            (fixed.aligned_point, (pad.sums, pad.exponents, Int(room))),
+            (fixed.largest_point, marks),
+            (fixed.aligned_point, (pad.sums, marks, Int(room))),
         ]
     found = [*status_launch(desc), fill_launch(pad.sums, pad.nbytes // 8, 0)]
-    for columns in pad.stripes:
-        found += [_traverse(desc, g, point, table, columns) for point, table in passes]
-        found.append(_fold(desc, pad, columns, scale))
-    return found
+    if pad.stripes is not None:
+        found += sample_launch(desc, pad.stripes, pad.stripe)
+    found += [_traverse(desc, pad, point, table) for point, table in passes]
+    return [*found, _fold(desc, pad, exact, scale)]
 
 
-def _traverse(desc: Any, g: Geometry, point: Any, table: Arg, columns: range) -> Launch:
-    if fits_rows(g):
-        return rows_launch(desc, point, values(g.dense), table, ElementKind.F32, columns)
-    return elements_launch(desc, point, values(g.dense), table, ElementKind.F32, packed_table=True)
+def _traverse(desc: Any, pad: Scratchpad, point: Any, table: Arg) -> Launch:
+    g = geometry(desc)
+    args = (desc, point, values(g.dense), table, ElementKind.F32)
+    if pad.stripes is not None:
+        return stripes_launch(*args, pad.stripes, pad.stripe)
+    return rows_launch(*args) if fits_rows(g) else elements_launch(*args, packed_table=True)
 
 
 def _fixed_f16(desc: Any, target: Target) -> list[Launch]:

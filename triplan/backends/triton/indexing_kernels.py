@@ -119,8 +119,6 @@ def rows_kernel(
     n_rows,
     count,
     inner,
-    first,
-    width,
     extent,
     POINT: tl.constexpr,
     FULL: tl.constexpr,
@@ -134,11 +132,10 @@ def rows_kernel(
 ):
     """Packed operands folded to (outer, count, inner): a tile of rows times a tile of the contiguous inner extent.
 
-    The index is one a row, or with FULL one an element. Of the inner extent, ``width`` columns from ``first`` are
-    visited, and the table holds only those.
+    The index is one a row, or with FULL one an element.
     """
     pid = tl.program_id(0)
-    col_blocks = tl.cdiv(width, BLOCK_COLS)
+    col_blocks = tl.cdiv(inner, BLOCK_COLS)
     if FULL:
         # Stripe by stripe: the table's part of one stripe of columns stays in the L2 cache while all rows visit it.
         row_blocks = tl.num_programs(0) // col_blocks
@@ -148,9 +145,9 @@ def rows_kernel(
     row = row_block.to(OFFSET) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = col_block * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     live_row = row < n_rows
-    live = live_row[:, None] & (col < width)[None, :]
+    live = live_row[:, None] & (col < inner)[None, :]
     outer = row // count
-    offset = row[:, None] * inner + (first + col)[None, :]
+    offset = row[:, None] * inner + col[None, :]
     if FULL:
         position = offset
         given = tl.load(index + position, mask=live, other=0)
@@ -170,7 +167,7 @@ def rows_kernel(
             hit = hit & (at != padding)
         base = (outer * extent + at.to(OFFSET))[:, None]
         hit = live & hit[:, None]
-    POINT(table, base * width + col[None, :], dense + offset, hit, live, alpha, COMPUTE)
+    POINT(table, base * inner + col[None, :], dense + offset, hit, live, alpha, COMPUTE)
 
 
 @triton.jit

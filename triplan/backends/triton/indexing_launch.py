@@ -177,18 +177,12 @@ def stripe(g: Geometry) -> int:
     return min(512, max(64, 1 << max(fitting, 1).bit_length() - 1))
 
 
-def rows_launch(
-    desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementKind, columns: range | None = None
-) -> Launch:
-    """One launch of ``rows_kernel``.
-
-    ``columns``: of the inner extent, only these are visited, and the table pointer is a packed copy of them alone.
-    """
+def rows_launch(desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementKind) -> Launch:
+    """One launch of ``rows_kernel``."""
     g = geometry(desc)
     outer, count, inner = g.fold
-    columns = range(inner) if columns is None else columns
     sums = isinstance(table, tuple)  # of 64 bits, each with a few more registers behind it than a plain addition
-    cols = min(max(_ceil_power(len(columns)), 16), stripe(g) if g.full else 512 if sums else 1024)
+    cols = min(max(_ceil_power(inner), 16), stripe(g) if g.full else 512 if sums else 1024)
     # Measured on an H200: two 16-byte loads a thread saturate memory when rows are contiguous; scattered elements want
     # four a thread, or two where atomics share a narrow stripe. Fewer, larger programs are slower at every size.
     if g.full:
@@ -199,7 +193,7 @@ def rows_launch(
     offsets_wide = wide(g)
     return Launch(
         kernels.rows_kernel,
-        -(-outer * count // rows) * -(-len(columns) // cols),
+        -(-outer * count // rows) * -(-inner // cols),
         {
             **common(desc, g),
             "dense": dense,
@@ -208,8 +202,6 @@ def rows_launch(
             "n_rows": Int(outer * count, offsets_wide),
             "count": Int(count, offsets_wide),
             "inner": Int(inner, offsets_wide, power_of_two_in(inner)),
-            "first": Int(columns.start, offsets_wide, power_of_two_in(columns.start)),
-            "width": Int(len(columns), offsets_wide, power_of_two_in(len(columns))),
             "extent": extent_int(g.extents[0]),
         },
         {
