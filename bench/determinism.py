@@ -27,12 +27,10 @@ from bench.cases import (
     touched_elements,
     truth,
 )
-from bench.indexing import Entry, Progress, planned, speed_ratio, verify
+from bench.indexing import LIMIT_US, Entry, Progress, planned, speed_ratio, verify
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.timing import Contestant, DeviceTime
 
-#: Kernels that are estimated to take longer are left out.
-LIMIT_US = 100_000.0
 #: torch.compile takes part only until so many seconds have passed: its warm-up is longer than all that is timed.
 COMPILE_UNTIL_S = 45.0
 #: Seconds after which ``--rows`` leaves the remaining cases out, and says so.

@@ -31,9 +31,8 @@ from bench.cases import (
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.timing import Contestant, DeviceTime, HostTime
 
-#: The pinned deterministic row is timed only where its own estimate is below this.
-ORDERED_LIMIT_US = 50_000.0
-DETERMINISTIC = "ordered_sum"
+#: The deterministic kernel is timed only where it is estimated to take no longer.
+LIMIT_US = 100_000.0
 
 COLUMNS = (
     Column("case", "case"),
@@ -182,25 +181,15 @@ def _entries(
     args = [plan_args(case, b) for b in buffers]
     default = tp.plan(desc, preference=tp.PlanPreference(deterministic=False), target=target)
     entries.append(planned("triplan", default, args, device))
-    skipped: list[Row] = []
-    if case.adds and default.sku().kernel != DETERMINISTIC:
-        candidate = next((c for c in default.candidates if c.kernel == DETERMINISTIC), None)
-        name = "triplan deterministic"
-        reason = ""
-        if candidate is None:
-            reason = f"there is no {DETERMINISTIC} row"
-        elif candidate.cost_us is None:
-            reason = candidate.reason
-        elif candidate.cost_us >= ORDERED_LIMIT_US:
-            reason = f"estimated at {candidate.cost_us / 1e3:.0f} ms"
-        if reason:
-            skipped.append({"contestant": name, "kernel": DETERMINISTIC, "note": f"skipped: {reason}"})
-        else:
-            pinned = tp.plan(
-                desc, preference=tp.PlanPreference(deterministic=True, kernel=DETERMINISTIC), target=target
-            )
-            entries.append(planned(name, pinned, args, device))
-    return entries, skipped
+    strict = tp.plan(desc, preference=tp.PlanPreference(deterministic=True), target=target)
+    if strict.sku().kernel == default.sku().kernel:
+        return entries, []
+    name = "triplan deterministic"
+    cost = next(c.cost_us for c in strict.candidates if c.chosen) or 0.0
+    if cost >= LIMIT_US:
+        note = f"skipped: estimated at {cost / 1e3:.0f} ms"
+        return entries, [{"contestant": name, "kernel": strict.sku().kernel, "note": note}]
+    return [*entries, planned(name, strict, args, device)], []
 
 
 def planned(name: str, plan: tp.Plan[Any, Any], args: list[Any], device: torch.device) -> Entry:

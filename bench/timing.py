@@ -190,6 +190,8 @@ def device_times(
 
     ``capture=False`` times plain loops, for calls so long that the host runs ahead of the device anyhow.
     """
+    if not contestants:
+        return []
     replays = [_Replay(c, warmup, capture) for c in contestants]
     wanted = [repeats_for(r.once_us, r.launches, iterations) for r in replays]
     pending: list[tuple[_Replay, torch.cuda.Event, torch.cuda.Event]] = []
