@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from samples import SetConstant
 
+import triplan as tp
+from triplan.backends.triton import sorting_launch
 from triplan.sku import interpreting
 
 # No deadline: the first example of a process pays for imports and compiles. Derandomised under CI, so that a red run
@@ -37,3 +42,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(only_interpreting)
         elif item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(no_gpu)
+
+
+def _forget_rows() -> None:
+    sorting_launch.buffers.cache_clear()
+    for op in tp.TABLE.ops():
+        for row in tp.TABLE.rows(op):
+            for asked in (row.guarantee, row.supports, row.workspace, row.rank):
+                getattr(asked, "cache_clear", lambda: None)()
+
+
+@pytest.fixture
+def constant(monkeypatch: pytest.MonkeyPatch) -> Iterator[SetConstant]:
+    """Sets a module's constant for one test. What rows found out under another value is dropped, before and after."""
+
+    def change(module: Any, name: str, value: Any) -> None:
+        monkeypatch.setattr(module, name, value)
+        _forget_rows()
+
+    yield change
+    monkeypatch.undo()
+    _forget_rows()

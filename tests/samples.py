@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from triplan import (
     Descriptor,
     EmbeddingBackwardDescriptor,
@@ -39,3 +42,6 @@ ACCUMULATING = (
     "index_put",
     "embedding_backward",
 )
+
+#: What the fixture ``constant`` gives: sets ``name`` of a module for one test.
+SetConstant = Callable[[Any, str, Any], None]

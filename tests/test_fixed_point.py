@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
-from samples import ACCUMULATING, SAMPLES
+from samples import ACCUMULATING, SAMPLES, SetConstant
 
 import triplan as tp
 from triplan.backends.triton import indexing_fixed as rows
@@ -114,11 +114,9 @@ def exact_sums(out: torch.Tensor, index: torch.Tensor, src: torch.Tensor, lanes:
 @pytest.mark.parametrize("width", [64, 45, 5])
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("where", WHERE)
-def test_f16_sums_are_exact_and_rounded_once(
-    where: str, keep: bool, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f16_sums_are_exact_and_rounded_once(where: str, keep: bool, width: int, constant: SetConstant) -> None:
     """In stripes, whatever is left of them, and (width 5) by the traversal of single elements."""
-    monkeypatch.setattr(stripes, "L2_SHARE", 1)
+    constant(stripes, "L2_SHARE", 1)
     n, table = 40, 3
     g = torch.Generator().manual_seed(width)
     desc = tp.GatherBackwardDescriptor(
@@ -165,11 +163,11 @@ def test_terms_near_the_largest_are_exact_whatever_their_neighbours(where: str, 
 @pytest.mark.parametrize(("kernel", "element"), ROWS)
 @pytest.mark.parametrize("where", WHERE)
 def test_the_tolerance_holds_against_exact_sums(
-    where: str, kernel: str, element: str, bits: int, monkeypatch: pytest.MonkeyPatch
+    where: str, kernel: str, element: str, bits: int, constant: SetConstant
 ) -> None:
     """Exponents over the element's whole range, in both classes of headroom, by the guarantee's own tolerance."""
     if bits == 31:
-        monkeypatch.setattr(rows, "HEADROOM", (0, 31))  # what 2**23 contributions would get
+        constant(rows, "HEADROOM", (0, 31))  # what 2**23 contributions would get
         if kernel == "fixed_f16":
             pytest.skip("refuses that many")
     n, width, table = 24, 64, 2
@@ -264,10 +262,10 @@ def test_f16_is_not_rounded_by_way_of_f32(where: str, kernel: str) -> None:
 @NUMPY_WARNS
 @pytest.mark.parametrize("bits", [23, 31])
 @pytest.mark.parametrize("where", WHERE)
-def test_terms_are_rounded_to_the_nearest_unit(where: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terms_are_rounded_to_the_nearest_unit(where: str, bits: int, constant: SetConstant) -> None:
     """Beside a largest term of 1 the unit is 2**-39, or 2**-31: what the module's error bound is derived from."""
     if bits == 31:
-        monkeypatch.setattr(rows, "HEADROOM", (0, 31))
+        constant(rows, "HEADROOM", (0, 31))
     unit = 2.0 ** -(63 - bits - 1)
     cases = [[1, x * unit, -1] for x in (0.75, -0.75, 0.25, -0.25, 0.5, 1.0, 3.25)]
     got = columns(where, "fixed_scaled", cases, "f32", [0] * len(cases))
@@ -337,7 +335,7 @@ def test_no_order_shows_even_among_infinities(where: str, kernel: str, element: 
 @pytest.mark.parametrize(("kernel", "element"), ROWS)
 @pytest.mark.parametrize("where", WHERE)
 def test_the_width_of_stripes_shows_in_no_bit(
-    where: str, kernel: str, element: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    where: str, kernel: str, element: str, shape: tuple[int, ...], constant: SetConstant
 ) -> None:
     """Any bits at all, infinities and NaN among them: in one go, in stripes of each width, of that which was found."""
     g = torch.Generator().manual_seed(6)
@@ -362,16 +360,16 @@ def test_the_width_of_stripes_shows_in_no_bit(
 
     few = 4 if kernel == "fixed_f16" else 5
     once(few)
-    monkeypatch.setattr(stripes, "L2_SHARE", 1)
+    constant(stripes, "L2_SHARE", 1)
     once(few + (shape[-1] > 16))
     for fixed in (16, 32, 64):
         widths = stripes.Stripes(fixed, fixed)
-        monkeypatch.setattr(rows, "stripes", lambda g, itemsize, found=widths: found)
+        constant(rows, "stripes", lambda g, itemsize, found=widths: found)
         once(few)
     # The same binary, made to find either width by what it asks of the sample.
-    monkeypatch.setattr(rows, "stripes", lambda g, itemsize: stripes.Stripes(16, 64))
+    constant(rows, "stripes", lambda g, itemsize: stripes.Stripes(16, 64))
     for enough in (0, stripes.SAMPLES + 1):
-        monkeypatch.setattr(stripes, "ENOUGH", enough)
+        constant(stripes, "ENOUGH", enough)
         once(few + 1)
     bad = ((index < -5) | (index >= 5)).flatten().nonzero()
     assert all(status == int(bad[0]) for _, status in found)
@@ -382,10 +380,8 @@ def test_the_width_of_stripes_shows_in_no_bit(
 @NUMPY_WARNS
 @pytest.mark.parametrize("shape", [(4, 96), (2, 1000, 96), (3000, 33)])
 @pytest.mark.parametrize("where", WHERE)
-def test_stripes_are_as_wide_as_the_indices_suggest(
-    where: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stripes, "L2_SHARE", 1)
+def test_stripes_are_as_wide_as_the_indices_suggest(where: str, shape: tuple[int, ...], constant: SetConstant) -> None:
+    constant(stripes, "L2_SHARE", 1)
     dim = len(shape) - 2
     out_shape = (*shape[:dim], 700, shape[-1])
     desc = tp.ScatterAddDescriptor(src_shape=shape, scatter_dim=dim, out_dim_size=700, element="f16")
@@ -479,10 +475,10 @@ def test_stripes_fit_in_the_cache_or_are_as_narrow_as_pays(
 
 @pytest.mark.parametrize("op", ACCUMULATING)
 @pytest.mark.parametrize("arch", ["a100", "h200"])
-def test_stripes_compile_without_spills_or_float_atomics(op: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stripes_compile_without_spills_or_float_atomics(op: str, arch: str, constant: SetConstant) -> None:
     from test_compile import FLOAT_ATOMIC
 
-    monkeypatch.setattr(stripes, "L2_SHARE", 1)
+    constant(stripes, "L2_SHARE", 1)
     desc = SAMPLES[op].replace(accumulate=True) if op == "index_put" else SAMPLES[op]
     wide = {"out_shape", "src_shape"} & set(type(desc).model_fields)
     shape = {n: (*getattr(desc, n)[:-1], 96) for n in wide} or {"embedding_dim": 96}

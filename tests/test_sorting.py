@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from samples import SetConstant
 
 import triplan as tp
 from triplan.backends.interpreter import interpret
@@ -11,14 +12,6 @@ from triplan.backends.triton import sorting_launch
 
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 TARGET = tp.Target.cpu(interpret=True)
-
-
-def forget() -> None:
-    """Drop what was found out under other constants."""
-    sorting_launch.buffers.cache_clear()
-    for row in tp.TABLE.rows("index_add"):
-        for asked in (row.workspace, row.rank, row.supports):
-            getattr(asked, "cache_clear", lambda: None)()
 
 
 def problem(count: int, slots: int, width: int = 1, element: str = "f32") -> tp.IndexAddDescriptor:
@@ -41,10 +34,9 @@ def made(kind: str, count: int, slots: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["random", "equal", "ascending", "descending", "mostly dropped", "two values"])
 @pytest.mark.parametrize("ranked", [True, False])
 @pytest.mark.parametrize(("count", "slots"), [(1, 1), (130, 3), (700, 600), (1000, 1 << 19)])
-def test_the_sort_is_stable(kind: str, ranked: bool, count: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting_launch, "RANKED", 8192 if ranked else 0)
-    monkeypatch.setattr(sorting_launch, "MAX_TILES", 4)  # several blocks a tile
-    forget()
+def test_the_sort_is_stable(kind: str, ranked: bool, count: int, slots: int, constant: SetConstant) -> None:
+    constant(sorting_launch, "RANKED", 8192 if ranked else 0)
+    constant(sorting_launch, "MAX_TILES", 4)  # several blocks a tile
     desc = problem(count, slots)
     buffers = sorting_launch.buffers(desc)
     index = made(kind, count, slots)
@@ -53,7 +45,6 @@ def test_the_sort_is_stable(kind: str, ranked: bool, count: int, slots: int, mon
     workspace = torch.full((buffers.nbytes,), 0xA5, dtype=torch.uint8)
     values = torch.zeros(count, 1), torch.zeros(slots, 1)
     interpret(launches, tp.IndexAddArgs(index=index, src=values[0], out=values[1]), workspace)
-    forget()
 
     def read(at: tuple[object, ...]) -> torch.Tensor:
         found = at[sorting_launch.passes(sorting_launch.view(desc))[0] % 2 if not ranked else 0]
@@ -84,10 +75,9 @@ LONG = [(64, n) for n in (63, 64, 65, 129)] + [(8, n) for n in (64, 65, 127, 128
 
 @pytest.mark.parametrize("slots", [3, 10_000])  # programs for slots, programs for positions
 @pytest.mark.parametrize(("chunk", "length"), LONG)
-def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, constant: SetConstant) -> None:
     """To the last bit, wherever the segment starts; values of very different magnitude show any other order."""
-    monkeypatch.setattr(sorting_launch, "CHUNK", chunk)
-    forget()
+    constant(sorting_launch, "CHUNK", chunk)
     g = torch.Generator().manual_seed(length)
     lead = length % 37
     count = lead + length + 5
@@ -101,7 +91,6 @@ def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, monke
     preference = tp.PlanPreference(kernel="sorted_sum", deterministic=False)
     plan = tp.plan(desc, preference=preference, target=TARGET)
     plan.run(tp.IndexAddArgs(index=index, src=src, out=out), tp.Workspace.allocate(plan))
-    forget()
     for slot in range(3):
         own = src[index == slot]
         want = by_definition(own, chunk) if len(own) else torch.zeros(2)

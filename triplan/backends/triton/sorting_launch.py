@@ -21,7 +21,7 @@ from triplan.sku import ElementKind
 #: Contributions in a chunk and chunks in a group: part of what ``sorted-sum`` means, so it can't change without it.
 CHUNK = 32
 #: Up to this many contributions are ranked by comparing all pairs, in one launch.
-RANKED = 8192
+RANKED = 4096
 #: Bits of a digit of the radix sort: as wide as a block's histogram stays cheap, as few passes and launches as can be.
 DIGIT_BITS = 9
 #: Keys sorted at a time, the most tiles of them, and the tiles that a program scans at a time.
