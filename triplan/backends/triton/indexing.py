@@ -15,8 +15,9 @@ import torch
 
 from triplan.backends.launch import Launch, Scratch
 from triplan.backends.table import kernel
+from triplan.backends.triton import costs
 from triplan.backends.triton import indexing_kernels as kernels
-from triplan.backends.triton.geometry import Geometry, geometry, keeps
+from triplan.backends.triton.geometry import geometry, keeps
 from triplan.backends.triton.indexing_launch import (
     bits,
     elements_launch,
@@ -24,7 +25,6 @@ from triplan.backends.triton.indexing_launch import (
     fits_rows,
     fold_launch,
     ordered_launch,
-    ordered_tile,
     rows_launch,
     scattered_add,
     status_launch,
@@ -52,9 +52,6 @@ GATHERS = ("gather", "index_select", "embedding")
 STORES = ("scatter",)
 SUMS = ("gather_backward", "index_select_backward", "scatter_add", "index_add", "embedding_backward")
 # index_put stores or accumulates, as its descriptor says; its rows refuse the other half.
-
-BYTES_PER_US = 4.0e6  # an H200 copies at 4.28 TB/s
-LAUNCH_US = 2.0
 
 
 # --- what may be said of each kernel ---
@@ -164,16 +161,6 @@ def layout(desc: Any) -> str:
 # --- when they apply and what they cost ---
 
 
-def traffic(desc: Any) -> float:
-    """Bytes that any kernel must move: each value read and written, each index read."""
-    g = geometry(desc)
-    return float(2 * g.numel * desc.element.itemsize + g.index.nbytes * g.index.count)
-
-
-def table_traffic(desc: Any) -> float:
-    return float(geometry(desc).table.nbytes)
-
-
 def rows_apply(desc: Any, target: Target) -> Support:
     if fits_rows(geometry(desc)):
         return SUPPORTED
@@ -208,46 +195,11 @@ def only_if(accumulate: bool) -> Callable[[Any, Target], Support]:
     return check
 
 
-def _fills(desc: Any) -> bool:
-    return not keeps(desc)
-
-
-def rows_rank(desc: Any, target: Target) -> float:
-    return LAUNCH_US + traffic(desc) / BYTES_PER_US
-
-
-def elements_rank(desc: Any, target: Target) -> float:
-    return LAUNCH_US + 1.5 * traffic(desc) / BYTES_PER_US
-
-
-def atomic_cost(desc: Any, spread: float) -> float:
-    cost = LAUNCH_US + spread * traffic(desc) / BYTES_PER_US
-    return cost + (LAUNCH_US + table_traffic(desc) / BYTES_PER_US if _fills(desc) else 0.0)
-
-
-def wide_atomic_rank(desc: Any, target: Target) -> float:
-    # Scratch is cleared and read once more, at four bytes an element.
-    return atomic_cost(desc, 3.0) + 2 * LAUNCH_US + 3 * table_bytes(desc, ElementKind.F32) / BYTES_PER_US
-
-
-def _ordered_programs(g: Geometry) -> int:
-    block_slots, block_lanes = ordered_tile(g)
-    return -(-g.slots // block_slots) * -(-(g.fold[0] * g.fold[2]) // block_lanes)
-
-
 def ordered_applies(desc: Any, target: Target) -> Support:
-    programs = _ordered_programs(geometry(desc))
+    programs = costs.ordered_programs(geometry(desc))
     if programs < 2**31:
         return SUPPORTED
     return Support.no(f"the table needs {programs} programs; a grid holds fewer than 2**31")
-
-
-def ordered_rank(desc: Any, target: Target) -> float:
-    g = geometry(desc)
-    programs = _ordered_programs(g)
-    # About 250 warp instructions a program and step, four issued a cycle and multiprocessor; 0.5 us of latency a step.
-    issue = programs * g.fold[1] * 250 / (max(target.sm_count, 1) * 4 * 1700)
-    return LAUNCH_US + max(issue, 0.5 * g.fold[1])
 
 
 # --- launches ---
@@ -255,7 +207,7 @@ def ordered_rank(desc: Any, target: Target) -> float:
 
 def zeroed(desc: Any) -> list[Launch]:
     table = geometry(desc).table
-    if not _fills(desc) or table.numel == 0:
+    if keeps(desc) or table.numel == 0:
         return []
     return [fill_launch(bits(table), table.numel, 0, table)]
 
@@ -342,19 +294,21 @@ def _register() -> None:
             "layout": layout,
         }
         exact: dict[str, Any] = {"numerics": lambda desc: f"exact.{desc.element}"}
-        kernel(name="rows", supports=rows_apply, rank=rows_rank, **common, **exact)(_gather_rows)
-        kernel(name="elements", rank=elements_rank, **common, **exact)(_gather_elements)
+        kernel(name="rows", supports=rows_apply, rank=costs.rows_rank, **common, **exact)(_gather_rows)
+        kernel(name="elements", rank=costs.elements_rank, **common, **exact)(_gather_elements)
     for op in (*STORES, "index_put"):
         store = only_if(accumulate=False)
         common = {"op": op, "elements": COPIED, "index_elements": INDICES, "layout": layout}
-        kernel(name="rows", supports=both(store, rows_apply), rank=rows_rank, guarantee=any_guarantee, **common)(
+        kernel(name="rows", supports=both(store, rows_apply), rank=costs.rows_rank, guarantee=any_guarantee, **common)(
             _store_rows
         )
-        kernel(name="elements", supports=store, rank=elements_rank, guarantee=any_guarantee, **common)(_store_elements)
+        kernel(name="elements", supports=store, rank=costs.elements_rank, guarantee=any_guarantee, **common)(
+            _store_elements
+        )
         kernel(
             name="ordered_last",
             supports=both(store, ordered_applies),
-            rank=ordered_rank,
+            rank=costs.ordered_rank,
             guarantee=last_guarantee,
             numerics=lambda desc: f"ordered-last.{desc.element}.v1",
             **common,
@@ -366,7 +320,7 @@ def _register() -> None:
             name="atomic_rows",
             elements=ADDED,
             supports=both(add, rows_apply, atomics_apply),
-            rank=lambda desc, target: atomic_cost(desc, 2.0),
+            rank=costs.atomic_rows_rank,
             guarantee=atomic_guarantee,
             numerics=sum_numerics("atomic"),
             **common,
@@ -375,7 +329,7 @@ def _register() -> None:
             name="atomic_elements",
             elements=ADDED,
             supports=both(add, atomics_apply),
-            rank=lambda desc, target: atomic_cost(desc, 3.0),
+            rank=costs.atomic_elements_rank,
             guarantee=atomic_guarantee,
             numerics=sum_numerics("atomic"),
             **common,
@@ -384,7 +338,7 @@ def _register() -> None:
             name="atomic_f32",
             elements=HALF,
             supports=add,
-            rank=wide_atomic_rank,
+            rank=costs.atomic_f32_rank,
             guarantee=wide_atomic_guarantee,
             workspace=_wide_atomic_workspace,
             **common,
@@ -393,7 +347,7 @@ def _register() -> None:
             name="ordered_sum",
             elements=ADDED,
             supports=both(add, ordered_applies),
-            rank=ordered_rank,
+            rank=costs.ordered_rank,
             priority=1,
             guarantee=ordered_guarantee,
             numerics=sum_numerics("ordered-sum"),

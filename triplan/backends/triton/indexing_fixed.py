@@ -37,9 +37,10 @@ import triton.language as tl
 
 from triplan.backends.launch import Arg, Int, Launch, Scalar, Scratch, power_of_two_in
 from triplan.backends.table import kernel
+from triplan.backends.triton import costs
 from triplan.backends.triton import fixed_kernels as fixed
 from triplan.backends.triton.geometry import geometry, keeps
-from triplan.backends.triton.indexing import BYTES_PER_US, HALF, INDICES, SUMS, both, layout, only_if, outputs, zeroed
+from triplan.backends.triton.indexing import HALF, INDICES, SUMS, both, layout, only_if, outputs, zeroed
 from triplan.backends.triton.indexing_launch import (
     I32_LIMIT,
     elements_launch,
@@ -66,8 +67,8 @@ from triplan.sku import (
 #: Bits of headroom that a sum of fewer than 2**bits terms needs: the classes of counts.
 HEADROOM = (23, 31)
 F16_EXPONENT = -24  # of the smallest subnormal of f16
-FOLD_ELEMENTS = 1024
-LAUNCH_US = 2.5
+#: Elements and warps of a program that folds sums into the table.
+FOLD_ELEMENTS, FOLD_WARPS = 256, 1
 
 
 def headroom(desc: Any) -> int:
@@ -146,15 +147,9 @@ def scaled_rank(desc: Any, target: Target) -> float:
 
 
 def _rank(desc: Any, exact: bool) -> float:
-    g, passes = geometry(desc), 1 if exact else 2
     pad = Scratchpad(desc, exact)
-    # Every pass reads the dense side and the index and updates a sum. An H200 took as long (262,144 x 1,024 elements
-    # into half as many rows) as 16 bytes of traffic a sum would where neighbours share a slot (2.5 ms in all by
-    # fixed_f16, 4.5 by fixed_scaled), 48 where each goes elsewhere (4.5 and 9.8), as a full index is taken to.
-    met = passes * g.numel * (desc.element.itemsize + (48 if g.full else 16)) + passes * g.index.nbytes * g.index.count
-    # Sums are cleared and read; the table is read and written.
-    folded = g.table.numel * (2 * pad.each + 2 * desc.element.itemsize)
-    return LAUNCH_US * (2 + passes + (pad.stripes is not None)) + float(met + folded) / BYTES_PER_US
+    passes = 1 if exact else 2
+    return costs.fixed_rank(desc, passes, pad.each, 2 + passes + (pad.stripes is not None))
 
 
 # --- launches ---
@@ -221,6 +216,7 @@ def _fold(desc: Any, pad: Scratchpad, exact: bool, scale: int) -> Launch:
             "BLOCK_ROWS": rows,
             "BLOCK_COLS": cols,
         },
+        num_warps=FOLD_WARPS,
     )
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from triplan.backends.launch import Launch
 from triplan.backends.table import Preparation, kernel
-from triplan.backends.triton.geometry import geometry, keeps
+from triplan.backends.triton import costs
+from triplan.backends.triton.geometry import geometry
 from triplan.backends.triton.indexing import (
     ADDED,
-    BYTES_PER_US,
     INDICES,
     SUMS,
     both,
@@ -39,8 +39,6 @@ from triplan.sku import (
     Support,
     Target,
 )
-
-GRAPH_LAUNCH_US = 2.5
 
 
 def idle(desc: Any) -> bool:
@@ -92,18 +90,6 @@ def sorted_applies(desc: Any, target: Target) -> Support:
     return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
 
 
-def sorted_rank(desc: Any, target: Target) -> float:
-    if idle(desc):
-        return GRAPH_LAUNCH_US
-    s = view(desc)
-    keep = keeps(desc)
-    elements = s.g.numel + (min(s.slots, s.count) if keep else s.slots) * s.lanes * (2 if keep else 1)
-    # Scattered elements come and go in sectors of 32 bytes.
-    moved: int = elements * (desc.element.itemsize if s.lanes > 1 else 32)
-    launches = len(sort_launches(desc)) + len(sum_launches(desc))
-    return launches * GRAPH_LAUNCH_US + (moved + 60 * s.count) / BYTES_PER_US
-
-
 def _sorted_workspace(desc: Any, target: Target) -> int:
     return 0 if idle(desc) else buffers(desc).nbytes
 
@@ -147,14 +133,6 @@ def scanned_applies(desc: Any, target: Target) -> Support:
     return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
 
 
-def scanned_rank(desc: Any, target: Target) -> float:
-    s = view(desc)
-    filled = 0.0 if keeps(desc) else GRAPH_LAUNCH_US + s.g.table.nbytes / BYTES_PER_US
-    # Each program looks at all keys, and a multiprocessor holds about eight of them.
-    waves = scanned_grid(desc) / (8 * max(target.sm_count, 1))
-    return filled + GRAPH_LAUNCH_US + 2.0 * max(waves, 1)
-
-
 def _scanned_workspace(desc: Any, target: Target) -> int:
     return 0 if idle(desc) else -(-4 * view(desc).count // 16) * 16
 
@@ -178,7 +156,7 @@ def _register() -> None:
         kernel(
             name="sorted_sum",
             supports=both(add, sorted_applies),
-            rank=sorted_rank,
+            rank=costs.sorted_rank,
             workspace=_sorted_workspace,
             preparation=Preparation(_prepared_size, _prepare, _prepared_sum),
             **common,
@@ -188,7 +166,7 @@ def _register() -> None:
         kernel(
             name="scanned_sum",
             supports=both(add, scanned_applies),
-            rank=scanned_rank,
+            rank=costs.scanned_rank,
             workspace=_scanned_workspace,
             **common,
         )(_scanned_sum)

@@ -28,7 +28,8 @@ def add_scaled(acc, x, alpha):
     if alpha is None:
         acc += x
     elif acc.dtype.is_floating():
-        acc = tl.fma(x, alpha, acc)
+        # Interpreted, a number would pass through f32 on its way into fma.
+        acc = tl.fma(x, tl.full((), alpha, acc.dtype), acc)
     else:
         acc += x * alpha
     return acc
