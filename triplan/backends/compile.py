@@ -1,7 +1,7 @@
 """Compiling launches, with or without a GPU, and reading what came out.
 
-Relies on ``triton.compile(ASTSource(...), target=GPUTarget(...))`` and ``get_ptxas``, unchanged from Triton 3.6 to 3.9,
-and on the ``cuobjdump`` inside Triton's wheel.
+Relies on ``triton.compile(ASTSource(...), target=GPUTarget(...))`` (for Gluon ``GluonASTSource``), ``is_gluon`` of a
+kernel and ``get_ptxas``, unchanged from Triton 3.6 to 3.9, and on the ``cuobjdump`` inside Triton's wheel.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from triplan.backends.launch import Source
+from triplan.backends.triton.gluon_names import GluonASTSource
 from triplan.errors import KernelInternal, Unsupported
 from triplan.sku import ArchSku, interpreting
 
@@ -69,7 +70,8 @@ def compiled_count() -> int:
 def _compile(source: Source, arch: ArchSku) -> Any:
     if interpreting():
         raise Unsupported("TRITON_INTERPRET=1 is set: kernels are interpreted in this process and cannot be compiled")
-    ast = ASTSource(
+    language: Any = GluonASTSource if source.kernel.is_gluon() else ASTSource
+    ast = language(
         source.kernel,
         signature=dict(source.signature),
         constexprs=dict(source.constexprs),

@@ -3,8 +3,8 @@
 Relies on: a ``@triton.jit`` function defined under ``TRITON_INTERPRET=1`` being callable as ``fn[grid](**kwargs)``, and
 on ``triton.runtime.interpreter._convert_float`` doing its conversions. From 3.6 to 3.9 that function truncates f32 to
 bf16 where the hardware rounds to nearest even (and turns some NaNs into infinities), and takes subnormals of bf16 for
-other ones of f32; ``_repair`` replaces both conversions, so that the guarantees hold here too. numpy >= 2.4 breaks
-run-time loops in Triton 3.6.
+other ones of f32; and ``InterpreterBuilder.create_dot`` takes the bits of bf16 for integers. ``_repair`` replaces all
+three, so that the guarantees hold here too. numpy >= 2.4 breaks run-time loops in Triton 3.6.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.T
         return arg.default if given is None else given
     tensor = getattr(args, arg.operand)
     if isinstance(arg, TensorMap):
+        tensor = tensor.t() if arg.transposed else tensor
         return TensorDescriptor(tensor.detach(), list(tensor.shape), list(tensor.stride()), list(arg.block))
     if arg.item is not None:
         tensor = tensor[arg.item]
@@ -78,3 +79,16 @@ def _repair() -> None:
         return original(data, source, to, rounding)
 
     interpreter._convert_float = convert
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        # It multiplies the bits of bf16 as integers.
+        wide = [
+            interpreter.TensorHandle(convert(x.data, tl.bfloat16, tl.float32, None).view(np.float32), tl.float32)
+            if x.dtype.scalar == tl.bfloat16
+            else x
+            for x in (a, b)
+        ]
+        return dot(self, *wide, d, *rest)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot

@@ -58,11 +58,15 @@ class Int:
 
 @dataclass(frozen=True, slots=True)
 class Stride:
-    """The stride of an operand's axis, in elements, read off the tensor at run time."""
+    """The stride of an operand's axis, in elements, read off the tensor at run time.
+
+    ``divisibility`` (a power of two), as its layout promises it, is compiled in.
+    """
 
     operand: str
     axis: int
     item: int | None = None
+    divisibility: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,15 @@ class TensorMap:
     """A TMA descriptor of a whole operand, made on the host, for blocks of shape ``block``.
 
     The kernel sees Triton's tensor descriptor. The operand must be promised 16-byte aligned, with a unit-stride last
-    axis and other strides that are multiples of 16 bytes.
+    axis and other strides that are multiples of 16 bytes; or, if ``transposed``, its transpose must, which is then what
+    the kernel sees. ``shared`` is Gluon's layout of a block in shared memory; None in Triton's own language.
     """
 
     operand: str
     element: ElementKind
     block: tuple[int, ...]
+    transposed: bool = False
+    shared: Any = None
 
 
 #: One kernel argument; tuples become Triton tuples.
@@ -158,7 +165,8 @@ def _type(arg: Arg) -> Any:
     if isinstance(arg, Scalar):
         return TRITON_TYPE[arg.element]
     if isinstance(arg, TensorMap):
-        return f"tensordesc<{TRITON_TYPE[arg.element]}{list(arg.block)}>".replace(" ", "")
+        block = f"{TRITON_TYPE[arg.element]}{list(arg.block)}".replace(" ", "")
+        return f"tensordesc<{block}>" if arg.shared is None else f"tensordesc<{block},{arg.shared!r}>"
     return "constexpr"
 
 
@@ -168,7 +176,7 @@ def _collect_attrs(arg: Arg, path: tuple[int, ...], out: list[tuple[tuple[int, .
             _collect_attrs(a, (*path, i), out)
         return
     # Scratch offsets are multiples of 16 within a workspace of at least that alignment.
-    divisibility = {Ptr: "alignment", Int: "divisibility"}.get(type(arg))
+    divisibility = {Ptr: "alignment", Int: "divisibility", Stride: "divisibility"}.get(type(arg))
     value = 16 if isinstance(arg, Scratch) else min(getattr(arg, divisibility), 16) if divisibility else 1
     if value > 1:
         out.append((path, value))

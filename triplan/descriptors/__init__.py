@@ -2,6 +2,7 @@
 
 from triplan.descriptors.base import Descriptor, descriptor_types, parse_descriptor
 from triplan.descriptors.fields import AxisField, Extent, ExtentField, IndexValueField, Shape, ShapeField
+from triplan.descriptors.gemm import GemmDescriptor
 from triplan.descriptors.indexing import (
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -29,6 +30,7 @@ __all__ = [
     "ExtentField",
     "GatherBackwardDescriptor",
     "GatherDescriptor",
+    "GemmDescriptor",
     "IndexAddDescriptor",
     "IndexPutDescriptor",
     "IndexSelectBackwardDescriptor",

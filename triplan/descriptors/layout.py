@@ -26,19 +26,24 @@ class Layout(FrozenModel):
         alignment: the address is a multiple of this many bytes; None means the element's own size.
         unit_axis: the axis whose stride is 1 (strided only).
         zero_axes: axes whose stride is 0, as ``expand`` makes them (strided only).
+        stride_multiple: every stride but those of ``unit_axis`` and ``zero_axes`` is a positive multiple of this many
+            elements, as vector loads and TMA want of a matrix's leading dimension (strided only).
     """
 
     kind: Literal["packed", "strided"] = "packed"
     alignment: Annotated[int, Field(ge=1, le=1024)] | None = None
     unit_axis: Annotated[int, Field(ge=0)] | None = None
     zero_axes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_axes)] = ()
+    stride_multiple: Annotated[int, Field(ge=1, le=16)] = 1
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.alignment is not None and self.alignment & (self.alignment - 1):
             raise ValueError(f"alignment = {self.alignment}: must be a power of two")
-        if self.kind == "packed" and (self.unit_axis is not None or self.zero_axes):
-            raise ValueError("unit_axis and zero_axes are facts of strided layouts")
+        if self.stride_multiple & (self.stride_multiple - 1):
+            raise ValueError(f"stride_multiple = {self.stride_multiple}: must be a power of two")
+        if self.kind == "packed" and (self.unit_axis is not None or self.zero_axes or self.stride_multiple > 1):
+            raise ValueError("unit_axis, zero_axes and stride_multiple are facts of strided layouts")
         if self.unit_axis is not None and self.unit_axis in self.zero_axes:
             raise ValueError(f"axis {self.unit_axis} cannot have stride 1 and 0")
         if tuple(sorted(set(self.zero_axes))) != self.zero_axes:
@@ -51,10 +56,21 @@ class Layout(FrozenModel):
 
     @classmethod
     def strided(
-        cls, *, alignment: int | None = None, unit_axis: int | None = None, zero_axes: Sequence[int] = ()
+        cls,
+        *,
+        alignment: int | None = None,
+        unit_axis: int | None = None,
+        zero_axes: Sequence[int] = (),
+        stride_multiple: int = 1,
     ) -> Layout:
         """Any strides, with whatever facts open faster rows."""
-        return cls(kind="strided", alignment=alignment, unit_axis=unit_axis, zero_axes=tuple(zero_axes))
+        return cls(
+            kind="strided",
+            alignment=alignment,
+            unit_axis=unit_axis,
+            zero_axes=tuple(zero_axes),
+            stride_multiple=stride_multiple,
+        )
 
     @classmethod
     def of(cls, shape: Sequence[int], strides: Sequence[int], address: int, itemsize: int) -> Layout:
@@ -65,7 +81,17 @@ class Layout(FrozenModel):
             return PACKED if alignment >= VECTOR_BYTES else cls(alignment=max(alignment, itemsize))
         zero = tuple(a for a, (n, s) in enumerate(zip(shape, strides, strict=True)) if s == 0 and n > 1)
         unit = next((a for a in reversed(range(len(shape))) if strides[a] == 1 and shape[a] > 1), None)
-        return cls(kind="strided", alignment=max(alignment, itemsize), unit_axis=unit, zero_axes=zero)
+        others = [s for a, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1 and s and a != unit]
+        multiple = max(VECTOR_BYTES // itemsize, 1)
+        while any(s % multiple for s in others):
+            multiple //= 2
+        return cls(
+            kind="strided",
+            alignment=max(alignment, itemsize),
+            unit_axis=unit,
+            zero_axes=zero,
+            stride_multiple=multiple,
+        )
 
     def broken_by(self, shape: Sequence[int], strides: Sequence[int]) -> str | None:
         """What in ``strides`` breaks this promise, or None. (The address is checked apart: it has its own error.)"""
@@ -79,6 +105,11 @@ class Layout(FrozenModel):
         for axis in self.zero_axes:
             if shape[axis] > 1 and strides[axis] != 0:
                 return f"stride {strides[axis]} on axis {axis}, but stride 0 was promised"
+        if self.stride_multiple > 1:
+            for axis, (n, s) in enumerate(zip(shape, strides, strict=True)):
+                told = axis == self.unit_axis or axis in self.zero_axes
+                if n > 1 and not told and (s <= 0 or s % self.stride_multiple):
+                    return f"stride {s} on axis {axis}, but positive multiples of {self.stride_multiple} were promised"
         return None
 
 

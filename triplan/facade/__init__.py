@@ -1,6 +1,7 @@
 """What users hold: plans, their args, workspaces, caches."""
 
 from triplan.facade.cache import CacheStats, LoadReport, PlanCache
+from triplan.facade.gemm import GemmArgs, GemmPlan
 from triplan.facade.indexing import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -37,6 +38,8 @@ __all__ = [
     "GatherBackwardArgs",
     "GatherBackwardPlan",
     "GatherPlan",
+    "GemmArgs",
+    "GemmPlan",
     "IndexAddArgs",
     "IndexAddPlan",
     "IndexPutArgs",

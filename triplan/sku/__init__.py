@@ -3,7 +3,7 @@
 from triplan.sku.element import Element, ElementKind, IndexElement, IndexElementKind
 from triplan.sku.guarantee import PrecisionGuarantee, Tolerance
 from triplan.sku.kernel_sku import KernelSku
-from triplan.sku.kinds import GPU_ARCHS, ArchSku, BackendKind, Duplicates, MathPrecision, OpCategory
+from triplan.sku.kinds import GPU_ARCHS, ArchSku, BackendKind, Duplicates, Math, MathPrecision, OpCategory
 from triplan.sku.model import FrozenModel
 from triplan.sku.preference import NO_PREFERENCE, PlanPreference
 from triplan.sku.support import SUPPORTED, Candidate, Support
@@ -23,6 +23,7 @@ __all__ = [
     "IndexElement",
     "IndexElementKind",
     "KernelSku",
+    "Math",
     "MathPrecision",
     "OpCategory",
     "PlanPreference",

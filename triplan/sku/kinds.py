@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 
 class _Name(str, Enum):
@@ -54,6 +57,14 @@ class MathPrecision(_Name):
     F16 = "f16"
     BF16 = "bf16"
     FP8 = "fp8"
+
+
+def _math(value: Any) -> Any:
+    return MathPrecision(value) if isinstance(value, str) and value in set(MathPrecision) else value
+
+
+#: A field's type that takes a name or the enum member.
+Math = Annotated[MathPrecision, BeforeValidator(_math)]
 
 
 class Duplicates(_Name):

@@ -192,6 +192,15 @@ def _broken_strides(o: Operand) -> Iterator[tuple[int, ...]]:
             others = [a for a in outwards if a != layout.unit_axis]
             order = others if layout.unit_axis is None else [layout.unit_axis, *others]
             yield walk(order, 1, tuple(z for z in layout.zero_axes if z != axis))
+    if layout.stride_multiple > 1:
+        first = [] if layout.unit_axis is None else [layout.unit_axis]
+        for axis in wide:
+            if axis not in (*first, *layout.zero_axes):
+                others = [a for a in outwards if a not in (*first, axis)]
+                strides = list(walk([*first, *others, axis], 1, layout.zero_axes))
+                # One more than a multiple, and beyond what the other axes reach over.
+                strides[axis] += 1 - strides[axis] % layout.stride_multiple + layout.stride_multiple
+                yield tuple(strides)
 
 
 # --- operands that share memory ---

@@ -97,9 +97,10 @@ def draw_strides(
         found = [0] * len(shape)
         step = 1 if layout.unit_axis is not None or chance(0.5, g) else integer(2, 4, g)
         for axis in order:
-            zero = axis in layout.zero_axes or (
-                not written and repeats and axis != layout.unit_axis and chance(0.12, g)
-            )
+            free = not written and repeats and axis != layout.unit_axis and layout.stride_multiple == 1
+            zero = axis in layout.zero_axes or (free and chance(0.12, g))
+            if axis != layout.unit_axis:
+                step = -(-step // layout.stride_multiple) * layout.stride_multiple
             found[axis] = 0 if zero else step
             if not zero:
                 step = step * max(shape[axis], 1) + (integer(0, 4, g) if chance(0.5, g) else 0)

@@ -57,7 +57,10 @@ def layouts(operand: Operand) -> st.SearchStrategy[Layout]:
         zero: Collection[int] = ()
         if not operand.is_written and draw(st.booleans()):
             zero = [a for a in axes if a != unit and draw(st.booleans())]
-        return Layout.strided(alignment=draw(alignments), unit_axis=unit, zero_axes=sorted(zero))
+        multiple = draw(st.sampled_from((1, 1, 8)))
+        return Layout.strided(
+            alignment=draw(alignments), unit_axis=unit, zero_axes=sorted(zero), stride_multiple=multiple
+        )
 
     packed = st.just(Layout(alignment=16))
     return st.one_of(packed, packed, alignments.map(lambda a: Layout(alignment=a)), strided())

@@ -1,0 +1,77 @@
+"""Matrix products for the tests: layouts, epilogues, extents that are no multiple of anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+import triplan as tp
+
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+EPILOGUES = ("identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu")
+ROW = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+COLUMN = tp.Layout.strided(unit_axis=0, alignment=16, stride_multiple=8)
+LOOSE_ROW = tp.Layout.strided(unit_axis=1)
+LOOSE_COLUMN = tp.Layout.strided(unit_axis=0)
+#: Of a, b and c. A name that is missing is packed and aligned.
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"b": COLUMN},
+    {"a": COLUMN},
+    {"a": COLUMN, "b": COLUMN, "c": ROW},
+    {"a": ROW, "b": ROW, "c": COLUMN},
+    {"a": LOOSE_COLUMN, "b": LOOSE_ROW, "c": LOOSE_ROW},
+    {"a": tp.Layout(alignment=8), "b": tp.Layout(alignment=8), "c": tp.Layout(alignment=8)},
+    {"a": "strided", "b": "strided", "c": "strided"},
+)
+
+
+def magnitude(desc: tp.GemmDescriptor, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Σ|terms| before the activation; infinite, so that nothing is asked, where the bare product leaves its range."""
+    alpha, beta = (1.0 if x.get(name) is None else abs(x[name]) for name in ("alpha", "beta"))
+    product = x["a"] @ x["b"]
+    found = alpha * product
+    if desc.reads_c0:
+        found = found + beta * x["c0"]
+    if desc.has_bias:
+        found = found + x["bias"]
+    reach = torch.finfo(desc.element.compute.torch).max / 2
+    return {"c": torch.where(product > reach, torch.inf, found)}
+
+
+def exact(desc: tp.GemmDescriptor) -> bool:
+    """Whether small integers in give integers out."""
+    return desc.activation in ("identity", "relu")
+
+
+def pinned(desc: tp.GemmDescriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
+    """The plan of exactly this row, or None where it does not apply."""
+    try:
+        return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=row), target=target)
+    except tp.Unsupported:
+        return None
+
+
+def grid(element: str, m: int, n: int, k: int) -> Iterator[tp.GemmDescriptor]:
+    """Every layout; epilogues and the optional operands in turns."""
+    for turn, layouts in enumerate(LAYOUTS):
+        epilogue = EPILOGUES[turn % len(EPILOGUES)]
+        reads_c0 = turn % 3 == 1
+        wide = element in ("f16", "bf16") and turn % 4 == 2
+        extra: dict[str, Any] = {"c0": tp.Layout.strided(zero_axes=[0])} if reads_c0 and turn % 2 else {}
+        yield tp.GemmDescriptor(
+            m=m,
+            n=n,
+            k=k,
+            element=element,
+            out_element="f32" if wide else None,
+            epilogue=epilogue,
+            reads_c0=reads_c0,
+            layouts={**layouts, **extra},
+        )
+
+
+#: Where something is missing, or there is but one.
+EDGES = ((0, 5, 7), (5, 0, 7), (5, 7, 0), (1, 1, 1), (1, 33, 129), (33, 1, 65), (0, 0, 0))

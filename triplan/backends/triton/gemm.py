@@ -1,0 +1,127 @@
+"""The kernel table's rows for matrix products.
+
+``tiles`` reads by pointers whatever strides are promised. ``tiles_invariant`` is the same kernel with one tile and one
+order of additions for every number of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from triplan.backends.launch import Launch
+from triplan.backends.table import kernel
+from triplan.backends.triton import gemm_launch as launching
+from triplan.backends.triton.gemm_launch import Tile
+from triplan.descriptors import GemmDescriptor
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Target, Tolerance
+
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+
+
+# --- what may be said ---
+
+
+@lru_cache(maxsize=1024)
+def tolerance(element: ElementKind, out: ElementKind, math_precision: MathPrecision, k: int) -> Tolerance:
+    """Worst case of k products added in the accumulator, with alpha, beta, bias and an activation on top.
+
+    Tensor cores add the products of one step (k at least 4) to the accumulator after aligning all to the largest and
+    cutting off what is below its last bit: an error of one unit in the last place, not half of one, for every addend,
+    and one for the sum (Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, 2021). So
+    (1 + 2u)^n - 1 with n = k + k / 4 and a few for the epilogue; it covers fused multiply-adds, which round. An
+    activation has a slope of at most 1.13 and is computed within 16 roundings. tf32 cuts each multiplicand to 11 bits.
+    The float64 oracle, where it is no wider, is off by as much.
+    """
+    compute = element.compute
+    u, final = compute.unit_roundoff, out.unit_roundoff if out is not compute else 0.0
+    roundings = math.expm1(min((k + k // 4 + 8) * math.log1p(2 * u), 700.0))
+    if compute is ElementKind.F64:
+        roundings *= 2
+    cut = 2.0**-10 if math_precision is MathPrecision.TF32 else 0.0
+    multiplied = (1 + cut) ** 2 * (1 + roundings) - 1
+    info, smallest = torch.finfo(compute.torch), torch.finfo(out.torch)
+    # f32 results of tensor cores and of approximations may be flushed; |alpha| and |beta| beyond 4 scale what was lost.
+    lost = float(info.tiny) if compute is ElementKind.F32 else float(info.smallest_normal * info.eps)
+    return Tolerance(
+        rtol=final,
+        ctol=(1.13 * multiplied + 16 * u) * (1 + final),
+        underflow=4 * (k + 8) * lost + float(smallest.smallest_normal * smallest.eps),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _guarantee(
+    element: ElementKind, out: ElementKind, math_precision: MathPrecision, k: int, invariant: bool
+) -> Mapping[str, PrecisionGuarantee]:
+    return {
+        "c": PrecisionGuarantee(
+            math_precision=math_precision,
+            accumulator=element.compute,
+            deterministic=True,
+            bit_stable_on_same_hardware=True,
+            batch_invariant=invariant,
+            order_invariant=False,
+            tolerance=tolerance(element, out, math_precision, k),
+        )
+    }
+
+
+def guarantee(desc: GemmDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    return _guarantee(desc.element, desc.out, desc.multiplicands, desc.k, False)
+
+
+def invariant_guarantee(desc: GemmDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    return _guarantee(desc.element, desc.out, desc.multiplicands, desc.k, True)
+
+
+def invariant_numerics(desc: GemmDescriptor) -> str:
+    return f"gemm-tiles-invariant.{desc.multiplicands}.{desc.out}.{desc.epilogue}.v1"
+
+
+def layout(desc: GemmDescriptor) -> str:
+    """Of A and B, as BLAS names them: n for row-major, t for column-major, x for any strides."""
+    names = {1: "n", 0: "t", None: "x"}
+    return "".join(names[launching.leading(desc.operand(o))[0]] for o in "ab")
+
+
+# --- rows ---
+
+
+def invariant_tile(desc: GemmDescriptor, target: Target) -> Tile:
+    """The same for every m: of its tiles the one of 64 rows, or the largest."""
+    tiles = launching.tiles_of(desc, target)
+    return next((t for t in tiles if t.m == 64 and t.n == 128), tiles[0])
+
+
+def tiles_rank(desc: GemmDescriptor, target: Target) -> float:
+    return launching.tile_us(desc, launching.chosen_tile(desc, target), target)
+
+
+def invariant_rank(desc: GemmDescriptor, target: Target) -> float:
+    # The same kernel: where both take the same tile, the row that promises less comes first by this much.
+    return launching.tile_us(desc, invariant_tile(desc, target), target) * 1.001
+
+
+_COMMON: dict[str, Any] = {"op": "gemm", "layout": layout}
+
+
+@kernel(name="tiles", elements=ELEMENTS, guarantee=guarantee, rank=tiles_rank, **_COMMON)
+def tiles(desc: GemmDescriptor, target: Target) -> list[Launch]:
+    return launching.tiles_launch(desc, launching.chosen_tile(desc, target))
+
+
+@kernel(
+    name="tiles_invariant",
+    elements=ELEMENTS,
+    guarantee=invariant_guarantee,
+    rank=invariant_rank,
+    numerics=invariant_numerics,
+    **_COMMON,
+)
+def tiles_invariant(desc: GemmDescriptor, target: Target) -> list[Launch]:
+    return launching.tiles_launch(desc, invariant_tile(desc, target))

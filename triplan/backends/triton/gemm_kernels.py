@@ -1,0 +1,142 @@
+"""Matrix products by pointers: one tile of C a program, any strides, any extents.
+
+Operands are read through masks, so nothing need be a multiple of a block. Triton's pipeliner turns the loads of the
+loop into ``cp.async`` copies ``num_stages`` deep, and the product into ``mma.sync`` (sm80) or ``wgmma`` (sm90a).
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+# --- activations: in the accumulator ---
+
+
+@triton.jit
+def identity(x):
+    return x
+
+
+@triton.jit
+def relu(x):
+    return tl.where(x < 0, 0.0, x)  # NaN stays, as a comparison with it is false
+
+
+@triton.jit
+def gelu(x):
+    return x * 0.5 * (1 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def silu(x):
+    return x / (1 + tl.exp(-x))
+
+
+# --- places ---
+
+
+@triton.jit
+def tile_of(program, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """(row, column) of the tile of a program: GROUP_M rows of tiles at a time, column by column.
+
+    Programs that run together then share rows of A and columns of B in the L2 cache.
+    """
+    in_group = GROUP_M * tiles_n
+    group = program // in_group
+    first = group * GROUP_M
+    height = tl.minimum(tiles_m - first, GROUP_M)
+    within = program % in_group
+    return first + within % height, within // height
+
+
+@triton.jit
+def epilogue(
+    acc,
+    row,
+    column,
+    c,
+    c0,
+    bias,
+    alpha,
+    beta,
+    m,
+    n,
+    cm,
+    cn,
+    c0m,
+    c0n,
+    bias_n,
+    ACTIVATION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """c[row, column] = act(alpha * acc + beta * c0 + bias), rounded once. ``row`` and ``column`` are i64."""
+    inside = (row < m)[:, None] & (column < n)[None, :]
+    value = acc * alpha
+    if c0 is not None:
+        # beta = 0: masked off, so that what c0 holds (NaN too) is never seen.
+        at = c0 + row[:, None] * c0m + column[None, :] * c0n
+        value += tl.load(at, mask=inside & (beta != 0), other=0.0).to(ACC) * beta
+    if bias is not None:
+        value += tl.load(bias + column * bias_n, mask=column < n, other=0.0).to(ACC)[None, :]
+    value = ACTIVATION(value)
+    tl.store(c + row[:, None] * cm + column[None, :] * cn, value.to(c.dtype.element_ty), mask=inside)
+
+
+# --- the kernel ---
+
+
+@triton.jit
+def tiles_kernel(
+    a,
+    b,
+    c,
+    c0,
+    bias,
+    alpha,
+    beta,
+    m,
+    n,
+    k,
+    am,
+    ak,
+    bk,
+    bn,
+    cm,
+    cn,
+    c0m,
+    c0n,
+    bias_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    WHOLE_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """One tile (BLOCK_M, BLOCK_N) of C a program. ``xy`` is the stride of matrix x along axis y.
+
+    WHOLE_K: k is a multiple of BLOCK_K, so that only rows and columns need masks.
+    """
+    tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
+    row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K).to(tl.int64)
+    a_at = a + row[:, None] * am + depth[None, :] * ak
+    b_at = b + depth[:, None] * bk + column[None, :] * bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    for start in range(0, k, BLOCK_K):
+        if WHOLE_K:
+            a_in = (row < m)[:, None]
+            b_in = (column < n)[None, :]
+        else:
+            a_in = (row < m)[:, None] & (depth < k - start)[None, :]
+            b_in = (depth < k - start)[:, None] & (column < n)[None, :]
+        x = tl.load(a_at, mask=a_in, other=0.0)
+        y = tl.load(b_at, mask=b_in, other=0.0)
+        acc = tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=ACC)
+        a_at += BLOCK_K * ak
+        b_at += BLOCK_K * bk
+    epilogue(acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, ACTIVATION, ACC)

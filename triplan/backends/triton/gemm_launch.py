@@ -1,0 +1,231 @@
+"""From a matrix product to launches: tiles, strides, and what is known of them when planning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import triton.language as tl
+
+from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Stride
+from triplan.backends.triton import gemm_kernels as kernels
+from triplan.descriptors import GemmDescriptor, Operand
+from triplan.sku import ElementKind, MathPrecision, Target
+
+ACTIVATIONS = {
+    "identity": kernels.identity,
+    "relu": kernels.relu,
+    "gelu": kernels.gelu,
+    "silu": kernels.silu,
+}
+#: Rows of tiles whose programs run together: with 128 rows a tile, 8 by 16 of them fill a card and share its L2 cache.
+GROUP_M = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Block extents, warps a program, and how many steps of k are on their way at a time."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} w{self.warps} s{self.stages}"
+
+    @property
+    def accumulators(self) -> int:
+        """Of one thread."""
+        return self.m * self.n // (32 * self.warps)
+
+    def shared_bytes(self, itemsize: int) -> int:
+        return (self.m + self.n) * self.k * itemsize * self.stages
+
+
+#: By what is multiplied and where. The largest are what the tensor cores' feed from shared memory asks for; the others
+#: fill the card with smaller problems; those of 16 rows are for a few rows of A, where B streams through once.
+_SMALL = (Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 32, 256, 4, 4))
+NARROW = {
+    "sm80": (Tile(128, 128, 32, 4, 4), Tile(128, 128, 64, 8, 3), *_SMALL),
+    "sm90a": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), *_SMALL),
+    "cpu": (Tile(128, 128, 64, 8, 3), *_SMALL),
+}
+TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 64, 4, 4))
+#: Without tensor cores an operand's registers bound the tile.
+F32 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
+F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 4, 3))
+#: Accumulators a thread beside which the temporaries of an error function spill.
+GELU_ACCUMULATORS = 64
+
+
+def tiles_of(desc: GemmDescriptor, target: Target) -> tuple[Tile, ...]:
+    """The tiles that suit the element and math of ``desc``, and fit ``target``."""
+    size = desc.element.itemsize
+    if size == 2:
+        found = NARROW[str(target.arch)]
+    elif desc.multiplicands is MathPrecision.TF32:
+        found = TF32
+    else:
+        found = F32 if desc.element is ElementKind.F32 else F64
+    most = GELU_ACCUMULATORS if desc.activation == "gelu" else 128
+    return tuple(
+        t
+        for t in found
+        if t.accumulators <= most and (not target.is_gpu or t.shared_bytes(size) <= target.shared_memory)
+    )
+
+
+# --- what a tile costs ---
+
+#: Multiplications and additions a microsecond and multiprocessor, in millions: guesses from the peaks of H200 and A100,
+#: to be replaced by measurements (``python -m bench gemm --sweep``).
+_MFLOP = {
+    "sm90a": {2: 4.2, "tf32": 2.0, 4: 0.35, 8: 0.3},
+    "sm80": {2: 2.2, "tf32": 1.1, 4: 0.15, 8: 0.13},
+    "cpu": {2: 1.0, "tf32": 1.0, 4: 1.0, 8: 1.0},
+}
+LAUNCH_US, BYTES_PER_US = 1.5, 4.0e6
+#: What one multiprocessor loads from the L2 cache by pointers in a microsecond, while all do.
+FED = 5.0e4
+
+
+def tile_us(desc: GemmDescriptor, tile: Tile, target: Target) -> float:
+    """Estimated microseconds of ``desc`` in tiles of one kind, a tile a multiprocessor at a time."""
+    kind: Any = "tf32" if desc.multiplicands is MathPrecision.TF32 else desc.element.itemsize
+    flops = 2 * tile.m * tile.n * max(desc.k, 1)
+    # A small tile keeps the tensor cores waiting for its operands.
+    fed = (tile.m + tile.n) * max(desc.k, 1) * desc.element.itemsize / FED
+    each = max(flops / (_MFLOP[str(target.arch)][kind] * 1e6), fed)
+    programs = -(-desc.m // tile.m) * -(-desc.n // tile.n)
+    sms = max(target.sm_count, 1)
+    # Two small tiles overlap on a multiprocessor, so that a wave that is half full costs half.
+    waves = math.ceil(programs / sms) if tile.m * tile.n >= 128 * 128 else max(1.0, programs / sms)
+    size, out = desc.element.itemsize, desc.out.itemsize
+    nbytes = size * desc.k * (desc.m + desc.n) + out * desc.m * desc.n * (2 if desc.reads_c0 else 1)
+    return LAUNCH_US + max(waves * each, nbytes / BYTES_PER_US)
+
+
+@lru_cache(maxsize=4096)
+def chosen_tile(desc: GemmDescriptor, target: Target) -> Tile:
+    """The cheapest tile."""
+    return min(tiles_of(desc, target), key=lambda t: (tile_us(desc, t, target), t.m * t.n))
+
+
+# --- arguments ---
+
+
+def vector(itemsize: int) -> int:
+    """Elements of a 16-byte load."""
+    return max(16 // itemsize, 1)
+
+
+def extent(value: int) -> Int:
+    """``value`` with what vector loads under a mask need to know of it, in two degrees: few binaries."""
+    return Int(value, wide=value >= 2**31, divisibility=16 if value % 16 == 0 else 1)
+
+
+def pointer(o: Operand) -> Ptr:
+    return Ptr(o.name, o.element, 16 if o.alignment >= 16 else o.element.itemsize)
+
+
+def leading(o: Operand) -> tuple[int | None, int]:
+    """(the axis of unit stride, or None; what the other stride is known to be a multiple of) of a matrix."""
+    columns = o.shape[1]
+    if o.layout.packed:
+        return 1, columns & -columns if columns else 16
+    return o.layout.unit_axis, o.layout.stride_multiple
+
+
+def strides(o: Operand | None, names: Sequence[str]) -> tuple[dict[str, Arg], dict[str, int]]:
+    """Arguments and constexprs of the strides of a matrix (``names``, rows first). Unit stride is compiled in."""
+    if o is None:
+        return dict.fromkeys(names), {}
+    unit, multiple = leading(o)
+    divisibility = 16 // o.element.itemsize if multiple % vector(o.element.itemsize) == 0 else 1
+    args: dict[str, Arg] = {}
+    constants: dict[str, int] = {}
+    for axis, name in enumerate(names):
+        if axis == unit:
+            constants[name] = 1
+        elif axis in o.layout.zero_axes:
+            constants[name] = 0
+        elif o.layout.packed:
+            args[name] = Int(o.shape[1], wide=True, divisibility=divisibility)
+        else:
+            args[name] = Stride(o.name, axis, divisibility=divisibility)
+    return args, constants
+
+
+def vector_stride(o: Operand | None, name: str) -> tuple[dict[str, Arg], dict[str, int]]:
+    """The same for a vector."""
+    if o is None:
+        return {name: None}, {}
+    if o.layout.packed or o.layout.unit_axis == 0:
+        return {}, {name: 1}
+    return ({}, {name: 0}) if o.layout.zero_axes else ({name: Stride(o.name, 0)}, {})
+
+
+def epilogue_arguments(desc: GemmDescriptor) -> tuple[dict[str, Arg], dict[str, Any]]:
+    """What every kernel's epilogue takes: arguments and constexprs."""
+    o = {operand.name: operand for operand in desc.operands()}
+    compute = desc.element.compute
+    c, c_known = strides(o["c"], ("cm", "cn"))
+    c0, c0_known = strides(o.get("c0"), ("c0m", "c0n"))
+    along, along_known = vector_stride(o.get("bias"), "bias_n")
+    args: dict[str, Arg] = {
+        "c0": pointer(o["c0"]) if "c0" in o else None,
+        "bias": pointer(o["bias"]) if "bias" in o else None,
+        "alpha": Scalar("alpha", compute, 1.0),
+        "beta": Scalar("beta", compute, 1.0) if "c0" in o else None,
+        **c,
+        **c0,
+        **along,
+    }
+    return args, {**c_known, **c0_known, **along_known, "ACTIVATION": ACTIVATIONS[desc.activation]}
+
+
+def tiles_launch(desc: GemmDescriptor, tile: Tile) -> list[Launch]:
+    """``tiles_kernel`` with tiles of one kind; nothing for an empty C."""
+    if desc.m == 0 or desc.n == 0:
+        return []
+    a, b, c = (desc.operand(name) for name in "abc")
+    of_a, a_known = strides(a, ("am", "ak"))
+    of_b, b_known = strides(b, ("bk", "bn"))
+    args, constants = epilogue_arguments(desc)
+    tf32 = desc.multiplicands is MathPrecision.TF32
+    return [
+        Launch(
+            kernels.tiles_kernel,
+            -(-desc.m // tile.m) * -(-desc.n // tile.n),
+            {
+                "a": pointer(a),
+                "b": pointer(b),
+                "c": pointer(c),
+                "m": extent(desc.m),
+                "n": extent(desc.n),
+                "k": extent(desc.k),
+                **of_a,
+                **of_b,
+                **args,
+            },
+            {
+                **a_known,
+                **b_known,
+                **constants,
+                "BLOCK_M": tile.m,
+                "BLOCK_N": tile.n,
+                "BLOCK_K": tile.k,
+                "GROUP_M": GROUP_M,
+                "WHOLE_K": desc.k % tile.k == 0,
+                "PRECISION": "tf32" if tf32 else "ieee",
+                "ACC": tl.float64 if desc.element is ElementKind.F64 else tl.float32,
+            },
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    ]

@@ -1,0 +1,206 @@
+"""Matrix products on Hopper: TMA loads by one warp, ``wgmma`` by two warpgroups, tiles dealt to as many programs as
+multiprocessors (Gluon).
+
+The loading warp runs ahead through a ring of STAGES slots, across the ends of tiles, so that the next tile's operands
+arrive while the last one is written. Each slot has two barriers: ``full``, which the hardware arrives at with the
+bytes, and ``empty``, at which each of the two multiplying warpgroups arrives when its ``wgmma`` has read the slot. TMA
+reads zeros outside an operand and writes nothing outside C, so no extent need be a multiple of anything.
+"""
+
+# mypy: ignore-errors
+# (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
+
+from triplan.backends.triton.gluon_names import (
+    fence_async_shared,
+    gl,
+    gluon,
+    load_tile,
+    mbarrier,
+    store_tile,
+    store_wait,
+    thread_barrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+#: The product of one warpgroup is 64 rows high.
+HALF = gl.constexpr(64)
+
+
+@gluon.jit
+def identity(x):
+    return x
+
+
+@gluon.jit
+def relu(x):
+    return gl.where(x < 0, 0.0, x)  # NaN stays, as a comparison with it is false
+
+
+@gluon.jit
+def gelu(x):
+    return x * 0.5 * (1 + gl.erf(x * 0.7071067811865476))
+
+
+@gluon.jit
+def silu(x):
+    return x / (1 + gl.exp(-x))
+
+
+@gluon.jit
+def tile_of(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+    """(row, column) of a tile: GROUP_M rows of tiles at a time, column by column, for the L2 cache."""
+    in_group = GROUP_M * tiles_n
+    group = tile // in_group
+    first = group * GROUP_M
+    height = gl.minimum(tiles_m - first, GROUP_M)
+    within = tile % in_group
+    return first + within % height, within // height
+
+
+@gluon.jit
+def following(slot, phase, STAGES: gl.constexpr):
+    """The slot after ``slot``, and the phase of its barriers."""
+    slot += 1
+    wraps = slot == STAGES
+    return gl.where(wraps, 0, slot), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def load_operands(
+    a,
+    b,
+    ring,
+    extent,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr,
+):
+    """The loading warp. A_ROWS, B_ROWS: the maps of A and B are row-major (else of the transposed matrix)."""
+    sa, sb, full, empty = ring
+    tiles_m, tiles_n, steps = extent
+    BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
+    slot = 0
+    phase = 1  # the ring begins empty: the phase before the first is over
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        row = tile_m * 2 * HALF
+        column = tile_n * BLOCK_N
+        for step in range(steps):
+            depth = step * BLOCK_K
+            ready = full.index(slot)
+            mbarrier.wait(empty.index(slot), phase)
+            mbarrier.expect(ready, BYTES)
+            for half in gl.static_range(2):
+                if A_ROWS:
+                    load_tile(a, [row + half * HALF, depth], ready, sa.index(slot * 2 + half))
+                else:
+                    load_tile(a, [depth, row + half * HALF], ready, sa.index(slot * 2 + half))
+            if B_ROWS:
+                load_tile(b, [depth, column], ready, sb.index(slot))
+            else:
+                load_tile(b, [column, depth], ready, sb.index(slot))
+            slot, phase = following(slot, phase, STAGES)
+
+
+@gluon.jit
+def multiply(
+    result,
+    ring,
+    extent,
+    WHICH: gl.constexpr,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):
+    """A multiplying warpgroup: rows WHICH * 64 to WHICH * 64 + 63 of each tile."""
+    c, sc, bias, alpha, n = result
+    sa, sb, full, empty = ring
+    tiles_m, tiles_n, steps = extent
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    slot = 0
+    phase = 0
+    last = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        acc = gl.zeros((HALF, BLOCK_N), gl.float32, layout)
+        for step in range(steps):
+            mbarrier.wait(full.index(slot), phase)
+            x = sa.index(slot * 2 + WHICH)
+            y = sb.index(slot)
+            x = x if A_ROWS else x.permute((1, 0))
+            y = y if B_ROWS else y.permute((1, 0))
+            running = warpgroup_mma(x, y, acc, is_async=True)
+            # One product stays under way; the one before it has read its slot.
+            acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
+            mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
+            last = slot
+            slot, phase = following(slot, phase, STAGES)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(empty.index(last), count=1)
+        value = acc * alpha
+        if HAS_BIAS:
+            column = tile_n * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
+            value += gl.load(bias + column, mask=column < n, other=0.0).to(gl.float32)[None, :]
+        # Two halves in turns through one buffer, which leaves its memory to the ring.
+        left, right = value.reshape((HALF, 2, BLOCK_N // 2)).permute((0, 2, 1)).split()
+        for half in gl.static_range(2):
+            part = left if half == 0 else right
+            store_wait(0)  # of this warpgroup: what it stored before has left the buffer
+            thread_barrier()
+            sc.index(WHICH).store(ACTIVATION(part).to(c.dtype))
+            fence_async_shared()
+            thread_barrier()
+            store_tile(c, [(tile_m * 2 + WHICH) * HALF, tile_n * BLOCK_N + half * (BLOCK_N // 2)], sc.index(WHICH))
+    store_wait(0)
+
+
+@gluon.jit
+def wgmma_kernel(
+    a,
+    b,
+    c,
+    bias,
+    alpha,
+    m,
+    n,
+    k,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):
+    """C = act(alpha * A @ B + bias) in tiles of 128 by BLOCK_N; k is at least 1. Runs with 4 warps and 5 more."""
+    sa = gl.allocate_shared_memory(a.dtype, [STAGES * 2] + a.block_type.shape, a.layout)
+    sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
+    sc = gl.allocate_shared_memory(c.dtype, [2] + c.block_type.shape, c.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    ring = (sa, sb, full, empty)
+    extent = (gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
+    HAS_BIAS: gl.constexpr = bias is not None
+    result = (c, sc, bias if HAS_BIAS else alpha, alpha, n)
+    gl.warp_specialize(
+        [
+            (multiply, (result, ring, extent, 0, A_ROWS, B_ROWS, BLOCK_N, STAGES, GROUP_M, HAS_BIAS, ACTIVATION)),
+            (multiply, (result, ring, extent, 1, A_ROWS, B_ROWS, BLOCK_N, STAGES, GROUP_M, HAS_BIAS, ACTIVATION)),
+            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP_M)),
+        ],
+        [4, 1],
+        [232, 40],
+    )

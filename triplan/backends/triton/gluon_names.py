@@ -1,0 +1,39 @@
+"""Gluon's names, one set for Triton 3.6 to 3.9: what changed between them is known here alone.
+
+- ``tma.async_copy_global_to_shared`` and ``async_copy_shared_to_global`` became ``async_load`` and ``async_store``.
+- ``gl.thread_barrier`` became ``gl.barrier``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language.nvidia import hopper
+
+mbarrier: Any = hopper.mbarrier
+fence_async_shared: Any = hopper.fence_async_shared
+warpgroup_mma: Any = hopper.warpgroup_mma
+warpgroup_mma_wait: Any = hopper.warpgroup_mma_wait
+_tma: Any = hopper.tma
+load_tile: Any = getattr(_tma, "async_load", None) or _tma.async_copy_global_to_shared
+store_tile: Any = getattr(_tma, "async_store", None) or _tma.async_copy_shared_to_global
+store_wait: Any = _tma.store_wait
+#: Of the threads of one warp-specialised partition.
+thread_barrier: Any = getattr(gl, "thread_barrier", None) or gl.barrier
+
+__all__ = [
+    "GluonASTSource",
+    "fence_async_shared",
+    "gl",
+    "gluon",
+    "load_tile",
+    "mbarrier",
+    "store_tile",
+    "store_wait",
+    "thread_barrier",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
+]

@@ -1,0 +1,111 @@
+"""Matrix products: ``c = act(alpha * a @ b + beta * c0 + bias)``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from triplan.descriptors.base import Descriptor
+from triplan.descriptors.fields import Extent
+from triplan.descriptors.operand import Operand, OperandKind, Role
+from triplan.sku import Element, ElementKind, Math, MathPrecision, OpCategory
+
+#: What happens to the product before it is rounded, in the accumulator. ``gelu`` is the exact one, by erf.
+Epilogue = Literal["identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu"]
+
+
+class GemmDescriptor(Descriptor):
+    """``c = act(alpha * a @ b + beta * c0 + bias)`` (BLAS's gemm, with an epilogue).
+
+    Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
+    epilogue adds one. ``alpha`` and ``beta`` are Args, 1 where None is passed; with beta = 0 ``c0`` is not read.
+
+    A transposed matrix is one of another layout, and is never copied: ``Layout.strided(unit_axis=0)`` is column-major
+    with any leading dimension, ``unit_axis=1`` row-major; ``stride_multiple`` says what its leading dimension is a
+    multiple of, and ``alignment`` its address.
+
+    Attributes:
+        m, n, k: extents. With k = 0 the product is zero.
+        element: element of ``a`` and ``b``.
+        out_element: element of ``c``, ``c0`` and ``bias``: f32 for products of f16 or bf16; by default ``element``.
+        math: precision of the multiplicands: tf32 for f32, where that suffices; by default ``element``'s own.
+        accumulator: in which products are added: by default f64 for f64, else f32.
+        epilogue: bias and activation, applied in the accumulator, before the one rounding.
+        reads_c0: whether there is a ``c0``.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.GEMM
+
+    op: Literal["gemm"] = "gemm"
+    m: Extent
+    n: Extent
+    k: Extent
+    element: Element
+    out_element: Element | None = None
+    math: Math | None = None
+    accumulator: Element | None = None
+    epilogue: Epilogue = "identity"
+    reads_c0: bool = False
+
+    def check_problem(self) -> None:
+        if not self.element.is_floating_point or self.element.itemsize < 2:
+            raise ValueError(f"element = {self.element}: must be f16, bf16, f32 or f64")
+        narrow = self.element.itemsize == 2
+        if self.out_element not in (None, self.element, *((ElementKind.F32,) if narrow else ())):
+            raise ValueError(
+                f"out_element = {self.out_element}: must be {self.element}" + (" or f32" if narrow else "")
+            )
+        tf32 = MathPrecision.TF32 if self.element is ElementKind.F32 else None
+        if self.math not in (None, MathPrecision(self.element.value), tf32):
+            raise ValueError(f"math = {self.math}: must be {self.element}" + (" or tf32" if tf32 else ""))
+        if self.accumulator not in (None, self.element.compute):
+            raise ValueError(f"accumulator = {self.accumulator}: must be {self.element.compute} for {self.element}")
+
+    @property
+    def out(self) -> ElementKind:
+        """The element of ``c``."""
+        return self.out_element or self.element
+
+    @property
+    def multiplicands(self) -> MathPrecision:
+        """What ``a`` and ``b`` are rounded to."""
+        return self.math or MathPrecision(self.element.value)
+
+    @property
+    def has_bias(self) -> bool:
+        return self.epilogue.startswith("bias")
+
+    @property
+    def activation(self) -> str:
+        """``identity``, ``relu``, ``gelu`` or ``silu``."""
+        return self.epilogue.removeprefix("bias").removeprefix("_") or "identity"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        compute = self.element.compute
+        c0 = Operand("c0", Role.INPUT, self.out, (self.m, self.n), batch_axes=(0,))
+        return (
+            Operand("a", Role.INPUT, self.element, (self.m, self.k), batch_axes=(0,)),
+            Operand("b", Role.INPUT, self.element, (self.k, self.n)),
+            Operand("c", Role.OUTPUT, self.out, (self.m, self.n), batch_axes=(0,)),
+            *((c0,) if self.reads_c0 else ()),
+            *((Operand("bias", Role.INPUT, self.out, (self.n,)),) if self.has_bias else ()),
+            Operand("alpha", Role.INPUT, compute, kind=OperandKind.HOST_SCALAR, optional=True),
+            *(
+                (Operand("beta", Role.INPUT, compute, kind=OperandKind.HOST_SCALAR, optional=True),)
+                if self.reads_c0
+                else ()
+            ),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        (m, k), n = args.a.shape, args.b.shape[1]
+        same = args.c.dtype == args.a.dtype
+        return {
+            "m": m,
+            "n": n,
+            "k": k,
+            "element": args.a.dtype,
+            "out_element": None if same else args.c.dtype,
+            "reads_c0": getattr(args, "c0", None) is not None,
+            **options,
+        }

@@ -1,0 +1,27 @@
+"""Args and plans of matrix products. Each Args' fields are the operands of its descriptor, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from triplan.descriptors import GemmDescriptor
+from triplan.facade.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class GemmArgs:
+    """``c0`` and ``beta`` only with ``reads_c0``, ``bias`` only where the epilogue adds one; None scalars are 1."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    c0: Tensor | None = None
+    bias: Tensor | None = None
+    alpha: float | int | None = None
+    beta: float | int | None = None
+
+
+class GemmPlan(Plan[GemmDescriptor, GemmArgs]):
+    descriptor_type, args_type = GemmDescriptor, GemmArgs
