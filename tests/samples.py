@@ -11,6 +11,7 @@ from triplan import (
     EmbeddingDescriptor,
     GatherBackwardDescriptor,
     GatherDescriptor,
+    GemmDescriptor,
     IndexAddDescriptor,
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
@@ -32,6 +33,7 @@ SAMPLES: dict[str, Descriptor] = {
         IndexPutDescriptor(out_shape=(5, 4, 32), index_shape=(6,), num_indices=1, element="f32"),
         EmbeddingDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
         EmbeddingBackwardDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
+        GemmDescriptor(m=5, n=32, k=9, element="f32", epilogue="bias", reads_c0=True),
     )
 }
 ACCUMULATING = (
@@ -42,6 +44,12 @@ ACCUMULATING = (
     "index_put",
     "embedding_backward",
 )
+
+
+def known(desc: Descriptor, **fields: Any) -> dict[str, Any]:
+    """Those of ``fields`` that ``desc`` has."""
+    return {name: value for name, value in fields.items() if name in type(desc).model_fields}
+
 
 #: What the fixture ``constant`` gives: sets ``name`` of a module for one test.
 SetConstant = Callable[[Any, str, Any], None]

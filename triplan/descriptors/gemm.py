@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from pydantic import model_validator
+
 from triplan.descriptors.base import Descriptor
 from triplan.descriptors.fields import Extent
 from triplan.descriptors.operand import Operand, OperandKind, Role
@@ -46,9 +48,27 @@ class GemmDescriptor(Descriptor):
     epilogue: Epilogue = "identity"
     reads_c0: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_defaults(cls, data: Any) -> Any:
+        """Defaults that are spelled out become None: equal problems have equal keys."""
+        if not isinstance(data, dict) or data.get("element") is None:
+            return data
+        try:
+            element = ElementKind.of(data["element"])
+        except ValueError:
+            return data  # the field's own error says it better
+        defaults = {"out_element": element, "math": element, "accumulator": element.compute}
+        spelled = {
+            name: None
+            for name, default in defaults.items()
+            if data.get(name) in (default.value, default.torch) or data.get(name) is default
+        }
+        return {**data, **spelled}
+
     def check_problem(self) -> None:
-        if not self.element.is_floating_point or self.element.itemsize < 2:
-            raise ValueError(f"element = {self.element}: must be f16, bf16, f32 or f64")
+        if not self.element.is_floating_point:
+            return  # which kernels refuse
         narrow = self.element.itemsize == 2
         if self.out_element not in (None, self.element, *((ElementKind.F32,) if narrow else ())):
             raise ValueError(

@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
-    "relu": lambda x: torch.where(x < 0, torch.zeros((), dtype=x.dtype), x),  # NaN stays
+    "relu": lambda x: torch.where(x < 0, torch.zeros_like(x), x),  # NaN stays
     "gelu": lambda x: x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5))),
     "silu": lambda x: x / (1 + torch.exp(-x)),
 }

@@ -49,18 +49,18 @@ class Tile:
 
 #: By what is multiplied and where. The largest are what the tensor cores' feed from shared memory asks for; the others
 #: fill the card with smaller problems; those of 16 rows are for a few rows of A, where B streams through once.
-_SMALL = (Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 32, 256, 4, 4))
+_SMALL = (Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 32, 128, 4, 4))
 NARROW = {
-    "sm80": (Tile(128, 128, 32, 4, 4), Tile(128, 128, 64, 8, 3), *_SMALL),
-    "sm90a": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), *_SMALL),
-    "cpu": (Tile(128, 128, 64, 8, 3), *_SMALL),
+    "sm80": (Tile(128, 128, 32, 4, 4), Tile(64, 128, 32, 4, 4), *_SMALL),
+    "sm90a": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), *_SMALL),
+    "cpu": (Tile(64, 128, 64, 4, 4), *_SMALL),
 }
 TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 64, 4, 4))
 #: Without tensor cores an operand's registers bound the tile.
 F32 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
-F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 4, 3))
-#: Accumulators a thread beside which the temporaries of an error function spill.
-GELU_ACCUMULATORS = 64
+F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
+#: Accumulators a thread beside which the temporaries of an error function, or an address an element, do not spill.
+GELU_ACCUMULATORS, SCATTERED_ACCUMULATORS = 64, 32
 
 
 def tiles_of(desc: GemmDescriptor, target: Target) -> tuple[Tile, ...]:
@@ -73,6 +73,8 @@ def tiles_of(desc: GemmDescriptor, target: Target) -> tuple[Tile, ...]:
     else:
         found = F32 if desc.element is ElementKind.F32 else F64
     most = GELU_ACCUMULATORS if desc.activation == "gelu" else 128
+    if any(leading(o)[0] is None for o in desc.operands() if len(o.shape) == 2):
+        most = SCATTERED_ACCUMULATORS
     return tuple(
         t
         for t in found
