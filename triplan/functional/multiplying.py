@@ -1,0 +1,278 @@
+"""Matrix products: mm, addmm and linear, as torch has them.
+
+The adjoint of a product is two products with one factor transposed: other strides, which plans take as they are. The
+gradient of a bias is a sum over rows, in torch's own reduction: deterministic, and of halves in f32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from triplan.facade import GemmPlan
+from triplan.functional._ops import Op
+from triplan.functional._plans import Ran, run
+from triplan.functional._shapes import check_same_device, require
+
+Tensor = torch.Tensor
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def _tf32(t: Tensor) -> bool:
+    """Whether torch's settings allow f32 products on CUDA to be multiplied in tf32."""
+    if t.dtype != torch.float32 or not t.is_cuda:
+        return False
+    if _precision is not None:  # the legacy flag cannot be read once this one is set
+        return bool(_precision("cuda", "matmul") == "tf32")
+    return bool(torch._C._get_cublas_allow_tf32())
+
+
+def _check_factors(op: str, first: Tensor, second: Tensor, *others: Tensor) -> None:
+    check_same_device(op, first, second, *others)
+    for t in (second, *others):
+        if t.dtype != first.dtype:
+            raise RuntimeError(
+                f"{op}(): expected m1 and m2 to have the same dtype, but got: {first.dtype} != {t.dtype}"
+            )
+    if first.dtype not in _DTYPES:
+        raise NotImplementedError(f'"{op}" not implemented for {first.dtype}')
+
+
+def _product(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    *,
+    alpha: float = 1,
+    beta: float = 1,
+    c0: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Ran | None:
+    """c = alpha * a @ b + beta * c0 + bias, by a plan. None if the call is more than its tensors."""
+    operands = {"a": a, "b": b, "c": c}
+    options: dict[str, Any] = {}
+    scalars: dict[str, Any] = {} if alpha == 1 else {"alpha": alpha}
+    if c0 is not None:
+        operands["c0"] = c0
+        scalars |= {} if beta == 1 else {"beta": beta}
+    if bias is not None:
+        operands["bias"] = bias
+        options["epilogue"] = "bias"
+    if tf32 := _tf32(a):
+        options["math"] = "tf32"
+    ran = run(GemmPlan, operands, scalars=scalars, **options)
+    # A repeated call would not see other numbers, nor that torch's precision has changed.
+    return None if scalars or tf32 or a.dtype == torch.float32 else ran
+
+
+# --- mm ---
+
+
+def _mm_shape(input: Tensor, mat2: Tensor, alpha: float = 1) -> Sequence[int]:
+    for name, t in (("self", input), ("mat2", mat2)):
+        if t.dim() != 2:
+            raise RuntimeError(f"mm(): {name} must be a matrix, got {t.dim()}-D tensor")
+    _check_factors("mm", input, mat2)
+    require(
+        input.size(1) == mat2.size(0),
+        lambda: (
+            f"mm(): mat1 and mat2 shapes cannot be multiplied ({input.size(0)}x{input.size(1)} and "
+            f"{mat2.size(0)}x{mat2.size(1)})"
+        ),
+    )
+    return (input.size(0), mat2.size(1))
+
+
+def _mm_fill(out: Tensor, input: Tensor, mat2: Tensor, alpha: float = 1) -> Ran | None:
+    return _product(input, mat2, out, alpha=alpha)
+
+
+def _mm_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    input, mat2, ctx.alpha = inputs
+    ctx.save_for_backward(input, mat2)
+
+
+def _mm_grad(ctx: Any, grad: Tensor) -> Any:
+    input, mat2 = ctx.saved_tensors
+    to_input, to_mat2 = ctx.needs_input_grad[:2]
+    return (
+        _mm(grad, mat2.t(), ctx.alpha) if to_input else None,
+        _mm(input.t(), grad, ctx.alpha) if to_mat2 else None,
+        None,
+    )
+
+
+_mm = Op(
+    "mm",
+    "Tensor input, Tensor mat2, Scalar alpha=1",
+    shape=_mm_shape,
+    fill=_mm_fill,
+    setup=_mm_setup,
+    backward=_mm_grad,
+)
+
+
+def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``input @ mat2`` (torch.mm) of (m, k) and (k, n): f16, bf16, f32 or f64, both alike, of any strides.
+
+    Halves are added in f32; f32 is multiplied in f32, or in tf32 where torch's settings allow it. Differentiable in
+    both. Raises ``RuntimeError`` for ranks, shapes, dtypes and devices that do not fit.
+    """
+    return _mm.into(out, input, mat2, 1)
+
+
+# --- addmm ---
+
+
+def _addmm_shape(input: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alpha: float = 1) -> Sequence[int]:
+    for name, t in (("mat1", mat1), ("mat2", mat2)):
+        if t.dim() != 2:
+            raise RuntimeError(f"addmm(): {name} must be a matrix, got {t.dim()}-D tensor")
+    _check_factors("addmm", mat1, mat2, input)
+    require(
+        mat1.size(1) == mat2.size(0),
+        lambda: (
+            f"addmm(): mat1 and mat2 shapes cannot be multiplied ({mat1.size(0)}x{mat1.size(1)} and "
+            f"{mat2.size(0)}x{mat2.size(1)})"
+        ),
+    )
+    shape = (mat1.size(0), mat2.size(1))
+    if input.dim() > 2:
+        raise RuntimeError(f"addmm(): input of shape {list(input.shape)} cannot be expanded to {list(shape)}")
+    for n, m in zip(reversed(input.shape), reversed(shape), strict=False):
+        require(
+            n == m or n == 1,
+            lambda: f"addmm(): input of shape {list(input.shape)} cannot be expanded to {list(shape)}",
+        )
+    return shape
+
+
+def _addmm_fill(
+    out: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alpha: float = 1
+) -> Ran | None:
+    if beta == 0:
+        return _product(mat1, mat2, out, alpha=alpha)
+    row = input if input.dim() == 1 else input[0] if input.dim() == 2 and input.size(0) == 1 else None
+    if beta == 1 and row is not None and row.size(0) == out.size(1):
+        return _product(mat1, mat2, out, alpha=alpha, bias=row)
+    return _product(mat1, mat2, out, alpha=alpha, beta=beta, c0=input.expand(out.shape))
+
+
+def _addmm_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    input, mat1, mat2, ctx.beta, ctx.alpha = inputs
+    ctx.save_for_backward(mat1, mat2)
+    ctx.shape = input.shape
+
+
+def _addmm_grad(ctx: Any, grad: Tensor) -> Any:
+    mat1, mat2 = ctx.saved_tensors
+    to_input, to_mat1, to_mat2 = ctx.needs_input_grad[:3]
+    added = None
+    if to_input:
+        added = grad.sum_to_size(ctx.shape)
+        added = added if ctx.beta == 1 else added * ctx.beta
+    return (
+        added,
+        _mm(grad, mat2.t(), ctx.alpha) if to_mat1 else None,
+        _mm(mat1.t(), grad, ctx.alpha) if to_mat2 else None,
+        None,
+        None,
+    )
+
+
+_addmm = Op(
+    "addmm",
+    "Tensor input, Tensor mat1, Tensor mat2, Scalar beta=1, Scalar alpha=1",
+    shape=_addmm_shape,
+    fill=_addmm_fill,
+    setup=_addmm_setup,
+    backward=_addmm_grad,
+)
+
+
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
+) -> Tensor:
+    """``beta * input + alpha * mat1 @ mat2`` (torch.addmm), rounded once.
+
+    ``mat1`` (m, k) and ``mat2`` (k, n) as for ``mm``; ``input`` is of their dtype and broadcasts to (m, n); with beta =
+    0 it is not read. Differentiable in all three. Raises ``RuntimeError`` for what does not fit.
+    """
+    return _addmm.into(out, input, mat1, mat2, beta, alpha)
+
+
+# --- linear ---
+
+
+def _linear_shape(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Sequence[int]:
+    if weight.dim() != 2 or input.dim() < 1:
+        raise RuntimeError(
+            f"linear(): input is {list(input.shape)} and weight {list(weight.shape)}; a matrix is needed"
+        )
+    _check_factors("linear", input, weight, *(() if bias is None else (bias,)))
+    require(
+        input.size(-1) == weight.size(1),
+        lambda: (
+            f"linear(): mat1 and mat2 shapes cannot be multiplied (input {list(input.shape)}, weight "
+            f"{list(weight.shape)})"
+        ),
+    )
+    if bias is not None:
+        require(
+            bias.dim() == 1 and bias.size(0) == weight.size(0),
+            lambda: f"linear(): bias is {list(bias.shape)}; [{weight.size(0)}] is expected",
+        )
+    return (*input.shape[:-1], weight.size(0))
+
+
+def _as_matrix(t: Tensor) -> Tensor:
+    return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), t.size(-1))
+
+
+def _linear_fill(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ran | None:
+    if out.dim() == 2 or out.is_contiguous():
+        return _product(_as_matrix(input), weight.t(), _as_matrix(out), bias=bias)
+    # A caller's out of more axes, whose rows may not lie at one stride.
+    packed = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    _product(_as_matrix(input), weight.t(), _as_matrix(packed), bias=bias)
+    out.copy_(packed)
+    return None
+
+
+def _linear_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    input, weight, _ = inputs
+    ctx.save_for_backward(input, weight)
+
+
+def _linear_grad(ctx: Any, grad: Tensor) -> Any:
+    input, weight = ctx.saved_tensors
+    to_input, to_weight, to_bias = (*ctx.needs_input_grad, False)[:3]
+    rows = _as_matrix(grad)
+    return (
+        _mm(rows, weight, 1).reshape(input.shape) if to_input else None,
+        _mm(rows.t(), _as_matrix(input), 1) if to_weight else None,
+        rows.sum(0) if to_bias else None,
+    )
+
+
+_linear = Op(
+    "linear",
+    "Tensor input, Tensor weight, Tensor? bias=None",
+    shape=_linear_shape,
+    fill=_linear_fill,
+    setup=_linear_setup,
+    backward=_linear_grad,
+)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``input @ weight.T + bias`` (torch.nn.functional.linear), rounded once.
+
+    ``input`` (..., k), ``weight`` (n, k) and ``bias`` (n,) of one dtype, as for ``mm``; the result is (..., n).
+    Differentiable in all three. Raises ``RuntimeError`` for what does not fit.
+    """
+    return _linear(input, weight, bias)
