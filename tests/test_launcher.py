@@ -294,6 +294,37 @@ def test_a_map_is_encoded_once_for_an_address(monkeypatch: pytest.MonkeyPatch) -
     assert len(maps._by_address) <= tma_maps._MOST_MAPS
 
 
+def test_maps_of_transposes_and_of_axes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reaches the driver: the transpose's shape, and no stride that it would refuse where none is ever taken."""
+    made: list[tuple[list[int], list[int]]] = []
+
+    def encode(descriptor: Any, meta: Any) -> list[Any]:
+        made.append((descriptor.shape, descriptor.strides))
+        return [object()]
+
+    monkeypatch.setattr(tma_maps, "ENCODED", True)
+    monkeypatch.setattr(tma_maps.driver, "make_tensordesc_arg", encode)
+    column_major = torch.empty(40, 24).t()  # (24, 40), unit stride down its columns
+    spec = TensorMap("b", ElementKind.F32, (16, 32), transposed=True)
+    tma_maps.Maps(spec, column_major, None)(4096)
+    plain = TensorMap("a", ElementKind.F32, (16, 32))
+    tma_maps.Maps(plain, torch.empty(1, 40).as_strided((1, 40), (3, 1)), None)(4096)
+    tma_maps.Maps(plain, torch.empty(512).as_strided((64, 1), (8, 5)), None)(4096)
+    assert made == [([40, 24], [24, 1]), ([1, 40], [48, 1]), ([64, 1], [8, 1])]
+
+
+def test_a_gluon_kernel_is_compiled_as_one() -> None:
+    desc = tp.GemmDescriptor(m=256, n=256, k=256, element="f16")
+    plan = tp.plan(desc, preference=tp.PlanPreference(kernel="wgmma"), target=H200)
+    (launch,) = plan.launches
+    types = dict(launch.source().signature)
+    assert types["a"].startswith("tensordesc<fp16[64,64],NVMMASharedLayout(")
+    compiled = compile_source(launch.source(), ArchSku.SM90A)
+    assert len(compiled.metadata.tensordesc_meta) == 3
+    assert compiled.metadata.num_warps == 12  # four that multiply, four more, one that loads, rounded up to fours
+    assert "setmaxnreg" in compiled.asm["ptx"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("profiled", [False, True])
 def test_maps_follow_the_operands(monkeypatch: pytest.MonkeyPatch, profiled: bool) -> None:

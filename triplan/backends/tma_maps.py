@@ -26,8 +26,6 @@ _C_FORMAT = "iiiKKppOOOOOO"
 ENCODED = triton.__version__.startswith("3.6.") and getattr(driver, "_BASE_ARGS_FORMAT", "") == _C_FORMAT
 #: A training step meets as many addresses as it has buffers; past this, a loop over fresh ones would only grow this.
 _MOST_MAPS = 256
-#: In elements: a multiple of 16 bytes whatever the element.
-_ANY_STRIDE = 16
 
 
 class _Encoded(tuple[Any, ...]):
@@ -45,8 +43,10 @@ class Maps:
         """``meta``: what the compiler chose for this descriptor (swizzle, block); None where it uses no TMA."""
         self._spec, self._meta = spec, meta
         seen = tensor.t() if spec.transposed else tensor
-        # No element is reached by the stride of an axis of one, and the driver refuses some that such axes have.
-        strides = [_ANY_STRIDE if n == 1 else s for n, s in zip(seen.shape, seen.stride(), strict=True)]
+        # No element is reached by the stride of an axis of one, and the driver refuses some that such axes have: here a
+        # multiple of 16 bytes that is no less than a row.
+        row = -(-seen.shape[-1] // 16) * 16
+        strides = [row if n == 1 else s for n, s in zip(seen.shape, seen.stride(), strict=True)]
         self._shape, self._strides = list(seen.shape), [*strides[:-1], 1]
         self._by_address: dict[int, Any] = {}
 
