@@ -25,6 +25,8 @@ MOST_SETS = 16
 #: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.
 HOPELESS = 2.5
 HOST_LOOPS = 3
+#: Rows of tiles dealt together, beside the row's own choice.
+GROUPS = (2, 4, 16)
 
 COLUMNS = (
     Column("case", "case"),
@@ -201,7 +203,8 @@ def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep:
         plans = [pinned(d, row.name, target) for d in descs]
         if row.backend is tp.BackendKind.TRITON and [row.name] * len(descs) != taken and all(plans):
             yield entry(f"row {row.name}", case, buffers, [p for p in plans if p is not None], device)
-    if sweep and not case.backward and target.is_gpu:
+    # Two kinds of product stand for all: each takes as long to compile as to time.
+    if sweep and not case.backward and target.is_gpu and (case.bias or case.layout == "nt"):
         for name, launches in configurations(descs[0], target):
             yield entry(name, case, buffers, [configured(descs[0], name, launches, target)], device)
 
@@ -218,6 +221,11 @@ def configurations(desc: tp.GemmDescriptor, target: tp.Target) -> Iterator[tuple
     for ring, us in rings.items():
         if us <= HOPELESS * min(rings.values()):
             yield f"wgmma {ring}", gemm_wgmma.wgmma_launch(desc, ring, target)
+            yield f"wgmma_tiles {ring}", gemm_wgmma.wgmma_launch(desc, ring, target, specialised=False)
+    best = min(rings, key=lambda ring: rings[ring])
+    for group in GROUPS:  # the same binary
+        other = replace(best, group=group)
+        yield f"wgmma {other}", gemm_wgmma.wgmma_launch(desc, other, target)
 
 
 def configured(desc: tp.GemmDescriptor, name: str, launches: list[Launch], target: tp.Target) -> tp.Plan[Any, Any]:

@@ -83,9 +83,9 @@ def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_i
     assert len(set(names)) == len(names)
     assert names[:2] == ["torch", "triplan"]
     assert {"row tiles_invariant"} < set(names)
-    for prefix in ("tiles ", "wgmma "):
+    for prefix in ("tiles ", "wgmma ", "wgmma_tiles "):
         swept = [e.plans[0] for e in found if e.name.startswith(prefix)]
-        assert len({str(plan.launches[0].constexprs) for plan in swept}) == len(swept) > 1
+        assert len({str((plan.launches[0].constexprs, plan.launches[0].args)) for plan in swept}) == len(swept) > 1
 
 
 def test_gemm_smoke(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from triplan.testing import check_plan, check_refusals, descriptors, oracle
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
 INTERPRETED = ("tiles", "tiles_invariant")
-ROWS = (*INTERPRETED, "wgmma")
+HOPPER = ("wgmma", "wgmma_tiles")
+ROWS = (*INTERPRETED, *HOPPER)
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 
 
@@ -183,14 +184,14 @@ def test_compiles_without_spills_and_multiplies_by_tensor_cores(row: str, elemen
             built += 1
             assert found.spill_bytes == 0, f"{desc.key}: {found.spill_bytes} bytes spilled"
             assert found.shared_bytes <= TARGETS[arch].shared_memory
-            if row == "wgmma":
+            if row in HOPPER:
                 assert "wgmma.mma_async" in found.ptx
                 assert "cp.async.bulk.tensor" in found.ptx
             elif element != "f64" and desc.multiplicands != tp.MathPrecision.F32:
                 assert re.search(r"wgmma\.mma_async|mma\.sync", found.ptx)
                 if desc.layouts == () and desc.m > 64:
                     assert "cp.async.cg" in found.ptx
-    takes = row != "wgmma" or (arch == "sm90a" and element in ("f16", "bf16"))
+    takes = row not in HOPPER or (arch == "sm90a" and element in ("f16", "bf16"))
     assert (built > 0) == takes
 
 
@@ -201,6 +202,7 @@ def test_the_machine_code_has_tensor_core_instructions() -> None:
         ("sm80", "tiles", "HMMA.16816"),
         ("sm90a", "tiles", "HGMMA.64x"),
         ("sm90a", "wgmma", "HGMMA.64x256x16"),
+        ("sm90a", "wgmma_tiles", "HGMMA.64x256x16"),
     ):
         plan = pinned(desc, row, TARGETS[arch])
         assert plan is not None
@@ -217,7 +219,8 @@ def test_every_ring_and_tile_compiles_without_spills() -> None:
     built = 0
     for desc in (bare, bare.replace(epilogue="bias_gelu"), bare.replace(out_element="f32")):
         for ring in gemm_wgmma.rings_of(desc, TARGETS["sm90a"]):
-            built += _no_spills(gemm_wgmma.wgmma_launch(desc, ring, TARGETS["sm90a"]), "sm90a")
+            for specialised in (True, False):
+                built += _no_spills(gemm_wgmma.wgmma_launch(desc, ring, TARGETS["sm90a"], specialised), "sm90a")
         for arch, target in TARGETS.items():
             for tile in gemm_launch.tiles_of(desc, target):
                 built += _no_spills(gemm_launch.tiles_launch(desc, tile), arch)
@@ -259,9 +262,9 @@ def test_the_hopper_row_says_why_it_is_not_taken() -> None:
         ({"epilogue": "bias", "layouts": {"bias": "strided"}}, "bias"),
     ):
         plan = tp.plan(base.replace(**change), target=TARGETS["sm90a"])
-        (refused,) = (c for c in plan.candidates if c.kernel == "wgmma")
-        assert refused.cost_us is None
-        assert word in refused.reason
+        refused = [c for c in plan.candidates if c.kernel in HOPPER]
+        assert len(refused) == 2
+        assert all(c.cost_us is None and word in c.reason for c in refused)
     taken = base.replace(layouts={"a": COLUMN, "b": ROW, "c": ROW})
     assert pinned(taken, "wgmma", TARGETS["sm90a"]) is not None
     with pytest.raises(tp.Unsupported, match="excluded"):
@@ -300,7 +303,7 @@ def test_every_layout_and_epilogue_on_the_gpu(row: str, element: str) -> None:
         plan = pinned(desc, row, target)
         if plan is not None:
             ran += check(plan, turn)
-    applies = row != "wgmma" or (target.arch is tp.ArchSku.SM90A and element in ("f16", "bf16"))
+    applies = row not in HOPPER or (target.arch is tp.ArchSku.SM90A and element in ("f16", "bf16"))
     assert (ran > 0) == applies
 
 
@@ -334,8 +337,9 @@ def test_every_ring_and_tile_on_the_gpu(element: str) -> None:
     bias = torch.randn(2056, generator=g, device="cuda").to(desc.element.torch)
     made = {f"tiles {x}": gemm_launch.tiles_launch(desc, x) for x in gemm_launch.tiles_of(desc, target)}
     if target.arch is tp.ArchSku.SM90A:
-        rings = gemm_wgmma.rings_of(desc, target)
-        made |= {f"wgmma {x}": gemm_wgmma.wgmma_launch(desc, x, target) for x in rings}
+        for x in gemm_wgmma.rings_of(desc, target):
+            made[f"wgmma {x}"] = gemm_wgmma.wgmma_launch(desc, x, target)
+            made[f"wgmma_tiles {x}"] = gemm_wgmma.wgmma_launch(desc, x, target, specialised=False)
     for name, launches in made.items():
         # A row of its own, so that the plan's own machinery runs it.
         tp.kernel(

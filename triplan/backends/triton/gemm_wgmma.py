@@ -1,10 +1,15 @@
-"""The kernel table's row for matrix products by TMA and wgmma, on Hopper."""
+"""The kernel table's rows for matrix products by TMA and wgmma, on Hopper.
+
+``wgmma`` has warps that only load, and deals its tiles to as many programs as multiprocessors; ``wgmma_tiles`` does one
+tile a program with warps that do both.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from triplan.backends.launch import Int, Launch, Scalar, TensorMap
 from triplan.backends.table import kernel
@@ -18,14 +23,16 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Columns of a tile of 128 rows, extent of a step of k, and slots of the ring that steps go through."""
+    """Columns of a tile of 128 rows, extent of a step of k, slots of the ring that steps go through, and how many rows
+    of tiles are dealt together."""
 
     n: int
     k: int
     stages: int
+    group: int = GROUP_M
 
     def __str__(self) -> str:
-        return f"128x{self.n}x{self.k} s{self.stages}"
+        return f"128x{self.n}x{self.k} s{self.stages} g{self.group}"
 
     def shared_bytes(self, out_itemsize: int) -> int:
         """Of a ring of 2-byte elements, half a tile of C, and barriers."""
@@ -36,7 +43,7 @@ class Ring:
 #: brings to each multiprocessor in a microsecond: guesses until measured, as in ``gemm_launch``.
 MFLOP = {256: 5.6, 128: 4.7, 64: 3.0}
 FED_BY_TMA = 9.0e4
-RINGS = (Ring(256, 64, 4), Ring(256, 64, 3), Ring(128, 64, 6), Ring(128, 64, 5), Ring(128, 64, 4), Ring(64, 64, 6))
+RINGS = (Ring(256, 64, 4), Ring(256, 64, 3), Ring(128, 64, 6), Ring(128, 64, 4), Ring(64, 64, 6))
 
 
 def rings_of(desc: GemmDescriptor, target: Target) -> tuple[Ring, ...]:
@@ -77,26 +84,29 @@ def tensor_map(name: str, element: ElementKind, rows: int, columns: int, transpo
     return TensorMap(name, element, block, transposed, shared)
 
 
-def wgmma_launch(desc: GemmDescriptor, ring: Ring, target: Target) -> list[Launch]:
-    """``wgmma_kernel`` on as many programs as there are multiprocessors, or tiles."""
+def wgmma_launch(desc: GemmDescriptor, ring: Ring, target: Target, specialised: bool = True) -> list[Launch]:
+    """``wgmma_kernel`` on as many programs as there are multiprocessors, or tiles; or ``wgmma_tiles_kernel``."""
     if desc.m == 0 or desc.n == 0:
         return []
     a, b = desc.operand("a"), desc.operand("b")
     a_rows, b_rows = leading(a)[0] == 1, leading(b)[0] == 1
     tiles = -(-desc.m // 128) * -(-desc.n // ring.n)
+    # Each of two warpgroups loads and stores for itself, or both together.
+    rows = 64 if specialised else 128
     return [
         Launch(
-            kernels.wgmma_kernel,
-            min(tiles, target.sm_count),
+            kernels.wgmma_kernel if specialised else kernels.wgmma_tiles_kernel,
+            min(tiles, target.sm_count) if specialised else tiles,
             {
-                "a": tensor_map("a", a.element, 64, ring.k, not a_rows),
+                "a": tensor_map("a", a.element, rows, ring.k, not a_rows),
                 "b": tensor_map("b", b.element, ring.k, ring.n, not b_rows),
-                "c": tensor_map("c", desc.out, 64, ring.n // 2, False),
+                "c": tensor_map("c", desc.out, rows, ring.n // 2, False),
                 "bias": pointer(desc.operand("bias")) if desc.has_bias else None,
                 "alpha": Scalar("alpha", ElementKind.F32, 1.0),
                 "m": Int(desc.m),
                 "n": Int(desc.n),
                 "k": Int(desc.k),
+                "group_m": Int(ring.group),
             },
             {
                 "A_ROWS": a_rows,
@@ -104,15 +114,14 @@ def wgmma_launch(desc: GemmDescriptor, ring: Ring, target: Target) -> list[Launc
                 "BLOCK_N": ring.n,
                 "BLOCK_K": ring.k,
                 "STAGES": ring.stages,
-                "GROUP_M": GROUP_M,
                 "ACTIVATION": ACTIVATIONS[desc.activation],
             },
-            num_warps=4,
+            num_warps=4 if specialised else 8,
         )
     ]
 
 
-# --- the row ---
+# --- rows ---
 
 
 def fits_maps(desc: GemmDescriptor, name: str) -> str:
@@ -145,17 +154,28 @@ def wgmma_rank(desc: GemmDescriptor, target: Target) -> float:
     return ring_us(desc, chosen_ring(desc, target), target)
 
 
-@kernel(
-    name="wgmma",
-    elements=("f16", "bf16"),
-    archs=(ArchSku.SM90A,),
-    features=("gluon", "tma"),
-    interpretable=False,
-    supports=wgmma_applies,
-    guarantee=guarantee,
-    rank=wgmma_rank,
-    op="gemm",
-    layout=layout,
-)
+def wgmma_tiles_rank(desc: GemmDescriptor, target: Target) -> float:
+    # Nothing hides the first operands' way and the last result's.
+    return 1.03 * wgmma_rank(desc, target)
+
+
+_COMMON: dict[str, Any] = {
+    "op": "gemm",
+    "elements": ("f16", "bf16"),
+    "archs": (ArchSku.SM90A,),
+    "features": ("gluon", "tma"),
+    "interpretable": False,
+    "supports": wgmma_applies,
+    "guarantee": guarantee,
+    "layout": layout,
+}
+
+
+@kernel(name="wgmma", rank=wgmma_rank, **_COMMON)
 def wgmma(desc: GemmDescriptor, target: Target) -> list[Launch]:
     return wgmma_launch(desc, chosen_ring(desc, target), target)
+
+
+@kernel(name="wgmma_tiles", rank=wgmma_tiles_rank, **_COMMON)
+def wgmma_tiles(desc: GemmDescriptor, target: Target) -> list[Launch]:
+    return wgmma_launch(desc, chosen_ring(desc, target), target, specialised=False)

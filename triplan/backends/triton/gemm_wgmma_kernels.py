@@ -48,12 +48,12 @@ def silu(x):
 
 
 @gluon.jit
-def tile_of(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
-    """(row, column) of a tile: GROUP_M rows of tiles at a time, column by column, for the L2 cache."""
-    in_group = GROUP_M * tiles_n
+def tile_of(tile, tiles_m, tiles_n, group_m):
+    """(row, column) of a tile: ``group_m`` rows of tiles at a time, column by column, for the L2 cache."""
+    in_group = group_m * tiles_n
     group = tile // in_group
-    first = group * GROUP_M
-    height = gl.minimum(tiles_m - first, GROUP_M)
+    first = group * group_m
+    height = gl.minimum(tiles_m - first, group_m)
     within = tile % in_group
     return first + within % height, within // height
 
@@ -67,6 +67,29 @@ def following(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def write_tile(
+    acc, result, buffer, row, column, layout: gl.constexpr, HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr
+):
+    """C[row:, column:] = act(alpha * acc + bias), in two halves in turns through ``buffer``: memory is the ring's."""
+    c, _, bias, alpha, n = result
+    ROWS: gl.constexpr = acc.shape[0]
+    COLUMNS: gl.constexpr = acc.shape[1]
+    value = acc * alpha
+    if HAS_BIAS:
+        place = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
+        value += gl.load(bias + place, mask=place < n, other=0.0).to(gl.float32)[None, :]
+    left, right = value.reshape((ROWS, 2, COLUMNS // 2)).permute((0, 2, 1)).split()
+    for half in gl.static_range(2):
+        part = left if half == 0 else right
+        store_wait(0)  # what these threads stored before has left the buffer
+        thread_barrier()
+        buffer.store(ACTIVATION(part).to(c.dtype))
+        fence_async_shared()
+        thread_barrier()
+        store_tile(c, [row, column + half * (COLUMNS // 2)], buffer)
+
+
+@gluon.jit
 def load_operands(
     a,
     b,
@@ -77,16 +100,15 @@ def load_operands(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr,
 ):
     """The loading warp. A_ROWS, B_ROWS: the maps of A and B are row-major (else of the transposed matrix)."""
     sa, sb, full, empty = ring
-    tiles_m, tiles_n, steps = extent
+    tiles_m, tiles_n, steps, group_m = extent
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
     slot = 0
     phase = 1  # the ring begins empty: the phase before the first is over
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
         for step in range(steps):
@@ -116,14 +138,13 @@ def multiply(
     B_ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
     """A multiplying warpgroup: rows WHICH * 64 to WHICH * 64 + 63 of each tile."""
-    c, sc, bias, alpha, n = result
+    sc = result[1]
     sa, sb, full, empty = ring
-    tiles_m, tiles_n, steps = extent
+    tiles_m, tiles_n, steps, group_m = extent
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
@@ -131,7 +152,7 @@ def multiply(
     phase = 0
     last = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
         acc = gl.zeros((HALF, BLOCK_N), gl.float32, layout)
         for step in range(steps):
             mbarrier.wait(full.index(slot), phase)
@@ -147,20 +168,8 @@ def multiply(
             slot, phase = following(slot, phase, STAGES)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1)
-        value = acc * alpha
-        if HAS_BIAS:
-            column = tile_n * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
-            value += gl.load(bias + column, mask=column < n, other=0.0).to(gl.float32)[None, :]
-        # Two halves in turns through one buffer, which leaves its memory to the ring.
-        left, right = value.reshape((HALF, 2, BLOCK_N // 2)).permute((0, 2, 1)).split()
-        for half in gl.static_range(2):
-            part = left if half == 0 else right
-            store_wait(0)  # of this warpgroup: what it stored before has left the buffer
-            thread_barrier()
-            sc.index(WHICH).store(ACTIVATION(part).to(c.dtype))
-            fence_async_shared()
-            thread_barrier()
-            store_tile(c, [(tile_m * 2 + WHICH) * HALF, tile_n * BLOCK_N + half * (BLOCK_N // 2)], sc.index(WHICH))
+        row = (tile_m * 2 + WHICH) * HALF
+        write_tile(acc, result, sc.index(WHICH), row, tile_n * BLOCK_N, layout, HAS_BIAS, ACTIVATION)
     store_wait(0)
 
 
@@ -174,12 +183,12 @@ def wgmma_kernel(
     m,
     n,
     k,
+    group_m,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
     """C = act(alpha * A @ B + bias) in tiles of 128 by BLOCK_N; k is at least 1. Runs with 4 warps and 5 more."""
@@ -192,15 +201,106 @@ def wgmma_kernel(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
     ring = (sa, sb, full, empty)
-    extent = (gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
+    extent = (gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
     HAS_BIAS: gl.constexpr = bias is not None
     result = (c, sc, bias if HAS_BIAS else alpha, alpha, n)
     gl.warp_specialize(
         [
-            (multiply, (result, ring, extent, 0, A_ROWS, B_ROWS, BLOCK_N, STAGES, GROUP_M, HAS_BIAS, ACTIVATION)),
-            (multiply, (result, ring, extent, 1, A_ROWS, B_ROWS, BLOCK_N, STAGES, GROUP_M, HAS_BIAS, ACTIVATION)),
-            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP_M)),
+            (multiply, (result, ring, extent, 0, A_ROWS, B_ROWS, BLOCK_N, STAGES, HAS_BIAS, ACTIVATION)),
+            (multiply, (result, ring, extent, 1, A_ROWS, B_ROWS, BLOCK_N, STAGES, HAS_BIAS, ACTIVATION)),
+            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K, STAGES)),
         ],
         [4, 1],
         [232, 40],
     )
+
+
+# --- one tile a program ---
+
+
+@gluon.jit
+def load_step(
+    a,
+    b,
+    ring,
+    step,
+    slot,
+    row,
+    column,
+    wanted,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+):
+    """Ask for one step's operands, if it is ``wanted``."""
+    sa, sb, full = ring
+    ready = full.index(slot)
+    depth = step * BLOCK_K
+    mbarrier.expect(ready, (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8), pred=wanted)
+    if A_ROWS:
+        load_tile(a, [row, depth], ready, sa.index(slot), pred=wanted)
+    else:
+        load_tile(a, [depth, row], ready, sa.index(slot), pred=wanted)
+    if B_ROWS:
+        load_tile(b, [depth, column], ready, sb.index(slot), pred=wanted)
+    else:
+        load_tile(b, [column, depth], ready, sb.index(slot), pred=wanted)
+
+
+@gluon.jit
+def wgmma_tiles_kernel(
+    a,
+    b,
+    c,
+    bias,
+    alpha,
+    m,
+    n,
+    k,
+    group_m,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):
+    """The same without warps of their own for loading: 8 warps load and multiply one tile of 128 by BLOCK_N."""
+    sa = gl.allocate_shared_memory(a.dtype, [STAGES] + a.block_type.shape, a.layout)
+    sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
+    sc = gl.allocate_shared_memory(c.dtype, c.block_type.shape, c.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    tile_m, tile_n = tile_of(gl.program_id(0), gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), group_m)
+    row = tile_m * 2 * HALF
+    column = tile_n * BLOCK_N
+    steps = gl.cdiv(k, BLOCK_K)
+    ring = (sa, sb, full)
+    for i in gl.static_range(STAGES - 1):
+        load_step(a, b, ring, i, i, row, column, i < steps, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K)
+    acc = gl.zeros((2 * HALF, BLOCK_N), gl.float32, layout)
+    slot = 0
+    phase = 0
+    last = STAGES - 1
+    for step in range(steps):
+        mbarrier.wait(full.index(slot), phase)
+        x = sa.index(slot) if A_ROWS else sa.index(slot).permute((1, 0))
+        y = sb.index(slot) if B_ROWS else sb.index(slot).permute((1, 0))
+        running = warpgroup_mma(x, y, acc, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
+        # Both warpgroups are done with the slot before it is filled anew: one of them may be ahead.
+        thread_barrier()
+        ahead = step + STAGES - 1
+        load_step(a, b, ring, ahead, last, row, column, ahead < steps, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K)
+        last = slot
+        slot, phase = following(slot, phase, STAGES)
+    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+    HAS_BIAS: gl.constexpr = bias is not None
+    result = (c, sc, bias if HAS_BIAS else alpha, alpha, n)
+    write_tile(acc, result, sc, row, column, layout, HAS_BIAS, ACTIVATION)
+    store_wait(0)
