@@ -28,7 +28,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def magnitude(desc: tp.GemmDescriptor, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Σ|terms| before the activation; infinite, so that nothing is asked, where the bare product leaves its range."""
     alpha, beta = (1.0 if x.get(name) is None else abs(x[name]) for name in ("alpha", "beta"))
     product = x["a"] @ x["b"]
@@ -41,12 +41,12 @@ def magnitude(desc: tp.GemmDescriptor, x: Mapping[str, Any]) -> dict[str, torch.
     return {"c": torch.where(product > reach, torch.inf, found)}
 
 
-def exact(desc: tp.GemmDescriptor) -> bool:
+def exact(desc: Any) -> bool:
     """Whether small integers in give integers out."""
     return desc.activation in ("identity", "relu")
 
 
-def pinned(desc: tp.GemmDescriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
+def pinned(desc: tp.Descriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
     """The plan of exactly this row, or None where it does not apply."""
     try:
         return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=row), target=target)
@@ -70,6 +70,27 @@ def grid(element: str, m: int, n: int, k: int) -> Iterator[tp.GemmDescriptor]:
             epilogue=epilogue,
             reads_c0=reads_c0,
             layouts={**layouts, **extra},
+        )
+
+
+def batched_grid(element: str, batch: int, m: int, n: int, k: int) -> Iterator[tp.BatchedGemmDescriptor]:
+    """Packed, transposed, shared by all of the batch, and of any strides."""
+    column = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+    shared = tp.Layout.strided(unit_axis=2, alignment=16, zero_axes=[0])
+    layouts: tuple[dict[str, Any], ...] = (
+        {},
+        {"b": column},
+        {"a": column, "c": column},
+        {"b": shared},
+        {"a": shared, "b": tp.Layout.strided(zero_axes=[0]), "c": tp.Layout.strided(unit_axis=0)},
+        {"a": "strided", "b": "strided", "c": "strided"},
+    )
+    for turn, layout in enumerate(layouts):
+        reads_c0 = turn % 3 == 1
+        options: dict[str, Any] = {"epilogue": EPILOGUES[(3 * turn) % len(EPILOGUES)], "reads_c0": reads_c0}
+        wide = "f32" if element in ("f16", "bf16") and turn == 3 else None
+        yield tp.BatchedGemmDescriptor(
+            batch=batch, m=m, n=n, k=k, element=element, out_element=wide, layouts=layout, **options
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,20 @@ ROWS, COLUMNS = 24, 32
 
 
 class Gemm(Problem):
-    """``a`` (rows, k), ``b`` (k, COLUMNS), and ``c0`` (rows, COLUMNS) and ``bias`` where the options ask for them."""
+    """``a`` (rows, k), ``b`` (k, COLUMNS), and ``c0`` (rows, COLUMNS) and ``bias`` where the options ask for them.
 
-    def __init__(self, options: dict[str, Any], a: Tensor, b: Tensor, c0: Tensor, bias: Tensor) -> None:
-        self.options, self.parts_of = options, (a, b, c0, bias)
-        self.desc = tp.GemmDescriptor(m=a.shape[0], n=b.shape[1], k=a.shape[1], **options)
+    ``batched``: each row is a product of its own, of one row and the same B.
+    """
+
+    def __init__(self, batched: bool, options: dict[str, Any], a: Tensor, b: Tensor, c0: Tensor, bias: Tensor) -> None:
+        self.batched, self.options, self.parts_of = batched, options, (a, b, c0, bias)
+        (m, k), n = a.shape, b.shape[1]
+        self.desc: tp.Descriptor
+        if batched:
+            self.desc = tp.BatchedGemmDescriptor(batch=m, m=1, n=n, k=k, **options)
+            a, b, c0 = a[:, None], b.expand(m, k, n).contiguous(), c0[:, None]
+        else:
+            self.desc = tp.GemmDescriptor(m=m, n=n, k=k, **options)
         named = {"a": a, "b": b, "c0": c0, "bias": bias}
         self.values = {o.name: named[o.name] for o in self.desc.operands() if o.name in named}
 
@@ -31,17 +41,17 @@ class Gemm(Problem):
 
     def _rows(self, kept: Tensor) -> Variant:
         a, b, c0, bias = self.parts_of
-        part = Gemm(self.options, a[kept], b, c0[kept], bias)
+        part = Gemm(self.batched, self.options, a[kept], b, c0[kept], bias)
         return Variant(part, lambda out: out["c"], lambda out: out["c"][kept])
 
     def reordered(self) -> Variant:
         a, b, c0, bias = self.parts_of
         order = torch.randperm(a.shape[1], generator=torch.Generator().manual_seed(1))
-        other = Gemm(self.options, a[:, order].contiguous(), b[order].contiguous(), c0, bias)
+        other = Gemm(self.batched, self.options, a[:, order].contiguous(), b[order].contiguous(), c0, bias)
         return Variant(other, lambda out: out["c"], lambda out: out["c"])
 
 
-def make(n: int, element: tp.ElementKind, kind: Kind, **options: Any) -> Gemm:
+def make(batched: bool, n: int, element: tp.ElementKind, kind: Kind, **options: Any) -> Gemm:
     """k = ``n`` (even). In ``cancelling`` the second half of k opposes the first, and all are shuffled."""
     g = torch.Generator().manual_seed(0)
     a, b = draw((ROWS, n), element, kind, n, g), draw((n, COLUMNS), element, kind, n, g)
@@ -51,7 +61,9 @@ def make(n: int, element: tp.ElementKind, kind: Kind, **options: Any) -> Gemm:
         a[:, half:], b[half:] = -a[:, :half], b[:half]
         a, b = a[:, order].contiguous(), b[order].contiguous()
         c0, bias = c0 * 2.0**-10, bias * 2.0**-10  # small beside what is rounded off
-    return Gemm({"element": element, **options}, a, b, c0, bias)
+    return Gemm(batched, {"element": element, **options}, a, b, c0, bias)
 
 
-joins("gemm", {}, {"epilogue": "bias"}, {"epilogue": "bias_relu", "reads_c0": True}, magnitude=magnitude)(make)
+_OPTIONS: tuple[dict[str, Any], ...] = ({}, {"epilogue": "bias"}, {"epilogue": "bias_relu", "reads_c0": True})
+joins("gemm", *_OPTIONS, magnitude=magnitude)(partial(make, False))
+joins("batched_gemm", *_OPTIONS, magnitude=magnitude)(partial(make, True))

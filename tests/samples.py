@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from triplan import (
+    BatchedGemmDescriptor,
     Descriptor,
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -34,6 +35,7 @@ SAMPLES: dict[str, Descriptor] = {
         EmbeddingDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
         EmbeddingBackwardDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
         GemmDescriptor(m=5, n=32, k=9, element="f32", epilogue="bias", reads_c0=True),
+        BatchedGemmDescriptor(batch=3, m=5, n=32, k=9, element="f32", epilogue="bias", reads_c0=True),
     )
 }
 ACCUMULATING = (

@@ -1,4 +1,4 @@
-"""mm, addmm and linear beside torch's own, on small integers: every order of adding then gives one result."""
+"""mm, bmm, addmm and linear beside torch's own, on small integers: any order of adding then gives one result."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ def calls(device: str, dtype: torch.dtype = torch.float64, how: str = "packed") 
     return {
         "mm": (F.mm, torch.mm, (a, b), {}),
         "mm_empty": (F.mm, torch.mm, (x(5, 0, seed=1), x(0, 3, seed=2)), {}),
+        "bmm": (F.bmm, torch.bmm, (x(3, 5, 16, seed=1), x(3, 16, 24, seed=2)), {}),
+        "bmm_empty": (F.bmm, torch.bmm, (x(3, 5, 0, seed=1), x(3, 0, 2, seed=2)), {}),
         "addmm": (F.addmm, torch.addmm, (x(5, 24, seed=5), a, b), {"beta": 2, "alpha": -3}),
         "addmm_row": (F.addmm, torch.addmm, (bias, a, b), {}),
         "addmm_column": (F.addmm, torch.addmm, (x(5, 1, seed=6), a, b), {"beta": 0.5}),
@@ -100,11 +102,10 @@ def test_gradients_of_expanded_ones(name: str, device: str) -> None:
     assert all(torch.equal(m.grad, o.grad) for m, o in zip(mine, others, strict=True))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["mm", "addmm", "addmm_column", "linear", "linear_batch"])
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "addmm_column", "linear", "linear_batch"])
 def test_gradcheck(name: str, device: str) -> None:
     ours, _, tensors, keywords = calls(device)[name]
-    small = tuple(t.narrow(-1, 0, 3) if t.size(-1) > 3 else t for t in tensors)
-    small = tuple(t.narrow(0, 0, 3) if t.size(0) > 3 and t.dim() > 1 else t for t in small)
+    small = tuple(t[tuple(slice(3) for _ in t.shape)] for t in tensors)
     inputs = tuple(leaves(small))
     function = lambda *x: ours(*x, **keywords)  # noqa: E731
     assert gradcheck(function, inputs)
@@ -165,7 +166,7 @@ def test_opcheck(name: str, requires_grad: bool, device: str) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", ["mm", "addmm", "addmm_row", "linear", "linear_batch", "linear_no_bias"])
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "addmm_row", "linear", "linear_batch", "linear_no_bias"])
 def test_compiles_whole(name: str, dynamic: bool, backend: str, device: str) -> None:
     if backend == "inductor" and (dynamic or name not in ("linear", "addmm")):
         pytest.skip("inductor compiles for long: two calls stand for all")
@@ -185,6 +186,8 @@ def test_compiles_whole(name: str, dynamic: bool, backend: str, device: str) -> 
     [
         (lambda x: F.mm(x(2, 3), x(4, 5)), r"cannot be multiplied \(2x3 and 4x5\)"),
         (lambda x: F.mm(x(2), x(2, 5)), "must be a matrix"),
+        (lambda x: F.bmm(x(2, 3), x(2, 5, 4)), "must be a 3D tensor"),
+        (lambda x: F.bmm(x(2, 3, 4), x(3, 4, 5)), r"to be: \[2, 4\] but got: \[3, 4\]"),
         (lambda x: F.mm(x(2, 3), x(3, 5).half()), "same dtype"),
         (lambda x: F.mm(x(2, 3).int(), x(3, 5).int()), "not implemented"),
         (lambda x: F.addmm(x(3), x(2, 3), x(3, 5)), "cannot be expanded"),

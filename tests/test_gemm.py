@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from gemm_cases import COLUMN, EDGES, ELEMENTS, ROW, exact, grid, magnitude, pinned
+from gemm_cases import COLUMN, EDGES, ELEMENTS, ROW, batched_grid, exact, grid, magnitude, pinned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +36,11 @@ def of_edges(element: str) -> list[tp.GemmDescriptor]:
         for epilogue, reads_c0 in (("bias", True), ("identity", False)):
             found.append(tp.GemmDescriptor(m=m, n=n, k=k, element=element, epilogue=epilogue, reads_c0=reads_c0))
     return found
+
+
+def batches(element: str, m: int, n: int, k: int) -> list[tp.BatchedGemmDescriptor]:
+    found = list(batched_grid(element, 3, m, n, k))
+    return [*found, *(found[1].replace(layouts={}, **{x: 0}) for x in ("batch", "m", "n", "k"))]
 
 
 # --- what is asked ---
@@ -87,7 +92,7 @@ def test_from_args_promises_transposes_as_they_lie() -> None:
 
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_the_cpu_backend_keeps_its_guarantee(element: str) -> None:
-    for turn, desc in enumerate([*grid(element, 17, 35, 70), *of_edges(element)]):
+    for turn, desc in enumerate([*grid(element, 17, 35, 70), *of_edges(element), *batches(element, 9, 7, 20)]):
         plan = tp.plan(desc, target=CPU)
         check(plan, turn)
         assert check_refusals(plan, seed=turn) > 0
@@ -122,7 +127,7 @@ def test_activations_are_torchs(name: str) -> None:
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_every_layout_and_epilogue_interpreted(row: str, element: str) -> None:
     held = 0
-    for turn, desc in enumerate([*grid(element, 17, 35, 70), *of_edges(element)]):
+    for turn, desc in enumerate([*grid(element, 17, 35, 70), *of_edges(element), *batches(element, 17, 35, 40)]):
         plan = pinned(desc, row, INTERPRETER)
         assert plan is not None
         held += check(plan, turn)
@@ -152,9 +157,9 @@ def test_beta_zero_never_reads_c0() -> None:
 # --- compiled ---
 
 
-def main_configurations(element: str) -> list[tp.GemmDescriptor]:
+def main_configurations(element: str) -> list[tp.Descriptor]:
     base = tp.GemmDescriptor(m=4096, n=4096, k=4096, element=element)
-    found = [
+    found: list[tp.Descriptor] = [
         base.replace(layouts={"b": COLUMN}, epilogue="bias"),
         base.replace(epilogue="bias_gelu"),
         base.replace(layouts={"a": COLUMN}, epilogue="silu"),
@@ -163,6 +168,7 @@ def main_configurations(element: str) -> list[tp.GemmDescriptor]:
         base.replace(m=16),
         base.replace(m=64, n=14336, epilogue="bias_relu"),
     ]
+    found += batched_grid(element, 64, 1024, 1024, 128)
     if element in ("f16", "bf16"):
         found.append(base.replace(out_element="f32", epilogue="bias"))
     if element == "f32":
@@ -189,7 +195,7 @@ def test_compiles_without_spills_and_multiplies_by_tensor_cores(row: str, elemen
                 assert "cp.async.bulk.tensor" in found.ptx
             elif element != "f64" and desc.multiplicands != tp.MathPrecision.F32:
                 assert re.search(r"wgmma\.mma_async|mma\.sync", found.ptx)
-                if desc.layouts == () and desc.m > 64:
+                if desc.op == "gemm" and desc.layouts == () and desc.m > 64:
                     assert "cp.async.cg" in found.ptx
     takes = row not in HOPPER or (arch == "sm90a" and element in ("f16", "bf16"))
     assert (built > 0) == takes
@@ -299,7 +305,8 @@ def test_every_layout_and_epilogue_on_the_gpu(row: str, element: str) -> None:
             plan = pinned(desc, row, target)
             if plan is not None:
                 ran += check(plan, turn)
-    for turn, desc in enumerate(of_edges(element)):
+    edges = of_edges(element)
+    for turn, desc in enumerate([*edges, *batches(element, 17, 35, 70), *batches(element, 136, 264, 200)]):
         plan = pinned(desc, row, target)
         if plan is not None:
             ran += check(plan, turn)
@@ -365,10 +372,11 @@ def test_beta_zero_never_reads_c0_on_the_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_any_problem_on_the_gpu() -> None:
-    @settings(max_examples=25)
-    @given(descriptors(tp.GemmDescriptor, 1 << 20, target=tp.Target.current()), st.integers(0, 2**31))
-    def holds(desc: tp.GemmDescriptor, seed: int) -> None:
+@pytest.mark.parametrize("cls", [tp.GemmDescriptor, tp.BatchedGemmDescriptor])
+def test_any_problem_on_the_gpu(cls: type[tp.Descriptor]) -> None:
+    @settings(max_examples=15)
+    @given(descriptors(cls, 1 << 20, target=tp.Target.current()), st.integers(0, 2**31))
+    def holds(desc: tp.Descriptor, seed: int) -> None:
         plan = tp.plan(desc)
         check(plan, seed)
         check_refusals(plan, seed=seed)

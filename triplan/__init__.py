@@ -9,6 +9,7 @@ from triplan.backends import (
     reference,
 )
 from triplan.descriptors import (
+    BatchedGemmDescriptor,
     Descriptor,
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -37,6 +38,8 @@ from triplan.errors import (
     WorkspaceTooSmall,
 )
 from triplan.facade import (
+    BatchedGemmArgs,
+    BatchedGemmPlan,
     CacheStats,
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -89,6 +92,9 @@ __all__ = [
     "TABLE",
     "ArchSku",
     "BackendKind",
+    "BatchedGemmArgs",
+    "BatchedGemmDescriptor",
+    "BatchedGemmPlan",
     "CacheStats",
     "Candidate",
     "Descriptor",

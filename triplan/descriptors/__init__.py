@@ -2,7 +2,7 @@
 
 from triplan.descriptors.base import Descriptor, descriptor_types, parse_descriptor
 from triplan.descriptors.fields import AxisField, Extent, ExtentField, IndexValueField, Shape, ShapeField
-from triplan.descriptors.gemm import GemmDescriptor
+from triplan.descriptors.gemm import BatchedGemmDescriptor, GemmDescriptor, MatrixProductDescriptor
 from triplan.descriptors.indexing import (
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -23,6 +23,7 @@ from triplan.descriptors.operand import Operand, OperandKind, Role
 __all__ = [
     "PACKED",
     "AxisField",
+    "BatchedGemmDescriptor",
     "Descriptor",
     "EmbeddingBackwardDescriptor",
     "EmbeddingDescriptor",
@@ -38,6 +39,7 @@ __all__ = [
     "IndexValueField",
     "IndexingDescriptor",
     "Layout",
+    "MatrixProductDescriptor",
     "Operand",
     "OperandKind",
     "OutOfBounds",

@@ -15,8 +15,8 @@ from triplan.sku import Element, ElementKind, Math, MathPrecision, OpCategory
 Epilogue = Literal["identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu"]
 
 
-class GemmDescriptor(Descriptor):
-    """``c = act(alpha * a @ b + beta * c0 + bias)`` (BLAS's gemm, with an epilogue).
+class MatrixProductDescriptor(Descriptor):
+    """Fields that all matrix products share: ``c = act(alpha * a @ b + beta * c0 + bias)``.
 
     Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
     epilogue adds one. ``alpha`` and ``beta`` are Args, 1 where None is passed; with beta = 0 ``c0`` is not read.
@@ -37,7 +37,6 @@ class GemmDescriptor(Descriptor):
 
     category: ClassVar[OpCategory] = OpCategory.GEMM
 
-    op: Literal["gemm"] = "gemm"
     m: Extent
     n: Extent
     k: Extent
@@ -99,13 +98,19 @@ class GemmDescriptor(Descriptor):
         """``identity``, ``relu``, ``gelu`` or ``silu``."""
         return self.epilogue.removeprefix("bias").removeprefix("_") or "identity"
 
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Extents before those of the matrices: of a batch."""
+        return ()
+
     def declare_operands(self) -> tuple[Operand, ...]:
-        compute = self.element.compute
-        c0 = Operand("c0", Role.INPUT, self.out, (self.m, self.n), batch_axes=(0,))
+        compute, lead = self.element.compute, self.lead
+        rows = tuple(range(len(lead) + 1))
+        c0 = Operand("c0", Role.INPUT, self.out, (*lead, self.m, self.n), batch_axes=rows)
         return (
-            Operand("a", Role.INPUT, self.element, (self.m, self.k), batch_axes=(0,)),
-            Operand("b", Role.INPUT, self.element, (self.k, self.n)),
-            Operand("c", Role.OUTPUT, self.out, (self.m, self.n), batch_axes=(0,)),
+            Operand("a", Role.INPUT, self.element, (*lead, self.m, self.k), batch_axes=rows),
+            Operand("b", Role.INPUT, self.element, (*lead, self.k, self.n), batch_axes=rows[:-1]),
+            Operand("c", Role.OUTPUT, self.out, (*lead, self.m, self.n), batch_axes=rows),
             *((c0,) if self.reads_c0 else ()),
             *((Operand("bias", Role.INPUT, self.out, (self.n,)),) if self.has_bias else ()),
             Operand("alpha", Role.INPUT, compute, kind=OperandKind.HOST_SCALAR, optional=True),
@@ -118,9 +123,10 @@ class GemmDescriptor(Descriptor):
 
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
-        (m, k), n = args.a.shape, args.b.shape[1]
+        (*lead, m, k), n = args.a.shape, args.b.shape[-1]
         same = args.c.dtype == args.a.dtype
         return {
+            **({"batch": lead[0]} if lead else {}),
             "m": m,
             "n": n,
             "k": k,
@@ -129,3 +135,28 @@ class GemmDescriptor(Descriptor):
             "reads_c0": getattr(args, "c0", None) is not None,
             **options,
         }
+
+
+class GemmDescriptor(MatrixProductDescriptor):
+    """``c = act(alpha * a @ b + beta * c0 + bias)`` (BLAS's gemm, with an epilogue).
+
+    Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
+    epilogue adds one. Fields and Args as ``MatrixProductDescriptor`` says.
+    """
+
+    op: Literal["gemm"] = "gemm"
+
+
+class BatchedGemmDescriptor(MatrixProductDescriptor):
+    """``c[i] = act(alpha * a[i] @ b[i] + beta * c0[i] + bias)`` for each of ``batch`` products of one shape.
+
+    Operands as of gemm, but for ``bias`` with ``batch`` before the matrices' extents. One that is the same for all is
+    promised with ``zero_axes=(0,)``, as ``expand`` makes it.
+    """
+
+    op: Literal["batched_gemm"] = "batched_gemm"
+    batch: Extent
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        return (self.batch,)

@@ -1,7 +1,7 @@
 """What users hold: plans, their args, workspaces, caches."""
 
 from triplan.facade.cache import CacheStats, LoadReport, PlanCache
-from triplan.facade.gemm import GemmArgs, GemmPlan
+from triplan.facade.gemm import BatchedGemmArgs, BatchedGemmPlan, GemmArgs, GemmPlan
 from triplan.facade.indexing import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -29,6 +29,8 @@ from triplan.facade.prepared import PreparedIndices
 from triplan.facade.workspace import Workspace
 
 __all__ = [
+    "BatchedGemmArgs",
+    "BatchedGemmPlan",
     "CacheStats",
     "EmbeddingArgs",
     "EmbeddingBackwardArgs",

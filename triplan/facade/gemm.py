@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triplan.descriptors import GemmDescriptor
+from triplan.descriptors import BatchedGemmDescriptor, GemmDescriptor
 from triplan.facade.plan import Plan
 
 
@@ -25,3 +25,20 @@ class GemmArgs:
 
 class GemmPlan(Plan[GemmDescriptor, GemmArgs]):
     descriptor_type, args_type = GemmDescriptor, GemmArgs
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedGemmArgs:
+    """As ``GemmArgs``, with the batch's axis first in all matrices."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    c0: Tensor | None = None
+    bias: Tensor | None = None
+    alpha: float | int | None = None
+    beta: float | int | None = None
+
+
+class BatchedGemmPlan(Plan[BatchedGemmDescriptor, BatchedGemmArgs]):
+    descriptor_type, args_type = BatchedGemmDescriptor, BatchedGemmArgs

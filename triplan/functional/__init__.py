@@ -1,12 +1,13 @@
 """torch-like calls with autograd, on plans: what torch has by these names, with torch's semantics."""
 
 from triplan.functional.gathering import gather, gather_with_grad, scatter, scatter_add, scatter_add_
-from triplan.functional.multiplying import addmm, linear, mm
+from triplan.functional.multiplying import addmm, bmm, linear, mm
 from triplan.functional.putting import index_put
 from triplan.functional.selecting import embedding, index_add, index_add_, index_select
 
 __all__ = [
     "addmm",
+    "bmm",
     "embedding",
     "gather",
     "gather_with_grad",

@@ -1,4 +1,4 @@
-"""Matrix products: mm, addmm and linear, as torch has them.
+"""Matrix products: mm, bmm, addmm and linear, as torch has them.
 
 The adjoint of a product is two products with one factor transposed: other strides, which plans take as they are. The
 gradient of a bias is a sum over rows, in torch's own reduction: deterministic, and of halves in f32.
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from triplan.facade import GemmPlan
+from triplan.facade import BatchedGemmPlan, GemmPlan
 from triplan.functional._ops import Op
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import check_same_device, require
@@ -52,7 +52,10 @@ def _product(
     c0: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Ran | None:
-    """c = alpha * a @ b + beta * c0 + bias, by a plan. None if the call is more than its tensors."""
+    """c = alpha * a @ b + beta * c0 + bias, by a plan, of matrices or of batches of them.
+
+    None if the call is more than its tensors.
+    """
     operands = {"a": a, "b": b, "c": c}
     options: dict[str, Any] = {}
     scalars: dict[str, Any] = {} if alpha == 1 else {"alpha": alpha}
@@ -64,7 +67,7 @@ def _product(
         options["epilogue"] = "bias"
     if tf32 := _tf32(a):
         options["math"] = "tf32"
-    ran = run(GemmPlan, operands, scalars=scalars, **options)
+    ran = run(GemmPlan if a.dim() == 2 else BatchedGemmPlan, operands, scalars=scalars, **options)
     # A repeated call would not see other numbers, nor that torch's precision has changed.
     return None if scalars or tf32 or a.dtype == torch.float32 else ran
 
@@ -123,6 +126,52 @@ def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     both. Raises ``RuntimeError`` for ranks, shapes, dtypes and devices that do not fit.
     """
     return _mm.into(out, input, mat2, 1)
+
+
+# --- bmm ---
+
+
+def _bmm_shape(input: Tensor, mat2: Tensor, alpha: float = 1) -> Sequence[int]:
+    for name, t in (("batch1", input), ("batch2", mat2)):
+        if t.dim() != 3:
+            raise RuntimeError(f"bmm(): {name} must be a 3D tensor, got {t.dim()}-D tensor")
+    _check_factors("bmm", input, mat2)
+    require(
+        input.size(0) == mat2.size(0) and input.size(2) == mat2.size(1),
+        lambda: (
+            f"bmm(): Expected size for first two dimensions of batch2 tensor to be: [{input.size(0)}, {input.size(2)}] "
+            f"but got: [{mat2.size(0)}, {mat2.size(1)}]."
+        ),
+    )
+    return (input.size(0), input.size(1), mat2.size(2))
+
+
+def _bmm_grad(ctx: Any, grad: Tensor) -> Any:
+    input, mat2 = ctx.saved_tensors
+    to_input, to_mat2 = ctx.needs_input_grad[:2]
+    return (
+        _bmm(grad, mat2.transpose(1, 2), ctx.alpha) if to_input else None,
+        _bmm(input.transpose(1, 2), grad, ctx.alpha) if to_mat2 else None,
+        None,
+    )
+
+
+_bmm = Op(
+    "bmm",
+    "Tensor input, Tensor mat2, Scalar alpha=1",
+    shape=_bmm_shape,
+    fill=_mm_fill,
+    setup=_mm_setup,
+    backward=_bmm_grad,
+)
+
+
+def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``input[i] @ mat2[i]`` for each i (torch.bmm), of (b, m, k) and (b, k, n): otherwise as ``mm``.
+
+    A factor that ``expand`` repeats over the batch is not copied.
+    """
+    return _bmm.into(out, input, mat2, 1)
 
 
 # --- addmm ---

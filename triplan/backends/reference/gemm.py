@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from triplan.backends.table import reference
-from triplan.descriptors import GemmDescriptor
+from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 
 Tensor = torch.Tensor
@@ -39,7 +39,7 @@ def _tolerance(element: ElementKind, out: ElementKind, k: int) -> Tolerance:
     )
 
 
-def _guarantee(desc: GemmDescriptor) -> Mapping[str, PrecisionGuarantee]:
+def _guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
     compute = desc.element.compute
     return {
         "c": PrecisionGuarantee(
@@ -56,7 +56,8 @@ def _guarantee(desc: GemmDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 
 @reference(op="gemm", elements=ELEMENTS, guarantee=_guarantee)
-def gemm(desc: GemmDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
+@reference(op="batched_gemm", elements=ELEMENTS, guarantee=_guarantee)
+def gemm(desc: MatrixProductDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """c = act(alpha * a @ b + beta * c0 + bias); with beta = 0, c0 is not read."""
     alpha, beta = (1.0 if x.get(name) is None else x[name] for name in ("alpha", "beta"))
     found = alpha * (x["a"] @ x["b"])

@@ -17,8 +17,8 @@ from triplan.backends.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton import gemm_launch as launching
 from triplan.backends.triton.gemm_launch import Tile
-from triplan.descriptors import GemmDescriptor
-from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Target, Tolerance
+from triplan.descriptors import MatrixProductDescriptor
+from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target, Tolerance
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 
@@ -71,19 +71,19 @@ def _guarantee(
     }
 
 
-def guarantee(desc: GemmDescriptor) -> Mapping[str, PrecisionGuarantee]:
+def guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
     return _guarantee(desc.element, desc.out, desc.multiplicands, desc.k, False)
 
 
-def invariant_guarantee(desc: GemmDescriptor) -> Mapping[str, PrecisionGuarantee]:
+def invariant_guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
     return _guarantee(desc.element, desc.out, desc.multiplicands, desc.k, True)
 
 
-def invariant_numerics(desc: GemmDescriptor) -> str:
+def invariant_numerics(desc: MatrixProductDescriptor) -> str:
     return f"gemm-tiles-invariant.{desc.multiplicands}.{desc.out}.{desc.epilogue}.v1"
 
 
-def layout(desc: GemmDescriptor) -> str:
+def layout(desc: MatrixProductDescriptor) -> str:
     """Of A and B, as BLAS names them: n for row-major, t for column-major, x for any strides."""
     names = {1: "n", 0: "t", None: "x"}
     return "".join(names[launching.leading(desc.operand(o))[0]] for o in "ab")
@@ -92,36 +92,43 @@ def layout(desc: GemmDescriptor) -> str:
 # --- rows ---
 
 
-def invariant_tile(desc: GemmDescriptor, target: Target) -> Tile:
+def invariant_tile(desc: MatrixProductDescriptor, target: Target) -> Tile:
     """The same for every m: of its tiles the one of 64 rows, or the largest."""
     tiles = launching.tiles_of(desc, target)
     return next((t for t in tiles if t.m == 64 and t.n == 128), tiles[0])
 
 
-def tiles_rank(desc: GemmDescriptor, target: Target) -> float:
+def tiles_rank(desc: MatrixProductDescriptor, target: Target) -> float:
     return launching.tile_us(desc, launching.chosen_tile(desc, target), target)
 
 
-def invariant_rank(desc: GemmDescriptor, target: Target) -> float:
+def invariant_rank(desc: MatrixProductDescriptor, target: Target) -> float:
     # The same kernel: where both take the same tile, the row that promises less comes first by this much.
     return launching.tile_us(desc, invariant_tile(desc, target), target) * 1.001
 
 
-_COMMON: dict[str, Any] = {"op": "gemm", "layout": layout}
+def tiles_apply(desc: MatrixProductDescriptor, target: Target) -> Support:
+    most = max(launching.programs_of(desc, tile) for tile in launching.tiles_of(desc, target))
+    if most < 2**31:
+        return SUPPORTED
+    return Support.no(f"C has up to {most} tiles; a grid holds fewer than 2**31")
 
 
-@kernel(name="tiles", elements=ELEMENTS, guarantee=guarantee, rank=tiles_rank, **_COMMON)
-def tiles(desc: GemmDescriptor, target: Target) -> list[Launch]:
+def tiles(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return launching.tiles_launch(desc, launching.chosen_tile(desc, target))
 
 
-@kernel(
-    name="tiles_invariant",
-    elements=ELEMENTS,
-    guarantee=invariant_guarantee,
-    rank=invariant_rank,
-    numerics=invariant_numerics,
-    **_COMMON,
-)
-def tiles_invariant(desc: GemmDescriptor, target: Target) -> list[Launch]:
+def tiles_invariant(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return launching.tiles_launch(desc, invariant_tile(desc, target))
+
+
+for _op in ("gemm", "batched_gemm"):
+    _common: dict[str, Any] = {"op": _op, "elements": ELEMENTS, "layout": layout, "supports": tiles_apply}
+    kernel(name="tiles", guarantee=guarantee, rank=tiles_rank, **_common)(tiles)
+    kernel(
+        name="tiles_invariant",
+        guarantee=invariant_guarantee,
+        rank=invariant_rank,
+        numerics=invariant_numerics,
+        **_common,
+    )(tiles_invariant)

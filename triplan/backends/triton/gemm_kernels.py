@@ -107,6 +107,10 @@ def tiles_kernel(
     c0m,
     c0n,
     bias_n,
+    a_batch,
+    b_batch,
+    c_batch,
+    c0_batch,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -118,9 +122,22 @@ def tiles_kernel(
 ):
     """One tile (BLOCK_M, BLOCK_N) of C a program. ``xy`` is the stride of matrix x along axis y.
 
+    ``x_batch``: its stride from one product to the next; None where there is but one.
+
     WHOLE_K: k is a multiple of BLOCK_K, so that only rows and columns need masks.
     """
-    tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
+    program = tl.program_id(0)
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    if c_batch is not None:
+        which = (program // (tiles_m * tiles_n)).to(tl.int64)
+        program = program % (tiles_m * tiles_n)
+        a += which * a_batch
+        b += which * b_batch
+        c += which * c_batch
+        if c0 is not None:
+            c0 += which * c0_batch
+    tile_m, tile_n = tile_of(program, tiles_m, tiles_n, GROUP_M)
     row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K).to(tl.int64)

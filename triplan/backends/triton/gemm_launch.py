@@ -12,7 +12,7 @@ import triton.language as tl
 
 from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Stride
 from triplan.backends.triton import gemm_kernels as kernels
-from triplan.descriptors import GemmDescriptor, Operand
+from triplan.descriptors import MatrixProductDescriptor, Operand
 from triplan.sku import ElementKind, MathPrecision, Target
 
 ACTIVATIONS = {
@@ -59,21 +59,24 @@ TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 64, 4, 4)
 #: Without tensor cores an operand's registers bound the tile.
 F32 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
 F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
-#: Accumulators a thread beside which the temporaries of an error function, or an address an element, do not spill.
+#: Where no stride is known to be 1 each element has an address of its own, of two registers.
+SCATTERED = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
+#: Accumulators a thread beside which the temporaries of an error function, or such addresses, do not spill.
 GELU_ACCUMULATORS, SCATTERED_ACCUMULATORS = 64, 32
 
 
-def tiles_of(desc: GemmDescriptor, target: Target) -> tuple[Tile, ...]:
+def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
     """The tiles that suit the element and math of ``desc``, and fit ``target``."""
     size = desc.element.itemsize
+    scattered = any(leading(o)[0] is None for o in desc.operands() if len(o.shape) > 1)
     if size == 2:
-        found = NARROW[str(target.arch)]
+        found = SCATTERED if scattered else NARROW[str(target.arch)]
     elif desc.multiplicands is MathPrecision.TF32:
         found = TF32
     else:
         found = F32 if desc.element is ElementKind.F32 else F64
     most = GELU_ACCUMULATORS if desc.activation == "gelu" else 128
-    if any(leading(o)[0] is None for o in desc.operands() if len(o.shape) == 2):
+    if scattered:
         most = SCATTERED_ACCUMULATORS
     return tuple(
         t
@@ -96,24 +99,30 @@ LAUNCH_US, BYTES_PER_US = 1.5, 4.0e6
 FED = 5.0e4
 
 
-def tile_us(desc: GemmDescriptor, tile: Tile, target: Target) -> float:
+def programs_of(desc: MatrixProductDescriptor, tile: Tile) -> int:
+    """One a tile of each product."""
+    return math.prod(desc.lead) * -(-desc.m // tile.m) * -(-desc.n // tile.n)
+
+
+def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> float:
     """Estimated microseconds of ``desc`` in tiles of one kind, a tile a multiprocessor at a time."""
     kind: Any = "tf32" if desc.multiplicands is MathPrecision.TF32 else desc.element.itemsize
     flops = 2 * tile.m * tile.n * max(desc.k, 1)
     # A small tile keeps the tensor cores waiting for its operands.
     fed = (tile.m + tile.n) * max(desc.k, 1) * desc.element.itemsize / FED
     each = max(flops / (_MFLOP[str(target.arch)][kind] * 1e6), fed)
-    programs = -(-desc.m // tile.m) * -(-desc.n // tile.n)
+    programs = programs_of(desc, tile)
     sms = max(target.sm_count, 1)
     # Two small tiles overlap on a multiprocessor, so that a wave that is half full costs half.
     waves = math.ceil(programs / sms) if tile.m * tile.n >= 128 * 128 else max(1.0, programs / sms)
     size, out = desc.element.itemsize, desc.out.itemsize
     nbytes = size * desc.k * (desc.m + desc.n) + out * desc.m * desc.n * (2 if desc.reads_c0 else 1)
+    nbytes *= math.prod(desc.lead)
     return LAUNCH_US + max(waves * each, nbytes / BYTES_PER_US)
 
 
 @lru_cache(maxsize=4096)
-def chosen_tile(desc: GemmDescriptor, target: Target) -> Tile:
+def chosen_tile(desc: MatrixProductDescriptor, target: Target) -> Tile:
     """The cheapest tile."""
     return min(tiles_of(desc, target), key=lambda t: (tile_us(desc, t, target), t.m * t.n))
 
@@ -136,28 +145,35 @@ def pointer(o: Operand) -> Ptr:
 
 
 def leading(o: Operand) -> tuple[int | None, int]:
-    """(the axis of unit stride, or None; what the other stride is known to be a multiple of) of a matrix."""
-    columns = o.shape[1]
+    """(the axis of unit stride, 0 for rows and 1 for columns, or None; what the other stride is known to be a multiple
+    of) of a matrix, or of each in a batch."""
+    columns = o.shape[-1]
     if o.layout.packed:
         return 1, columns & -columns if columns else 16
-    return o.layout.unit_axis, o.layout.stride_multiple
+    first = len(o.shape) - 2
+    unit = o.layout.unit_axis
+    return None if unit is None or unit < first else unit - first, o.layout.stride_multiple
 
 
 def strides(o: Operand | None, names: Sequence[str]) -> tuple[dict[str, Arg], dict[str, int]]:
-    """Arguments and constexprs of the strides of a matrix (``names``, rows first). Unit stride is compiled in."""
+    """Arguments and constexprs of a matrix's strides (``names``: rows, columns, batch). Unit stride is compiled in."""
     if o is None:
         return dict.fromkeys(names), {}
     unit, multiple = leading(o)
+    first = len(o.shape) - 2
     divisibility = 16 // o.element.itemsize if multiple % vector(o.element.itemsize) == 0 else 1
     args: dict[str, Arg] = {}
     constants: dict[str, int] = {}
-    for axis, name in enumerate(names):
-        if axis == unit:
+    for axis, name in zip((first, first + 1, 0), names, strict=True):
+        if name == names[2] and first == 0:
+            args[name] = None
+        elif axis == (None if unit is None else unit + first):
             constants[name] = 1
         elif axis in o.layout.zero_axes:
             constants[name] = 0
         elif o.layout.packed:
-            args[name] = Int(o.shape[1], wide=True, divisibility=divisibility)
+            stride = math.prod(o.shape[axis + 1 :])
+            args[name] = Int(stride, wide=True, divisibility=divisibility)
         else:
             args[name] = Stride(o.name, axis, divisibility=divisibility)
     return args, constants
@@ -172,12 +188,12 @@ def vector_stride(o: Operand | None, name: str) -> tuple[dict[str, Arg], dict[st
     return ({}, {name: 0}) if o.layout.zero_axes else ({name: Stride(o.name, 0)}, {})
 
 
-def epilogue_arguments(desc: GemmDescriptor) -> tuple[dict[str, Arg], dict[str, Any]]:
+def epilogue_arguments(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], dict[str, Any]]:
     """What every kernel's epilogue takes: arguments and constexprs."""
     o = {operand.name: operand for operand in desc.operands()}
     compute = desc.element.compute
-    c, c_known = strides(o["c"], ("cm", "cn"))
-    c0, c0_known = strides(o.get("c0"), ("c0m", "c0n"))
+    c, c_known = strides(o["c"], ("cm", "cn", "c_batch"))
+    c0, c0_known = strides(o.get("c0"), ("c0m", "c0n", "c0_batch"))
     along, along_known = vector_stride(o.get("bias"), "bias_n")
     args: dict[str, Arg] = {
         "c0": pointer(o["c0"]) if "c0" in o else None,
@@ -191,19 +207,19 @@ def epilogue_arguments(desc: GemmDescriptor) -> tuple[dict[str, Arg], dict[str, 
     return args, {**c_known, **c0_known, **along_known, "ACTIVATION": ACTIVATIONS[desc.activation]}
 
 
-def tiles_launch(desc: GemmDescriptor, tile: Tile) -> list[Launch]:
+def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
     """``tiles_kernel`` with tiles of one kind; nothing for an empty C."""
-    if desc.m == 0 or desc.n == 0:
+    if desc.operand("c").numel == 0:
         return []
     a, b, c = (desc.operand(name) for name in "abc")
-    of_a, a_known = strides(a, ("am", "ak"))
-    of_b, b_known = strides(b, ("bk", "bn"))
+    of_a, a_known = strides(a, ("am", "ak", "a_batch"))
+    of_b, b_known = strides(b, ("bk", "bn", "b_batch"))
     args, constants = epilogue_arguments(desc)
     tf32 = desc.multiplicands is MathPrecision.TF32
     return [
         Launch(
             kernels.tiles_kernel,
-            -(-desc.m // tile.m) * -(-desc.n // tile.n),
+            programs_of(desc, tile),
             {
                 "a": pointer(a),
                 "b": pointer(b),
