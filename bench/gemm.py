@@ -18,6 +18,7 @@ from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.timing import Contestant, DeviceTime
 from triplan.backends.launch import Launch
 from triplan.backends.triton import gemm_launch, gemm_wgmma
+from triplan.descriptors import MatrixProductDescriptor
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Buffer sets enough that no call finds its operands in the L2 cache, and no more than this.
@@ -47,7 +48,8 @@ Progress = Callable[[str, int, int], None]
 class Case:
     """One product. ``layout`` names A and B as BLAS does: n for row-major, t for column-major.
 
-    ``backward``: both factors' gradients and the bias's, of the product of the same extents.
+    ``backward``: both factors' gradients and the bias's, of the product of the same extents. ``batch``: so many
+    products of these extents; 0 for one of plain matrices.
     """
 
     m: int
@@ -56,21 +58,24 @@ class Case:
     layout: str = "nn"
     bias: bool = False
     backward: bool = False
+    batch: int = 0
 
     @property
     def name(self) -> str:
         size = f"{self.m}" if self.m == self.n == self.k else f"{self.m}x{self.n}x{self.k}"
+        size = f"{self.batch} x {size}" if self.batch else size
         what = "backward" if self.backward else f"{self.layout.upper()}{' + bias' if self.bias else ''}"
         return f"{size} {what}"
 
     @property
     def flops(self) -> int:
         """Multiplications and additions of the products."""
-        return 2 * self.m * self.n * self.k * (2 if self.backward else 1)
+        return 2 * self.m * self.n * self.k * (2 if self.backward else 1) * max(self.batch, 1)
 
     def bytes(self, itemsize: int) -> int:
         """Of the operands, each once."""
-        return itemsize * (self.m * self.k + self.k * self.n + self.m * self.n) * (2 if self.backward else 1)
+        once = itemsize * (self.m * self.k + self.k * self.n + self.m * self.n)
+        return once * (2 if self.backward else 1) * max(self.batch, 1)
 
 
 SQUARES = (2048, 4096, 8192)
@@ -83,12 +88,13 @@ CASES = (
     Case(16, 4096, 4096, "nt"),
     Case(64, 14336, 4096, "nt"),
     Case(512, 4096, 4096, "nt"),
+    Case(1024, 1024, 128, batch=64),
 )
 
 
 def cases(tiny: bool) -> list[Case]:
     """Every row of the bench; ``tiny`` shrinks them for a smoke test."""
-    return [replace(c, m=max(c.m >> 7, 2), n=c.n >> 7, k=c.k >> 7) for c in CASES] if tiny else list(CASES)
+    return [replace(c, m=max(c.m >> 7, 2), n=c.n >> 7, k=max(c.k >> 7, 8)) for c in CASES] if tiny else list(CASES)
 
 
 # --- operands ---
@@ -110,11 +116,12 @@ class Buffers:
 def make(case: Case, dtype: torch.dtype, device: torch.device, g: torch.Generator) -> Buffers:
     def values(rows: int, columns: int, layout: str = "n") -> Tensor:
         shape = (columns, rows) if layout == "t" else (rows, columns)
-        found = torch.randn(shape, dtype=dtype, device=device, generator=g)
-        return found.t() if layout == "t" else found
+        lead = (case.batch,) if case.batch else ()
+        found = torch.randn((*lead, *shape), dtype=dtype, device=device, generator=g)
+        return found.transpose(-1, -2) if layout == "t" else found
 
     a, b = values(case.m, case.k, case.layout[0]), values(case.k, case.n, case.layout[1])
-    c, bias = values(case.m, case.n), values(1, case.n).view(-1)
+    c, bias = values(case.m, case.n), torch.randn(case.n, dtype=dtype, device=device, generator=g)
     empty = torch.empty(0, dtype=dtype, device=device)
     da, db, dbias = (torch.empty_like(t) if case.backward else empty for t in (a, b, bias))
     return Buffers(a, b, c, bias, da, db, dbias)
@@ -143,6 +150,8 @@ def torch_entry(case: Case, buffers: Sequence[Buffers]) -> Entry:
         x = buffers[i]
         if case.bias:
             return torch.addmm(x.bias, x.a, x.b, out=x.c)
+        if case.batch:
+            return torch.bmm(x.a, x.b, out=x.c)
         return torch.mm(x.a, x.b, out=x.c)
 
     def backward(i: int) -> object:
@@ -154,15 +163,22 @@ def torch_entry(case: Case, buffers: Sequence[Buffers]) -> Entry:
     return Entry("torch", "", backward if case.backward else forward)
 
 
-def products(case: Case, x: Buffers) -> list[tp.GemmArgs]:
+Args = tp.GemmArgs | tp.BatchedGemmArgs
+Product = MatrixProductDescriptor
+
+
+def products(case: Case, x: Buffers) -> Sequence[Args]:
     """What plans are to do for one set of buffers."""
     if case.backward:
         return [tp.GemmArgs(a=x.c, b=x.b.t(), c=x.da), tp.GemmArgs(a=x.a.t(), b=x.c, c=x.db)]
+    if case.batch:
+        return [tp.BatchedGemmArgs(a=x.a, b=x.b, c=x.c)]
     return [tp.GemmArgs(a=x.a, b=x.b, c=x.c, bias=x.bias if case.bias else None)]
 
 
-def described(args: tp.GemmArgs) -> tp.GemmDescriptor:
-    return tp.GemmDescriptor.from_args(args, epilogue="identity" if args.bias is None else "bias")
+def described(args: Args) -> Product:
+    found: type[Product] = tp.GemmDescriptor if isinstance(args, tp.GemmArgs) else tp.BatchedGemmDescriptor
+    return found.from_args(args, epilogue="identity" if args.bias is None else "bias")
 
 
 def entry(
@@ -184,7 +200,7 @@ def entry(
     return Entry(name, ", ".join(kernels), run, tuple(plans))
 
 
-def pinned(desc: tp.GemmDescriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
+def pinned(desc: Product, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
     try:
         return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=row), target=target)
     except tp.Unsupported:
@@ -199,7 +215,7 @@ def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep:
     chosen = [tp.plan(d, preference=tp.PlanPreference(deterministic=False), target=target) for d in descs]
     yield entry("triplan", case, buffers, chosen, device)
     taken = [plan.sku().kernel for plan in chosen]
-    for row in tp.TABLE.rows("gemm"):
+    for row in tp.TABLE.rows(descs[0].op):
         plans = [pinned(d, row.name, target) for d in descs]
         if row.backend is tp.BackendKind.TRITON and [row.name] * len(descs) != taken and all(plans):
             yield entry(f"row {row.name}", case, buffers, [p for p in plans if p is not None], device)
@@ -209,7 +225,7 @@ def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep:
             yield entry(name, case, buffers, [configured(descs[0], name, launches, target)], device)
 
 
-def configurations(desc: tp.GemmDescriptor, target: tp.Target) -> Iterator[tuple[str, list[Launch]]]:
+def configurations(desc: Product, target: tp.Target) -> Iterator[tuple[str, list[Launch]]]:
     """Launches of ``desc`` by every tile and ring, but for those that are estimated to be far slower than the best."""
     tiles = {tile: gemm_launch.tile_us(desc, tile, target) for tile in gemm_launch.tiles_of(desc, target)}
     for tile, us in tiles.items():
@@ -228,10 +244,10 @@ def configurations(desc: tp.GemmDescriptor, target: tp.Target) -> Iterator[tuple
         yield f"wgmma {other}", gemm_wgmma.wgmma_launch(desc, other, target)
 
 
-def configured(desc: tp.GemmDescriptor, name: str, launches: list[Launch], target: tp.Target) -> tp.Plan[Any, Any]:
+def configured(desc: Product, name: str, launches: list[Launch], target: tp.Target) -> tp.Plan[Any, Any]:
     """A plan that runs ``launches``: of a row that is in the table for as long as it takes to select it."""
-    base = next(row for row in tp.TABLE.rows("gemm") if row.name == name.split()[0])
-    tp.kernel(op="gemm", name=name, elements=base.elements, guarantee=base.guarantee, rank=lambda desc, target: 0.0)(
+    base = next(row for row in tp.TABLE.rows(desc.op) if row.name == name.split()[0])
+    tp.kernel(op=desc.op, name=name, elements=base.elements, guarantee=base.guarantee, rank=lambda desc, target: 0.0)(
         lambda desc, target: launches
     )
     try:
@@ -240,7 +256,7 @@ def configured(desc: tp.GemmDescriptor, name: str, launches: list[Launch], targe
         _ = found.launches  # asked of the row while it is there
         return found
     finally:
-        tp.TABLE.unregister("gemm", name)
+        tp.TABLE.unregister(desc.op, name)
 
 
 # --- what is right ---

@@ -21,6 +21,7 @@ def test_flops_bytes_and_rotation() -> None:
     case = Case(4, 8, 16)
     assert (case.flops, case.bytes(2)) == (2 * 4 * 8 * 16, 2 * (64 + 128 + 32))
     assert Case(4, 8, 16, backward=True).flops == 2 * case.flops
+    assert (Case(4, 8, 16, batch=3).flops, Case(4, 8, 16, batch=3).bytes(2)) == (3 * case.flops, 3 * case.bytes(2))
     # 2048 cubed in f16 is 24 MiB: five sets are more than twice an L2 cache of 50 MiB.
     assert gemm.rotated(Case(2048, 2048, 2048), 2, 50 << 20) == 5
     assert gemm.rotated(Case(8192, 8192, 8192), 2, 50 << 20) == 1
@@ -35,6 +36,7 @@ def test_the_sizes_that_are_promised_are_there() -> None:
     assert {c.layout for c in gemm.CASES if (c.m, c.n, c.k) == (4096, 4096, 4096)} == {"nn", "nt", "tn"}
     for size in ((8192, 4096, 14336), (8192, 14336, 4096), (16, 4096, 4096), (64, 14336, 4096), (512, 4096, 4096)):
         assert size in {(c.m, c.n, c.k) for c in gemm.CASES}
+    assert Case(1024, 1024, 128, batch=64) in gemm.CASES
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])

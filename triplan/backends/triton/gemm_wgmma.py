@@ -17,7 +17,7 @@ from triplan.backends.triton import gemm_wgmma_kernels as kernels
 from triplan.backends.triton.gemm import guarantee, layout
 from triplan.backends.triton.gemm_launch import BYTES_PER_US, GROUP_M, LAUNCH_US, leading, pointer, vector
 from triplan.backends.triton.gluon_names import gl
-from triplan.descriptors import GemmDescriptor
+from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 
@@ -46,13 +46,13 @@ FED_BY_TMA = 9.0e4
 RINGS = (Ring(256, 64, 4), Ring(256, 64, 3), Ring(128, 64, 6), Ring(128, 64, 4), Ring(64, 64, 6))
 
 
-def rings_of(desc: GemmDescriptor, target: Target) -> tuple[Ring, ...]:
+def rings_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Ring, ...]:
     """The rings that fit ``target``; those of 256 columns have no registers for an error function."""
     most = 128 if desc.activation == "gelu" else 256
     return tuple(r for r in RINGS if r.n <= most and r.shared_bytes(desc.out.itemsize) <= target.shared_memory)
 
 
-def ring_us(desc: GemmDescriptor, ring: Ring, target: Target) -> float:
+def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds: waves of tiles, each fed from the L2 cache, and the first operands' way."""
     each = max(2 * 128 * ring.n * desc.k / (MFLOP[ring.n] * 1e6), (128 + ring.n) * desc.k * 2 / FED_BY_TMA)
     waves = math.ceil(-(-desc.m // 128) * -(-desc.n // ring.n) / max(target.sm_count, 1))
@@ -62,7 +62,7 @@ def ring_us(desc: GemmDescriptor, ring: Ring, target: Target) -> float:
 
 
 @lru_cache(maxsize=4096)
-def chosen_ring(desc: GemmDescriptor, target: Target) -> Ring:
+def chosen_ring(desc: MatrixProductDescriptor, target: Target) -> Ring:
     """The cheapest ring."""
     return min(rings_of(desc, target), key=lambda r: (ring_us(desc, r, target), r.n))
 
@@ -84,7 +84,7 @@ def tensor_map(name: str, element: ElementKind, rows: int, columns: int, transpo
     return TensorMap(name, element, block, transposed, shared)
 
 
-def wgmma_launch(desc: GemmDescriptor, ring: Ring, target: Target, specialised: bool = True) -> list[Launch]:
+def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target, specialised: bool = True) -> list[Launch]:
     """``wgmma_kernel`` on as many programs as there are multiprocessors, or tiles; or ``wgmma_tiles_kernel``."""
     if desc.m == 0 or desc.n == 0:
         return []
@@ -124,7 +124,7 @@ def wgmma_launch(desc: GemmDescriptor, ring: Ring, target: Target, specialised: 
 # --- rows ---
 
 
-def fits_maps(desc: GemmDescriptor, name: str) -> str:
+def fits_maps(desc: MatrixProductDescriptor, name: str) -> str:
     """What keeps TMA from a matrix; empty if nothing does."""
     o = desc.operand(name)
     unit, multiple = leading(o)
@@ -137,7 +137,7 @@ def fits_maps(desc: GemmDescriptor, name: str) -> str:
     return ""
 
 
-def wgmma_applies(desc: GemmDescriptor, target: Target) -> Support:
+def wgmma_applies(desc: MatrixProductDescriptor, target: Target) -> Support:
     if desc.reads_c0:
         return Support.no("does not read c0")
     if desc.k == 0:
@@ -150,11 +150,11 @@ def wgmma_applies(desc: GemmDescriptor, target: Target) -> Support:
     return Support.no(f"reads and writes by TMA: {reason}") if reason else SUPPORTED
 
 
-def wgmma_rank(desc: GemmDescriptor, target: Target) -> float:
+def wgmma_rank(desc: MatrixProductDescriptor, target: Target) -> float:
     return ring_us(desc, chosen_ring(desc, target), target)
 
 
-def wgmma_tiles_rank(desc: GemmDescriptor, target: Target) -> float:
+def wgmma_tiles_rank(desc: MatrixProductDescriptor, target: Target) -> float:
     # Nothing hides the first operands' way and the last result's.
     return 1.03 * wgmma_rank(desc, target)
 
@@ -172,10 +172,10 @@ _COMMON: dict[str, Any] = {
 
 
 @kernel(name="wgmma", rank=wgmma_rank, **_COMMON)
-def wgmma(desc: GemmDescriptor, target: Target) -> list[Launch]:
+def wgmma(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return wgmma_launch(desc, chosen_ring(desc, target), target)
 
 
 @kernel(name="wgmma_tiles", rank=wgmma_tiles_rank, **_COMMON)
-def wgmma_tiles(desc: GemmDescriptor, target: Target) -> list[Launch]:
+def wgmma_tiles(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return wgmma_launch(desc, chosen_ring(desc, target), target, specialised=False)
