@@ -142,6 +142,47 @@ def test_transposes_are_not_copied(device: str, monkeypatch: pytest.MonkeyPatch)
     assert all(o[name].data_ptr() in theirs for o in given for name in ("a", "b"))
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((4,), (4,)),
+        ((4,), (4, 3)),
+        ((2, 4), (4,)),
+        ((2, 4), (4, 3)),
+        ((5, 2, 4), (4, 3)),
+        ((5, 2, 4), (4,)),
+        ((4,), (5, 4, 3)),
+        ((2, 4), (5, 4, 3)),
+        ((5, 2, 4), (5, 4, 3)),
+        ((6, 1, 2, 4), (5, 4, 3)),
+        ((1, 2, 4), (5, 4, 3)),
+        ((0, 2, 4), (4, 3)),
+        ((5, 2, 0), (5, 0, 3)),
+    ],
+)
+def test_matmul_is_torchs(first: tuple[int, ...], second: tuple[int, ...], device: str) -> None:
+    found = []
+    for which in (F.matmul, torch.matmul):
+        a, b = (integers(s, torch.float64, device, i).requires_grad_() for i, s in enumerate((first, second)))
+        out = which(a, b)
+        weight = integers(tuple(out.shape), torch.float64, device, 3)
+        found.append((out, *torch.autograd.grad(out, (a, b), weight)))
+    for got, want in zip(*found, strict=True):
+        assert got.shape == want.shape
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("shapes", [((), (2,)), ((2, 3), (4,)), ((2, 3, 4), (3, 4, 5))])
+def test_matmul_refuses(shapes: tuple[tuple[int, ...], ...], device: str) -> None:
+    with pytest.raises(RuntimeError):
+        F.matmul(*(torch.ones(s, device=device) for s in shapes))
+
+
+def test_matmul_compiles_whole(device: str) -> None:
+    a, b = (integers(s, torch.float64, device, i) for i, s in enumerate(((6, 1, 2, 4), (5, 4, 3))))
+    assert torch.equal(torch.compile(F.matmul, fullgraph=True, backend="aot_eager")(a, b), F.matmul(a, b))
+
+
 def test_out(device: str) -> None:
     a, b, bias = (integers(s, torch.float32, device, 1) for s in ((3, 4), (4, 5), (5,)))
     for out in (torch.empty(3, 5, device=device), torch.empty(5, 3, device=device).t(), torch.empty(0, device=device)):

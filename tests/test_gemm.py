@@ -26,7 +26,11 @@ compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason=
 
 
 def check(plan: tp.Plan, seed: int, runs: int = 2) -> int:  # type: ignore[type-arg]
-    report = check_plan(plan, seed=seed, runs=runs, magnitude=magnitude, exact_integers=exact(plan.descriptor))
+    # tf32 has no fine steps between its subnormal numbers: there its relative bound is not promised.
+    passes = ("unit", "integers") if plan.descriptor.multiplicands is tp.MathPrecision.TF32 else None
+    report = check_plan(
+        plan, seed=seed, runs=runs, passes=passes, magnitude=magnitude, exact_integers=exact(plan.descriptor)
+    )
     return report.compared
 
 
@@ -393,7 +397,8 @@ def test_maps_follow_addresses_and_shapes_on_the_gpu() -> None:
         a = memory[: rows * columns].view(rows, columns)
         b = torch.randn(columns, 72, device="cuda").half()
         desc = tp.GemmDescriptor(m=rows, n=72, k=columns, element="f16")
-        plan = tp.plan(desc)
+        hopper = tp.Target.current().arch is tp.ArchSku.SM90A
+        plan = tp.plan(desc, preference=tp.PlanPreference(kernel="wgmma" if hopper else None))
         for _ in range(3):
             c = torch.empty(rows, 72, device="cuda").half()
             plan.run(tp.GemmArgs(a=a, b=b, c=c))

@@ -29,7 +29,8 @@ class MatrixProductDescriptor(Descriptor):
         m, n, k: extents. With k = 0 the product is zero.
         element: element of ``a`` and ``b``.
         out_element: element of ``c``, ``c0`` and ``bias``: f32 for products of f16 or bf16; by default ``element``.
-        math: precision of the multiplicands: tf32 for f32, where that suffices; by default ``element``'s own.
+        math: precision of the multiplicands: tf32 for f32, where that suffices (its tolerance holds for normal
+            numbers); by default ``element``'s own.
         accumulator: in which products are added: by default f64 for f64, else f32.
         epilogue: bias and activation, applied in the accumulator, before the one rounding.
         reads_c0: whether there is a ``c0``.

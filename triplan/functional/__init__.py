@@ -1,7 +1,7 @@
 """torch-like calls with autograd, on plans: what torch has by these names, with torch's semantics."""
 
 from triplan.functional.gathering import gather, gather_with_grad, scatter, scatter_add, scatter_add_
-from triplan.functional.multiplying import addmm, bmm, linear, mm
+from triplan.functional.multiplying import addmm, bmm, linear, matmul, mm
 from triplan.functional.putting import index_put
 from triplan.functional.selecting import embedding, index_add, index_add_, index_select
 
@@ -16,6 +16,7 @@ __all__ = [
     "index_put",
     "index_select",
     "linear",
+    "matmul",
     "mm",
     "scatter",
     "scatter_add",

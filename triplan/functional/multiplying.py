@@ -1,4 +1,4 @@
-"""Matrix products: mm, bmm, addmm and linear, as torch has them.
+"""Matrix products: mm, bmm, matmul, addmm and linear, as torch has them.
 
 The adjoint of a product is two products with one factor transposed: other strides, which plans take as they are. The
 gradient of a bias is a sum over rows, in torch's own reduction: deterministic, and of halves in f32.
@@ -15,7 +15,7 @@ import torch
 from triplan.facade import BatchedGemmPlan, GemmPlan
 from triplan.functional._ops import Op
 from triplan.functional._plans import Ran, run
-from triplan.functional._shapes import check_same_device, require
+from triplan.functional._shapes import broadcast, check_same_device, require
 
 Tensor = torch.Tensor
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -325,3 +325,30 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Differentiable in all three. Raises ``RuntimeError`` for what does not fit.
     """
     return _linear(input, weight, bias)
+
+
+# --- matmul ---
+
+
+def matmul(input: Tensor, other: Tensor) -> Tensor:
+    """``input @ other`` (torch.matmul): vectors, matrices, and batches of matrices whose axes broadcast.
+
+    Composed of ``mm`` and ``bmm``: a vector becomes a matrix of one row or column, and where ``other`` is no batch all
+    rows of ``input`` are one matrix. Raises as they do.
+    """
+    if input.dim() == 0 or other.dim() == 0:
+        raise RuntimeError(
+            f"matmul(): both arguments to matmul need to be at least 1D, but they are {input.dim()}D and {other.dim()}D"
+        )
+    a = input.unsqueeze(0) if input.dim() == 1 else input
+    b = other.unsqueeze(1) if other.dim() == 1 else other
+    if b.dim() == 2:
+        result = mm(_as_matrix(a), b).reshape((*a.shape[:-1], b.size(1)))
+    else:
+        lead = broadcast(a.shape[:-2], b.shape[:-2])
+        count = math.prod(lead)
+        batches = [t.expand((*lead, *t.shape[-2:])).reshape((count, *t.shape[-2:])) for t in (a, b)]
+        result = bmm(*batches).reshape((*lead, a.size(-2), b.size(-1)))
+    if input.dim() == 1:
+        result = result.squeeze(-2)
+    return result.squeeze(-1) if other.dim() == 1 else result

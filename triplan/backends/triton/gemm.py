@@ -34,8 +34,9 @@ def tolerance(element: ElementKind, out: ElementKind, math_precision: MathPrecis
     cutting off what is below its last bit: an error of one unit in the last place, not half of one, for every addend,
     and one for the sum (Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, 2021). So
     (1 + 2u)^n - 1 with n = k + k / 4 and a few for the epilogue; it covers fused multiply-adds, which round. An
-    activation has a slope of at most 1.13 and is computed within 16 roundings. tf32 cuts each multiplicand to 11 bits.
-    The float64 oracle, where it is no wider, is off by as much.
+    activation has a slope of at most 1.13 and is computed within 16 roundings. tf32 cuts each multiplicand to 11 bits,
+    which bounds its relative error where it is normal, and only there. The float64 oracle, where it is no wider, is off
+    by as much.
     """
     compute = element.compute
     u, final = compute.unit_roundoff, out.unit_roundoff if out is not compute else 0.0
