@@ -51,18 +51,19 @@ class Tile:
 #: fill the card with smaller problems; those of 16 rows are for a few rows of A, where B streams through once.
 _SMALL = (Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 32, 128, 4, 4))
 NARROW = {
-    "sm80": (Tile(128, 128, 32, 4, 4), Tile(64, 128, 32, 4, 4), *_SMALL),
+    "sm80": (Tile(128, 128, 32, 8, 4), Tile(64, 128, 32, 4, 4), *_SMALL),
     "sm90a": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), *_SMALL),
     "cpu": (Tile(64, 128, 64, 4, 4), *_SMALL),
 }
-TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 64, 4, 4))
+TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 4))
 #: Without tensor cores an operand's registers bound the tile.
-F32 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
+F32 = (Tile(64, 64, 16, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
 F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
 #: Where no stride is known to be 1 each element has an address of its own, of two registers.
 SCATTERED = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
-#: Accumulators a thread beside which the temporaries of an error function, or such addresses, do not spill.
-GELU_ACCUMULATORS, SCATTERED_ACCUMULATORS = 64, 32
+#: Accumulators a thread beside which the temporaries of an error function, or as many elements of C0, do not spill; and
+#: beside such addresses.
+CROWDED_ACCUMULATORS, SCATTERED_ACCUMULATORS = 64, 32
 
 
 def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
@@ -75,7 +76,7 @@ def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
         found = TF32
     else:
         found = F32 if desc.element is ElementKind.F32 else F64
-    most = GELU_ACCUMULATORS if desc.activation == "gelu" else 128
+    most = CROWDED_ACCUMULATORS if desc.activation == "gelu" or desc.reads_c0 else 128
     if scattered:
         most = SCATTERED_ACCUMULATORS
     return tuple(
