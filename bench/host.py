@@ -99,10 +99,10 @@ def _rows(steps: list[Step], loops: int) -> list[Row]:
             row["error"] = row["note"] = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
         else:
             sound.append((row, step))
-    contestants = [Contestant(step.name, _ignoring_set(step.call), 1) for _, step in sound]
-    times = timing.host_times(contestants, [step.calls for _, step in sound], loops)
+    times = timing.host_times([[step.call] * step.calls for _, step in sound], loops)
     on_device = [i for i, (_, step) in enumerate(sound) if step.launches and torch.cuda.is_available()]
-    device_times = timing.device_times([contestants[i] for i in on_device], DEVICE_REPEATS, warmup=2)
+    contestants = [Contestant(sound[i][1].name, _ignoring_set(sound[i][1].call), 1) for i in on_device]
+    device_times = timing.device_times(contestants, DEVICE_REPEATS, warmup=2)
     for i, found in zip(on_device, device_times, strict=True):
         sound[i][0]["device_us"] = found.median_us
     for (row, step), time in zip(sound, times, strict=True):

@@ -226,6 +226,6 @@ def time_all(
         found = timing.device_times(contestants, iterations, warmup)
     else:
         found = timing.wall_times(contestants, iterations, warmup)
-    calls = [timing.host_calls_for(d.median_us) for d in found]
+    calls = [c.calls(timing.host_calls_for(d.median_us)) for c, d in zip(contestants, found, strict=True)]
     loops = timing.HOST_LOOPS if device.type == "cuda" else 2
-    return list(zip(found, timing.host_times(contestants, calls, loops), strict=True))
+    return list(zip(found, timing.host_times(calls, loops), strict=True))

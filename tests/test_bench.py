@@ -295,7 +295,7 @@ def test_host_times_interleave_and_count() -> None:
     seen: list[str] = []
     one = Contestant("a", lambda i: seen.append(f"a{i}"), 2)
     two = Contestant("b", lambda i: seen.append("b"), 1)
-    found = timing.host_times([one, two], [3, 1], loops=2)
+    found = timing.host_times([one.calls(3), two.calls(1)], loops=2)
     assert seen == ["a0", "a1", "a0", "b"] * 3
     assert all(0 < t.best_us <= t.median_us for t in found)
 
