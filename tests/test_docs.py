@@ -11,7 +11,7 @@ import torch
 import triplan as tp
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guarantees.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guarantees.md", "docs/accumulation.md"]
 
 
 def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,14 +39,15 @@ def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[s
     assert torch.equal(src.grad, torch.zeros_like(src).scatter_add_(0, index, torch.ones_like(dout)))
 
 
-def test_the_code_of_the_guarantees_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guarantees.md").read_text(), re.DOTALL)
-    assert len(blocks) > 4
-    assert all("assert " in block for block in blocks)
+@pytest.mark.parametrize(("document", "least"), [("docs/guarantees.md", 5), ("docs/accumulation.md", 3)])
+def test_the_code_of_a_document_runs(document: str, least: int) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    assert len(blocks) >= least
+    assert all("assert " in block or "verify(" in block for block in blocks)
     names: dict[str, object] = {}
     try:
         for block in blocks:
-            exec(compile(block, "guarantees.md", "exec"), names)
+            exec(compile(block, document, "exec"), names)
     finally:
         torch.use_deterministic_algorithms(False)
 
