@@ -29,6 +29,12 @@ def embedding_args(dtype: torch.dtype = torch.float32, n: int = 6) -> tuple[Any,
     return torch.randint(0, 9, (2, n), device="cuda"), torch.randn(9, 32, device="cuda").to(dtype)
 
 
+def misaligned(t: torch.Tensor) -> torch.Tensor:
+    buffer = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
+    buffer[1:] = t.reshape(-1)
+    return buffer[1:].view(t.shape)
+
+
 Maker = Callable[..., tuple[Any, ...]]
 OPS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], Maker]] = {
     "gather": (tf.gather, torch.gather, gather_args),
@@ -80,11 +86,6 @@ def test_whatever_changes_is_seen(op: str, taken: list[bool]) -> None:
         assert got.dtype == expected.dtype
         assert got.requires_grad == expected.requires_grad
 
-    def shifted(t: torch.Tensor) -> torch.Tensor:
-        buffer = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
-        buffer[1:] = t.reshape(-1)
-        return buffer[1:].view(t.shape)
-
     for _ in range(3):
         check(*make())
         check(*make(torch.float16))
@@ -92,7 +93,7 @@ def test_whatever_changes_is_seen(op: str, taken: list[bool]) -> None:
         check(*make(n=7))
         check(*make(n=0))
         args = make()
-        check(*(shifted(a) if isinstance(a, torch.Tensor) else a for a in args))
+        check(*(misaligned(a) if isinstance(a, torch.Tensor) else a for a in args))
         check(*(a.t().contiguous().t() if isinstance(a, torch.Tensor) and a.dim() == 2 else a for a in args))
         check(*(a.int() if isinstance(a, torch.Tensor) and a.dtype == torch.int64 else a for a in args))
         if op != "embedding":
@@ -283,12 +284,6 @@ def test_repeats_into_given_tensors(op: str, taken: list[bool]) -> None:
 @pytest.mark.parametrize("op", INTO)
 def test_whatever_changes_in_given_tensors_is_seen(op: str, taken: list[bool]) -> None:
     _, _, make = INTO[op]
-
-    def misaligned(t: torch.Tensor) -> torch.Tensor:
-        buffer = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
-        buffer[1:] = t.reshape(-1)
-        return buffer[1:].view(t.shape)
-
     for _ in range(3):
         both(op, *make())
         both(op, *make(torch.float64))
