@@ -200,6 +200,21 @@ def test_the_static_launcher_gets_every_argument(every: list[Launch], static: Re
             assert len(types) == len(arguments)
 
 
+@pytest.mark.parametrize(("alpha", "passed"), [(None, 1), (2.5, 2.5), (-3, -3)])
+def test_a_scalar_that_stays_is_part_of_the_launch(static: Recorder, alpha: float | None, passed: float) -> None:
+    """One that has no place among a call's changing values: recipes of functional calls hold such."""
+    desc = tp.IndexAddDescriptor(src_shape=(6, 32), add_dim=0, out_dim_size=9, element="f32")
+    plan = tp.plan(desc, preference=tp.PlanPreference(kernel="atomic_rows", deterministic=False), target=H200)
+    args = tp.IndexAddArgs(index=torch.arange(6), src=torch.ones(6, 32), out=torch.zeros(9, 32), alpha=alpha)
+    places: dict[tuple[str, int | None], int] = {("index", None): 0, ("src", None): 1, ("out", None): 2}
+    launcher.launching(plan.templates(args, places))((ADDRESSES, ADDRESSES + 1, ADDRESSES + 2), 5)
+    ((launch,),) = (plan.launches,)
+    flattened = [leaf for n in launch.kernel.arg_names for leaf in flat((launch.args.get(n),))]
+    (at,) = [i for i, leaf in enumerate(flattened) if isinstance(leaf, Scalar)]
+    ((*_, arguments, _),) = static.calls
+    assert arguments[at] == passed
+
+
 def test_tritons_launcher_gets_every_argument(every: list[Launch], by_triton: Recorder) -> None:
     for launch in every:
         args, places = operands(launch)

@@ -279,7 +279,9 @@ def _constant(leaf: Arg, args: Any) -> Any:
     if isinstance(leaf, Int):
         return leaf.value
     if isinstance(leaf, Scalar):
-        return leaf.default
+        # Without a place: absent from every call, or part of what the calls have in common.
+        given = getattr(args, leaf.operand, None)
+        return leaf.default if given is None else given
     assert isinstance(leaf, Stride)
     tensor = getattr(args, leaf.operand)
     return (tensor if leaf.item is None else tensor[leaf.item]).stride(leaf.axis)
