@@ -331,7 +331,7 @@ def test_host_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_name = {(r["case"], r["contestant"]): r for r in rows}
     for key in (("select, warm", "index_add"), ("PlanCache hit", "gather"), ("can_implement", "embedding")):
         assert by_name[key]["host_us"] > 0  # type: ignore[operator]
-    for contestant in ("plan.run", "BoundRun", "triton jit"):
+    for contestant in ("plan.run", "BoundRun", "bare launch", "triton jit"):
         row = by_name["index_select into a given tensor, (1024, 256, 128)", contestant]
         assert row["note"] == "launch stubbed"
         assert "of_torch" not in row  # what was not launched is not compared

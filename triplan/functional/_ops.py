@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
+from torch.compiler import is_dynamo_compiling
 
 from triplan.facade.check import is_injective, may_overlap
 from triplan.functional._plans import Ran
@@ -164,7 +165,7 @@ class Op:
             repeats.forget()
 
     def __call__(self, *args: Any) -> Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             result: Tensor = self.overload(*args)
             return result
         if (found := self._new.last(args)) is not None:
@@ -189,7 +190,7 @@ class Op:
         if out is None:
             return self(*args)
         given = (out, *args)
-        if not torch.compiler.is_dynamo_compiling() and (found := self._given.last(given)) is not None:
+        if not is_dynamo_compiling() and (found := self._given.last(given)) is not None:
             return found
         if needs_grad(given):
             raise RuntimeError(
@@ -221,7 +222,7 @@ class Op:
     def in_place(self, target: Tensor, *args: Any) -> Tensor:
         """The call that updates ``target`` and returns it."""
         given = (target, *args)
-        if not torch.compiler.is_dynamo_compiling() and (found := self._in_place.last(given)) is not None:
+        if not is_dynamo_compiling() and (found := self._in_place.last(given)) is not None:
             return found
         grad = needs_grad(given)
         if _transformed() or (grad and torch.compiler.is_compiling()):
