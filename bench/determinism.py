@@ -27,7 +27,7 @@ from bench.cases import (
     touched_elements,
     truth,
 )
-from bench.indexing import LIMIT_US, Entry, Progress, planned, speed_ratio, verify
+from bench.indexing import LIMIT_US, Entry, Progress, estimated_us, planned, speed_ratio, too_long, verify
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.timing import Contestant, DeviceTime
 
@@ -232,10 +232,8 @@ class _Bench:
             except tp.Unsupported:
                 rows.append({"contestant": name, "note": "-"})
                 continue
-            cost = next(c.cost_us for c in plan.candidates if c.chosen) or 0.0
-            if cost > LIMIT_US:
-                note = f"skipped: estimated at {cost / 1e3:.0f} ms"
-                rows.append({"contestant": name, "kernel": plan.sku().kernel, "note": note})
+            if left_out := too_long(name, plan):
+                rows.append(left_out)
                 continue
             entries.append(planned(name, plan, args, self.device))
             if name == "triplan deterministic":
@@ -299,7 +297,7 @@ class _Bench:
                     "width": timed.case.width,
                     "count": timed.case.count,
                     "pattern": timed.case.pattern,
-                    "estimated_us": next(c.cost_us for c in entry.plan.candidates if c.chosen),
+                    "estimated_us": estimated_us(entry.plan),
                     "device_us": found.median_us,
                     "device_us_p10": found.low_us,
                     "device_us_p90": found.high_us,
