@@ -1,10 +1,12 @@
 """HOW: the kernel table, the kernels, the reference, and what compiles and launches them."""
 
 from triplan.backends.reference import indexing as _reference_indexing  # noqa: F401 (registers its rows)
+from triplan.backends.reference import rowwise as _reference_rowwise  # noqa: F401 (registers its rows)
 from triplan.backends.table import TABLE, KernelRow, KernelTable, kernel, reference
 from triplan.backends.triton import indexing as _triton_indexing  # noqa: F401 (registers its rows)
 from triplan.backends.triton import indexing_fixed as _triton_indexing_fixed  # noqa: F401 (registers its rows)
 from triplan.backends.triton import indexing_sorted as _triton_indexing_sorted  # noqa: F401 (registers its rows)
+from triplan.backends.triton import softmax as _triton_softmax  # noqa: F401 (registers its rows)
 from triplan.backends.tuning import TuningTable
 
 __all__ = ["TABLE", "KernelRow", "KernelTable", "TuningTable", "kernel", "reference"]

@@ -6,7 +6,7 @@ interpreter and the tests all read that one description.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,8 @@ class Source:
 
     kernel: Any
     signature: tuple[tuple[str, Any], ...]
-    constexprs: tuple[tuple[str, Any], ...]
+    #: By name; by path, where an absent argument stands within a tuple.
+    constexprs: tuple[tuple[str | tuple[int, ...], Any], ...]
     attrs: tuple[tuple[tuple[int, ...], int], ...]
     num_warps: int
     num_stages: int
@@ -125,7 +126,7 @@ class Launch:
     def source(self) -> Source:
         """The part that decides the binary: types and promises, not values."""
         signature: list[tuple[str, Any]] = []
-        constexprs = dict(self.constexprs)
+        constexprs: dict[str | tuple[int, ...], Any] = dict(self.constexprs)
         attrs: list[tuple[tuple[int, ...], int]] = []
         for position, name in enumerate(self.kernel.arg_names):
             if name in constexprs:
@@ -134,12 +135,14 @@ class Launch:
             arg = self.args[name]
             if arg is None:
                 constexprs[name] = None
+            elif isinstance(arg, tuple):
+                constexprs.update(dict.fromkeys(_absent(arg, (position,))))
             signature.append((name, _type(arg)))
             _collect_attrs(arg, (position,), attrs)
         return Source(
             self.kernel,
             tuple(signature),
-            tuple(sorted(constexprs.items())),
+            tuple(sorted(constexprs.items(), key=lambda item: (isinstance(item[0], tuple), item[0]))),
             tuple(attrs),
             self.num_warps,
             self.num_stages,
@@ -160,6 +163,15 @@ def _type(arg: Arg) -> Any:
     if isinstance(arg, TensorMap):
         return f"tensordesc<{TRITON_TYPE[arg.element]}{list(arg.block)}>".replace(" ", "")
     return "constexpr"
+
+
+def _absent(arg: tuple[Arg, ...], path: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Where None stands within a tuple."""
+    for i, a in enumerate(arg):
+        if a is None:
+            yield (*path, i)
+        elif isinstance(a, tuple):
+            yield from _absent(a, (*path, i))
 
 
 def _collect_attrs(arg: Arg, path: tuple[int, ...], out: list[tuple[tuple[int, ...], int]]) -> None:

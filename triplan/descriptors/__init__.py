@@ -18,6 +18,13 @@ from triplan.descriptors.indexing import (
 )
 from triplan.descriptors.layout import PACKED, Layout, is_packed, packed_strides
 from triplan.descriptors.operand import Operand, OperandKind, Role
+from triplan.descriptors.rowwise import (
+    LogSoftmaxBackwardDescriptor,
+    LogSoftmaxDescriptor,
+    RowwiseDescriptor,
+    SoftmaxBackwardDescriptor,
+    SoftmaxDescriptor,
+)
 
 __all__ = [
     "PACKED",
@@ -36,14 +43,19 @@ __all__ = [
     "IndexValueField",
     "IndexingDescriptor",
     "Layout",
+    "LogSoftmaxBackwardDescriptor",
+    "LogSoftmaxDescriptor",
     "Operand",
     "OperandKind",
     "OutOfBounds",
     "Role",
+    "RowwiseDescriptor",
     "ScatterAddDescriptor",
     "ScatterDescriptor",
     "Shape",
     "ShapeField",
+    "SoftmaxBackwardDescriptor",
+    "SoftmaxDescriptor",
     "descriptor_types",
     "is_packed",
     "packed_strides",

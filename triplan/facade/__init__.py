@@ -25,6 +25,16 @@ from triplan.facade.indexing import (
 )
 from triplan.facade.plan import Plan, plan, plan_type
 from triplan.facade.prepared import PreparedIndices
+from triplan.facade.rowwise import (
+    LogSoftmaxArgs,
+    LogSoftmaxBackwardArgs,
+    LogSoftmaxBackwardPlan,
+    LogSoftmaxPlan,
+    SoftmaxArgs,
+    SoftmaxBackwardArgs,
+    SoftmaxBackwardPlan,
+    SoftmaxPlan,
+)
 from triplan.facade.workspace import Workspace
 
 __all__ = [
@@ -46,6 +56,10 @@ __all__ = [
     "IndexSelectBackwardPlan",
     "IndexSelectPlan",
     "LoadReport",
+    "LogSoftmaxArgs",
+    "LogSoftmaxBackwardArgs",
+    "LogSoftmaxBackwardPlan",
+    "LogSoftmaxPlan",
     "Plan",
     "PlanCache",
     "PreparedIndices",
@@ -53,6 +67,10 @@ __all__ = [
     "ScatterAddPlan",
     "ScatterArgs",
     "ScatterPlan",
+    "SoftmaxArgs",
+    "SoftmaxBackwardArgs",
+    "SoftmaxBackwardPlan",
+    "SoftmaxPlan",
     "Workspace",
     "plan",
     "plan_type",
