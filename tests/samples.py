@@ -15,8 +15,12 @@ from triplan import (
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
+    LogSoftmaxBackwardDescriptor,
+    LogSoftmaxDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
+    SoftmaxBackwardDescriptor,
+    SoftmaxDescriptor,
 )
 
 SAMPLES: dict[str, Descriptor] = {
@@ -32,6 +36,10 @@ SAMPLES: dict[str, Descriptor] = {
         IndexPutDescriptor(out_shape=(5, 4, 32), index_shape=(6,), num_indices=1, element="f32"),
         EmbeddingDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
         EmbeddingBackwardDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
+        SoftmaxDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
+        SoftmaxBackwardDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
+        LogSoftmaxDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
+        LogSoftmaxBackwardDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
     )
 }
 ACCUMULATING = (
@@ -42,6 +50,12 @@ ACCUMULATING = (
     "index_put",
     "embedding_backward",
 )
+
+
+def known(desc: Descriptor, **fields: Any) -> dict[str, Any]:
+    """Those of ``fields`` that ``desc`` has."""
+    return {name: value for name, value in fields.items() if name in type(desc).model_fields}
+
 
 #: What the fixture ``constant`` gives: sets ``name`` of a module for one test.
 SetConstant = Callable[[Any, str, Any], None]

@@ -1,4 +1,4 @@
-"""Every Triton row, compiled without a GPU for each architecture that it claims."""
+"""Every Triton row of the indexing family, compiled without a GPU for each architecture that it claims."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from indexing_cases import STORING
+from indexing_cases import OPS, STORING
 from proofs import FLOAT_ATOMIC
 from samples import SAMPLES
 
@@ -20,7 +20,7 @@ TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
 
 def rows() -> list[tuple[str, str, str]]:
     found = []
-    for op in SAMPLES:
+    for op in OPS:
         for row in tp.TABLE.rows(op):
             if row.backend is tp.BackendKind.TRITON:
                 found += [(op, row.name, str(arch)) for arch in sorted(row.archs)]

@@ -150,6 +150,8 @@ def test_where_batch_invariance_is_required_rank_chooses_within_one_numerics(op:
     for element in ("f16", "bf16", "f32", "f64", "i32"):
         for options in ({"accumulate": True}, {"accumulate": False}) if op == "index_put" else ({},):
             desc = SAMPLES[op].replace(element=element, **options)
+            if not any(desc.element in row.elements for row in tp.TABLE.rows(op)):
+                continue
             found: dict[int, set[str | None]] = {}
             for row in tp.TABLE.rows(op):
                 if row.backend is not tp.BackendKind.TRITON or desc.element not in row.elements:
