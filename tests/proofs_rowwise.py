@@ -68,6 +68,8 @@ def softmax_values(op: str, n: int, length: int, element: tp.ElementKind, kind: 
         dout *= 2.0 ** torch.randint(-6, 7, dout.shape, generator=g)
         out[:, half : 2 * half] = out[:, :half]
         dout[:, half : 2 * half] = -dout[:, :half]
+        if op == "log_softmax_backward":
+            out[:, 0], dout[:, 0], dout[:, half] = 0, 0, 0  # where the sum alone is the gradient
     return {"dout": dout.to(element.torch), "out": out}
 
 
@@ -136,5 +138,133 @@ TERMS: dict[str, Callable[[Any, Mapping[str, Any]], Outputs]] = {
     "log_softmax_backward": log_softmax_backward_terms,
 }
 
-for _op in TERMS:
-    joins(_op, {}, {"long": True}, magnitude=TERMS[_op])(partial(softmax_problem, _op))
+# --- norms ---
+
+
+def rms_norm_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    """All terms of the mean square are positive: errors are relative to the results."""
+    zeros = torch.zeros(desc.input_shape, dtype=torch.float64)
+    return {"out": zeros, "rstd": zeros[..., 0]}
+
+
+def layer_norm_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    """Deviations have errors of a standard deviation's size, whatever their mean; then come weight and bias."""
+    ones = torch.ones(desc.input_shape, dtype=torch.float64)
+    out = ones if x.get("weight") is None else ones * x["weight"]
+    out = out if x.get("bias") is None else out + x["bias"]
+    return {"out": out, "mean": x["x"].mean(-1), "rstd": torch.zeros(desc.input_shape[:-1], dtype=torch.float64)}
+
+
+def norm_backward_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    dy, rstd = x["dout"], x["rstd"].unsqueeze(-1)
+    centred = desc.op.startswith("layer_norm")
+    hat = (x["x"] + (x["mean"].unsqueeze(-1) if centred else 0)) * rstd
+    g = dy if x.get("weight") is None else dy * x["weight"]
+    dx = g + hat * (g * hat).mean(-1, keepdim=True) + (g.mean(-1, keepdim=True) if centred else 0)
+    rows = tuple(range(dy.dim() - 1))
+    return {"dx": dx * rstd, "dweight": (dy * hat).sum(rows), "dbias": dy.sum(rows)}
+
+
+TERMS |= {
+    "rms_norm": rms_norm_terms,
+    "layer_norm": layer_norm_terms,
+    "rms_norm_backward": norm_backward_terms,
+    "layer_norm_backward": norm_backward_terms,
+}
+
+
+class Norm(Problem):
+    """A norm along the last axis of (n, LENGTH), or the adjoint of one. ``shared`` operands have one value a column."""
+
+    shared = ("weight", "bias")
+
+    def __init__(self, desc: tp.Descriptor, values: Values) -> None:
+        self.desc, self.values = desc, values
+
+    def _with(self, rows: Tensor, order: Tensor | None = None) -> Norm:
+        found = {}
+        for name, t in self.values.items():
+            t = t if name in self.shared else t[rows]
+            whole = t.dim() == 2 or name in self.shared
+            found[name] = (t if order is None or not whole else t[..., order]).clone()
+        shape = tuple(found["x"].shape)
+        return Norm(self.desc.replace(input_shape=shape), found)
+
+    def parts(self) -> Iterator[Variant]:
+        n = self.desc.input_shape[0]  # type: ignore[attr-defined]
+        for kept in (torch.tensor([n - 1]), torch.arange(0, n, 2), torch.arange(n).flip(0)[: n // 3 + 1]):
+            yield Variant(self._with(kept), _of_rows, lambda out, kept=kept: _of_rows(out)[kept])  # type: ignore[misc]
+
+    def reordered(self) -> Variant:
+        n, length = self.desc.input_shape  # type: ignore[attr-defined]
+        g = torch.Generator().manual_seed(1)
+        rows, order = torch.randperm(n, generator=g), torch.randperm(length, generator=g)
+        return Variant(self._with(rows, order), _columns, lambda out: _columns(out, rows, order))
+
+
+def _of_rows(out: Outputs) -> Tensor:
+    """What belongs to one row, as one tensor."""
+    return torch.cat([t.reshape(len(t), -1).double() for name, t in out.items() if name not in ("dweight", "dbias")], 1)
+
+
+def _columns(out: Outputs, rows: Tensor | None = None, order: Tensor | None = None) -> Tensor:
+    """All outputs as one tensor, their rows and columns in another order."""
+    found = []
+    for name, t in out.items():
+        if rows is not None and order is not None:
+            t = t[order] if name in ("dweight", "dbias") else t[rows][:, order] if t.dim() == 2 else t[rows]
+        found.append(t.reshape(-1).double())
+    return torch.cat(found)
+
+
+def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
+    """Rows whose squares stay within f32; for the adjoints, with what the norm gave."""
+    g = torch.Generator().manual_seed(0)
+    (n, length), dtype, half = desc.input_shape, desc.element.torch, desc.input_shape[1] // 2
+    narrow = desc.element == "f16"
+    x = torch.randn(n, length, generator=g, dtype=torch.float64)
+    if kind in ("subnormal", "equal") or (kind == "huge" and narrow):
+        x = draw((n, length), desc.element, kind, length, g).double()
+    elif kind == "huge":
+        compute = torch.finfo(desc.element.compute.torch)
+        x = (x.sign() + x.clamp(-3, 3) / 4) * math.sqrt(compute.max / (8 * length))
+    elif kind == "wide":
+        x *= 2.0 ** torch.randint(-8 if narrow else -40, 9 if narrow else 41, x.shape, generator=g)
+    found = {"x": x.to(dtype)}
+    if desc.weight:
+        found["weight"] = torch.randn(length, generator=g, dtype=torch.float64).to(dtype)
+    if not desc.op.endswith("_backward"):
+        if getattr(desc, "bias", False):
+            found["bias"] = torch.randn(length, generator=g, dtype=torch.float64).to(dtype)
+        return found
+    dout = torch.randn(n, length, generator=g, dtype=torch.float64)
+    dout *= 2.0 ** torch.randint(-6, 7, dout.shape, generator=g)
+    if kind == "cancelling":
+        # Equal and opposite terms, and a place where the rounding of their sum alone is the gradient.
+        found["x"][:, half : 2 * half] = found["x"][:, :half]
+        if desc.weight:
+            found["weight"][half : 2 * half] = found["weight"][:half]
+        dout[:, half : 2 * half] = -dout[:, :half]
+        dout[:, 0], dout[:, half] = 0, 0
+        found["x"][:, [0, half]] = 1
+    found["dout"] = dout.to(dtype)
+    centred, v = desc.op.startswith("layer_norm"), found["x"].double()
+    if centred:
+        found["mean"] = v.mean(1).to(desc.element.compute.torch)
+        v = v - v.mean(1, keepdim=True)
+    found["rstd"] = (1 / (v.square().mean(1) + 1e-5).sqrt()).to(desc.element.compute.torch)
+    return found
+
+
+def norm_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False, **options: Any) -> Norm:
+    n, length = (max(n // 32, 24), LONG) if long else (n, LENGTH)
+    desc = tp.descriptor_types()[op](input_shape=(n, length), element=element, **options)
+    return Norm(desc, norm_values(desc, kind))
+
+
+for _op, _terms in TERMS.items():
+    if "softmax" in _op:
+        joins(_op, {}, {"long": True}, magnitude=_terms)(partial(softmax_problem, _op))
+    else:
+        bare = {"weight": False, **({"bias": False} if _op.startswith("layer_norm") else {})}
+        joins(_op, {}, bare, {"long": True}, {"long": True, **bare}, magnitude=_terms)(partial(norm_problem, _op))

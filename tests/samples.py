@@ -15,8 +15,12 @@ from triplan import (
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
+    LayerNormBackwardDescriptor,
+    LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
     LogSoftmaxDescriptor,
+    RmsNormBackwardDescriptor,
+    RmsNormDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
     SoftmaxBackwardDescriptor,
@@ -40,6 +44,10 @@ SAMPLES: dict[str, Descriptor] = {
         SoftmaxBackwardDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
         LogSoftmaxDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
         LogSoftmaxBackwardDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
+        RmsNormDescriptor(input_shape=(5, 32), element="f32"),
+        RmsNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
+        LayerNormDescriptor(input_shape=(5, 32), element="f32"),
+        LayerNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
     )
 }
 ACCUMULATING = (

@@ -153,6 +153,8 @@ def changes(desc: tp.Descriptor) -> dict[str, object]:
             out[name] = "clamp"
         elif name == "padding_idx":
             out[name] = 3
+        elif name == "eps":
+            out[name] = 0.5
         elif isinstance(value, bool):
             out[name] = not value
         elif isinstance(value, tuple):

@@ -6,6 +6,7 @@ from triplan.backends.table import TABLE, KernelRow, KernelTable, kernel, refere
 from triplan.backends.triton import indexing as _triton_indexing  # noqa: F401 (registers its rows)
 from triplan.backends.triton import indexing_fixed as _triton_indexing_fixed  # noqa: F401 (registers its rows)
 from triplan.backends.triton import indexing_sorted as _triton_indexing_sorted  # noqa: F401 (registers its rows)
+from triplan.backends.triton import norm as _triton_norm  # noqa: F401 (registers its rows)
 from triplan.backends.triton import softmax as _triton_softmax  # noqa: F401 (registers its rows)
 from triplan.backends.tuning import TuningTable
 

@@ -57,6 +57,14 @@ class Int:
 
 
 @dataclass(frozen=True, slots=True)
+class Float:
+    """A number known when planning, passed as ``element``; its value is not compiled in."""
+
+    value: float
+    element: ElementKind
+
+
+@dataclass(frozen=True, slots=True)
 class Stride:
     """The stride of an operand's axis, in elements, read off the tensor at run time."""
 
@@ -88,7 +96,7 @@ class TensorMap:
 
 
 #: One kernel argument; tuples become Triton tuples.
-Arg = Ptr | Scratch | Int | Stride | Scalar | TensorMap | None | tuple["Arg", ...]
+Arg = Ptr | Scratch | Int | Float | Stride | Scalar | TensorMap | None | tuple["Arg", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +166,7 @@ def _type(arg: Arg) -> Any:
         return "i64" if arg.wide else "i32"
     if isinstance(arg, Stride):
         return "i64"
-    if isinstance(arg, Scalar):
+    if isinstance(arg, (Scalar, Float)):
         return TRITON_TYPE[arg.element]
     if isinstance(arg, TensorMap):
         return f"tensordesc<{TRITON_TYPE[arg.element]}{list(arg.block)}>".replace(" ", "")

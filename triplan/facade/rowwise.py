@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from triplan.descriptors import (
+    LayerNormBackwardDescriptor,
+    LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
     LogSoftmaxDescriptor,
+    RmsNormBackwardDescriptor,
+    RmsNormDescriptor,
     SoftmaxBackwardDescriptor,
     SoftmaxDescriptor,
 )
@@ -59,3 +63,67 @@ class LogSoftmaxBackwardArgs:
 
 class LogSoftmaxBackwardPlan(Plan[LogSoftmaxBackwardDescriptor, LogSoftmaxBackwardArgs]):
     descriptor_type, args_type = LogSoftmaxBackwardDescriptor, LogSoftmaxBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormArgs:
+    """``weight`` as the descriptor says."""
+
+    x: Tensor
+    out: Tensor
+    rstd: Tensor
+    weight: Tensor | None = None
+
+
+class RmsNormPlan(Plan[RmsNormDescriptor, RmsNormArgs]):
+    descriptor_type, args_type = RmsNormDescriptor, RmsNormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormBackwardArgs:
+    """``rstd`` is what rms_norm gave; ``weight`` and ``dweight`` as the descriptor says."""
+
+    dout: Tensor
+    x: Tensor
+    rstd: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    dweight: Tensor | None = None
+
+
+class RmsNormBackwardPlan(Plan[RmsNormBackwardDescriptor, RmsNormBackwardArgs]):
+    descriptor_type, args_type = RmsNormBackwardDescriptor, RmsNormBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormArgs:
+    """``weight`` and ``bias`` as the descriptor says."""
+
+    x: Tensor
+    out: Tensor
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class LayerNormPlan(Plan[LayerNormDescriptor, LayerNormArgs]):
+    descriptor_type, args_type = LayerNormDescriptor, LayerNormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormBackwardArgs:
+    """``mean`` and ``rstd`` are what layer_norm gave; the last three as the descriptor says."""
+
+    dout: Tensor
+    x: Tensor
+    mean: Tensor
+    rstd: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+
+
+class LayerNormBackwardPlan(Plan[LayerNormBackwardDescriptor, LayerNormBackwardArgs]):
+    descriptor_type, args_type = LayerNormBackwardDescriptor, LayerNormBackwardArgs

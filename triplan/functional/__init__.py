@@ -1,8 +1,10 @@
 """torch-like calls with autograd, on plans: what torch has by these names, with torch's semantics."""
 
 from triplan.functional.gathering import gather, gather_with_grad, scatter, scatter_add, scatter_add_
+from triplan.functional.norming import layer_norm, rms_norm
 from triplan.functional.putting import index_put
 from triplan.functional.selecting import embedding, index_add, index_add_, index_select
+from triplan.functional.softmaxing import log_softmax, softmax
 
 __all__ = [
     "embedding",
@@ -12,7 +14,11 @@ __all__ = [
     "index_add_",
     "index_put",
     "index_select",
+    "layer_norm",
+    "log_softmax",
+    "rms_norm",
     "scatter",
     "scatter_add",
     "scatter_add_",
+    "softmax",
 ]

@@ -46,7 +46,8 @@ class Rows:
         across: whether instead neighbouring rows lie side by side in every operand.
     """
 
-    def __init__(self, operands: Sequence[Operand], axis: int) -> None:
+    def __init__(self, operands: Sequence[Operand], axis: int, in_order: bool = False) -> None:
+        """``in_order``: rows are to be numbered row-major, for operands that have one element a row."""
         shape = operands[0].shape
         self.axis, self.n = axis, shape[axis]
         others = [a for a in range(len(shape)) if a != axis and shape[a] != 1]
@@ -56,7 +57,7 @@ class Rows:
         else:
             groups = [[a] for a in others]
             unit = operands[0].layout.unit_axis
-            if unit in others:
+            if unit in others and not in_order:
                 groups.sort(key=lambda g: g == [unit])
         self._sizes = [math.prod(shape[a] for a in g) for g in groups]
         self._groups = groups
@@ -141,6 +142,11 @@ def padded(items: Sequence[Arg], filler: Arg) -> tuple[Arg, ...]:
     """``items`` innermost first, filled outwards to one of RANKS."""
     width = next(r for r in RANKS if r >= len(items))
     return (*items[::-1], *(filler,) * (width - len(items)))
+
+
+def padded_bytes(n: int) -> int:
+    """``n`` rounded up to where another array in a workspace may begin."""
+    return -(-n // 16) * 16
 
 
 def values(operand: Operand) -> Ptr:

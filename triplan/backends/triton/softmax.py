@@ -23,6 +23,7 @@ from triplan.backends.triton.rows_launch import (
     Tile,
     again_us,
     ceil_power,
+    padded_bytes,
     values,
     waves_us,
 )
@@ -217,7 +218,7 @@ def _looped(desc: Any, target: Target) -> list[Launch]:
 def _scratch(desc: Any) -> tuple[dict[str, Arg], int]:
     """Addresses of the partial results, and bytes of all."""
     compute, backward = desc.element.compute, is_backward(desc)
-    each = -(-view(desc).count * _blocks(desc) * compute.itemsize // 16) * 16
+    each = padded_bytes(view(desc).count * _blocks(desc) * compute.itemsize)
     names = ("totals",) if backward else ("tops", "totals")
     return {name: Scratch(i * each, compute) for i, name in enumerate(names)}, each * len(names)
 
