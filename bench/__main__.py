@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import determinism, host, indexing
+from bench import determinism, host, indexing, rowwise
 from bench.cases import DTYPES
 
 
@@ -23,7 +23,9 @@ def parser() -> argparse.ArgumentParser:
     two = names.add_parser("host", help="host time of planning and launching")
     three = names.add_parser("determinism", help="accumulation, deterministic and not, against torch, on a GPU")
     three.add_argument("--rows", action="store_true", help="time each kernel alone as well, into the JSON's `kernels`")
-    for p, iterations, warmup in ((one, 100, 10), (three, 20, 2)):
+    four = names.add_parser("rowwise", help="softmax and norms against torch and torch.compile, on a GPU")
+    four.add_argument("--sweep", action="store_true", help="time tiles of every kernel instead of peers")
+    for p, iterations, warmup in ((one, 100, 10), (three, 20, 2), (four, 10, 1)):
         p.add_argument(
             "--iterations", type=_positive, default=iterations, help="timed repeats (fewer for slow kernels)"
         )
@@ -34,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
             default="cuda",
             help="cpu: a smoke test at tiny sizes, measuring nothing",
         )
-    for p in (one, two, three):
+    for p in (one, two, three, four):
         p.add_argument("--out", type=Path, help="folder for JSON, CSV and PNG")
     return top
 
@@ -79,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timing = (options.iterations, options.warmup, device, tiny)
             if options.name == "indexing":
                 report = indexing.run(options.dtype, *timing, progress)
+            elif options.name == "rowwise":
+                report = rowwise.run(*timing, options.sweep, progress)
             else:
                 report = determinism.run(*timing, options.rows, progress)
     report.show(console)

@@ -134,7 +134,7 @@ class Launch:
     def source(self) -> Source:
         """The part that decides the binary: types and promises, not values."""
         signature: list[tuple[str, Any]] = []
-        constexprs: dict[str | tuple[int, ...], Any] = dict(self.constexprs)
+        constexprs: dict[str | tuple[int, ...], Any] = dict(self.constexprs.items())
         attrs: list[tuple[tuple[int, ...], int]] = []
         for position, name in enumerate(self.kernel.arg_names):
             if name in constexprs:

@@ -198,8 +198,8 @@ def rms_norm(
     """``input / sqrt(mean(input**2) + eps) * weight`` over the trailing axes (torch.nn.functional.rms_norm).
 
     ``input``: f16, bf16, f32 or f64; ``weight``: of ``normalized_shape`` and ``input``'s dtype; ``eps``: by default
-    that of the dtype in which it is computed. Returns ``input``'s shape. Differentiable once in ``input`` and ``weight``.
-    Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit.
+    that of the dtype in which it is computed. Returns ``input``'s shape. Differentiable once in ``input`` and
+    ``weight``. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit.
     """
     x = _as_rows("rms_norm", input, normalized_shape, weight=weight)
     if eps is None:

@@ -134,8 +134,8 @@ def _bytes(desc: Any) -> tuple[int, int]:
 
 def _fold_us(desc: Any, rows: int) -> float:
     names = [n for n in ("dweight", "dbias") if any(o.name == n for o in desc.operands())]
-    lines, _ = _lines(desc, rows)
-    return len(names) * (LAUNCH_US + 2 * lines * view(desc).n * desc.element.compute.itemsize / 3.8e6)
+    size: int = desc.element.compute.itemsize
+    return len(names) * (LAUNCH_US + 2 * _lines(desc, rows)[0] * view(desc).n * size / 3.8e6)
 
 
 def rows_rank(desc: Any, target: Target) -> float:
@@ -196,7 +196,8 @@ def _lines(desc: Any, rows: int) -> tuple[int, int]:
 
 def _parts(desc: Any, rows: int) -> dict[str, tuple[Scratch, Ptr]]:
     """By the kernels' name: where partial sums lie, and the gradient that they become."""
-    compute, found = desc.element.compute, {}
+    compute: ElementKind = desc.element.compute
+    found: dict[str, tuple[Scratch, Ptr]] = {}
     size = padded_bytes(_lines(desc, rows)[0] * view(desc).n * compute.itemsize)
     for o in desc.operands():
         if o.name in ("dweight", "dbias"):
@@ -205,7 +206,7 @@ def _parts(desc: Any, rows: int) -> dict[str, tuple[Scratch, Ptr]]:
     return found
 
 
-def _workspace(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> int:
+def workspace(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> int:
     tile = tiled(desc)
     if tile is None or not is_backward(desc):
         return 0
@@ -298,7 +299,7 @@ def _register() -> None:
                 elements=ELEMENTS,
                 guarantee=partial(guarantee, tiled),
                 supports=partial(_applies, tiled),
-                workspace=partial(_workspace, tiled),
+                workspace=partial(workspace, tiled),
                 rank=rank,
                 numerics=partial(_numerics, name, tiled),
                 priority=priority,

@@ -106,20 +106,30 @@ class Rows:
         block = ceil_power(self.n)
         if self.across:
             rows = across_rows(element)
-            return Tile(rows, block, warps_for(rows * block, element)) if rows * block <= min(most, 8192) else None
-        if block > most:
+            return (
+                Tile(rows, block, warps_for(rows * block, element.itemsize))
+                if rows * block <= min(most, 8192)
+                else None
+            )
+        size = self._size(element)
+        if block > (most if self.unit else min(most, 4096)):
             return None
         # Two 16-byte loads a thread of four warps saturate memory; smaller programs leave it idle, larger ones wait.
-        rows = max(4096 // element.itemsize // block, 1)
-        return Tile(rows, block, warps_for(rows * block, element))
+        rows = max(4096 // size // block, 1)
+        return Tile(rows, block, warps_for(rows * block, size))
+
+    def _size(self, element: ElementKind) -> int:
+        """Bytes of registers that an element takes as it is loaded: where rows have gaps, those of its address."""
+        return element.itemsize if self.unit else 8
 
     def piece(self, element: ElementKind, operands: int = 1) -> Tile:
         """The tile that walks along rows of any length, holding so many operands at a time."""
         if self.across:
             rows = across_rows(element)
-            return Tile(rows, 4096 // rows, warps_for(4096, element))
-        block = min(ceil_power(self.n), 32768 // element.itemsize // operands, 8192)
-        return Tile(1, block, warps_for(block, element))
+            return Tile(rows, 4096 // rows, warps_for(4096, element.itemsize))
+        size = self._size(element)
+        block = min(ceil_power(self.n), 32768 // size // operands, 8192)
+        return Tile(1, block, warps_for(block, size))
 
 
 def across_rows(element: ElementKind) -> int:
@@ -127,9 +137,9 @@ def across_rows(element: ElementKind) -> int:
     return 64 // element.itemsize
 
 
-def warps_for(elements: int, element: ElementKind) -> int:
+def warps_for(elements: int, size: int) -> int:
     """Warps of which each thread holds about 32 bytes of an operand; at most 16, and 32 for what would not fit."""
-    wanted = ceil_power(elements * element.itemsize // (32 * 32))
+    wanted = ceil_power(elements * size // (32 * 32))
     return 32 if elements >= 32768 else min(max(wanted, 1), 16)
 
 
