@@ -194,11 +194,16 @@ def _lines(desc: Any, rows: int) -> tuple[int, int]:
     return -(-groups // each), each
 
 
+def _part_bytes(desc: Any, rows: int) -> int:
+    # A line even where there are no rows: what adds up none of them is given an address all the same.
+    return padded_bytes(max(_lines(desc, rows)[0], 1) * view(desc).n * desc.element.compute.itemsize)
+
+
 def _parts(desc: Any, rows: int) -> dict[str, tuple[Scratch, Ptr]]:
     """By the kernels' name: where partial sums lie, and the gradient that they become."""
     compute: ElementKind = desc.element.compute
     found: dict[str, tuple[Scratch, Ptr]] = {}
-    size = padded_bytes(_lines(desc, rows)[0] * view(desc).n * compute.itemsize)
+    size = _part_bytes(desc, rows)
     for o in desc.operands():
         if o.name in ("dweight", "dbias"):
             name = "dweights" if o.name == "dweight" else "dbiases"
@@ -210,9 +215,7 @@ def workspace(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) ->
     tile = tiled(desc)
     if tile is None or not is_backward(desc):
         return 0
-    rows = tile.rows
-    size = padded_bytes(_lines(desc, rows)[0] * view(desc).n * desc.element.compute.itemsize)
-    return len(_parts(desc, rows)) * size
+    return len(_parts(desc, tile.rows)) * _part_bytes(desc, tile.rows)
 
 
 def _folds(desc: Any, rows: int) -> list[Launch]:

@@ -108,7 +108,7 @@ def norm_looped_kernel(
     count = n.to(COMPUTE)
     centre = tl.zeros((), COMPUTE)
     if CENTRED:
-        centre = tl.load(at).to(COMPUTE)
+        centre = tl.load(at, mask=n > 0, other=0.0).to(COMPUTE)
     middle = tl.zeros((), COMPUTE)
     squares = tl.zeros((), COMPUTE)
     met = tl.zeros((), COMPUTE)
@@ -132,7 +132,7 @@ def norm_looped_kernel(
             squares += tl.sum(v * v, 0)
     scale = inverse_root(squares / count, eps)
     if CENTRED:
-        tl.store(mean + row, centre + middle)
+        tl.store(mean + row, tl.where(n > 0, centre + middle, float("nan")))
     tl.store(rstd + row, scale)
     steps = tl.cdiv(n, BLOCK)
     for step in range(steps):
