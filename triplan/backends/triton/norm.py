@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -56,7 +57,11 @@ def whole(desc: Any) -> Tile | None:
 
 
 def piece(desc: Any) -> Tile:
-    return view(desc).piece(desc.element, 2 if is_backward(desc) or desc.element is ElementKind.F64 else 1)
+    if desc.element is ElementKind.F64:
+        # More elements a thread: given 16 warps, ptxas saves registers where it had better not, and spills.
+        tile = view(desc).piece(desc.element, 2)
+        return replace(tile, warps=min(tile.warps, 8))
+    return view(desc).piece(desc.element, 2 if is_backward(desc) else 1)
 
 
 # --- what may be said ---
