@@ -41,6 +41,11 @@ class Softmax(Problem):
         return Variant(other, _only, lambda out: _only(out)[:, order])
 
 
+def size(n: int, long: bool) -> tuple[int, int]:
+    """Rows and their length, for a problem that is to have ``n`` contributions: fewer rows, as each is long."""
+    return (max(n // 64, 24), LONG) if long else (max(n // 8, 16), LENGTH)
+
+
 def _only(out: Outputs) -> Tensor:
     (found,) = out.values()
     return found
@@ -103,7 +108,7 @@ def _stepped(v: Tensor, away: int) -> Tensor:
 
 
 def softmax_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False) -> Softmax:
-    n, length = (max(n // 32, 24), LONG) if long else (n, LENGTH)
+    n, length = size(n, long)
     desc = tp.descriptor_types()[op](input_shape=(n, length), softmax_axis=1, element=element)
     return Softmax(desc, softmax_values(op, n, length, element, kind))
 
@@ -257,7 +262,7 @@ def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
 
 
 def norm_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False, **options: Any) -> Norm:
-    n, length = (max(n // 32, 24), LONG) if long else (n, LENGTH)
+    n, length = size(n, long)
     desc = tp.descriptor_types()[op](input_shape=(n, length), element=element, **options)
     return Norm(desc, norm_values(desc, kind))
 
