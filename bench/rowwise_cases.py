@@ -239,10 +239,9 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
             tile, each = Tile(rows, block, warps), rows * block // (32 * warps)
             if not 4 <= each <= (32 if case.backward else 64) or block > 2 * family.MOST[case.op]:
                 continue
-            for stages in (1, 2, 3) if case.is_norm and case.backward else (None,):
-                options = {} if stages is None else {"stages": stages}
-                name = f"rows {rows}x{block} w{warps}" + ("" if stages is None else f" s{stages}")
-                yield name, _row(family, desc, tile, partial(family.whole_launches, tile=tile, **options))
+            for how, options in _fetching(case, tile):
+                build = partial(family.whole_launches, tile=tile, **options)
+                yield f"rows {rows}x{block} w{warps}{how}", _row(family, desc, tile, build)
     for rows, block in pieces:
         for warps in (8, 16):
             tile = Tile(rows, block, warps)
@@ -250,6 +249,18 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"looped {rows}x{block} w{warps}",
                 _row(family, desc, tile, partial(family.looped_launches, tile=tile)),
             )
+
+
+def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, int]]]:
+    """How far rows may be fetched ahead, and by how many programs, for an H200's 132 multiprocessors."""
+    if case.backward:
+        yield from ((f" s{s}", {"stages": s}) for s in (1, 2, 3)) if case.is_norm else [("", {})]
+        return
+    yield "", {}
+    if tile.block >= 8192:
+        for each in (1, 2):
+            if each * tile.warps <= 32:
+                yield f" s2 p{each}", {"stages": 2, "programs": 132 * each}
 
 
 def _row(family: Any, desc: tp.Descriptor, tile: Tile, build: Callable[[Any], Any]) -> dict[str, Any]:

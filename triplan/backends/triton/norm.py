@@ -240,15 +240,23 @@ def _folds(desc: Any, rows: int) -> list[Launch]:
     ]
 
 
-def whole_launches(desc: Any, tile: Tile, stages: int = 2) -> list[Launch]:
-    """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries."""
+def whole_launches(desc: Any, tile: Tile, stages: int | None = None, programs: int = 0) -> list[Launch]:
+    """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries.
+
+    ``stages`` is how far rows are fetched ahead: by default not at all forward, where with it there are ``programs``
+    programs that stay for several groups of rows, and 2 in the adjoints, whose programs stay anyway.
+    """
     r, backward = view(desc), is_backward(desc)
     folds = _folds(desc, tile.rows) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
+    stages = (2 if backward else 0) if stages is None else stages
     args, constexprs = _operands(desc, tile.rows), {**_constexprs(desc, tile), "STAGES": stages}
     if not backward:
-        return [_launch(kernels.norm_rows_kernel, r.programs(tile.rows), args, constexprs, tile.warps)]
+        groups = r.programs(tile.rows)
+        args["groups"] = Int(groups)
+        grid = min(programs, groups) if stages else groups
+        return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps)]
     lines, each = _lines(desc, tile.rows)
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in _parts(desc, tile.rows).items()}}
     if not folds:  # nothing is shared: a program for each group of rows

@@ -35,7 +35,8 @@ def affine(v, weight, bias, col, live_col):
 
 
 @triton.jit
-def norm_rows_kernel(
+def norm_group(
+    group,
     x,
     out,
     mean,
@@ -54,9 +55,8 @@ def norm_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Whole rows in registers: each element is read once and written once."""
-    outer = tl.program_id(0) // blocks
-    lane = lanes_of(blocks, ROWS)
+    outer = group // blocks
+    lane = lanes_of(group, blocks, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     inside = lane < lanes
     live = inside & (col < n)
@@ -74,6 +74,46 @@ def norm_rows_kernel(
     y = affine(v * scale, weight, bias, col, col < n)
     to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def norm_rows_kernel(
+    x,
+    out,
+    mean,
+    rstd,
+    weight,
+    bias,
+    x_strides,
+    out_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    groups,
+    eps,
+    CENTRED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Whole rows in registers: each element is read once and written once.
+
+    With STAGES programs stay for several groups of rows, and the next ones are on their way meanwhile.
+    """
+    first = tl.program_id(0)
+    if STAGES == 0:
+        norm_group(
+            first, x, out, mean, rstd, weight, bias, x_strides, out_strides, sizes, lanes, n, blocks, eps,
+            CENTRED, COMPUTE, ROWS, BLOCK,
+        )  # fmt: skip
+    else:
+        for group in tl.range(first, groups, tl.num_programs(0), num_stages=STAGES):
+            norm_group(
+                group, x, out, mean, rstd, weight, bias, x_strides, out_strides, sizes, lanes, n, blocks, eps,
+                CENTRED, COMPUTE, ROWS, BLOCK,
+            )  # fmt: skip
 
 
 @triton.jit

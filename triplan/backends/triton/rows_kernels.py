@@ -38,6 +38,6 @@ def rows_of(pointer, strides, outer, sizes, lane):
 
 
 @triton.jit
-def lanes_of(blocks, ROWS: tl.constexpr):
-    """The rows of this program, [ROWS, 1]; each outer point has ``blocks`` programs."""
-    return (tl.program_id(0) % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+def lanes_of(group, blocks, ROWS: tl.constexpr):
+    """The rows of group number ``group``, [ROWS, 1]; each outer point has ``blocks`` groups."""
+    return (group % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]

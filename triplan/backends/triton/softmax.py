@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from triplan.backends.launch import Arg, Launch, Scratch
+from triplan.backends.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton import softmax_kernels as kernels
 from triplan.backends.triton.rows_launch import (
@@ -185,14 +185,21 @@ def _common(desc: Any, tile: Tile) -> tuple[dict[str, Arg], dict[str, Any]]:
     return args, {"LOG": is_log(desc), "COMPUTE": TL[desc.element.compute], "BLOCK": tile.block}
 
 
-def whole_launches(desc: Any, tile: Tile) -> list[Launch]:
-    """The launch of ``rows`` with a tile of one's own: what a sweep of tiles tries."""
+def whole_launches(desc: Any, tile: Tile, stages: int = 0, programs: int = 0) -> list[Launch]:
+    """The launch of ``rows`` with a tile of one's own: what a sweep of tiles tries.
+
+    With ``stages`` (forward) there are ``programs`` programs, which fetch their next rows ahead.
+    """
     r = view(desc)
     if r.count * r.n == 0:
         return []
     args, constexprs = _common(desc, tile)
-    which = kernels.softmax_backward_rows_kernel if is_backward(desc) else kernels.softmax_rows_kernel
-    return [Launch(which, r.programs(tile.rows), args, {**constexprs, "ROWS": tile.rows}, tile.warps)]
+    constexprs["ROWS"], grid = tile.rows, r.programs(tile.rows)
+    if is_backward(desc):
+        return [Launch(kernels.softmax_backward_rows_kernel, grid, args, constexprs, tile.warps)]
+    args["groups"], constexprs["STAGES"] = Int(grid), stages
+    grid = min(programs, grid) if stages else grid
+    return [Launch(kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps)]
 
 
 def looped_launches(desc: Any, tile: Tile) -> list[Launch]:

@@ -30,7 +30,8 @@ def subtracted(top):
 
 
 @triton.jit
-def softmax_rows_kernel(
+def softmax_group(
+    group,
     x,
     out,
     x_strides,
@@ -44,9 +45,8 @@ def softmax_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Whole rows in registers: each element is read once and written once."""
-    outer = tl.program_id(0) // blocks
-    lane = lanes_of(blocks, ROWS)
+    outer = group // blocks
+    lane = lanes_of(group, blocks, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
     v = tl.load(
@@ -58,6 +58,36 @@ def softmax_rows_kernel(
     y = v - tl.log(total) if LOG else e * (1.0 / total)
     to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def softmax_rows_kernel(
+    x,
+    out,
+    x_strides,
+    out_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    groups,
+    LOG: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Whole rows in registers: each element is read once and written once.
+
+    With STAGES programs stay for several groups of rows, and the next ones are on their way meanwhile.
+    """
+    if STAGES == 0:
+        softmax_group(
+            tl.program_id(0), x, out, x_strides, out_strides, sizes, lanes, n, blocks, LOG, COMPUTE, ROWS, BLOCK
+        )
+    else:
+        for group in tl.range(tl.program_id(0), groups, tl.num_programs(0), num_stages=STAGES):
+            softmax_group(group, x, out, x_strides, out_strides, sizes, lanes, n, blocks, LOG, COMPUTE, ROWS, BLOCK)
 
 
 @triton.jit
@@ -80,7 +110,7 @@ def softmax_looped_kernel(
     The second pass goes backwards: what was read last is still in the L2 cache.
     """
     outer = tl.program_id(0) // blocks
-    lane = lanes_of(blocks, ROWS)
+    lane = lanes_of(tl.program_id(0), blocks, ROWS)
     at = rows_of(x, x_strides, outer, sizes, lane)
     to = rows_of(out, out_strides, outer, sizes, lane)
     inside = lane < lanes
@@ -202,7 +232,7 @@ def softmax_backward_rows_kernel(
 ):
     """Whole rows in registers."""
     outer = tl.program_id(0) // blocks
-    lane = lanes_of(blocks, ROWS)
+    lane = lanes_of(tl.program_id(0), blocks, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
     dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), mask=live, other=0.0)
@@ -233,7 +263,7 @@ def softmax_backward_looped_kernel(
 ):
     """Rows block by block: the sum, then, backwards, the gradients."""
     outer = tl.program_id(0) // blocks
-    lane = lanes_of(blocks, ROWS)
+    lane = lanes_of(tl.program_id(0), blocks, ROWS)
     dout_at = rows_of(dout, dout_strides, outer, sizes, lane)
     out_at = rows_of(out, out_strides, outer, sizes, lane)
     to = rows_of(dx, dx_strides, outer, sizes, lane)
