@@ -53,7 +53,10 @@ def is_centred(desc: Any) -> bool:
 
 
 def whole(desc: Any) -> Tile | None:
-    return view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
+    tile = view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
+    if tile is not None and is_backward(desc):
+        tile = replace(tile, rows=max(tile.rows // 2, 1))  # beside two operands there are two sums
+    return tile
 
 
 def piece(desc: Any) -> Tile:

@@ -224,8 +224,9 @@ def norm_backward_rows_kernel(
     w = tl.full((1, BLOCK), 1.0, COMPUTE)
     if weight is not None:
         w = tl.load(weight + col, mask=live_col, other=0.0).to(COMPUTE)
-    dw = tl.zeros((1, BLOCK), COMPUTE)
-    db = tl.zeros((1, BLOCK), COMPUTE)
+    # Row by row of the tile: the rows meet once, at the end.
+    dw = tl.zeros((ROWS, BLOCK), COMPUTE)
+    db = tl.zeros((ROWS, BLOCK), COMPUTE)
     for group in tl.range(each, num_stages=STAGES):  # the next rows are on their way meanwhile
         row = (program.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
@@ -240,9 +241,9 @@ def norm_backward_rows_kernel(
         hat = v * scale
         g = dy * w
         if dweights is not None:
-            dw += tl.sum(dy * hat, 0, keep_dims=True)
+            dw += dy * hat
         if dbiases is not None:
-            db += tl.sum(dy, 0, keep_dims=True)
+            db += dy
         projected = tl.sum(g * hat, 1, keep_dims=True) / count
         d = g - hat * projected
         if CENTRED:
@@ -251,9 +252,9 @@ def norm_backward_rows_kernel(
         tl.store(to, (d * scale).to(dx.dtype.element_ty), mask=live)
     line = program.to(tl.int64) * n + col
     if dweights is not None:
-        tl.store(dweights + line, dw, mask=live_col)
+        tl.store(dweights + line, tl.sum(dw, 0, keep_dims=True), mask=live_col)
     if dbiases is not None:
-        tl.store(dbiases + line, db, mask=live_col)
+        tl.store(dbiases + line, tl.sum(db, 0, keep_dims=True), mask=live_col)
 
 
 @triton.jit
@@ -334,8 +335,9 @@ def norm_parameters_kernel(
     part = tl.program_id(0) // blocks
     col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live_col = col < n
-    dw = tl.zeros((1, BLOCK), COMPUTE)
-    db = tl.zeros((1, BLOCK), COMPUTE)
+    # Row by row of the tile: the rows meet once, at the end.
+    dw = tl.zeros((ROWS, BLOCK), COMPUTE)
+    db = tl.zeros((ROWS, BLOCK), COMPUTE)
     for group in range(each):
         row = (part.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
@@ -349,14 +351,14 @@ def norm_parameters_kernel(
             if CENTRED:
                 v = v - tl.load(mean + row, mask=inside, other=0.0)
             # As the other kernels have it: the deviation scaled, then times the gradient.
-            dw += tl.sum(dy * (v * tl.load(rstd + row, mask=inside, other=0.0)), 0, keep_dims=True)
+            dw += dy * (v * tl.load(rstd + row, mask=inside, other=0.0))
         if dbiases is not None:
-            db += tl.sum(dy, 0, keep_dims=True)
+            db += dy
     line = part.to(tl.int64) * n + col
     if dweights is not None:
-        tl.store(dweights + line, dw, mask=live_col)
+        tl.store(dweights + line, tl.sum(dw, 0, keep_dims=True), mask=live_col)
     if dbiases is not None:
-        tl.store(dbiases + line, db, mask=live_col)
+        tl.store(dbiases + line, tl.sum(db, 0, keep_dims=True), mask=live_col)
 
 
 @triton.jit
