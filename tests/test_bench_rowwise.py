@@ -72,7 +72,7 @@ def test_swept_tiles_are_kernels_for_as_long_as_they_are_timed(op: str) -> None:
             )
             for name in names
         ]
-        assert len({tuple(launch.source() for launch in p.launches) for p in plans}) == len(names)
+        assert len({tuple((launch.source(), launch.grid) for launch in p.launches) for p in plans}) == len(names)
         assert all(p.workspace_size() >= 0 for p in plans)
     assert tp.TABLE.rows(op) == before
 
