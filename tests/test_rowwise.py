@@ -265,6 +265,22 @@ def test_a_thousand_batch_sizes_compile_a_handful_of_kernels(op: str) -> None:
     assert 1 <= len(sources) <= 8
 
 
+@NOT_INTERPRETING
+@pytest.mark.parametrize("length", [1030, 1024, 77])
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_a_lone_row_is_read_as_one_among_many(op: str, row: str, length: int) -> None:
+    """Wider loads would add in another order: what claims batch invariance is one binary for all batches."""
+    if op in ("rms_norm_backward", "layer_norm_backward"):
+        launched = slice(0, 1)  # the launch that gives rows; weights' gradients depend on the batch
+    else:
+        launched = slice(None)
+    for change in (lambda d: d, strided):
+        plans = [pinned(change(build(op, (n, length))), row, TARGETS["sm90a"]) for n in (1, 2, 64, 513)]
+        found = [p for p in plans if p is not None]
+        assert len(found) in (0, 4)
+        assert len({tuple(launch.source() for launch in p.launches[launched]) for p in found}) <= 1
+
+
 def test_few_long_rows_are_split_and_many_are_not() -> None:
     h200 = TARGETS["sm90a"]
     assert tp.plan(build("softmax", (16, 262144)), target=h200).sku().kernel == "split"

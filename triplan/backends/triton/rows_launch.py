@@ -79,7 +79,9 @@ class Rows:
     def strides(self, o: Operand) -> Arg:
         """(outer strides, lane stride, step along the row) of ``o``."""
         outer = [self._step(o, g[-1]) or Int(1, True) for g in self._groups[:-1]]
-        lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, True, 16)
+        # A lone row promises what neighbours would: a load's width, and with it the order of a sum, follows from that.
+        apart = power_of_two_in(self.n) if o.layout.packed else 1
+        lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, True, apart)
         return (padded(outer, Int(0, True, 16)), lane, self._step(o, self.axis))
 
     def arguments(self, rows: int) -> dict[str, Arg]:
