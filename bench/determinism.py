@@ -27,7 +27,7 @@ from bench.cases import (
     touched_elements,
     truth,
 )
-from bench.indexing import LIMIT_US, Entry, Progress, planned, speed_ratio, verify
+from bench.indexing import LIMIT_US, Entry, Progress, estimated_us, planned, speed_ratio, too_long, verify
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.timing import Contestant, DeviceTime
 
@@ -232,10 +232,8 @@ class _Bench:
             except tp.Unsupported:
                 rows.append({"contestant": name, "note": "-"})
                 continue
-            cost = next(c.cost_us for c in plan.candidates if c.chosen) or 0.0
-            if cost > LIMIT_US:
-                note = f"skipped: estimated at {cost / 1e3:.0f} ms"
-                rows.append({"contestant": name, "kernel": plan.sku().kernel, "note": note})
+            if left_out := too_long(name, plan):
+                rows.append(left_out)
                 continue
             entries.append(planned(name, plan, args, self.device))
             if name == "triplan deterministic":
@@ -267,12 +265,15 @@ class _Bench:
             return None, wrong
         if entry.plan is not None:
             return entry.extra_bytes / 1e6, wrong
+        kept = b.table.clone()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         entry.run(0)
         torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / 1e6, wrong
+        taken = torch.cuda.max_memory_allocated() - before
+        b.table.copy_(kept)  # the next contestant is held against the same truth
+        return taken / 1e6, wrong
 
     def _times(self, entries: list[Entry], sets: int) -> list[DeviceTime]:
         contestants = [Contestant(e.name, e.run, sets) for e in entries]
@@ -296,7 +297,7 @@ class _Bench:
                     "width": timed.case.width,
                     "count": timed.case.count,
                     "pattern": timed.case.pattern,
-                    "estimated_us": next(c.cost_us for c in entry.plan.candidates if c.chosen),
+                    "estimated_us": estimated_us(entry.plan),
                     "device_us": found.median_us,
                     "device_us_p10": found.low_us,
                     "device_us_p90": found.high_us,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from bench.jit_kernel import jit_index_select
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.stub import launch_stubbed
 from bench.timing import Contestant
+from triplan.backends import launcher
 
 #: Small enough that the device is rarely the slower side: (rows of the table, width, rows moved).
 SIZES = ((1024, 256, 128), (4096, 1024, 512), (16384, 1024, 2048))
@@ -99,10 +100,10 @@ def _rows(steps: list[Step], loops: int) -> list[Row]:
             row["error"] = row["note"] = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
         else:
             sound.append((row, step))
-    contestants = [Contestant(step.name, _ignoring_set(step.call), 1) for _, step in sound]
-    times = timing.host_times(contestants, [step.calls for _, step in sound], loops)
+    times = timing.host_times([[step.call] * step.calls for _, step in sound], loops)
     on_device = [i for i, (_, step) in enumerate(sound) if step.launches and torch.cuda.is_available()]
-    device_times = timing.device_times([contestants[i] for i in on_device], DEVICE_REPEATS, warmup=2)
+    contestants = [Contestant(sound[i][1].name, _ignoring_set(sound[i][1].call), 1) for i in on_device]
+    device_times = timing.device_times(contestants, DEVICE_REPEATS, warmup=2)
     for i, found in zip(on_device, device_times, strict=True):
         sound[i][0]["device_us"] = found.median_us
     for (row, step), time in zip(sound, times, strict=True):
@@ -186,9 +187,20 @@ def _launching(target: tp.Target, device: torch.device, calls: int, note: str) -
             yield Step(_into(op, size), "plan.run", run, calls, note, limit_of_torch=limit, launches=True)
             bound = plan.bind(args, workspace)
             yield Step(_into(op, size), "BoundRun", bound, calls, note, BOUND_LIMIT, BOUND_RATIO, launches=True)
+            yield Step(_into(op, size), "bare launch", _bare(plan, args, device), calls, note, launches=True)
             if op == "index_select":
                 jit = partial(jit_index_select, buffers.table, buffers.index, buffers.dense)
                 yield Step(_into(op, size), "triton jit", jit, calls, note, launches=True)
+
+
+def _bare(plan: tp.Plan[Any, Any], args: Any, device: torch.device) -> Callable[[], object]:
+    """The plan's one launch and nothing around it: what a host takes at the least, for judging a BoundRun on it."""
+    names = [f.name for f in fields(args) if isinstance(getattr(args, f.name), torch.Tensor)]
+    assert plan.target.arch is not None
+    (kernel,) = launcher.load(plan.launches, plan.target.arch, device.index or 0)
+    template = kernel.template(args, {(name, None): i for i, name in enumerate(names)})
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return partial(template.fill(tuple(getattr(args, name).data_ptr() for name in names)).start, stream)
 
 
 def _alternatives(device: torch.device, calls: int, note: str) -> Iterator[Step]:

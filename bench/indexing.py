@@ -185,11 +185,22 @@ def _entries(
     if strict.sku().kernel == default.sku().kernel:
         return entries, []
     name = "triplan deterministic"
-    cost = next(c.cost_us for c in strict.candidates if c.chosen) or 0.0
-    if cost >= LIMIT_US:
-        note = f"skipped: estimated at {cost / 1e3:.0f} ms"
-        return entries, [{"contestant": name, "kernel": strict.sku().kernel, "note": note}]
+    if left_out := too_long(name, strict):
+        return entries, [left_out]
     return [*entries, planned(name, strict, args, device)], []
+
+
+def estimated_us(plan: tp.Plan[Any, Any]) -> float:
+    """What select took the chosen kernel to cost."""
+    return next(c.cost_us for c in plan.candidates if c.chosen) or 0.0
+
+
+def too_long(name: str, plan: tp.Plan[Any, Any]) -> Row | None:
+    """The row of a contestant that is estimated beyond LIMIT_US, and so left out; None for one that is timed."""
+    cost = estimated_us(plan)
+    if cost <= LIMIT_US:
+        return None
+    return {"contestant": name, "kernel": plan.sku().kernel, "note": f"skipped: estimated at {cost / 1e3:.0f} ms"}
 
 
 def planned(name: str, plan: tp.Plan[Any, Any], args: list[Any], device: torch.device) -> Entry:
@@ -226,6 +237,6 @@ def time_all(
         found = timing.device_times(contestants, iterations, warmup)
     else:
         found = timing.wall_times(contestants, iterations, warmup)
-    calls = [timing.host_calls_for(d.median_us) for d in found]
+    calls = [c.calls(timing.host_calls_for(d.median_us)) for c, d in zip(contestants, found, strict=True)]
     loops = timing.HOST_LOOPS if device.type == "cuda" else 2
-    return list(zip(found, timing.host_times(contestants, calls, loops), strict=True))
+    return list(zip(found, timing.host_times(calls, loops), strict=True))

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -31,7 +32,7 @@ MIN_REPEATS = 3
 LONG_US = 5000.0
 #: The driver queues about 1,024 launches before a launch blocks; a call may be several launches.
 HOST_CALLS = 100
-HOST_LOOPS = 7
+HOST_LOOPS = 15
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Contestant:
     name: str
     call: Call
     sets: int
+
+    def calls(self, n: int) -> list[Callable[[], object]]:
+        """``n`` calls, set after set."""
+        each = [partial(self.call, i) for i in range(self.sets)]
+        return [each[i % self.sets] for i in range(n)]
 
 
 @dataclass(frozen=True)
@@ -226,29 +232,27 @@ def wall_times(contestants: Sequence[Contestant], iterations: int, warmup: int) 
 # --- host time ---
 
 
-def host_times(contestants: Sequence[Contestant], calls: Sequence[int], loops: int = HOST_LOOPS) -> list[HostTime]:
-    """Host time per call, from ``loops`` loops of ``calls`` calls for each contestant, loops interleaved.
+def host_times(calls: Sequence[Sequence[Callable[[], object]]], loops: int = HOST_LOOPS) -> list[HostTime]:
+    """Host time per call, from ``loops`` loops of each contestant's ``calls``, one after another, loops interleaved.
 
     The device is drained before each loop, so that none begins with a full queue.
     """
-    samples: list[list[float]] = [[] for _ in contestants]
+    samples: list[list[float]] = [[] for _ in calls]
     drain = torch.cuda.is_available()
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         for loop in range(-1, loops):  # the first warms up
-            for contestant, n, kept in zip(contestants, calls, samples, strict=True):
-                call, sets = contestant.call, contestant.sets
-                order = [i % sets for i in range(n)]
+            for own, kept in zip(calls, samples, strict=True):
                 if drain:
                     torch.cuda.synchronize()
                 start = time.perf_counter_ns()
-                for i in order:
-                    call(i)
+                for call in own:
+                    call()
                 elapsed = time.perf_counter_ns() - start
                 if loop >= 0:
-                    kept.append(elapsed / 1e3 / n)
+                    kept.append(elapsed / 1e3 / len(own))
     finally:
         if collecting:
             gc.enable()

@@ -295,7 +295,7 @@ def test_host_times_interleave_and_count() -> None:
     seen: list[str] = []
     one = Contestant("a", lambda i: seen.append(f"a{i}"), 2)
     two = Contestant("b", lambda i: seen.append("b"), 1)
-    found = timing.host_times([one, two], [3, 1], loops=2)
+    found = timing.host_times([one.calls(3), two.calls(1)], loops=2)
     assert seen == ["a0", "a1", "a0", "b"] * 3
     assert all(0 < t.best_us <= t.median_us for t in found)
 
@@ -331,7 +331,7 @@ def test_host_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_name = {(r["case"], r["contestant"]): r for r in rows}
     for key in (("select, warm", "index_add"), ("PlanCache hit", "gather"), ("can_implement", "embedding")):
         assert by_name[key]["host_us"] > 0  # type: ignore[operator]
-    for contestant in ("plan.run", "BoundRun", "triton jit"):
+    for contestant in ("plan.run", "BoundRun", "bare launch", "triton jit"):
         row = by_name["index_select into a given tensor, (1024, 256, 128)", contestant]
         assert row["note"] == "launch stubbed"
         assert "of_torch" not in row  # what was not launched is not compared

@@ -117,3 +117,12 @@ def test_a_wrong_accumulation_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
     assert "device_us" in by_name["torch deterministic"]
     assert by_name["triplan deterministic"]["error"].startswith("wrong: ")
     assert "device_us" not in by_name["triplan deterministic"]
+
+
+@pytest.mark.gpu
+def test_on_the_gpu_all_contestants_find_the_same_operands() -> None:
+    """Each is held against one truth: who changes the operands and does not restore them, spoils the rest."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    report = determinism.run(2, 1, device, True, True, lambda what, done, total: None)
+    assert [r for r in report.rows if "error" in r] == []
+    assert all(r["device_us"] > 0 for r in report.sections["kernels"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import triplan as tp
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guarantees.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guarantees.md", "docs/accumulation.md"]
 
 
 def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,14 +40,15 @@ def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[s
     assert torch.equal(src.grad, torch.zeros_like(src).scatter_add_(0, index, torch.ones_like(dout)))
 
 
-def test_the_code_of_the_guarantees_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guarantees.md").read_text(), re.DOTALL)
-    assert len(blocks) > 4
-    assert all("assert " in block for block in blocks)
+@pytest.mark.parametrize(("document", "least"), [("docs/guarantees.md", 5), ("docs/accumulation.md", 3)])
+def test_the_code_of_a_document_runs(document: str, least: int) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    assert len(blocks) >= least
+    assert all("assert " in block or "verify(" in block for block in blocks)
     names: dict[str, object] = {}
     try:
         for block in blocks:
-            exec(compile(block, "guarantees.md", "exec"), names)
+            exec(compile(block, document, "exec"), names)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -80,3 +82,27 @@ def test_contributing_names_every_room() -> None:
     rooms = {p.name for p in (ROOT / "triplan").iterdir() if p.is_dir() and (p / "__init__.py").exists()}
     assert rooms
     assert all(f"    {room}/" in text for room in rooms)
+
+
+#: Rows of the table in docs/accumulation.md: what the bench calls the case.
+ACCUMULATION = {
+    "index_add, 262,144 x 1,024 f16 into 131,072 rows": "index_add (131072, 1024)/262144 fp16",
+    "the same, f32": "index_add (131072, 1024)/262144 fp32",
+    "embedding_backward, 65,536 Zipf tokens, 50,304 x 1,024 bf16": "embedding_backward (50304, 1024)/65536 bf16 zipf",
+    "index_add, 65,536 x 1,024 f16, all into one row": "index_add (16384, 1024)/65536 fp16 one",
+    "scatter_add, an index an element, 262,144 x 1,024 f16 into 131,072 rows": "scatter_add (131072, 1024)/262144 fp16",
+    "the same, f16, equal indices along each row": "scatter_add (131072, 1024)/262144 fp16 rowwise",
+    "the same, f32, equal indices along each row": "scatter_add (131072, 1024)/262144 fp32 rowwise",
+}
+
+
+def test_figures_are_those_of_the_committed_run() -> None:
+    with (ROOT / "bench/results/determinism-nvidia-h200.csv").open() as file:
+        measured = {(r["case"], r["contestant"]): r["device_us"] for r in csv.DictReader(file)}
+    lines = [line.strip("| ").split(" | ") for line in (ROOT / "docs/accumulation.md").read_text().splitlines()]
+    shown = {cells[0]: cells[1:] for cells in lines if cells[0] in ACCUMULATION}
+    assert set(shown) == set(ACCUMULATION)
+    contestants = ("torch", "torch deterministic", "triplan deterministic", "triplan prepared")
+    for name, cells in shown.items():
+        found = [measured[ACCUMULATION[name], contestant] for contestant in contestants]
+        assert cells == [f"{round(float(us)):,}" if us else "-" for us in found], name

@@ -15,7 +15,7 @@ from torch.autograd.forward_ad import dual_level, make_dual
 
 import triplan.functional as F  # noqa: N812
 from triplan import PlanCache
-from triplan.functional import _ops, _plans
+from triplan.functional import _plans, _recipe
 
 
 @pytest.fixture(params=DEVICES)
@@ -228,7 +228,7 @@ def test_determinism_is_asked_of_every_plan(name: str, device: str, monkeypatch:
     cache = PlanCache()
     monkeypatch.setattr(_plans, "PLANS", cache)
     # A recipe repeats a plan that was asked for earlier; whether it may is a test of its own.
-    monkeypatch.setattr(_ops, "make_recipe", lambda *args: None)
+    monkeypatch.setattr(_recipe, "make_recipe", lambda *args: None)
     forget_recipes()
     call = fixed(device)[name]
     out = on_copies(call, call.ours)(*call.copies(requires_grad=True))

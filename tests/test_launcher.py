@@ -189,7 +189,7 @@ def test_the_static_launcher_gets_every_argument(every: list[Launch], static: Re
         args, places = operands(launch)
         (kernel,) = launcher.load([launch], H200.arch, 0)
         values = tuple(ADDRESSES + i for i in range(len(places)))
-        launcher.launch_values([kernel.template(args, places)], values, 77)
+        launcher.launching([kernel.template(args, places)])(values, 77)
         launcher.launch([kernel.template(args, places).fill(values)], 78)
         wanted = [expected(launch, args, places, launch.args.get(name)) for name in launch.kernel.arg_names]
         for call, stream in zip(static.calls[-2:], (77, 78), strict=True):
@@ -200,12 +200,27 @@ def test_the_static_launcher_gets_every_argument(every: list[Launch], static: Re
             assert len(types) == len(arguments)
 
 
+@pytest.mark.parametrize(("alpha", "passed"), [(None, 1), (2.5, 2.5), (-3, -3)])
+def test_a_scalar_that_stays_is_part_of_the_launch(static: Recorder, alpha: float | None, passed: float) -> None:
+    """One that has no place among a call's changing values: recipes of functional calls hold such."""
+    desc = tp.IndexAddDescriptor(src_shape=(6, 32), add_dim=0, out_dim_size=9, element="f32")
+    plan = tp.plan(desc, preference=tp.PlanPreference(kernel="atomic_rows", deterministic=False), target=H200)
+    args = tp.IndexAddArgs(index=torch.arange(6), src=torch.ones(6, 32), out=torch.zeros(9, 32), alpha=alpha)
+    places: dict[tuple[str, int | None], int] = {("index", None): 0, ("src", None): 1, ("out", None): 2}
+    launcher.launching(plan.templates(args, places))((ADDRESSES, ADDRESSES + 1, ADDRESSES + 2), 5)
+    ((launch,),) = (plan.launches,)
+    flattened = [leaf for n in launch.kernel.arg_names for leaf in flat((launch.args.get(n),))]
+    (at,) = [i for i, leaf in enumerate(flattened) if isinstance(leaf, Scalar)]
+    ((*_, arguments, _),) = static.calls
+    assert arguments[at] == passed
+
+
 def test_tritons_launcher_gets_every_argument(every: list[Launch], by_triton: Recorder) -> None:
     for launch in every:
         args, places = operands(launch)
         (kernel,) = launcher.load([launch], H200.arch, 0)
         values = tuple(ADDRESSES + i for i in range(len(places)))
-        launcher.launch_values([kernel.template(args, places)], values, 77)
+        launcher.launching([kernel.template(args, places)])(values, 77)
         x, y, z, stream, function, packed, about, enter, leave, *arguments = by_triton.calls[-1]
         assert (x, y, z, stream, function) == (launch.grid, 1, 1, 77, 1)
         assert packed == kernel.compiled.packed_metadata
@@ -229,7 +244,7 @@ def test_hooks_hear_of_launches_where_a_profiler_installed_some(
 
     hook.add(heard)
     try:
-        launcher.launch_values([kernel.template(args, places)], values, 5)
+        launcher.launching([kernel.template(args, places)])(values, 5)
     finally:
         hook.remove(heard)
     assert not static.calls
@@ -237,7 +252,7 @@ def test_hooks_hear_of_launches_where_a_profiler_installed_some(
     assert (x, stream, enter) == (launch.grid, 5, hook)
     assert about.get()["name"] == kernel.compiled.name
     assert arguments == [expected(launch, args, places, launch.args.get(n)) for n in launch.kernel.arg_names]
-    launcher.launch_values([kernel.template(args, places)], values, 5)
+    launcher.launching([kernel.template(args, places)])(values, 5)
     assert len(static.calls) == 1
 
 
@@ -253,9 +268,7 @@ def test_a_failed_launch_is_an_internal_error(
     (kernel,) = launcher.load([every[0]], H200.arch, 0)
     template, values = kernel.template(args, places), tuple(range(len(places)))
     call = (
-        partial(launcher.launch, [template.fill(values)])
-        if bound
-        else partial(launcher.launch_values, [template], values)
+        partial(launcher.launch, [template.fill(values)]) if bound else partial(launcher.launching([template]), values)
     )
     with pytest.raises(tp.KernelInternal, match=r"launch of \w+ failed: CUDA driver error"):
         call(0)
@@ -323,7 +336,7 @@ def test_maps_follow_the_operands(monkeypatch: pytest.MonkeyPatch, profiled: boo
                 views[i].normal_()
                 before = buffers[j].clone()
                 stream = torch.cuda.current_stream().cuda_stream
-                launcher.launch_values([template], (views[i].data_ptr(), views[j].data_ptr()), stream)
+                launcher.launching([template])((views[i].data_ptr(), views[j].data_ptr()), stream)
                 assert torch.equal(views[i], views[j])
                 assert torch.equal(before[rows * 32 :], buffers[j][rows * 32 :])
     finally:

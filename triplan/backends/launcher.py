@@ -41,7 +41,8 @@ Places = Mapping[tuple[str, int | None], int]
 WORKSPACE = ("", None)
 #: That of prepared indices.
 STORAGE = ("", 0)
-_KNOBS = triton.knobs.runtime
+#: Whose ``launch_enter_hook.calls`` and ``launch_exit_hook.calls`` a profiler fills.
+HOOKS: Any = triton.knobs.runtime
 _STATIC: Any = getattr(getattr(torch._C, "_StaticCudaLauncher", None), "_launch_kernel", None)
 #: The static launcher's letters; it has a fixed array of 120 arguments.
 _LETTERS = {"i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
@@ -112,7 +113,7 @@ class LoadedKernel:
     def profiled(self, flat: Sequence[Any], stream: int) -> None:
         """The launch with Triton's hooks told of it."""
         about = self.compiled.launch_metadata((self.launch.grid, 1, 1), stream, *self._nested(flat))
-        self.launch_by_triton(flat, stream, about, _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook)
+        self.launch_by_triton(flat, stream, about, HOOKS.launch_enter_hook, HOOKS.launch_exit_hook)
 
 
 class Template:
@@ -164,8 +165,7 @@ class BoundLaunch:
 
 def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
     """Launch in order on ``stream`` (a raw handle) of the current device. Raises ``KernelInternal``."""
-    enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
-    if (enter and enter.calls) or (leave and leave.calls):
+    if HOOKS.launch_enter_hook.calls or HOOKS.launch_exit_hook.calls:
         for bound in calls:
             bound.kernel.profiled(bound.flat[: -len(bound.kernel.tail) or None], stream)
         return
@@ -173,21 +173,34 @@ def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
         for bound in calls:
             bound.start(stream)
     except RuntimeError as e:
-        raise _failed(bound.kernel, e) from e
+        raise failed(bound.kernel, e) from e
 
 
-def launch_values(templates: Sequence[Template], values: tuple[Any, ...], stream: int) -> None:
-    """Fill and launch in order on ``stream`` of the current device, keeping nothing. Raises ``KernelInternal``."""
-    enter, leave = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
-    if (enter and enter.calls) or (leave and leave.calls):
+def launching(templates: Sequence[Template]) -> Callable[[tuple[Any, ...], int], None]:
+    """What fills ``templates`` with values and launches them in order on a stream of the current device.
+
+    It keeps nothing, and raises ``KernelInternal``.
+    """
+    if len(templates) == 1 and not templates[0].computed:
+        # A closure reads what it needs without looking it up.
+        template = templates[0]
+        start, pick, constants = template.start, template.pick, template.constants
+
+        def one(values: tuple[Any, ...], stream: int) -> None:
+            if HOOKS.launch_enter_hook.calls or HOOKS.launch_exit_hook.calls:
+                launch([template.fill(values)], stream)
+                return
+            try:
+                start(pick(values + constants), stream)
+            except RuntimeError as e:
+                raise failed(template.kernel, e) from e
+
+        return one
+
+    def several(values: tuple[Any, ...], stream: int) -> None:
         launch([template.fill(values) for template in templates], stream)
-        return
-    try:
-        for template in templates:
-            known = template.extended(values) if template.computed else values
-            template.start(template.pick(known + template.constants), stream)
-    except RuntimeError as e:
-        raise _failed(template.kernel, e) from e
+
+    return several
 
 
 def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[LoadedKernel, ...]:
@@ -243,7 +256,7 @@ def _function(compiled: Any, device: int) -> int:
     return int(function)
 
 
-def _failed(kernel: LoadedKernel, error: RuntimeError) -> KernelInternal:
+def failed(kernel: LoadedKernel, error: RuntimeError) -> KernelInternal:
     return KernelInternal(f"launch of {kernel.launch.kernel.__name__} failed: {error}")
 
 
@@ -266,7 +279,9 @@ def _constant(leaf: Arg, args: Any) -> Any:
     if isinstance(leaf, (Int, Float)):
         return leaf.value
     if isinstance(leaf, Scalar):
-        return leaf.default
+        # Without a place: absent from every call, or part of what the calls have in common.
+        given = getattr(args, leaf.operand, None)
+        return leaf.default if given is None else given
     assert isinstance(leaf, Stride)
     tensor = getattr(args, leaf.operand)
     return (tensor if leaf.item is None else tensor[leaf.item]).stride(leaf.axis)

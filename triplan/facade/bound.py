@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from triplan.backends.launcher import BoundLaunch, launch
+from triplan.backends.launcher import HOOKS, BoundLaunch, failed, launch
 from triplan.errors import InvalidProblem
 
 # Private since torch 2.0 and cheaper than their public faces by half a microsecond each.
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
-_increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
+increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 
 
 class BoundRun:
     """Calling it launches on ``stream``, or on torch's current one. ``Plan.bind`` says what the caller promises."""
 
-    __slots__ = ("_calls", "_held", "_index", "_written")
+    # An attribute, not a method: a closure reads what it needs without looking it up, and no frame comes in between.
+    __slots__ = ("__call__", "_held")
+    __call__: Callable[..., None]
 
     def __init__(
         self, calls: tuple[BoundLaunch, ...], index: int, written: tuple[torch.Tensor, ...], held: tuple[Any, ...]
     ) -> None:
-        self._calls, self._index = calls, index
-        self._written = [t for t in written if not t.is_inference()]
         self._held = held  # keeps every operand alive
+        # Inference tensors keep no count.
+        self.__call__ = _bound_call(calls, index, [t for t in written if not t.is_inference()])
 
-    def __call__(self, stream: torch.cuda.Stream | int | None = None) -> None:
-        index = self._index
-        if stream is None and current_device() == index:
-            launch(self._calls, current_stream(index))
+
+def _bound_call(calls: tuple[BoundLaunch, ...], index: int, counted: list[torch.Tensor]) -> Callable[..., None]:
+    if len(calls) != 1:
+
+        def several(stream: torch.cuda.Stream | int | None = None) -> None:
+            launch_all(calls, index, stream)
+            increment_version(counted)
+
+        return several
+    start = calls[0].start
+
+    def one(stream: torch.cuda.Stream | int | None = None) -> None:
+        heard = HOOKS.launch_enter_hook.calls or HOOKS.launch_exit_hook.calls
+        if stream is None and current_device() == index and not heard:
+            try:
+                start(current_stream(index))
+            except RuntimeError as e:
+                raise failed(calls[0].kernel, e) from e
         else:
-            launch_all(self._calls, index, stream)
-        _increment_version(self._written)
+            launch_all(calls, index, stream)
+        increment_version(counted)
+
+    return one
 
 
 def launch_all(calls: Sequence[BoundLaunch], index: int, stream: torch.cuda.Stream | int | None) -> None:
@@ -58,6 +76,6 @@ def _handle(stream: torch.cuda.Stream | int, index: int) -> int:
 def bump_versions(written: Sequence[torch.Tensor]) -> None:
     """Tell autograd that these changed, so that a backward which saved them raises. Inference tensors keep no count."""
     try:
-        _increment_version(written)
+        increment_version(written)
     except RuntimeError:
-        _increment_version([t for t in written if not t.is_inference()])
+        increment_version([t for t in written if not t.is_inference()])

@@ -21,17 +21,16 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
+from torch.compiler import is_dynamo_compiling
 
 from triplan.facade.check import is_injective, may_overlap
 from triplan.functional._plans import Ran
-from triplan.functional._recipe import Recipe, facts, make_recipe
+from triplan.functional._recipe import Repeats
 
 Tensor = torch.Tensor
 Grads = tuple[Any, ...]
 _library: Callable[..., Any] = torch.library.Library  # untyped in torch
 _LIBRARY = _library("triplan", "FRAGMENT")
-#: Shapes that change at every call would otherwise keep a recipe each for ever.
-_MOST_RECIPES = 4096
 
 
 def tensors_in(args: Sequence[Any]) -> Iterator[Tensor]:
@@ -88,7 +87,7 @@ class Op:
         *,
         shape: Callable[..., Sequence[int]],
         fill: Callable[..., Ran | None] | None = None,
-        update: Callable[..., None] | None = None,
+        update: Callable[..., Ran | None] | None = None,
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., Grads],
     ) -> None:
@@ -98,8 +97,11 @@ class Op:
         """
         self.name, self.shape, self.update = name, shape, update
         self.fill = fill or self._copy_and_update
-        self._repeatable = fill is not None and "[]" not in parameters
-        self.forget()
+        # A list of tensors is not among what a recipe compares; a copy that is then updated takes more than launches.
+        single = "[]" not in parameters
+        self._new, self._given, self._in_place = (
+            Repeats(single and makes) for makes in (fill is not None, fill is not None, update is not None)
+        )
 
         def fake(like: Tensor, *args: Any) -> Tensor:
             return like.new_empty(shape(like, *args))
@@ -134,35 +136,39 @@ class Op:
         out.copy_(target)
         self.update(out, *args)
 
-    def _compute_into(self, out: Tensor, *inputs: Any) -> None:
+    def _run_into(self, out: Tensor, *inputs: Any) -> tuple[Tensor, Ran | None]:
         _refuse_unwritable(self.name, out)
         if any(may_overlap(out, t) for t in tensors_in(inputs)):
-            out.copy_(self._compute(*inputs))
-        else:
-            self.shape(*inputs)
-            self.fill(out, *inputs)
+            return out.copy_(self._compute(*inputs)), None
+        self.shape(*inputs)
+        return out, self.fill(out, *inputs)
 
-    def _compute_in_place(self, out: Tensor, *args: Any) -> None:
+    def _compute_into(self, out: Tensor, *inputs: Any) -> None:
+        self._run_into(out, *inputs)
+
+    def _run_in_place(self, out: Tensor, *args: Any) -> tuple[Tensor, Ran | None]:
         assert self.update is not None
         self.shape(out, *args)
         _refuse_unwritable(f"{self.name}_", out)
         # The call reads all of its inputs before it writes.
-        apart = (a.clone() if isinstance(a, Tensor) and may_overlap(out, a) else a for a in args)
-        self.update(out, *apart)
+        apart = [a.clone() if isinstance(a, Tensor) and may_overlap(out, a) else a for a in args]
+        return out, self.update(out, *apart)
+
+    def _compute_in_place(self, out: Tensor, *args: Any) -> None:
+        self._run_in_place(out, *args)
 
     # --- calls ---
 
     def forget(self) -> None:
         """Drop what repeated calls are repeated by."""
-        # By plain facts of the arguments; the last one is tried first, without asking for facts.
-        self._recipes: dict[Any, Recipe] = {}
-        self._last: Recipe = _no_recipe
+        for repeats in (self._new, self._given, self._in_place):
+            repeats.forget()
 
     def __call__(self, *args: Any) -> Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             result: Tensor = self.overload(*args)
             return result
-        if (found := self._last(args)) is not None:
+        if (found := self._new.last(args)) is not None:
             return found
         if torch.compiler.is_compiling():
             result = self.overload(*args)
@@ -177,24 +183,16 @@ class Op:
         if not _nothing_watches(args):
             result: Tensor = self.overload(*args)
             return result
-        if not self._repeatable:
-            return self._compute(*args)
-        recipe = self._recipes.get(key := facts(args))
-        if recipe is not None and (found := recipe(args)) is not None:
-            self._last = recipe
-            return found
-        out, ran = self._run(*args)
-        if ran is not None and (recipe := make_recipe(args, out, ran)) is not None:
-            if len(self._recipes) >= _MOST_RECIPES:
-                self._recipes.clear()
-            self._last = self._recipes[key] = recipe
-        return out
+        return self._new.call(args, self._run)
 
     def into(self, out: Tensor | None, *args: Any) -> Tensor:
         """The call with torch's ``out=``: resized to the result's shape, never differentiated."""
         if out is None:
             return self(*args)
-        if needs_grad((*args, out)):
+        given = (out, *args)
+        if not is_dynamo_compiling() and (found := self._given.last(given)) is not None:
+            return found
+        if needs_grad(given):
             raise RuntimeError(
                 f"{self.name}(): functions with out=... arguments don't support automatic differentiation, but one of "
                 "the arguments requires grad."
@@ -216,24 +214,27 @@ class Op:
                     stacklevel=3,
                 )
             out.resize_(shape)
-        self.out_overload(out, *args)
-        return out
+        if torch.compiler.is_compiling() or not _nothing_watches(given):
+            self.out_overload(*given)
+            return out
+        return self._given.call(given, self._run_into)
 
     def in_place(self, target: Tensor, *args: Any) -> Tensor:
         """The call that updates ``target`` and returns it."""
-        grad = needs_grad((target, *args))
+        given = (target, *args)
+        if not is_dynamo_compiling() and (found := self._in_place.last(given)) is not None:
+            return found
+        grad = needs_grad(given)
         if _transformed() or (grad and torch.compiler.is_compiling()):
             return target.copy_(self(target, *args))
         if not grad:
-            self.in_place_overload(target, *args)
-            return target
+            if torch.compiler.is_compiling() or not _nothing_watches(given):
+                self.in_place_overload(*given)
+                return target
+            return self._in_place.call(given, self._run_in_place)
         _refuse_leaf(target)
         result: Tensor = self.in_place_function.apply(target, *args)
         return result
-
-
-def _no_recipe(args: tuple[Any, ...]) -> None:
-    return None
 
 
 # --- autograd ---

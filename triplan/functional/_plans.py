@@ -43,10 +43,11 @@ class _Facts:
 
 
 class Ran(NamedTuple):
-    """A plan and the operands that it ran on."""
+    """A plan, and the operands and scalars that it ran on."""
 
     plan: Plan[Any, Any]
     operands: dict[str, Any]
+    scalars: dict[str, Any]
 
 
 @lru_cache(maxsize=8192)
@@ -66,7 +67,7 @@ def run(
 
     The plan is looked up at every call, because determinism follows torch's global setting. Raises ``IndexError`` for
     a bad index on the CPU, and on CUDA with ``check_indices``, which synchronises; elsewhere a bad index is skipped.
-    Backward ops never ask for it: their forward has. Returns the plan and the operands that it ran on.
+    Backward ops never ask for it: their forward has. Returns the plan and what it ran on.
     """
     tensors = [t for v in operands.values() for t in (v if isinstance(v, (list, tuple)) else (v,))]
     device = tensors[0].device
@@ -82,8 +83,9 @@ def run(
     hashed: Any = plan_class  # to mypy, a class with a generic base is not
     desc = _describe(hashed, facts, tuple(options.items()))
     plan = PLANS.get(desc, target=Target.of(device))
-    args = plan.args_type(**operands, **(scalars or {}))
+    scalars = scalars or {}
+    args = plan.args_type(**operands, **scalars)
     plan.run(args, Workspace.allocate(plan, device) if plan.workspace_size() else None)
     if check:
         plan.check(args)
-    return Ran(plan, operands)
+    return Ran(plan, operands, scalars)

@@ -166,9 +166,9 @@ def _add_shape(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indice
     return _checked_scatter("scatter_add", input, dim, index, src)
 
 
-def _add_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> None:
+def _add_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> Ran:
     dim = axis(dim, out.dim())
-    run(ScatterAddPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
+    return run(ScatterAddPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
 
 
 def _add_grad(ctx: Any, grad: Tensor) -> Any:
@@ -216,9 +216,9 @@ def _put_shape(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indice
     return _checked_scatter("scatter", input, dim, index, src)
 
 
-def _put_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> None:
+def _put_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> Ran:
     dim = axis(dim, out.dim())
-    run(ScatterPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
+    return run(ScatterPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
 
 
 def _put_grad(ctx: Any, grad: Tensor) -> Any:

@@ -15,7 +15,7 @@ import torch
 from triplan.errors import Unsupported
 from triplan.facade import IndexPutPlan
 from triplan.functional._ops import Op
-from triplan.functional._plans import run
+from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import INDEX_DTYPES, broadcast, check_same_device
 from triplan.functional.selecting import index_select
 
@@ -73,7 +73,7 @@ def _put_update(
     values: Tensor,
     accumulate: bool = False,
     check_indices: bool = False,
-) -> None:
+) -> Ran:
     shape = _index_shape(indices) or (1,)
     dtype = torch.int32 if all(i.dtype == torch.int32 for i in indices) else torch.int64
     operands = {
@@ -81,7 +81,7 @@ def _put_update(
         "values": values.expand(*shape, *out.shape[len(indices) :]),
         "out": out,
     }
-    run(IndexPutPlan, operands, check_indices=check_indices, accumulate=accumulate, wrap_negative=True)
+    return run(IndexPutPlan, operands, check_indices=check_indices, accumulate=accumulate, wrap_negative=True)
 
 
 def _put_setup(ctx: Any, inputs: Any, output: Tensor) -> None:

@@ -172,10 +172,10 @@ def _add_shape(
 
 def _add_update(
     out: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1, check_indices: bool = False
-) -> None:
+) -> Ran:
     operands = {"index": at_least_1d(index), "src": at_least_1d(source), "out": at_least_1d(out)}
     scalars = {"alpha": None if alpha == 1 else alpha}
-    run(IndexAddPlan, operands, scalars=scalars, check_indices=check_indices, add_dim=axis(dim, out.dim()))
+    return run(IndexAddPlan, operands, scalars=scalars, check_indices=check_indices, add_dim=axis(dim, out.dim()))
 
 
 def _add_setup(ctx: Any, inputs: Any, output: Tensor) -> None:

@@ -1,8 +1,8 @@
 """What each row of the indexing family costs, in microseconds on an H200: the figures that select compares.
 
-Only which is smaller matters. The constants were fitted to ``bench/results/determinism-nvidia-h200.json``, written by
-``python -m bench determinism --rows``; ``tests/test_costs.py`` holds the choices that follow against that file. Indices
-are not known when planning: they are taken to be spread evenly.
+Only which is smaller matters. The models were fitted to runs of ``python -m bench determinism --rows`` and ``bench
+indexing``; ``tests/test_costs.py`` holds the choices that follow against the committed run,
+``bench/results/determinism-nvidia-h200.json``. Indices are not known when planning: they are taken to be spread evenly.
 """
 
 from __future__ import annotations

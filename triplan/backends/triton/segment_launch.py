@@ -20,8 +20,8 @@ from triplan.sku import ElementKind
 SCANNED = 512
 #: Columns of a program that sums groups of chunks.
 GROUP_COLS = 1024
-#: Slots that a program of wide rows sums in turns.
-LOOP = 4
+#: Slots that a program of wide rows sums in turns, and contributions that it asks for at a time after the first two.
+LOOP, AT_A_TIME = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _segment_launch(
             segments.wide_kernel,
             s.outer * -(-s.slots // LOOP) * -(-s.inner // t.cols),
             {**{name: args[name] for name in wide_args}, "table": values(s.g.table), "starts": b.starts},
-            {**known, "KEEP": keeps(desc), "COLS": t.cols, "UNROLL": t.unroll, "LOOP": LOOP},
+            {**known, "KEEP": keeps(desc), "COLS": t.cols, "UNROLL": AT_A_TIME, "LOOP": LOOP},
             num_warps=t.warps,
         )
     items = s.slots if slots else s.count
