@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import determinism, gemm, host, indexing
+from bench import determinism, gemm, host, indexing, rowwise
 from bench.cases import DTYPES
 
 
@@ -26,7 +26,9 @@ def parser() -> argparse.ArgumentParser:
     four = names.add_parser("gemm", help="matrix products against torch, on a GPU")
     four.add_argument("--dtype", choices=sorted(gemm.DTYPES), default="float16")
     four.add_argument("--sweep", action="store_true", help="time each tile of each kernel as well")
-    for p, iterations, warmup in ((one, 100, 10), (three, 20, 2), (four, 30, 3)):
+    five = names.add_parser("rowwise", help="softmax and norms against torch and torch.compile, on a GPU")
+    five.add_argument("--sweep", action="store_true", help="time tiles of every kernel instead of peers")
+    for p, iterations, warmup in ((one, 100, 10), (three, 20, 2), (four, 30, 3), (five, 10, 1)):
         p.add_argument(
             "--iterations", type=_positive, default=iterations, help="timed repeats (fewer for slow kernels)"
         )
@@ -37,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
             default="cuda",
             help="cpu: a smoke test at tiny sizes, measuring nothing",
         )
-    for p in (one, two, three, four):
+    for p in (one, two, three, four, five):
         p.add_argument("--out", type=Path, help="folder for JSON, CSV and PNG")
     return top
 
@@ -84,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report = indexing.run(options.dtype, *timing, progress)
             elif options.name == "gemm":
                 report = gemm.run(options.dtype, *timing, options.sweep, progress)
+            elif options.name == "rowwise":
+                report = rowwise.run(*timing, options.sweep, progress)
             else:
                 report = determinism.run(*timing, options.rows, progress)
     report.show(console)

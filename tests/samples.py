@@ -17,8 +17,16 @@ from triplan import (
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
+    LayerNormBackwardDescriptor,
+    LayerNormDescriptor,
+    LogSoftmaxBackwardDescriptor,
+    LogSoftmaxDescriptor,
+    RmsNormBackwardDescriptor,
+    RmsNormDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
+    SoftmaxBackwardDescriptor,
+    SoftmaxDescriptor,
 )
 
 SAMPLES: dict[str, Descriptor] = {
@@ -36,6 +44,14 @@ SAMPLES: dict[str, Descriptor] = {
         EmbeddingBackwardDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
         GemmDescriptor(m=5, n=32, k=9, element="f32", epilogue="bias", reads_c0=True),
         BatchedGemmDescriptor(batch=3, m=5, n=32, k=9, element="f32", epilogue="bias", reads_c0=True),
+        SoftmaxDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
+        SoftmaxBackwardDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
+        LogSoftmaxDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
+        LogSoftmaxBackwardDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
+        RmsNormDescriptor(input_shape=(5, 32), element="f32"),
+        RmsNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
+        LayerNormDescriptor(input_shape=(5, 32), element="f32"),
+        LayerNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
     )
 }
 ACCUMULATING = (

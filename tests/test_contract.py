@@ -166,6 +166,8 @@ def changes(desc: tp.Descriptor) -> dict[str, object]:
             out[name] = "tf32"
         elif name == "epilogue":
             out[name] = "bias_relu"
+        elif name == "eps":
+            out[name] = 0.5
         elif isinstance(value, bool):
             out[name] = not value
         elif isinstance(value, tuple):

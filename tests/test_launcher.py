@@ -20,7 +20,7 @@ import triplan as tp
 from bench.stub import launch_stubbed
 from triplan.backends import compile, launcher, tma_maps
 from triplan.backends.compile import compile_source
-from triplan.backends.launch import Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.backends.launch import Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.sku import ArchSku, ElementKind
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
@@ -133,7 +133,7 @@ def expected(launch: Launch, args: Any, places: dict[tuple[str, int | None], int
     """What one argument of ``launch`` must become, told from its specification alone."""
     if isinstance(arg, tuple):
         return tuple(expected(launch, args, places, a) for a in arg)
-    if isinstance(arg, Int):
+    if isinstance(arg, (Int, Float)):
         return arg.value
     if isinstance(arg, Scratch):
         return ADDRESSES + places[launcher.WORKSPACE] + arg.offset
@@ -156,7 +156,7 @@ def flat(value: Any) -> list[Any]:
 def test_every_kind_of_argument_is_there(every: list[Launch]) -> None:
     arguments = [arg for launch in every for arg in launch.args.values()]
     kinds = {type(a) for arg in arguments for a in (arg if isinstance(arg, tuple) else (arg,))} - {tuple}
-    assert kinds == {Ptr, Scratch, Int, Stride, Scalar, type(None)}
+    assert kinds == {Ptr, Scratch, Int, Float, Stride, Scalar, type(None)}
 
 
 def test_kernels_have_the_parameters_that_the_static_launcher_fills(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.backends.launch import Arg, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.errors import Unsupported
 from triplan.sku import interpreting
 
@@ -41,7 +41,7 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.T
         return None
     if isinstance(arg, tuple):
         return tuple(_value(a, args, workspace, storage) for a in arg)
-    if isinstance(arg, Int):
+    if isinstance(arg, (Int, Float)):
         return arg.value
     if isinstance(arg, Scratch):
         memory = storage if arg.stored else workspace

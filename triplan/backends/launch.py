@@ -6,7 +6,7 @@ interpreter and the tests all read that one description.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,14 @@ class Int:
 
 
 @dataclass(frozen=True, slots=True)
+class Float:
+    """A number known when planning, passed as ``element``; its value is not compiled in."""
+
+    value: float
+    element: ElementKind
+
+
+@dataclass(frozen=True, slots=True)
 class Stride:
     """The stride of an operand's axis, in elements, read off the tensor at run time.
 
@@ -95,7 +103,7 @@ class TensorMap:
 
 
 #: One kernel argument; tuples become Triton tuples.
-Arg = Ptr | Scratch | Int | Stride | Scalar | TensorMap | None | tuple["Arg", ...]
+Arg = Ptr | Scratch | Int | Float | Stride | Scalar | TensorMap | None | tuple["Arg", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,8 @@ class Source:
 
     kernel: Any
     signature: tuple[tuple[str, Any], ...]
-    constexprs: tuple[tuple[str, Any], ...]
+    #: By name; by path, where an absent argument stands within a tuple.
+    constexprs: tuple[tuple[str | tuple[int, ...], Any], ...]
     attrs: tuple[tuple[tuple[int, ...], int], ...]
     num_warps: int
     num_stages: int
@@ -132,7 +141,7 @@ class Launch:
     def source(self) -> Source:
         """The part that decides the binary: types and promises, not values."""
         signature: list[tuple[str, Any]] = []
-        constexprs = dict(self.constexprs)
+        constexprs: dict[str | tuple[int, ...], Any] = dict(self.constexprs.items())
         attrs: list[tuple[tuple[int, ...], int]] = []
         for position, name in enumerate(self.kernel.arg_names):
             if name in constexprs:
@@ -141,12 +150,14 @@ class Launch:
             arg = self.args[name]
             if arg is None:
                 constexprs[name] = None
+            elif isinstance(arg, tuple):
+                constexprs.update(dict.fromkeys(_absent(arg, (position,))))
             signature.append((name, _type(arg)))
             _collect_attrs(arg, (position,), attrs)
         return Source(
             self.kernel,
             tuple(signature),
-            tuple(sorted(constexprs.items())),
+            tuple(sorted(constexprs.items(), key=lambda item: (isinstance(item[0], tuple), item[0]))),
             tuple(attrs),
             self.num_warps,
             self.num_stages,
@@ -162,12 +173,21 @@ def _type(arg: Arg) -> Any:
         return "i64" if arg.wide else "i32"
     if isinstance(arg, Stride):
         return "i64"
-    if isinstance(arg, Scalar):
+    if isinstance(arg, (Scalar, Float)):
         return TRITON_TYPE[arg.element]
     if isinstance(arg, TensorMap):
         block = f"{TRITON_TYPE[arg.element]}{list(arg.block)}".replace(" ", "")
         return f"tensordesc<{block}>" if arg.shared is None else f"tensordesc<{block},{arg.shared!r}>"
     return "constexpr"
+
+
+def _absent(arg: tuple[Arg, ...], path: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Where None stands within a tuple."""
+    for i, a in enumerate(arg):
+        if a is None:
+            yield (*path, i)
+        elif isinstance(a, tuple):
+            yield from _absent(a, (*path, i))
 
 
 def _collect_attrs(arg: Arg, path: tuple[int, ...], out: list[tuple[tuple[int, ...], int]]) -> None:

@@ -31,7 +31,7 @@ from triton.runtime import driver
 
 from triplan.backends import tma_maps
 from triplan.backends.compile import compile_source
-from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.backends.launch import Arg, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.errors import KernelInternal
 from triplan.sku import ArchSku
 
@@ -276,7 +276,7 @@ def _changing(
 
 
 def _constant(leaf: Arg, args: Any) -> Any:
-    if isinstance(leaf, Int):
+    if isinstance(leaf, (Int, Float)):
         return leaf.value
     if isinstance(leaf, Scalar):
         # Without a place: absent from every call, or part of what the calls have in common.

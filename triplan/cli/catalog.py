@@ -103,15 +103,16 @@ def _supported(
 def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     """Small valid descriptors of ``cls``: the defaults first, then every combination of its options.
 
-    Options are the boolean and literal fields: a kernel may answer only one value of them. Nothing is yielded for a
-    class whose required fields cannot be guessed from their annotations.
+    Options are axes and the boolean and literal fields: a kernel may answer only one value of them. Nothing is yielded
+    for a class whose required fields cannot be guessed from their annotations.
     """
     required: dict[str, Any] = {}
     options: dict[str, list[Any]] = {}
     for name, info in cls.model_fields.items():
         if name in fixed or name in ("op", "schema_version", "layouts"):
             continue
-        choices = _choices(info.annotation)
+        axis = any(isinstance(mark, AxisField) for mark in info.metadata)
+        choices = [0, 1] if axis else _choices(info.annotation)
         if choices:
             default = choices[0] if info.is_required() else info.default
             options[name] = [default, *(c for c in choices if c != default)]
@@ -135,8 +136,6 @@ def _value(annotation: Any, metadata: list[Any]) -> Any:
         if isinstance(mark, ShapeField):
             rank = min(max(2, mark.min_rank), mark.max_rank)
             return (OUTER,) * (rank - 1) + (INNER,)
-        if isinstance(mark, AxisField):
-            return 0
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _value(args[0], list(args[1:]))

@@ -19,6 +19,17 @@ from triplan.descriptors.indexing import (
 )
 from triplan.descriptors.layout import PACKED, Layout, is_packed, packed_strides
 from triplan.descriptors.operand import Operand, OperandKind, Role
+from triplan.descriptors.rowwise import (
+    LayerNormBackwardDescriptor,
+    LayerNormDescriptor,
+    LogSoftmaxBackwardDescriptor,
+    LogSoftmaxDescriptor,
+    RmsNormBackwardDescriptor,
+    RmsNormDescriptor,
+    RowwiseDescriptor,
+    SoftmaxBackwardDescriptor,
+    SoftmaxDescriptor,
+)
 
 __all__ = [
     "PACKED",
@@ -38,16 +49,25 @@ __all__ = [
     "IndexSelectDescriptor",
     "IndexValueField",
     "IndexingDescriptor",
+    "LayerNormBackwardDescriptor",
+    "LayerNormDescriptor",
     "Layout",
+    "LogSoftmaxBackwardDescriptor",
+    "LogSoftmaxDescriptor",
     "MatrixProductDescriptor",
     "Operand",
     "OperandKind",
     "OutOfBounds",
+    "RmsNormBackwardDescriptor",
+    "RmsNormDescriptor",
     "Role",
+    "RowwiseDescriptor",
     "ScatterAddDescriptor",
     "ScatterDescriptor",
     "Shape",
     "ShapeField",
+    "SoftmaxBackwardDescriptor",
+    "SoftmaxDescriptor",
     "descriptor_types",
     "is_packed",
     "packed_strides",

@@ -2,8 +2,10 @@
 
 from triplan.functional.gathering import gather, gather_with_grad, scatter, scatter_add, scatter_add_
 from triplan.functional.multiplying import addmm, bmm, linear, matmul, mm
+from triplan.functional.norming import layer_norm, rms_norm
 from triplan.functional.putting import index_put
 from triplan.functional.selecting import embedding, index_add, index_add_, index_select
+from triplan.functional.softmaxing import log_softmax, softmax
 
 __all__ = [
     "addmm",
@@ -15,10 +17,14 @@ __all__ = [
     "index_add_",
     "index_put",
     "index_select",
+    "layer_norm",
     "linear",
+    "log_softmax",
     "matmul",
     "mm",
+    "rms_norm",
     "scatter",
     "scatter_add",
     "scatter_add_",
+    "softmax",
 ]

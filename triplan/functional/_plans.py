@@ -71,7 +71,8 @@ def run(
     """
     tensors = [t for v in operands.values() for t in (v if isinstance(v, (list, tuple)) else (v,))]
     device = tensors[0].device
-    check = "out_of_bounds" in plan_class.descriptor_type.model_fields and (check_indices or device.type == "cpu")
+    reports = "out_of_bounds" in plan_class.descriptor_type.model_fields
+    check = reports and (check_indices or device.type == "cpu")
     if check:
         operands = {**operands, "status": torch.empty(1, dtype=torch.int64, device=device)}
         options["out_of_bounds"] = "error"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ def check_plan(
     indices: Indices | None = None,
     magnitude: Magnitude | None = None,
     exact_integers: bool | None = None,
+    given: Mapping[str, torch.Tensor] | None = None,
 ) -> CheckReport:
     """Run ``plan`` on fresh args and compare with the float64 reference of its op. Raises ``AssertionError``.
 
@@ -65,6 +66,7 @@ def check_plan(
         magnitude: sum|terms| of ops that are not linear in their floating inputs and have a ``ctol``.
         exact_integers: whether small integers in give exact results, up to the one rounding into the element. By
             default, if contributions are summed (``duplicates`` is ``sum``).
+        given: values for some operands in place of drawn ones, as ``args_for`` takes them.
     """
     where = torch.device(plan.target.device_type if device is None else device)
     guarantees = _guarantees(plan)
@@ -74,7 +76,9 @@ def check_plan(
         if indices is None and _any_write_stays(guarantees.values()) and meets_distinctly(plan.descriptor):
             how.append("distinct")
         for turn, choice in enumerate(how):
-            placed = args_for(plan.descriptor, where, seed + 1000 * number + 500 * turn, values=kind, indices=choice)
+            placed = args_for(
+                plan.descriptor, where, seed + 1000 * number + 500 * turn, values=kind, indices=choice, given=given
+            )
             try:
                 part = _check_pass(plan, placed, guarantees, kind, runs, choice, magnitude, exact_integers)
             except AssertionError as e:

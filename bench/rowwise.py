@@ -1,0 +1,205 @@
+"""``python -m bench rowwise``: softmax and the norms against torch and torch.compile, in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import triplan as tp
+from bench import timing
+from bench.indexing import copy_share, speed_ratio
+from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.rowwise_cases import (
+    Buffers,
+    Case,
+    cases,
+    descriptor,
+    formula,
+    inputs,
+    make,
+    mismatch,
+    plan_args,
+    registered,
+    spoil,
+    torch_function,
+)
+from bench.timing import Contestant
+
+COLUMNS = (
+    Column("case", "case"),
+    Column("contestant", "by"),
+    Column("kernel", "kernel"),
+    Column("device_us", "device us", ".1f"),
+    Column("gb_per_s", "GB/s", ".0f"),
+    Column("share_of_copy", "of copy", ".1%"),
+    Column("speed_vs_peer", "x best peer", ".2f"),
+    Column("extra_mib", "extra MiB", ".1f"),
+    Column("note", "note"),
+)
+CHARTS = (
+    Chart("share_of_copy", "share of the measured copy bandwidth", 1.0),
+    Chart("speed_vs_peer", "speed, best peer = 1", 1.0),
+)
+Progress = Callable[[str, int, int], None]
+#: What a sweep tries: the sizes that decide tiles.
+SWEPT = ((4096, 4096), (8192, 8192), (8192, 32768), (65536, 256))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant of one case. ``run(i)`` works on buffer set ``i``."""
+
+    name: str
+    kernel: str
+    run: Callable[[int], Any]
+    ours: bool
+    extra_bytes: int = 0
+
+
+def run(iterations: int, warmup: int, device: torch.device, tiny: bool, sweep: bool, progress: Progress) -> Report:
+    """Time every case. ``tiny`` runs shrunken cases, a smoke test; ``sweep`` tries tiles instead of peers."""
+    on_gpu = device.type == "cuda"
+    copy = timing.copy_bandwidth(device, iterations, warmup, 2 << 30 if on_gpu else 1 << 20)
+    listed = cases(tiny)
+    if sweep and not tiny:
+        listed = [c for c in listed if (c.rows, c.n) in SWEPT and c.dtype is torch.bfloat16]
+    rows: list[Row] = []
+    started = time.perf_counter()
+    for i, case in enumerate(listed):
+        progress(case.name, i, len(listed))
+        rows += case_rows(case, iterations, warmup, device, copy, tiny, sweep)
+        if on_gpu:
+            torch.cuda.empty_cache()
+    progress("done", len(listed), len(listed))
+    label = "" if on_gpu else "CPU SMOKE TEST: reference backend, tiny sizes, host clock; no measurement of any kernel"
+    settings = {
+        "iterations": iterations,
+        "warmup": warmup,
+        "device": device.type,
+        "tiny": tiny,
+        "sweep": sweep,
+        "copy_gb_per_s": copy / 1e9,
+        "l2_bytes": timing.l2_bytes(device),
+        "seconds": time.perf_counter() - started,
+    }
+    stem = ("rowwise-sweep-" if sweep else "rowwise-") + hardware_slug(device) + ("-smoke" if tiny else "")
+    title = f"rowwise; copy {copy / 1e12:.2f} TB/s" if on_gpu else "rowwise"
+    return Report(stem, title, label, COLUMNS, CHARTS, settings, rows)
+
+
+def case_rows(
+    case: Case, iterations: int, warmup: int, device: torch.device, copy: float, tiny: bool, sweep: bool
+) -> list[Row]:
+    """Peers first, then ours; a contestant that is wrong or fails has an ``error`` and no figures."""
+    generator = torch.Generator(device).manual_seed(1)
+    base: Row = {"case": case.name}
+    failed: list[Row] = []
+    try:
+        sets, resident = timing.rotation(case.bytes, timing.l2_bytes(device))
+        buffers = [make(case, device, generator) for _ in range(sets)]
+        with ExitStack() as stack:
+            if sweep:
+                entries = swept_entries(case, buffers, device, stack, failed)
+            else:
+                entries = [*peers(case, buffers, device, tiny), planned("triplan", case, buffers, device)]
+            sound = []
+            for entry in entries:
+                error = verify(case, entry, buffers[0])
+                if not error:
+                    sound.append(entry)
+                    continue
+                row: Row = {"contestant": entry.name, "kernel": entry.kernel, "note": error}
+                failed.append({**row, "error": error} if entry.ours else row)  # a peer that fails is no fault of ours
+            contestants = [Contestant(e.name, e.run, sets) for e in sound]
+            if device.type == "cuda":
+                found = timing.device_times(contestants, iterations, warmup)
+            else:
+                found = timing.wall_times(contestants, iterations, warmup)
+    except (tp.TriplanError, RuntimeError) as failure:
+        error = _first_line(failure)
+        return [{**base, "contestant": "all", "error": error, "note": error}]
+    best = min((d.median_us for e, d in zip(sound, found, strict=True) if not e.ours), default=None)
+    rows = []
+    for e, d in zip(sound, found, strict=True):
+        notes = ["in L2"] if resident else []
+        rows.append(
+            {
+                **base,
+                "contestant": e.name,
+                "kernel": e.kernel,
+                "device_us": d.median_us,
+                "device_us_p10": d.low_us,
+                "device_us_p90": d.high_us,
+                "bytes": case.bytes,
+                "gb_per_s": case.bytes / d.median_us / 1e3,
+                "share_of_copy": copy_share(case.bytes, d.median_us, copy),
+                "speed_vs_peer": None if best is None else speed_ratio(best, d.median_us),
+                "extra_mib": e.extra_bytes / 2**20,
+                "resident_in_l2": resident,
+                "repeats": d.repeats,
+                "note": " ".join([*notes, *([d.not_captured] if d.not_captured else [])]),
+            }
+        )
+    return [*rows, *({**base, **r} for r in failed)]
+
+
+def planned(name: str, case: Case, buffers: list[Buffers], device: torch.device, kernel: str | None = None) -> Entry:
+    preference = tp.PlanPreference(deterministic=False, kernel=kernel)
+    plan = tp.plan(descriptor(case), preference=preference, target=tp.Target.of(device)).prepare(device)
+    workspace = tp.Workspace.allocate(plan, device)
+    args = [plan_args(case, b) for b in buffers]
+    return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), True, plan.workspace_size())
+
+
+def swept_entries(
+    case: Case, buffers: list[Buffers], device: torch.device, stack: ExitStack, failed: list[Row]
+) -> list[Entry]:
+    """Every row of the table, and every tile; tiles that do not compile are reported."""
+    entries = []
+    tiles = stack.enter_context(registered(case)) if device.type == "cuda" else []
+    rows = [r.name for r in tp.TABLE.rows(case.op) if r.name not in tiles]
+    for name in [*rows, *tiles]:
+        try:
+            entries.append(planned(name, case, buffers, device, kernel=name))
+        except tp.Unsupported:
+            continue  # no row for this size or this machine
+        except tp.KernelInternal as e:
+            error = str(e).splitlines()[0]
+            failed.append({"contestant": name, "kernel": name, "error": error, "note": error})
+    return entries
+
+
+def peers(case: Case, buffers: list[Buffers], device: torch.device, tiny: bool) -> list[Entry]:
+    found = []
+    if (eager := torch_function(case, device)) is not None:
+        found.append(Entry("torch", "", lambda i: eager(buffers[i]), False))
+    if case.compiled or (tiny and case.op == "rms_norm_backward"):
+        torch._dynamo.reset()
+        how: dict[str, Any] = {"backend": "eager"} if tiny else {"mode": "max-autotune-no-cudagraphs"}
+        compiled = torch.compile(formula(case), dynamic=False, **how)
+        given = [inputs(case, b) for b in buffers]
+        found.append(Entry("torch.compile", "", lambda i: compiled(*given[i]), False))
+    return found
+
+
+def _first_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
+
+
+def verify(case: Case, entry: Entry, b: Buffers) -> str:
+    """Run once on ``b``. Ours is compared with float64; a peer's results are its own memory, and must be finite."""
+    if entry.ours:
+        spoil(b)
+        entry.run(0)
+        return mismatch(case, b)
+    try:
+        result = entry.run(0)
+    except RuntimeError as failure:
+        return _first_line(failure)
+    first = result[0] if isinstance(result, tuple) else result
+    return "" if bool(first.isfinite().all()) else "not finite"

@@ -1,0 +1,289 @@
+"""The rowwise bench's cases: what is computed, by whom, how many bytes it must move, and what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import triplan as tp
+from triplan.backends.triton import norm, softmax
+from triplan.backends.triton.rows_launch import Tile
+
+SHAPES = ((4096, 4096), (8192, 8192), (8192, 32768), (65536, 256), (16, 262144))
+OPS = ("softmax", "log_softmax", "rms_norm", "layer_norm")
+#: Where torch.compile takes part, as each of its shapes costs seconds: the sizes with a figure to beat.
+COMPILED = {
+    "softmax": ((8192, 8192), (8192, 32768)),
+    "rms_norm": ((8192, 8192), (8192, 32768)),
+    "layer_norm": ((8192, 8192), (8192, 32768)),
+    "rms_norm_backward": ((8192, 8192),),
+    "layer_norm_backward": ((8192, 8192),),
+}
+EPS = 1e-5
+#: Rows at either end that are compared with float64.
+COMPARED = 32
+
+
+@dataclass(frozen=True)
+class Case:
+    op: str
+    rows: int
+    n: int
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.rows}x{self.n} {tp.ElementKind.of(self.dtype)}"
+
+    @property
+    def backward(self) -> bool:
+        return self.op.endswith("_backward")
+
+    @property
+    def is_norm(self) -> bool:
+        return "norm" in self.op
+
+    @property
+    def compiled(self) -> bool:
+        """Whether torch.compile takes part."""
+        return self.dtype is torch.bfloat16 and (self.rows, self.n) in COMPILED.get(self.op, ())
+
+    @property
+    def bytes(self) -> int:
+        """The fewest bytes: each element of the operands of whole rows is read or written once."""
+        return (3 if self.backward else 2) * self.rows * self.n * self.dtype.itemsize
+
+
+def cases(tiny: bool = False) -> list[Case]:
+    """Every row of the bench; ``tiny`` shrinks them all for a smoke test."""
+    found = [
+        Case(op, max(rows >> 12, 2) if tiny else rows, max(n >> 7, 2) if tiny else n, dtype)
+        for dtype in (torch.bfloat16, torch.float32)
+        for op in (*OPS, *(f"{op}_backward" for op in OPS))
+        for rows, n in SHAPES
+    ]
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """One set of operands, by the names of the plan's."""
+
+    tensors: dict[str, Tensor]
+
+    def __getattr__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+def make(case: Case, device: torch.device, generator: torch.Generator) -> Buffers:
+    def values(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=case.dtype, device=device, generator=generator)
+
+    whole, compute = (case.rows, case.n), torch.float32
+    found = {"dout": values(*whole)} if case.backward else {}
+    if not case.is_norm:
+        x = values(*whole)
+        if case.backward:
+            y = functional.softmax(x.float(), -1) if case.op == "softmax_backward" else functional.log_softmax(x, -1)
+            return Buffers({**found, "out": y.to(case.dtype), "dx": torch.empty_like(x)})
+        return Buffers({"x": x, "out": torch.empty_like(x)})
+    found |= {"x": values(*whole), "weight": values(case.n)}
+    centred = case.op.startswith("layer")
+    if case.backward:
+        mean = torch.zeros(case.rows, dtype=compute, device=device)
+        found |= {"mean": mean} if centred else {}
+        found |= {"rstd": torch.ones(case.rows, dtype=compute, device=device), "dx": values(*whole)}
+        found |= {"dweight": values(case.n), **({"dbias": values(case.n)} if centred else {})}
+        return Buffers(found)
+    for name in ("mean", "rstd") if centred else ("rstd",):
+        found[name] = torch.empty(case.rows, dtype=compute, device=device)
+    found |= {"bias": values(case.n)} if centred else {}
+    return Buffers({**found, "out": values(*whole)})
+
+
+def descriptor(case: Case) -> tp.Descriptor:
+    cls: Any = tp.descriptor_types()[case.op]
+    options = {"eps": EPS, "softmax_axis": 1}
+    chosen = {name: value for name, value in options.items() if name in cls.model_fields}
+    found: tp.Descriptor = cls(input_shape=(case.rows, case.n), element=case.dtype, **chosen)
+    return found
+
+
+def plan_args(case: Case, b: Buffers) -> Any:
+    return tp.plan_type(case.op).args_type(**b.tensors)
+
+
+# --- torch ---
+
+
+def torch_function(case: Case, device: torch.device) -> Callable[[Buffers], Any] | None:
+    """torch's own kernels; None where this torch has none."""
+    n, aten = case.n, torch.ops.aten
+    if case.op == "softmax":
+        return lambda b: torch.softmax(b.x, -1)
+    if case.op == "log_softmax":
+        return lambda b: torch.log_softmax(b.x, -1)
+    if case.op == "rms_norm":
+        return lambda b: functional.rms_norm(b.x, (n,), b.weight, EPS)
+    if case.op == "layer_norm":
+        return lambda b: functional.layer_norm(b.x, (n,), b.weight, b.bias, EPS)
+    if case.op == "softmax_backward":
+        return lambda b: aten._softmax_backward_data(b.dout, b.out, 1, case.dtype)
+    if case.op == "log_softmax_backward":
+        return lambda b: aten._log_softmax_backward_data(b.dout, b.out, 1, case.dtype)
+    if case.op == "layer_norm_backward":
+        return lambda b: aten.native_layer_norm_backward(
+            b.dout, b.x, [n], b.mean[:, None], b.rstd[:, None], b.weight, b.weight, [True, True, True]
+        )
+    key = "CUDA" if device.type == "cuda" else "CPU"
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_rms_norm_backward", key):
+        return None
+    fused = aten._fused_rms_norm_backward
+    return lambda b: fused(b.dout, b.x, [n], b.rstd[:, None], b.weight, [True, True])
+
+
+def formula(case: Case) -> Callable[..., Any]:
+    """What torch.compile is given, over the tensors of ``inputs``."""
+
+    def norm_backward(dout: Tensor, x: Tensor, rstd: Tensor, weight: Tensor, *mean: Tensor) -> Any:
+        v, dy = x.float(), dout.float()
+        hat = (v - mean[0][:, None] if mean else v) * rstd[:, None]
+        g = dy * weight.float()
+        d = g - hat * (g * hat).mean(-1, keepdim=True)
+        d = d - g.mean(-1, keepdim=True) if mean else d
+        dx = (d * rstd[:, None]).to(x.dtype)
+        dweight = (dy * hat).sum(0).to(x.dtype)
+        return (dx, dweight, dy.sum(0).to(x.dtype)) if mean else (dx, dweight)
+
+    if case.op == "softmax":
+        return lambda x: torch.softmax(x, -1)
+    if case.op == "rms_norm":
+        return lambda x, weight: functional.rms_norm(x, (case.n,), weight, EPS)
+    if case.op == "layer_norm":
+        return lambda x, weight, bias: functional.layer_norm(x, (case.n,), weight, bias, EPS)
+    return norm_backward
+
+
+def inputs(case: Case, b: Buffers) -> list[Tensor]:
+    if case.is_norm and case.backward:
+        return [b.dout, b.x, b.rstd, b.weight, *([b.mean] if "mean" in b.tensors else [])]
+    return [b.tensors[name] for name in ("x", "weight", "bias") if name in b.tensors]
+
+
+# --- what is right ---
+
+
+def mismatch(case: Case, b: Buffers) -> str:
+    """What in the outputs of ``b`` is wrong by more than a few roundings; empty if nothing is.
+
+    The first and the last rows are compared with float64, and gradients of parameters with all rows.
+    """
+    rows = sorted({*range(min(COMPARED, case.rows)), *range(max(case.rows - COMPARED, 0), case.rows)})
+    at = torch.tensor(rows, device=next(iter(b.tensors.values())).device)
+    wide = {name: (t[at] if t.shape[0] == case.rows else t).double() for name, t in b.tensors.items()}
+    if not case.is_norm:
+        if not case.backward:
+            wanted = {"out": getattr(torch, case.op)(wide["x"], -1)}
+        elif case.op == "softmax_backward":
+            dy, y = wide["dout"], wide["out"]
+            wanted = {"dx": y * (dy - (dy * y).sum(1, keepdim=True))}
+        else:
+            wanted = {"dx": wide["dout"] - wide["out"].exp() * wide["dout"].sum(1, keepdim=True)}
+    elif not case.backward:
+        v = wide["x"] - wide["x"].mean(1, keepdim=True) if "mean" in wide else wide["x"]
+        y = v / (v.square().mean(1, keepdim=True) + EPS).sqrt() * wide["weight"]
+        wanted = {"out": y + wide["bias"] if "bias" in wide else y}
+    else:
+        dy, g, hat = wide["dout"], wide["dout"] * wide["weight"], wide["x"] * wide["rstd"][:, None]
+        d = g - hat * (g * hat).mean(1, keepdim=True)
+        wanted = {"dx": (d - g.mean(1, keepdim=True) if "mean" in wide else d) * wide["rstd"][:, None]}
+        if case.rows * case.n <= 1 << 27:
+            wanted["dweight"] = (b.dout.double() * b.x.double()).sum(0)  # statistics are 0 and 1
+            if "dbias" in wide:
+                wanted["dbias"] = b.dout.double().sum(0)
+    for name, ref in wanted.items():
+        got = wide[name]
+        allowed = 4 * (torch.finfo(case.dtype).eps + 1e-6) * (ref.abs() + ref.square().mean().sqrt())
+        bad = ~((got - ref).abs() <= allowed)  # NaN is bad
+        if bool(bad.any()):
+            return f"wrong: {int(bad.sum())} of {bad.numel()} compared elements of {name}"
+    return ""
+
+
+def spoil(b: Buffers) -> None:
+    """NaN into all outputs: what is not written shows. (``out`` is an input where there is a ``dx``.)"""
+    for name in ("dx", "dweight", "dbias") if "dx" in b.tensors else ("out", "mean", "rstd"):
+        if name in b.tensors:
+            b.tensors[name].fill_(float("nan"))
+
+
+# --- a sweep of tiles ---
+
+
+def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Kernels that could stand in ``case``: the table row's fields that differ, by name."""
+    family: Any = norm if case.is_norm else softmax
+    desc = descriptor(case)
+    pieces = [(1, block) for block in (4096, 8192, 16384) if block <= case.n // 2]
+    block = 1 << (case.n - 1).bit_length()
+    wholes = [(rows, block) for rows in (1, 2, 4, 8, 16) if 1024 <= rows * block <= max(4096, block)]
+    for rows, block in wholes:
+        for warps in (4, 8, 16, 32):
+            tile, each = Tile(rows, block, warps), rows * block // (32 * warps)
+            if not 4 <= each <= (32 if case.backward else 64) or block > 2 * family.MOST[case.op]:
+                continue
+            for how, options in _fetching(case, tile):
+                build = partial(family.whole_launches, tile=tile, **options)
+                yield f"rows {rows}x{block} w{warps}{how}", _row(family, desc, tile, build)
+    for rows, block in pieces:
+        for warps in (8, 16):
+            tile = Tile(rows, block, warps)
+            yield (
+                f"looped {rows}x{block} w{warps}",
+                _row(family, desc, tile, partial(family.looped_launches, tile=tile)),
+            )
+
+
+def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, int]]]:
+    """How far rows may be fetched ahead, and by how many programs, for an H200's 132 multiprocessors."""
+    if case.backward:
+        yield from ((f" s{s}", {"stages": s}) for s in (1, 2, 3)) if case.is_norm else [("", {})]
+        return
+    yield "", {}
+    if tile.block >= 8192:
+        for each in (1, 2):
+            if each * tile.warps <= 32:
+                yield f" s2 p{each}", {"stages": 2, "programs": 132 * each}
+
+
+def _row(family: Any, desc: tp.Descriptor, tile: Tile, build: Callable[[Any], Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "build": lambda desc, target: build(desc),
+        "supports": lambda desc, target: tp.Support(),
+        "guarantee": partial(family.guarantee, lambda desc: tile),
+    }
+    if family is norm:
+        found["workspace"] = partial(norm.workspace, lambda desc: tile)
+    return found
+
+
+@contextmanager
+def registered(case: Case) -> Iterator[list[str]]:
+    """The swept kernels of ``case`` in the kernel table, for as long as this lasts: their names."""
+    like = next(r for r in tp.TABLE.rows(case.op) if r.name == "looped")
+    names = []
+    try:
+        for name, fields in swept(case):
+            tp.TABLE.register(replace(like, name=name, **fields))
+            names.append(name)
+        yield names
+    finally:
+        for name in names:
+            tp.TABLE.unregister(case.op, name)

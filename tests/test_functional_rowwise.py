@@ -1,0 +1,165 @@
+"""softmax, log_softmax, rms_norm and layer_norm of triplan.functional beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from functional_cases import DEVICES, FLOATS
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn import functional
+
+import triplan.functional as F  # noqa: N812
+
+Calls = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], list[torch.Tensor]]
+NAMES = ("softmax", "softmax across", "log_softmax", "rms_norm", "rms_norm bare", "layer_norm", "layer_norm bias")
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        yield
+
+
+def call(name: str, device: str, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (3, 4, 6)) -> Calls:
+    """Ours, torch's, and their arguments, which want gradients."""
+    g = torch.Generator().manual_seed(0)
+
+    def tensor(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=g, dtype=torch.float64).to(dtype).to(device).requires_grad_()
+
+    x, n = tensor(*shape), shape[-1]
+    op = name.split()[0]
+    ours, theirs = getattr(F, op), getattr(functional, op)
+    if "softmax" in op:
+        dim = 1 if "across" in name else -1
+        return (lambda x: ours(x, dim)), (lambda x: theirs(x, dim)), [x]
+    if name == "rms_norm":
+        return (lambda x, w: ours(x, (n,), w)), (lambda x, w: theirs(x, (n,), w)), [x, tensor(n)]
+    if name == "rms_norm bare":
+        return (lambda x: ours(x, shape[1:])), (lambda x: theirs(x, shape[1:])), [x]
+    if name == "layer_norm":
+        return (
+            (lambda x, w, b: ours(x, shape[1:], w, b, 1e-3)),
+            (lambda x, w, b: theirs(x, shape[1:], w, b, 1e-3)),
+            [x, tensor(*shape[1:]), tensor(*shape[1:])],
+        )
+    return (lambda x, b: ours(x, (n,), None, b)), (lambda x, b: theirs(x, (n,), None, b)), [x, tensor(n)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_results_and_gradients_are_torchs(name: str, dtype: torch.dtype, device: str) -> None:
+    """torch rounds narrow results once or twice: a few of their roundings apart at most."""
+    ours, theirs, args = call(name, device, dtype, (5, 7, 33))
+    out, wanted = ours(*args), theirs(*args)
+    eps = torch.finfo(dtype).eps
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, wanted, rtol=4 * eps, atol=8 * eps)
+    weight = torch.randn_like(out)
+    for got, ref in zip(torch.autograd.grad(out, args, weight), torch.autograd.grad(wanted, args, weight), strict=True):
+        torch.testing.assert_close(got, ref, rtol=8 * eps, atol=8 * eps * max(1.0, float(ref.abs().max())))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(name: str, device: str) -> None:
+    ours, _, args = call(name, device)
+    assert gradcheck(ours, args)
+    if "softmax" in name:
+        assert gradgradcheck(ours, args)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_of_an_expanded_gradient(name: str, device: str) -> None:
+    ours, theirs, args = call(name, device)
+    for got, ref in zip(
+        torch.autograd.grad(ours(*args).sum(), args), torch.autograd.grad(theirs(*args).sum(), args), strict=True
+    ):
+        torch.testing.assert_close(got, ref)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_strided_inputs(name: str, device: str) -> None:
+    ours, theirs, args = call(name, device, shape=(6, 5, 6))
+    x = args[0].detach().transpose(0, 2)
+    torch.testing.assert_close(ours(x, *args[1:]), theirs(x, *args[1:]))
+    x = args[0].detach()[::2].expand(3, 5, 6)
+    torch.testing.assert_close(ours(x, *args[1:]), theirs(x, *args[1:]))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiles_whole(name: str, dynamic: bool, device: str) -> None:
+    ours, _, args = call(name, device)
+    compiled = torch.compile(lambda *a: ours(*a) * 2, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    out, wanted = compiled(*args), ours(*args) * 2
+    assert torch.equal(out, wanted)
+    weight = torch.randn_like(out)
+    for got, ref in zip(torch.autograd.grad(out, args, weight), torch.autograd.grad(wanted, args, weight), strict=True):
+        assert torch.equal(got, ref)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck(requires_grad: bool, device: str) -> None:
+    def t(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, dtype=torch.float64, device=device, requires_grad=requires_grad)
+
+    ops: Any = torch.ops.triplan
+    for op in (ops.softmax, ops.log_softmax):
+        torch.library.opcheck(op.default, (t(3, 4), 1))
+        torch.library.opcheck(op.default, (t(3, 4, 2), -2))
+    for op in (ops.softmax_backward, ops.log_softmax_backward):
+        torch.library.opcheck(op.default, (t(3, 4), t(3, 4), 0))
+    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), t(4), 1e-5))
+    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), None, 1e-5))
+    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), t(4), t(4), 1e-5))
+    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), None, None, 1e-5))
+    with torch.no_grad():
+        plain = [x.detach() for x in (t(3, 4), t(3, 4), t(3), t(3), t(4), t(4))]
+        dout, x, mean, rstd, weight, bias = plain
+        torch.library.opcheck(ops.rms_norm_backward.default, (dout, x, rstd, weight))
+        torch.library.opcheck(ops.layer_norm_backward.default, (dout, x, mean, rstd, weight, bias))
+
+
+def test_edges(device: str) -> None:
+    assert F.softmax(torch.tensor(3.0, device=device), 0).item() == 1
+    assert F.softmax(torch.ones(0, 3, device=device), 1).shape == (0, 3)
+    assert F.log_softmax(torch.ones(3, 0, device=device), 1).shape == (3, 0)
+    deep = torch.randn(1, 2, 1, 2, 1, 2, 1, 2, 3, device=device)
+    torch.testing.assert_close(F.softmax(deep, 3), torch.softmax(deep, 3))
+    whole = torch.ones(2, 3, device=device, dtype=torch.int64)
+    torch.testing.assert_close(F.softmax(whole, 0, torch.float32), torch.softmax(whole, 0, torch.float32))
+    weight = torch.randn(3, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(F.rms_norm(torch.ones(0, 3, device=device), (3,), weight).sum(), weight)
+    assert torch.equal(grad, torch.zeros_like(weight))
+
+
+def test_what_does_not_fit_is_refused_as_torch_does(device: str) -> None:
+    x = torch.randn(2, 3, device=device)
+    for ours, theirs in ((F.softmax, torch.softmax), (F.log_softmax, torch.log_softmax)):
+        for f in (ours, theirs):
+            with pytest.raises(IndexError, match="Dimension out of range"):
+                f(x, 2)
+            with pytest.raises(RuntimeError):
+                f(x.int(), 0)
+    for norm in (F.layer_norm, functional.layer_norm, F.rms_norm, functional.rms_norm):
+        with pytest.raises(RuntimeError, match="normalized_shape"):
+            norm(x, (4,))
+        with pytest.raises(RuntimeError, match="same shape"):
+            norm(x, (3,), torch.ones(2, device=device))
+
+
+@pytest.mark.parametrize("eps", [None, 1e-3])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_default_eps_is_torchs(dtype: torch.dtype, eps: float | None, device: str) -> None:
+    x = torch.full((1, 8), 1e-3 if dtype != torch.float64 else 1e-8, dtype=dtype, device=device)
+    torch.testing.assert_close(F.rms_norm(x, (8,), eps=eps), functional.rms_norm(x, (8,), eps=eps))

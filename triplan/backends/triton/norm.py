@@ -1,0 +1,329 @@
+"""The kernel table's rows for rms_norm, layer_norm and their adjoints.
+
+``rows`` holds whole rows in registers, ``looped`` walks along rows of any length. Gradients of weight and bias are
+partial sums in the workspace, as many lines as there are programs, then folded in one order: no atomics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from triplan.backends.launch import Arg, Float, Int, Launch, Ptr, Scratch
+from triplan.backends.table import kernel
+from triplan.backends.triton import norm_kernels as kernels
+from triplan.backends.triton.rows_launch import (
+    L2_BYTES,
+    LAUNCH_US,
+    TL,
+    Rows,
+    Tile,
+    padded_bytes,
+    values,
+    waves_us,
+)
+from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target, Tolerance
+
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+#: Elements of a row that ``rows`` holds: forward those of x, backward also of dout, weight and two sums.
+MOST = {"rms_norm": 16384, "layer_norm": 16384, "rms_norm_backward": 8192, "layer_norm_backward": 8192}
+#: Lines of partial sums: twice an H200's multiprocessors. One number for all targets, as tolerances depend on it.
+LINES = 264
+#: Rows and columns that a program of the fold adds up at a time.
+FOLD = (32, 64)
+
+
+@lru_cache(maxsize=4096)
+def view(desc: Any) -> Rows:
+    whole = [o for o in desc.operands() if o.shape == desc.input_shape]
+    return Rows(whole, len(desc.input_shape) - 1, in_order=True)
+
+
+def is_backward(desc: Any) -> bool:
+    return str(desc.op).endswith("_backward")
+
+
+def is_centred(desc: Any) -> bool:
+    return str(desc.op).startswith("layer_norm")
+
+
+def whole(desc: Any) -> Tile | None:
+    tile = view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
+    if tile is not None and is_backward(desc):
+        tile = replace(tile, rows=max(tile.rows // 2, 1))  # beside two operands there are two sums
+    return tile
+
+
+def piece(desc: Any) -> Tile:
+    if desc.element is ElementKind.F64:
+        # More elements a thread: given 16 warps, ptxas saves registers where it had better not, and spills.
+        tile = view(desc).piece(desc.element, 2)
+        return replace(tile, warps=min(tile.warps, 8))
+    return view(desc).piece(desc.element, 2 if is_backward(desc) else 1)
+
+
+# --- what may be said ---
+
+
+@lru_cache(maxsize=1024)
+def _guarantee(
+    element: ElementKind, compute: ElementKind, roundings: int, relative: bool, batch: bool
+) -> PrecisionGuarantee:
+    """``roundings``, in the compute element, of a result; ``relative`` where all terms have one sign."""
+    u, final = compute.unit_roundoff, element.unit_roundoff
+    error = math.expm1(roundings * u)
+    info, small = torch.finfo(element.torch), torch.finfo(compute.torch)
+    narrowed = final if compute is not element else 0.0
+    return PrecisionGuarantee(
+        math_precision=MathPrecision(compute.value),
+        accumulator=compute,
+        deterministic=True,
+        bit_stable_on_same_hardware=True,
+        batch_invariant=batch,
+        order_invariant=False,
+        tolerance=Tolerance(
+            rtol=error + narrowed,
+            ctol=0.0 if relative else error * (1 + final),
+            underflow=float(info.smallest_normal * info.eps + roundings * small.smallest_normal),
+        ),
+    )
+
+
+def guarantee(tiled: Callable[[Any], Tile | None], desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    """Squares add up relative to their sum. What is centred has errors of a deviation's size, once for each of two
+    means, and the results of the adjoints have those of their terms; for layer_norm they hold while the mean is less
+    than 2**20 standard deviations off zero, beyond which f32 cannot hold the values themselves.
+    """
+    tile, element, compute = tiled(desc) or piece(desc), desc.element, desc.element.compute
+    depth = tile.rows * tile.block // (32 * tile.warps) + 12 + -(-view(desc).n // tile.block)
+    found = {}
+    for o in desc.operands():
+        if o.name in ("dweight", "dbias"):
+            lines, each = _lines(desc, tile.rows)
+            found[o.name] = _guarantee(
+                element, compute, each + lines // FOLD[0] + FOLD[0] + tile.rows + 16, False, False
+            )
+        elif o.is_written:
+            roundings = (3 if is_centred(desc) else 2) * (depth + 12)
+            relative = o.name == "rstd" or desc.op == "rms_norm"
+            found[o.name] = _guarantee(o.element, compute, roundings, relative, True)
+    return found
+
+
+# --- when they apply, and what they cost ---
+
+
+def _packed_parameters(desc: Any) -> Support:
+    for o in desc.operands():
+        if o.shape != desc.input_shape and not o.layout.packed:
+            return Support.no(f"{o.name} is not promised packed: statistics, weights and biases must be")
+    return SUPPORTED
+
+
+def _applies(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> Support:
+    tile = tiled(desc)
+    if tile is None:
+        return Support.no(f"rows of {view(desc).n} elements do not fit in registers")
+    if view(desc).programs(tile.rows) >= 2**31:
+        return Support.no(f"needs {view(desc).programs(tile.rows)} programs; a grid holds fewer than 2**31")
+    return _packed_parameters(desc)
+
+
+def _bytes(desc: Any) -> tuple[int, int]:
+    """Bytes of one row in all operands, and in those that are read."""
+    size, inputs = view(desc).n * desc.element.itemsize, 2 if is_backward(desc) else 1
+    return (inputs + 1) * size, inputs * size
+
+
+def _fold_us(desc: Any, rows: int) -> float:
+    names = [n for n in ("dweight", "dbias") if any(o.name == n for o in desc.operands())]
+    size: int = desc.element.compute.itemsize
+    return len(names) * (LAUNCH_US + 2 * _lines(desc, rows)[0] * view(desc).n * size / 3.8e6)
+
+
+def rows_rank(desc: Any, target: Target) -> float:
+    tile = whole(desc)
+    assert tile is not None
+    moved = waves_us(view(desc).programs(tile.rows), tile.rows * _bytes(desc)[0], target)
+    return moved + (_fold_us(desc, tile.rows) if is_backward(desc) else 0.0)
+
+
+def looped_rank(desc: Any, target: Target) -> float:
+    r, (moved, read) = view(desc), _bytes(desc)
+    under_way = min(r.count, 2 * max(target.sm_count, 1)) * read
+    again = (0.35 if under_way <= L2_BYTES else 0.8) * read
+    found = waves_us(r.count, moved + again, target)
+    if is_backward(desc) and _parts(desc, 1):
+        found += LAUNCH_US + r.count * read / 3.8e6 + _fold_us(desc, 1)
+    return found
+
+
+# --- launches ---
+
+
+def _operands(desc: Any, tile_rows: int) -> dict[str, Arg]:
+    r = view(desc)
+    args: dict[str, Arg] = dict(r.arguments(tile_rows))
+    args |= dict.fromkeys(("mean", "rstd", "weight", "bias", "dweights", "dbiases"))
+    args["rows"] = Int(r.count, r.count >= 2**31 - 2**16)
+    args["eps"] = Float(getattr(desc, "eps", 0.0), desc.element.compute)
+    for o in desc.operands():
+        args[o.name] = values(o)
+        if o.shape == desc.input_shape:
+            args[f"{o.name}_strides"] = r.strides(o)
+    return args
+
+
+def _launch(which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int) -> Launch:
+    names = set(which.arg_names)
+    return Launch(
+        which,
+        grid,
+        {k: v for k, v in args.items() if k in names},
+        {k: v for k, v in constexprs.items() if k in names},
+        warps,
+    )
+
+
+def _constexprs(desc: Any, tile: Tile) -> dict[str, Any]:
+    compute = TL[desc.element.compute]
+    return {"CENTRED": is_centred(desc), "COMPUTE": compute, "ROWS": tile.rows, "BLOCK": tile.block}
+
+
+def _lines(desc: Any, rows: int) -> tuple[int, int]:
+    """Lines of partial sums, and groups of ``rows`` rows that are added up in each."""
+    groups = -(-view(desc).count // rows)
+    each = max(-(-groups // LINES), 1)
+    return -(-groups // each), each
+
+
+def _part_bytes(desc: Any, rows: int) -> int:
+    # A line even where there are no rows: what adds up none of them is given an address all the same.
+    return padded_bytes(max(_lines(desc, rows)[0], 1) * view(desc).n * desc.element.compute.itemsize)
+
+
+def _parts(desc: Any, rows: int) -> dict[str, tuple[Scratch, Ptr]]:
+    """By the kernels' name: where partial sums lie, and the gradient that they become."""
+    compute: ElementKind = desc.element.compute
+    found: dict[str, tuple[Scratch, Ptr]] = {}
+    size = _part_bytes(desc, rows)
+    for o in desc.operands():
+        if o.name in ("dweight", "dbias"):
+            name = "dweights" if o.name == "dweight" else "dbiases"
+            found[name] = (Scratch(len(found) * size, compute), values(o))
+    return found
+
+
+def workspace(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> int:
+    tile = tiled(desc)
+    if tile is None or not is_backward(desc):
+        return 0
+    return len(_parts(desc, tile.rows)) * _part_bytes(desc, tile.rows)
+
+
+def _folds(desc: Any, rows: int) -> list[Launch]:
+    lines, n, (fold_rows, block) = _lines(desc, rows)[0], view(desc).n, FOLD
+    if n == 0:
+        return []
+    constexprs = {"COMPUTE": TL[desc.element.compute], "ROWS": fold_rows, "BLOCK": block}
+    return [
+        _launch(
+            kernels.norm_fold_kernel,
+            -(-n // block),
+            {"parts": parts, "out": out, "n": Int(n, n >= 2**31), "lines": Int(lines)},
+            constexprs,
+            4,
+        )
+        for parts, out in _parts(desc, rows).values()
+    ]
+
+
+def whole_launches(desc: Any, tile: Tile, stages: int | None = None, programs: int = 0) -> list[Launch]:
+    """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries.
+
+    ``stages`` is how far rows are fetched ahead: by default not at all forward, where with it there are ``programs``
+    programs that stay for several groups of rows, and 2 in the adjoints, whose programs stay anyway.
+    """
+    r, backward = view(desc), is_backward(desc)
+    folds = _folds(desc, tile.rows) if backward else []
+    if r.count == 0 or (r.n == 0 and backward):
+        return folds
+    stages = (2 if backward else 0) if stages is None else stages
+    args, constexprs = _operands(desc, tile.rows), {**_constexprs(desc, tile), "STAGES": stages}
+    if not backward:
+        groups = r.programs(tile.rows)
+        args["groups"] = Int(groups)
+        grid = min(programs, groups) if stages else groups
+        return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps)]
+    lines, each = _lines(desc, tile.rows)
+    args |= {"each": Int(each), **{name: parts for name, (parts, _) in _parts(desc, tile.rows).items()}}
+    if not folds:  # nothing is shared: a program for each group of rows
+        lines, args["each"] = -(-r.count // tile.rows), Int(1)
+    return [_launch(kernels.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
+
+
+def looped_launches(desc: Any, tile: Tile) -> list[Launch]:
+    """The launches of ``looped`` with a tile of one's own."""
+    r, backward = view(desc), is_backward(desc)
+    folds = _folds(desc, tile.rows) if backward else []
+    if r.count == 0 or (r.n == 0 and backward):
+        return folds
+    args, constexprs = _operands(desc, tile.rows), _constexprs(desc, tile)
+    if not backward:
+        return [_launch(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps)]
+    first = _launch(kernels.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
+    if not folds:
+        return [first]
+    lines, each = _lines(desc, tile.rows)
+    blocks = -(-r.n // tile.block)
+    args |= {"each": Int(each), "blocks": Int(blocks)}
+    args |= {name: parts for name, (parts, _) in _parts(desc, tile.rows).items()}
+    return [first, _launch(kernels.norm_parameters_kernel, lines * blocks, args, constexprs, tile.warps), *folds]
+
+
+def _rows(desc: Any, target: Target) -> list[Launch]:
+    tile = whole(desc)
+    assert tile is not None
+    return whole_launches(desc, tile)
+
+
+def _looped(desc: Any, target: Target) -> list[Launch]:
+    return looped_launches(desc, piece(desc))
+
+
+def _numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str:
+    tile = tiled(desc)
+    assert tile is not None
+    return f"{desc.op}.{kind}.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}.v1"
+
+
+def layout(desc: Any) -> str:
+    return "packed" if all(o.layout.packed for o in desc.operands()) else "strided"
+
+
+def _register() -> None:
+    for op in MOST:
+        for name, tiled, build, rank, priority in (
+            ("rows", whole, _rows, rows_rank, 0),
+            ("looped", piece, _looped, looped_rank, 1),
+        ):
+            kernel(
+                op=op,
+                name=name,
+                elements=ELEMENTS,
+                guarantee=partial(guarantee, tiled),
+                supports=partial(_applies, tiled),
+                workspace=partial(workspace, tiled),
+                rank=rank,
+                numerics=partial(_numerics, name, tiled),
+                priority=priority,
+                layout=layout,
+            )(build)
+
+
+_register()

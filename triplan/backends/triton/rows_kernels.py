@@ -1,0 +1,43 @@
+"""How every rowwise kernel finds its rows: shared by softmax, norms and cross-entropy.
+
+Rows of ``n`` elements lie in ``lanes`` (the axis that neighbouring rows of one program walk) and in outer dimensions,
+one of whose points a program works at. A step of None is a stride that is known to be 1: the compiler then sees
+contiguous addresses. Tuples of sizes and strides run from the innermost dimension outwards.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def along(position, step):
+    """The offset of ``position`` along an axis of stride ``step``."""
+    offset = position
+    if step is not None:
+        offset = position.to(tl.int64) * step
+    return offset
+
+
+@triton.jit
+def outer_offset(outer, sizes, strides):
+    """The offset of the outer point number ``outer``."""
+    offset = tl.zeros((), tl.int64)
+    for d in tl.static_range(len(sizes)):
+        offset += (outer % sizes[d]).to(tl.int64) * strides[d]
+        outer = outer // sizes[d]
+    return offset
+
+
+@triton.jit
+def rows_of(pointer, strides, outer, sizes, lane):
+    """Addresses of the first elements of the rows ``lane``; ``strides`` are (outer strides, lane stride)."""
+    return pointer + outer_offset(outer, sizes, strides[0]) + along(lane, strides[1])
+
+
+@triton.jit
+def lanes_of(group, blocks, ROWS: tl.constexpr):
+    """The rows of group number ``group``, [ROWS, 1]; each outer point has ``blocks`` groups."""
+    return (group % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]

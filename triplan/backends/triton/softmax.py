@@ -1,0 +1,299 @@
+"""The kernel table's rows for softmax, log_softmax and their adjoints.
+
+``rows`` holds whole rows in registers, ``looped`` walks along rows of any length, ``split`` gives each row to many
+programs, which is for few and long ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from triplan.backends.launch import Arg, Int, Launch, Scratch
+from triplan.backends.table import kernel
+from triplan.backends.triton import softmax_kernels as kernels
+from triplan.backends.triton.rows_launch import (
+    L2_BYTES,
+    TL,
+    Rows,
+    Tile,
+    again_us,
+    ceil_power,
+    padded_bytes,
+    values,
+    waves_us,
+)
+from triplan.sku import (
+    SUPPORTED,
+    ElementKind,
+    MathPrecision,
+    PrecisionGuarantee,
+    Support,
+    Target,
+    Tolerance,
+)
+
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+#: Elements of a row that ``rows`` holds: registers for one operand forward, two backward.
+MOST = {"softmax": 32768, "log_softmax": 32768, "softmax_backward": 16384, "log_softmax_backward": 16384}
+#: Blocks of a row that ``split`` adds up at once.
+MOST_BLOCKS = 4096
+
+
+@lru_cache(maxsize=4096)
+def view(desc: Any) -> Rows:
+    return Rows(desc.operands(), desc.softmax_axis)
+
+
+def is_log(desc: Any) -> bool:
+    return str(desc.op).startswith("log_")
+
+
+def is_backward(desc: Any) -> bool:
+    return str(desc.op).endswith("_backward")
+
+
+# --- what may be said ---
+
+
+@lru_cache(maxsize=1024)
+def _guarantee(element: ElementKind, depth: int, exponential: bool) -> PrecisionGuarantee:
+    """``depth``: additions that a term of the sum passes through.
+
+    An exponential of -d has, beside its own error (2 ulp of ex2.approx, CUDA C Programming Guide), that of its
+    argument: one rounding each of x - max, of the product with log2(e) and of that constant, d times over; a result
+    above 0 has d < 104 (f32) or 746 (f64). The sum is of positive terms. For log_softmax what is left of an error of
+    the sum is absolute, of the largest term's size: sum|terms| is 1.
+    """
+    compute = element.compute
+    u, final = compute.unit_roundoff, element.unit_roundoff
+    exponent = 104 if compute is ElementKind.F32 else 746
+    error = math.expm1((depth + 16 + (3 * exponent if exponential else 0)) * u)
+    info, small = torch.finfo(element.torch), torch.finfo(compute.torch)
+    return PrecisionGuarantee(
+        math_precision=MathPrecision(compute.value),
+        accumulator=compute,
+        deterministic=True,
+        bit_stable_on_same_hardware=True,
+        batch_invariant=True,
+        order_invariant=False,
+        tolerance=Tolerance(
+            rtol=error + (final if compute is not element else 0.0),
+            ctol=error * (1 + final),
+            # Approximate exponentials and products flush subnormals.
+            underflow=float(info.smallest_normal * info.eps + (depth + 4) * small.smallest_normal),
+        ),
+    )
+
+
+def depth(tile: Tile, n: int) -> int:
+    """Additions that a term passes through: those within a block, and one a block."""
+    return tile.rows * tile.block // (32 * tile.warps) + 12 + -(-n // tile.block)
+
+
+def guarantee(tiled: Callable[[Any], Tile | None], desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    tile = tiled(desc) or piece(desc)
+    exponential = desc.op != "softmax_backward"
+    (out,) = (o.name for o in desc.operands() if o.is_written)
+    return {out: _guarantee(desc.element, depth(tile, view(desc).n), exponential)}
+
+
+# --- when they apply, and what they cost ---
+
+
+def whole(desc: Any) -> Tile | None:
+    return view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
+
+
+def piece(desc: Any) -> Tile:
+    return view(desc).piece(desc.element, 2 if is_backward(desc) else 1)
+
+
+def _fits(programs: int) -> Support:
+    if programs < 2**31:
+        return SUPPORTED
+    return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+
+
+def rows_apply(desc: Any, target: Target) -> Support:
+    tile = whole(desc)
+    if tile is None:
+        return Support.no(f"rows of {view(desc).n} elements do not fit in registers")
+    return _fits(view(desc).programs(tile.rows))
+
+
+def looped_applies(desc: Any, target: Target) -> Support:
+    return _fits(view(desc).programs(piece(desc).rows))
+
+
+def split_applies(desc: Any, target: Target) -> Support:
+    r = view(desc)
+    if r.across:
+        return Support.no("rows lie side by side: their elements are read together")
+    if _blocks(desc) > MOST_BLOCKS:
+        return Support.no(f"rows have {_blocks(desc)} blocks; at most {MOST_BLOCKS} are added up at once")
+    return _fits(r.count * _blocks(desc))
+
+
+def _blocks(desc: Any) -> int:
+    return -(-view(desc).n // piece(desc).block)
+
+
+def _bytes(desc: Any) -> tuple[int, int]:
+    """Bytes of all operands of one row, and of those that are read."""
+    size, inputs = view(desc).n * desc.element.itemsize, 2 if is_backward(desc) else 1
+    return (inputs + 1) * size, inputs * size
+
+
+def rows_rank(desc: Any, target: Target) -> float:
+    r, tile = view(desc), whole(desc)
+    assert tile is not None
+    # A row that fills registers is alone on its multiprocessor: reading and writing do not overlap.
+    idle = 1.15 if tile.block >= 32768 else 1.0
+    return idle * waves_us(r.programs(tile.rows), tile.rows * _bytes(desc)[0], target)
+
+
+def looped_rank(desc: Any, target: Target) -> float:
+    r, tile = view(desc), piece(desc)
+    moved, read = _bytes(desc)
+    # The second pass finds in the L2 cache what the rows under way have there.
+    under_way = min(r.count, 2 * max(target.sm_count, 1)) * read
+    again = (0.35 if under_way <= L2_BYTES else 0.8) * read
+    return waves_us(r.programs(tile.rows), tile.rows * (moved + again), target)
+
+
+def split_rank(desc: Any, target: Target) -> float:
+    r = view(desc)
+    moved, read = _bytes(desc)
+    blocks = _blocks(desc)
+    first = waves_us(r.count * blocks, read / max(blocks, 1), target)
+    return first + waves_us(r.count * blocks, (moved - read) / max(blocks, 1), target) + again_us(r.count * read)
+
+
+# --- launches ---
+
+
+def _common(desc: Any, tile: Tile) -> tuple[dict[str, Arg], dict[str, Any]]:
+    r = view(desc)
+    args: dict[str, Arg] = dict(r.arguments(tile.rows))
+    for o in desc.operands():
+        args |= {o.name: values(o), f"{o.name}_strides": r.strides(o)}
+    return args, {"LOG": is_log(desc), "COMPUTE": TL[desc.element.compute], "BLOCK": tile.block}
+
+
+def whole_launches(desc: Any, tile: Tile, stages: int = 0, programs: int = 0) -> list[Launch]:
+    """The launch of ``rows`` with a tile of one's own: what a sweep of tiles tries.
+
+    With ``stages`` (forward) there are ``programs`` programs, which fetch their next rows ahead.
+    """
+    r = view(desc)
+    if r.count * r.n == 0:
+        return []
+    args, constexprs = _common(desc, tile)
+    constexprs["ROWS"], grid = tile.rows, r.programs(tile.rows)
+    if is_backward(desc):
+        return [Launch(kernels.softmax_backward_rows_kernel, grid, args, constexprs, tile.warps)]
+    args["groups"], constexprs["STAGES"] = Int(grid), stages
+    grid = min(programs, grid) if stages else grid
+    return [Launch(kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps)]
+
+
+def looped_launches(desc: Any, tile: Tile) -> list[Launch]:
+    """The launch of ``looped`` with a tile of one's own."""
+    r = view(desc)
+    if r.count * r.n == 0:
+        return []
+    args, constexprs = _common(desc, tile)
+    which = kernels.softmax_backward_looped_kernel if is_backward(desc) else kernels.softmax_looped_kernel
+    return [Launch(which, r.programs(tile.rows), args, {**constexprs, "ROWS": tile.rows}, tile.warps)]
+
+
+def _rows(desc: Any, target: Target) -> list[Launch]:
+    tile = whole(desc)
+    assert tile is not None
+    return whole_launches(desc, tile)
+
+
+def _looped(desc: Any, target: Target) -> list[Launch]:
+    return looped_launches(desc, piece(desc))
+
+
+def _scratch(desc: Any) -> tuple[dict[str, Arg], int]:
+    """Addresses of the partial results, and bytes of all."""
+    compute, backward = desc.element.compute, is_backward(desc)
+    each = padded_bytes(view(desc).count * _blocks(desc) * compute.itemsize)
+    names = ("totals",) if backward else ("tops", "totals")
+    return {name: Scratch(i * each, compute) for i, name in enumerate(names)}, each * len(names)
+
+
+def _split_workspace(desc: Any, target: Target) -> int:
+    return _scratch(desc)[1]
+
+
+def _split(desc: Any, target: Target) -> list[Launch]:
+    r, tile = view(desc), piece(desc)
+    if r.count * r.n == 0:
+        return []
+    args, constexprs = _common(desc, tile)
+    args |= _scratch(desc)[0]
+    args["blocks"] = r.blocks(_blocks(desc))
+    backward = is_backward(desc)
+    partial_kernel = kernels.softmax_backward_partial_kernel if backward else kernels.softmax_partial_kernel
+    finish_kernel = kernels.softmax_backward_finish_kernel if backward else kernels.softmax_finish_kernel
+    read = {name: arg for name, arg in args.items() if name in partial_kernel.arg_names}
+    first = {name: value for name, value in constexprs.items() if name in partial_kernel.arg_names}
+    grid = r.count * _blocks(desc)
+    return [
+        Launch(partial_kernel, grid, read, first, tile.warps),
+        Launch(finish_kernel, grid, args, {**constexprs, "BLOCKS": ceil_power(_blocks(desc))}, tile.warps),
+    ]
+
+
+def _numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str:
+    tile = tiled(desc)
+    assert tile is not None
+    return f"{desc.op}.{kind}.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}.v1"
+
+
+def layout(desc: Any) -> str:
+    return "packed" if all(o.layout.packed for o in desc.operands()) else "strided"
+
+
+def _register() -> None:
+    for op in MOST:
+        common: dict[str, Any] = {"op": op, "elements": ELEMENTS, "layout": layout}
+        kernel(
+            name="rows",
+            guarantee=partial(guarantee, whole),
+            supports=rows_apply,
+            rank=rows_rank,
+            numerics=partial(_numerics, "rows", whole),
+            priority=0,
+            **common,
+        )(_rows)
+        kernel(
+            name="looped",
+            guarantee=partial(guarantee, piece),
+            supports=looped_applies,
+            rank=looped_rank,
+            numerics=partial(_numerics, "looped", piece),
+            priority=2,
+            **common,
+        )(_looped)
+        kernel(
+            name="split",
+            guarantee=partial(guarantee, piece),
+            supports=split_applies,
+            rank=split_rank,
+            workspace=_split_workspace,
+            numerics=partial(_numerics, "split", piece),
+            priority=1,
+            **common,
+        )(_split)
+
+
+_register()

@@ -1,0 +1,129 @@
+"""Args and plans of the rowwise family. Each Args' fields are the operands of its descriptor, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from triplan.descriptors import (
+    LayerNormBackwardDescriptor,
+    LayerNormDescriptor,
+    LogSoftmaxBackwardDescriptor,
+    LogSoftmaxDescriptor,
+    RmsNormBackwardDescriptor,
+    RmsNormDescriptor,
+    SoftmaxBackwardDescriptor,
+    SoftmaxDescriptor,
+)
+from triplan.facade.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxArgs:
+    x: Tensor
+    out: Tensor
+
+
+class SoftmaxPlan(Plan[SoftmaxDescriptor, SoftmaxArgs]):
+    descriptor_type, args_type = SoftmaxDescriptor, SoftmaxArgs
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxBackwardArgs:
+    """``out`` is what softmax gave."""
+
+    dout: Tensor
+    out: Tensor
+    dx: Tensor
+
+
+class SoftmaxBackwardPlan(Plan[SoftmaxBackwardDescriptor, SoftmaxBackwardArgs]):
+    descriptor_type, args_type = SoftmaxBackwardDescriptor, SoftmaxBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class LogSoftmaxArgs:
+    x: Tensor
+    out: Tensor
+
+
+class LogSoftmaxPlan(Plan[LogSoftmaxDescriptor, LogSoftmaxArgs]):
+    descriptor_type, args_type = LogSoftmaxDescriptor, LogSoftmaxArgs
+
+
+@dataclass(frozen=True, slots=True)
+class LogSoftmaxBackwardArgs:
+    """``out`` is what log_softmax gave."""
+
+    dout: Tensor
+    out: Tensor
+    dx: Tensor
+
+
+class LogSoftmaxBackwardPlan(Plan[LogSoftmaxBackwardDescriptor, LogSoftmaxBackwardArgs]):
+    descriptor_type, args_type = LogSoftmaxBackwardDescriptor, LogSoftmaxBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormArgs:
+    """``weight`` as the descriptor says."""
+
+    x: Tensor
+    out: Tensor
+    rstd: Tensor
+    weight: Tensor | None = None
+
+
+class RmsNormPlan(Plan[RmsNormDescriptor, RmsNormArgs]):
+    descriptor_type, args_type = RmsNormDescriptor, RmsNormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormBackwardArgs:
+    """``rstd`` is what rms_norm gave; ``weight`` and ``dweight`` as the descriptor says."""
+
+    dout: Tensor
+    x: Tensor
+    rstd: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    dweight: Tensor | None = None
+
+
+class RmsNormBackwardPlan(Plan[RmsNormBackwardDescriptor, RmsNormBackwardArgs]):
+    descriptor_type, args_type = RmsNormBackwardDescriptor, RmsNormBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormArgs:
+    """``weight`` and ``bias`` as the descriptor says."""
+
+    x: Tensor
+    out: Tensor
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class LayerNormPlan(Plan[LayerNormDescriptor, LayerNormArgs]):
+    descriptor_type, args_type = LayerNormDescriptor, LayerNormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormBackwardArgs:
+    """``mean`` and ``rstd`` are what layer_norm gave; the last three as the descriptor says."""
+
+    dout: Tensor
+    x: Tensor
+    mean: Tensor
+    rstd: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+
+
+class LayerNormBackwardPlan(Plan[LayerNormBackwardDescriptor, LayerNormBackwardArgs]):
+    descriptor_type, args_type = LayerNormBackwardDescriptor, LayerNormBackwardArgs

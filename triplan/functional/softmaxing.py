@@ -1,0 +1,103 @@
+"""softmax and log_softmax along any axis, as torch has them.
+
+Their adjoints are ops of their own, which are differentiated by torch's: a second derivative is rare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from triplan.facade import LogSoftmaxBackwardPlan, LogSoftmaxPlan, Plan, SoftmaxBackwardPlan, SoftmaxPlan
+from triplan.functional._ops import Op
+from triplan.functional._plans import Ran, run
+from triplan.functional._shapes import axis
+
+Tensor = torch.Tensor
+#: Of more axes only three are told apart: those before, the one, and those behind.
+_MOST_AXES = 8
+
+
+def _run(plan: type[Plan[Any, Any]], dim: int, **operands: Tensor) -> Ran:
+    out = operands["out"]
+    at = axis(dim, out.dim())
+    if out.dim() == 0 or out.dim() > _MOST_AXES:
+        shape = (out.shape[:at].numel(), *(out.shape[at : at + 1] or (1,)), out.shape[at + 1 :].numel())
+        operands, at = {name: t.reshape(shape) for name, t in operands.items()}, 1
+    return run(plan, operands, softmax_axis=at)
+
+
+def _make(name: str, forward: type[Plan[Any, Any]], adjoint: type[Plan[Any, Any]]) -> tuple[Op, Op]:
+    log = name.startswith("log_")
+
+    def shape(input: Tensor, dim: int) -> Sequence[int]:
+        if not input.is_floating_point():
+            raise RuntimeError(f"{name}(): expected a floating-point tensor, but got {input.dtype}")
+        axis(dim, input.dim())
+        return input.shape
+
+    def fill(out: Tensor, input: Tensor, dim: int) -> Ran:
+        return _run(forward, dim, x=input, out=out)
+
+    def setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+        _, ctx.dim = inputs
+        ctx.save_for_backward(output)
+
+    def grad(ctx: Any, grad: Tensor) -> Any:
+        (output,) = ctx.saved_tensors
+        return backward(grad, output, ctx.dim), None
+
+    def backward_shape(grad: Tensor, output: Tensor, dim: int) -> Sequence[int]:
+        axis(dim, output.dim())
+        if grad.shape != output.shape or grad.dtype != output.dtype or grad.device != output.device:
+            raise RuntimeError(f"{name}_backward(): grad and output differ in shape, dtype or device")
+        return output.shape
+
+    def backward_fill(out: Tensor, grad: Tensor, output: Tensor, dim: int) -> Ran:
+        # Named for the plan: ``out`` is what the forward gave, ``dx`` what is written.
+        return _run(adjoint, dim, dout=grad, out=output, dx=out)
+
+    def backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+        grad, result, ctx.dim = inputs
+        ctx.save_for_backward(grad, result)
+
+    def backward_grad(ctx: Any, g: Tensor) -> Any:
+        dy, y = ctx.saved_tensors
+        if log:
+            e = y.exp()
+            return g - (g * e).sum(ctx.dim, keepdim=True), -g * e * dy.sum(ctx.dim, keepdim=True), None
+        to_dy = y * (g - (g * y).sum(ctx.dim, keepdim=True))
+        to_y = g * (dy - (dy * y).sum(ctx.dim, keepdim=True)) - dy * (g * y).sum(ctx.dim, keepdim=True)
+        return to_dy, to_y, None
+
+    op = Op(name, "Tensor input, int dim", shape=shape, fill=fill, setup=setup, backward=grad)
+    backward = Op(
+        f"{name}_backward",
+        "Tensor grad, Tensor output, int dim",
+        shape=backward_shape,
+        fill=backward_fill,
+        setup=backward_setup,
+        backward=backward_grad,
+    )
+    return op, backward
+
+
+_softmax, _softmax_backward = _make("softmax", SoftmaxPlan, SoftmaxBackwardPlan)
+_log_softmax, _log_softmax_backward = _make("log_softmax", LogSoftmaxPlan, LogSoftmaxBackwardPlan)
+
+
+def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """``exp(input) / sum(exp(input))`` along ``dim`` (torch.softmax), safe from overflow.
+
+    ``input``: f16, bf16, f32 or f64, of any shape and strides; ``dtype``: what it is converted to first. Returns a
+    contiguous tensor of its shape. Differentiable, twice. Raises ``IndexError`` for ``dim``, ``RuntimeError`` for
+    other dtypes.
+    """
+    return _softmax(input if dtype is None else input.to(dtype), dim)
+
+
+def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """The logarithm of ``softmax`` along ``dim`` (torch.log_softmax), without its underflow; else as ``softmax``."""
+    return _log_softmax(input if dtype is None else input.to(dtype), dim)
