@@ -362,7 +362,9 @@ def case_rows(
             times = timing.device_times(contestants, iterations, warmup)
         else:
             times = timing.wall_times(contestants, iterations, warmup)
-        host = timing.host_times(contestants[:2], [timing.host_calls_for(t.median_us) for t in times[:2]], HOST_LOOPS)
+        host = timing.host_times(
+            [c.calls(timing.host_calls_for(t.median_us)) for c, t in zip(contestants[:2], times[:2], strict=True)], HOST_LOOPS
+        )
     except (tp.TriplanError, RuntimeError) as e:
         error_text = f"{type(e).__name__}: {str(e).splitlines()[0]}"
         return [{**base, "contestant": "all", "error": error_text, "note": error_text}]
