@@ -363,7 +363,8 @@ def case_rows(
         else:
             times = timing.wall_times(contestants, iterations, warmup)
         host = timing.host_times(
-            [c.calls(timing.host_calls_for(t.median_us)) for c, t in zip(contestants[:2], times[:2], strict=True)], HOST_LOOPS
+            [c.calls(timing.host_calls_for(t.median_us)) for c, t in zip(contestants[:2], times[:2], strict=True)],
+            HOST_LOOPS,
         )
     except (tp.TriplanError, RuntimeError) as e:
         error_text = f"{type(e).__name__}: {str(e).splitlines()[0]}"
