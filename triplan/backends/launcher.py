@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from operator import itemgetter
+from functools import lru_cache, partial
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -119,14 +119,14 @@ class LoadedKernel:
 class Template:
     """A kernel's arguments, of which addresses and scalars are still to come."""
 
-    __slots__ = ("computed", "constants", "kernel", "pick", "start")
+    __slots__ = ("arguments", "computed", "kernel", "start")
 
     def __init__(self, kernel: LoadedKernel, leaves: Sequence[Arg], args: Any, places: Places) -> None:
         self.kernel, self.start = kernel, kernel.start
         computed: list[tuple[int, Callable[[int], Any]]] = []
         constants: list[Any] = []
         metas = iter(kernel.compiled.metadata.tensordesc_meta or ())
-        order: list[int] = []  # of each argument, in (values, computed, constants), the last counted from the end
+        order: list[int] = []  # of each argument: its place in (values, computed), or ~ its place among the constants
         for leaf in leaves:
             place, compute = _changing(leaf, args, places, metas)
             if place is None:
@@ -141,9 +141,9 @@ class Template:
             order.append(~len(constants))
             constants.append(value)
         self.computed = tuple(computed)
-        self.constants = tuple(reversed(constants))
-        # One call of C for the whole list; with fewer than two an itemgetter would give no tuple.
-        self.pick = itemgetter(*order) if len(order) > 1 else lambda values: tuple(values[i] for i in order)
+        #: From (values, computed) to all arguments.
+        self.arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+        self.arguments = FunctionType(_arranging(tuple(order)), {}, "arguments", tuple(constants))
 
     def extended(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """``values`` and what is computed from them."""
@@ -151,7 +151,20 @@ class Template:
 
     def fill(self, values: tuple[Any, ...]) -> BoundLaunch:
         """The launch with ``values`` at their places."""
-        return BoundLaunch(self.kernel, self.pick(self.extended(values) + self.constants))
+        return BoundLaunch(self.kernel, self.arguments(self.extended(values)))
+
+
+@lru_cache(maxsize=1024)
+def _arranging(order: tuple[int, ...]) -> CodeType:
+    """The code of a function of changing values ``v``, whose defaults are the constants, that returns all arguments.
+
+    A tuple written out takes less than half as long as joining values and constants and picking by an itemgetter.
+    """
+    constants = "".join(f", k{i}" for i in range(sum(place < 0 for place in order)))
+    arguments = "".join(f"k{~place}, " if place < 0 else f"v[{place}], " for place in order)
+    function = eval(f"lambda v{constants}: ({arguments})")
+    code: CodeType = function.__code__
+    return code
 
 
 class BoundLaunch:
@@ -184,14 +197,14 @@ def launching(templates: Sequence[Template]) -> Callable[[tuple[Any, ...], int],
     if len(templates) == 1 and not templates[0].computed:
         # A closure reads what it needs without looking it up.
         template = templates[0]
-        start, pick, constants = template.start, template.pick, template.constants
+        start, arguments = template.start, template.arguments
 
         def one(values: tuple[Any, ...], stream: int) -> None:
             if HOOKS.launch_enter_hook.calls or HOOKS.launch_exit_hook.calls:
                 launch([template.fill(values)], stream)
                 return
             try:
-                start(pick(values + constants), stream)
+                start(arguments(values), stream)
             except RuntimeError as e:
                 raise failed(template.kernel, e) from e
 
