@@ -5,6 +5,7 @@ from triplan.backends.reference import indexing as _reference_indexing  # noqa: 
 from triplan.backends.reference import rowwise as _reference_rowwise  # noqa: F401 (registers its rows)
 from triplan.backends.table import TABLE, KernelRow, KernelTable, kernel, reference
 from triplan.backends.triton import gemm as _triton_gemm  # noqa: F401 (registers its rows)
+from triplan.backends.triton import gemm_split as _triton_gemm_split  # noqa: F401 (registers its rows)
 from triplan.backends.triton import gemm_wgmma as _triton_gemm_wgmma  # noqa: F401 (registers its rows)
 from triplan.backends.triton import indexing as _triton_indexing  # noqa: F401 (registers its rows)
 from triplan.backends.triton import indexing_fixed as _triton_indexing_fixed  # noqa: F401 (registers its rows)
