@@ -19,7 +19,6 @@ from bench.timing import Contestant, DeviceTime
 from triplan.backends.launch import Launch
 from triplan.backends.triton import gemm_launch, gemm_split, gemm_wgmma
 from triplan.backends.triton.gemm_launch import Tile
-from triplan.backends.triton.gemm_split import PIECES, Split
 from triplan.descriptors import MatrixProductDescriptor
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -30,8 +29,8 @@ HOPELESS, HOPELESS_SPLIT = 2.5, 1.35
 HOST_LOOPS = 3
 #: Rows of tiles dealt together, beside the row's own choice.
 GROUPS = (2, 4, 16)
-#: Tiles of few rows that no row takes today: what keeps most loads on their way is for a sweep to find. By rows of A.
-TRIED = {
+#: Tiles that no row takes today. What keeps most loads on their way is for a sweep to find: by rows of A at most.
+FEW_ROWS = {
     16: (
         Tile(16, 16, 256, 4, 4),
         Tile(16, 32, 64, 4, 6),
@@ -51,6 +50,18 @@ TRIED = {
         Tile(64, 128, 128, 8, 3),
     ),
 }
+#: And those that are written nearly as long as they are multiplied.
+SHALLOW_K = 256
+SHALLOW = (
+    Tile(128, 256, 64, 8, 2),
+    Tile(128, 128, 64, 8, 2),
+    Tile(128, 128, 64, 4, 2),
+    Tile(128, 128, 128, 8, 1),
+    Tile(128, 64, 64, 4, 2),
+    Tile(64, 256, 64, 8, 2),
+    Tile(64, 128, 64, 4, 2),
+    Tile(64, 64, 128, 4, 1),
+)
 
 COLUMNS = (
     Column("case", "case"),
@@ -251,8 +262,8 @@ def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep:
         plans = [pinned(d, row.name, target) for d in descs]
         if row.backend is tp.BackendKind.TRITON and [row.name] * len(descs) != taken and all(plans):
             yield entry(f"row {row.name}", case, buffers, [p for p in plans if p is not None], device)
-    # Two kinds of product stand for all: each takes as long to compile as to time.
-    if sweep and not case.backward and target.is_gpu and (case.bias or case.layout == "nt"):
+    # A few kinds of product stand for all: each takes as long to compile as to time.
+    if sweep and not case.backward and target.is_gpu and (case.bias or case.batch or case.layout == "nt"):
         for c in configurations(descs[0], target):
             yield entry(f"{c.row} {c.name}", case, buffers, [configured(descs[0], c, target)], device)
 
@@ -269,13 +280,14 @@ class Configuration:
 
 def configurations(desc: Product, target: tp.Target) -> Iterator[Configuration]:
     """``desc`` by every tile and ring, but for those that are estimated to be far slower than the best."""
-    tried = next((tiles for rows, tiles in TRIED.items() if desc.m <= rows), ())
+    few: tuple[Tile, ...] = next((tiles for rows, tiles in FEW_ROWS.items() if desc.m <= rows), ())
+    tried = few or (SHALLOW if desc.k <= SHALLOW_K else ())
     fitting = [t for t in tried if t.shared_bytes(desc.element.itemsize) <= target.shared_memory]
     tiles = [*gemm_launch.tiles_of(desc, target), *fitting]
     for tile in promising(tiles, lambda tile: gemm_launch.tile_us(desc, tile, target)):
         yield Configuration("tiles", str(tile), gemm_launch.tiles_launch(desc, tile))
-    if tried:
-        splits = [*gemm_split.splits_of(desc, target), *(Split(t, p) for t in fitting for p in PIECES)]
+    if few:
+        splits = [*gemm_split.splits_of(desc, target), *gemm_split.cuts(fitting, desc.k)]
         for split in promising(splits, lambda s: gemm_split.split_us(desc, s, target), HOPELESS_SPLIT):
             launches, workspace = gemm_split.split_launch(desc, split), gemm_split.partial_bytes(desc, split)
             yield Configuration("split_k", str(split), launches, workspace)

@@ -6,6 +6,7 @@ Partial sums lie in the workspace, one matrix a piece, and are added in the orde
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -51,12 +52,16 @@ class Split:
         return max(-(-k // self.depth(k)), 1)
 
 
+def cuts(tiles: Iterable[Tile], k: int) -> list[Split]:
+    """Each tile with every number of pieces that ``k`` is long enough for, and with the fewest in any case."""
+    return [Split(t, p) for t in tiles for p in PIECES if p == PIECES[0] or t.k * p <= k]
+
+
 @lru_cache(maxsize=4096)
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
-    """Every tile that is not too tall, with every number of pieces that k is long enough for."""
-    tiles = [t for t in launching.tiles_of(desc, target) if t.m <= MOST_ROWS[desc.element.itemsize]]
-    found = [Split(t, p) for t in tiles for p in PIECES if p == PIECES[0] or t.k * p <= desc.k]
-    return tuple(found)
+    """Every cut of every tile that is not too tall."""
+    most = MOST_ROWS[desc.element.itemsize]
+    return tuple(cuts((t for t in launching.tiles_of(desc, target) if t.m <= most), desc.k))
 
 
 @lru_cache(maxsize=4096)
