@@ -94,6 +94,7 @@ from triplan.facade import (
     Workspace,
     plan,
     plan_type,
+    tune,
 )
 from triplan.sku import (
     ArchSku,
@@ -214,4 +215,5 @@ __all__ = [
     "plan",
     "plan_type",
     "reference",
+    "tune",
 ]

@@ -6,13 +6,12 @@ Partial sums lie in the workspace, one matrix a piece, and are added in the orde
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 from triplan.backends.launch import Int, Launch, Scratch, power_of_two_in
-from triplan.backends.table import kernel
+from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton import gemm_launch as launching
 from triplan.backends.triton import gemm_split_kernels as kernels
 from triplan.backends.triton.gemm import ELEMENTS, guarantee, layout
@@ -150,6 +149,25 @@ def split_k(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return split_launch(desc, chosen_split(desc, target))
 
 
+def split_configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str, Configuration]:
+    return {
+        str(split): Configuration(
+            split_us(desc, split, target), partial(split_launch, desc, split), partial_bytes(desc, split)
+        )
+        for split in splits_of(desc, target)
+    }
+
+
 for _op in ("gemm", "batched_gemm"):
-    _common: dict[str, Any] = {"op": _op, "elements": ELEMENTS, "layout": layout, "guarantee": guarantee}
-    kernel(name="split_k", supports=split_applies, rank=split_rank, workspace=split_workspace, **_common)(split_k)
+    _row = kernel(
+        op=_op,
+        name="split_k",
+        elements=ELEMENTS,
+        guarantee=guarantee,
+        layout=layout,
+        supports=split_applies,
+        rank=split_rank,
+        workspace=split_workspace,
+        configurations=split_configurations,
+    )
+    _row(split_k)
