@@ -54,17 +54,17 @@ def pointers_us(desc: MatrixProductDescriptor, tile: Tile, b_rows: bool, target:
     sms = max(target.sm_count, 1)
     programs = batch * -(-desc.m // tile.m) * -(-desc.n // tile.n) * pieces
     steps = max(-(-desc.k // (tile.k * pieces)), 1)
-    together = resident(tile, size, target)
+    held = resident(tile, size, target)
     # Small tiles overlap on a multiprocessor, so that a wave that is half full costs half.
-    waves = -(-programs // sms) if together == 1 else max(programs / sms, 1.0)
+    waves = -(-programs // sms) if held == 1 else max(programs / sms, 1.0)
     slower: Any = SLOWER[str(target.arch)].get(str(desc.multiplicands), 1.0)
     computed = 2e-6 * tile.m * tile.n * tile.k * MFLOP_US[b_rows] * slower
     fed = (tile.m + tile.n) * tile.k * size / FED[b_rows]
     busy = waves * steps * (computed + fed)
-    waiting = -(-programs // (sms * together)) * steps * LATENCY_US / max(tile.stages - 1, 1)
+    waiting = -(-programs // (sms * held)) * steps * LATENCY_US / max(tile.stages - 1, 1)
     nbytes = size * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n * (2 if desc.reads_c0 else 1)
     moved = batch * nbytes / BYTES_PER_US
-    return LAUNCH_US + _together(busy, waiting, moved)
+    return LAUNCH_US + together(busy, waiting, moved)
 
 
 def pieces_us(desc: MatrixProductDescriptor, pieces: int) -> float:
@@ -73,6 +73,7 @@ def pieces_us(desc: MatrixProductDescriptor, pieces: int) -> float:
     return LAUNCH_US + partial / L2_BYTES_PER_US
 
 
-def _together(*limits: float) -> float:
+def together(*limits: float) -> float:
+    """What the slowest of ``limits`` takes where the others are in its way."""
     most = max(limits)
     return most and most * float(sum((x / most) ** POWER for x in limits) ** (1 / POWER))
