@@ -15,6 +15,7 @@ from triplan.backends.launch import Int, Launch, Scalar, TensorMap
 from triplan.backends.table import kernel
 from triplan.backends.triton import gemm_wgmma_kernels as kernels
 from triplan.backends.triton.gemm import guarantee, layout
+from triplan.backends.triton.gemm_costs import together
 from triplan.backends.triton.gemm_launch import BYTES_PER_US, GROUP_M, LAUNCH_US, leading, pointer, vector
 from triplan.backends.triton.gluon_names import gl
 from triplan.descriptors import MatrixProductDescriptor
@@ -58,7 +59,7 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     waves = math.ceil(-(-desc.m // 128) * -(-desc.n // ring.n) / max(target.sm_count, 1))
     nbytes = 2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n
     # A deeper ring of the same tile is never dearer.
-    return LAUNCH_US + 1.0 + max(waves * each, nbytes / BYTES_PER_US) + 0.1 / ring.stages
+    return LAUNCH_US + 1.0 + together(waves * each, nbytes / BYTES_PER_US) + 0.1 / ring.stages
 
 
 @lru_cache(maxsize=4096)
