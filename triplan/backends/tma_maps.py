@@ -11,7 +11,7 @@ call is another, and Triton encodes at every launch (``ENCODED`` is False).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,21 +72,24 @@ class Maps:
         return _Encoded(driver.make_tensordesc_arg(descriptor, self._meta)) if ENCODED else descriptor
 
 
-def launch(run: Any, grid: int, stream: int, compiled: Any, hooks: tuple[Any, Any, Any], values: Sequence[Any]) -> None:
-    """Launch with encoded maps among ``values``; ``hooks`` are (launch metadata, enter, exit)."""
+def starting(
+    run: Any, grid: int, compiled: Any, values: Sequence[Any], hooks: tuple[Any, Any, Any] = (None, None, None)
+) -> Callable[[int], None]:
+    """What launches on a stream with encoded maps among ``values``; ``hooks`` are (launch metadata, enter, exit)."""
     flat: list[Any] = []
     for value in values:
         if type(value) is _Encoded:
             flat.extend(value)
         else:
             flat.append(value)
-    attributes = (run.launch_cooperative_grid, run.launch_pdl)
-    about, enter, leave = hooks
     c_launch = _c_launch(run)
-    c_launch(
-        grid, 1, 1, stream, compiled.function, *attributes, None, None, compiled.packed_metadata, about, enter, leave,
-        *flat,
-    )  # fmt: skip
+    attributes = (run.launch_cooperative_grid, run.launch_pdl)
+    rest = (compiled.function, *attributes, None, None, compiled.packed_metadata, *hooks, *flat)
+
+    def start(stream: int) -> None:
+        c_launch(grid, 1, 1, stream, *rest)
+
+    return start
 
 
 def _c_launch(run: Any) -> Any:
