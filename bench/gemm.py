@@ -233,15 +233,22 @@ def configurations(desc: Product, target: tp.Target) -> Iterator[tuple[str, list
             yield f"tiles {tile}", gemm_launch.tiles_launch(desc, tile)
     if pinned(desc, "wgmma", target) is None:
         return
-    rings = {ring: gemm_wgmma.ring_us(desc, ring, target) for ring in gemm_wgmma.rings_of(desc, target)}
+    rings = {
+        ring: gemm_wgmma.ring_us(desc, ring, target)
+        for specialised in (True, False)
+        for ring in gemm_wgmma.rings_of(desc, target, specialised)
+    }
     for ring, us in rings.items():
         if us <= HOPELESS * min(rings.values()):
-            yield f"wgmma {ring}", gemm_wgmma.wgmma_launch(desc, ring, target)
-            yield f"wgmma_tiles {ring}", gemm_wgmma.wgmma_launch(desc, ring, target, specialised=False)
+            yield named(ring), gemm_wgmma.wgmma_launch(desc, ring, target)
     best = min(rings, key=lambda ring: rings[ring])
     for group in GROUPS:  # the same binary
         other = replace(best, group=group)
-        yield f"wgmma {other}", gemm_wgmma.wgmma_launch(desc, other, target)
+        yield named(other), gemm_wgmma.wgmma_launch(desc, other, target)
+
+
+def named(ring: gemm_wgmma.Ring) -> str:
+    return f"{'wgmma' if ring.specialised else 'wgmma_tiles'} {ring}"
 
 
 def configured(desc: Product, name: str, launches: list[Launch], target: tp.Target) -> tp.Plan[Any, Any]:

@@ -117,6 +117,7 @@ class Source:
     attrs: tuple[tuple[tuple[int, ...], int], ...]
     num_warps: int
     num_stages: int
+    overlaps: bool
 
     @property
     def name(self) -> str:
@@ -125,7 +126,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch. ``grid`` is one-dimensional: products of grid extents overflow in Triton's launcher."""
+    """One kernel launch. ``grid`` is one-dimensional: products of grid extents overflow in Triton's launcher.
+
+    ``overlaps``: it may begin while the launch ahead of it still runs (programmatic dependent launch); the kernel waits
+    for that one's end before it touches memory.
+    """
 
     kernel: Any
     grid: int
@@ -133,6 +138,7 @@ class Launch:
     constexprs: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    overlaps: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.grid < 2**31:
@@ -161,6 +167,7 @@ class Launch:
             tuple(attrs),
             self.num_warps,
             self.num_stages,
+            self.overlaps,
         )
 
 

@@ -16,6 +16,8 @@ from triplan.backends.triton.gluon_names import (
     gluon,
     load_tile,
     mbarrier,
+    next_may_begin,
+    previous_wait,
     store_tile,
     store_wait,
     thread_barrier,
@@ -67,26 +69,60 @@ def following(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def load_bias(result, column, COLUMNS: gl.constexpr, WARPS: gl.constexpr, HAS_BIAS: gl.constexpr):
+    """A tile's bias, asked for before the product and needed after it, in as few registers as there are; else alpha."""
+    _, bias, _, n = result
+    if HAS_BIAS:
+        layout: gl.constexpr = gl.BlockedLayout([max(COLUMNS // (32 * WARPS), 1)], [32], [WARPS], [0])
+        place = column + gl.arange(0, COLUMNS, layout=layout)
+        return gl.load(bias + place, mask=place < n, other=0.0)
+    else:  # noqa: RET505 - what follows a return is compiled as well
+        return bias
+
+
+@gluon.jit
+def columns_in(x, PARTS: gl.constexpr):
+    """``x`` cut into PARTS (a power of two) along its columns."""
+    if PARTS == 1:
+        return (x,)
+    else:  # noqa: RET505 - as above
+        left, right = x.reshape((x.shape[0], 2, x.shape[1] // 2)).permute((0, 2, 1)).split()
+        return columns_in(left, PARTS // 2) + columns_in(right, PARTS // 2)
+
+
+@gluon.jit
 def write_tile(
-    acc, result, buffer, row, column, layout: gl.constexpr, HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr
+    acc,
+    held,
+    result,
+    buffers,
+    row,
+    column,
+    layout: gl.constexpr,
+    FIRST: gl.constexpr,
+    BUFFERS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ):
-    """C[row:, column:] = act(alpha * acc + bias), in two halves in turns through ``buffer``: memory is the ring's."""
-    c, _, bias, alpha, n = result
-    ROWS: gl.constexpr = acc.shape[0]
+    """C[row:, column:] = act(alpha * acc + bias), part by part, in turns through BUFFERS ``buffers`` from FIRST on.
+
+    ``held``: what ``load_bias`` gave.
+    """
+    c, _, alpha, _ = result
     COLUMNS: gl.constexpr = acc.shape[1]
+    WIDTH: gl.constexpr = buffers.shape[2]
     value = acc * alpha
     if HAS_BIAS:
-        place = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
-        value += gl.load(bias + place, mask=place < n, other=0.0).to(gl.float32)[None, :]
-    left, right = value.reshape((ROWS, 2, COLUMNS // 2)).permute((0, 2, 1)).split()
-    for half in gl.static_range(2):
-        part = left if half == 0 else right
-        store_wait(0)  # what these threads stored before has left the buffer
+        value += gl.convert_layout(held, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
+    parts = columns_in(value, COLUMNS // WIDTH)
+    for i in gl.static_range(COLUMNS // WIDTH):
+        buffer = buffers.index(FIRST + i % BUFFERS)
+        store_wait(BUFFERS - 1)  # what these threads stored from this buffer before has left it
         thread_barrier()
-        buffer.store(ACTIVATION(part).to(c.dtype))
+        buffer.store(ACTIVATION(parts[i]).to(c.dtype))
         fence_async_shared()
         thread_barrier()
-        store_tile(c, [row, column + half * (COLUMNS // 2)], buffer)
+        store_tile(c, [row, column + i * WIDTH], buffer)
 
 
 @gluon.jit
@@ -102,8 +138,9 @@ def load_operands(
     STAGES: gl.constexpr,
 ):
     """The loading warp. A_ROWS, B_ROWS: the maps of A and B are row-major (else of the transposed matrix)."""
-    sa, sb, full, empty = ring
+    sa, sb, _, full, empty = ring
     tiles_m, tiles_n, steps, group_m = extent
+    previous_wait()
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
     slot = 0
     phase = 1  # the ring begins empty: the phase before the first is over
@@ -142,9 +179,10 @@ def multiply(
     ACTIVATION: gl.constexpr,
 ):
     """A multiplying warpgroup: rows WHICH * 64 to WHICH * 64 + 63 of each tile."""
-    sc = result[1]
-    sa, sb, full, empty = ring
+    sa, sb, sc, full, empty = ring
     tiles_m, tiles_n, steps, group_m = extent
+    previous_wait()
+    BUFFERS: gl.constexpr = sc.shape[0] // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
@@ -153,6 +191,7 @@ def multiply(
     last = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
+        held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
         acc = gl.zeros((HALF, BLOCK_N), gl.float32, layout)
         for step in range(steps):
             mbarrier.wait(full.index(slot), phase)
@@ -169,7 +208,7 @@ def multiply(
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1)
         row = (tile_m * 2 + WHICH) * HALF
-        write_tile(acc, result, sc.index(WHICH), row, tile_n * BLOCK_N, layout, HAS_BIAS, ACTIVATION)
+        write_tile(acc, held, result, sc, row, tile_n * BLOCK_N, layout, WHICH * BUFFERS, BUFFERS, HAS_BIAS, ACTIVATION)
     store_wait(0)
 
 
@@ -194,16 +233,18 @@ def wgmma_kernel(
     """C = act(alpha * A @ B + bias) in tiles of 128 by BLOCK_N; k is at least 1. Runs with 4 warps and 5 more."""
     sa = gl.allocate_shared_memory(a.dtype, [STAGES * 2] + a.block_type.shape, a.layout)
     sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
-    sc = gl.allocate_shared_memory(c.dtype, [2] + c.block_type.shape, c.layout)
+    PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
+    sc = gl.allocate_shared_memory(c.dtype, [2 * min(PARTS, 2)] + c.block_type.shape, c.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
-    ring = (sa, sb, full, empty)
+    next_may_begin()
+    ring = (sa, sb, sc, full, empty)
     extent = (gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
     HAS_BIAS: gl.constexpr = bias is not None
-    result = (c, sc, bias if HAS_BIAS else alpha, alpha, n)
+    result = (c, bias if HAS_BIAS else alpha, alpha, n)
     gl.warp_specialize(
         [
             (multiply, (result, ring, extent, 0, A_ROWS, B_ROWS, BLOCK_N, STAGES, HAS_BIAS, ACTIVATION)),
@@ -230,6 +271,7 @@ def load_step(
     wanted,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
 ):
@@ -237,7 +279,7 @@ def load_step(
     sa, sb, full = ring
     ready = full.index(slot)
     depth = step * BLOCK_K
-    mbarrier.expect(ready, (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8), pred=wanted)
+    mbarrier.expect(ready, (BLOCK_M + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8), pred=wanted)
     if A_ROWS:
         load_tile(a, [row, depth], ready, sa.index(slot), pred=wanted)
     else:
@@ -261,29 +303,34 @@ def wgmma_tiles_kernel(
     group_m,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """The same without warps of their own for loading: 8 warps load and multiply one tile of 128 by BLOCK_N."""
+    """The same without warps of their own for loading: BLOCK_M // 16 warps load and multiply one tile."""
     sa = gl.allocate_shared_memory(a.dtype, [STAGES] + a.block_type.shape, a.layout)
     sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
-    sc = gl.allocate_shared_memory(c.dtype, c.block_type.shape, c.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, BLOCK_N, 16]
+        version=[3, 0], warps_per_cta=[BLOCK_M // 16, 1], instr_shape=[16, BLOCK_N, 16]
     )
-    tile_m, tile_n = tile_of(gl.program_id(0), gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), group_m)
-    row = tile_m * 2 * HALF
+    tile_m, tile_n = tile_of(gl.program_id(0), gl.cdiv(m, BLOCK_M), gl.cdiv(n, BLOCK_N), group_m)
+    row = tile_m * BLOCK_M
     column = tile_n * BLOCK_N
     steps = gl.cdiv(k, BLOCK_K)
     ring = (sa, sb, full)
+    next_may_begin()
+    previous_wait()
     for i in gl.static_range(STAGES - 1):
-        load_step(a, b, ring, i, i, row, column, i < steps, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K)
-    acc = gl.zeros((2 * HALF, BLOCK_N), gl.float32, layout)
+        load_step(a, b, ring, i, i, row, column, i < steps, A_ROWS, B_ROWS, BLOCK_M, BLOCK_N, BLOCK_K)
+    HAS_BIAS: gl.constexpr = bias is not None
+    result = (c, bias if HAS_BIAS else alpha, alpha, n)
+    held = load_bias(result, column, BLOCK_N, BLOCK_M // 16, HAS_BIAS)
+    acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout)
     slot = 0
     phase = 0
     last = STAGES - 1
@@ -296,11 +343,12 @@ def wgmma_tiles_kernel(
         # Both warpgroups are done with the slot before it is filled anew: one of them may be ahead.
         thread_barrier()
         ahead = step + STAGES - 1
-        load_step(a, b, ring, ahead, last, row, column, ahead < steps, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K)
+        load_step(a, b, ring, ahead, last, row, column, ahead < steps, A_ROWS, B_ROWS, BLOCK_M, BLOCK_N, BLOCK_K)
         last = slot
         slot, phase = following(slot, phase, STAGES)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-    HAS_BIAS: gl.constexpr = bias is not None
-    result = (c, sc, bias if HAS_BIAS else alpha, alpha, n)
-    write_tile(acc, result, sc, row, column, layout, HAS_BIAS, ACTIVATION)
+    # The ring is done with: the whole tile goes through it, and no part waits for another.
+    PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
+    buffers = sb._reinterpret(c.dtype, [PARTS] + c.block_type.shape, c.layout)
+    write_tile(acc, held, result, buffers, row, column, layout, 0, PARTS, HAS_BIAS, ACTIVATION)
     store_wait(0)

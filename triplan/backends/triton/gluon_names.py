@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language.nvidia import hopper
+from triton.language.extra import cuda
 
 mbarrier: Any = hopper.mbarrier
 fence_async_shared: Any = hopper.fence_async_shared
@@ -23,6 +24,9 @@ store_tile: Any = getattr(_tma, "async_store", None) or _tma.async_copy_shared_t
 store_wait: Any = _tma.store_wait
 #: Of the threads of one warp-specialised partition.
 thread_barrier: Any = getattr(gl, "thread_barrier", None) or gl.barrier
+#: For launches that may begin before the one ahead of them ends: wait for its end, and let the next one begin.
+previous_wait: Any = cuda.gdc_wait
+next_may_begin: Any = cuda.gdc_launch_dependents
 
 __all__ = [
     "GluonASTSource",
@@ -31,6 +35,8 @@ __all__ = [
     "gluon",
     "load_tile",
     "mbarrier",
+    "next_may_begin",
+    "previous_wait",
     "store_tile",
     "store_wait",
     "thread_barrier",
