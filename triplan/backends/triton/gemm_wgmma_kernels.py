@@ -347,7 +347,8 @@ def wgmma_tiles_kernel(
         last = slot
         slot, phase = following(slot, phase, STAGES)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-    # The ring is done with: the whole tile goes through it, and no part waits for another.
+    thread_barrier()
+    # Both warpgroups are done with the ring: the whole tile goes through it, and no part waits for another.
     PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
     buffers = sb._reinterpret(c.dtype, [PARTS] + c.block_type.shape, c.layout)
     write_tile(acc, held, result, buffers, row, column, layout, 0, PARTS, HAS_BIAS, ACTIVATION)
