@@ -42,12 +42,13 @@ class Maps:
     def __init__(self, spec: TensorMap, tensor: torch.Tensor, meta: Any) -> None:
         """``meta``: what the compiler chose for this descriptor (swizzle, block); None where it uses no TMA."""
         self._spec, self._meta = spec, meta
-        seen = tensor.t() if spec.transposed else tensor
-        # No element is reached by the stride of an axis of one, and the driver refuses some that such axes have: here a
-        # multiple of 16 bytes that is no less than a row.
+        seen = tensor.mT if spec.transposed else tensor
+        # An axis of stride 0 is one of one. No element is reached by the stride of such; the driver refuses some that
+        # they have: here a multiple of 16 bytes that is no less than a row.
         row = -(-seen.shape[-1] // 16) * 16
-        strides = [row if n == 1 else s for n, s in zip(seen.shape, seen.stride(), strict=True)]
-        self._shape, self._strides = list(seen.shape), [*strides[:-1], 1]
+        self._shape = [n if s else 1 for n, s in zip(seen.shape, seen.stride(), strict=True)]
+        strides = [row if n == 1 else s for n, s in zip(self._shape, seen.stride(), strict=True)]
+        self._strides = [*strides[:-1], 1]
         self._by_address: dict[int, Any] = {}
 
     def __call__(self, address: int) -> Any:

@@ -73,8 +73,9 @@ def rings_of(desc: MatrixProductDescriptor, target: Target, specialised: bool) -
 def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds: waves of tiles, each fed from the L2 cache, and the first operands' way."""
     each = max(2 * ring.m * ring.n * desc.k / (MFLOP[ring.n] * 1e6), (ring.m + ring.n) * desc.k * 2 / FED_BY_TMA)
-    waves = math.ceil(-(-desc.m // ring.m) * -(-desc.n // ring.n) / max(target.sm_count, 1))
-    nbytes = 2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n
+    batch = math.prod(desc.lead)
+    waves = math.ceil(batch * -(-desc.m // ring.m) * -(-desc.n // ring.n) / max(target.sm_count, 1))
+    nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
     # A deeper ring of the same tile is never dearer; without loading warps nothing hides the first operands' way.
     alone = 1.0 if ring.specialised else 1.03
     return LAUNCH_US + 1.0 + alone * max(waves * each, nbytes / BYTES_PER_US) + 0.1 / ring.stages
@@ -96,46 +97,64 @@ _GL = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F
 
 
 @lru_cache(maxsize=256)
-def tensor_map(name: str, element: ElementKind, rows: int, columns: int, transposed: bool) -> TensorMap:
+def tensor_map(
+    name: str, element: ElementKind, rows: int, columns: int, transposed: bool, batched: bool = False
+) -> TensorMap:
     """The map of blocks of ``rows`` by ``columns`` of a matrix, of its transpose if that is what memory holds."""
-    block = (columns, rows) if transposed else (rows, columns)
-    shared = gl.NVMMASharedLayout.get_default_for(list(block), _GL[element])
-    return TensorMap(name, element, block, transposed, shared)
+    block: tuple[int, ...] = (columns, rows) if transposed else (rows, columns)
+    block = (1, *block) if batched else block
+    return TensorMap(name, element, block, transposed, gl.NVMMASharedLayout.get_default_for(list(block), _GL[element]))
+
+
+def of_batch(desc: MatrixProductDescriptor, maps: dict[str, TensorMap]) -> dict[str, Any]:
+    """Constexprs that say how a batch is read."""
+    if not desc.lead:
+        return dict.fromkeys(("A_EACH", "B_EACH", "A_SHARED", "B_SHARED", "C_SHARED"))
+    shared = {
+        f"{name.upper()}_SHARED": gl.NVMMASharedLayout.get_default_for(list(m.block[1:]), _GL[m.element])
+        for name, m in maps.items()
+    }
+    return {**shared, **{f"{name.upper()}_EACH": int(0 not in desc.operand(name).layout.zero_axes) for name in "ab"}}
 
 
 def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> list[Launch]:
     """``wgmma_kernel`` on as many programs as there are multiprocessors, or tiles, if the ring is ``specialised``: two
     warpgroups that multiply and a warp that loads; else ``wgmma_tiles_kernel`` on a program for each tile."""
-    if desc.m == 0 or desc.n == 0:
+    if desc.operand("c").numel == 0:
         return []
     a, b = desc.operand("a"), desc.operand("b")
     a_rows, b_rows = leading(a)[0] == 1, leading(b)[0] == 1
-    tiles = -(-desc.m // ring.m) * -(-desc.n // ring.n)
+    batch = math.prod(desc.lead)
+    tiles = batch * -(-desc.m // ring.m) * -(-desc.n // ring.n)
     # Each of two warpgroups loads and stores for itself, or all together.
-    rows = 64 if ring.specialised else ring.m
+    rows, batched = 64 if ring.specialised else ring.m, bool(desc.lead)
+    maps = {
+        "a": tensor_map("a", a.element, rows, ring.k, not a_rows, batched),
+        "b": tensor_map("b", b.element, ring.k, ring.n, not b_rows, batched),
+        "c": tensor_map("c", desc.out, rows, ring.part, False, batched),
+    }
     return [
         Launch(
             kernels.wgmma_kernel if ring.specialised else kernels.wgmma_tiles_kernel,
             min(tiles, target.sm_count) if ring.specialised else tiles,
             {
-                "a": tensor_map("a", a.element, rows, ring.k, not a_rows),
-                "b": tensor_map("b", b.element, ring.k, ring.n, not b_rows),
-                "c": tensor_map("c", desc.out, rows, ring.part, False),
+                **maps,
                 "bias": pointer(desc.operand("bias")) if desc.has_bias else None,
                 "alpha": Scalar("alpha", ElementKind.F32, 1.0),
                 "m": Int(desc.m),
                 "n": Int(desc.n),
                 "k": Int(desc.k),
                 "group_m": Int(ring.group),
+                **({"batch": Int(batch)} if ring.specialised else {}),
             },
             {
                 "A_ROWS": a_rows,
                 "B_ROWS": b_rows,
-                **({} if ring.specialised else {"BLOCK_M": ring.m}),
                 "BLOCK_N": ring.n,
                 "BLOCK_K": ring.k,
                 "STAGES": ring.stages,
                 "ACTIVATION": ACTIVATIONS[desc.activation],
+                **(of_batch(desc, maps) if ring.specialised else {"BLOCK_M": ring.m}),
             },
             num_warps=4 if ring.specialised else ring.m // 16,
             overlaps=True,
@@ -150,7 +169,11 @@ def fits_maps(desc: MatrixProductDescriptor, name: str) -> str:
     """What keeps TMA from a matrix; empty if nothing does."""
     o = desc.operand(name)
     unit, multiple = leading(o)
-    if unit is None or o.layout.zero_axes:
+    if (
+        unit is None
+        or any(axis >= len(o.shape) - 2 for axis in o.layout.zero_axes)
+        or (name == "c" and o.layout.zero_axes)
+    ):
         return f"{name} is promised no unit stride"
     if name == "c" and unit != 1:
         return "c is column-major"
@@ -185,7 +208,6 @@ def ranked(specialised: bool) -> Callable[[MatrixProductDescriptor, Target], flo
 
 
 _COMMON: dict[str, Any] = {
-    "op": "gemm",
     "elements": ("f16", "bf16"),
     "archs": (ArchSku.SM90A,),
     "features": ("gluon", "tma"),
@@ -196,11 +218,14 @@ _COMMON: dict[str, Any] = {
 }
 
 
-@kernel(name="wgmma", rank=ranked(True), **_COMMON)
 def wgmma(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return wgmma_launch(desc, chosen_ring(desc, target, True), target)
 
 
-@kernel(name="wgmma_tiles", rank=ranked(False), **_COMMON)
+for _op in ("gemm", "batched_gemm"):
+    kernel(op=_op, name="wgmma", rank=ranked(True), **_COMMON)(wgmma)
+
+
+@kernel(op="gemm", name="wgmma_tiles", rank=ranked(False), **_COMMON)
 def wgmma_tiles(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return wgmma_launch(desc, chosen_ring(desc, target, False), target)

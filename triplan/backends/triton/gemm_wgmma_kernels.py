@@ -61,6 +61,24 @@ def tile_of(tile, tiles_m, tiles_n, group_m):
 
 
 @gluon.jit
+def load_block(operand, which, x, y, ready, buffer, EACH: gl.constexpr, pred=True):
+    """Ask for a block of a matrix. EACH: None, or of matrix ``which`` of a batch (1), or of the one there is (0)."""
+    if EACH is None:
+        load_tile(operand, [x, y], ready, buffer, pred=pred)
+    else:
+        load_tile(operand, [which * EACH, x, y], ready, buffer, pred=pred)
+
+
+@gluon.jit
+def matrix(buffer, shared: gl.constexpr):
+    """What ``load_block`` filled, as a matrix. ``shared``: its layout, if it is of a batch."""
+    if shared is None:
+        return buffer
+    else:  # noqa: RET505 - what follows a return is compiled as well
+        return buffer._reinterpret(buffer.dtype, [buffer.shape[1], buffer.shape[2]], shared)
+
+
+@gluon.jit
 def following(slot, phase, STAGES: gl.constexpr):
     """The slot after ``slot``, and the phase of its barriers."""
     slot += 1
@@ -76,7 +94,7 @@ def load_bias(result, column, COLUMNS: gl.constexpr, WARPS: gl.constexpr, HAS_BI
         layout: gl.constexpr = gl.BlockedLayout([max(COLUMNS // (32 * WARPS), 1)], [32], [WARPS], [0])
         place = column + gl.arange(0, COLUMNS, layout=layout)
         return gl.load(bias + place, mask=place < n, other=0.0)
-    else:  # noqa: RET505 - what follows a return is compiled as well
+    else:  # noqa: RET505 - as above
         return bias
 
 
@@ -96,9 +114,11 @@ def write_tile(
     held,
     result,
     buffers,
+    which,
     row,
     column,
     layout: gl.constexpr,
+    SHARED: gl.constexpr,
     FIRST: gl.constexpr,
     BUFFERS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
@@ -110,7 +130,7 @@ def write_tile(
     """
     c, _, alpha, _ = result
     COLUMNS: gl.constexpr = acc.shape[1]
-    WIDTH: gl.constexpr = buffers.shape[2]
+    WIDTH: gl.constexpr = buffers.shape[len(buffers.shape) - 1]
     value = acc * alpha
     if HAS_BIAS:
         value += gl.convert_layout(held, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
@@ -119,10 +139,13 @@ def write_tile(
         buffer = buffers.index(FIRST + i % BUFFERS)
         store_wait(BUFFERS - 1)  # what these threads stored from this buffer before has left it
         thread_barrier()
-        buffer.store(ACTIVATION(parts[i]).to(c.dtype))
+        matrix(buffer, SHARED).store(ACTIVATION(parts[i]).to(c.dtype))
         fence_async_shared()
         thread_barrier()
-        store_tile(c, [row, column + i * WIDTH], buffer)
+        if SHARED is None:
+            store_tile(c, [row, column + i * WIDTH], buffer)
+        else:
+            store_tile(c, [which, row, column + i * WIDTH], buffer)
 
 
 @gluon.jit
@@ -133,19 +156,22 @@ def load_operands(
     extent,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    A_EACH: gl.constexpr,
+    B_EACH: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The loading warp. A_ROWS, B_ROWS: the maps of A and B are row-major (else of the transposed matrix)."""
     sa, sb, _, full, empty = ring
-    tiles_m, tiles_n, steps, group_m = extent
+    batch, tiles_m, tiles_n, steps, group_m = extent
     previous_wait()
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
     slot = 0
     phase = 1  # the ring begins empty: the phase before the first is over
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
+    for tile in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
+        which = tile // (tiles_m * tiles_n)
+        tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
         for step in range(steps):
@@ -155,13 +181,13 @@ def load_operands(
             mbarrier.expect(ready, BYTES)
             for half in gl.static_range(2):
                 if A_ROWS:
-                    load_tile(a, [row + half * HALF, depth], ready, sa.index(slot * 2 + half))
+                    load_block(a, which, row + half * HALF, depth, ready, sa.index(slot * 2 + half), A_EACH)
                 else:
-                    load_tile(a, [depth, row + half * HALF], ready, sa.index(slot * 2 + half))
+                    load_block(a, which, depth, row + half * HALF, ready, sa.index(slot * 2 + half), A_EACH)
             if B_ROWS:
-                load_tile(b, [depth, column], ready, sb.index(slot))
+                load_block(b, which, depth, column, ready, sb.index(slot), B_EACH)
             else:
-                load_tile(b, [column, depth], ready, sb.index(slot))
+                load_block(b, which, column, depth, ready, sb.index(slot), B_EACH)
             slot, phase = following(slot, phase, STAGES)
 
 
@@ -175,12 +201,15 @@ def multiply(
     B_ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    A_SHARED: gl.constexpr,
+    B_SHARED: gl.constexpr,
+    C_SHARED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
     """A multiplying warpgroup: rows WHICH * 64 to WHICH * 64 + 63 of each tile."""
     sa, sb, sc, full, empty = ring
-    tiles_m, tiles_n, steps, group_m = extent
+    batch, tiles_m, tiles_n, steps, group_m = extent
     previous_wait()
     BUFFERS: gl.constexpr = sc.shape[0] // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -189,14 +218,15 @@ def multiply(
     slot = 0
     phase = 0
     last = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
+    for tile in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
+        which = tile // (tiles_m * tiles_n)
+        tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
         held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
         acc = gl.zeros((HALF, BLOCK_N), gl.float32, layout)
         for step in range(steps):
             mbarrier.wait(full.index(slot), phase)
-            x = sa.index(slot * 2 + WHICH)
-            y = sb.index(slot)
+            x = matrix(sa.index(slot * 2 + WHICH), A_SHARED)
+            y = matrix(sb.index(slot), B_SHARED)
             x = x if A_ROWS else x.permute((1, 0))
             y = y if B_ROWS else y.permute((1, 0))
             running = warpgroup_mma(x, y, acc, is_async=True)
@@ -208,7 +238,9 @@ def multiply(
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1)
         row = (tile_m * 2 + WHICH) * HALF
-        write_tile(acc, held, result, sc, row, tile_n * BLOCK_N, layout, WHICH * BUFFERS, BUFFERS, HAS_BIAS, ACTIVATION)
+        column = tile_n * BLOCK_N
+        first: gl.constexpr = WHICH * BUFFERS
+        write_tile(acc, held, result, sc, which, row, column, layout, C_SHARED, first, BUFFERS, HAS_BIAS, ACTIVATION)
     store_wait(0)
 
 
@@ -219,21 +251,31 @@ def wgmma_kernel(
     c,
     bias,
     alpha,
+    batch,
     m,
     n,
     k,
     group_m,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    A_EACH: gl.constexpr,
+    B_EACH: gl.constexpr,
+    A_SHARED: gl.constexpr,
+    B_SHARED: gl.constexpr,
+    C_SHARED: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """C = act(alpha * A @ B + bias) in tiles of 128 by BLOCK_N; k is at least 1. Runs with 4 warps and 5 more."""
+    """C = act(alpha * A @ B + bias) in tiles of 128 by BLOCK_N; k is at least 1. Runs with 4 warps and 5 more.
+
+    Of a batch (``batch`` products, all maps of rank 3): A_EACH and B_EACH are 1, or 0 where one matrix serves all, and
+    A_SHARED, B_SHARED and C_SHARED the layouts of blocks as matrices; else all of them are None.
+    """
     sa = gl.allocate_shared_memory(a.dtype, [STAGES * 2] + a.block_type.shape, a.layout)
     sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
-    PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
+    PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[len(c.block_type.shape) - 1]
     sc = gl.allocate_shared_memory(c.dtype, [2 * min(PARTS, 2)] + c.block_type.shape, c.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -242,14 +284,48 @@ def wgmma_kernel(
         mbarrier.init(empty.index(i), count=2)
     next_may_begin()
     ring = (sa, sb, sc, full, empty)
-    extent = (gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
+    extent = (batch, gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
     HAS_BIAS: gl.constexpr = bias is not None
     result = (c, bias if HAS_BIAS else alpha, alpha, n)
     gl.warp_specialize(
         [
-            (multiply, (result, ring, extent, 0, A_ROWS, B_ROWS, BLOCK_N, STAGES, HAS_BIAS, ACTIVATION)),
-            (multiply, (result, ring, extent, 1, A_ROWS, B_ROWS, BLOCK_N, STAGES, HAS_BIAS, ACTIVATION)),
-            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K, STAGES)),
+            (
+                multiply,
+                (
+                    result,
+                    ring,
+                    extent,
+                    0,
+                    A_ROWS,
+                    B_ROWS,
+                    BLOCK_N,
+                    STAGES,
+                    A_SHARED,
+                    B_SHARED,
+                    C_SHARED,
+                    HAS_BIAS,
+                    ACTIVATION,
+                ),
+            ),
+            (
+                multiply,
+                (
+                    result,
+                    ring,
+                    extent,
+                    1,
+                    A_ROWS,
+                    B_ROWS,
+                    BLOCK_N,
+                    STAGES,
+                    A_SHARED,
+                    B_SHARED,
+                    C_SHARED,
+                    HAS_BIAS,
+                    ACTIVATION,
+                ),
+            ),
+            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, BLOCK_N, BLOCK_K, STAGES)),
         ],
         [4, 1],
         [232, 40],
@@ -351,5 +427,5 @@ def wgmma_tiles_kernel(
     # Both warpgroups are done with the ring: the whole tile goes through it, and no part waits for another.
     PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
     buffers = sb._reinterpret(c.dtype, [PARTS] + c.block_type.shape, c.layout)
-    write_tile(acc, held, result, buffers, row, column, layout, 0, PARTS, HAS_BIAS, ACTIVATION)
+    write_tile(acc, held, result, buffers, 0, row, column, layout, None, 0, PARTS, HAS_BIAS, ACTIVATION)
     store_wait(0)
