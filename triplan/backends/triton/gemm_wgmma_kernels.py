@@ -18,6 +18,7 @@ from triplan.backends.triton.gluon_names import (
     mbarrier,
     next_may_begin,
     previous_wait,
+    reinterpret,
     store_tile,
     store_wait,
     thread_barrier,
@@ -75,7 +76,7 @@ def matrix(buffer, shared: gl.constexpr):
     if shared is None:
         return buffer
     else:  # noqa: RET505 - what follows a return is compiled as well
-        return buffer._reinterpret(buffer.dtype, [buffer.shape[1], buffer.shape[2]], shared)
+        return reinterpret(buffer, buffer.dtype, [buffer.shape[1], buffer.shape[2]], shared)
 
 
 @gluon.jit
@@ -426,6 +427,6 @@ def wgmma_tiles_kernel(
     thread_barrier()
     # Both warpgroups are done with the ring: the whole tile goes through it, and no part waits for another.
     PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
-    buffers = sb._reinterpret(c.dtype, [PARTS] + c.block_type.shape, c.layout)
+    buffers = reinterpret(sb, c.dtype, [PARTS] + c.block_type.shape, c.layout)
     write_tile(acc, held, result, buffers, 0, row, column, layout, None, 0, PARTS, HAS_BIAS, ACTIVATION)
     store_wait(0)
