@@ -24,27 +24,39 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Rows and columns of a tile, extent of a step of k, slots of the ring that steps go through, and how many rows of
-    tiles are dealt together. ``specialised``: see ``wgmma_launch``."""
+    """Rows and columns of a tile, extent of a step of k, slots of the ring that steps go through, whether it has a warp
+    of its own that loads (``specialised``), whether two warpgroups then take tiles in ``turns``, and how many rows of
+    tiles are dealt together."""
 
     m: int
     n: int
     k: int
     stages: int
     specialised: bool
+    turns: bool = False
     group: int = GROUP_M
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k} s{self.stages} g{self.group}"
+        return f"{self.m}x{self.n}x{self.k} s{self.stages} g{self.group}{' turns' if self.turns else ''}"
 
     @property
     def part(self) -> int:
         """Columns of C that one buffer holds."""
         return min(self.n, 64)
 
+    @property
+    def rows(self) -> int:
+        """Rows of A and C that a warpgroup loads and stores by itself, or all of them together."""
+        return 64 if self.specialised and not self.turns else self.m
+
+    @property
+    def buffers(self) -> int:
+        """Of C, for each warpgroup, if they have their own."""
+        return min(self.n // self.part, 1 if self.turns else 2)
+
     def shared_bytes(self, out_itemsize: int) -> int:
         """Of a ring of 2-byte elements, buffers of C, barriers and a tile of bias."""
-        buffers = 2 * 64 * self.part * min(self.n // self.part, 2) * out_itemsize if self.specialised else 0
+        buffers = 2 * self.rows * self.part * self.buffers * out_itemsize if self.specialised else 0
         return (self.m + self.n) * self.k * 2 * self.stages + buffers + 3072
 
     def fits(self, desc: MatrixProductDescriptor, target: Target) -> bool:
@@ -58,11 +70,15 @@ class Ring:
 #: brings to each multiprocessor in a microsecond: guesses until measured, as in ``gemm_launch``.
 MFLOP = {256: 5.6, 128: 4.7, 64: 3.0, 32: 1.5}
 FED_BY_TMA = 9.0e4
-RINGS = tuple(
-    Ring(128, n, 64, stages, specialised)
-    for n, stages in ((256, 4), (256, 3), (128, 6), (128, 4), (64, 6))
-    for specialised in (True, False)
-) + tuple(Ring(64, n, k, stages, False) for n, k, stages in ((128, 64, 8), (128, 128, 4), (64, 128, 6), (32, 128, 8)))
+RINGS = (
+    *(
+        Ring(128, n, 64, stages, specialised)
+        for n, stages in ((256, 4), (256, 3), (128, 6), (128, 4), (64, 6))
+        for specialised in (True, False)
+    ),
+    *(Ring(128, 128, 64, stages, True, True) for stages in (6, 5, 4)),
+    *(Ring(64, n, k, stages, False) for n, k, stages in ((128, 64, 8), (128, 128, 4), (64, 128, 6), (32, 128, 8))),
+)
 
 
 def rings_of(desc: MatrixProductDescriptor, target: Target, specialised: bool) -> tuple[Ring, ...]:
@@ -126,8 +142,7 @@ def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> l
     a_rows, b_rows = leading(a)[0] == 1, leading(b)[0] == 1
     batch = math.prod(desc.lead)
     tiles = batch * -(-desc.m // ring.m) * -(-desc.n // ring.n)
-    # Each of two warpgroups loads and stores for itself, or all together.
-    rows, batched = 64 if ring.specialised else ring.m, bool(desc.lead)
+    rows, batched = ring.rows, bool(desc.lead)
     maps = {
         "a": tensor_map("a", a.element, rows, ring.k, not a_rows, batched),
         "b": tensor_map("b", b.element, ring.k, ring.n, not b_rows, batched),
@@ -154,7 +169,9 @@ def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> l
                 "BLOCK_K": ring.k,
                 "STAGES": ring.stages,
                 "ACTIVATION": ACTIVATIONS[desc.activation],
-                **(of_batch(desc, maps) if ring.specialised else {"BLOCK_M": ring.m}),
+                **({} if ring.specialised else {"BLOCK_M": ring.m}),
+                **({"PIECES": 1 if ring.turns else 2, "BUFFERS": ring.buffers} if ring.specialised else {}),
+                **(of_batch(desc, maps) if ring.specialised else {}),
             },
             num_warps=4 if ring.specialised else ring.m // 16,
             overlaps=True,

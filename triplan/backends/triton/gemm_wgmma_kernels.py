@@ -1,10 +1,12 @@
 """Matrix products on Hopper: TMA loads by one warp, ``wgmma`` by two warpgroups, tiles dealt to as many programs as
 multiprocessors (Gluon).
 
-The loading warp runs ahead through a ring of STAGES slots, across the ends of tiles, so that the next tile's operands
-arrive while the last one is written. Each slot has two barriers: ``full``, which the hardware arrives at with the
-bytes, and ``empty``, at which each of the two multiplying warpgroups arrives when its ``wgmma`` has read the slot. TMA
-reads zeros outside an operand and writes nothing outside C, so no extent need be a multiple of anything.
+The two warpgroups multiply halves of one tile, or take tiles in turns. The loading warp runs ahead through a ring of
+STAGES slots, across the ends of tiles, so that the next tile's operands arrive while the last one is written. Each slot
+has two barriers: ``full``, which the hardware arrives at with the bytes, and ``empty``, at which each warpgroup that
+multiplies by the slot arrives when its ``wgmma`` has read it; groups that take turns tell each other by ``order`` that
+they have met all of theirs. TMA reads zeros outside an operand and writes nothing
+outside C, so no extent need be a multiple of anything.
 """
 
 # mypy: ignore-errors
@@ -159,12 +161,13 @@ def load_operands(
     B_ROWS: gl.constexpr,
     A_EACH: gl.constexpr,
     B_EACH: gl.constexpr,
+    PIECES: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The loading warp. A_ROWS, B_ROWS: the maps of A and B are row-major (else of the transposed matrix)."""
-    sa, sb, _, full, empty = ring
+    sa, sb, _, full, empty, _ = ring
     batch, tiles_m, tiles_n, steps, group_m = extent
     previous_wait()
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
@@ -180,11 +183,11 @@ def load_operands(
             ready = full.index(slot)
             mbarrier.wait(empty.index(slot), phase)
             mbarrier.expect(ready, BYTES)
-            for half in gl.static_range(2):
+            for piece in gl.static_range(PIECES):
                 if A_ROWS:
-                    load_block(a, which, row + half * HALF, depth, ready, sa.index(slot * 2 + half), A_EACH)
+                    load_block(a, which, row + piece * HALF, depth, ready, sa.index(slot * PIECES + piece), A_EACH)
                 else:
-                    load_block(a, which, depth, row + half * HALF, ready, sa.index(slot * 2 + half), A_EACH)
+                    load_block(a, which, depth, row + piece * HALF, ready, sa.index(slot * PIECES + piece), A_EACH)
             if B_ROWS:
                 load_block(b, which, depth, column, ready, sb.index(slot), B_EACH)
             else:
@@ -200,6 +203,8 @@ def multiply(
     WHICH: gl.constexpr,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    PIECES: gl.constexpr,
+    BUFFERS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
     A_SHARED: gl.constexpr,
@@ -208,25 +213,35 @@ def multiply(
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """A multiplying warpgroup: rows WHICH * 64 to WHICH * 64 + 63 of each tile."""
-    sa, sb, sc, full, empty = ring
+    """A multiplying warpgroup. Of two PIECES: rows WHICH * 64 to WHICH * 64 + 63 of each tile. Of one: every other
+    tile, so that one group's results are written while the other multiplies.
+    """
+    sa, sb, sc, full, empty, order = ring
     batch, tiles_m, tiles_n, steps, group_m = extent
     previous_wait()
-    BUFFERS: gl.constexpr = sc.shape[0] // 2
+    TURNS: gl.constexpr = PIECES == 1
+    ROWS: gl.constexpr = 2 * HALF // PIECES
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
     slot = 0
     phase = 0
     last = 0
-    for tile in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
+    mine = gl.cdiv(batch * tiles_m * tiles_n - gl.program_id(0), gl.num_programs(0))
+    for turn in range(WHICH if TURNS else 0, mine, 2 if TURNS else 1):
+        tile = gl.program_id(0) + turn * gl.num_programs(0)
         which = tile // (tiles_m * tiles_n)
         tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+        if TURNS:
+            slot = turn * steps % STAGES
+            phase = turn * steps // STAGES % 2
+            # A phase is known by its parity alone: none of these slots may be two behind.
+            mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
         held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
-        acc = gl.zeros((HALF, BLOCK_N), gl.float32, layout)
+        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
         for step in range(steps):
             mbarrier.wait(full.index(slot), phase)
-            x = matrix(sa.index(slot * 2 + WHICH), A_SHARED)
+            x = matrix(sa.index(slot if TURNS else slot * 2 + WHICH), A_SHARED)
             y = matrix(sb.index(slot), B_SHARED)
             x = x if A_ROWS else x.permute((1, 0))
             y = y if B_ROWS else y.permute((1, 0))
@@ -236,9 +251,11 @@ def multiply(
             mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
             last = slot
             slot, phase = following(slot, phase, STAGES)
+        if TURNS:
+            mbarrier.arrive(order.index(1 - WHICH), count=1)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1)
-        row = (tile_m * 2 + WHICH) * HALF
+        row = tile_m * 2 * HALF + (0 if TURNS else WHICH * HALF)
         column = tile_n * BLOCK_N
         first: gl.constexpr = WHICH * BUFFERS
         write_tile(acc, held, result, sc, which, row, column, layout, C_SHARED, first, BUFFERS, HAS_BIAS, ACTIVATION)
@@ -264,6 +281,8 @@ def wgmma_kernel(
     A_SHARED: gl.constexpr,
     B_SHARED: gl.constexpr,
     C_SHARED: gl.constexpr,
+    PIECES: gl.constexpr,
+    BUFFERS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
@@ -274,17 +293,19 @@ def wgmma_kernel(
     Of a batch (``batch`` products, all maps of rank 3): A_EACH and B_EACH are 1, or 0 where one matrix serves all, and
     A_SHARED, B_SHARED and C_SHARED the layouts of blocks as matrices; else all of them are None.
     """
-    sa = gl.allocate_shared_memory(a.dtype, [STAGES * 2] + a.block_type.shape, a.layout)
+    sa = gl.allocate_shared_memory(a.dtype, [STAGES * PIECES] + a.block_type.shape, a.layout)
     sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
-    PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[len(c.block_type.shape) - 1]
-    sc = gl.allocate_shared_memory(c.dtype, [2 * min(PARTS, 2)] + c.block_type.shape, c.layout)
+    sc = gl.allocate_shared_memory(c.dtype, [2 * BUFFERS] + c.block_type.shape, c.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
+        mbarrier.init(empty.index(i), count=PIECES)
+    for i in gl.static_range(2):
+        mbarrier.init(order.index(i), count=1)
     next_may_begin()
-    ring = (sa, sb, sc, full, empty)
+    ring = (sa, sb, sc, full, empty, order)
     extent = (batch, gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
     HAS_BIAS: gl.constexpr = bias is not None
     result = (c, bias if HAS_BIAS else alpha, alpha, n)
@@ -299,6 +320,8 @@ def wgmma_kernel(
                     0,
                     A_ROWS,
                     B_ROWS,
+                    PIECES,
+                    BUFFERS,
                     BLOCK_N,
                     STAGES,
                     A_SHARED,
@@ -317,6 +340,8 @@ def wgmma_kernel(
                     1,
                     A_ROWS,
                     B_ROWS,
+                    PIECES,
+                    BUFFERS,
                     BLOCK_N,
                     STAGES,
                     A_SHARED,
@@ -326,7 +351,7 @@ def wgmma_kernel(
                     ACTIVATION,
                 ),
             ),
-            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, BLOCK_N, BLOCK_K, STAGES)),
+            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, PIECES, BLOCK_N, BLOCK_K, STAGES)),
         ],
         [4, 1],
         [232, 40],
