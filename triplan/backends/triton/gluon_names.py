@@ -2,6 +2,7 @@
 
 - ``tma.async_copy_global_to_shared`` and ``async_copy_shared_to_global`` became ``async_load`` and ``async_store``.
 - ``gl.thread_barrier`` became ``gl.barrier``.
+- A buffer's ``_reinterpret`` became ``reinterpret``.
 """
 
 from __future__ import annotations
@@ -24,8 +25,21 @@ store_wait: Any = _tma.store_wait
 #: Of the threads of one warp-specialised partition.
 thread_barrier: Any = getattr(gl, "thread_barrier", None) or gl.barrier
 
+
+def _as_block(buffer, tensor_map):  # type: ignore[no-untyped-def]  # annotations would be compiled
+    return buffer.reinterpret(tensor_map.dtype, tensor_map.block_type.shape, tensor_map.layout)
+
+
+def _as_block_in_3_6(buffer, tensor_map):  # type: ignore[no-untyped-def]
+    return buffer._reinterpret(tensor_map.dtype, tensor_map.block_type.shape, tensor_map.layout)
+
+
+#: A buffer of as many bytes as one that holds a block of a tensor map.
+as_block: Any = gluon.jit(_as_block if hasattr(gl.shared_memory_descriptor, "reinterpret") else _as_block_in_3_6)
+
 __all__ = [
     "GluonASTSource",
+    "as_block",
     "fence_async_shared",
     "gl",
     "gluon",
