@@ -2,7 +2,13 @@
 
 from triplan.descriptors.base import Descriptor, descriptor_types, parse_descriptor
 from triplan.descriptors.fields import AxisField, Extent, ExtentField, IndexValueField, Shape, ShapeField
-from triplan.descriptors.gemm import BatchedGemmDescriptor, GemmDescriptor, MatrixProductDescriptor
+from triplan.descriptors.gemm import (
+    BatchedGemmDescriptor,
+    GemmDescriptor,
+    MatrixProductDescriptor,
+    MultiplyingDescriptor,
+)
+from triplan.descriptors.gemm_backward import GemmBackwardDescriptor
 from triplan.descriptors.indexing import (
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -42,6 +48,7 @@ __all__ = [
     "ExtentField",
     "GatherBackwardDescriptor",
     "GatherDescriptor",
+    "GemmBackwardDescriptor",
     "GemmDescriptor",
     "IndexAddDescriptor",
     "IndexPutDescriptor",
@@ -55,6 +62,7 @@ __all__ = [
     "LogSoftmaxBackwardDescriptor",
     "LogSoftmaxDescriptor",
     "MatrixProductDescriptor",
+    "MultiplyingDescriptor",
     "Operand",
     "OperandKind",
     "OutOfBounds",

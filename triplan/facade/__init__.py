@@ -1,7 +1,14 @@
 """What users hold: plans, their args, workspaces, caches."""
 
 from triplan.facade.cache import CacheStats, LoadReport, PlanCache
-from triplan.facade.gemm import BatchedGemmArgs, BatchedGemmPlan, GemmArgs, GemmPlan
+from triplan.facade.gemm import (
+    BatchedGemmArgs,
+    BatchedGemmPlan,
+    GemmArgs,
+    GemmBackwardArgs,
+    GemmBackwardPlan,
+    GemmPlan,
+)
 from triplan.facade.indexing import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -59,6 +66,8 @@ __all__ = [
     "GatherBackwardPlan",
     "GatherPlan",
     "GemmArgs",
+    "GemmBackwardArgs",
+    "GemmBackwardPlan",
     "GemmPlan",
     "IndexAddArgs",
     "IndexAddPlan",

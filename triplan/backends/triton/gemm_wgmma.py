@@ -18,7 +18,7 @@ from triplan.backends.triton import gemm_wgmma_kernels as kernels
 from triplan.backends.triton.gemm import guarantee, layout
 from triplan.backends.triton.gemm_launch import BYTES_PER_US, GROUP_M, LAUNCH_US, leading, pointer, vector
 from triplan.backends.triton.gluon_names import gl
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 
@@ -182,7 +182,7 @@ def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> l
 # --- rows ---
 
 
-def fits_maps(desc: MatrixProductDescriptor, name: str) -> str:
+def fits_maps(desc: MultiplyingDescriptor, name: str) -> str:
     """What keeps TMA from a matrix; empty if nothing does."""
     o = desc.operand(name)
     unit, multiple = leading(o)
