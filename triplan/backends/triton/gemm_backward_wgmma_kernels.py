@@ -12,11 +12,13 @@ differs where an operand lies transposed.
 
 from triplan.backends.triton.gemm_wgmma_kernels import HALF, following, identity, tile_of, write_tile
 from triplan.backends.triton.gluon_names import (
-    as_block,
     gl,
     gluon,
     load_tile,
     mbarrier,
+    next_may_begin,
+    previous_wait,
+    reinterpret,
     store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -26,6 +28,12 @@ from triplan.backends.triton.gluon_names import (
 STRIP = gl.constexpr(128)
 #: Rows of 8 that a thread has on their way at a time.
 AHEAD = gl.constexpr(16)
+
+
+@gluon.jit
+def as_block(buffer, operand):
+    """A buffer as one that holds a block of ``operand``, a tensor map: of as many bytes."""
+    return reinterpret(buffer, operand.dtype, operand.block_type.shape, operand.layout)
 
 
 @gluon.jit
@@ -103,6 +111,7 @@ def load_both(
     STAGES: gl.constexpr,
 ):
     """The loading warp. X1_ROWS and so on: the maps are row-major (else of the transposed matrix)."""
+    previous_wait()
     maps, extent = first
     none = gl.to_tensor(0)
     phase = gl.to_tensor(1)  # the ring begins empty: the phase before the first is over
@@ -161,7 +170,11 @@ def multiply_product(
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1)
         row = (tile_m * 2 + WHICH) * HALF
-        write_tile(acc, (c, sc, alpha, alpha, n), sc.index(WHICH), row, tile_n * BLOCK_N, layout, False, identity)
+        BUFFERS: gl.constexpr = sc.shape[0] // 2
+        first: gl.constexpr = WHICH * BUFFERS
+        result = (c, alpha, alpha, n)
+        column = tile_n * BLOCK_N
+        write_tile(acc, alpha, result, sc, 0, row, column, layout, None, first, BUFFERS, False, identity)
     return slot, phase
 
 
@@ -204,6 +217,7 @@ def multiply_both(
     SUMS: gl.constexpr,
 ):
     """A multiplying warpgroup."""
+    previous_wait()
     maps, extent, results = first
     none = gl.to_tensor(0)
     slot, phase = multiply_product(
@@ -244,6 +258,7 @@ def wgmma_pair_kernel(
     Y1_ROWS: gl.constexpr,
     X2_ROWS: gl.constexpr,
     Y2_ROWS: gl.constexpr,
+    BUFFERS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
@@ -255,12 +270,13 @@ def wgmma_pair_kernel(
     """
     sx = gl.allocate_shared_memory(x1.dtype, [STAGES * 2] + x1.block_type.shape, x1.layout)
     sy = gl.allocate_shared_memory(y1.dtype, [STAGES] + y1.block_type.shape, y1.layout)
-    sc = gl.allocate_shared_memory(c1.dtype, [2] + c1.block_type.shape, c1.layout)
+    sc = gl.allocate_shared_memory(c1.dtype, [2 * BUFFERS] + c1.block_type.shape, c1.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
+    next_may_begin()
     ring = (sx, sy, full, empty)
     one = ((x1, y1), (m1, n1, k1), (c1, sc, alpha))
     two = ((x2, y2), (m2, n2, k2), (c2, sc, alpha))

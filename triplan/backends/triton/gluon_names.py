@@ -38,21 +38,8 @@ def reinterpret(buffer, dtype, shape, layout, _semantic=None):  # type: ignore[n
     return method(dtype, shape, layout, _semantic=_semantic)
 
 
-
-def _as_block(buffer, tensor_map):  # type: ignore[no-untyped-def]  # annotations would be compiled
-    return buffer.reinterpret(tensor_map.dtype, tensor_map.block_type.shape, tensor_map.layout)
-
-
-def _as_block_in_3_6(buffer, tensor_map):  # type: ignore[no-untyped-def]
-    return buffer._reinterpret(tensor_map.dtype, tensor_map.block_type.shape, tensor_map.layout)
-
-
-#: A buffer of as many bytes as one that holds a block of a tensor map.
-as_block: Any = gluon.jit(_as_block if hasattr(gl.shared_memory_descriptor, "reinterpret") else _as_block_in_3_6)
-
 __all__ = [
     "GluonASTSource",
-    "as_block",
     "fence_async_shared",
     "gl",
     "gluon",
