@@ -7,27 +7,61 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 import triplan as tp
 from bench import timing
-from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, slug
 from bench.timing import Contestant, DeviceTime
 from triplan.backends.launch import Launch
-from triplan.backends.triton import gemm_launch, gemm_wgmma
+from triplan.backends.triton import gemm_launch, gemm_split, gemm_wgmma
+from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import MatrixProductDescriptor
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Buffer sets enough that no call finds its operands in the L2 cache, and no more than this.
 MOST_SETS = 16
 #: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.
-HOPELESS = 2.5
+HOPELESS, HOPELESS_SPLIT = 2.5, 1.35
 HOST_LOOPS = 3
 #: Rows of tiles dealt together, beside the row's own choice.
 GROUPS = (2, 4, 16)
+#: Tiles that no row takes today. What keeps most loads on their way is for a sweep to find: by rows of A at most.
+FEW_ROWS = {
+    16: (
+        Tile(16, 16, 256, 4, 4),
+        Tile(16, 32, 64, 4, 6),
+        Tile(16, 32, 128, 2, 4),
+        Tile(16, 32, 256, 4, 3),
+        Tile(16, 64, 64, 4, 6),
+        Tile(16, 64, 256, 8, 3),
+        Tile(16, 128, 64, 4, 4),
+    ),
+    64: (
+        Tile(64, 32, 128, 4, 4),
+        Tile(64, 64, 64, 4, 3),
+        Tile(64, 64, 64, 4, 6),
+        Tile(64, 64, 128, 4, 4),
+        Tile(64, 128, 64, 4, 3),
+        Tile(64, 128, 64, 8, 4),
+        Tile(64, 128, 128, 8, 3),
+    ),
+}
+#: And those that are written nearly as long as they are multiplied.
+SHALLOW_K = 256
+SHALLOW = (
+    Tile(128, 256, 64, 8, 2),
+    Tile(128, 128, 64, 8, 2),
+    Tile(128, 128, 64, 4, 2),
+    Tile(128, 128, 128, 8, 1),
+    Tile(128, 64, 64, 4, 2),
+    Tile(64, 256, 64, 8, 2),
+    Tile(64, 128, 64, 4, 2),
+    Tile(64, 64, 128, 4, 1),
+)
 
 COLUMNS = (
     Column("case", "case"),
@@ -42,6 +76,7 @@ COLUMNS = (
 )
 CHARTS = (Chart("tflops", "TFLOP/s"), Chart("speed_vs_torch", "speed, torch = 1", 1.0))
 Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,11 +125,19 @@ CASES = (
     Case(512, 4096, 4096, "nt"),
     Case(1024, 1024, 128, batch=64),
 )
+#: More of few rows, for what a sweep is to teach the cost model.
+SWEPT = (
+    Case(1, 4096, 4096, "nt"),
+    Case(32, 4096, 14336, "nt"),
+    Case(64, 1024, 8192, "nt"),
+    Case(128, 4096, 4096, "nt"),
+)
 
 
-def cases(tiny: bool) -> list[Case]:
-    """Every row of the bench; ``tiny`` shrinks them for a smoke test."""
-    return [replace(c, m=max(c.m >> 7, 2), n=c.n >> 7, k=max(c.k >> 7, 8)) for c in CASES] if tiny else list(CASES)
+def cases(tiny: bool, sweep: bool = False, wanted: str = "") -> list[Case]:
+    """Every row of the bench whose name contains ``wanted``; ``tiny`` shrinks them for a smoke test."""
+    found = [c for c in (*CASES, *(SWEPT if sweep else ())) if wanted in c.name]
+    return [replace(c, m=max(c.m >> 7, 2), n=c.n >> 7, k=max(c.k >> 7, 8)) for c in found] if tiny else found
 
 
 # --- operands ---
@@ -219,48 +262,74 @@ def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep:
         plans = [pinned(d, row.name, target) for d in descs]
         if row.backend is tp.BackendKind.TRITON and [row.name] * len(descs) != taken and all(plans):
             yield entry(f"row {row.name}", case, buffers, [p for p in plans if p is not None], device)
-    # Two kinds of product stand for all: each takes as long to compile as to time.
-    if sweep and not case.backward and target.is_gpu and (case.bias or case.layout == "nt"):
-        for name, launches in configurations(descs[0], target):
-            yield entry(name, case, buffers, [configured(descs[0], name, launches, target)], device)
+    # A few kinds of product stand for all: each takes as long to compile as to time.
+    if sweep and not case.backward and target.is_gpu and (case.bias or case.batch or case.layout == "nt"):
+        for c in configurations(descs[0], target):
+            yield entry(f"{c.row} {c.name}", case, buffers, [configured(descs[0], c, target)], device)
 
 
-def configurations(desc: Product, target: tp.Target) -> Iterator[tuple[str, list[Launch]]]:
-    """Launches of ``desc`` by every tile and ring, but for those that are estimated to be far slower than the best."""
-    tiles = {tile: gemm_launch.tile_us(desc, tile, target) for tile in gemm_launch.tiles_of(desc, target)}
-    for tile, us in tiles.items():
-        if us <= HOPELESS * min(tiles.values()):
-            yield f"tiles {tile}", gemm_launch.tiles_launch(desc, tile)
+@dataclass(frozen=True)
+class Configuration:
+    """Launches of a row that stands for all of its kind in a sweep, and the workspace they need."""
+
+    row: str
+    name: str
+    launches: list[Launch]
+    workspace: int = 0
+
+
+def configurations(desc: Product, target: tp.Target) -> Iterator[Configuration]:
+    """``desc`` by every tile and ring, but for those that are estimated to be far slower than the best."""
+    few: tuple[Tile, ...] = next((tiles for rows, tiles in FEW_ROWS.items() if desc.m <= rows), ())
+    tried = few or (SHALLOW if desc.k <= SHALLOW_K else ())
+    fitting = [t for t in tried if t.shared_bytes(desc.element.itemsize) <= target.shared_memory]
+    tiles = [*gemm_launch.tiles_of(desc, target), *fitting]
+    for tile in promising(tiles, lambda tile: gemm_launch.tile_us(desc, tile, target)):
+        yield Configuration("tiles", str(tile), gemm_launch.tiles_launch(desc, tile))
+    if few:
+        splits = [*gemm_split.splits_of(desc, target), *gemm_split.cuts(fitting, desc.k)]
+        for split in promising(splits, lambda s: gemm_split.split_us(desc, s, target), HOPELESS_SPLIT):
+            launches, workspace = gemm_split.split_launch(desc, split), gemm_split.partial_bytes(desc, split)
+            yield Configuration("split_k", str(split), launches, workspace)
     if pinned(desc, "wgmma", target) is None:
         return
-    rings = {
-        ring: gemm_wgmma.ring_us(desc, ring, target)
-        for specialised in (True, False)
-        for ring in gemm_wgmma.rings_of(desc, target, specialised)
-    }
-    for ring, us in rings.items():
-        if us <= HOPELESS * min(rings.values()):
-            yield named(ring), gemm_wgmma.wgmma_launch(desc, ring, target)
-    best = min(rings, key=lambda ring: rings[ring])
-    for group in GROUPS:  # the same binary
-        other = replace(best, group=group)
-        yield named(other), gemm_wgmma.wgmma_launch(desc, other, target)
-
-
-def named(ring: gemm_wgmma.Ring) -> str:
-    return f"{'wgmma' if ring.specialised else 'wgmma_tiles'} {ring}"
-
-
-def configured(desc: Product, name: str, launches: list[Launch], target: tp.Target) -> tp.Plan[Any, Any]:
-    """A plan that runs ``launches``: of a row that is in the table for as long as it takes to select it."""
-    base = next(row for row in tp.TABLE.rows(desc.op) if row.name == name.split()[0])
-    tp.kernel(op=desc.op, name=name, elements=base.elements, guarantee=base.guarantee, rank=lambda desc, target: 0.0)(
-        lambda desc, target: launches
+    rings = promising(
+        [r for specialised in (True, False) for r in gemm_wgmma.rings_of(desc, target, specialised)],
+        lambda ring: gemm_wgmma.ring_us(desc, ring, target),
     )
+    for ring in rings:
+        yield configuration(desc, ring, target)
+    for group in GROUPS:  # the same binary
+        yield configuration(desc, replace(rings[0], group=group), target)
+
+
+def configuration(desc: Product, ring: gemm_wgmma.Ring, target: tp.Target) -> Configuration:
+    row = "wgmma" if ring.specialised else "wgmma_tiles"
+    return Configuration(row, str(ring), gemm_wgmma.wgmma_launch(desc, ring, target))
+
+
+def promising(all_of: Sequence[T], estimate: Callable[[T], float], hopeless: float = HOPELESS) -> list[T]:
+    """The cheapest first, by a row's own cost model, down to those that are hopeless."""
+    costs = {x: estimate(x) for x in all_of}
+    return sorted((x for x in costs if costs[x] <= hopeless * min(costs.values())), key=lambda x: costs[x])
+
+
+def configured(desc: Product, c: Configuration, target: tp.Target) -> tp.Plan[Any, Any]:
+    """A plan that runs ``c``: of a row that is in the table for as long as it takes to select it."""
+    base = next(row for row in tp.TABLE.rows(desc.op) if row.name == c.row)
+    name = f"{c.row} {c.name}"
+    tp.kernel(
+        op=desc.op,
+        name=name,
+        elements=base.elements,
+        guarantee=base.guarantee,
+        rank=lambda desc, target: 0.0,
+        workspace=lambda desc, target: c.workspace,
+    )(lambda desc, target: c.launches)
     try:
         found = pinned(desc, name, target)
         assert found is not None
-        _ = found.launches  # asked of the row while it is there
+        _ = found.launches, found.workspace_size()  # asked of the row while it is there
         return found
     finally:
         tp.TABLE.unregister(desc.op, name)
@@ -314,10 +383,11 @@ def run(
     device: torch.device,
     tiny: bool,
     sweep: bool,
+    wanted: str,
     progress: Progress,
 ) -> Report:
-    """Time every case. ``tiny`` runs shrunken cases: a smoke test whose figures say nothing."""
-    listed, rows = cases(tiny), list[Row]()
+    """Time every case that is ``wanted``. ``tiny`` runs shrunken ones: a smoke test whose figures say nothing."""
+    listed, rows = cases(tiny, sweep, wanted), list[Row]()
     started = time.perf_counter()
     for i, case in enumerate(listed):
         progress(case.name, i, len(listed))
@@ -337,10 +407,12 @@ def run(
         "device": device.type,
         "tiny": tiny,
         "sweep": sweep,
+        "cases": wanted,
         "geometric_mean": mean,
         "seconds": time.perf_counter() - started,
     }
-    stem = f"gemm-{dtype}-{hardware_slug(device)}" + ("-sweep" if sweep else "") + ("-smoke" if tiny else "")
+    stem = f"gemm-{dtype}-{hardware_slug(device)}" + ("-sweep" if sweep else "")
+    stem += (f"-{slug(wanted)}" if wanted else "") + ("-smoke" if tiny else "")
     return Report(stem, f"matrix products, {dtype}", label, COLUMNS, CHARTS, settings, rows)
 
 

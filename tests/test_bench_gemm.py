@@ -74,8 +74,16 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "device_us" not in by_name["triplan"]
 
 
-def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_it_was() -> None:
-    case = Case(256, 256, 256, "nt", bias=True)
+@pytest.mark.parametrize(
+    ("case", "kinds"),
+    [
+        (Case(256, 256, 256, "nt", bias=True), ("tiles ", "wgmma ", "wgmma_tiles ")),
+        (Case(16, 256, 1024, "nt"), ("tiles ", "split_k ", "wgmma ")),
+    ],
+)
+def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_it_was(
+    case: Case, kinds: tuple[str, ...]
+) -> None:
     x = gemm.make(case, torch.float16, CPU, torch.Generator().manual_seed(0))
     before = tp.TABLE.rows("gemm")
     with launch_stubbed(H200):
@@ -85,9 +93,19 @@ def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_i
     assert len(set(names)) == len(names)
     assert names[:2] == ["torch", "triplan"]
     assert {"row tiles_invariant"} < set(names)
-    for prefix in ("tiles ", "wgmma ", "wgmma_tiles "):
+    for prefix in kinds:
         swept = [e.plans[0] for e in found if e.name.startswith(prefix)]
-        assert len({str((plan.launches[0].constexprs, plan.launches[0].args)) for plan in swept}) == len(swept) > 1
+        distinct = {
+            str([(la.grid, la.constexprs, la.args, la.num_warps, la.num_stages) for la in p.launches]) for p in swept
+        }
+        assert len(distinct) == len(swept) > 1
+        assert all((plan.workspace_size() > 0) == (prefix == "split_k ") for plan in swept)
+
+
+def test_cases_can_be_picked_by_name() -> None:
+    assert [c.name for c in gemm.cases(False, wanted="16x4096")] == ["16x4096x4096 NT"]
+    assert {c.m for c in gemm.cases(False, sweep=True, wanted="x4096x4096 NT")} == {1, 16, 128, 512}
+    assert gemm.cases(False) == list(gemm.CASES)
 
 
 def test_gemm_smoke(tmp_path: Path) -> None:

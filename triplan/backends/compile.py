@@ -78,9 +78,10 @@ def _compile(source: Source, arch: ArchSku) -> Any:
         attrs={path: [["tt.divisibility", value]] for path, value in source.attrs},
     )
     # fp-fusion is stated because its default flips in Triton 3.10, and bits would change with it.
-    options = {
+    options: dict[str, Any] = {
         "num_warps": source.num_warps,
         "num_stages": source.num_stages,
+        "maxnreg": source.max_registers,
         "enable_fp_fusion": True,
         "launch_pdl": source.overlaps,
     }

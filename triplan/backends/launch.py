@@ -117,7 +117,8 @@ class Source:
     attrs: tuple[tuple[tuple[int, ...], int], ...]
     num_warps: int
     num_stages: int
-    overlaps: bool
+    overlaps: bool = False
+    max_registers: int | None = None
 
     @property
     def name(self) -> str:
@@ -130,6 +131,7 @@ class Launch:
 
     ``overlaps``: it may begin while the launch ahead of it still runs (programmatic dependent launch); the kernel waits
     for that one's end before it touches memory.
+    ``max_registers``: of a thread. Where nothing is said, ptxas may spill a few to fit one more block.
     """
 
     kernel: Any
@@ -139,6 +141,7 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 3
     overlaps: bool = False
+    max_registers: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.grid < 2**31:
@@ -168,6 +171,7 @@ class Launch:
             self.num_warps,
             self.num_stages,
             self.overlaps,
+            self.max_registers,
         )
 
 

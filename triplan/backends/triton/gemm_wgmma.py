@@ -16,6 +16,7 @@ from triplan.backends.launch import Int, Launch, Scalar, TensorMap
 from triplan.backends.table import kernel
 from triplan.backends.triton import gemm_wgmma_kernels as kernels
 from triplan.backends.triton.gemm import guarantee, layout
+from triplan.backends.triton.gemm_costs import together
 from triplan.backends.triton.gemm_launch import BYTES_PER_US, GROUP_M, LAUNCH_US, leading, pointer, vector
 from triplan.backends.triton.gluon_names import gl
 from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
@@ -94,7 +95,7 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
     # A deeper ring of the same tile is never dearer; without loading warps nothing hides the first operands' way.
     alone = 1.0 if ring.specialised else 1.03
-    return LAUNCH_US + 1.0 + alone * max(waves * each, nbytes / BYTES_PER_US) + 0.1 / ring.stages
+    return LAUNCH_US + 1.0 + alone * together(waves * each, nbytes / BYTES_PER_US) + 0.1 / ring.stages
 
 
 @lru_cache(maxsize=4096)
