@@ -46,9 +46,14 @@ class Ring:
         return min(self.n, 64)
 
     @property
+    def pieces(self) -> int:
+        """Warpgroups that share a tile and write their own rows of it."""
+        return 2 if self.specialised and not self.turns else 1
+
+    @property
     def rows(self) -> int:
-        """Rows of A and C that a warpgroup loads and stores by itself, or all of them together."""
-        return 64 if self.specialised and not self.turns else self.m
+        """Rows of a piece."""
+        return self.m // self.pieces
 
     @property
     def buffers(self) -> int:
@@ -171,7 +176,7 @@ def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> l
                 "STAGES": ring.stages,
                 "ACTIVATION": ACTIVATIONS[desc.activation],
                 **({} if ring.specialised else {"BLOCK_M": ring.m}),
-                **({"PIECES": 1 if ring.turns else 2, "BUFFERS": ring.buffers} if ring.specialised else {}),
+                **({"PIECES": ring.pieces, "BUFFERS": ring.buffers} if ring.specialised else {}),
                 **(of_batch(desc, maps) if ring.specialised else {}),
             },
             num_warps=4 if ring.specialised else ring.m // 16,
