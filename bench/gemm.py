@@ -17,8 +17,8 @@ from bench import timing
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.timing import Contestant, DeviceTime
 from triplan.backends.launch import Launch
-from triplan.backends.triton import gemm_launch, gemm_wgmma
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.backends.triton import gemm_backward_launch, gemm_backward_wgmma, gemm_launch, gemm_wgmma
+from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Buffer sets enough that no call finds its operands in the L2 cache, and no more than this.
@@ -137,12 +137,12 @@ def rotated(case: Case, itemsize: int, l2: int) -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant of one case; ``run(i)`` works on buffer set ``i``. ``plans`` is empty for torch."""
+    """A contestant of one case; ``run(i)`` works on buffer set ``i``. ``plan`` is None for torch."""
 
     name: str
     kernel: str
     run: Callable[[int], object]
-    plans: tuple[tp.Plan[Any, Any], ...] = ()
+    plan: tp.Plan[Any, Any] | None = None
 
 
 def torch_entry(case: Case, buffers: Sequence[Buffers]) -> Entry:
@@ -163,44 +163,40 @@ def torch_entry(case: Case, buffers: Sequence[Buffers]) -> Entry:
     return Entry("torch", "", backward if case.backward else forward)
 
 
-Args = tp.GemmArgs | tp.BatchedGemmArgs
+Args = tp.GemmArgs | tp.BatchedGemmArgs | tp.GemmBackwardArgs
 Product = MatrixProductDescriptor
 
 
-def products(case: Case, x: Buffers) -> Sequence[Args]:
-    """What plans are to do for one set of buffers."""
+def work(case: Case, x: Buffers) -> Args:
+    """What a plan is to do for one set of buffers."""
     if case.backward:
-        return [tp.GemmArgs(a=x.c, b=x.b.t(), c=x.da), tp.GemmArgs(a=x.a.t(), b=x.c, c=x.db)]
+        return tp.GemmBackwardArgs(dc=x.c, a=x.a, b=x.b, da=x.da, db=x.db, dbias=x.dbias)
     if case.batch:
-        return [tp.BatchedGemmArgs(a=x.a, b=x.b, c=x.c)]
-    return [tp.GemmArgs(a=x.a, b=x.b, c=x.c, bias=x.bias if case.bias else None)]
+        return tp.BatchedGemmArgs(a=x.a, b=x.b, c=x.c)
+    return tp.GemmArgs(a=x.a, b=x.b, c=x.c, bias=x.bias if case.bias else None)
 
 
-def described(args: Args) -> Product:
+def described(args: Args) -> MultiplyingDescriptor:
+    if isinstance(args, tp.GemmBackwardArgs):
+        return tp.GemmBackwardDescriptor.from_args(args)
     found: type[Product] = tp.GemmDescriptor if isinstance(args, tp.GemmArgs) else tp.BatchedGemmDescriptor
     return found.from_args(args, epilogue="identity" if args.bias is None else "bias")
 
 
-def entry(
-    name: str, case: Case, buffers: Sequence[Buffers], plans: Sequence[tp.Plan[Any, Any]], device: torch.device
-) -> Entry:
+def results(args: Args) -> dict[str, Tensor]:
+    """What is written, by operand."""
+    names = ("da", "db", "dbias") if isinstance(args, tp.GemmBackwardArgs) else ("c",)
+    return {name: getattr(args, name) for name in names}
+
+
+def entry(name: str, case: Case, buffers: Sequence[Buffers], plan: tp.Plan[Any, Any], device: torch.device) -> Entry:
     if device.type == "cuda":
-        for plan in plans:
-            plan.prepare(device)
-    args = [products(case, x) for x in buffers]
-    workspaces = [tp.Workspace.allocate(plan, device) for plan in plans]
-
-    def run(i: int) -> None:
-        for plan, given, workspace in zip(plans, args[i], workspaces, strict=True):
-            plan.run(given, workspace)
-        if case.backward:  # the gradient of the bias is torch's own, for both
-            torch.sum(buffers[i].c, 0, out=buffers[i].dbias)
-
-    kernels = list(dict.fromkeys(plan.sku().kernel for plan in plans))
-    return Entry(name, ", ".join(kernels), run, tuple(plans))
+        plan.prepare(device)
+    args, workspace = [work(case, x) for x in buffers], tp.Workspace.allocate(plan, device)
+    return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), plan)
 
 
-def pinned(desc: Product, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
+def pinned(desc: MultiplyingDescriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
     try:
         return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=row), target=target)
     except tp.Unsupported:
@@ -210,23 +206,26 @@ def pinned(desc: Product, row: str, target: tp.Target) -> tp.Plan[Any, Any] | No
 def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep: bool) -> Iterator[Entry]:
     """torch, what select picks, every other row, and in a sweep every configuration of a row that has some hope."""
     target = tp.Target.of(device)
-    descs = [described(args) for args in products(case, buffers[0])]
+    desc = described(work(case, buffers[0]))
     yield torch_entry(case, buffers)
-    chosen = [tp.plan(d, preference=tp.PlanPreference(deterministic=False), target=target) for d in descs]
+    chosen = tp.plan(desc, preference=tp.PlanPreference(deterministic=False), target=target)
     yield entry("triplan", case, buffers, chosen, device)
-    taken = [plan.sku().kernel for plan in chosen]
-    for row in tp.TABLE.rows(descs[0].op):
-        plans = [pinned(d, row.name, target) for d in descs]
-        if row.backend is tp.BackendKind.TRITON and [row.name] * len(descs) != taken and all(plans):
-            yield entry(f"row {row.name}", case, buffers, [p for p in plans if p is not None], device)
-    # Two kinds of product stand for all: each takes as long to compile as to time.
-    if sweep and not case.backward and target.is_gpu and (case.bias or case.layout == "nt"):
-        for name, launches in configurations(descs[0], target):
-            yield entry(name, case, buffers, [configured(descs[0], name, launches, target)], device)
+    for row in tp.TABLE.rows(desc.op):
+        plan = pinned(desc, row.name, target)
+        if row.backend is tp.BackendKind.TRITON and row.name != chosen.sku().kernel and plan is not None:
+            yield entry(f"row {row.name}", case, buffers, plan, device)
+    # Two kinds of forward product stand for all: each takes as long to compile as to time.
+    if sweep and target.is_gpu and (case.bias or case.layout == "nt"):
+        for name, launches in configurations(desc, target):
+            yield entry(name, case, buffers, configured(desc, name, launches, target), device)
 
 
-def configurations(desc: Product, target: tp.Target) -> Iterator[tuple[str, list[Launch]]]:
+def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[tuple[str, list[Launch]]]:
     """Launches of ``desc`` by every tile and ring, but for those that are estimated to be far slower than the best."""
+    if isinstance(desc, tp.GemmBackwardDescriptor):
+        yield from backward_configurations(desc, target)
+        return
+    assert isinstance(desc, Product)
     tiles = {tile: gemm_launch.tile_us(desc, tile, target) for tile in gemm_launch.tiles_of(desc, target)}
     for tile, us in tiles.items():
         if us <= HOPELESS * min(tiles.values()):
@@ -244,16 +243,37 @@ def configurations(desc: Product, target: tp.Target) -> Iterator[tuple[str, list
         yield f"wgmma {other}", gemm_wgmma.wgmma_launch(desc, other, target)
 
 
-def configured(desc: Product, name: str, launches: list[Launch], target: tp.Target) -> tp.Plan[Any, Any]:
+def backward_configurations(desc: tp.GemmBackwardDescriptor, target: tp.Target) -> Iterator[tuple[str, list[Launch]]]:
+    """Launches by every ring that has some hope and by other groups, the columns' sums beside them and apart."""
+    if pinned(desc, "wgmma", target) is None:
+        return
+    rings = {
+        ring: gemm_backward_wgmma.ring_us(desc, ring, target) for ring in gemm_backward_wgmma.rings_of(desc, target)
+    }
+    best = min(rings, key=lambda ring: rings[ring])
+    hopeful = [ring for ring, us in rings.items() if us <= HOPELESS * rings[best]]
+    for ring in (*hopeful, *(replace(best, group=group) for group in GROUPS)):
+        yield f"wgmma {ring}", gemm_backward_wgmma.wgmma_launches(desc, ring, target)
+    apart = gemm_backward_wgmma.wgmma_launches(desc, best, target, beside=False)
+    yield f"wgmma {best}, sums apart", apart
+
+
+def configured(desc: MultiplyingDescriptor, name: str, launches: list[Launch], target: tp.Target) -> tp.Plan[Any, Any]:
     """A plan that runs ``launches``: of a row that is in the table for as long as it takes to select it."""
     base = next(row for row in tp.TABLE.rows(desc.op) if row.name == name.split()[0])
-    tp.kernel(op=desc.op, name=name, elements=base.elements, guarantee=base.guarantee, rank=lambda desc, target: 0.0)(
-        lambda desc, target: launches
-    )
+    scratch = gemm_backward_launch.sum_workspace(desc) if isinstance(desc, tp.GemmBackwardDescriptor) else 0
+    tp.kernel(
+        op=desc.op,
+        name=name,
+        elements=base.elements,
+        guarantee=base.guarantee,
+        rank=lambda desc, target: 0.0,
+        workspace=lambda desc, target: scratch,
+    )(lambda desc, target: launches)
     try:
         found = pinned(desc, name, target)
         assert found is not None
-        _ = found.launches  # asked of the row while it is there
+        _ = found.launches, found.workspace_size()  # asked of the row while it is there
         return found
     finally:
         tp.TABLE.unregister(desc.op, name)
@@ -264,36 +284,41 @@ def configured(desc: Product, name: str, launches: list[Launch], target: tp.Targ
 
 @dataclass(frozen=True)
 class Truth:
-    """Each result in float64, and Σ|terms|."""
+    """Each result in float64, and Σ|terms|, by operand."""
 
-    values: tuple[Tensor, ...]
-    terms: tuple[Tensor, ...]
+    values: dict[str, Tensor]
+    terms: dict[str, Tensor]
 
 
 def truth(case: Case, x: Buffers) -> Truth:
-    found = []
-    for args in products(case, x):
-        a, b = args.a.double(), args.b.double()
-        bias = 0.0 if args.bias is None else args.bias.double()
-        found.append((a @ b + bias, a.abs() @ b.abs() + (0.0 if args.bias is None else args.bias.double().abs())))
-    return Truth(tuple(v for v, _ in found), tuple(t for _, t in found))
+    def of(a: Tensor, b: Tensor, c: Tensor, bias: Tensor) -> dict[str, Tensor]:
+        if case.backward:
+            return {"da": c @ b.t(), "db": a.t() @ c, "dbias": c.sum(0)}
+        return {"c": a @ b + (bias if case.bias else 0.0)}
+
+    given = [t.double() for t in (x.a, x.b, x.c, x.bias)]
+    return Truth(of(*given), of(*(t.abs() for t in given)))
 
 
 def verify(case: Case, e: Entry, x: Buffers, expected: Truth) -> tuple[float, str]:
     """Run once on ``x``: (largest error relative to Σ|terms|, what breaks the plan's guarantee)."""
-    results = [args.c for args in products(case, x)]
-    for result in results:
+    written = results(work(case, x))
+    for result in written.values():
         result.fill_(float("nan"))  # what is not written shows
     e.run(0)
     worst, wrong = 0.0, ""
-    for n, (got, want, terms) in enumerate(zip(results, expected.values, expected.terms, strict=True)):
+    for name, got in written.items():
+        want, terms = expected.values[name], expected.terms[name]
         error = (got.double() - want).abs()
         worst = max(worst, float((error / terms.clamp(min=1e-300)).nan_to_num(math.inf).max()))
-        if e.plans:
-            t = e.plans[n].precision_guarantee("c").tolerance
+        if e.plan is not None:
+            t = e.plan.precision_guarantee(name).tolerance
             bad = ~(error <= t.rtol * want.abs() + t.ctol * terms + t.underflow)
             if bool(bad.any()):
-                wrong = f"wrong: {int(bad.sum())} of {bad.numel()} elements; the largest error is {float(error.max())}"
+                wrong = (
+                    f"wrong: {int(bad.sum())} of {bad.numel()} elements of {name}; the largest error is "
+                    f"{float(error.max())}"
+                )
     return worst, wrong
 
 
@@ -369,7 +394,7 @@ def case_rows(
     except (tp.TriplanError, RuntimeError) as e:
         error_text = f"{type(e).__name__}: {str(e).splitlines()[0]}"
         return [{**base, "contestant": "all", "error": error_text, "note": error_text}]
-    torch_us = next((t.median_us for (e, _), t in zip(sound, times, strict=True) if not e.plans), None)
+    torch_us = next((t.median_us for (e, _), t in zip(sound, times, strict=True) if e.plan is None), None)
     found = [
         {**base, "contestant": e.name, "kernel": e.kernel, **figures(case, t, torch_us), "max_error": error}
         for (e, error), t in zip(sound, times, strict=True)

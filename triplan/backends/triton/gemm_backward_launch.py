@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -12,6 +12,7 @@ import triton.language as tl
 from triplan.backends.launch import Arg, Int, Launch, Ptr, Scratch, Stride, TensorMap
 from triplan.backends.triton import gemm_backward_kernels as kernels
 from triplan.backends.triton import gemm_launch as launching
+from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import GemmBackwardDescriptor, GemmDescriptor, Layout, Operand
 from triplan.sku import ElementKind, Target
 
@@ -167,9 +168,11 @@ def sum_us(desc: GemmBackwardDescriptor) -> float:
 # --- products by pointers ---
 
 
-def tiles_launches(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
-    """Every gradient that is wanted, by ``gemm``'s kernel and the sums of columns."""
+def tiles_launches(
+    desc: GemmBackwardDescriptor, tile_of: Callable[[GemmDescriptor, Target], Tile], target: Target
+) -> list[Launch]:
+    """Every gradient that is wanted, by ``gemm``'s kernel in tiles of one's choice, and the sums of columns."""
     found = []
     for p in products(desc).values():
-        found += [p.recast(x) for x in launching.tiles_launch(p.desc, launching.chosen_tile(p.desc, target))]
+        found += [p.recast(x) for x in launching.tiles_launch(p.desc, tile_of(p.desc, target))]
     return [*found, *sum_launches(desc)]
