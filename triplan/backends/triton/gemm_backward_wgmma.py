@@ -133,8 +133,6 @@ def _fits_maps(desc: GemmBackwardDescriptor, o: Operand) -> str:
     if reason := gemm_wgmma.fits_maps(desc, o.name):
         return reason
     unit, _ = gemm_launch.leading(o)
-    if o.is_written and unit != 1:
-        return f"{o.name} is column-major"
     # TMA writes a row to the next 16-byte boundary.
     if unit is not None and o.shape[unit] % gemm_launch.vector(o.element.itemsize):
         return f"{o.name} has lines of {o.shape[unit]} elements, no multiple of 16 bytes"
