@@ -121,10 +121,10 @@ SUBSETS = ((1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0), (0,
 #: Of dc and the factors; gradients lie as the factors do, but for the last.
 BACKWARD_LAYOUTS: tuple[dict[str, Any], ...] = (
     {},
-    {"b": COLUMN, "db": ROW},
-    {"a": COLUMN, "da": ROW},
+    {"b": COLUMN, "db": COLUMN},
+    {"a": COLUMN, "da": COLUMN},
     {"a": COLUMN, "b": COLUMN, "dc": ROW},
-    {"dc": COLUMN, "a": ROW, "b": ROW},
+    {"dc": COLUMN, "a": ROW, "b": ROW, "da": ROW, "db": ROW},
     {"dc": LOOSE_COLUMN, "a": LOOSE_ROW, "b": LOOSE_COLUMN, "da": LOOSE_ROW, "db": COLUMN, "dbias": "strided"},
     dict.fromkeys(("dc", "a", "b", "da", "db", "dbias"), tp.Layout(alignment=8)),
     dict.fromkeys(("dc", "a", "b", "da", "db", "dbias"), "strided"),

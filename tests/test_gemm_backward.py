@@ -33,7 +33,8 @@ from triplan.testing import check_plan, check_refusals, descriptors, oracle
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
-ROWS = ("tiles", "wgmma")
+INTERPRETED = ("tiles", "tiles_invariant")
+ROWS = (*INTERPRETED, "wgmma")
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 
 
@@ -120,7 +121,7 @@ def test_every_layout_and_subset_interpreted(element: str) -> None:
     held = 0
     # More rows than one line of the sums of columns has.
     for turn, desc in enumerate([*backward_grid(element, 33, 18, 20), *of_edges(element)]):
-        plan = pinned(desc, "tiles", INTERPRETER)
+        plan = pinned(desc, INTERPRETED[turn % 2], INTERPRETER)
         assert plan is not None
         held += check(plan, turn, runs=1 if turn else 2)
     assert held > 0
@@ -133,7 +134,7 @@ def main_configurations(element: str) -> list[tp.Descriptor]:
     wide = "f32" if element in ("f16", "bf16") else None
     found: list[tp.Descriptor] = [
         backward(4096, 4096, 4096, element, (1, 1, 1)),
-        backward(4096, 4096, 4096, element, (1, 1, 1), layouts={"b": COLUMN, "db": ROW}),
+        backward(4096, 4096, 4096, element, (1, 1, 1), layouts={"b": COLUMN, "db": COLUMN}),
         backward(4096, 4096, 4096, element, (1, 1, 1), layouts={"a": COLUMN, "b": COLUMN}, out_element=wide),
         backward(4096, 4096, 4096, element, (1, 1, 1), layouts={"dc": COLUMN}),
         backward(8192, 1024, 4096, element, (0, 1, 1)),
@@ -167,7 +168,7 @@ def test_compiles_without_spills_and_multiplies_by_tensor_cores(row: str, elemen
                 assert "cp.async.bulk.tensor" in found.ptx
             elif element != "f64" and desc.multiplicands != tp.MathPrecision.F32:
                 assert re.search(r"wgmma\.mma_async|mma\.sync", found.ptx)
-    takes = row == "tiles" or (arch == "sm90a" and element in ("f16", "bf16"))
+    takes = row in INTERPRETED or (arch == "sm90a" and element in ("f16", "bf16"))
     assert (built > 0) == takes
 
 
@@ -191,11 +192,24 @@ def test_every_ring_compiles_without_spills(out: str | None) -> None:
     for layouts in ({}, {"dc": COLUMN, "b": COLUMN}) if out is None else ({"a": COLUMN, "b": COLUMN},):
         desc = backward(1032, 1032, 1032, "f16", (1, 1, 1), layouts=layouts, out_element=out)
         for ring in pairs.rings_of(desc, TARGETS["sm90a"]):
-            beside.add(pairs.sums_beside(desc, ring, TARGETS["sm90a"]))
-            found = record(pairs.pair_launch(desc, ring, TARGETS["sm90a"]).source(), TARGETS["sm90a"].arch)
+            beside.add(sums := pairs.sums_beside(desc, ring, TARGETS["sm90a"]))
+            found = record(pairs.pair_launch(desc, ring, TARGETS["sm90a"], sums).source(), TARGETS["sm90a"].arch)
             assert found.spill_bytes == 0, ring
             assert found.shared_bytes <= TARGETS["sm90a"].shared_memory
     assert beside == {True, False}
+
+
+def test_batch_invariance_takes_one_tile_for_every_number_of_rows() -> None:
+    preference, tiles = tp.PlanPreference(batch_invariant=True), set()
+    for m in (1, 64, 8192):
+        desc = backward(m, 4096, 1024, "bf16", (1, 0, 0))
+        plan = tp.plan(desc, preference=preference, target=TARGETS["sm90a"])
+        assert plan.sku().kernel == "tiles_invariant"
+        (launch,) = plan.launches
+        tiles.add(tuple(launch.constexprs[f"BLOCK_{x}"] for x in "MNK"))
+    assert len(tiles) == 1
+    with pytest.raises(tp.Unsupported, match="batch"):  # rows are what db and dbias sum
+        tp.plan(desc.replace(wants_dbias=True), preference=preference, target=TARGETS["sm90a"])
 
 
 @compiles
@@ -217,7 +231,7 @@ def test_the_hopper_row_says_why_it_is_not_taken() -> None:
         ({"m": 0}, "empty"),
         ({"wants_da": False, "wants_db": False}, "nothing to multiply"),
         ({"layouts": {"a": "strided"}}, "no unit stride"),
-        ({"layouts": {"da": COLUMN}}, "column-major"),
+        ({"layouts": {"db": "strided"}}, "no unit stride"),
         ({"layouts": {"dc": LOOSE_ROW}}, "aligned"),
         # Rows that end within 16 bytes: TMA would write beyond them.
         ({"n": 68, "layouts": {"dc": ROW, "b": ROW, "db": ROW}}, "68"),
@@ -265,7 +279,7 @@ def test_every_layout_and_subset_on_the_gpu(row: str, element: str) -> None:
         plan = pinned(desc, row, target)
         if plan is not None:
             ran += check(plan, turn)
-    applies = row == "tiles" or (target.arch is tp.ArchSku.SM90A and element in ("f16", "bf16"))
+    applies = row in INTERPRETED or (target.arch is tp.ArchSku.SM90A and element in ("f16", "bf16"))
     assert (ran > 0) == applies
 
 
@@ -314,7 +328,7 @@ def test_every_ring_on_the_gpu(element: str) -> None:
     beside = set()
     for out, layouts in (
         (None, {}),
-        ("f32", {"b": COLUMN}),
+        ("f32", {"b": COLUMN, "db": COLUMN}),
         (None, {"a": COLUMN, "b": COLUMN}),
         (None, {"dc": COLUMN}),
     ):

@@ -1,7 +1,7 @@
 """The kernel table's rows for the adjoint of a matrix product.
 
-``tiles`` is gemm's kernel by pointers, once for each factor, and sums of columns. ``wgmma`` deals the tiles of both
-products to one launch, and the sums of columns to the multiprocessors that the last tiles leave over.
+``tiles`` is gemm's kernel by pointers, once for each factor, and sums of columns; ``tiles_invariant`` the same with one
+tile for every number of rows, on which the bits of a row of da then do not depend. ``wgmma`` is in a module of its own.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 
 from triplan.backends.launch import Launch
 from triplan.backends.table import kernel
+from triplan.backends.triton import gemm, gemm_launch
 from triplan.backends.triton import gemm_backward_launch as launching
-from triplan.backends.triton import gemm_launch
-from triplan.backends.triton.gemm import ELEMENTS, tiles_apply, tiles_rank, tolerance
 from triplan.descriptors import GemmBackwardDescriptor
 from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target, Tolerance
 
@@ -36,23 +36,28 @@ def sum_tolerance(element: ElementKind, out: ElementKind, roundings: int) -> Tol
 
 
 def guarantee(
-    roundings: Callable[[GemmBackwardDescriptor], int], desc: GemmBackwardDescriptor
+    roundings: Callable[[GemmBackwardDescriptor], int], desc: GemmBackwardDescriptor, invariant: bool = False
 ) -> Mapping[str, PrecisionGuarantee]:
+    """``roundings``: that a row of dc goes through on its way into dbias. ``invariant``: rows of da, by any number."""
     element, out = desc.element, desc.out
 
-    def of(math_precision: MathPrecision, t: Tolerance) -> PrecisionGuarantee:
+    def of(math_precision: MathPrecision, t: Tolerance, invariant: bool = False) -> PrecisionGuarantee:
         return PrecisionGuarantee(
             math_precision=math_precision,
             accumulator=element.compute,
             deterministic=True,
             bit_stable_on_same_hardware=True,
-            batch_invariant=False,
+            batch_invariant=invariant,
             order_invariant=False,
             tolerance=t,
         )
 
     found = {
-        name: of(desc.multiplicands, tolerance(element, out, desc.multiplicands, product.desc.k))
+        name: of(
+            desc.multiplicands,
+            gemm.tolerance(element, out, desc.multiplicands, product.desc.k),
+            invariant and name == "da",
+        )
         for name, product in launching.products(desc).items()
     }
     if desc.wants_dbias:
@@ -71,27 +76,48 @@ def layout(desc: GemmBackwardDescriptor) -> str:
 
 
 def _tiles_apply(desc: GemmBackwardDescriptor, target: Target) -> Support:
-    refused = (s for p in launching.products(desc).values() if not (s := tiles_apply(p.desc, target)))
+    refused = (s for p in launching.products(desc).values() if not (s := gemm.tiles_apply(p.desc, target)))
     return next(refused, SUPPORTED)
 
 
 def _tiles_rank(desc: GemmBackwardDescriptor, target: Target) -> float:
-    return launching.sum_us(desc) + sum(tiles_rank(p.desc, target) for p in launching.products(desc).values())
+    return launching.sum_us(desc) + sum(gemm.tiles_rank(p.desc, target) for p in launching.products(desc).values())
 
 
-def sum_workspace(desc: GemmBackwardDescriptor, target: Target) -> int:
+def _invariant_rank(desc: GemmBackwardDescriptor, target: Target) -> float:
+    each = (gemm.invariant_rank(p.desc, target) for p in launching.products(desc).values())
+    # With no product the rows are one: that which promises less comes first.
+    return 1.001 * launching.sum_us(desc) + sum(each)
+
+
+def _workspace(desc: GemmBackwardDescriptor, target: Target) -> int:
     return launching.sum_workspace(desc)
 
 
-@kernel(
-    op="gemm_backward",
-    name="tiles",
-    elements=ELEMENTS,
-    supports=_tiles_apply,
-    rank=_tiles_rank,
-    workspace=sum_workspace,
-    guarantee=partial(guarantee, launching.sum_roundings),
-    layout=layout,
-)
+def _numerics(desc: GemmBackwardDescriptor) -> str:
+    return f"gemm-backward-tiles-invariant.{desc.multiplicands}.{desc.out}.v1"
+
+
+_COMMON: dict[str, Any] = {
+    "op": "gemm_backward",
+    "elements": gemm.ELEMENTS,
+    "supports": _tiles_apply,
+    "workspace": _workspace,
+    "layout": layout,
+}
+
+
+@kernel(name="tiles", rank=_tiles_rank, guarantee=partial(guarantee, launching.sum_roundings), **_COMMON)
 def tiles(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
-    return launching.tiles_launches(desc, target)
+    return launching.tiles_launches(desc, gemm_launch.chosen_tile, target)
+
+
+@kernel(
+    name="tiles_invariant",
+    rank=_invariant_rank,
+    guarantee=partial(guarantee, launching.sum_roundings, invariant=True),
+    numerics=_numerics,
+    **_COMMON,
+)
+def tiles_invariant(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
+    return launching.tiles_launches(desc, gemm.invariant_tile, target)

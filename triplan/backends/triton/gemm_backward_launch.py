@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -12,6 +12,7 @@ import triton.language as tl
 from triplan.backends.launch import Arg, Int, Launch, Ptr, Scratch, Stride, TensorMap
 from triplan.backends.triton import gemm_backward_kernels as kernels
 from triplan.backends.triton import gemm_launch as launching
+from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import GemmBackwardDescriptor, GemmDescriptor, Layout, Operand
 from triplan.sku import ElementKind, Target
 
@@ -62,21 +63,38 @@ def _transposed(o: Operand) -> Layout:
     )
 
 
+def _product(
+    desc: GemmBackwardDescriptor, first: tuple[Operand, bool], second: tuple[Operand, bool], result: Operand
+) -> Product:
+    """``result`` = first @ second, each of an operand or (True) its transpose; and where ``result`` is column-major its
+    transpose, which is second.T @ first.T, so that kernels write rows."""
+    flipped = launching.leading(result)[0] == 0
+    if flipped:
+        first, second = (second[0], not second[1]), (first[0], not first[1])
+    named = {"a": first, "b": second, "c": (result, flipped)}
+    shapes = {name: o.shape[::-1] if turned else o.shape for name, (o, turned) in named.items()}
+    layouts: Any = {name: _transposed(o) if turned else o.layout for name, (o, turned) in named.items()}
+    product = GemmDescriptor(
+        m=shapes["c"][0],
+        n=shapes["c"][1],
+        k=shapes["a"][1],
+        element=desc.element,
+        out_element=desc.out_element,
+        math=desc.math,
+        layouts=layouts,
+    )
+    return Product(product, {name: (o.name, turned) for name, (o, turned) in named.items()})
+
+
 @lru_cache(maxsize=4096)
 def products(desc: GemmBackwardDescriptor) -> dict[str, Product]:
     """The products that are wanted, by gradient: da = dc @ b.T and db = a.T @ dc."""
     o = {operand.name: operand for operand in desc.operands()}
-    common: dict[str, Any] = {"element": desc.element, "out_element": desc.out_element, "math": desc.math}
     found: dict[str, Product] = {}
-    layouts: Any
     if desc.wants_da:
-        layouts = {"a": o["dc"].layout, "b": _transposed(o["b"]), "c": o["da"].layout}
-        product = GemmDescriptor(m=desc.m, n=desc.k, k=desc.n, layouts=layouts, **common)
-        found["da"] = Product(product, {"a": ("dc", False), "b": ("b", True), "c": ("da", False)})
+        found["da"] = _product(desc, (o["dc"], False), (o["b"], True), o["da"])
     if desc.wants_db:
-        layouts = {"a": _transposed(o["a"]), "b": o["dc"].layout, "c": o["db"].layout}
-        product = GemmDescriptor(m=desc.k, n=desc.n, k=desc.m, layouts=layouts, **common)
-        found["db"] = Product(product, {"a": ("a", True), "b": ("dc", False), "c": ("db", False)})
+        found["db"] = _product(desc, (o["a"], True), (o["dc"], False), o["db"])
     return found
 
 
@@ -167,9 +185,11 @@ def sum_us(desc: GemmBackwardDescriptor) -> float:
 # --- products by pointers ---
 
 
-def tiles_launches(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
-    """Every gradient that is wanted, by ``gemm``'s kernel and the sums of columns."""
+def tiles_launches(
+    desc: GemmBackwardDescriptor, tile_of: Callable[[GemmDescriptor, Target], Tile], target: Target
+) -> list[Launch]:
+    """Every gradient that is wanted, by ``gemm``'s kernel in tiles of one's choice, and the sums of columns."""
     found = []
     for p in products(desc).values():
-        found += [p.recast(x) for x in launching.tiles_launch(p.desc, launching.chosen_tile(p.desc, target))]
+        found += [p.recast(x) for x in launching.tiles_launch(p.desc, tile_of(p.desc, target))]
     return [*found, *sum_launches(desc)]

@@ -72,8 +72,8 @@ def chosen_ring(desc: GemmBackwardDescriptor, target: Target) -> Ring:
     return min(rings_of(desc, target), key=lambda r: (ring_us(desc, r, target), r.n))
 
 
-def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> Launch:
-    """Both products, those of the longer sums first, and with them the columns' sums if ``sums_beside`` says so."""
+def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: bool) -> Launch:
+    """Both products, those of the longer sums first, and with them the ``sums`` of columns."""
     pair = sorted(launching.products(desc).values(), key=lambda p: -p.desc.k)
     args: dict[str, Arg] = {}
     known: dict[str, bool] = {}
@@ -88,7 +88,6 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> Lau
         args |= {f"{name}{i}": p.argument(tensor_map) for name, tensor_map in maps.items()}
         args |= {f"m{i}": Int(p.desc.m), f"n{i}": Int(p.desc.n), f"k{i}": Int(p.desc.k)}
         known |= {f"X{i}_ROWS": x_rows, f"Y{i}_ROWS": y_rows}
-    sums = sums_beside(desc, ring, target)
     args |= {"alpha": Scalar("alpha", ElementKind.F32, 1.0), "group_m": Int(ring.group)}
     args |= dict.fromkeys(("summed", "sums", "rows", "columns", "stride"))
     items = sum(_tiles(p, ring) for p in pair)
@@ -120,14 +119,18 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> Lau
     )
 
 
-def wgmma_launches(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> list[Launch]:
-    """All launches with one ring: both products in one, or the one that is wanted as ``gemm`` has it."""
+def wgmma_launches(desc: GemmBackwardDescriptor, ring: Ring, target: Target, beside: bool = True) -> list[Launch]:
+    """All launches with one ring: both products in one, or the one that is wanted as ``gemm`` has it.
+
+    ``beside``: whether the columns may be summed by the same launch.
+    """
     pair = list(launching.products(desc).values())
+    beside = beside and sums_beside(desc, ring, target)
     if len(pair) == 2:
-        found = [pair_launch(desc, ring, target)]
+        found = [pair_launch(desc, ring, target, beside)]
     else:
         found = [pair[0].recast(x) for x in gemm_wgmma.wgmma_launch(pair[0].desc, ring, target)]
-    return found if sums_beside(desc, ring, target) else [*found, *launching.sum_launches(desc)]
+    return found if beside else [*found, *launching.sum_launches(desc)]
 
 
 # --- the row ---
@@ -138,8 +141,6 @@ def _fits_maps(desc: GemmBackwardDescriptor, o: Operand) -> str:
     if reason := gemm_wgmma.fits_maps(desc, o.name):
         return reason
     unit, _ = gemm_launch.leading(o)
-    if o.is_written and unit != 1:
-        return f"{o.name} is column-major"
     # TMA writes a row to the next 16-byte boundary.
     if unit is not None and o.shape[unit] % gemm_launch.vector(o.element.itemsize):
         return f"{o.name} has lines of {o.shape[unit]} elements, no multiple of 16 bytes"
