@@ -18,6 +18,14 @@ from triplan.descriptors.indexing import (
     ScatterDescriptor,
 )
 from triplan.descriptors.layout import PACKED, Layout, is_packed, packed_strides
+from triplan.descriptors.losses import (
+    CrossEntropyBackwardDescriptor,
+    CrossEntropyDescriptor,
+    LossDescriptor,
+    NllLossBackwardDescriptor,
+    NllLossDescriptor,
+    ScaleGradientDescriptor,
+)
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.descriptors.rowwise import (
     LayerNormBackwardDescriptor,
@@ -35,6 +43,8 @@ __all__ = [
     "PACKED",
     "AxisField",
     "BatchedGemmDescriptor",
+    "CrossEntropyBackwardDescriptor",
+    "CrossEntropyDescriptor",
     "Descriptor",
     "EmbeddingBackwardDescriptor",
     "EmbeddingDescriptor",
@@ -54,7 +64,10 @@ __all__ = [
     "Layout",
     "LogSoftmaxBackwardDescriptor",
     "LogSoftmaxDescriptor",
+    "LossDescriptor",
     "MatrixProductDescriptor",
+    "NllLossBackwardDescriptor",
+    "NllLossDescriptor",
     "Operand",
     "OperandKind",
     "OutOfBounds",
@@ -62,6 +75,7 @@ __all__ = [
     "RmsNormDescriptor",
     "Role",
     "RowwiseDescriptor",
+    "ScaleGradientDescriptor",
     "ScatterAddDescriptor",
     "ScatterDescriptor",
     "Shape",

@@ -24,6 +24,18 @@ from triplan.facade.indexing import (
     ScatterArgs,
     ScatterPlan,
 )
+from triplan.facade.losses import (
+    CrossEntropyArgs,
+    CrossEntropyBackwardArgs,
+    CrossEntropyBackwardPlan,
+    CrossEntropyPlan,
+    NllLossArgs,
+    NllLossBackwardArgs,
+    NllLossBackwardPlan,
+    NllLossPlan,
+    ScaleGradientArgs,
+    ScaleGradientPlan,
+)
 from triplan.facade.plan import Plan, plan, plan_type
 from triplan.facade.prepared import PreparedIndices
 from triplan.facade.rowwise import (
@@ -50,6 +62,10 @@ __all__ = [
     "BatchedGemmArgs",
     "BatchedGemmPlan",
     "CacheStats",
+    "CrossEntropyArgs",
+    "CrossEntropyBackwardArgs",
+    "CrossEntropyBackwardPlan",
+    "CrossEntropyPlan",
     "EmbeddingArgs",
     "EmbeddingBackwardArgs",
     "EmbeddingBackwardPlan",
@@ -77,6 +93,10 @@ __all__ = [
     "LogSoftmaxBackwardArgs",
     "LogSoftmaxBackwardPlan",
     "LogSoftmaxPlan",
+    "NllLossArgs",
+    "NllLossBackwardArgs",
+    "NllLossBackwardPlan",
+    "NllLossPlan",
     "Plan",
     "PlanCache",
     "PreparedIndices",
@@ -84,6 +104,8 @@ __all__ = [
     "RmsNormBackwardArgs",
     "RmsNormBackwardPlan",
     "RmsNormPlan",
+    "ScaleGradientArgs",
+    "ScaleGradientPlan",
     "ScatterAddArgs",
     "ScatterAddPlan",
     "ScatterArgs",
