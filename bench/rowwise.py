@@ -1,4 +1,4 @@
-"""``python -m bench rowwise``: softmax and the norms against torch and torch.compile, in one run."""
+"""``python -m bench rowwise``: softmax, norms and cross-entropy against torch and torch.compile, in one run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench import timing
+from bench import loss_cases, rowwise_cases, timing
 from bench.indexing import copy_share, speed_ratio
+from bench.loss_cases import LossCase
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.rowwise_cases import (
     Buffers,
@@ -21,11 +22,7 @@ from bench.rowwise_cases import (
     descriptor,
     formula,
     inputs,
-    make,
-    mismatch,
     plan_args,
-    registered,
-    spoil,
     torch_function,
 )
 from bench.timing import Contestant
@@ -65,9 +62,9 @@ def run(iterations: int, warmup: int, device: torch.device, tiny: bool, sweep: b
     """Time every case. ``tiny`` runs shrunken cases, a smoke test; ``sweep`` tries tiles instead of peers."""
     on_gpu = device.type == "cuda"
     copy = timing.copy_bandwidth(device, iterations, warmup, 2 << 30 if on_gpu else 1 << 20)
-    listed = cases(tiny)
+    listed: list[Case | LossCase] = [*cases(tiny), *loss_cases.cases(tiny)]
     if sweep and not tiny:
-        listed = [c for c in listed if (c.rows, c.n) in SWEPT and c.dtype is torch.bfloat16]
+        listed = [c for c in listed if (c.rows, c.n) in (*SWEPT, *loss_cases.SHAPES[1:]) and c.dtype is torch.bfloat16]
     rows: list[Row] = []
     started = time.perf_counter()
     for i, case in enumerate(listed):
@@ -92,8 +89,13 @@ def run(iterations: int, warmup: int, device: torch.device, tiny: bool, sweep: b
     return Report(stem, title, label, COLUMNS, CHARTS, settings, rows)
 
 
+def family(case: Case | LossCase) -> Any:
+    """The module that knows the case."""
+    return loss_cases if isinstance(case, LossCase) else rowwise_cases
+
+
 def case_rows(
-    case: Case, iterations: int, warmup: int, device: torch.device, copy: float, tiny: bool, sweep: bool
+    case: Case | LossCase, iterations: int, warmup: int, device: torch.device, copy: float, tiny: bool, sweep: bool
 ) -> list[Row]:
     """Peers first, then ours; a contestant that is wrong or fails has an ``error`` and no figures."""
     generator = torch.Generator(device).manual_seed(1)
@@ -101,7 +103,7 @@ def case_rows(
     failed: list[Row] = []
     try:
         sets, resident = timing.rotation(case.bytes, timing.l2_bytes(device))
-        buffers = [make(case, device, generator) for _ in range(sets)]
+        buffers = [family(case).make(case, device, generator) for _ in range(sets)]
         with ExitStack() as stack:
             if sweep:
                 entries = swept_entries(case, buffers, device, stack, failed)
@@ -148,7 +150,12 @@ def case_rows(
     return [*rows, *({**base, **r} for r in failed)]
 
 
-def planned(name: str, case: Case, buffers: list[Buffers], device: torch.device, kernel: str | None = None) -> Entry:
+def planned(
+    name: str, case: Case | LossCase, buffers: list[Buffers], device: torch.device, kernel: str | None = None
+) -> Entry:
+    if isinstance(case, LossCase):
+        found, run, extra = loss_cases.planned(case, buffers, device, kernel)
+        return Entry(name, found, run, True, extra)
     preference = tp.PlanPreference(deterministic=False, kernel=kernel)
     plan = tp.plan(descriptor(case), preference=preference, target=tp.Target.of(device)).prepare(device)
     workspace = tp.Workspace.allocate(plan, device)
@@ -157,11 +164,11 @@ def planned(name: str, case: Case, buffers: list[Buffers], device: torch.device,
 
 
 def swept_entries(
-    case: Case, buffers: list[Buffers], device: torch.device, stack: ExitStack, failed: list[Row]
+    case: Case | LossCase, buffers: list[Buffers], device: torch.device, stack: ExitStack, failed: list[Row]
 ) -> list[Entry]:
     """Every row of the table, and every tile; tiles that do not compile are reported."""
     entries = []
-    tiles = stack.enter_context(registered(case)) if device.type == "cuda" else []
+    tiles = stack.enter_context(family(case).registered(case)) if device.type == "cuda" else []
     rows = [r.name for r in tp.TABLE.rows(case.op) if r.name not in tiles]
     for name in [*rows, *tiles]:
         try:
@@ -174,7 +181,9 @@ def swept_entries(
     return entries
 
 
-def peers(case: Case, buffers: list[Buffers], device: torch.device, tiny: bool) -> list[Entry]:
+def peers(case: Case | LossCase, buffers: list[Buffers], device: torch.device, tiny: bool) -> list[Entry]:
+    if isinstance(case, LossCase):
+        return [Entry(name, "", run, False) for name, run in loss_cases.peers(case, buffers, device, tiny)]
     found = []
     if (eager := torch_function(case, device)) is not None:
         found.append(Entry("torch", "", lambda i: eager(buffers[i]), False))
@@ -191,12 +200,13 @@ def _first_line(failure: Exception) -> str:
     return f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
 
 
-def verify(case: Case, entry: Entry, b: Buffers) -> str:
+def verify(case: Case | LossCase, entry: Entry, b: Buffers) -> str:
     """Run once on ``b``. Ours is compared with float64; a peer's results are its own memory, and must be finite."""
     if entry.ours:
-        spoil(b)
+        family(case).spoil(b)
         entry.run(0)
-        return mismatch(case, b)
+        found: str = family(case).mismatch(case, b)
+        return found
     try:
         result = entry.run(0)
     except RuntimeError as failure:

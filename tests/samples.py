@@ -7,6 +7,8 @@ from typing import Any
 
 from triplan import (
     BatchedGemmDescriptor,
+    CrossEntropyBackwardDescriptor,
+    CrossEntropyDescriptor,
     Descriptor,
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -22,8 +24,11 @@ from triplan import (
     LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
     LogSoftmaxDescriptor,
+    NllLossBackwardDescriptor,
+    NllLossDescriptor,
     RmsNormBackwardDescriptor,
     RmsNormDescriptor,
+    ScaleGradientDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
     SoftmaxBackwardDescriptor,
@@ -54,6 +59,13 @@ SAMPLES: dict[str, Descriptor] = {
         RmsNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
         LayerNormDescriptor(input_shape=(5, 32), element="f32"),
         LayerNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
+        CrossEntropyDescriptor(
+            input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True
+        ),
+        CrossEntropyBackwardDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
+        NllLossDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
+        NllLossBackwardDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
+        ScaleGradientDescriptor(input_shape=(5, 32), element="f32"),
     )
 }
 ACCUMULATING = (

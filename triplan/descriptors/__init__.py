@@ -24,6 +24,14 @@ from triplan.descriptors.indexing import (
     ScatterDescriptor,
 )
 from triplan.descriptors.layout import PACKED, Layout, is_packed, packed_strides
+from triplan.descriptors.losses import (
+    CrossEntropyBackwardDescriptor,
+    CrossEntropyDescriptor,
+    LossDescriptor,
+    NllLossBackwardDescriptor,
+    NllLossDescriptor,
+    ScaleGradientDescriptor,
+)
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.descriptors.rowwise import (
     LayerNormBackwardDescriptor,
@@ -41,6 +49,8 @@ __all__ = [
     "PACKED",
     "AxisField",
     "BatchedGemmDescriptor",
+    "CrossEntropyBackwardDescriptor",
+    "CrossEntropyDescriptor",
     "Descriptor",
     "EmbeddingBackwardDescriptor",
     "EmbeddingDescriptor",
@@ -61,8 +71,11 @@ __all__ = [
     "Layout",
     "LogSoftmaxBackwardDescriptor",
     "LogSoftmaxDescriptor",
+    "LossDescriptor",
     "MatrixProductDescriptor",
     "MultiplyingDescriptor",
+    "NllLossBackwardDescriptor",
+    "NllLossDescriptor",
     "Operand",
     "OperandKind",
     "OutOfBounds",
@@ -70,6 +83,7 @@ __all__ = [
     "RmsNormDescriptor",
     "Role",
     "RowwiseDescriptor",
+    "ScaleGradientDescriptor",
     "ScatterAddDescriptor",
     "ScatterDescriptor",
     "Shape",

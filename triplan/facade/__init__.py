@@ -31,6 +31,18 @@ from triplan.facade.indexing import (
     ScatterArgs,
     ScatterPlan,
 )
+from triplan.facade.losses import (
+    CrossEntropyArgs,
+    CrossEntropyBackwardArgs,
+    CrossEntropyBackwardPlan,
+    CrossEntropyPlan,
+    NllLossArgs,
+    NllLossBackwardArgs,
+    NllLossBackwardPlan,
+    NllLossPlan,
+    ScaleGradientArgs,
+    ScaleGradientPlan,
+)
 from triplan.facade.plan import Plan, plan, plan_type
 from triplan.facade.prepared import PreparedIndices
 from triplan.facade.rowwise import (
@@ -58,6 +70,10 @@ __all__ = [
     "BatchedGemmArgs",
     "BatchedGemmPlan",
     "CacheStats",
+    "CrossEntropyArgs",
+    "CrossEntropyBackwardArgs",
+    "CrossEntropyBackwardPlan",
+    "CrossEntropyPlan",
     "EmbeddingArgs",
     "EmbeddingBackwardArgs",
     "EmbeddingBackwardPlan",
@@ -87,6 +103,10 @@ __all__ = [
     "LogSoftmaxBackwardArgs",
     "LogSoftmaxBackwardPlan",
     "LogSoftmaxPlan",
+    "NllLossArgs",
+    "NllLossBackwardArgs",
+    "NllLossBackwardPlan",
+    "NllLossPlan",
     "Plan",
     "PlanCache",
     "PreparedIndices",
@@ -94,6 +114,8 @@ __all__ = [
     "RmsNormBackwardArgs",
     "RmsNormBackwardPlan",
     "RmsNormPlan",
+    "ScaleGradientArgs",
+    "ScaleGradientPlan",
     "ScatterAddArgs",
     "ScatterAddPlan",
     "ScatterArgs",
