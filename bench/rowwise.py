@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from bench.rowwise_cases import (
     Buffers,
     Case,
     cases,
+    compile_share,
     descriptor,
     formula,
     inputs,
@@ -43,8 +47,9 @@ CHARTS = (
     Chart("speed_vs_peer", "speed, best peer = 1", 1.0),
 )
 Progress = Callable[[str, int, int], None]
-#: What a sweep tries: the sizes that decide tiles.
-SWEPT = ((4096, 4096), (8192, 8192), (8192, 32768), (65536, 256))
+#: What a sweep tries: the sizes that decide tiles. (A logarithm changes nothing about tiles.)
+SWEPT = ((8192, 8192), (8192, 32768), (65536, 256))
+COMPILERS = 12
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,29 @@ class Entry:
     extra_bytes: int = 0
 
 
-def run(iterations: int, warmup: int, device: torch.device, tiny: bool, sweep: bool, progress: Progress) -> Report:
-    """Time every case. ``tiny`` runs shrunken cases, a smoke test; ``sweep`` tries tiles instead of peers."""
+def run(
+    iterations: int,
+    warmup: int,
+    device: torch.device,
+    tiny: bool,
+    sweep: bool,
+    wanted: Sequence[str],
+    progress: Progress,
+) -> Report:
+    """Time every case whose name has one of ``wanted`` in it (all, if there are none).
+
+    ``tiny`` runs shrunken cases, a smoke test; ``sweep`` tries tiles instead of peers.
+    """
     on_gpu = device.type == "cuda"
     copy = timing.copy_bandwidth(device, iterations, warmup, 2 << 30 if on_gpu else 1 << 20)
     listed: list[Case | LossCase] = [*cases(tiny), *loss_cases.cases(tiny)]
     if sweep and not tiny:
-        listed = [c for c in listed if (c.rows, c.n) in (*SWEPT, *loss_cases.SHAPES[1:]) and c.dtype is torch.bfloat16]
+        shapes = (*SWEPT, *loss_cases.SHAPES[1:])
+        listed = [c for c in listed if (c.rows, c.n) in shapes and c.dtype is torch.bfloat16 and "log_" not in c.op]
+    listed = [c for c in listed if not wanted or any(text in c.name for text in wanted)]
+    if sweep and on_gpu:
+        progress("compiling", 0, len(listed))
+        compile_all([c for c in listed if isinstance(c, Case)], tp.Target.of(device))
     rows: list[Row] = []
     started = time.perf_counter()
     for i, case in enumerate(listed):
@@ -92,6 +113,16 @@ def run(iterations: int, warmup: int, device: torch.device, tiny: bool, sweep: b
 def family(case: Case | LossCase) -> Any:
     """The module that knows the case."""
     return loss_cases if isinstance(case, LossCase) else rowwise_cases
+
+
+def compile_all(listed: Sequence[Case], target: tp.Target) -> None:
+    """Fill Triton's cache on disk from several processes. What does not compile is reported where it is to be timed."""
+    workers = min(COMPILERS, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        shares = [pool.submit(compile_share, case, target, i, 4) for case in listed for i in range(4)]
+        for share in shares:
+            if isinstance(failure := share.exception(), Exception) and not isinstance(failure, tp.TriplanError):
+                raise failure
 
 
 def case_rows(
