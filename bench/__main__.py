@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     four = names.add_parser("gemm", help="matrix products against torch, on a GPU")
     four.add_argument("--dtype", choices=sorted(gemm.DTYPES), default="float16")
     four.add_argument("--sweep", action="store_true", help="time each tile of each kernel as well")
+    four.add_argument("--cases", default="", metavar="TEXT", help="only cases whose name contains it, as in the table")
     five = names.add_parser("rowwise", help="softmax and norms against torch and torch.compile, on a GPU")
     five.add_argument("--sweep", action="store_true", help="time tiles of every kernel instead of peers")
     for p, iterations, warmup in ((one, 100, 10), (three, 20, 2), (four, 30, 3), (five, 10, 1)):
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.name == "indexing":
                 report = indexing.run(options.dtype, *timing, progress)
             elif options.name == "gemm":
-                report = gemm.run(options.dtype, *timing, options.sweep, progress)
+                report = gemm.run(options.dtype, *timing, options.sweep, options.cases, progress)
             elif options.name == "rowwise":
                 report = rowwise.run(*timing, options.sweep, progress)
             else:

@@ -14,21 +14,15 @@ from torch import Tensor
 
 import triplan as tp
 from bench import timing
-from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.gemm_sweep import configurations, configured, pinned
+from bench.report import Chart, Column, Report, Row, hardware_slug, slug
 from bench.timing import Contestant, DeviceTime
-from triplan.backends.launch import Launch
-from triplan.backends.triton import gemm_backward_launch, gemm_backward_wgmma, gemm_launch, gemm_wgmma
-from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
+from triplan.descriptors import MultiplyingDescriptor
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Buffer sets enough that no call finds its operands in the L2 cache, and no more than this.
 MOST_SETS = 16
-#: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.
-HOPELESS = 2.5
 HOST_LOOPS = 3
-#: Rows of tiles dealt together, beside the row's own choice.
-GROUPS = (2, 4, 16)
-
 COLUMNS = (
     Column("case", "case"),
     Column("contestant", "by"),
@@ -90,11 +84,19 @@ CASES = (
     Case(512, 4096, 4096, "nt"),
     Case(1024, 1024, 128, batch=64),
 )
+#: More of few rows, for what a sweep is to teach the cost model.
+SWEPT = (
+    Case(1, 4096, 4096, "nt"),
+    Case(32, 4096, 14336, "nt"),
+    Case(64, 1024, 8192, "nt"),
+    Case(128, 4096, 4096, "nt"),
+)
 
 
-def cases(tiny: bool) -> list[Case]:
-    """Every row of the bench; ``tiny`` shrinks them for a smoke test."""
-    return [replace(c, m=max(c.m >> 7, 2), n=c.n >> 7, k=max(c.k >> 7, 8)) for c in CASES] if tiny else list(CASES)
+def cases(tiny: bool, sweep: bool = False, wanted: str = "") -> list[Case]:
+    """Every row of the bench whose name contains ``wanted``; ``tiny`` shrinks them for a smoke test."""
+    found = [c for c in (*CASES, *(SWEPT if sweep else ())) if wanted in c.name]
+    return [replace(c, m=max(c.m >> 7, 2), n=c.n >> 7, k=max(c.k >> 7, 8)) for c in found] if tiny else found
 
 
 # --- operands ---
@@ -164,7 +166,6 @@ def torch_entry(case: Case, buffers: Sequence[Buffers]) -> Entry:
 
 
 Args = tp.GemmArgs | tp.BatchedGemmArgs | tp.GemmBackwardArgs
-Product = MatrixProductDescriptor
 
 
 def work(case: Case, x: Buffers) -> Args:
@@ -179,8 +180,10 @@ def work(case: Case, x: Buffers) -> Args:
 def described(args: Args) -> MultiplyingDescriptor:
     if isinstance(args, tp.GemmBackwardArgs):
         return tp.GemmBackwardDescriptor.from_args(args)
-    found: type[Product] = tp.GemmDescriptor if isinstance(args, tp.GemmArgs) else tp.BatchedGemmDescriptor
-    return found.from_args(args, epilogue="identity" if args.bias is None else "bias")
+    epilogue = "identity" if args.bias is None else "bias"
+    if isinstance(args, tp.GemmArgs):
+        return tp.GemmDescriptor.from_args(args, epilogue=epilogue)
+    return tp.BatchedGemmDescriptor.from_args(args, epilogue=epilogue)
 
 
 def results(args: Args) -> dict[str, Tensor]:
@@ -196,13 +199,6 @@ def entry(name: str, case: Case, buffers: Sequence[Buffers], plan: tp.Plan[Any, 
     return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), plan)
 
 
-def pinned(desc: MultiplyingDescriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
-    try:
-        return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=row), target=target)
-    except tp.Unsupported:
-        return None
-
-
 def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep: bool) -> Iterator[Entry]:
     """torch, what select picks, every other row, and in a sweep every configuration of a row that has some hope."""
     target = tp.Target.of(device)
@@ -214,69 +210,10 @@ def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep:
         plan = pinned(desc, row.name, target)
         if row.backend is tp.BackendKind.TRITON and row.name != chosen.sku().kernel and plan is not None:
             yield entry(f"row {row.name}", case, buffers, plan, device)
-    # Two kinds of forward product stand for all: each takes as long to compile as to time.
-    if sweep and target.is_gpu and (case.bias or case.layout == "nt"):
-        for name, launches in configurations(desc, target):
-            yield entry(name, case, buffers, configured(desc, name, launches, target), device)
-
-
-def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[tuple[str, list[Launch]]]:
-    """Launches of ``desc`` by every tile and ring, but for those that are estimated to be far slower than the best."""
-    if isinstance(desc, tp.GemmBackwardDescriptor):
-        yield from backward_configurations(desc, target)
-        return
-    assert isinstance(desc, Product)
-    tiles = {tile: gemm_launch.tile_us(desc, tile, target) for tile in gemm_launch.tiles_of(desc, target)}
-    for tile, us in tiles.items():
-        if us <= HOPELESS * min(tiles.values()):
-            yield f"tiles {tile}", gemm_launch.tiles_launch(desc, tile)
-    if pinned(desc, "wgmma", target) is None:
-        return
-    rings = {ring: gemm_wgmma.ring_us(desc, ring, target) for ring in gemm_wgmma.rings_of(desc, target)}
-    for ring, us in rings.items():
-        if us <= HOPELESS * min(rings.values()):
-            yield f"wgmma {ring}", gemm_wgmma.wgmma_launch(desc, ring, target)
-            yield f"wgmma_tiles {ring}", gemm_wgmma.wgmma_launch(desc, ring, target, specialised=False)
-    best = min(rings, key=lambda ring: rings[ring])
-    for group in GROUPS:  # the same binary
-        other = replace(best, group=group)
-        yield f"wgmma {other}", gemm_wgmma.wgmma_launch(desc, other, target)
-
-
-def backward_configurations(desc: tp.GemmBackwardDescriptor, target: tp.Target) -> Iterator[tuple[str, list[Launch]]]:
-    """Launches by every ring that has some hope and by other groups, the columns' sums beside them and apart."""
-    if pinned(desc, "wgmma", target) is None:
-        return
-    rings = {
-        ring: gemm_backward_wgmma.ring_us(desc, ring, target) for ring in gemm_backward_wgmma.rings_of(desc, target)
-    }
-    best = min(rings, key=lambda ring: rings[ring])
-    hopeful = [ring for ring, us in rings.items() if us <= HOPELESS * rings[best]]
-    for ring in (*hopeful, *(replace(best, group=group) for group in GROUPS)):
-        yield f"wgmma {ring}", gemm_backward_wgmma.wgmma_launches(desc, ring, target)
-    apart = gemm_backward_wgmma.wgmma_launches(desc, best, target, beside=False)
-    yield f"wgmma {best}, sums apart", apart
-
-
-def configured(desc: MultiplyingDescriptor, name: str, launches: list[Launch], target: tp.Target) -> tp.Plan[Any, Any]:
-    """A plan that runs ``launches``: of a row that is in the table for as long as it takes to select it."""
-    base = next(row for row in tp.TABLE.rows(desc.op) if row.name == name.split()[0])
-    scratch = gemm_backward_launch.sum_workspace(desc) if isinstance(desc, tp.GemmBackwardDescriptor) else 0
-    tp.kernel(
-        op=desc.op,
-        name=name,
-        elements=base.elements,
-        guarantee=base.guarantee,
-        rank=lambda desc, target: 0.0,
-        workspace=lambda desc, target: scratch,
-    )(lambda desc, target: launches)
-    try:
-        found = pinned(desc, name, target)
-        assert found is not None
-        _ = found.launches, found.workspace_size()  # asked of the row while it is there
-        return found
-    finally:
-        tp.TABLE.unregister(desc.op, name)
+    # A few kinds of product stand for all: each takes as long to compile as to time.
+    if sweep and target.is_gpu and (case.bias or case.batch or case.layout == "nt"):
+        for c in configurations(desc, target):
+            yield entry(f"{c.row} {c.name}", case, buffers, configured(desc, c, target), device)
 
 
 # --- what is right ---
@@ -332,10 +269,11 @@ def run(
     device: torch.device,
     tiny: bool,
     sweep: bool,
+    wanted: str,
     progress: Progress,
 ) -> Report:
-    """Time every case. ``tiny`` runs shrunken cases: a smoke test whose figures say nothing."""
-    listed, rows = cases(tiny), list[Row]()
+    """Time every case that is ``wanted``. ``tiny`` runs shrunken ones: a smoke test whose figures say nothing."""
+    listed, rows = cases(tiny, sweep, wanted), list[Row]()
     started = time.perf_counter()
     for i, case in enumerate(listed):
         progress(case.name, i, len(listed))
@@ -355,10 +293,12 @@ def run(
         "device": device.type,
         "tiny": tiny,
         "sweep": sweep,
+        "cases": wanted,
         "geometric_mean": mean,
         "seconds": time.perf_counter() - started,
     }
-    stem = f"gemm-{dtype}-{hardware_slug(device)}" + ("-sweep" if sweep else "") + ("-smoke" if tiny else "")
+    stem = f"gemm-{dtype}-{hardware_slug(device)}" + ("-sweep" if sweep else "")
+    stem += (f"-{slug(wanted)}" if wanted else "") + ("-smoke" if tiny else "")
     return Report(stem, f"matrix products, {dtype}", label, COLUMNS, CHARTS, settings, rows)
 
 

@@ -75,8 +75,16 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "device_us" not in by_name["triplan"]
 
 
-def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_it_was() -> None:
-    case = Case(256, 256, 256, "nt", bias=True)
+@pytest.mark.parametrize(
+    ("case", "kinds"),
+    [
+        (Case(256, 256, 256, "nt", bias=True), ("tiles ", "wgmma ", "wgmma_tiles ")),
+        (Case(16, 256, 1024, "nt"), ("tiles ", "split_k ", "wgmma ")),
+    ],
+)
+def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_it_was(
+    case: Case, kinds: tuple[str, ...]
+) -> None:
     x = gemm.make(case, torch.float16, CPU, torch.Generator().manual_seed(0))
     before = tp.TABLE.rows("gemm")
     with launch_stubbed(H200):
@@ -86,9 +94,19 @@ def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_i
     assert len(set(names)) == len(names)
     assert names[:2] == ["torch", "triplan"]
     assert {"row tiles_invariant"} < set(names)
-    for prefix in ("tiles ", "wgmma ", "wgmma_tiles "):
+    for prefix in kinds:
         swept = [e.plan for e in found if e.plan and e.name.startswith(prefix)]
-        assert len({str((plan.launches[0].constexprs, plan.launches[0].args)) for plan in swept}) == len(swept) > 1
+        distinct = {
+            str([(la.grid, la.constexprs, la.args, la.num_warps, la.num_stages) for la in p.launches]) for p in swept
+        }
+        assert len(distinct) == len(swept) > 1
+        assert all((plan.workspace_size() > 0) == (prefix == "split_k ") for plan in swept)
+
+
+def test_cases_can_be_picked_by_name() -> None:
+    assert [c.name for c in gemm.cases(False, wanted="16x4096")] == ["16x4096x4096 NT"]
+    assert {c.m for c in gemm.cases(False, sweep=True, wanted="x4096x4096 NT")} == {1, 16, 128, 512}
+    assert gemm.cases(False) == list(gemm.CASES)
 
 
 def test_a_sweep_of_the_adjoint_tries_rings_and_where_columns_are_summed() -> None:
@@ -97,9 +115,10 @@ def test_a_sweep_of_the_adjoint_tries_rings_and_where_columns_are_summed() -> No
     with launch_stubbed(H200):
         found = {e.name: e.plan for e in gemm.entries(case, [x], CPU, sweep=True) if e.plan is not None}
     assert len({str((p.launches[0].constexprs, p.launches[0].args)) for p in found.values()}) >= len(found) - 1 > 4
-    (apart,) = (plan for name, plan in found.items() if name.endswith("sums apart"))
-    assert (len(apart.launches), len(found["triplan"].launches)) == (3, 1)
-    assert apart.workspace_size() > found["triplan"].workspace_size() == 0
+    assert (len(found["triplan"].launches), found["triplan"].workspace_size()) == (1, 0)
+    (apart,) = [plan for name, plan in found.items() if name.endswith("sums apart")]
+    assert len(apart.launches) == 3
+    assert apart.workspace_size() > 0
 
 
 def test_gemm_smoke(tmp_path: Path) -> None:

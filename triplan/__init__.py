@@ -97,6 +97,7 @@ from triplan.facade import (
     Workspace,
     plan,
     plan_type,
+    tune,
 )
 from triplan.sku import (
     ArchSku,
@@ -220,4 +221,5 @@ __all__ = [
     "plan",
     "plan_type",
     "reference",
+    "tune",
 ]

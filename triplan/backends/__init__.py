@@ -8,6 +8,7 @@ from triplan.backends.table import TABLE, KernelRow, KernelTable, kernel, refere
 from triplan.backends.triton import gemm as _triton_gemm  # noqa: F401 (registers its rows)
 from triplan.backends.triton import gemm_backward as _triton_gemm_backward  # noqa: F401 (registers its rows)
 from triplan.backends.triton import gemm_backward_wgmma as _triton_gemm_backward_wgmma  # noqa: F401 (registers its rows)
+from triplan.backends.triton import gemm_split as _triton_gemm_split  # noqa: F401 (registers its rows)
 from triplan.backends.triton import gemm_wgmma as _triton_gemm_wgmma  # noqa: F401 (registers its rows)
 from triplan.backends.triton import indexing as _triton_indexing  # noqa: F401 (registers its rows)
 from triplan.backends.triton import indexing_fixed as _triton_indexing_fixed  # noqa: F401 (registers its rows)

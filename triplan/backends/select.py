@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from triplan.backends.table import TABLE, KernelRow, KernelTable
-from triplan.backends.tuning import TuningTable
+from triplan.backends.tuning import Measured, TuningTable
 from triplan.descriptors import Descriptor
 from triplan.errors import Unsupported
 from triplan.sku import BackendKind, Candidate, KernelSku, PlanPreference, PrecisionGuarantee, Target
@@ -25,16 +27,21 @@ def select(
 
     Raises ``Unsupported``, carrying the candidates, where nothing is left.
     """
-    measured = tuning.measured(desc.key, target) if tuning is not None else {}
-    left: list[tuple[int, float, str, KernelRow]] = []
+    rows = table.rows(desc.op)
+    measured = consult(desc, preference, target, tuning, rows).times
+    left: list[tuple[int, float, str, KernelRow, str]] = []
     refused: list[Candidate] = []
-    for row in table.rows(desc.op):
+    for row in rows:
         reason = _refusal(row, desc, preference, target)
         if reason:
             refused.append(Candidate(row.name, reason))
+            continue
+        priority = row.priority if preference.batch_invariant else 0
+        if measured:
+            row, cost, way = _fastest(row, desc, preference, target, measured)
         else:
-            priority = row.priority if preference.batch_invariant else 0
-            left.append((priority, measured.get(row.name, row.rank(desc, target)), row.name, row))
+            cost, way = row.rank(desc, target), ""
+        left.append((priority, cost, row.name, row, way))
     if not left:
         raise Unsupported(
             f"no kernel for {desc.op} meets the request: {desc.key} with {preference.key} on {target.key}", refused
@@ -43,11 +50,44 @@ def select(
     chosen = left[0][3]
     verdicts = [
         Candidate(
-            name, "chosen: the cheapest that meets the request" if row is chosen else "dearer", cost, row is chosen
+            name,
+            ("chosen: the cheapest that meets the request" if row is chosen else "dearer") + way,
+            cost,
+            row is chosen,
         )
-        for _, cost, name, row in left
+        for _, cost, name, row, way in left
     ]
     return chosen, (*verdicts, *refused)
+
+
+def consult(
+    desc: Descriptor,
+    preference: PlanPreference,
+    target: Target,
+    tuning: TuningTable | None,
+    rows: Sequence[KernelRow],
+) -> Measured:
+    """The measured times that select may use for ``desc``, or why there are none."""
+    if tuning is None:
+        return Measured({}, "none was given")
+    if preference.batch_invariant:
+        # Times are of one batch size, and what is chosen must be the same for all.
+        return Measured({}, "not consulted where batch_invariant is required")
+    return tuning.measured(desc.key, target, rows)
+
+
+def _fastest(
+    row: KernelRow, desc: Descriptor, preference: PlanPreference, target: Target, measured: Mapping[str, float]
+) -> tuple[KernelRow, float, str]:
+    """``row`` as it was measured to be fastest, the time, and in words how it was launched."""
+    most = preference.max_workspace_bytes
+    own = sorted((us, name) for name, us in measured.items() if name.partition(" ")[0] == row.name)
+    for us, name in own:
+        configuration = name.partition(" ")[2]
+        found = row.configured(desc, target, configuration) if configuration else row
+        if found is not None and (most is None or found.workspace(desc, target) <= most):
+            return found, us, f" (measured{', ' * bool(configuration)}{configuration})"
+    return row, row.rank(desc, target), ""
 
 
 def _refusal(row: KernelRow, desc: Descriptor, preference: PlanPreference, target: Target) -> str:

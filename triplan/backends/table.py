@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,11 @@ from triplan.sku import (
 Guarantee = Callable[[Any], Mapping[str, PrecisionGuarantee]]
 Build = Callable[[Any, Target], Sequence[Launch]]
 Compute = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+Configurations = Callable[[Any, Target], "Mapping[str, Configuration]"]
+
+
+def _one_way(desc: Any, target: Target) -> Mapping[str, Configuration]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,21 @@ class Preparation:
     size: Callable[[Any, Target], int]
     build: Build
     run: Build
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One way to launch a row, of several among which its cost model chooses; ``tp.tune`` times each.
+
+    Attributes:
+        cost: estimated microseconds.
+        build: its launches.
+        workspace: exact bytes of scratch.
+    """
+
+    cost: float
+    build: Callable[[], Sequence[Launch]]
+    workspace: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,8 @@ class KernelRow:
         compute: plain torch from inputs to outputs (reference rows).
         layout: the SKU's layout, ``"packed"`` or ``"strided"``.
         preparation: how its indices can be prepared, where they can.
+        configurations: the ways to launch it, by name, where there are several. None may change what the row
+            guarantees; where it is ``batch_invariant``, there is one.
     """
 
     op: str
@@ -88,6 +110,14 @@ class KernelRow:
     compute: Compute | None = None
     layout: Callable[[Any], str | None] = lambda desc: None
     preparation: Preparation | None = None
+    configurations: Configurations = _one_way
+
+    def configured(self, desc: Any, target: Target, name: str) -> KernelRow | None:
+        """The row that launches ``desc`` in one of its configurations; None if there is none of that name."""
+        found = self.configurations(desc, target).get(name)
+        if found is None:
+            return None
+        return replace(self, build=lambda desc, target: found.build(), workspace=lambda desc, target: found.workspace)
 
 
 class KernelTable:
@@ -165,6 +195,7 @@ def kernel(
     interpretable: bool = True,
     layout: Callable[[Any], str | None] = lambda desc: None,
     preparation: Preparation | None = None,
+    configurations: Configurations = _one_way,
     table: KernelTable = TABLE,
 ) -> Callable[[Build], Build]:
     """Register the decorated function, which turns (descriptor, target) into launches, as a Triton row.
@@ -196,6 +227,7 @@ def kernel(
                 build=build,
                 layout=layout,
                 preparation=preparation,
+                configurations=configurations,
             )
         )
         return build

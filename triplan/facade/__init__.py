@@ -51,6 +51,7 @@ from triplan.facade.rowwise import (
     SoftmaxBackwardPlan,
     SoftmaxPlan,
 )
+from triplan.facade.tune import tune
 from triplan.facade.workspace import Workspace
 
 __all__ = [
@@ -104,4 +105,5 @@ __all__ = [
     "Workspace",
     "plan",
     "plan_type",
+    "tune",
 ]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import tempfile
 import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from triplan.backends.storing import software, write_json
 from triplan.backends.table import TABLE
 from triplan.backends.tuning import TuningTable
 from triplan.descriptors import Descriptor, parse_descriptor
@@ -145,16 +144,7 @@ class PlanCache:
         """Write every entry as JSON, atomically: a reader sees the old file or the new one."""
         with self._lock:
             plans = list(self._plans.values())
-        content = {"format": _FORMAT, "versions": versions(), "entries": [_entry(plan) for plan in plans]}
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(content, file, indent=1)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_json(path, {"format": _FORMAT, "versions": versions(), "entries": [_entry(plan) for plan in plans]})
 
     def load(self, path: str | os.PathLike[str]) -> LoadReport:
         """Select every saved entry again and keep those whose SKU is the same.
@@ -204,16 +194,9 @@ def _entry(plan: AnyPlan) -> dict[str, Any]:
     }
 
 
-def _own_version() -> str:
-    try:
-        return version("triplan")
-    except PackageNotFoundError:
-        return "source tree"  # run from a checkout that is not installed
-
-
 def versions() -> dict[str, str]:
     """What a selection's bits may depend on besides its key."""
-    return {"triplan": _own_version(), "triton": version("triton"), "torch": torch.__version__, "driver": _driver()}
+    return {**software(), "driver": _driver()}
 
 
 def _driver() -> str:

@@ -16,8 +16,8 @@ from triplan.backends.interpreter import interpret
 from triplan.backends.launch import Launch
 from triplan.backends.launcher import STORAGE, BoundLaunch, LoadedKernel, Places, Template, load
 from triplan.backends.reference.run import run_reference
-from triplan.backends.select import canonical_key, select, sku_of
-from triplan.backends.table import KernelRow
+from triplan.backends.select import canonical_key, consult, select, sku_of
+from triplan.backends.table import TABLE, KernelRow
 from triplan.backends.tuning import TuningTable
 from triplan.descriptors import Descriptor
 from triplan.errors import InvalidProblem, Unsupported
@@ -151,8 +151,12 @@ class Plan(Preparing, Generic[D, A]):
             + (f", duplicates {g.duplicates}" if g.duplicates else ""),
             f"  tolerance   rtol {t.rtol:.3g}, ctol {t.ctol:.3g}, underflow {t.underflow:.3g}",
             f"  workspace   {self.workspace_size()} bytes",
-            "  candidates",
         ]
+        if self.tuning is not None:
+            rows = TABLE.rows(self.descriptor.op)
+            found = consult(self.descriptor, self.preference, self.target, self.tuning, rows)
+            lines.append(f"  tuning      {f'a miss: {found.miss}' if found.miss else f'{len(found.times)} times'}")
+        lines.append("  candidates")
         for c in self.candidates:
             cost = "" if c.cost_us is None else f" (about {c.cost_us:.1f} us)"
             lines.append(f"    {'*' if c.chosen else '-'} {c.kernel}{cost}: {c.reason}")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from triplan.backends.launch import Launch
-from triplan.backends.table import kernel
+from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton import gemm_launch as launching
 from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import MatrixProductDescriptor
@@ -103,6 +103,13 @@ def tiles_rank(desc: MatrixProductDescriptor, target: Target) -> float:
     return launching.tile_us(desc, launching.chosen_tile(desc, target), target)
 
 
+def tiles_configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str, Configuration]:
+    return {
+        str(tile): Configuration(launching.tile_us(desc, tile, target), partial(launching.tiles_launch, desc, tile))
+        for tile in launching.tiles_of(desc, target)
+    }
+
+
 def invariant_rank(desc: MatrixProductDescriptor, target: Target) -> float:
     # The same kernel: where both take the same tile, the row that promises less comes first by this much.
     return launching.tile_us(desc, invariant_tile(desc, target), target) * 1.001
@@ -125,7 +132,7 @@ def tiles_invariant(desc: MatrixProductDescriptor, target: Target) -> list[Launc
 
 for _op in ("gemm", "batched_gemm"):
     _common: dict[str, Any] = {"op": _op, "elements": ELEMENTS, "layout": layout, "supports": tiles_apply}
-    kernel(name="tiles", guarantee=guarantee, rank=tiles_rank, **_common)(tiles)
+    kernel(name="tiles", guarantee=guarantee, rank=tiles_rank, configurations=tiles_configurations, **_common)(tiles)
     kernel(
         name="tiles_invariant",
         guarantee=invariant_guarantee,

@@ -23,7 +23,7 @@ STRIP, SUMMED_PER_US = 256, 6.0e4
 def rings_of(desc: GemmBackwardDescriptor, target: Target) -> tuple[Ring, ...]:
     """The rings that fit ``target``."""
     product = next(iter(launching.products(desc).values()))
-    return gemm_wgmma.rings_of(product.desc, target)
+    return gemm_wgmma.rings_of(product.desc, target, specialised=True)
 
 
 def _tiles(p: Product, ring: Ring) -> int:
@@ -81,9 +81,9 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: 
         x, y = p.desc.operand("a"), p.desc.operand("b")
         x_rows, y_rows = gemm_launch.leading(x)[0] == 1, gemm_launch.leading(y)[0] == 1
         maps = {
-            "x": gemm_wgmma.tensor_map("a", x.element, 64, ring.k, not x_rows),
+            "x": gemm_wgmma.tensor_map("a", x.element, ring.rows, ring.k, not x_rows),
             "y": gemm_wgmma.tensor_map("b", y.element, ring.k, ring.n, not y_rows),
-            "c": gemm_wgmma.tensor_map("c", p.desc.out, 64, ring.n // 2, False),
+            "c": gemm_wgmma.tensor_map("c", p.desc.out, ring.rows, ring.part, False),
         }
         args |= {f"{name}{i}": p.argument(tensor_map) for name, tensor_map in maps.items()}
         args |= {f"m{i}": Int(p.desc.m), f"n{i}": Int(p.desc.n), f"k{i}": Int(p.desc.k)}
@@ -106,8 +106,16 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: 
         kernels.wgmma_pair_kernel,
         max(min(items, target.sm_count), 1),
         args,
-        {**known, "BLOCK_N": ring.n, "BLOCK_K": ring.k, "STAGES": ring.stages},
+        {
+            **known,
+            "PIECES": ring.pieces,
+            "BUFFERS": ring.buffers,
+            "BLOCK_N": ring.n,
+            "BLOCK_K": ring.k,
+            "STAGES": ring.stages,
+        },
         num_warps=4,
+        overlaps=True,
     )
 
 

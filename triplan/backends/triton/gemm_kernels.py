@@ -87,6 +87,46 @@ def epilogue(
 
 
 @triton.jit
+def product_of(
+    a,
+    b,
+    row,
+    column,
+    m,
+    n,
+    k,
+    am,
+    ak,
+    bk,
+    bn,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WHOLE_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """(A @ B)[row, column], unrounded. WHOLE_K: k is a multiple of BLOCK_K, so only rows and columns need masks."""
+    depth = tl.arange(0, BLOCK_K).to(tl.int64)
+    a_at = a + row[:, None] * am + depth[None, :] * ak
+    b_at = b + depth[:, None] * bk + column[None, :] * bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    for start in range(0, k, BLOCK_K):
+        if WHOLE_K:
+            a_in = (row < m)[:, None]
+            b_in = (column < n)[None, :]
+        else:
+            a_in = (row < m)[:, None] & (depth < k - start)[None, :]
+            b_in = (depth < k - start)[:, None] & (column < n)[None, :]
+        x = tl.load(a_at, mask=a_in, other=0.0)
+        y = tl.load(b_at, mask=b_in, other=0.0)
+        acc = tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=ACC)
+        a_at += BLOCK_K * ak
+        b_at += BLOCK_K * bk
+    return acc
+
+
+@triton.jit
 def tiles_kernel(
     a,
     b,
@@ -123,8 +163,6 @@ def tiles_kernel(
     """One tile (BLOCK_M, BLOCK_N) of C a program. ``xy`` is the stride of matrix x along axis y.
 
     ``x_batch``: its stride from one product to the next; None where there is but one.
-
-    WHOLE_K: k is a multiple of BLOCK_K, so that only rows and columns need masks.
     """
     program = tl.program_id(0)
     tiles_m = tl.cdiv(m, BLOCK_M)
@@ -140,20 +178,5 @@ def tiles_kernel(
     tile_m, tile_n = tile_of(program, tiles_m, tiles_n, GROUP_M)
     row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    depth = tl.arange(0, BLOCK_K).to(tl.int64)
-    a_at = a + row[:, None] * am + depth[None, :] * ak
-    b_at = b + depth[:, None] * bk + column[None, :] * bn
-    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    for start in range(0, k, BLOCK_K):
-        if WHOLE_K:
-            a_in = (row < m)[:, None]
-            b_in = (column < n)[None, :]
-        else:
-            a_in = (row < m)[:, None] & (depth < k - start)[None, :]
-            b_in = (depth < k - start)[:, None] & (column < n)[None, :]
-        x = tl.load(a_at, mask=a_in, other=0.0)
-        y = tl.load(b_at, mask=b_in, other=0.0)
-        acc = tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=ACC)
-        a_at += BLOCK_K * ak
-        b_at += BLOCK_K * bk
+    acc = product_of(a, b, row, column, m, n, k, am, ak, bk, bn, BLOCK_M, BLOCK_N, BLOCK_K, WHOLE_K, PRECISION, ACC)
     epilogue(acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, ACTIVATION, ACC)

@@ -12,6 +12,9 @@ import triton.language as tl
 
 from triplan.backends.launch import Arg, Int, Launch, Ptr, Scalar, Stride
 from triplan.backends.triton import gemm_kernels as kernels
+from triplan.backends.triton.gemm_costs import BYTES_PER_US as BYTES_PER_US
+from triplan.backends.triton.gemm_costs import LAUNCH_US as LAUNCH_US
+from triplan.backends.triton.gemm_costs import pointers_us
 from triplan.descriptors import MatrixProductDescriptor, Operand
 from triplan.sku import ElementKind, MathPrecision, Target
 
@@ -49,7 +52,13 @@ class Tile:
 
 #: By what is multiplied and where. The largest are what the tensor cores' feed from shared memory asks for; the others
 #: fill the card with smaller problems; those of 16 rows are for a few rows of A, where B streams through once.
-_SMALL = (Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4), Tile(16, 32, 128, 4, 4))
+_SMALL = (
+    Tile(64, 64, 64, 4, 4),
+    Tile(32, 64, 128, 4, 4),
+    Tile(16, 64, 128, 4, 4),
+    Tile(16, 32, 128, 4, 4),
+    Tile(16, 32, 256, 4, 4),
+)
 NARROW = {
     "sm80": (Tile(128, 128, 32, 8, 4), Tile(64, 128, 32, 4, 4), *_SMALL),
     "sm90a": (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), *_SMALL),
@@ -88,38 +97,15 @@ def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
 
 # --- what a tile costs ---
 
-#: Multiplications and additions a microsecond and multiprocessor, in millions: guesses from the peaks of H200 and A100,
-#: to be replaced by measurements (``python -m bench gemm --sweep``).
-_MFLOP = {
-    "sm90a": {2: 4.2, "tf32": 2.0, 4: 0.35, 8: 0.3},
-    "sm80": {2: 2.2, "tf32": 1.1, 4: 0.15, 8: 0.13},
-    "cpu": {2: 1.0, "tf32": 1.0, 4: 1.0, 8: 1.0},
-}
-LAUNCH_US, BYTES_PER_US = 1.5, 4.0e6
-#: What one multiprocessor loads from the L2 cache by pointers in a microsecond, while all do.
-FED = 5.0e4
-
 
 def programs_of(desc: MatrixProductDescriptor, tile: Tile) -> int:
     """One a tile of each product."""
     return math.prod(desc.lead) * -(-desc.m // tile.m) * -(-desc.n // tile.n)
 
 
-def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> float:
-    """Estimated microseconds of ``desc`` in tiles of one kind, a tile a multiprocessor at a time."""
-    kind: Any = "tf32" if desc.multiplicands is MathPrecision.TF32 else desc.element.itemsize
-    flops = 2 * tile.m * tile.n * max(desc.k, 1)
-    # A small tile keeps the tensor cores waiting for its operands.
-    fed = (tile.m + tile.n) * max(desc.k, 1) * desc.element.itemsize / FED
-    each = max(flops / (_MFLOP[str(target.arch)][kind] * 1e6), fed)
-    programs = programs_of(desc, tile)
-    sms = max(target.sm_count, 1)
-    # Two small tiles overlap on a multiprocessor, so that a wave that is half full costs half.
-    waves = math.ceil(programs / sms) if tile.m * tile.n >= 128 * 128 else max(1.0, programs / sms)
-    size, out = desc.element.itemsize, desc.out.itemsize
-    nbytes = size * desc.k * (desc.m + desc.n) + out * desc.m * desc.n * (2 if desc.reads_c0 else 1)
-    nbytes *= math.prod(desc.lead)
-    return LAUNCH_US + max(waves * each, nbytes / BYTES_PER_US)
+def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: int = 1) -> float:
+    """Estimated microseconds of one kernel by pointers, with k in so many pieces."""
+    return pointers_us(desc, tile, leading(desc.operand("b"))[0] == 1, target, pieces)
 
 
 @lru_cache(maxsize=4096)
@@ -208,42 +194,50 @@ def epilogue_arguments(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], d
     return args, {**c_known, **c0_known, **along_known, "ACTIVATION": ACTIVATIONS[desc.activation]}
 
 
+def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[str, Arg], dict[str, Any]]:
+    """What every kernel that multiplies by pointers takes: arguments and constexprs."""
+    a, b = desc.operand("a"), desc.operand("b")
+    of_a, a_known = strides(a, ("am", "ak", "a_batch"))
+    of_b, b_known = strides(b, ("bk", "bn", "b_batch"))
+    tf32 = desc.multiplicands is MathPrecision.TF32
+    args: dict[str, Arg] = {
+        "a": pointer(a),
+        "b": pointer(b),
+        "m": extent(desc.m),
+        "n": extent(desc.n),
+        "k": extent(desc.k),
+        **of_a,
+        **of_b,
+    }
+    return args, {
+        **a_known,
+        **b_known,
+        "BLOCK_M": tile.m,
+        "BLOCK_N": tile.n,
+        "BLOCK_K": tile.k,
+        "GROUP_M": GROUP_M,
+        "WHOLE_K": desc.k % tile.k == 0,
+        "PRECISION": "tf32" if tf32 else "ieee",
+        "ACC": accumulator(desc),
+    }
+
+
+def accumulator(desc: MatrixProductDescriptor) -> Any:
+    return tl.float64 if desc.element is ElementKind.F64 else tl.float32
+
+
 def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
     """``tiles_kernel`` with tiles of one kind; nothing for an empty C."""
     if desc.operand("c").numel == 0:
         return []
-    a, b, c = (desc.operand(name) for name in "abc")
-    of_a, a_known = strides(a, ("am", "ak", "a_batch"))
-    of_b, b_known = strides(b, ("bk", "bn", "b_batch"))
-    args, constants = epilogue_arguments(desc)
-    tf32 = desc.multiplicands is MathPrecision.TF32
+    args, constants = product_arguments(desc, tile)
+    of_c, c_known = epilogue_arguments(desc)
     return [
         Launch(
             kernels.tiles_kernel,
             programs_of(desc, tile),
-            {
-                "a": pointer(a),
-                "b": pointer(b),
-                "c": pointer(c),
-                "m": extent(desc.m),
-                "n": extent(desc.n),
-                "k": extent(desc.k),
-                **of_a,
-                **of_b,
-                **args,
-            },
-            {
-                **a_known,
-                **b_known,
-                **constants,
-                "BLOCK_M": tile.m,
-                "BLOCK_N": tile.n,
-                "BLOCK_K": tile.k,
-                "GROUP_M": GROUP_M,
-                "WHOLE_K": desc.k % tile.k == 0,
-                "PRECISION": "tf32" if tf32 else "ieee",
-                "ACC": tl.float64 if desc.element is ElementKind.F64 else tl.float32,
-            },
+            {"c": pointer(desc.operand("c")), **args, **of_c},
+            {**constants, **c_known},
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
