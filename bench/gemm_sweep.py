@@ -10,7 +10,6 @@ import triplan as tp
 from triplan.backends.launch import Launch
 from triplan.backends.triton import gemm_backward_wgmma as pairs
 from triplan.backends.triton import gemm_launch, gemm_split, gemm_wgmma
-from triplan.backends.triton.gemm_backward_launch import sum_workspace
 from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 
@@ -108,16 +107,16 @@ def configuration(desc: Product, ring: gemm_wgmma.Ring, target: tp.Target) -> Co
 
 
 def backward_configurations(desc: tp.GemmBackwardDescriptor, target: tp.Target) -> Iterator[Configuration]:
-    """Both products in one launch, by rings and groups; by the best also with the columns' sums apart."""
+    """Both products in one launch, by rings, with the columns' sums beside them and apart; by the best also in other
+    groups."""
     if pinned(desc, "wgmma", target) is None:
         return
-    rings = promising(pairs.rings_of(desc, target), lambda ring: pairs.ring_us(desc, ring, target))
-    for ring in (*rings, *(replace(rings[0], group=group) for group in GROUPS)):
+    every = pairs.configurations(desc, target)
+    for name in promising([*every], lambda name: every[name].cost):
+        yield Configuration("wgmma", name, [*every[name].build()], every[name].workspace)
+    for ring in (replace(pairs.chosen_ring(desc, target), group=group) for group in GROUPS):  # the same binary
         launches, workspace = pairs.wgmma_launches(desc, ring, target), pairs.workspace_of(desc, ring, target)
         yield Configuration("wgmma", str(ring), launches, workspace)
-    if pairs.sums_beside(desc, rings[0], target):
-        launches = pairs.wgmma_launches(desc, rings[0], target, beside=False)
-        yield Configuration("wgmma", f"{rings[0]}, sums apart", launches, sum_workspace(desc))
 
 
 def promising(all_of: Sequence[T], estimate: Callable[[T], float], hopeless: float = HOPELESS) -> list[T]:
