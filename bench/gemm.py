@@ -14,7 +14,7 @@ from torch import Tensor
 
 import triplan as tp
 from bench import timing
-from bench.gemm_sweep import Product, configurations, configured, pinned
+from bench.gemm_sweep import configurations, configured, pinned
 from bench.report import Chart, Column, Report, Row, hardware_slug, slug
 from bench.timing import Contestant, DeviceTime
 from triplan.descriptors import MultiplyingDescriptor
@@ -23,7 +23,6 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Buffer sets enough that no call finds its operands in the L2 cache, and no more than this.
 MOST_SETS = 16
 HOST_LOOPS = 3
-
 COLUMNS = (
     Column("case", "case"),
     Column("contestant", "by"),
@@ -181,8 +180,10 @@ def work(case: Case, x: Buffers) -> Args:
 def described(args: Args) -> MultiplyingDescriptor:
     if isinstance(args, tp.GemmBackwardArgs):
         return tp.GemmBackwardDescriptor.from_args(args)
-    found: type[Product] = tp.GemmDescriptor if isinstance(args, tp.GemmArgs) else tp.BatchedGemmDescriptor
-    return found.from_args(args, epilogue="identity" if args.bias is None else "bias")
+    epilogue = "identity" if args.bias is None else "bias"
+    if isinstance(args, tp.GemmArgs):
+        return tp.GemmDescriptor.from_args(args, epilogue=epilogue)
+    return tp.BatchedGemmDescriptor.from_args(args, epilogue=epilogue)
 
 
 def results(args: Args) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What a sweep of the bench of matrix products tries: every tile and ring of every row that has some hope."""
+"""What ``python -m bench gemm --sweep`` tries: every tile and ring of every row that has some hope."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import triplan as tp
 from triplan.backends.launch import Launch
-from triplan.backends.triton import gemm_backward_launch, gemm_backward_wgmma, gemm_launch, gemm_split, gemm_wgmma
+from triplan.backends.triton import gemm_backward_wgmma as pairs
+from triplan.backends.triton import gemm_launch, gemm_split, gemm_wgmma
 from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 
@@ -50,8 +51,8 @@ SHALLOW = (
     Tile(64, 64, 128, 4, 1),
 )
 
-Product = MatrixProductDescriptor
 T = TypeVar("T")
+Product = MatrixProductDescriptor
 
 
 def pinned(desc: MultiplyingDescriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
@@ -106,18 +107,16 @@ def configuration(desc: Product, ring: gemm_wgmma.Ring, target: tp.Target) -> Co
 
 
 def backward_configurations(desc: tp.GemmBackwardDescriptor, target: tp.Target) -> Iterator[Configuration]:
-    """Launches by every ring that has some hope and by other groups, the columns' sums beside them and apart."""
+    """Both products in one launch, by rings, with the columns' sums beside them and apart; by the best also in other
+    groups."""
     if pinned(desc, "wgmma", target) is None:
         return
-    scratch = gemm_backward_launch.sum_workspace(desc)
-    rings = promising(
-        gemm_backward_wgmma.rings_of(desc, target), lambda ring: gemm_backward_wgmma.ring_us(desc, ring, target)
-    )
-    for ring in (*rings, *(replace(rings[0], group=group) for group in GROUPS)):
-        launches = gemm_backward_wgmma.wgmma_launches(desc, ring, target)
-        yield Configuration("wgmma", str(ring), launches, scratch)
-    apart = gemm_backward_wgmma.wgmma_launches(desc, rings[0], target, beside=False)
-    yield Configuration("wgmma", f"{rings[0]}, sums apart", apart, scratch)
+    every = pairs.configurations(desc, target)
+    for name in promising([*every], lambda name: every[name].cost):
+        yield Configuration("wgmma", name, [*every[name].build()], every[name].workspace)
+    for ring in (replace(pairs.chosen_ring(desc, target), group=group) for group in GROUPS):  # the same binary
+        launches, workspace = pairs.wgmma_launches(desc, ring, target), pairs.workspace_of(desc, ring, target)
+        yield Configuration("wgmma", str(ring), launches, workspace)
 
 
 def promising(all_of: Sequence[T], estimate: Callable[[T], float], hopeless: float = HOPELESS) -> list[T]:

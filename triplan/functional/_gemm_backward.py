@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from triplan.facade import GemmBackwardPlan
-from triplan.functional._ops import _LIBRARY, _register
+from triplan.functional._ops import _LIBRARY, _nothing_watches, _register, needs_grad
 from triplan.functional._plans import run
 
 Tensor = torch.Tensor
@@ -48,13 +48,24 @@ def _kernel(
     return found
 
 
-#: (da, db, dbias) of ``alpha * a @ b + bias`` from ``dc``: (m, n), (m, k) and (k, n) of one dtype.
-gemm_backward: Any = _register(
+_overload = _register(
     "gemm_backward",
     "(Tensor dc, Tensor a, Tensor b, bool to_a, bool to_b, bool to_bias, Scalar alpha) -> (Tensor, Tensor, Tensor)",
     _kernel,
     _fake,
 )
+
+
+def gemm_backward(
+    dc: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(da, db, dbias) of ``alpha * a @ b + bias`` from ``dc``: (m, k), (k, n) and (m, n) of one dtype; da and db lie as
+    a and b do. What is not wanted is empty."""
+    given = (dc, a, b, to_a, to_b, to_bias, alpha)
+    # The kernel itself where nothing watches.
+    short = not torch.compiler.is_compiling() and not needs_grad(given) and _nothing_watches(given)
+    found: tuple[Tensor, Tensor, Tensor] = (_kernel if short else _overload)(*given)
+    return found
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache, partial
 
 from triplan.backends.launch import Arg, Int, Launch, Scalar
-from triplan.backends.table import kernel
+from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton import gemm_backward_launch as launching
 from triplan.backends.triton import gemm_backward_wgmma_kernels as kernels
 from triplan.backends.triton import gemm_launch, gemm_wgmma
@@ -168,6 +169,20 @@ def _roundings(desc: GemmBackwardDescriptor) -> int:
     return max(-(-desc.m // 8) + 8, launching.sum_roundings(desc))
 
 
+def configurations(desc: GemmBackwardDescriptor, target: Target) -> Mapping[str, Configuration]:
+    """Each ring, with the sums of columns beside the products where they can be, and apart."""
+    found = {}
+    for ring in rings_of(desc, target):
+        build = partial(wgmma_launches, desc, ring, target)
+        cost, workspace = ring_us(desc, ring, target), workspace_of(desc, ring, target)
+        found[str(ring)] = Configuration(cost, build, workspace)
+        if sums_beside(desc, ring, target):
+            apart = partial(build, beside=False)
+            cost += launching.sum_us(desc)
+            found[f"{ring}, sums apart"] = Configuration(cost, apart, launching.sum_workspace(desc))
+    return found
+
+
 def workspace_of(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> int:
     """Bytes that the launches with this ring need."""
     return 0 if sums_beside(desc, ring, target) else launching.sum_workspace(desc)
@@ -189,6 +204,7 @@ def _workspace(desc: GemmBackwardDescriptor, target: Target) -> int:
     workspace=_workspace,
     guarantee=partial(guarantee, _roundings),
     layout=layout,
+    configurations=configurations,
 )
 def wgmma(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
     return wgmma_launches(desc, chosen_ring(desc, target), target)
