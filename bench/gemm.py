@@ -7,62 +7,22 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import triplan as tp
 from bench import timing
+from bench.gemm_sweep import configurations, configured, pinned
 from bench.report import Chart, Column, Report, Row, hardware_slug, slug
 from bench.timing import Contestant, DeviceTime
-from triplan.backends.launch import Launch
-from triplan.backends.triton import gemm_launch, gemm_split, gemm_wgmma
-from triplan.backends.triton.gemm_launch import Tile
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors import MultiplyingDescriptor
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Buffer sets enough that no call finds its operands in the L2 cache, and no more than this.
 MOST_SETS = 16
-#: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.
-HOPELESS, HOPELESS_SPLIT = 2.5, 1.35
 HOST_LOOPS = 3
-#: Rows of tiles dealt together, beside the row's own choice.
-GROUPS = (2, 4, 16)
-#: Tiles that no row takes today. What keeps most loads on their way is for a sweep to find: by rows of A at most.
-FEW_ROWS = {
-    16: (
-        Tile(16, 16, 256, 4, 4),
-        Tile(16, 32, 64, 4, 6),
-        Tile(16, 32, 128, 2, 4),
-        Tile(16, 32, 256, 4, 3),
-        Tile(16, 64, 64, 4, 6),
-        Tile(16, 64, 256, 8, 3),
-        Tile(16, 128, 64, 4, 4),
-    ),
-    64: (
-        Tile(64, 32, 128, 4, 4),
-        Tile(64, 64, 64, 4, 3),
-        Tile(64, 64, 64, 4, 6),
-        Tile(64, 64, 128, 4, 4),
-        Tile(64, 128, 64, 4, 3),
-        Tile(64, 128, 64, 8, 4),
-        Tile(64, 128, 128, 8, 3),
-    ),
-}
-#: And those that are written nearly as long as they are multiplied.
-SHALLOW_K = 256
-SHALLOW = (
-    Tile(128, 256, 64, 8, 2),
-    Tile(128, 128, 64, 8, 2),
-    Tile(128, 128, 64, 4, 2),
-    Tile(128, 128, 128, 8, 1),
-    Tile(128, 64, 64, 4, 2),
-    Tile(64, 256, 64, 8, 2),
-    Tile(64, 128, 64, 4, 2),
-    Tile(64, 64, 128, 4, 1),
-)
-
 COLUMNS = (
     Column("case", "case"),
     Column("contestant", "by"),
@@ -76,7 +36,6 @@ COLUMNS = (
 )
 CHARTS = (Chart("tflops", "TFLOP/s"), Chart("speed_vs_torch", "speed, torch = 1", 1.0))
 Progress = Callable[[str, int, int], None]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -180,12 +139,12 @@ def rotated(case: Case, itemsize: int, l2: int) -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant of one case; ``run(i)`` works on buffer set ``i``. ``plans`` is empty for torch."""
+    """A contestant of one case; ``run(i)`` works on buffer set ``i``. ``plan`` is None for torch."""
 
     name: str
     kernel: str
     run: Callable[[int], object]
-    plans: tuple[tp.Plan[Any, Any], ...] = ()
+    plan: tp.Plan[Any, Any] | None = None
 
 
 def torch_entry(case: Case, buffers: Sequence[Buffers]) -> Entry:
@@ -206,127 +165,55 @@ def torch_entry(case: Case, buffers: Sequence[Buffers]) -> Entry:
     return Entry("torch", "", backward if case.backward else forward)
 
 
-Args = tp.GemmArgs | tp.BatchedGemmArgs
-Product = MatrixProductDescriptor
+Args = tp.GemmArgs | tp.BatchedGemmArgs | tp.GemmBackwardArgs
 
 
-def products(case: Case, x: Buffers) -> Sequence[Args]:
-    """What plans are to do for one set of buffers."""
+def work(case: Case, x: Buffers) -> Args:
+    """What a plan is to do for one set of buffers."""
     if case.backward:
-        return [tp.GemmArgs(a=x.c, b=x.b.t(), c=x.da), tp.GemmArgs(a=x.a.t(), b=x.c, c=x.db)]
+        return tp.GemmBackwardArgs(dc=x.c, a=x.a, b=x.b, da=x.da, db=x.db, dbias=x.dbias)
     if case.batch:
-        return [tp.BatchedGemmArgs(a=x.a, b=x.b, c=x.c)]
-    return [tp.GemmArgs(a=x.a, b=x.b, c=x.c, bias=x.bias if case.bias else None)]
+        return tp.BatchedGemmArgs(a=x.a, b=x.b, c=x.c)
+    return tp.GemmArgs(a=x.a, b=x.b, c=x.c, bias=x.bias if case.bias else None)
 
 
-def described(args: Args) -> Product:
-    found: type[Product] = tp.GemmDescriptor if isinstance(args, tp.GemmArgs) else tp.BatchedGemmDescriptor
-    return found.from_args(args, epilogue="identity" if args.bias is None else "bias")
+def described(args: Args) -> MultiplyingDescriptor:
+    if isinstance(args, tp.GemmBackwardArgs):
+        return tp.GemmBackwardDescriptor.from_args(args)
+    epilogue = "identity" if args.bias is None else "bias"
+    if isinstance(args, tp.GemmArgs):
+        return tp.GemmDescriptor.from_args(args, epilogue=epilogue)
+    return tp.BatchedGemmDescriptor.from_args(args, epilogue=epilogue)
 
 
-def entry(
-    name: str, case: Case, buffers: Sequence[Buffers], plans: Sequence[tp.Plan[Any, Any]], device: torch.device
-) -> Entry:
+def results(args: Args) -> dict[str, Tensor]:
+    """What is written, by operand."""
+    names = ("da", "db", "dbias") if isinstance(args, tp.GemmBackwardArgs) else ("c",)
+    return {name: getattr(args, name) for name in names}
+
+
+def entry(name: str, case: Case, buffers: Sequence[Buffers], plan: tp.Plan[Any, Any], device: torch.device) -> Entry:
     if device.type == "cuda":
-        for plan in plans:
-            plan.prepare(device)
-    args = [products(case, x) for x in buffers]
-    workspaces = [tp.Workspace.allocate(plan, device) for plan in plans]
-
-    def run(i: int) -> None:
-        for plan, given, workspace in zip(plans, args[i], workspaces, strict=True):
-            plan.run(given, workspace)
-        if case.backward:  # the gradient of the bias is torch's own, for both
-            torch.sum(buffers[i].c, 0, out=buffers[i].dbias)
-
-    kernels = list(dict.fromkeys(plan.sku().kernel for plan in plans))
-    return Entry(name, ", ".join(kernels), run, tuple(plans))
-
-
-def pinned(desc: Product, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
-    try:
-        return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=row), target=target)
-    except tp.Unsupported:
-        return None
+        plan.prepare(device)
+    args, workspace = [work(case, x) for x in buffers], tp.Workspace.allocate(plan, device)
+    return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), plan)
 
 
 def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep: bool) -> Iterator[Entry]:
     """torch, what select picks, every other row, and in a sweep every configuration of a row that has some hope."""
     target = tp.Target.of(device)
-    descs = [described(args) for args in products(case, buffers[0])]
+    desc = described(work(case, buffers[0]))
     yield torch_entry(case, buffers)
-    chosen = [tp.plan(d, preference=tp.PlanPreference(deterministic=False), target=target) for d in descs]
+    chosen = tp.plan(desc, preference=tp.PlanPreference(deterministic=False), target=target)
     yield entry("triplan", case, buffers, chosen, device)
-    taken = [plan.sku().kernel for plan in chosen]
-    for row in tp.TABLE.rows(descs[0].op):
-        plans = [pinned(d, row.name, target) for d in descs]
-        if row.backend is tp.BackendKind.TRITON and [row.name] * len(descs) != taken and all(plans):
-            yield entry(f"row {row.name}", case, buffers, [p for p in plans if p is not None], device)
+    for row in tp.TABLE.rows(desc.op):
+        plan = pinned(desc, row.name, target)
+        if row.backend is tp.BackendKind.TRITON and row.name != chosen.sku().kernel and plan is not None:
+            yield entry(f"row {row.name}", case, buffers, plan, device)
     # A few kinds of product stand for all: each takes as long to compile as to time.
-    if sweep and not case.backward and target.is_gpu and (case.bias or case.batch or case.layout == "nt"):
-        for c in configurations(descs[0], target):
-            yield entry(f"{c.row} {c.name}", case, buffers, [configured(descs[0], c, target)], device)
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """Launches of a row that stands for all of its kind in a sweep, and the workspace they need."""
-
-    row: str
-    name: str
-    launches: list[Launch]
-    workspace: int = 0
-
-
-def configurations(desc: Product, target: tp.Target) -> Iterator[Configuration]:
-    """``desc`` by every tile and ring, but for those that are estimated to be far slower than the best."""
-    few: tuple[Tile, ...] = next((tiles for rows, tiles in FEW_ROWS.items() if desc.m <= rows), ())
-    tried = few or (SHALLOW if desc.k <= SHALLOW_K else ())
-    fitting = [t for t in tried if t.shared_bytes(desc.element.itemsize) <= target.shared_memory]
-    tiles = [*gemm_launch.tiles_of(desc, target), *fitting]
-    for tile in promising(tiles, lambda tile: gemm_launch.tile_us(desc, tile, target)):
-        yield Configuration("tiles", str(tile), gemm_launch.tiles_launch(desc, tile))
-    if few:
-        splits = [*gemm_split.splits_of(desc, target), *gemm_split.cuts(fitting, desc.k)]
-        for split in promising(splits, lambda s: gemm_split.split_us(desc, s, target), HOPELESS_SPLIT):
-            launches, workspace = gemm_split.split_launch(desc, split), gemm_split.partial_bytes(desc, split)
-            yield Configuration("split_k", str(split), launches, workspace)
-    if pinned(desc, "wgmma", target) is None:
-        return
-    rings = promising(gemm_wgmma.rings_of(desc, target), lambda ring: gemm_wgmma.ring_us(desc, ring, target))
-    for ring in rings:
-        yield Configuration("wgmma", str(ring), gemm_wgmma.wgmma_launch(desc, ring, target))
-        yield Configuration("wgmma_tiles", str(ring), gemm_wgmma.wgmma_launch(desc, ring, target, specialised=False))
-    for group in GROUPS:  # the same binary
-        other = replace(rings[0], group=group)
-        yield Configuration("wgmma", str(other), gemm_wgmma.wgmma_launch(desc, other, target))
-
-
-def promising(all_of: Sequence[T], estimate: Callable[[T], float], hopeless: float = HOPELESS) -> list[T]:
-    """The cheapest first, by a row's own cost model, down to those that are hopeless."""
-    costs = {x: estimate(x) for x in all_of}
-    return sorted((x for x in costs if costs[x] <= hopeless * min(costs.values())), key=lambda x: costs[x])
-
-
-def configured(desc: Product, c: Configuration, target: tp.Target) -> tp.Plan[Any, Any]:
-    """A plan that runs ``c``: of a row that is in the table for as long as it takes to select it."""
-    base = next(row for row in tp.TABLE.rows(desc.op) if row.name == c.row)
-    name = f"{c.row} {c.name}"
-    tp.kernel(
-        op=desc.op,
-        name=name,
-        elements=base.elements,
-        guarantee=base.guarantee,
-        rank=lambda desc, target: 0.0,
-        workspace=lambda desc, target: c.workspace,
-    )(lambda desc, target: c.launches)
-    try:
-        found = pinned(desc, name, target)
-        assert found is not None
-        _ = found.launches, found.workspace_size()  # asked of the row while it is there
-        return found
-    finally:
-        tp.TABLE.unregister(desc.op, name)
+    if sweep and target.is_gpu and (case.bias or case.batch or case.layout == "nt"):
+        for c in configurations(desc, target):
+            yield entry(f"{c.row} {c.name}", case, buffers, configured(desc, c, target), device)
 
 
 # --- what is right ---
@@ -334,36 +221,41 @@ def configured(desc: Product, c: Configuration, target: tp.Target) -> tp.Plan[An
 
 @dataclass(frozen=True)
 class Truth:
-    """Each result in float64, and Σ|terms|."""
+    """Each result in float64, and Σ|terms|, by operand."""
 
-    values: tuple[Tensor, ...]
-    terms: tuple[Tensor, ...]
+    values: dict[str, Tensor]
+    terms: dict[str, Tensor]
 
 
 def truth(case: Case, x: Buffers) -> Truth:
-    found = []
-    for args in products(case, x):
-        a, b = args.a.double(), args.b.double()
-        bias = 0.0 if args.bias is None else args.bias.double()
-        found.append((a @ b + bias, a.abs() @ b.abs() + (0.0 if args.bias is None else args.bias.double().abs())))
-    return Truth(tuple(v for v, _ in found), tuple(t for _, t in found))
+    def of(a: Tensor, b: Tensor, c: Tensor, bias: Tensor) -> dict[str, Tensor]:
+        if case.backward:
+            return {"da": c @ b.t(), "db": a.t() @ c, "dbias": c.sum(0)}
+        return {"c": a @ b + (bias if case.bias else 0.0)}
+
+    given = [t.double() for t in (x.a, x.b, x.c, x.bias)]
+    return Truth(of(*given), of(*(t.abs() for t in given)))
 
 
 def verify(case: Case, e: Entry, x: Buffers, expected: Truth) -> tuple[float, str]:
     """Run once on ``x``: (largest error relative to Σ|terms|, what breaks the plan's guarantee)."""
-    results = [args.c for args in products(case, x)]
-    for result in results:
+    written = results(work(case, x))
+    for result in written.values():
         result.fill_(float("nan"))  # what is not written shows
     e.run(0)
     worst, wrong = 0.0, ""
-    for n, (got, want, terms) in enumerate(zip(results, expected.values, expected.terms, strict=True)):
+    for name, got in written.items():
+        want, terms = expected.values[name], expected.terms[name]
         error = (got.double() - want).abs()
         worst = max(worst, float((error / terms.clamp(min=1e-300)).nan_to_num(math.inf).max()))
-        if e.plans:
-            t = e.plans[n].precision_guarantee("c").tolerance
+        if e.plan is not None:
+            t = e.plan.precision_guarantee(name).tolerance
             bad = ~(error <= t.rtol * want.abs() + t.ctol * terms + t.underflow)
             if bool(bad.any()):
-                wrong = f"wrong: {int(bad.sum())} of {bad.numel()} elements; the largest error is {float(error.max())}"
+                wrong = (
+                    f"wrong: {int(bad.sum())} of {bad.numel()} elements of {name}; the largest error is "
+                    f"{float(error.max())}"
+                )
     return worst, wrong
 
 
@@ -442,7 +334,7 @@ def case_rows(
     except (tp.TriplanError, RuntimeError) as e:
         error_text = f"{type(e).__name__}: {str(e).splitlines()[0]}"
         return [{**base, "contestant": "all", "error": error_text, "note": error_text}]
-    torch_us = next((t.median_us for (e, _), t in zip(sound, times, strict=True) if not e.plans), None)
+    torch_us = next((t.median_us for (e, _), t in zip(sound, times, strict=True) if e.plan is None), None)
     found = [
         {**base, "contestant": e.name, "kernel": e.kernel, **figures(case, t, torch_us), "max_error": error}
         for (e, error), t in zip(sound, times, strict=True)

@@ -1,31 +1,32 @@
-"""``python -m bench rowwise``: softmax and the norms against torch and torch.compile, in one run."""
+"""``python -m bench rowwise``: softmax, norms and cross-entropy against torch and torch.compile, in one run."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import torch
 
 import triplan as tp
-from bench import timing
+from bench import loss_cases, rowwise_cases, timing
 from bench.indexing import copy_share, speed_ratio
+from bench.loss_cases import LossCase
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.rowwise_cases import (
     Buffers,
     Case,
     cases,
+    compile_share,
     descriptor,
     formula,
     inputs,
-    make,
-    mismatch,
     plan_args,
-    registered,
-    spoil,
     torch_function,
 )
 from bench.timing import Contestant
@@ -46,8 +47,9 @@ CHARTS = (
     Chart("speed_vs_peer", "speed, best peer = 1", 1.0),
 )
 Progress = Callable[[str, int, int], None]
-#: What a sweep tries: the sizes that decide tiles.
-SWEPT = ((4096, 4096), (8192, 8192), (8192, 32768), (65536, 256))
+#: What a sweep tries: the sizes that decide tiles. (A logarithm changes nothing about tiles.)
+SWEPT = ((8192, 8192), (8192, 32768), (65536, 256))
+COMPILERS = 12
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,29 @@ class Entry:
     extra_bytes: int = 0
 
 
-def run(iterations: int, warmup: int, device: torch.device, tiny: bool, sweep: bool, progress: Progress) -> Report:
-    """Time every case. ``tiny`` runs shrunken cases, a smoke test; ``sweep`` tries tiles instead of peers."""
+def run(
+    iterations: int,
+    warmup: int,
+    device: torch.device,
+    tiny: bool,
+    sweep: bool,
+    wanted: Sequence[str],
+    progress: Progress,
+) -> Report:
+    """Time every case whose name has one of ``wanted`` in it (all, if there are none).
+
+    ``tiny`` runs shrunken cases, a smoke test; ``sweep`` tries tiles instead of peers.
+    """
     on_gpu = device.type == "cuda"
     copy = timing.copy_bandwidth(device, iterations, warmup, 2 << 30 if on_gpu else 1 << 20)
-    listed = cases(tiny)
+    listed: list[Case | LossCase] = [*cases(tiny), *loss_cases.cases(tiny)]
     if sweep and not tiny:
-        listed = [c for c in listed if (c.rows, c.n) in SWEPT and c.dtype is torch.bfloat16]
+        shapes = (*SWEPT, *loss_cases.SHAPES[1:])
+        listed = [c for c in listed if (c.rows, c.n) in shapes and c.dtype is torch.bfloat16 and "log_" not in c.op]
+    listed = [c for c in listed if not wanted or any(text in c.name for text in wanted)]
+    if sweep and on_gpu:
+        progress("compiling", 0, len(listed))
+        compile_all([c for c in listed if isinstance(c, Case)], tp.Target.of(device))
     rows: list[Row] = []
     started = time.perf_counter()
     for i, case in enumerate(listed):
@@ -92,8 +110,23 @@ def run(iterations: int, warmup: int, device: torch.device, tiny: bool, sweep: b
     return Report(stem, title, label, COLUMNS, CHARTS, settings, rows)
 
 
+def family(case: Case | LossCase) -> Any:
+    """The module that knows the case."""
+    return loss_cases if isinstance(case, LossCase) else rowwise_cases
+
+
+def compile_all(listed: Sequence[Case], target: tp.Target) -> None:
+    """Fill Triton's cache on disk from several processes. What does not compile is reported where it is to be timed."""
+    workers = min(COMPILERS, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        shares = [pool.submit(compile_share, case, target, i, 4) for case in listed for i in range(4)]
+        for share in shares:
+            if isinstance(failure := share.exception(), Exception) and not isinstance(failure, tp.TriplanError):
+                raise failure
+
+
 def case_rows(
-    case: Case, iterations: int, warmup: int, device: torch.device, copy: float, tiny: bool, sweep: bool
+    case: Case | LossCase, iterations: int, warmup: int, device: torch.device, copy: float, tiny: bool, sweep: bool
 ) -> list[Row]:
     """Peers first, then ours; a contestant that is wrong or fails has an ``error`` and no figures."""
     generator = torch.Generator(device).manual_seed(1)
@@ -101,7 +134,7 @@ def case_rows(
     failed: list[Row] = []
     try:
         sets, resident = timing.rotation(case.bytes, timing.l2_bytes(device))
-        buffers = [make(case, device, generator) for _ in range(sets)]
+        buffers = [family(case).make(case, device, generator) for _ in range(sets)]
         with ExitStack() as stack:
             if sweep:
                 entries = swept_entries(case, buffers, device, stack, failed)
@@ -148,7 +181,12 @@ def case_rows(
     return [*rows, *({**base, **r} for r in failed)]
 
 
-def planned(name: str, case: Case, buffers: list[Buffers], device: torch.device, kernel: str | None = None) -> Entry:
+def planned(
+    name: str, case: Case | LossCase, buffers: list[Buffers], device: torch.device, kernel: str | None = None
+) -> Entry:
+    if isinstance(case, LossCase):
+        found, run, extra = loss_cases.planned(case, buffers, device, kernel)
+        return Entry(name, found, run, True, extra)
     preference = tp.PlanPreference(deterministic=False, kernel=kernel)
     plan = tp.plan(descriptor(case), preference=preference, target=tp.Target.of(device)).prepare(device)
     workspace = tp.Workspace.allocate(plan, device)
@@ -157,11 +195,11 @@ def planned(name: str, case: Case, buffers: list[Buffers], device: torch.device,
 
 
 def swept_entries(
-    case: Case, buffers: list[Buffers], device: torch.device, stack: ExitStack, failed: list[Row]
+    case: Case | LossCase, buffers: list[Buffers], device: torch.device, stack: ExitStack, failed: list[Row]
 ) -> list[Entry]:
     """Every row of the table, and every tile; tiles that do not compile are reported."""
     entries = []
-    tiles = stack.enter_context(registered(case)) if device.type == "cuda" else []
+    tiles = stack.enter_context(family(case).registered(case)) if device.type == "cuda" else []
     rows = [r.name for r in tp.TABLE.rows(case.op) if r.name not in tiles]
     for name in [*rows, *tiles]:
         try:
@@ -174,7 +212,9 @@ def swept_entries(
     return entries
 
 
-def peers(case: Case, buffers: list[Buffers], device: torch.device, tiny: bool) -> list[Entry]:
+def peers(case: Case | LossCase, buffers: list[Buffers], device: torch.device, tiny: bool) -> list[Entry]:
+    if isinstance(case, LossCase):
+        return [Entry(name, "", run, False) for name, run in loss_cases.peers(case, buffers, device, tiny)]
     found = []
     if (eager := torch_function(case, device)) is not None:
         found.append(Entry("torch", "", lambda i: eager(buffers[i]), False))
@@ -191,12 +231,13 @@ def _first_line(failure: Exception) -> str:
     return f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
 
 
-def verify(case: Case, entry: Entry, b: Buffers) -> str:
+def verify(case: Case | LossCase, entry: Entry, b: Buffers) -> str:
     """Run once on ``b``. Ours is compared with float64; a peer's results are its own memory, and must be finite."""
     if entry.ours:
-        spoil(b)
+        family(case).spoil(b)
         entry.run(0)
-        return mismatch(case, b)
+        found: str = family(case).mismatch(case, b)
+        return found
     try:
         result = entry.run(0)
     except RuntimeError as failure:

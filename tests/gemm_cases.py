@@ -107,3 +107,52 @@ def batched_grid(element: str, batch: int, m: int, n: int, k: int) -> Iterator[t
 
 #: Where something is missing, or there is but one.
 EDGES = ((0, 5, 7), (5, 0, 7), (5, 7, 0), (1, 1, 1), (1, 33, 129), (33, 1, 65), (0, 0, 0))
+
+
+# --- the adjoint ---
+
+
+def backward_magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Σ|terms|; infinite where the product before alpha leaves its range."""
+    alpha = 1.0 if x.get("alpha") is None else abs(x["alpha"])
+    reach = torch.finfo(desc.element.compute.torch).max / 2
+    found = {}
+    if desc.wants_da:
+        found["da"] = x["dc"] @ x["b"].t()
+    if desc.wants_db:
+        found["db"] = x["a"].t() @ x["dc"]
+    found = {name: torch.where(t > reach, torch.inf, alpha * t) for name, t in found.items()}
+    if desc.wants_dbias:
+        found["dbias"] = x["dc"].sum(0)
+    return found
+
+
+#: Which of da, db and dbias are wanted.
+SUBSETS = ((1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+#: Of dc and the factors; gradients lie as the factors do, but for the last.
+BACKWARD_LAYOUTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"b": COLUMN, "db": COLUMN},
+    {"a": COLUMN, "da": COLUMN},
+    {"a": COLUMN, "b": COLUMN, "dc": ROW},
+    {"dc": COLUMN, "a": ROW, "b": ROW, "da": ROW, "db": ROW},
+    {"dc": LOOSE_COLUMN, "a": LOOSE_ROW, "b": LOOSE_COLUMN, "da": LOOSE_ROW, "db": COLUMN, "dbias": "strided"},
+    dict.fromkeys(("dc", "a", "b", "da", "db", "dbias"), tp.Layout(alignment=8)),
+    dict.fromkeys(("dc", "a", "b", "da", "db", "dbias"), "strided"),
+)
+
+
+def backward(m: int, n: int, k: int, element: str, subset: tuple[int, ...], **fields: Any) -> tp.GemmBackwardDescriptor:
+    wants = {f"wants_{name}": bool(on) for name, on in zip(("da", "db", "dbias"), subset, strict=True)}
+    bare = tp.GemmBackwardDescriptor(m=m, n=n, k=k, element=element, **wants)
+    names = {o.name for o in bare.operands()}
+    layouts = {name: layout for name, layout in fields.pop("layouts", {}).items() if name in names}
+    return bare.replace(layouts=layouts, **fields)
+
+
+def backward_grid(element: str, m: int, n: int, k: int) -> Iterator[tp.GemmBackwardDescriptor]:
+    """Every layout, for all gradients and for subsets in turns."""
+    for turn, layouts in enumerate(BACKWARD_LAYOUTS):
+        wide = "f32" if element in ("f16", "bf16") and turn % 3 == 1 else None
+        for subset in (SUBSETS[0], SUBSETS[turn % len(SUBSETS)]):
+            yield backward(m, n, k, element, subset, out_element=wide, layouts=layouts)

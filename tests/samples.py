@@ -7,11 +7,14 @@ from typing import Any
 
 from triplan import (
     BatchedGemmDescriptor,
+    CrossEntropyBackwardDescriptor,
+    CrossEntropyDescriptor,
     Descriptor,
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
     GatherBackwardDescriptor,
     GatherDescriptor,
+    GemmBackwardDescriptor,
     GemmDescriptor,
     IndexAddDescriptor,
     IndexPutDescriptor,
@@ -21,8 +24,11 @@ from triplan import (
     LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
     LogSoftmaxDescriptor,
+    NllLossBackwardDescriptor,
+    NllLossDescriptor,
     RmsNormBackwardDescriptor,
     RmsNormDescriptor,
+    ScaleGradientDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
     SoftmaxBackwardDescriptor,
@@ -44,6 +50,7 @@ SAMPLES: dict[str, Descriptor] = {
         EmbeddingBackwardDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
         GemmDescriptor(m=5, n=32, k=9, element="f32", epilogue="bias", reads_c0=True),
         BatchedGemmDescriptor(batch=3, m=5, n=32, k=9, element="f32", epilogue="bias", reads_c0=True),
+        GemmBackwardDescriptor(m=5, n=32, k=9, element="f32", wants_dbias=True),
         SoftmaxDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
         SoftmaxBackwardDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
         LogSoftmaxDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
@@ -52,6 +59,13 @@ SAMPLES: dict[str, Descriptor] = {
         RmsNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
         LayerNormDescriptor(input_shape=(5, 32), element="f32"),
         LayerNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
+        CrossEntropyDescriptor(
+            input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True
+        ),
+        CrossEntropyBackwardDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
+        NllLossDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
+        NllLossBackwardDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
+        ScaleGradientDescriptor(input_shape=(5, 32), element="f32"),
     )
 }
 ACCUMULATING = (

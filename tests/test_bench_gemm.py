@@ -43,7 +43,7 @@ def test_the_sizes_that_are_promised_are_there() -> None:
 def test_operands_lie_as_the_case_says(layout: str) -> None:
     x = gemm.make(Case(16, 24, 32, layout), torch.float16, CPU, torch.Generator().manual_seed(0))
     assert (x.a.shape, x.b.shape, x.c.shape) == ((16, 32), (32, 24), (16, 24))
-    sku = tp.plan(gemm.described(gemm.products(Case(16, 24, 32, layout), x)[0]), target=H200).sku()
+    sku = tp.plan(gemm.described(gemm.work(Case(16, 24, 32, layout), x)), target=H200).sku()
     assert sku.layout == layout
 
 
@@ -58,8 +58,9 @@ def test_backward_multiplies_what_torch_does() -> None:
         assert error < 2**-10
         assert wrong == ""
         assert not x.dbias.isnan().any()
-    assert torch.equal(want.values[0], x.c.double() @ x.b.double().t())
-    assert torch.equal(want.values[1], x.a.double().t() @ x.c.double())
+    assert torch.equal(want.values["da"], x.c.double() @ x.b.double().t())
+    assert torch.equal(want.values["db"], x.a.double().t() @ x.c.double())
+    assert torch.equal(want.values["dbias"], x.c.double().sum(0))
 
 
 def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_i
     assert names[:2] == ["torch", "triplan"]
     assert {"row tiles_invariant"} < set(names)
     for prefix in kinds:
-        swept = [e.plans[0] for e in found if e.name.startswith(prefix)]
+        swept = [e.plan for e in found if e.plan and e.name.startswith(prefix)]
         distinct = {
             str([(la.grid, la.constexprs, la.args, la.num_warps, la.num_stages) for la in p.launches]) for p in swept
         }
@@ -106,6 +107,18 @@ def test_cases_can_be_picked_by_name() -> None:
     assert [c.name for c in gemm.cases(False, wanted="16x4096")] == ["16x4096x4096 NT"]
     assert {c.m for c in gemm.cases(False, sweep=True, wanted="x4096x4096 NT")} == {1, 16, 128, 512}
     assert gemm.cases(False) == list(gemm.CASES)
+
+
+def test_a_sweep_of_the_adjoint_tries_rings_and_where_columns_are_summed() -> None:
+    case = Case(2048, 2048, 2048, bias=True, backward=True)
+    x = gemm.make(case, torch.float16, CPU, torch.Generator().manual_seed(0))
+    with launch_stubbed(H200):
+        found = {e.name: e.plan for e in gemm.entries(case, [x], CPU, sweep=True) if e.plan is not None}
+    assert len({str((p.launches[0].constexprs, p.launches[0].args)) for p in found.values()}) >= len(found) - 1 > 4
+    assert (len(found["triplan"].launches), found["triplan"].workspace_size()) == (1, 0)
+    apart = [plan for name, plan in found.items() if name.endswith("sums apart")]
+    assert apart
+    assert all(len(plan.launches) == 3 and plan.workspace_size() > 0 for plan in apart)
 
 
 def test_gemm_smoke(tmp_path: Path) -> None:

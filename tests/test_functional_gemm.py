@@ -11,7 +11,7 @@ from functional_cases import DEVICES, FLOATS, integers, laid_out
 from torch.autograd import gradcheck, gradgradcheck
 
 import triplan.functional as F  # noqa: N812
-from triplan.functional import _plans, multiplying
+from triplan.functional import _gemm_backward, _plans, multiplying
 from triplan.functional._ops import Op
 
 OPS = {op.name: op for op in vars(multiplying).values() if isinstance(op, Op)}
@@ -112,34 +112,49 @@ def test_gradcheck(name: str, device: str) -> None:
     assert gradgradcheck(function, inputs)
 
 
-def test_only_wanted_gradients_are_computed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    products = []
-    original = multiplying._product
-    monkeypatch.setattr(multiplying, "_product", lambda *a, **k: (products.append(1), original(*a, **k))[1])
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """The operands of every plan that is run."""
+    found: list[dict[str, torch.Tensor]] = []
+    original = _plans.run
+    for module in (multiplying, _gemm_backward):
+        monkeypatch.setattr(module, "run", lambda cls, o, **k: (found.append(o), original(cls, o, **k))[1])
     for op in OPS.values():
         op.forget()
+    return found
+
+
+def test_only_wanted_gradients_are_computed(device: str, given: list[dict[str, torch.Tensor]]) -> None:
     a, w, bias = (integers(s, torch.float64, device, 1) for s in ((3, 4), (5, 4), (5,)))
     F.linear(a, w, bias.requires_grad_()).sum().backward()
-    assert len(products) == 1
-    F.linear(a, w.requires_grad_(), bias).sum().backward()
-    assert len(products) == 3
+    assert len(given) == 1  # forward
+    F.linear(a, w.requires_grad_(), bias.detach()).sum().backward()
+    assert [set(o) for o in given[2:]] == [{"a", "b", "c"}]
+    F.linear(a, w, bias).sum().backward()
+    assert [set(o) for o in given[4:]] == [{"dc", "a", "db", "dbias"}]
+    F.mm(a.requires_grad_(), w.t()).sum().backward()
+    assert [set(o) for o in given[6:]] == [{"dc", "a", "b", "da", "db"}]
 
 
-def test_transposes_are_not_copied(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transposes_are_not_copied(device: str, given: list[dict[str, torch.Tensor]]) -> None:
     """Every factor that a plan is given lies in memory of the caller's."""
-    given = []
-    original = _plans.run
-    monkeypatch.setattr(multiplying, "run", lambda cls, o, **k: (given.append(o), original(cls, o, **k))[1])
-    for op in OPS.values():
-        op.forget()
     a, w = integers((6, 16), torch.float64, device, 1).requires_grad_(), integers((24, 16), torch.float64, device, 2)
     w.requires_grad_()
     out = F.linear(a, w)
     weight = integers((6, 24), torch.float64, device, 3)
-    torch.autograd.grad(out, (a, w), weight)
-    assert len(given) == 3
+    _, to_w = torch.autograd.grad(out, (a, w), weight)
+    assert to_w.is_contiguous()
+    assert len(given) == 2
     theirs = {t.data_ptr() for t in (a, w, weight)}
-    assert all(o[name].data_ptr() in theirs for o in given for name in ("a", "b"))
+    assert all(o[name].data_ptr() in theirs for o in given for name in ("dc", "a", "b") if name in o)
+
+
+@pytest.mark.parametrize("wanted", [(True, True, True), (True, False, True), (False, True, False)])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck_of_the_adjoint(wanted: tuple[bool, ...], requires_grad: bool, device: str) -> None:
+    dc, a, w = (integers(s, torch.float64, device, 1) for s in ((5, 24), (5, 16), (24, 16)))
+    given = [t.requires_grad_(requires_grad) for t in (dc, a, w.t())]
+    torch.library.opcheck(torch.ops.triplan.gemm_backward.default, (*given, *wanted, 0.5))
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,11 @@ def test_maps_of_transposes_and_of_axes_of_one(monkeypatch: pytest.MonkeyPatch) 
     tma_maps.Maps(plain, torch.empty(1, 40).as_strided((1, 40), (3, 1)), None)(4096)
     tma_maps.Maps(plain, torch.empty(512).as_strided((64, 1), (8, 5)), None)(4096)
     assert made == [([40, 24], [24, 1]), ([1, 40], [48, 1]), ([64, 1], [8, 1])]
+    made.clear()
+    batch = TensorMap("b", ElementKind.F32, (1, 16, 32), transposed=True)
+    tma_maps.Maps(batch, torch.empty(40, 24).t().expand(5, 24, 40), None)(4096)  # one matrix for all of a batch
+    tma_maps.Maps(batch, torch.empty(5, 40, 24).mT, None)(4096)
+    assert made == [([1, 40, 24], [32, 24, 1]), ([5, 40, 24], [960, 24, 1])]
 
 
 def test_a_gluon_kernel_is_compiled_as_one() -> None:

@@ -83,6 +83,7 @@ def _compile(source: Source, arch: ArchSku) -> Any:
         "num_stages": source.num_stages,
         "maxnreg": source.max_registers,
         "enable_fp_fusion": True,
+        "launch_pdl": source.overlaps,
     }
     try:
         return triton.compile(ast, target=GPUTarget("cuda", arch.capability, 32), options=options)

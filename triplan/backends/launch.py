@@ -117,6 +117,7 @@ class Source:
     attrs: tuple[tuple[tuple[int, ...], int], ...]
     num_warps: int
     num_stages: int
+    overlaps: bool = False
     max_registers: int | None = None
 
     @property
@@ -128,6 +129,8 @@ class Source:
 class Launch:
     """One kernel launch. ``grid`` is one-dimensional: products of grid extents overflow in Triton's launcher.
 
+    ``overlaps``: it may begin while the launch ahead of it still runs (programmatic dependent launch); the kernel waits
+    for that one's end before it touches memory.
     ``max_registers``: of a thread. Where nothing is said, ptxas may spill a few to fit one more block.
     """
 
@@ -137,6 +140,7 @@ class Launch:
     constexprs: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    overlaps: bool = False
     max_registers: int | None = None
 
     def __post_init__(self) -> None:
@@ -166,6 +170,7 @@ class Launch:
             tuple(attrs),
             self.num_warps,
             self.num_stages,
+            self.overlaps,
             self.max_registers,
         )
 

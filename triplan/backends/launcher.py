@@ -13,7 +13,8 @@ What this module relies on, and what breaks if it changes (``tests/test_launcher
   parameter in signature order, constexprs included (ignored, so None), tuples nested, pointers as raw integers, tensor
   descriptors as objects. From 3.6 to 3.9. Otherwise: TypeError, or wrong results, in every GPU test.
 - In 3.6 alone, ``tma_maps`` launches by the C function beneath ``run``, which takes encoded tensor maps.
-- ``triton.knobs.runtime.launch_enter_hook.calls``: hooks are passed only where a profiler installed some.
+- ``triton.knobs.runtime.launch_enter_hook`` and ``launch_exit_hook`` are ``HookChain``, whose ``add`` and ``remove``
+  change the list ``calls`` in place, from 3.6 to 3.9: hooks are passed only where a profiler installed some.
 - No launcher checks anything: alignment, widths of integers and devices are the plan's to guard (``can_implement``).
 """
 
@@ -41,12 +42,16 @@ Places = Mapping[tuple[str, int | None], int]
 WORKSPACE = ("", None)
 #: That of prepared indices.
 STORAGE = ("", 0)
-#: Whose ``launch_enter_hook.calls`` and ``launch_exit_hook.calls`` a profiler fills.
-HOOKS: Any = triton.knobs.runtime
+_HOOKS: Any = triton.knobs.runtime
+#: The lists that a profiler fills: looking them up anew would take a tenth of a microsecond of each launch.
+ENTER_HOOKS: list[Any] = _HOOKS.launch_enter_hook.calls
+EXIT_HOOKS: list[Any] = _HOOKS.launch_exit_hook.calls
 _STATIC: Any = getattr(getattr(torch._C, "_StaticCudaLauncher", None), "_launch_kernel", None)
 #: The static launcher's letters; it has a fixed array of 120 arguments.
 _LETTERS = {"i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
 _MOST_PARAMETERS = 120
+#: Launches that one template keeps filled in: a loop goes round so many sets of buffers.
+_MOST_FILLED = 64
 
 
 class LoadedKernel:
@@ -85,19 +90,27 @@ class LoadedKernel:
         self, function: int, x: int, y: int, z: int, warps: int, shared: int, types: None, flat: Any, stream: int
     ) -> None:
         """The same call by Triton's launcher."""
-        self.launch_by_triton(flat, stream)
+        self._starting_by_triton(flat)(stream)
 
-    def launch_by_triton(
-        self, flat: Sequence[Any], stream: int, about: Any = None, enter: Any = None, leave: Any = None
-    ) -> None:
-        """Launch with Triton's own launcher; the hooks ``enter`` and ``leave`` are told ``about`` it."""
+    def starting(self, flat: Sequence[Any]) -> Callable[[int], None]:
+        """What launches with the arguments ``flat`` on a stream."""
+        return self._starting_by_triton(flat) if self._encodes else partial(self.start, flat)
+
+    @property
+    def _encodes(self) -> bool:
+        return bool(tma_maps.ENCODED and self.compiled.metadata.tensordesc_meta)
+
+    def _starting_by_triton(
+        self, flat: Sequence[Any], about: Any = None, enter: Any = None, leave: Any = None
+    ) -> Callable[[int], None]:
+        """The same with Triton's own launcher; the hooks ``enter`` and ``leave`` are told ``about`` it."""
         compiled, values = self.compiled, self._nested(flat)
         run = compiled.run  # loads the module; must come before .function
-        if tma_maps.ENCODED and compiled.metadata.tensordesc_meta:
-            tma_maps.launch(run, self.launch.grid, stream, compiled, (about, enter, leave), values)
-        else:
-            grid = (self.launch.grid, 1, 1)
-            run(*grid, stream, compiled.function, compiled.packed_metadata, about, enter, leave, *values)
+        hooks = (about, enter, leave)
+        if self._encodes:
+            return tma_maps.starting(run, self.launch.grid, compiled, values, hooks)
+        before, after = (self.launch.grid, 1, 1), (compiled.function, compiled.packed_metadata, *hooks, *values)
+        return lambda stream: run(*before, stream, *after)
 
     def _nested(self, flat: Sequence[Any]) -> list[Any]:
         """Arguments as Triton's launcher wants them: constexprs in, tuples nested."""
@@ -113,13 +126,13 @@ class LoadedKernel:
     def profiled(self, flat: Sequence[Any], stream: int) -> None:
         """The launch with Triton's hooks told of it."""
         about = self.compiled.launch_metadata((self.launch.grid, 1, 1), stream, *self._nested(flat))
-        self.launch_by_triton(flat, stream, about, HOOKS.launch_enter_hook, HOOKS.launch_exit_hook)
+        self._starting_by_triton(flat, about, _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook)(stream)
 
 
 class Template:
     """A kernel's arguments, of which addresses and scalars are still to come."""
 
-    __slots__ = ("arguments", "computed", "kernel", "start")
+    __slots__ = ("_filled", "_keeps", "arguments", "computed", "kernel", "start")
 
     def __init__(self, kernel: LoadedKernel, leaves: Sequence[Arg], args: Any, places: Places) -> None:
         self.kernel, self.start = kernel, kernel.start
@@ -141,6 +154,11 @@ class Template:
             order.append(~len(constants))
             constants.append(value)
         self.computed = tuple(computed)
+        # Tensor maps take long to put together; equal numbers may differ in a sign, equal addresses do not.
+        self._keeps = bool(computed) and not any(
+            isinstance(leaf, Scalar) and (leaf.operand, None) in places for leaf in leaves
+        )
+        self._filled: dict[tuple[Any, ...], BoundLaunch] = {}
         #: From (values, computed) to all arguments.
         self.arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]]
         self.arguments = FunctionType(_arranging(tuple(order)), {}, "arguments", tuple(constants))
@@ -151,7 +169,14 @@ class Template:
 
     def fill(self, values: tuple[Any, ...]) -> BoundLaunch:
         """The launch with ``values`` at their places."""
-        return BoundLaunch(self.kernel, self.arguments(self.extended(values)))
+        found = self._filled.get(values) if self._keeps else None
+        if found is None:
+            found = BoundLaunch(self.kernel, self.arguments(self.extended(values)))
+            if self._keeps:
+                if len(self._filled) >= _MOST_FILLED:
+                    self._filled.clear()
+                self._filled[values] = found
+        return found
 
 
 @lru_cache(maxsize=1024)
@@ -173,12 +198,12 @@ class BoundLaunch:
     __slots__ = ("flat", "kernel", "start")
 
     def __init__(self, kernel: LoadedKernel, flat: tuple[Any, ...]) -> None:
-        self.kernel, self.flat, self.start = kernel, flat, partial(kernel.start, flat)
+        self.kernel, self.flat, self.start = kernel, flat, kernel.starting(flat)
 
 
 def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
     """Launch in order on ``stream`` (a raw handle) of the current device. Raises ``KernelInternal``."""
-    if HOOKS.launch_enter_hook.calls or HOOKS.launch_exit_hook.calls:
+    if ENTER_HOOKS or EXIT_HOOKS:
         for bound in calls:
             bound.kernel.profiled(bound.flat[: -len(bound.kernel.tail) or None], stream)
         return
@@ -200,7 +225,7 @@ def launching(templates: Sequence[Template]) -> Callable[[tuple[Any, ...], int],
         start, arguments = template.start, template.arguments
 
         def one(values: tuple[Any, ...], stream: int) -> None:
-            if HOOKS.launch_enter_hook.calls or HOOKS.launch_exit_hook.calls:
+            if ENTER_HOOKS or EXIT_HOOKS:
                 launch([template.fill(values)], stream)
                 return
             try:

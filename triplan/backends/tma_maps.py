@@ -11,7 +11,7 @@ call is another, and Triton encodes at every launch (``ENCODED`` is False).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,12 +42,13 @@ class Maps:
     def __init__(self, spec: TensorMap, tensor: torch.Tensor, meta: Any) -> None:
         """``meta``: what the compiler chose for this descriptor (swizzle, block); None where it uses no TMA."""
         self._spec, self._meta = spec, meta
-        seen = tensor.t() if spec.transposed else tensor
-        # No element is reached by the stride of an axis of one, and the driver refuses some that such axes have: here a
-        # multiple of 16 bytes that is no less than a row.
+        seen = tensor.mT if spec.transposed else tensor
+        # An axis of stride 0 is one of one. No element is reached by the stride of such; the driver refuses some that
+        # they have: here a multiple of 16 bytes that is no less than a row.
         row = -(-seen.shape[-1] // 16) * 16
-        strides = [row if n == 1 else s for n, s in zip(seen.shape, seen.stride(), strict=True)]
-        self._shape, self._strides = list(seen.shape), [*strides[:-1], 1]
+        self._shape = [n if s else 1 for n, s in zip(seen.shape, seen.stride(), strict=True)]
+        strides = [row if n == 1 else s for n, s in zip(self._shape, seen.stride(), strict=True)]
+        self._strides = [*strides[:-1], 1]
         self._by_address: dict[int, Any] = {}
 
     def __call__(self, address: int) -> Any:
@@ -72,21 +73,24 @@ class Maps:
         return _Encoded(driver.make_tensordesc_arg(descriptor, self._meta)) if ENCODED else descriptor
 
 
-def launch(run: Any, grid: int, stream: int, compiled: Any, hooks: tuple[Any, Any, Any], values: Sequence[Any]) -> None:
-    """Launch with encoded maps among ``values``; ``hooks`` are (launch metadata, enter, exit)."""
+def starting(
+    run: Any, grid: int, compiled: Any, values: Sequence[Any], hooks: tuple[Any, Any, Any] = (None, None, None)
+) -> Callable[[int], None]:
+    """What launches on a stream with encoded maps among ``values``; ``hooks`` are (launch metadata, enter, exit)."""
     flat: list[Any] = []
     for value in values:
         if type(value) is _Encoded:
             flat.extend(value)
         else:
             flat.append(value)
-    attributes = (run.launch_cooperative_grid, run.launch_pdl)
-    about, enter, leave = hooks
     c_launch = _c_launch(run)
-    c_launch(
-        grid, 1, 1, stream, compiled.function, *attributes, None, None, compiled.packed_metadata, about, enter, leave,
-        *flat,
-    )  # fmt: skip
+    attributes = (run.launch_cooperative_grid, run.launch_pdl)
+    rest = (compiled.function, *attributes, None, None, compiled.packed_metadata, *hooks, *flat)
+
+    def start(stream: int) -> None:
+        c_launch(grid, 1, 1, stream, *rest)
+
+    return start
 
 
 def _c_launch(run: Any) -> Any:

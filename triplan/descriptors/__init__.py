@@ -2,7 +2,13 @@
 
 from triplan.descriptors.base import Descriptor, descriptor_types, parse_descriptor
 from triplan.descriptors.fields import AxisField, Extent, ExtentField, IndexValueField, Shape, ShapeField
-from triplan.descriptors.gemm import BatchedGemmDescriptor, GemmDescriptor, MatrixProductDescriptor
+from triplan.descriptors.gemm import (
+    BatchedGemmDescriptor,
+    GemmDescriptor,
+    MatrixProductDescriptor,
+    MultiplyingDescriptor,
+)
+from triplan.descriptors.gemm_backward import GemmBackwardDescriptor
 from triplan.descriptors.indexing import (
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -18,6 +24,14 @@ from triplan.descriptors.indexing import (
     ScatterDescriptor,
 )
 from triplan.descriptors.layout import PACKED, Layout, is_packed, packed_strides
+from triplan.descriptors.losses import (
+    CrossEntropyBackwardDescriptor,
+    CrossEntropyDescriptor,
+    LossDescriptor,
+    NllLossBackwardDescriptor,
+    NllLossDescriptor,
+    ScaleGradientDescriptor,
+)
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.descriptors.rowwise import (
     LayerNormBackwardDescriptor,
@@ -35,6 +49,8 @@ __all__ = [
     "PACKED",
     "AxisField",
     "BatchedGemmDescriptor",
+    "CrossEntropyBackwardDescriptor",
+    "CrossEntropyDescriptor",
     "Descriptor",
     "EmbeddingBackwardDescriptor",
     "EmbeddingDescriptor",
@@ -42,6 +58,7 @@ __all__ = [
     "ExtentField",
     "GatherBackwardDescriptor",
     "GatherDescriptor",
+    "GemmBackwardDescriptor",
     "GemmDescriptor",
     "IndexAddDescriptor",
     "IndexPutDescriptor",
@@ -54,7 +71,11 @@ __all__ = [
     "Layout",
     "LogSoftmaxBackwardDescriptor",
     "LogSoftmaxDescriptor",
+    "LossDescriptor",
     "MatrixProductDescriptor",
+    "MultiplyingDescriptor",
+    "NllLossBackwardDescriptor",
+    "NllLossDescriptor",
     "Operand",
     "OperandKind",
     "OutOfBounds",
@@ -62,6 +83,7 @@ __all__ = [
     "RmsNormDescriptor",
     "Role",
     "RowwiseDescriptor",
+    "ScaleGradientDescriptor",
     "ScatterAddDescriptor",
     "ScatterDescriptor",
     "Shape",

@@ -15,26 +15,16 @@ from triplan.sku import Element, ElementKind, Math, MathPrecision, OpCategory
 Epilogue = Literal["identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu"]
 
 
-class MatrixProductDescriptor(Descriptor):
-    """Fields that all matrix products share: ``c = act(alpha * a @ b + beta * c0 + bias)``.
-
-    Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
-    epilogue adds one. ``alpha`` and ``beta`` are Args, 1 where None is passed; with beta = 0 ``c0`` is not read.
-
-    A transposed matrix is one of another layout, and is never copied: ``Layout.strided(unit_axis=0)`` is column-major
-    with any leading dimension, ``unit_axis=1`` row-major; ``stride_multiple`` says what its leading dimension is a
-    multiple of, and ``alignment`` its address.
+class MultiplyingDescriptor(Descriptor):
+    """Fields that matrix products and their adjoints share.
 
     Attributes:
-        m, n, k: extents. With k = 0 the product is zero.
-        element: element of ``a`` and ``b``. With i8 all is computed in i32, and what leaves it is taken modulo 2**32.
-        out_element: element of ``c``, ``c0`` and ``bias``: f32 for products of f16 or bf16; by default ``element``, or
-            i32 for i8.
+        m, n, k: extents of ``c = a @ b``: (m, n) = (m, k) @ (k, n).
+        element: element of what is multiplied. With i8 all is computed in i32, modulo 2**32.
+        out_element: element of what is written: f32 for products of f16 or bf16; by default ``element``, or i32 for i8.
         math: precision of the multiplicands: tf32 for f32, where that suffices, or tf32x3, which is nearer (their
             tolerances hold for normal numbers); by default ``element``'s own.
         accumulator: in which products are added: by default f64 for f64, i32 for i8, else f32.
-        epilogue: bias and activation, applied in the accumulator, before the one rounding.
-        reads_c0: whether there is a ``c0``.
     """
 
     category: ClassVar[OpCategory] = OpCategory.GEMM
@@ -46,8 +36,6 @@ class MatrixProductDescriptor(Descriptor):
     out_element: Element | None = None
     math: Math | None = None
     accumulator: Element | None = None
-    epilogue: Epilogue = "identity"
-    reads_c0: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -90,12 +78,10 @@ class MatrixProductDescriptor(Descriptor):
         for name, only in (("out_element", ElementKind.I32), ("math", "exact"), ("accumulator", ElementKind.I32)):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be {only} for i8")
-        if self.activation not in ("identity", "relu"):
-            raise ValueError(f"epilogue = {self.epilogue}: integers have no {self.activation}")
 
     @property
     def out(self) -> ElementKind:
-        """The element of ``c``."""
+        """The element of what is written."""
         return self.out_element or (self.sums if self.element is ElementKind.I8 else self.element)
 
     @property
@@ -105,10 +91,35 @@ class MatrixProductDescriptor(Descriptor):
 
     @property
     def multiplicands(self) -> MathPrecision:
-        """What ``a`` and ``b`` are rounded to."""
+        """What is multiplied is rounded to this."""
         if not self.element.is_floating_point:
             return MathPrecision.EXACT
         return self.math or MathPrecision(self.element.value)
+
+
+class MatrixProductDescriptor(MultiplyingDescriptor):
+    """Fields that all matrix products share: ``c = act(alpha * a @ b + beta * c0 + bias)``.
+
+    Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
+    epilogue adds one. ``alpha`` and ``beta`` are Args, 1 where None is passed; with beta = 0 ``c0`` is not read.
+
+    A transposed matrix is one of another layout, and is never copied: ``Layout.strided(unit_axis=0)`` is column-major
+    with any leading dimension, ``unit_axis=1`` row-major; ``stride_multiple`` says what its leading dimension is a
+    multiple of, and ``alignment`` its address.
+
+    Attributes:
+        m, n, k, element, out_element, math, accumulator: as above; with k = 0 the product is zero.
+        epilogue: bias and activation, applied in the accumulator, before the one rounding.
+        reads_c0: whether there is a ``c0``.
+    """
+
+    epilogue: Epilogue = "identity"
+    reads_c0: bool = False
+
+    def check_problem(self) -> None:
+        super().check_problem()
+        if self.element is ElementKind.I8 and self.activation not in ("identity", "relu"):
+            raise ValueError(f"epilogue = {self.epilogue}: integers have no {self.activation}")
 
     @property
     def has_bias(self) -> bool:

@@ -1,7 +1,14 @@
 """What users hold: plans, their args, workspaces, caches."""
 
 from triplan.facade.cache import CacheStats, LoadReport, PlanCache
-from triplan.facade.gemm import BatchedGemmArgs, BatchedGemmPlan, GemmArgs, GemmPlan
+from triplan.facade.gemm import (
+    BatchedGemmArgs,
+    BatchedGemmPlan,
+    GemmArgs,
+    GemmBackwardArgs,
+    GemmBackwardPlan,
+    GemmPlan,
+)
 from triplan.facade.indexing import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -23,6 +30,18 @@ from triplan.facade.indexing import (
     ScatterAddPlan,
     ScatterArgs,
     ScatterPlan,
+)
+from triplan.facade.losses import (
+    CrossEntropyArgs,
+    CrossEntropyBackwardArgs,
+    CrossEntropyBackwardPlan,
+    CrossEntropyPlan,
+    NllLossArgs,
+    NllLossBackwardArgs,
+    NllLossBackwardPlan,
+    NllLossPlan,
+    ScaleGradientArgs,
+    ScaleGradientPlan,
 )
 from triplan.facade.plan import Plan, plan, plan_type
 from triplan.facade.prepared import PreparedIndices
@@ -51,6 +70,10 @@ __all__ = [
     "BatchedGemmArgs",
     "BatchedGemmPlan",
     "CacheStats",
+    "CrossEntropyArgs",
+    "CrossEntropyBackwardArgs",
+    "CrossEntropyBackwardPlan",
+    "CrossEntropyPlan",
     "EmbeddingArgs",
     "EmbeddingBackwardArgs",
     "EmbeddingBackwardPlan",
@@ -60,6 +83,8 @@ __all__ = [
     "GatherBackwardPlan",
     "GatherPlan",
     "GemmArgs",
+    "GemmBackwardArgs",
+    "GemmBackwardPlan",
     "GemmPlan",
     "IndexAddArgs",
     "IndexAddPlan",
@@ -78,6 +103,10 @@ __all__ = [
     "LogSoftmaxBackwardArgs",
     "LogSoftmaxBackwardPlan",
     "LogSoftmaxPlan",
+    "NllLossArgs",
+    "NllLossBackwardArgs",
+    "NllLossBackwardPlan",
+    "NllLossPlan",
     "Plan",
     "PlanCache",
     "PreparedIndices",
@@ -85,6 +114,8 @@ __all__ = [
     "RmsNormBackwardArgs",
     "RmsNormBackwardPlan",
     "RmsNormPlan",
+    "ScaleGradientArgs",
+    "ScaleGradientPlan",
     "ScatterAddArgs",
     "ScatterAddPlan",
     "ScatterArgs",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triplan.descriptors import BatchedGemmDescriptor, GemmDescriptor
+from triplan.descriptors import BatchedGemmDescriptor, GemmBackwardDescriptor, GemmDescriptor
 from triplan.facade.plan import Plan
 
 
@@ -42,3 +42,20 @@ class BatchedGemmArgs:
 
 class BatchedGemmPlan(Plan[BatchedGemmDescriptor, BatchedGemmArgs]):
     descriptor_type, args_type = BatchedGemmDescriptor, BatchedGemmArgs
+
+
+@dataclass(frozen=True, slots=True)
+class GemmBackwardArgs:
+    """``a`` and ``db`` only with ``wants_db``, ``b`` and ``da`` with ``wants_da``, ``dbias`` with ``wants_dbias``."""
+
+    dc: Tensor
+    a: Tensor | None = None
+    b: Tensor | None = None
+    da: Tensor | None = None
+    db: Tensor | None = None
+    dbias: Tensor | None = None
+    alpha: float | int | None = None
+
+
+class GemmBackwardPlan(Plan[GemmBackwardDescriptor, GemmBackwardArgs]):
+    descriptor_type, args_type = GemmBackwardDescriptor, GemmBackwardArgs

@@ -1,7 +1,7 @@
 """Matrix products: mm, bmm, matmul, addmm and linear, as torch has them.
 
-The adjoint of a product is two products with one factor transposed: other strides, which plans take as they are. The
-gradient of a bias is a sum over rows, in torch's own reduction: deterministic, and of halves in f32.
+The adjoint of a product is two products with one factor transposed: other strides, which plans take as they are. Where
+several gradients are wanted, of a bias too, ``gemm_backward`` gives them together (``_gemm_backward``).
 """
 
 from __future__ import annotations
@@ -13,22 +13,13 @@ from typing import Any
 import torch
 
 from triplan.facade import BatchedGemmPlan, GemmPlan
-from triplan.functional._ops import Op
+from triplan.functional._gemm_backward import gemm_backward, tf32_allowed
+from triplan.functional._ops import Op, _transformed
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import broadcast, check_same_device, require
 
 Tensor = torch.Tensor
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
-
-
-def _tf32(t: Tensor) -> bool:
-    """Whether torch's settings allow f32 products on CUDA to be multiplied in tf32."""
-    if t.dtype != torch.float32 or not t.is_cuda:
-        return False
-    if _precision is not None:  # the legacy flag cannot be read once this one is set
-        return bool(_precision("cuda", "matmul") == "tf32")
-    return bool(torch._C._get_cublas_allow_tf32())
 
 
 def _check_factors(op: str, first: Tensor, second: Tensor, *others: Tensor) -> None:
@@ -65,7 +56,7 @@ def _product(
     if bias is not None:
         operands["bias"] = bias
         options["epilogue"] = "bias"
-    if tf32 := _tf32(a):
+    if tf32 := tf32_allowed(a):
         options["math"] = "tf32"
     ran = run(GemmPlan if a.dim() == 2 else BatchedGemmPlan, operands, scalars=scalars, **options)
     # A repeated call would not see other numbers, nor that torch's precision has changed.
@@ -102,10 +93,20 @@ def _mm_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 def _mm_grad(ctx: Any, grad: Tensor) -> Any:
     input, mat2 = ctx.saved_tensors
     to_input, to_mat2 = ctx.needs_input_grad[:2]
+    return (*_gradients(grad, input, mat2, to_input, to_mat2, alpha=ctx.alpha)[:2], None)
+
+
+def _gradients(
+    grad: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool = False, *, alpha: float = 1
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those of ``alpha * a @ b + bias`` that are wanted. Each can be differentiated again."""
+    if to_a + to_b + to_bias > 1 and not _transformed():
+        da, db, dbias = gemm_backward(grad, a, b, to_a, to_b, to_bias, alpha)
+        return da if to_a else None, db if to_b else None, dbias if to_bias else None
     return (
-        _mm(grad, mat2.t(), ctx.alpha) if to_input else None,
-        _mm(input.t(), grad, ctx.alpha) if to_mat2 else None,
-        None,
+        _mm(grad, b.t(), alpha) if to_a else None,
+        _mm(a.t(), grad, alpha) if to_b else None,
+        grad.sum(0) if to_bias else None,
     )
 
 
@@ -220,17 +221,12 @@ def _addmm_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 def _addmm_grad(ctx: Any, grad: Tensor) -> Any:
     mat1, mat2 = ctx.saved_tensors
     to_input, to_mat1, to_mat2 = ctx.needs_input_grad[:3]
-    added = None
+    row = to_input and tuple(ctx.shape) in ((grad.size(1),), (1, grad.size(1)))  # a bias for every row
+    to_1, to_2, added = _gradients(grad, mat1, mat2, to_mat1, to_mat2, row, alpha=ctx.alpha)
     if to_input:
-        added = grad.sum_to_size(ctx.shape)
+        added = grad.sum_to_size(ctx.shape) if added is None else added.reshape(ctx.shape)
         added = added if ctx.beta == 1 else added * ctx.beta
-    return (
-        added,
-        _mm(grad, mat2.t(), ctx.alpha) if to_mat1 else None,
-        _mm(mat1.t(), grad, ctx.alpha) if to_mat2 else None,
-        None,
-        None,
-    )
+    return added, to_1, to_2, None, None
 
 
 _addmm = Op(
@@ -301,11 +297,9 @@ def _linear_grad(ctx: Any, grad: Tensor) -> Any:
     input, weight = ctx.saved_tensors
     to_input, to_weight, to_bias = (*ctx.needs_input_grad, False)[:3]
     rows = _as_matrix(grad)
-    return (
-        _mm(rows, weight, 1).reshape(input.shape) if to_input else None,
-        _mm(rows.t(), _as_matrix(input), 1) if to_weight else None,
-        rows.sum(0) if to_bias else None,
-    )
+    # In terms of the product of input and weight.t(), whose gradient is that of weight, transposed.
+    da, db, dbias = _gradients(rows, _as_matrix(input), weight.t(), to_input, to_weight, to_bias)
+    return None if da is None else da.reshape(input.shape), None if db is None else db.t(), dbias
 
 
 _linear = Op(

@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @lru_cache(maxsize=256)
-def _tolerance(element: ElementKind, out: ElementKind, k: int) -> Tolerance:
+def tolerance(element: ElementKind, out: ElementKind, k: int) -> Tolerance:
     """k products and additions in any order, alpha, beta, bias, then an activation of slope at most 1.13."""
     compute = element.compute
     info, smallest = torch.finfo(compute.torch), torch.finfo(out.torch)
@@ -52,7 +52,7 @@ def _guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee
             bit_stable_on_same_hardware=False,
             batch_invariant=False,
             order_invariant=False,
-            tolerance=_tolerance(desc.element, desc.out, desc.k),
+            tolerance=tolerance(desc.element, desc.out, desc.k),
         )
     }
 

@@ -7,6 +7,7 @@ tile a program with warps that do both.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,54 +19,94 @@ from triplan.backends.triton.gemm import guarantee, layout
 from triplan.backends.triton.gemm_costs import together
 from triplan.backends.triton.gemm_launch import BYTES_PER_US, GROUP_M, LAUNCH_US, leading, pointer, vector
 from triplan.backends.triton.gluon_names import gl
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Columns of a tile of 128 rows, extent of a step of k, slots of the ring that steps go through, and how many rows
-    of tiles are dealt together."""
+    """Rows and columns of a tile, extent of a step of k, slots of the ring that steps go through, whether it has a warp
+    of its own that loads (``specialised``), whether two warpgroups then take tiles in ``turns``, and how many rows of
+    tiles are dealt together."""
 
+    m: int
     n: int
     k: int
     stages: int
+    specialised: bool
+    turns: bool = False
     group: int = GROUP_M
 
     def __str__(self) -> str:
-        return f"128x{self.n}x{self.k} s{self.stages} g{self.group}"
+        return f"{self.m}x{self.n}x{self.k} s{self.stages} g{self.group}{' turns' if self.turns else ''}"
+
+    @property
+    def part(self) -> int:
+        """Columns of C that one buffer holds."""
+        return min(self.n, 64)
+
+    @property
+    def pieces(self) -> int:
+        """Warpgroups that share a tile and write their own rows of it."""
+        return 2 if self.specialised and not self.turns else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of a piece."""
+        return self.m // self.pieces
+
+    @property
+    def buffers(self) -> int:
+        """Of C, for each warpgroup, if they have their own."""
+        return min(self.n // self.part, 1 if self.turns else 2)
 
     def shared_bytes(self, out_itemsize: int) -> int:
-        """Of a ring of 2-byte elements, half a tile of C, and barriers."""
-        return (128 + self.n) * self.k * 2 * self.stages + 128 * (self.n // 2) * out_itemsize + 1024
+        """Of a ring of 2-byte elements, buffers of C, barriers and a tile of bias."""
+        buffers = 2 * self.rows * self.part * self.buffers * out_itemsize if self.specialised else 0
+        return (self.m + self.n) * self.k * 2 * self.stages + buffers + 3072
+
+    def fits(self, desc: MatrixProductDescriptor, target: Target) -> bool:
+        most = 128 if desc.activation == "gelu" else 256  # no registers for an error function
+        # Without buffers of their own, results go through B's ring.
+        staged = self.specialised or self.stages * self.k * 2 >= self.m * desc.out.itemsize
+        return self.n <= most and staged and self.shared_bytes(desc.out.itemsize) <= target.shared_memory
 
 
 #: Multiplications and additions a microsecond and multiprocessor, in millions, by columns of a tile; and bytes that TMA
 #: brings to each multiprocessor in a microsecond: guesses until measured, as in ``gemm_launch``.
-MFLOP = {256: 5.6, 128: 4.7, 64: 3.0}
+MFLOP = {256: 5.6, 128: 4.7, 64: 3.0, 32: 1.5}
 FED_BY_TMA = 9.0e4
-RINGS = (Ring(256, 64, 4), Ring(256, 64, 3), Ring(128, 64, 6), Ring(128, 64, 4), Ring(64, 64, 6))
+RINGS = (
+    *(
+        Ring(128, n, 64, stages, specialised)
+        for n, stages in ((256, 4), (256, 3), (128, 6), (128, 4), (64, 6))
+        for specialised in (True, False)
+    ),
+    *(Ring(128, 128, 64, stages, True, True) for stages in (6, 5, 4)),
+    *(Ring(64, n, k, stages, False) for n, k, stages in ((128, 64, 8), (128, 128, 4), (64, 128, 6), (32, 128, 8))),
+)
 
 
-def rings_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Ring, ...]:
-    """The rings that fit ``target``; those of 256 columns have no registers for an error function."""
-    most = 128 if desc.activation == "gelu" else 256
-    return tuple(r for r in RINGS if r.n <= most and r.shared_bytes(desc.out.itemsize) <= target.shared_memory)
+def rings_of(desc: MatrixProductDescriptor, target: Target, specialised: bool) -> tuple[Ring, ...]:
+    """The rings that fit ``target``."""
+    return tuple(r for r in RINGS if r.specialised == specialised and r.fits(desc, target))
 
 
 def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds: waves of tiles, each fed from the L2 cache, and the first operands' way."""
-    each = max(2 * 128 * ring.n * desc.k / (MFLOP[ring.n] * 1e6), (128 + ring.n) * desc.k * 2 / FED_BY_TMA)
-    waves = math.ceil(-(-desc.m // 128) * -(-desc.n // ring.n) / max(target.sm_count, 1))
-    nbytes = 2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n
-    # A deeper ring of the same tile is never dearer.
-    return LAUNCH_US + 1.0 + together(waves * each, nbytes / BYTES_PER_US) + 0.1 / ring.stages
+    each = max(2 * ring.m * ring.n * desc.k / (MFLOP[ring.n] * 1e6), (ring.m + ring.n) * desc.k * 2 / FED_BY_TMA)
+    batch = math.prod(desc.lead)
+    waves = math.ceil(batch * -(-desc.m // ring.m) * -(-desc.n // ring.n) / max(target.sm_count, 1))
+    nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
+    # A deeper ring of the same tile is never dearer; without loading warps nothing hides the first operands' way.
+    alone = 1.0 if ring.specialised else 1.03
+    return LAUNCH_US + 1.0 + alone * together(waves * each, nbytes / BYTES_PER_US) + 0.1 / ring.stages
 
 
 @lru_cache(maxsize=4096)
-def chosen_ring(desc: MatrixProductDescriptor, target: Target) -> Ring:
+def chosen_ring(desc: MatrixProductDescriptor, target: Target, specialised: bool) -> Ring:
     """The cheapest ring."""
-    return min(rings_of(desc, target), key=lambda r: (ring_us(desc, r, target), r.n))
+    return min(rings_of(desc, target, specialised), key=lambda r: (ring_us(desc, r, target), r.n))
 
 
 ACTIVATIONS = {
@@ -78,36 +119,54 @@ _GL = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F
 
 
 @lru_cache(maxsize=256)
-def tensor_map(name: str, element: ElementKind, rows: int, columns: int, transposed: bool) -> TensorMap:
+def tensor_map(
+    name: str, element: ElementKind, rows: int, columns: int, transposed: bool, batched: bool = False
+) -> TensorMap:
     """The map of blocks of ``rows`` by ``columns`` of a matrix, of its transpose if that is what memory holds."""
-    block = (columns, rows) if transposed else (rows, columns)
-    shared = gl.NVMMASharedLayout.get_default_for(list(block), _GL[element])
-    return TensorMap(name, element, block, transposed, shared)
+    block: tuple[int, ...] = (columns, rows) if transposed else (rows, columns)
+    block = (1, *block) if batched else block
+    return TensorMap(name, element, block, transposed, gl.NVMMASharedLayout.get_default_for(list(block), _GL[element]))
 
 
-def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target, specialised: bool = True) -> list[Launch]:
-    """``wgmma_kernel`` on as many programs as there are multiprocessors, or tiles; or ``wgmma_tiles_kernel``."""
-    if desc.m == 0 or desc.n == 0:
+def of_batch(desc: MatrixProductDescriptor, maps: dict[str, TensorMap]) -> dict[str, Any]:
+    """Constexprs that say how a batch is read."""
+    if not desc.lead:
+        return dict.fromkeys(("A_EACH", "B_EACH", "A_SHARED", "B_SHARED", "C_SHARED"))
+    shared = {
+        f"{name.upper()}_SHARED": gl.NVMMASharedLayout.get_default_for(list(m.block[1:]), _GL[m.element])
+        for name, m in maps.items()
+    }
+    return {**shared, **{f"{name.upper()}_EACH": int(0 not in desc.operand(name).layout.zero_axes) for name in "ab"}}
+
+
+def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> list[Launch]:
+    """``wgmma_kernel`` on as many programs as there are multiprocessors, or tiles, if the ring is ``specialised``: two
+    warpgroups that multiply and a warp that loads; else ``wgmma_tiles_kernel`` on a program for each tile."""
+    if desc.operand("c").numel == 0:
         return []
     a, b = desc.operand("a"), desc.operand("b")
     a_rows, b_rows = leading(a)[0] == 1, leading(b)[0] == 1
-    tiles = -(-desc.m // 128) * -(-desc.n // ring.n)
-    # Each of two warpgroups loads and stores for itself, or both together.
-    rows = 64 if specialised else 128
+    batch = math.prod(desc.lead)
+    tiles = batch * -(-desc.m // ring.m) * -(-desc.n // ring.n)
+    rows, batched = ring.rows, bool(desc.lead)
+    maps = {
+        "a": tensor_map("a", a.element, rows, ring.k, not a_rows, batched),
+        "b": tensor_map("b", b.element, ring.k, ring.n, not b_rows, batched),
+        "c": tensor_map("c", desc.out, rows, ring.part, False, batched),
+    }
     return [
         Launch(
-            kernels.wgmma_kernel if specialised else kernels.wgmma_tiles_kernel,
-            min(tiles, target.sm_count) if specialised else tiles,
+            kernels.wgmma_kernel if ring.specialised else kernels.wgmma_tiles_kernel,
+            min(tiles, target.sm_count) if ring.specialised else tiles,
             {
-                "a": tensor_map("a", a.element, rows, ring.k, not a_rows),
-                "b": tensor_map("b", b.element, ring.k, ring.n, not b_rows),
-                "c": tensor_map("c", desc.out, rows, ring.n // 2, False),
+                **maps,
                 "bias": pointer(desc.operand("bias")) if desc.has_bias else None,
                 "alpha": Scalar("alpha", ElementKind.F32, 1.0),
                 "m": Int(desc.m),
                 "n": Int(desc.n),
                 "k": Int(desc.k),
                 "group_m": Int(ring.group),
+                **({"batch": Int(batch)} if ring.specialised else {}),
             },
             {
                 "A_ROWS": a_rows,
@@ -116,8 +175,12 @@ def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target, spec
                 "BLOCK_K": ring.k,
                 "STAGES": ring.stages,
                 "ACTIVATION": ACTIVATIONS[desc.activation],
+                **({} if ring.specialised else {"BLOCK_M": ring.m}),
+                **({"PIECES": ring.pieces, "BUFFERS": ring.buffers} if ring.specialised else {}),
+                **(of_batch(desc, maps) if ring.specialised else {}),
             },
-            num_warps=4 if specialised else 8,
+            num_warps=4 if ring.specialised else ring.m // 16,
+            overlaps=True,
         )
     ]
 
@@ -125,11 +188,15 @@ def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target, spec
 # --- rows ---
 
 
-def fits_maps(desc: MatrixProductDescriptor, name: str) -> str:
+def fits_maps(desc: MultiplyingDescriptor, name: str) -> str:
     """What keeps TMA from a matrix; empty if nothing does."""
     o = desc.operand(name)
     unit, multiple = leading(o)
-    if unit is None or o.layout.zero_axes:
+    if (
+        unit is None
+        or any(axis >= len(o.shape) - 2 for axis in o.layout.zero_axes)
+        or (name == "c" and o.layout.zero_axes)
+    ):
         return f"{name} is promised no unit stride"
     if name == "c" and unit != 1:
         return "c is column-major"
@@ -148,20 +215,22 @@ def wgmma_applies(desc: MatrixProductDescriptor, target: Target) -> Support:
     if desc.has_bias and not (desc.operand("bias").layout.packed or desc.operand("bias").layout.unit_axis == 0):
         return Support.no("bias is promised no unit stride")
     reason = next((reason for name in "abc" if (reason := fits_maps(desc, name))), "")
-    return Support.no(f"reads and writes by TMA: {reason}") if reason else SUPPORTED
+    if reason:
+        return Support.no(f"reads and writes by TMA: {reason}")
+    if desc.n % vector(desc.out.itemsize):
+        # The hardware writes rows of C up to the next 16 bytes (seen on an H200), into what lies between them.
+        return Support.no(f"TMA writes 16 bytes at a time, and n is no multiple of {vector(desc.out.itemsize)}")
+    return SUPPORTED
 
 
-def wgmma_rank(desc: MatrixProductDescriptor, target: Target) -> float:
-    return ring_us(desc, chosen_ring(desc, target), target)
+def ranked(specialised: bool) -> Callable[[MatrixProductDescriptor, Target], float]:
+    def rank(desc: MatrixProductDescriptor, target: Target) -> float:
+        return ring_us(desc, chosen_ring(desc, target, specialised), target)
 
-
-def wgmma_tiles_rank(desc: MatrixProductDescriptor, target: Target) -> float:
-    # Nothing hides the first operands' way and the last result's.
-    return 1.03 * wgmma_rank(desc, target)
+    return rank
 
 
 _COMMON: dict[str, Any] = {
-    "op": "gemm",
     "elements": ("f16", "bf16"),
     "archs": (ArchSku.SM90A,),
     "features": ("gluon", "tma"),
@@ -172,11 +241,14 @@ _COMMON: dict[str, Any] = {
 }
 
 
-@kernel(name="wgmma", rank=wgmma_rank, **_COMMON)
 def wgmma(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
-    return wgmma_launch(desc, chosen_ring(desc, target), target)
+    return wgmma_launch(desc, chosen_ring(desc, target, True), target)
 
 
-@kernel(name="wgmma_tiles", rank=wgmma_tiles_rank, **_COMMON)
+for _op in ("gemm", "batched_gemm"):
+    kernel(op=_op, name="wgmma", rank=ranked(True), **_COMMON)(wgmma)
+
+
+@kernel(op="gemm", name="wgmma_tiles", rank=ranked(False), **_COMMON)
 def wgmma_tiles(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
-    return wgmma_launch(desc, chosen_ring(desc, target), target, specialised=False)
+    return wgmma_launch(desc, chosen_ring(desc, target, False), target)

@@ -1,10 +1,12 @@
 """Matrix products on Hopper: TMA loads by one warp, ``wgmma`` by two warpgroups, tiles dealt to as many programs as
 multiprocessors (Gluon).
 
-The loading warp runs ahead through a ring of STAGES slots, across the ends of tiles, so that the next tile's operands
-arrive while the last one is written. Each slot has two barriers: ``full``, which the hardware arrives at with the
-bytes, and ``empty``, at which each of the two multiplying warpgroups arrives when its ``wgmma`` has read the slot. TMA
-reads zeros outside an operand and writes nothing outside C, so no extent need be a multiple of anything.
+The two warpgroups multiply halves of one tile, or take tiles in turns. The loading warp runs ahead through a ring of
+STAGES slots, across the ends of tiles, so that the next tile's operands arrive while the last one is written. Each slot
+has two barriers: ``full``, which the hardware arrives at with the bytes, and ``empty``, at which each warpgroup that
+multiplies by the slot arrives when its ``wgmma`` has read it; groups that take turns tell each other by ``order`` that
+they have met all of theirs. TMA reads zeros outside an operand and writes nothing
+outside C, so no extent need be a multiple of anything.
 """
 
 # mypy: ignore-errors
@@ -16,6 +18,9 @@ from triplan.backends.triton.gluon_names import (
     gluon,
     load_tile,
     mbarrier,
+    next_may_begin,
+    previous_wait,
+    reinterpret,
     store_tile,
     store_wait,
     thread_barrier,
@@ -59,6 +64,24 @@ def tile_of(tile, tiles_m, tiles_n, group_m):
 
 
 @gluon.jit
+def load_block(operand, which, x, y, ready, buffer, EACH: gl.constexpr, pred=True):
+    """Ask for a block of a matrix. EACH: None, or of matrix ``which`` of a batch (1), or of the one there is (0)."""
+    if EACH is None:
+        load_tile(operand, [x, y], ready, buffer, pred=pred)
+    else:
+        load_tile(operand, [which * EACH, x, y], ready, buffer, pred=pred)
+
+
+@gluon.jit
+def matrix(buffer, shared: gl.constexpr):
+    """What ``load_block`` filled, as a matrix. ``shared``: its layout, if it is of a batch."""
+    if shared is None:
+        return buffer
+    else:  # noqa: RET505 - what follows a return is compiled as well
+        return reinterpret(buffer, buffer.dtype, [buffer.shape[1], buffer.shape[2]], shared)
+
+
+@gluon.jit
 def following(slot, phase, STAGES: gl.constexpr):
     """The slot after ``slot``, and the phase of its barriers."""
     slot += 1
@@ -67,26 +90,65 @@ def following(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def load_bias(result, column, COLUMNS: gl.constexpr, WARPS: gl.constexpr, HAS_BIAS: gl.constexpr):
+    """A tile's bias, asked for before the product and needed after it, in as few registers as there are; else alpha."""
+    _, bias, _, n = result
+    if HAS_BIAS:
+        layout: gl.constexpr = gl.BlockedLayout([max(COLUMNS // (32 * WARPS), 1)], [32], [WARPS], [0])
+        place = column + gl.arange(0, COLUMNS, layout=layout)
+        return gl.load(bias + place, mask=place < n, other=0.0)
+    else:  # noqa: RET505 - as above
+        return bias
+
+
+@gluon.jit
+def columns_in(x, PARTS: gl.constexpr):
+    """``x`` cut into PARTS (a power of two) along its columns."""
+    if PARTS == 1:
+        return (x,)
+    else:  # noqa: RET505 - as above
+        left, right = x.reshape((x.shape[0], 2, x.shape[1] // 2)).permute((0, 2, 1)).split()
+        return columns_in(left, PARTS // 2) + columns_in(right, PARTS // 2)
+
+
+@gluon.jit
 def write_tile(
-    acc, result, buffer, row, column, layout: gl.constexpr, HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr
+    acc,
+    held,
+    result,
+    buffers,
+    which,
+    row,
+    column,
+    layout: gl.constexpr,
+    SHARED: gl.constexpr,
+    FIRST: gl.constexpr,
+    BUFFERS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ):
-    """C[row:, column:] = act(alpha * acc + bias), in two halves in turns through ``buffer``: memory is the ring's."""
-    c, _, bias, alpha, n = result
-    ROWS: gl.constexpr = acc.shape[0]
+    """C[row:, column:] = act(alpha * acc + bias), part by part, in turns through BUFFERS ``buffers`` from FIRST on.
+
+    ``held``: what ``load_bias`` gave.
+    """
+    c, _, alpha, _ = result
     COLUMNS: gl.constexpr = acc.shape[1]
+    WIDTH: gl.constexpr = buffers.shape[len(buffers.shape) - 1]
     value = acc * alpha
     if HAS_BIAS:
-        place = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
-        value += gl.load(bias + place, mask=place < n, other=0.0).to(gl.float32)[None, :]
-    left, right = value.reshape((ROWS, 2, COLUMNS // 2)).permute((0, 2, 1)).split()
-    for half in gl.static_range(2):
-        part = left if half == 0 else right
-        store_wait(0)  # what these threads stored before has left the buffer
+        value += gl.convert_layout(held, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
+    parts = columns_in(value, COLUMNS // WIDTH)
+    for i in gl.static_range(COLUMNS // WIDTH):
+        buffer = buffers.index(FIRST + i % BUFFERS)
+        store_wait(BUFFERS - 1)  # what these threads stored from this buffer before has left it
         thread_barrier()
-        buffer.store(ACTIVATION(part).to(c.dtype))
+        matrix(buffer, SHARED).store(ACTIVATION(parts[i]).to(c.dtype))
         fence_async_shared()
         thread_barrier()
-        store_tile(c, [row, column + half * (COLUMNS // 2)], buffer)
+        if SHARED is None:
+            store_tile(c, [row, column + i * WIDTH], buffer)
+        else:
+            store_tile(c, [which, row, column + i * WIDTH], buffer)
 
 
 @gluon.jit
@@ -97,18 +159,23 @@ def load_operands(
     extent,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    A_EACH: gl.constexpr,
+    B_EACH: gl.constexpr,
+    PIECES: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The loading warp. A_ROWS, B_ROWS: the maps of A and B are row-major (else of the transposed matrix)."""
-    sa, sb, full, empty = ring
-    tiles_m, tiles_n, steps, group_m = extent
+    sa, sb, _, full, empty, _ = ring
+    batch, tiles_m, tiles_n, steps, group_m = extent
+    previous_wait()
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
     slot = 0
     phase = 1  # the ring begins empty: the phase before the first is over
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
+    for tile in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
+        which = tile // (tiles_m * tiles_n)
+        tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
         for step in range(steps):
@@ -116,15 +183,15 @@ def load_operands(
             ready = full.index(slot)
             mbarrier.wait(empty.index(slot), phase)
             mbarrier.expect(ready, BYTES)
-            for half in gl.static_range(2):
+            for piece in gl.static_range(PIECES):
                 if A_ROWS:
-                    load_tile(a, [row + half * HALF, depth], ready, sa.index(slot * 2 + half))
+                    load_block(a, which, row + piece * HALF, depth, ready, sa.index(slot * PIECES + piece), A_EACH)
                 else:
-                    load_tile(a, [depth, row + half * HALF], ready, sa.index(slot * 2 + half))
+                    load_block(a, which, depth, row + piece * HALF, ready, sa.index(slot * PIECES + piece), A_EACH)
             if B_ROWS:
-                load_tile(b, [depth, column], ready, sb.index(slot))
+                load_block(b, which, depth, column, ready, sb.index(slot), B_EACH)
             else:
-                load_tile(b, [column, depth], ready, sb.index(slot))
+                load_block(b, which, column, depth, ready, sb.index(slot), B_EACH)
             slot, phase = following(slot, phase, STAGES)
 
 
@@ -136,28 +203,46 @@ def multiply(
     WHICH: gl.constexpr,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    PIECES: gl.constexpr,
+    BUFFERS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    A_SHARED: gl.constexpr,
+    B_SHARED: gl.constexpr,
+    C_SHARED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """A multiplying warpgroup: rows WHICH * 64 to WHICH * 64 + 63 of each tile."""
-    sc = result[1]
-    sa, sb, full, empty = ring
-    tiles_m, tiles_n, steps, group_m = extent
+    """A multiplying warpgroup. Of two PIECES: rows WHICH * 64 to WHICH * 64 + 63 of each tile. Of one: every other
+    tile, so that one group's results are written while the other multiplies.
+    """
+    sa, sb, sc, full, empty, order = ring
+    batch, tiles_m, tiles_n, steps, group_m = extent
+    previous_wait()
+    TURNS: gl.constexpr = PIECES == 1
+    ROWS: gl.constexpr = 2 * HALF // PIECES
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
     slot = 0
     phase = 0
     last = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
-        acc = gl.zeros((HALF, BLOCK_N), gl.float32, layout)
+    mine = gl.cdiv(batch * tiles_m * tiles_n - gl.program_id(0), gl.num_programs(0))
+    for turn in range(WHICH if TURNS else 0, mine, 2 if TURNS else 1):
+        tile = gl.program_id(0) + turn * gl.num_programs(0)
+        which = tile // (tiles_m * tiles_n)
+        tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+        if TURNS:
+            slot = turn * steps % STAGES
+            phase = turn * steps // STAGES % 2
+            # A phase is known by its parity alone: none of these slots may be two behind.
+            mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
+        held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
+        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
         for step in range(steps):
             mbarrier.wait(full.index(slot), phase)
-            x = sa.index(slot * 2 + WHICH)
-            y = sb.index(slot)
+            x = matrix(sa.index(slot if TURNS else slot * 2 + WHICH), A_SHARED)
+            y = matrix(sb.index(slot), B_SHARED)
             x = x if A_ROWS else x.permute((1, 0))
             y = y if B_ROWS else y.permute((1, 0))
             running = warpgroup_mma(x, y, acc, is_async=True)
@@ -166,10 +251,14 @@ def multiply(
             mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
             last = slot
             slot, phase = following(slot, phase, STAGES)
+        if TURNS:
+            mbarrier.arrive(order.index(1 - WHICH), count=1)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1)
-        row = (tile_m * 2 + WHICH) * HALF
-        write_tile(acc, result, sc.index(WHICH), row, tile_n * BLOCK_N, layout, HAS_BIAS, ACTIVATION)
+        row = tile_m * 2 * HALF + (0 if TURNS else WHICH * HALF)
+        column = tile_n * BLOCK_N
+        first: gl.constexpr = WHICH * BUFFERS
+        write_tile(acc, held, result, sc, which, row, column, layout, C_SHARED, first, BUFFERS, HAS_BIAS, ACTIVATION)
     store_wait(0)
 
 
@@ -180,35 +269,89 @@ def wgmma_kernel(
     c,
     bias,
     alpha,
+    batch,
     m,
     n,
     k,
     group_m,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    A_EACH: gl.constexpr,
+    B_EACH: gl.constexpr,
+    A_SHARED: gl.constexpr,
+    B_SHARED: gl.constexpr,
+    C_SHARED: gl.constexpr,
+    PIECES: gl.constexpr,
+    BUFFERS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """C = act(alpha * A @ B + bias) in tiles of 128 by BLOCK_N; k is at least 1. Runs with 4 warps and 5 more."""
-    sa = gl.allocate_shared_memory(a.dtype, [STAGES * 2] + a.block_type.shape, a.layout)
+    """C = act(alpha * A @ B + bias) in tiles of 128 by BLOCK_N; k is at least 1. Runs with 4 warps and 5 more.
+
+    Of a batch (``batch`` products, all maps of rank 3): A_EACH and B_EACH are 1, or 0 where one matrix serves all, and
+    A_SHARED, B_SHARED and C_SHARED the layouts of blocks as matrices; else all of them are None.
+    """
+    sa = gl.allocate_shared_memory(a.dtype, [STAGES * PIECES] + a.block_type.shape, a.layout)
     sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
-    sc = gl.allocate_shared_memory(c.dtype, [2] + c.block_type.shape, c.layout)
+    sc = gl.allocate_shared_memory(c.dtype, [2 * BUFFERS] + c.block_type.shape, c.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
-    ring = (sa, sb, full, empty)
-    extent = (gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
+        mbarrier.init(empty.index(i), count=PIECES)
+    for i in gl.static_range(2):
+        mbarrier.init(order.index(i), count=1)
+    next_may_begin()
+    ring = (sa, sb, sc, full, empty, order)
+    extent = (batch, gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
     HAS_BIAS: gl.constexpr = bias is not None
-    result = (c, sc, bias if HAS_BIAS else alpha, alpha, n)
+    result = (c, bias if HAS_BIAS else alpha, alpha, n)
     gl.warp_specialize(
         [
-            (multiply, (result, ring, extent, 0, A_ROWS, B_ROWS, BLOCK_N, STAGES, HAS_BIAS, ACTIVATION)),
-            (multiply, (result, ring, extent, 1, A_ROWS, B_ROWS, BLOCK_N, STAGES, HAS_BIAS, ACTIVATION)),
-            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K, STAGES)),
+            (
+                multiply,
+                (
+                    result,
+                    ring,
+                    extent,
+                    0,
+                    A_ROWS,
+                    B_ROWS,
+                    PIECES,
+                    BUFFERS,
+                    BLOCK_N,
+                    STAGES,
+                    A_SHARED,
+                    B_SHARED,
+                    C_SHARED,
+                    HAS_BIAS,
+                    ACTIVATION,
+                ),
+            ),
+            (
+                multiply,
+                (
+                    result,
+                    ring,
+                    extent,
+                    1,
+                    A_ROWS,
+                    B_ROWS,
+                    PIECES,
+                    BUFFERS,
+                    BLOCK_N,
+                    STAGES,
+                    A_SHARED,
+                    B_SHARED,
+                    C_SHARED,
+                    HAS_BIAS,
+                    ACTIVATION,
+                ),
+            ),
+            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, PIECES, BLOCK_N, BLOCK_K, STAGES)),
         ],
         [4, 1],
         [232, 40],
@@ -230,6 +373,7 @@ def load_step(
     wanted,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
 ):
@@ -237,7 +381,7 @@ def load_step(
     sa, sb, full = ring
     ready = full.index(slot)
     depth = step * BLOCK_K
-    mbarrier.expect(ready, (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8), pred=wanted)
+    mbarrier.expect(ready, (BLOCK_M + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8), pred=wanted)
     if A_ROWS:
         load_tile(a, [row, depth], ready, sa.index(slot), pred=wanted)
     else:
@@ -261,29 +405,34 @@ def wgmma_tiles_kernel(
     group_m,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """The same without warps of their own for loading: 8 warps load and multiply one tile of 128 by BLOCK_N."""
+    """The same without warps of their own for loading: BLOCK_M // 16 warps load and multiply one tile."""
     sa = gl.allocate_shared_memory(a.dtype, [STAGES] + a.block_type.shape, a.layout)
     sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
-    sc = gl.allocate_shared_memory(c.dtype, c.block_type.shape, c.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, BLOCK_N, 16]
+        version=[3, 0], warps_per_cta=[BLOCK_M // 16, 1], instr_shape=[16, BLOCK_N, 16]
     )
-    tile_m, tile_n = tile_of(gl.program_id(0), gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), group_m)
-    row = tile_m * 2 * HALF
+    tile_m, tile_n = tile_of(gl.program_id(0), gl.cdiv(m, BLOCK_M), gl.cdiv(n, BLOCK_N), group_m)
+    row = tile_m * BLOCK_M
     column = tile_n * BLOCK_N
     steps = gl.cdiv(k, BLOCK_K)
     ring = (sa, sb, full)
+    next_may_begin()
+    previous_wait()
     for i in gl.static_range(STAGES - 1):
-        load_step(a, b, ring, i, i, row, column, i < steps, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K)
-    acc = gl.zeros((2 * HALF, BLOCK_N), gl.float32, layout)
+        load_step(a, b, ring, i, i, row, column, i < steps, A_ROWS, B_ROWS, BLOCK_M, BLOCK_N, BLOCK_K)
+    HAS_BIAS: gl.constexpr = bias is not None
+    result = (c, bias if HAS_BIAS else alpha, alpha, n)
+    held = load_bias(result, column, BLOCK_N, BLOCK_M // 16, HAS_BIAS)
+    acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout)
     slot = 0
     phase = 0
     last = STAGES - 1
@@ -296,11 +445,13 @@ def wgmma_tiles_kernel(
         # Both warpgroups are done with the slot before it is filled anew: one of them may be ahead.
         thread_barrier()
         ahead = step + STAGES - 1
-        load_step(a, b, ring, ahead, last, row, column, ahead < steps, A_ROWS, B_ROWS, BLOCK_N, BLOCK_K)
+        load_step(a, b, ring, ahead, last, row, column, ahead < steps, A_ROWS, B_ROWS, BLOCK_M, BLOCK_N, BLOCK_K)
         last = slot
         slot, phase = following(slot, phase, STAGES)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-    HAS_BIAS: gl.constexpr = bias is not None
-    result = (c, sc, bias if HAS_BIAS else alpha, alpha, n)
-    write_tile(acc, result, sc, row, column, layout, HAS_BIAS, ACTIVATION)
+    thread_barrier()
+    # Both warpgroups are done with the ring: the whole tile goes through it, and no part waits for another.
+    PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
+    buffers = reinterpret(sb, c.dtype, [PARTS] + c.block_type.shape, c.layout)
+    write_tile(acc, held, result, buffers, 0, row, column, layout, None, 0, PARTS, HAS_BIAS, ACTIVATION)
     store_wait(0)

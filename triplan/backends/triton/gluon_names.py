@@ -2,6 +2,7 @@
 
 - ``tma.async_copy_global_to_shared`` and ``async_copy_shared_to_global`` became ``async_load`` and ``async_store``.
 - ``gl.thread_barrier`` became ``gl.barrier``.
+- A buffer's ``_reinterpret`` became ``reinterpret``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia import hopper
+from triton.language.extra import cuda
 
 mbarrier: Any = hopper.mbarrier
 fence_async_shared: Any = hopper.fence_async_shared
@@ -23,6 +26,17 @@ store_tile: Any = getattr(_tma, "async_store", None) or _tma.async_copy_shared_t
 store_wait: Any = _tma.store_wait
 #: Of the threads of one warp-specialised partition.
 thread_barrier: Any = getattr(gl, "thread_barrier", None) or gl.barrier
+#: For launches that may begin before the one ahead of them ends: wait for its end, and let the next one begin.
+previous_wait: Any = cuda.gdc_wait
+next_may_begin: Any = cuda.gdc_launch_dependents
+
+
+@builtin
+def reinterpret(buffer, dtype, shape, layout, _semantic=None):  # type: ignore[no-untyped-def]
+    """A buffer's bytes, or as many of them as are needed, as another kind of buffer."""
+    method = buffer.reinterpret if hasattr(buffer, "reinterpret") else buffer._reinterpret
+    return method(dtype, shape, layout, _semantic=_semantic)
+
 
 __all__ = [
     "GluonASTSource",
@@ -31,6 +45,9 @@ __all__ = [
     "gluon",
     "load_tile",
     "mbarrier",
+    "next_may_begin",
+    "previous_wait",
+    "reinterpret",
     "store_tile",
     "store_wait",
     "thread_barrier",

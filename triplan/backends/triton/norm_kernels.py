@@ -13,7 +13,7 @@ stride, step along the row); see ``rows_kernels``. Statistics, weight and bias a
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.rows_kernels import along, lanes_of, rows_of
+from triplan.backends.triton.rows_kernels import along, lanes_of, placed, rows_of
 
 
 @triton.jit
@@ -25,9 +25,9 @@ def inverse_root(mean_square, eps):
 def affine(v, weight, bias, col, live_col):
     """``v * weight + bias``, of which either may be absent."""
     if weight is not None:
-        v = v * tl.load(weight + col, mask=live_col, other=0.0).to(v.dtype)
+        v = v * tl.load(weight + col, mask=live_col, other=0.0, eviction_policy="evict_last").to(v.dtype)
     if bias is not None:
-        v = v + tl.load(bias + col, mask=live_col, other=0.0).to(v.dtype)
+        v = v + tl.load(bias + col, mask=live_col, other=0.0, eviction_policy="evict_last").to(v.dtype)
     return v
 
 
@@ -117,6 +117,28 @@ def norm_rows_kernel(
 
 
 @triton.jit
+def deviations(at, step, n, centre, CENTRED: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of ``x - centre`` and of its squares over one row: in each column of its blocks, which meet at the end.
+
+    While threads wait for each other nothing is on its way from memory.
+    """
+    total = tl.zeros((BLOCK,), COMPUTE)
+    squares = tl.zeros((BLOCK,), COMPUTE)
+    for start in range(0, n, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        live = col < n
+        v = tl.load(at + along(col, step), mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        if CENTRED:
+            v = tl.where(live, v - centre, 0.0)
+            total += v
+        squares += v * v
+    found = tl.zeros((), COMPUTE)
+    if CENTRED:
+        found = tl.sum(total, 0)
+    return found, tl.sum(squares, 0)
+
+
+@triton.jit
 def norm_looped_kernel(
     x,
     out,
@@ -137,8 +159,9 @@ def norm_looped_kernel(
 ):
     """One row, block by block: statistics, then, backwards, the results.
 
-    Deviations are taken from the row's first element; then sums of them do not grow with the mean, and one pass gives
-    mean and variance by Chan's update of (count, mean, sum of squared deviations), block by block.
+    Deviations are taken from the first block's mean, and the variance is their mean square less the square of their
+    mean, ``middle``. That cancels only where ``middle`` is large beside the standard deviation: where the first block
+    is unlike the rest. The row is then read once more, with deviations from its own mean.
     """
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64)
@@ -147,32 +170,22 @@ def norm_looped_kernel(
     row = outer.to(tl.int64) * lanes + lane
     count = n.to(COMPUTE)
     centre = tl.zeros((), COMPUTE)
-    if CENTRED:
-        centre = tl.load(at, mask=n > 0, other=0.0).to(COMPUTE)
     middle = tl.zeros((), COMPUTE)
-    squares = tl.zeros((), COMPUTE)
-    met = tl.zeros((), COMPUTE)
-    for start in range(0, n, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        live = col < n
-        v = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        if CENTRED:
-            here = tl.minimum(n - start, BLOCK).to(COMPUTE)
-            v = tl.where(live, v - centre, 0.0)
-            own = tl.sum(v, 0) / here
-            v = tl.where(live, v - own, 0.0)
-            rest = tl.sum(v, 0) / here
-            v = tl.where(live, v - rest, 0.0)
-            off = (own + rest) - middle
-            share = here / (met + here)
-            middle += off * share
-            squares += tl.sum(v * v, 0) + off * off * (met * share)
-            met += here
-        else:
-            squares += tl.sum(v * v, 0)
-    scale = inverse_root(squares / count, eps)
     if CENTRED:
-        tl.store(mean + row, tl.where(n > 0, centre + middle, float("nan")))
+        col = tl.arange(0, BLOCK)
+        first = tl.load(at + along(col, x_strides[2]), mask=col < n, other=0.0, eviction_policy="evict_last")
+        centre = tl.sum(first.to(COMPUTE), 0) / tl.minimum(n, BLOCK).to(COMPUTE)
+    total, squares = deviations(at, x_strides[2], n, centre, CENTRED, COMPUTE, BLOCK)
+    if CENTRED:
+        middle = total / count
+        if 2.0 * total * middle > squares:  # more than a standard deviation
+            centre += middle
+            total, squares = deviations(at, x_strides[2], n, centre, CENTRED, COMPUTE, BLOCK)
+            middle = total / count
+        squares -= total * middle
+        squares = tl.where(squares < 0, 0.0, squares)
+        tl.store(mean + row, centre + middle)
+    scale = inverse_root(squares / count, eps)
     tl.store(rstd + row, scale)
     steps = tl.cdiv(n, BLOCK)
     for step in range(steps):
@@ -231,13 +244,13 @@ def norm_backward_rows_kernel(
         row = (program.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
         live = inside & live_col
-        lane, outer = row % lanes, row // lanes
+        outer, lane = placed(row, sizes, lanes)
         dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), live, other=0.0)
         v = tl.load(rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]), live, other=0.0).to(COMPUTE)
         dy = dy.to(COMPUTE)
         scale = tl.load(rstd + row, mask=inside, other=0.0)
         if CENTRED:
-            v = tl.where(live, v - tl.load(mean + row, mask=inside, other=0.0), 0.0)
+            v = v - tl.load(mean + row, mask=inside, other=0.0)  # beyond the row ``dy`` is 0
         hat = v * scale
         g = dy * w
         if dweights is not None:
@@ -277,7 +290,7 @@ def norm_backward_looped_kernel(
 ):
     """One row, block by block: the sums, then, backwards, the gradients of x."""
     row = tl.program_id(0).to(tl.int64)
-    lane, outer = row % lanes, row // lanes
+    outer, lane = placed(row, sizes, lanes)
     dout_at = rows_of(dout, dout_strides, outer, sizes, lane)
     x_at = rows_of(x, x_strides, outer, sizes, lane)
     to = rows_of(dx, dx_strides, outer, sizes, lane)
@@ -285,28 +298,32 @@ def norm_backward_looped_kernel(
     centre = tl.zeros((), COMPUTE)
     if CENTRED:
         centre = tl.load(mean + row)
-    total = tl.zeros((), COMPUTE)
-    projected = tl.zeros((), COMPUTE)
+    total = tl.zeros((BLOCK,), COMPUTE)
+    projected = tl.zeros((BLOCK,), COMPUTE)
     for start in range(0, n, BLOCK):
         col = start + tl.arange(0, BLOCK)
         live = col < n
         g = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
         g = affine(g.to(COMPUTE), weight, None, col, live)
         v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        total += tl.sum(g, 0)
-        projected += tl.sum(g * ((v - centre) * scale), 0)
-    total = total / n.to(COMPUTE)
-    projected = projected / n.to(COMPUTE)
+        if CENTRED:
+            total += g
+        projected += g * ((v - centre) * scale)
+    count = n.to(COMPUTE)
+    projected = tl.sum(projected, 0) / count
+    middle = tl.zeros((), COMPUTE)
+    if CENTRED:
+        middle = tl.sum(total, 0) / count
     steps = tl.cdiv(n, BLOCK)
     for step in range(steps):
         col = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)
         live = col < n
-        g = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0).to(COMPUTE)
-        g = affine(g, weight, None, col, live)
-        v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0).to(COMPUTE)
+        g = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+        g = affine(g.to(COMPUTE), weight, None, col, live)
+        v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
         d = g - ((v - centre) * scale) * projected
         if CENTRED:
-            d = d - total
+            d = d - middle
         tl.store(to + along(col, dx_strides[2]), (d * scale).to(dx.dtype.element_ty), mask=live)
 
 
@@ -335,14 +352,14 @@ def norm_parameters_kernel(
     part = tl.program_id(0) // blocks
     col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live_col = col < n
-    # Row by row of the tile: the rows meet once, at the end.
-    dw = tl.zeros((ROWS, BLOCK), COMPUTE)
-    db = tl.zeros((ROWS, BLOCK), COMPUTE)
+    # Where threads lie along the columns alone, each adds up the rows of a tile by itself.
+    dw = tl.zeros((1, BLOCK), COMPUTE)
+    db = tl.zeros((1, BLOCK), COMPUTE)
     for group in range(each):
         row = (part.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
         live = inside & live_col
-        lane, outer = row % lanes, row // lanes
+        outer, lane = placed(row, sizes, lanes)
         dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), live, other=0.0)
         dy = dy.to(COMPUTE)
         if dweights is not None:
@@ -351,31 +368,42 @@ def norm_parameters_kernel(
             if CENTRED:
                 v = v - tl.load(mean + row, mask=inside, other=0.0)
             # As the other kernels have it: the deviation scaled, then times the gradient.
-            dw += dy * (v * tl.load(rstd + row, mask=inside, other=0.0))
+            dw += tl.sum(dy * (v * tl.load(rstd + row, mask=inside, other=0.0)), 0, keep_dims=True)
         if dbiases is not None:
-            db += dy
+            db += tl.sum(dy, 0, keep_dims=True)
     line = part.to(tl.int64) * n + col
     if dweights is not None:
-        tl.store(dweights + line, tl.sum(dw, 0, keep_dims=True), mask=live_col)
+        tl.store(dweights + line, dw, mask=live_col)
     if dbiases is not None:
-        tl.store(dbiases + line, tl.sum(db, 0, keep_dims=True), mask=live_col)
+        tl.store(dbiases + line, db, mask=live_col)
+
+
+@triton.jit
+def folded(block, parts, out, n, lines, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    line = tl.arange(0, ROWS)[:, None]
+    part = tl.load(parts + line.to(tl.int64) * n + col, mask=(line < lines) & (col < n), other=0.0)
+    tl.store(out + col, tl.sum(part, 0, keep_dims=True).to(out.dtype.element_ty), mask=col < n)
 
 
 @triton.jit
 def norm_fold_kernel(
-    parts,
-    out,
+    dweights,
+    dweight,
+    dbiases,
+    dbias,
     n,
     lines,
-    COMPUTE: tl.constexpr,
+    blocks,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds up ``lines`` lines of partial sums, always in the same order."""
-    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    total = tl.zeros((1, BLOCK), COMPUTE)
-    for start in range(0, lines, ROWS):
-        line = start + tl.arange(0, ROWS)[:, None]
-        live = (line < lines) & (col < n)
-        total += tl.sum(tl.load(parts + line.to(tl.int64) * n + col, mask=live, other=0.0), 0, keep_dims=True)
-    tl.store(out + col, total.to(out.dtype.element_ty), mask=col < n)
+    """Adds up ``lines`` lines of partial sums, always in the same order; ``blocks`` programs for each parameter."""
+    block = tl.program_id(0)
+    if dweights is not None:
+        if block < blocks:
+            folded(block, dweights, dweight, n, lines, ROWS, BLOCK)
+        block -= blocks
+    if dbiases is not None:
+        if block >= 0:
+            folded(block, dbiases, dbias, n, lines, ROWS, BLOCK)

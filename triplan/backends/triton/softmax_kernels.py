@@ -104,36 +104,42 @@ def softmax_looped_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """Rows block by block with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867), then once more.
 
-    The second pass goes backwards: what was read last is still in the L2 cache.
+    Every VECTOR neighbours of a block, one thread's, have a maximum and a sum of their own, which meet at the end:
+    while threads wait for each other nothing is on its way from memory. The second pass goes backwards: what was read
+    last is still in the cache.
     """
     outer = tl.program_id(0) // blocks
     lane = lanes_of(tl.program_id(0), blocks, ROWS)
-    at = rows_of(x, x_strides, outer, sizes, lane)
-    to = rows_of(out, out_strides, outer, sizes, lane)
-    inside = lane < lanes
-    top = tl.full((ROWS, 1), -float("inf"), COMPUTE)
-    total = tl.zeros((ROWS, 1), COMPUTE)
+    at = rows_of(x, x_strides, outer, sizes, lane)[:, :, None]
+    to = rows_of(out, out_strides, outer, sizes, lane)[:, :, None]
+    inside = (lane < lanes)[:, :, None]
+    own = tl.arange(0, BLOCK // VECTOR)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
+    top = tl.full((ROWS, BLOCK // VECTOR, 1), -float("inf"), COMPUTE)
+    total = tl.zeros((ROWS, BLOCK // VECTOR, 1), COMPUTE)
     for start in range(0, n, BLOCK):
-        col = start + tl.arange(0, BLOCK)[None, :]
+        col = start + own
         v = tl.load(
             at + along(col, x_strides[2]),
             mask=inside & (col < n),
             other=-float("inf"),
             eviction_policy="evict_last",
         ).to(COMPUTE)
-        new = tl.maximum(top, tl.max(v, 1, keep_dims=True))
+        new = tl.maximum(top, tl.max(v, 2, keep_dims=True))
         base = subtracted(new)
-        total = total * tl.exp(top - base) + tl.sum(tl.exp(v - base), 1, keep_dims=True)
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(v - base), 2, keep_dims=True)
         top = new
+    best = tl.max(top, 1, keep_dims=True)
+    total = tl.sum(total * tl.exp(top - subtracted(best)), 1, keep_dims=True)
     steps = tl.cdiv(n, BLOCK)
     for step in range(steps):
-        col = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        col = (steps - 1 - step) * BLOCK + own
         live = inside & (col < n)
         v = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
-        y = finished(v, top, total, LOG)
+        y = finished(v, best, total, LOG)
         tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
 
 
@@ -261,14 +267,14 @@ def softmax_backward_looped_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows block by block: the sum, then, backwards, the gradients."""
+    """Rows block by block: the sum, in each column of the blocks, then, backwards, the gradients."""
     outer = tl.program_id(0) // blocks
     lane = lanes_of(tl.program_id(0), blocks, ROWS)
     dout_at = rows_of(dout, dout_strides, outer, sizes, lane)
     out_at = rows_of(out, out_strides, outer, sizes, lane)
     to = rows_of(dx, dx_strides, outer, sizes, lane)
     inside = lane < lanes
-    total = tl.zeros((ROWS, 1), COMPUTE)
+    total = tl.zeros((ROWS, BLOCK), COMPUTE)
     for start in range(0, n, BLOCK):
         col = start + tl.arange(0, BLOCK)[None, :]
         live = inside & (col < n)
@@ -278,7 +284,8 @@ def softmax_backward_looped_kernel(
         if not LOG:
             y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
             y = y.to(COMPUTE)
-        total += tl.sum(term(dy, y, LOG), 1, keep_dims=True)
+        total += term(dy, y, LOG)
+    total = tl.sum(total, 1, keep_dims=True)
     steps = tl.cdiv(n, BLOCK)
     for step in range(steps):
         col = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)[None, :]

@@ -1,0 +1,146 @@
+"""What ``python -m bench gemm --sweep`` tries: every tile and ring of every row that has some hope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import triplan as tp
+from triplan.backends.launch import Launch
+from triplan.backends.triton import gemm_backward_wgmma as pairs
+from triplan.backends.triton import gemm_launch, gemm_split, gemm_wgmma
+from triplan.backends.triton.gemm_launch import Tile
+from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
+
+#: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.
+HOPELESS, HOPELESS_SPLIT = 2.5, 1.35
+#: Rows of tiles dealt together, beside the row's own choice.
+GROUPS = (2, 4, 16)
+#: Tiles that no row takes today. What keeps most loads on their way is for a sweep to find: by rows of A at most.
+FEW_ROWS = {
+    16: (
+        Tile(16, 16, 256, 4, 4),
+        Tile(16, 32, 64, 4, 6),
+        Tile(16, 32, 128, 2, 4),
+        Tile(16, 32, 256, 4, 3),
+        Tile(16, 64, 64, 4, 6),
+        Tile(16, 64, 256, 8, 3),
+        Tile(16, 128, 64, 4, 4),
+    ),
+    64: (
+        Tile(64, 32, 128, 4, 4),
+        Tile(64, 64, 64, 4, 3),
+        Tile(64, 64, 64, 4, 6),
+        Tile(64, 64, 128, 4, 4),
+        Tile(64, 128, 64, 4, 3),
+        Tile(64, 128, 64, 8, 4),
+        Tile(64, 128, 128, 8, 3),
+    ),
+}
+#: And those that are written nearly as long as they are multiplied.
+SHALLOW_K = 256
+SHALLOW = (
+    Tile(128, 256, 64, 8, 2),
+    Tile(128, 128, 64, 8, 2),
+    Tile(128, 128, 64, 4, 2),
+    Tile(128, 128, 128, 8, 1),
+    Tile(128, 64, 64, 4, 2),
+    Tile(64, 256, 64, 8, 2),
+    Tile(64, 128, 64, 4, 2),
+    Tile(64, 64, 128, 4, 1),
+)
+
+T = TypeVar("T")
+Product = MatrixProductDescriptor
+
+
+def pinned(desc: MultiplyingDescriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
+    try:
+        return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=row), target=target)
+    except tp.Unsupported:
+        return None
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Launches of a row that stands for all of its kind in a sweep, and the workspace they need."""
+
+    row: str
+    name: str
+    launches: list[Launch]
+    workspace: int = 0
+
+
+def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[Configuration]:
+    """``desc`` by every tile and ring, but for those that are estimated to be far slower than the best."""
+    if isinstance(desc, tp.GemmBackwardDescriptor):
+        yield from backward_configurations(desc, target)
+        return
+    assert isinstance(desc, Product)
+    few: tuple[Tile, ...] = next((tiles for rows, tiles in FEW_ROWS.items() if desc.m <= rows), ())
+    tried = few or (SHALLOW if desc.k <= SHALLOW_K else ())
+    fitting = [t for t in tried if t.shared_bytes(desc.element.itemsize) <= target.shared_memory]
+    tiles = [*gemm_launch.tiles_of(desc, target), *fitting]
+    for tile in promising(tiles, lambda tile: gemm_launch.tile_us(desc, tile, target)):
+        yield Configuration("tiles", str(tile), gemm_launch.tiles_launch(desc, tile))
+    if few:
+        splits = [*gemm_split.splits_of(desc, target), *gemm_split.cuts(fitting, desc.k)]
+        for split in promising(splits, lambda s: gemm_split.split_us(desc, s, target), HOPELESS_SPLIT):
+            launches, workspace = gemm_split.split_launch(desc, split), gemm_split.partial_bytes(desc, split)
+            yield Configuration("split_k", str(split), launches, workspace)
+    if pinned(desc, "wgmma", target) is None:
+        return
+    rings = promising(
+        [r for specialised in (True, False) for r in gemm_wgmma.rings_of(desc, target, specialised)],
+        lambda ring: gemm_wgmma.ring_us(desc, ring, target),
+    )
+    for ring in rings:
+        yield configuration(desc, ring, target)
+    for group in GROUPS:  # the same binary
+        yield configuration(desc, replace(rings[0], group=group), target)
+
+
+def configuration(desc: Product, ring: gemm_wgmma.Ring, target: tp.Target) -> Configuration:
+    row = "wgmma" if ring.specialised else "wgmma_tiles"
+    return Configuration(row, str(ring), gemm_wgmma.wgmma_launch(desc, ring, target))
+
+
+def backward_configurations(desc: tp.GemmBackwardDescriptor, target: tp.Target) -> Iterator[Configuration]:
+    """Both products in one launch, by rings, with the columns' sums beside them and apart; by the best also in other
+    groups."""
+    if pinned(desc, "wgmma", target) is None:
+        return
+    every = pairs.configurations(desc, target)
+    for name in promising([*every], lambda name: every[name].cost):
+        yield Configuration("wgmma", name, [*every[name].build()], every[name].workspace)
+    for ring in (replace(pairs.chosen_ring(desc, target), group=group) for group in GROUPS):  # the same binary
+        launches, workspace = pairs.wgmma_launches(desc, ring, target), pairs.workspace_of(desc, ring, target)
+        yield Configuration("wgmma", str(ring), launches, workspace)
+
+
+def promising(all_of: Sequence[T], estimate: Callable[[T], float], hopeless: float = HOPELESS) -> list[T]:
+    """The cheapest first, by a row's own cost model, down to those that are hopeless."""
+    costs = {x: estimate(x) for x in all_of}
+    return sorted((x for x in costs if costs[x] <= hopeless * min(costs.values())), key=lambda x: costs[x])
+
+
+def configured(desc: MultiplyingDescriptor, c: Configuration, target: tp.Target) -> tp.Plan[Any, Any]:
+    """A plan that runs ``c``: of a row that is in the table for as long as it takes to select it."""
+    base = next(row for row in tp.TABLE.rows(desc.op) if row.name == c.row)
+    name = f"{c.row} {c.name}"
+    tp.kernel(
+        op=desc.op,
+        name=name,
+        elements=base.elements,
+        guarantee=base.guarantee,
+        rank=lambda desc, target: 0.0,
+        workspace=lambda desc, target: c.workspace,
+    )(lambda desc, target: c.launches)
+    try:
+        found = pinned(desc, name, target)
+        assert found is not None
+        _ = found.launches, found.workspace_size()  # asked of the row while it is there
+        return found
+    finally:
+        tp.TABLE.unregister(desc.op, name)

@@ -1,0 +1,5 @@
+"""Modules on top of ``triplan.functional``: what torch.nn has by these names, with its parameters and state dicts."""
+
+from triplan.nn.losses import CrossEntropyLoss
+
+__all__ = ["CrossEntropyLoss"]
