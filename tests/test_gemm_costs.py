@@ -11,7 +11,6 @@ import torch
 
 import triplan as tp
 from bench import gemm
-from triplan.backends.triton import gemm_wgmma
 
 FILES = sorted((Path(__file__).parents[1] / "bench" / "results").glob("gemm-*-sweep.json"))
 H200 = tp.Target.preset("h200")
@@ -40,14 +39,12 @@ PROBLEMS = {f"{dtype} {case}": (dtype, case, times) for dtype, case, times in me
 def problem(dtype: str, name: str) -> tp.Descriptor:
     case = next(c for c in gemm.cases(False, sweep=True) if c.name == name)
     small = gemm.make(case, gemm.DTYPES[dtype], torch.device("meta"), None)
-    return gemm.described(gemm.products(case, small)[0])
+    return gemm.described(gemm.work(case, small))
 
 
 def costs(row: str, desc: tp.Descriptor) -> dict[str, float]:
     """Of each configuration of a row, as its model estimates them."""
     found = next(r for r in tp.TABLE.rows(desc.op) if r.name == row).configurations(desc, H200)
-    if not found and row.startswith("wgmma"):
-        return {str(r): gemm_wgmma.ring_us(desc, r, H200) for r in gemm_wgmma.rings_of(desc, H200)}  # type: ignore[arg-type]
     return {name: way.cost for name, way in found.items()}
 
 
