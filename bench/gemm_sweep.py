@@ -32,7 +32,6 @@ FEW_ROWS = {
         Tile(64, 32, 128, 4, 4),
         Tile(64, 64, 64, 4, 3),
         Tile(64, 64, 64, 4, 6),
-        Tile(64, 64, 128, 4, 4),
         Tile(64, 128, 64, 4, 3),
         Tile(64, 128, 64, 8, 4),
         Tile(64, 128, 128, 8, 3),
@@ -80,8 +79,9 @@ def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[C
     assert isinstance(desc, Product)
     few: tuple[Tile, ...] = next((tiles for rows, tiles in FEW_ROWS.items() if desc.m <= rows), ())
     tried = few or (SHALLOW if desc.k <= SHALLOW_K else ())
-    fitting = [t for t in tried if t.shared_bytes(desc.element.itemsize) <= target.shared_memory]
-    tiles = [*gemm_launch.tiles_of(desc, target), *fitting]
+    known, size = gemm_launch.tiles_of(desc, target), desc.element.itemsize
+    fitting = [t for t in tried if t not in known and t.shared_bytes(size) <= target.shared_memory]
+    tiles = [*known, *fitting]
     for tile in promising(tiles, lambda tile: gemm_launch.tile_us(desc, tile, target)):
         yield Configuration("tiles", str(tile), gemm_launch.tiles_launch(desc, tile))
     if few:
