@@ -29,7 +29,12 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 
 def magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Σ|terms| before the activation; infinite, so that nothing is asked, where the bare product leaves its range."""
+    """Σ|terms| before the activation; infinite, so that nothing is asked, where the bare product leaves its range.
+
+    Nothing is asked of integers' either: they are exact.
+    """
+    if not desc.element.is_floating_point:
+        return {"c": torch.zeros(desc.operand("c").shape)}
     alpha, beta = (1.0 if x.get(name) is None else abs(x[name]) for name in ("alpha", "beta"))
     product = x["a"] @ x["b"]
     found = alpha * product
@@ -54,10 +59,15 @@ def pinned(desc: tp.Descriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any
         return None
 
 
+def epilogues(element: str) -> tuple[str, ...]:
+    """Those that its products can have."""
+    return EPILOGUES if element != "i8" else ("identity", "relu", "bias", "bias_relu")
+
+
 def grid(element: str, m: int, n: int, k: int) -> Iterator[tp.GemmDescriptor]:
     """Every layout; epilogues and the optional operands in turns."""
     for turn, layouts in enumerate(LAYOUTS):
-        epilogue = EPILOGUES[turn % len(EPILOGUES)]
+        epilogue = epilogues(element)[turn % len(epilogues(element))]
         reads_c0 = turn % 3 == 1
         wide = element in ("f16", "bf16") and turn % 4 == 2
         extra: dict[str, Any] = {"c0": tp.Layout.strided(zero_axes=[0])} if reads_c0 and turn % 2 else {}
@@ -87,7 +97,8 @@ def batched_grid(element: str, batch: int, m: int, n: int, k: int) -> Iterator[t
     )
     for turn, layout in enumerate(layouts):
         reads_c0 = turn % 3 == 1
-        options: dict[str, Any] = {"epilogue": EPILOGUES[(3 * turn) % len(EPILOGUES)], "reads_c0": reads_c0}
+        epilogue = epilogues(element)[(3 * turn) % len(epilogues(element))]
+        options: dict[str, Any] = {"epilogue": epilogue, "reads_c0": reads_c0}
         wide = "f32" if element in ("f16", "bf16") and turn == 3 else None
         yield tp.BatchedGemmDescriptor(
             batch=batch, m=m, n=n, k=k, element=element, out_element=wide, layouts=layout, **options

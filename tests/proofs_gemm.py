@@ -55,8 +55,9 @@ def make(batched: bool, n: int, element: tp.ElementKind, kind: Kind, **options: 
     """k = ``n`` (even). In ``cancelling`` the second half of k opposes the first, and all are shuffled."""
     g = torch.Generator().manual_seed(0)
     a, b = draw((ROWS, n), element, kind, n, g), draw((n, COLUMNS), element, kind, n, g)
-    c0, bias = draw((ROWS, COLUMNS), element, kind, n, g), draw((COLUMNS,), element, kind, n, g)
-    if kind == "cancelling":
+    out = element if element.is_floating_point else tp.ElementKind.I32
+    c0, bias = draw((ROWS, COLUMNS), out, kind, n, g), draw((COLUMNS,), out, kind, n, g)
+    if kind == "cancelling" and element.is_floating_point:
         half, order = n // 2, torch.randperm(n, generator=g)
         a[:, half:], b[half:] = -a[:, :half], b[:half]
         a, b = a[:, order].contiguous(), b[order].contiguous()

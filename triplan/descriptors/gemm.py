@@ -20,11 +20,12 @@ class MultiplyingDescriptor(Descriptor):
 
     Attributes:
         m, n, k: extents of ``c = a @ b``: (m, n) = (m, k) @ (k, n).
-        element: element of what is multiplied.
-        out_element: element of what is written: f32 for products of f16 or bf16; by default ``element``.
-        math: precision of the multiplicands: tf32 for f32, where that suffices (its tolerance holds for normal
-            numbers); by default ``element``'s own.
-        accumulator: in which products are added: by default f64 for f64, else f32.
+        element: element of what is multiplied. With i8 all is computed in i32, and what leaves it is taken modulo
+            2**32.
+        out_element: element of what is written: f32 for products of f16 or bf16; by default ``element``, or i32 for i8.
+        math: precision of the multiplicands: tf32 for f32, where that suffices, or tf32x3, which is nearer (their
+            tolerances hold for normal numbers); by default ``element``'s own.
+        accumulator: in which products are added: by default f64 for f64, i32 for i8, else f32.
     """
 
     category: ClassVar[OpCategory] = OpCategory.GEMM
@@ -47,36 +48,53 @@ class MultiplyingDescriptor(Descriptor):
             element = ElementKind.of(data["element"])
         except ValueError:
             return data  # the field's own error says it better
-        defaults = {"out_element": element, "math": element, "accumulator": element.compute}
+        integer = element is ElementKind.I8
+        sums = ElementKind.I32 if integer else element.compute
+        math: Any = MathPrecision.EXACT if integer else element
+        defaults = {"out_element": sums if integer else element, "math": math, "accumulator": sums}
         spelled = {
             name: None
             for name, default in defaults.items()
-            if data.get(name) in (default.value, default.torch) or data.get(name) is default
+            if data.get(name) in (default.value, getattr(default, "torch", None)) or data.get(name) is default
         }
         return {**data, **spelled}
 
     def check_problem(self) -> None:
+        if self.element is ElementKind.I8:
+            self._check_integers()
         if not self.element.is_floating_point:
-            return  # which kernels refuse
+            return  # which kernels refuse, but for i8
         narrow = self.element.itemsize == 2
         if self.out_element not in (None, self.element, *((ElementKind.F32,) if narrow else ())):
             raise ValueError(
                 f"out_element = {self.out_element}: must be {self.element}" + (" or f32" if narrow else "")
             )
-        tf32 = MathPrecision.TF32 if self.element is ElementKind.F32 else None
-        if self.math not in (None, MathPrecision(self.element.value), tf32):
-            raise ValueError(f"math = {self.math}: must be {self.element}" + (" or tf32" if tf32 else ""))
+        f32 = self.element is ElementKind.F32
+        if self.math not in (None, *((MathPrecision.TF32X3, MathPrecision.TF32) if f32 else ())):
+            raise ValueError(f"math = {self.math}: must be {self.element}" + (", tf32x3 or tf32" if f32 else ""))
         if self.accumulator not in (None, self.element.compute):
             raise ValueError(f"accumulator = {self.accumulator}: must be {self.element.compute} for {self.element}")
+
+    def _check_integers(self) -> None:
+        for name, only in (("out_element", ElementKind.I32), ("math", "exact"), ("accumulator", ElementKind.I32)):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be {only} for i8")
 
     @property
     def out(self) -> ElementKind:
         """The element of what is written."""
-        return self.out_element or self.element
+        return self.out_element or (self.sums if self.element is ElementKind.I8 else self.element)
+
+    @property
+    def sums(self) -> ElementKind:
+        """The element in which products are added, and alpha and beta applied."""
+        return ElementKind.I32 if self.element is ElementKind.I8 else self.element.compute
 
     @property
     def multiplicands(self) -> MathPrecision:
         """What is multiplied is rounded to this."""
+        if not self.element.is_floating_point:
+            return MathPrecision.EXACT
         return self.math or MathPrecision(self.element.value)
 
 
@@ -91,18 +109,19 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
     multiple of, and ``alignment`` its address.
 
     Attributes:
-        m, n, k: extents. With k = 0 the product is zero.
-        element: element of ``a`` and ``b``.
-        out_element: element of ``c``, ``c0`` and ``bias``: f32 for products of f16 or bf16; by default ``element``.
-        math: precision of the multiplicands: tf32 for f32, where that suffices (its tolerance holds for normal
-            numbers); by default ``element``'s own.
-        accumulator: in which products are added: by default f64 for f64, else f32.
+        m, n, k, element, out_element, math, accumulator: as ``MultiplyingDescriptor`` says; ``element`` is that of
+            ``a`` and ``b``, ``out_element`` of ``c``, ``c0`` and ``bias``. With k = 0 the product is zero.
         epilogue: bias and activation, applied in the accumulator, before the one rounding.
         reads_c0: whether there is a ``c0``.
     """
 
     epilogue: Epilogue = "identity"
     reads_c0: bool = False
+
+    def check_problem(self) -> None:
+        super().check_problem()
+        if self.element is ElementKind.I8 and self.activation not in ("identity", "relu"):
+            raise ValueError(f"epilogue = {self.epilogue}: integers have no {self.activation}")
 
     @property
     def has_bias(self) -> bool:
@@ -119,7 +138,7 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
         return ()
 
     def declare_operands(self) -> tuple[Operand, ...]:
-        compute, lead = self.element.compute, self.lead
+        compute, lead = self.sums, self.lead
         rows = tuple(range(len(lead) + 1))
         c0 = Operand("c0", Role.INPUT, self.out, (*lead, self.m, self.n), batch_axes=rows)
         return (

@@ -48,11 +48,15 @@ class OpCategory(_Name):
 
 
 class MathPrecision(_Name):
-    """Precision of the multiplicands; ``exact`` where nothing is computed. From strongest to weakest."""
+    """Precision of the multiplicands; ``exact`` where nothing is computed, or integers. From strongest to weakest.
+
+    ``tf32x3``: each in two parts of tf32, of whose products the smallest is left out.
+    """
 
     EXACT = "exact"
     F64 = "f64"
     F32 = "f32"
+    TF32X3 = "tf32x3"
     TF32 = "tf32"
     F16 = "f16"
     BF16 = "bf16"

@@ -14,7 +14,7 @@ from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 
 Tensor = torch.Tensor
-ELEMENTS = ("f16", "bf16", "f32", "f64")
+ELEMENTS = ("f16", "bf16", "f32", "f64", "i8")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "relu": lambda x: torch.where(x < 0, torch.zeros_like(x), x),  # NaN stays
@@ -41,6 +41,8 @@ def tolerance(element: ElementKind, out: ElementKind, k: int) -> Tolerance:
 
 def _guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
     compute = desc.element.compute
+    if not compute.is_floating_point:
+        return {"c": PrecisionGuarantee.exact(desc.sums)}
     return {
         "c": PrecisionGuarantee(
             math_precision=MathPrecision(compute.value),
@@ -58,11 +60,17 @@ def _guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee
 @reference(op="gemm", elements=ELEMENTS, guarantee=_guarantee)
 @reference(op="batched_gemm", elements=ELEMENTS, guarantee=_guarantee)
 def gemm(desc: MatrixProductDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """c = act(alpha * a @ b + beta * c0 + bias); with beta = 0, c0 is not read."""
-    alpha, beta = (1.0 if x.get(name) is None else x[name] for name in ("alpha", "beta"))
+    """c = act(alpha * a @ b + beta * c0 + bias); with beta = 0, c0 is not read. Integers are taken modulo 2**32."""
+    integer = not desc.element.is_floating_point
+    if integer:
+        x = {name: v.long() if isinstance(v, Tensor) else v for name, v in x.items()}
+    one = 1 if integer else 1.0
+    alpha, beta = (one if x.get(name) is None else x[name] for name in ("alpha", "beta"))
     found = alpha * (x["a"] @ x["b"])
     if desc.reads_c0 and beta != 0:
         found = found + beta * x["c0"]
     if desc.has_bias:
         found = found + x["bias"]
+    if integer:
+        found = found.to(torch.int32)
     return {"c": ACTIVATIONS[desc.activation](found)}

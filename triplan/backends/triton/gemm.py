@@ -21,6 +21,7 @@ from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target, Tolerance
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
+MOST_INTEGERS = (2**31 - 1) // 2**14
 
 
 # --- what may be said ---
@@ -35,16 +36,21 @@ def tolerance(element: ElementKind, out: ElementKind, math_precision: MathPrecis
     and one for the sum (Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, 2021). So
     (1 + 2u)^n - 1 with n = k + k / 4 and a few for the epilogue; it covers fused multiply-adds, which round. An
     activation has a slope of at most 1.13 and is computed within 16 roundings. tf32 cuts each multiplicand to 11 bits,
-    which bounds its relative error where it is normal, and only there. The float64 oracle, where it is no wider, is off
-    by as much.
+    which bounds its relative error where it is normal, and only there. tf32x3 cuts twice, so that 22 are left of each
+    multiplicand, leaves out the product of the two second parts, at most 2**-20 of the whole, and adds three times as
+    many products. The float64 oracle, where it is no wider, is off by as much.
     """
     compute = element.compute
     u, final = compute.unit_roundoff, out.unit_roundoff if out is not compute else 0.0
-    roundings = math.expm1(min((k + k // 4 + 8) * math.log1p(2 * u), 700.0))
+    thrice = math_precision is MathPrecision.TF32X3
+    addends = 3 * k if thrice else k
+    roundings = math.expm1(min((addends + addends // 4 + 8) * math.log1p(2 * u), 700.0))
     if compute is ElementKind.F64:
         roundings *= 2
-    cut = 2.0**-10 if math_precision is MathPrecision.TF32 else 0.0
-    multiplied = (1 + cut) ** 2 * (1 + roundings) - 1
+    cut = {MathPrecision.TF32: 2.0**-10, MathPrecision.TF32X3: 2.0**-20}.get(math_precision, 0.0)
+    # The parts' magnitudes add up to a little more than the whole's.
+    roundings, left_out = (roundings * (1 + 2.0**-8), 2.0**-20) if thrice else (roundings, 0.0)
+    multiplied = ((1 + cut) ** 2 + left_out) * (1 + roundings) - 1
     info, smallest = torch.finfo(compute.torch), torch.finfo(out.torch)
     # f32 results of tensor cores and of approximations may be flushed; |alpha| and |beta| beyond 4 scale what was lost.
     lost = float(info.tiny) if compute is ElementKind.F32 else float(info.smallest_normal * info.eps)
@@ -78,6 +84,15 @@ def guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]
 
 def invariant_guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
     return _guarantee(desc.element, desc.out, desc.multiplicands, desc.k, True)
+
+
+def integer_guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Addition modulo 2**32 is associative: order cannot show."""
+    return {"c": PrecisionGuarantee.exact(desc.sums)}
+
+
+def integer_numerics(desc: MatrixProductDescriptor) -> str:
+    return f"gemm-integers.{desc.epilogue}.v1"
 
 
 def invariant_numerics(desc: MatrixProductDescriptor) -> str:
@@ -122,6 +137,13 @@ def tiles_apply(desc: MatrixProductDescriptor, target: Target) -> Support:
     return Support.no(f"C has up to {most} tiles; a grid holds fewer than 2**31")
 
 
+def integers_apply(desc: MatrixProductDescriptor, target: Target) -> Support:
+    # Tensor cores of sm80 saturate: up to here no sum of products can leave 32 bits.
+    if desc.k > MOST_INTEGERS:
+        return Support.no(f"k = {desc.k}: only {MOST_INTEGERS} products of i8 are sure to add up within i32")
+    return tiles_apply(desc, target)
+
+
 def tiles(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return launching.tiles_launch(desc, launching.chosen_tile(desc, target))
 
@@ -131,11 +153,23 @@ def tiles_invariant(desc: MatrixProductDescriptor, target: Target) -> list[Launc
 
 
 for _op in ("gemm", "batched_gemm"):
-    _common: dict[str, Any] = {"op": _op, "elements": ELEMENTS, "layout": layout, "supports": tiles_apply}
-    kernel(name="tiles", guarantee=guarantee, rank=tiles_rank, configurations=tiles_configurations, **_common)(tiles)
+    _common: dict[str, Any] = {"op": _op, "layout": layout}
+    _several: dict[str, Any] = {"rank": tiles_rank, "configurations": tiles_configurations}
+    kernel(name="tiles", elements=ELEMENTS, guarantee=guarantee, supports=tiles_apply, **_several, **_common)(tiles)
+    kernel(
+        name="integer_tiles",
+        elements=("i8",),
+        guarantee=integer_guarantee,
+        supports=integers_apply,
+        numerics=integer_numerics,
+        **_several,
+        **_common,
+    )(tiles)
     kernel(
         name="tiles_invariant",
+        elements=ELEMENTS,
         guarantee=invariant_guarantee,
+        supports=tiles_apply,
         rank=invariant_rank,
         numerics=invariant_numerics,
         **_common,

@@ -31,8 +31,8 @@ MFLOP_US = {True: 0.11, False: 0.20}
 FED = {True: 1.2e5, False: 1.7e5}
 #: The same, of other multiplicands and architectures, beside f16's on sm90a: peak by peak.
 SLOWER = {
-    "sm90a": {"f16": 1.0, "bf16": 1.0, "tf32": 2.0, "f32": 12.0, "f64": 14.0},
-    "sm80": {"f16": 2.0, "bf16": 2.0, "tf32": 4.0, "f32": 28.0, "f64": 32.0},
+    "sm90a": {"f16": 1.0, "bf16": 1.0, "exact": 0.5, "tf32": 2.0, "tf32x3": 6.0, "f32": 12.0, "f64": 14.0},
+    "sm80": {"f16": 2.0, "bf16": 2.0, "exact": 1.0, "tf32": 4.0, "tf32x3": 12.0, "f32": 28.0, "f64": 32.0},
     "cpu": {},
 }
 #: How much two limits that are close to each other add.
@@ -69,7 +69,7 @@ def pointers_us(desc: MatrixProductDescriptor, tile: Tile, b_rows: bool, target:
 
 def pieces_us(desc: MatrixProductDescriptor, pieces: int) -> float:
     """Of writing, reading and adding the partial sums of ``pieces`` pieces of k."""
-    partial = 2 * pieces * math.prod(desc.lead) * desc.m * desc.n * desc.element.compute.itemsize
+    partial = 2 * pieces * math.prod(desc.lead) * desc.m * desc.n * desc.sums.itemsize
     return LAUNCH_US + partial / L2_BYTES_PER_US
 
 

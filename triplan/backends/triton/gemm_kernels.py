@@ -20,7 +20,7 @@ def identity(x):
 
 @triton.jit
 def relu(x):
-    return tl.where(x < 0, 0.0, x)  # NaN stays, as a comparison with it is false
+    return tl.where(x < 0, 0, x)  # NaN stays, as a comparison with it is false
 
 
 @triton.jit

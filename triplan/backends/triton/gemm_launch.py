@@ -65,6 +65,7 @@ NARROW = {
     "cpu": (Tile(64, 128, 64, 4, 4), *_SMALL),
 }
 TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 4))
+BYTES = (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4))
 #: Without tensor cores an operand's registers bound the tile.
 F32 = (Tile(64, 64, 16, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
 F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
@@ -81,6 +82,10 @@ def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
     scattered = any(leading(o)[0] is None for o in desc.operands() if len(o.shape) > 1)
     if size == 2:
         found = SCATTERED if scattered else NARROW[str(target.arch)]
+    elif size == 1:
+        found = BYTES
+    elif desc.multiplicands is MathPrecision.TF32X3:
+        found = TF32[1:]  # both parts of each operand lie in registers
     elif desc.multiplicands is MathPrecision.TF32:
         found = TF32
     else:
@@ -178,15 +183,16 @@ def vector_stride(o: Operand | None, name: str) -> tuple[dict[str, Arg], dict[st
 def epilogue_arguments(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], dict[str, Any]]:
     """What every kernel's epilogue takes: arguments and constexprs."""
     o = {operand.name: operand for operand in desc.operands()}
-    compute = desc.element.compute
+    compute = desc.sums
+    one = 1.0 if compute.is_floating_point else 1
     c, c_known = strides(o["c"], ("cm", "cn", "c_batch"))
     c0, c0_known = strides(o.get("c0"), ("c0m", "c0n", "c0_batch"))
     along, along_known = vector_stride(o.get("bias"), "bias_n")
     args: dict[str, Arg] = {
         "c0": pointer(o["c0"]) if "c0" in o else None,
         "bias": pointer(o["bias"]) if "bias" in o else None,
-        "alpha": Scalar("alpha", compute, 1.0),
-        "beta": Scalar("beta", compute, 1.0) if "c0" in o else None,
+        "alpha": Scalar("alpha", compute, one),
+        "beta": Scalar("beta", compute, one) if "c0" in o else None,
         **c,
         **c0,
         **along,
@@ -199,7 +205,7 @@ def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[s
     a, b = desc.operand("a"), desc.operand("b")
     of_a, a_known = strides(a, ("am", "ak", "a_batch"))
     of_b, b_known = strides(b, ("bk", "bn", "b_batch"))
-    tf32 = desc.multiplicands is MathPrecision.TF32
+    tf32 = desc.multiplicands in (MathPrecision.TF32, MathPrecision.TF32X3)
     args: dict[str, Arg] = {
         "a": pointer(a),
         "b": pointer(b),
@@ -217,13 +223,19 @@ def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[s
         "BLOCK_K": tile.k,
         "GROUP_M": GROUP_M,
         "WHOLE_K": desc.k % tile.k == 0,
-        "PRECISION": "tf32" if tf32 else "ieee",
+        "PRECISION": str(desc.multiplicands) if tf32 else "ieee",
         "ACC": accumulator(desc),
     }
 
 
+#: As many as there are. Where shared memory bounds how many programs a multiprocessor holds, fewer are of no use; and
+#: ptxas gives these multiplicands too few by itself.
+MAX_REGISTERS = 255
+UNHURRIED = (MathPrecision.EXACT, MathPrecision.TF32X3)
+
+
 def accumulator(desc: MatrixProductDescriptor) -> Any:
-    return tl.float64 if desc.element is ElementKind.F64 else tl.float32
+    return {ElementKind.F64: tl.float64, ElementKind.I32: tl.int32}.get(desc.sums, tl.float32)
 
 
 def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
@@ -240,5 +252,6 @@ def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
             {**constants, **c_known},
             num_warps=tile.warps,
             num_stages=tile.stages,
+            max_registers=MAX_REGISTERS if desc.multiplicands in UNHURRIED else None,
         )
     ]

@@ -27,8 +27,6 @@ PIECES = (2, 4, 8, 16)
 MOST_ROWS = {2: 64, 4: 32, 8: 32}
 #: What a program of the second kernel adds up: 16 bytes a thread of 4 warps.
 SUM_M, SUM_N = 4, 128
-#: As many as there are: shared memory, not registers, bounds how many programs a multiprocessor holds.
-MAX_REGISTERS = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ def split_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> flo
 
 def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
     """Exact bytes of the partial sums."""
-    return split.of(desc.k) * desc.operand("c").numel * desc.element.compute.itemsize
+    return split.of(desc.k) * desc.operand("c").numel * desc.sums.itemsize
 
 
 def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
@@ -84,7 +82,7 @@ def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     c = desc.operand("c")
     if c.numel == 0:
         return []
-    products, pieces, compute = math.prod(desc.lead), split.of(desc.k), desc.element.compute
+    products, pieces, compute = math.prod(desc.lead), split.of(desc.k), desc.sums
     args, constants = launching.product_arguments(desc, split.tile)
     depth = split.depth(desc.k)
     of_c, c_known = launching.epilogue_arguments(desc)
@@ -102,7 +100,7 @@ def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             constants,
             num_warps=split.tile.warps,
             num_stages=split.tile.stages,
-            max_registers=MAX_REGISTERS,
+            max_registers=launching.MAX_REGISTERS,
         ),
         Launch(
             kernels.pieces_kernel,
