@@ -34,8 +34,10 @@ class Loss(Problem):
             if order is not None and (t.dim() == 2 or name in self.tables):
                 t = t[..., order]
             if order is not None and name == "target":
-                t = torch.empty(length, dtype=torch.int64).scatter_(0, order, torch.arange(length))[t]
-            found[name] = t.clone() if name in self.tables or t.numel() == 1 != len(rows) else t[rows].clone()
+                place = torch.empty(length, dtype=torch.int64).scatter_(0, order, torch.arange(length))
+                t = torch.where(t >= 0, place[t.clamp(min=0)], t)
+            shared = name in self.tables or t.shape == (1,)  # or the gradient of the one loss
+            found[name] = (t if shared else t[rows]).clone()
         return Loss(self.desc.replace(input_shape=(len(rows), length)), found)
 
     def parts(self) -> Iterator[Variant]:
@@ -53,9 +55,7 @@ class Loss(Problem):
 def _of_rows(out: Outputs, order: Tensor | None = None) -> Tensor:
     """What belongs to one row, as one tensor."""
     found = []
-    for t in out.values():
-        if t.shape == (1,) and len(out) > 1:
-            continue  # a reduced loss
+    for t in (t for name, t in out.items() if name != "loss"):
         found.append((t[:, order] if order is not None and t.dim() == 2 else t).reshape(len(t), -1).double())
     return torch.cat(found, 1)
 
@@ -137,9 +137,9 @@ def no_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
 
 ALL = {"weight": True, "label_smoothing": 0.1, "reduction": "byte_mean", "gradient": True}
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
-    "cross_entropy": ({"reduction": "none"}, ALL, {"long": True, "reduction": "none"}, {"long": True, **ALL}),
-    "cross_entropy_backward": ({"reduction": "none"}, {}, {"long": True, "reduction": "none"}),
-    "nll_loss": ({"reduction": "none"}, {"reduction": "none", "weight": True}),
+    "cross_entropy": ({"reduction": "none"}, ALL, {"long": True, **ALL}),
+    "cross_entropy_backward": ({"reduction": "none"}, {}),
+    "nll_loss": ({"reduction": "none", "weight": True},),
     "nll_loss_backward": ({"reduction": "none"}, {}),
     "scale_gradient": ({}, {"in_place": True}),
 }

@@ -72,10 +72,10 @@ def loop(desc: Any) -> Loop:
     if not r.unit:
         return Loop(1, min(512, max(ceil_power(r.n) // 4, 1)), 4, 8)
     vec = 16 // size
-    # Two 16-byte loads a thread and block. With a gradient rows are read again: with so many warps as few are under
-    # way as stay in the L2 cache meanwhile.
-    warps = (32 if r.n * size > 65536 else 16) if desc.gradient else 8
-    return Loop(1, min(64 * warps, max(ceil_power(r.n) // vec, 1)), vec, warps)
+    # Two 16-byte loads a thread and block. With a gradient rows are read again: with so many warps and registers as few
+    # are under way as stay in the L2 cache meanwhile.
+    warps, loads = ((32, 4) if r.n * size > 65536 else (16, 2)) if desc.gradient else (8, 2)
+    return Loop(1, min(32 * warps * loads, max(ceil_power(r.n) // vec, 1)), vec, warps)
 
 
 def tile_of(desc: Any) -> Tile:
