@@ -1,4 +1,4 @@
-"""The losses' problems for the proofs: ``n`` rows of LENGTH classes, and Σ|terms| of each op.
+"""The losses' problems for the proofs, and Σ|terms| of each op.
 
 Reduced losses are single numbers, which other orders of rows leave alone too often to prove anything: where bits are to
 differ, what is compared are those of rows.
@@ -13,10 +13,14 @@ from typing import Any
 
 import torch
 from proofs import Kind, Outputs, Problem, Values, Variant, draw, joins
-from proofs_rowwise import size
 from torch import Tensor
 
 import triplan as tp
+
+
+def size(n: int, long: bool) -> tuple[int, int]:
+    """Rows and classes, where there are to be ``n`` contributions: long rows take several blocks of any kernel."""
+    return (max(n // 100, 6), 20_011) if long else (max(n // 8, 16), 1030)
 
 
 class Loss(Problem):
