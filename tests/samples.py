@@ -17,6 +17,8 @@ from triplan import (
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
+    L2NormBackwardDescriptor,
+    L2NormDescriptor,
     LayerNormBackwardDescriptor,
     LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
@@ -52,6 +54,8 @@ SAMPLES: dict[str, Descriptor] = {
         RmsNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
         LayerNormDescriptor(input_shape=(5, 32), element="f32"),
         LayerNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
+        L2NormDescriptor(input_shape=(5, 32), element="f32"),
+        L2NormBackwardDescriptor(input_shape=(5, 32), element="f32"),
     )
 }
 ACCUMULATING = (

@@ -48,8 +48,8 @@ def given(desc: tp.Descriptor, seed: int = 0) -> dict[str, torch.Tensor]:
             x = torch.randn(o.shape, generator=g)
             y = functional.softmax(x, desc.softmax_axis)  # type: ignore[attr-defined]
             found["out"] = (y.log() if desc.op.startswith("log_") else y).to(o.element.torch)
-        elif o.name == "rstd":
-            found["rstd"] = (torch.rand(o.shape, generator=g) + 0.5).to(o.element.torch)
+        elif o.name in ("rstd", "norm"):
+            found[o.name] = (torch.rand(o.shape, generator=g) + 0.5).to(o.element.torch)
     return found
 
 
@@ -74,13 +74,21 @@ def pinned(desc: tp.Descriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any
         return None
 
 
+PARAMETERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"weight": False, "bias": False},
+    {"bias": False, "weight_offset": 1},
+    {"residual": True},
+)
+
+
 def problems(op: str, shapes: tuple[tuple[int, ...], ...], elements: tuple[str, ...]) -> Iterator[tp.Descriptor]:
     """Every axis, element, layout and choice of parameters."""
     for shape in shapes:
         for axis in range(len(shape)) if "softmax" in op else (-1,):
             for element in elements:
-                for weight, bias in ((True, True), (False, False), (True, False)) if "norm" in op else ((True, True),):
-                    desc = build(op, shape, axis, element, weight=weight, bias=bias)
+                for options in PARAMETERS if op.split("_norm")[0] in ("rms", "layer") else ({},):
+                    desc = build(op, shape, axis, element, **options)
                     yield desc
                     yield strided(desc)
 

@@ -20,6 +20,8 @@ from triplan.descriptors.indexing import (
 from triplan.descriptors.layout import PACKED, Layout, is_packed, packed_strides
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.descriptors.rowwise import (
+    L2NormBackwardDescriptor,
+    L2NormDescriptor,
     LayerNormBackwardDescriptor,
     LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
@@ -49,6 +51,8 @@ __all__ = [
     "IndexSelectDescriptor",
     "IndexValueField",
     "IndexingDescriptor",
+    "L2NormBackwardDescriptor",
+    "L2NormDescriptor",
     "LayerNormBackwardDescriptor",
     "LayerNormDescriptor",
     "Layout",

@@ -27,6 +27,10 @@ from triplan.facade.indexing import (
 from triplan.facade.plan import Plan, plan, plan_type
 from triplan.facade.prepared import PreparedIndices
 from triplan.facade.rowwise import (
+    L2NormArgs,
+    L2NormBackwardArgs,
+    L2NormBackwardPlan,
+    L2NormPlan,
     LayerNormArgs,
     LayerNormBackwardArgs,
     LayerNormBackwardPlan,
@@ -68,6 +72,10 @@ __all__ = [
     "IndexSelectBackwardArgs",
     "IndexSelectBackwardPlan",
     "IndexSelectPlan",
+    "L2NormArgs",
+    "L2NormBackwardArgs",
+    "L2NormBackwardPlan",
+    "L2NormPlan",
     "LayerNormArgs",
     "LayerNormBackwardArgs",
     "LayerNormBackwardPlan",

@@ -1,4 +1,4 @@
-"""The kernel table's rows for rms_norm, layer_norm and their adjoints.
+"""The kernel table's rows for rms_norm, layer_norm, l2_norm and their adjoints.
 
 ``rows`` holds whole rows in registers, ``looped`` walks along rows of any length. Gradients of weight and bias are
 partial sums in the workspace, as many lines as there are programs, then folded in one order: no atomics.
@@ -15,6 +15,7 @@ import torch
 
 from triplan.backends.launch import Arg, Float, Int, Launch, Ptr, Scratch
 from triplan.backends.table import kernel
+from triplan.backends.triton import norm_adjoint_kernels as adjoints
 from triplan.backends.triton import norm_kernels as kernels
 from triplan.backends.triton.rows_launch import (
     L2_BYTES,
@@ -31,7 +32,8 @@ from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarante
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Elements of a row that ``rows`` holds: forward those of x, backward also of dout, weight and two sums.
-MOST = {"rms_norm": 16384, "layer_norm": 16384, "rms_norm_backward": 8192, "layer_norm_backward": 8192}
+OPS = ("rms_norm", "layer_norm", "l2_norm")
+MOST = dict.fromkeys(OPS, 16384) | dict.fromkeys((f"{op}_backward" for op in OPS), 8192)
 #: Lines of partial sums: twice an H200's multiprocessors. One number for all targets, as tolerances depend on it.
 LINES = 264
 #: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
@@ -110,7 +112,8 @@ def guarantee(
 ) -> Mapping[str, PrecisionGuarantee]:
     """Squares add up relative to their sum. What is centred has errors of a deviation's size, once for each of two
     means, and the results of the adjoints have those of their terms; for layer_norm they hold while the mean is less
-    than 2**20 standard deviations off zero, beyond which f32 cannot hold the values themselves.
+    than 2**20 standard deviations off zero, beyond which f32 cannot hold the values themselves (with a residual, a
+    hundred: their sum is rounded first).
 
     Where layer_norm's ``looped`` centres by c, d = x - c has a mean m of at most one standard deviation s. The sums of
     n squares are within ``depth`` roundings of n * (s**2 + m**2) <= 2 * n * s**2, and those of d of n * s * sqrt(2);
@@ -130,7 +133,7 @@ def guarantee(
             found[o.name] = _guarantee(element, compute, roundings, False, False)
         elif o.is_written:
             roundings = (3 if is_centred(desc) else 2) * (depth + 12)
-            relative = o.name == "rstd" or desc.op == "rms_norm"
+            relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
             found[o.name] = _guarantee(o.element, compute, roundings, relative, True)
     return found
 
@@ -155,9 +158,10 @@ def _applies(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> 
 
 
 def _bytes(desc: Any) -> tuple[int, int]:
-    """Bytes of one row in all operands, and in those that are read."""
-    size, inputs = view(desc).n * desc.element.itemsize, 2 if is_backward(desc) else 1
-    return (inputs + 1) * size, inputs * size
+    """Bytes of one row in all operands, and in those that are read twice."""
+    rows = [o for o in desc.operands() if o.shape == desc.input_shape]
+    size = view(desc).n * desc.element.itemsize
+    return len(rows) * size, sum(not o.is_written and o.name != "dsummed" for o in rows) * size
 
 
 def _fold_us(desc: Any, rows: int) -> float:
@@ -190,11 +194,12 @@ def looped_rank(desc: Any, target: Target) -> float:
 def _operands(desc: Any, tile_rows: int) -> dict[str, Arg]:
     r = view(desc)
     args: dict[str, Arg] = dict(r.arguments(tile_rows))
-    args |= dict.fromkeys(("mean", "rstd", "weight", "bias", "dweights", "dbiases"))
+    absent = ("mean", "weight", "bias", "dweights", "dbiases", "residual", "summed", "dsummed")
+    args |= dict.fromkeys((*absent, "residual_strides", "summed_strides", "dsummed_strides"))
     args["rows"] = Int(r.count, r.count >= 2**31 - 2**16)
     args["eps"] = Float(getattr(desc, "eps", 0.0), desc.element.compute)
     for o in desc.operands():
-        args[o.name] = values(o)
+        args["rstd" if o.name == "norm" else o.name] = values(o)
         if o.shape == desc.input_shape:
             args[f"{o.name}_strides"] = r.strides(o)
     return args
@@ -213,7 +218,14 @@ def _launch(which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[
 
 def _constexprs(desc: Any, tile: Tile) -> dict[str, Any]:
     compute = TL[desc.element.compute]
-    return {"CENTRED": is_centred(desc), "COMPUTE": compute, "ROWS": tile.rows, "BLOCK": tile.block}
+    return {
+        "CENTRED": is_centred(desc),
+        "LENGTH": str(desc.op).startswith("l2_norm"),
+        "OFFSET": getattr(desc, "weight_offset", 0),
+        "COMPUTE": compute,
+        "ROWS": tile.rows,
+        "BLOCK": tile.block,
+    }
 
 
 def _lines(desc: Any, rows: int, most: int = LINES) -> tuple[int, int]:
@@ -257,7 +269,7 @@ def _folds(desc: Any, rows: int, most: int = LINES) -> list[Launch]:
     blocks = -(-n // FOLD_COLUMNS)
     args |= {"n": Int(n, n >= 2**31), "lines": Int(_lines(desc, rows, most)[0]), "blocks": Int(blocks)}
     constexprs = {"ROWS": FOLD, "BLOCK": FOLD_COLUMNS}
-    return [_launch(kernels.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
+    return [_launch(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
 
 
 def whole_launches(desc: Any, tile: Tile, stages: int | None = None, programs: int = 0) -> list[Launch]:
@@ -283,7 +295,7 @@ def whole_launches(desc: Any, tile: Tile, stages: int | None = None, programs: i
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in _parts(desc, tile.rows).items()}}
     if not folds:  # nothing is shared: a program for each group of rows
         lines, args["each"] = -(-r.count // tile.rows), Int(1)
-    return [_launch(kernels.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
+    return [_launch(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
 
 
 def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None) -> list[Launch]:
@@ -295,7 +307,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None) -> list[L
     args, constexprs = _operands(desc, tile.rows), _constexprs(desc, tile)
     if not backward:
         return [_launch(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps)]
-    first = _launch(kernels.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
+    first = _launch(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not folds:
         return [first]
     lines, each = _lines(desc, shared.rows)
@@ -303,7 +315,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None) -> list[L
     args |= {"each": Int(each), "blocks": Int(blocks)}
     args |= {name: parts for name, (parts, _) in _parts(desc, shared.rows).items()}
     constexprs = _constexprs(desc, shared)
-    return [first, _launch(kernels.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps), *folds]
+    return [first, _launch(adjoints.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps), *folds]
 
 
 def _rows(desc: Any, target: Target) -> list[Launch]:
