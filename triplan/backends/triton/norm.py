@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,18 +25,29 @@ from triplan.backends.triton.rows_launch import (
     Rows,
     Tile,
     ceil_power,
+    holds_narrow,
+    narrow_registers,
     padded_bytes,
     values,
     waves_us,
 )
-from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target, Tolerance
+from triplan.sku import (
+    SUPPORTED,
+    ElementKind,
+    MathPrecision,
+    PrecisionGuarantee,
+    Support,
+    Target,
+    Tolerance,
+    interpreting,
+)
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Elements of a row that ``rows`` holds: forward those of x, backward also of dout, weight and two sums.
 OPS = ("rms_norm", "layer_norm", "l2_norm")
 MOST = dict.fromkeys(OPS, 16384) | dict.fromkeys((f"{op}_backward" for op in OPS), 8192)
-#: Lines of partial sums: twice an H200's multiprocessors. One number for all targets, as tolerances depend on it.
-LINES = 264
+#: Lines of partial sums: an H200's multiprocessors. One number for all targets, as tolerances depend on it.
+LINES = 132
 #: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
 #: on a multiprocessor, with the next rows on their way, keep memory busy.
 HELD = 16384
@@ -57,17 +69,26 @@ def is_centred(desc: Any) -> bool:
     return str(desc.op).startswith("layer_norm")
 
 
+def read_twice(desc: Any) -> int:
+    """Operands of whole rows that a loop over them reads twice."""
+    return sum(o.shape == desc.input_shape and not o.is_written and o.name != "dsummed" for o in desc.operands())
+
+
 def whole(desc: Any) -> Tile | None:
     most = MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1)
     if not is_backward(desc):
-        return view(desc).whole(desc.element, most)
+        tile = view(desc).whole(desc.element, most)
+        if tile is not None and desc.element.itemsize == 2 and tile.block >= 8192:
+            return replace(tile, warps=tile.block // 1024)  # smaller programs wait less for each other
+        return tile
     tile = view(desc).whole(desc.element, most, HELD)
     if tile is None:
         return None
-    # Beside two operands a thread holds weights and two sums: eight elements of each are what its registers take.
-    rows = max(tile.rows // 2, 1) if view(desc).across else tile.rows
-    most_warps = 32 if desc.element.itemsize == 2 else 16
-    return Tile(rows, tile.block, min(max(rows * tile.block // 256, 1), most_warps))
+    # Weights that several rows of several warps share come through shared memory; with two sums registers run out.
+    crowded = is_centred(desc) and tile.block > 256 and desc.element.itemsize == 2
+    rows = max(tile.rows // 2, 1) if view(desc).across or crowded else tile.rows
+    each = 4 if desc.element is ElementKind.F64 else 8
+    return Tile(rows, tile.block, min(max(rows * tile.block // (32 * each), 1), 16))
 
 
 def strip(desc: Any) -> Tile:
@@ -77,7 +98,7 @@ def strip(desc: Any) -> Tile:
 
 
 def walk(desc: Any) -> Tile:
-    return view(desc).walk(desc.element)
+    return view(desc).walk(desc.element, read_twice(desc))
 
 
 # --- what may be said ---
@@ -159,9 +180,8 @@ def _applies(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> 
 
 def _bytes(desc: Any) -> tuple[int, int]:
     """Bytes of one row in all operands, and in those that are read twice."""
-    rows = [o for o in desc.operands() if o.shape == desc.input_shape]
     size = view(desc).n * desc.element.itemsize
-    return len(rows) * size, sum(not o.is_written and o.name != "dsummed" for o in rows) * size
+    return sum(o.shape == desc.input_shape for o in desc.operands()) * size, read_twice(desc) * size
 
 
 def _fold_us(desc: Any, rows: int) -> float:
@@ -205,7 +225,9 @@ def _operands(desc: Any, tile_rows: int) -> dict[str, Arg]:
     return args
 
 
-def _launch(which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int) -> Launch:
+def _launch(
+    which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int, most_registers: int = 0
+) -> Launch:
     names = set(which.arg_names)
     return Launch(
         which,
@@ -213,6 +235,7 @@ def _launch(which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[
         {k: v for k, v in args.items() if k in names},
         {k: v for k, v in constexprs.items() if k in names},
         warps,
+        max_registers=most_registers,
     )
 
 
@@ -272,25 +295,31 @@ def _folds(desc: Any, rows: int, most: int = LINES) -> list[Launch]:
     return [_launch(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
 
 
-def whole_launches(desc: Any, tile: Tile, stages: int | None = None, programs: int = 0) -> list[Launch]:
+def whole_launches(
+    desc: Any, tile: Tile, stages: int | None = None, programs: int = 0, narrow: bool | None = None
+) -> list[Launch]:
     """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries.
 
     ``stages`` is how far rows are fetched ahead: by default not at all forward, where with it there are ``programs``
-    programs that stay for several groups of rows, and 2 in the adjoints, whose LINES programs (at most ``programs``, if
-    given) stay anyway.
+    programs that stay for several groups of rows, and 3 in the adjoints, whose LINES programs (at most ``programs``, if
+    given) stay anyway: with 3 there are two copies of what is fetched, else only one row is there or on its way.
     """
     r, backward = view(desc), is_backward(desc)
     most = min(programs or LINES, LINES)
     folds = _folds(desc, tile.rows, most) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
-    stages = (2 if backward else 0) if stages is None else stages
+    stages = (3 if backward else 0) if stages is None else stages
     args, constexprs = _operands(desc, tile.rows), {**_constexprs(desc, tile), "STAGES": stages}
     if not backward:
         groups = r.programs(tile.rows)
         args["groups"] = Int(groups)
         grid = min(programs, groups) if stages else groups
-        return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps)]
+        alone = not getattr(desc, "residual", False)
+        narrow = alone and (holds_narrow(desc.element, tile) if narrow is None else narrow)
+        constexprs["NARROW"] = narrow and not interpreting()
+        most_registers = narrow_registers(tile) if constexprs["NARROW"] else 0
+        return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers)]
     lines, each = _lines(desc, tile.rows, most)
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in _parts(desc, tile.rows).items()}}
     if not folds:  # nothing is shared: a program for each group of rows
@@ -298,13 +327,15 @@ def whole_launches(desc: Any, tile: Tile, stages: int | None = None, programs: i
     return [_launch(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
 
 
-def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None) -> list[Launch]:
-    """The launches of ``looped`` with a tile of one's own, and one for the parameters' gradients."""
+def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: int = 0) -> list[Launch]:
+    """The launches of ``looped`` with a tile of one's own, ``unroll`` of which are read at a time, and one for the
+    parameters' gradients."""
     r, backward, shared = view(desc), is_backward(desc), shared or strip(desc)
     folds = _folds(desc, shared.rows) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     args, constexprs = _operands(desc, tile.rows), _constexprs(desc, tile)
+    constexprs["UNROLL"] = unroll or r.unroll(tile, read_twice(desc))
     if not backward:
         return [_launch(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps)]
     first = _launch(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)

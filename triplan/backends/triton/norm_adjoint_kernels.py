@@ -9,7 +9,7 @@ CENTRED and LENGTH as in ``norm_kernels``; ``rstd`` is the statistic that the fo
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.norm_kernels import affine
+from triplan.backends.triton.norm_kernels import affine, both
 from triplan.backends.triton.rows_kernels import along, placed, rows_of
 
 
@@ -86,12 +86,16 @@ def norm_backward_rows_kernel(
             dw += dy * hat
         if dbiases is not None:
             db += dy
-        projected = tl.sum(g * hat, 1, keep_dims=True) / terms
+        if CENTRED:
+            middle, projected = tl.reduce((g, g * hat), 1, both, keep_dims=True)
+        else:
+            projected = tl.sum(g * hat, 1, keep_dims=True)
+        projected = projected / terms
         if LENGTH:
             projected = tl.where(saved < eps, 0.0, projected)
         d = g - hat * projected
         if CENTRED:
-            d = d - tl.sum(g, 1, keep_dims=True) / terms
+            d = d - middle / terms
         d = d * scale
         if dsummed is not None:
             more = rows_of(dsummed, dsummed_strides, outer, sizes, lane) + along(col, dsummed_strides[2])
@@ -127,6 +131,7 @@ def norm_backward_looped_kernel(
     OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """One row, block by block: the sums, then, backwards, the gradients of x."""
     row = tl.program_id(0).to(tl.int64)
@@ -141,15 +146,16 @@ def norm_backward_looped_kernel(
         centre = tl.load(mean + row)
     total = tl.zeros((BLOCK,), COMPUTE)
     projected = tl.zeros((BLOCK,), COMPUTE)
-    for start in range(0, n, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        live = col < n
-        g = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
-        g = affine(g.to(COMPUTE), weight, None, col, live, OFFSET)
-        v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        if CENTRED:
-            total += g
-        projected += g * ((v - centre) * scale)
+    for start in range(0, n, BLOCK * UNROLL):
+        for u in tl.static_range(UNROLL):
+            col = start + u * BLOCK + tl.arange(0, BLOCK)
+            live = col < n
+            g = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
+            g = affine(g.to(COMPUTE), weight, None, col, live, OFFSET)
+            v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+            if CENTRED:
+                total += g
+            projected += g * ((v - centre) * scale)
     terms = 1.0 if LENGTH else n.to(COMPUTE)
     projected = tl.sum(projected, 0) / terms
     if LENGTH:

@@ -14,7 +14,7 @@ Statistics, weight and bias are packed.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.rows_kernels import along, lanes_of, rows_of
+from triplan.backends.triton.rows_kernels import again, along, lanes_of, rows_of
 
 
 @triton.jit
@@ -28,6 +28,12 @@ def affine(v, weight, bias, col, live_col, OFFSET: tl.constexpr):
     if bias is not None:
         v = v + tl.load(bias + col, mask=live_col, other=0.0, eviction_policy="evict_last").to(v.dtype)
     return v
+
+
+@triton.jit
+def both(a, b, c, d):
+    """Two sums at once."""
+    return a + c, b + d
 
 
 @triton.jit
@@ -88,6 +94,7 @@ def norm_group(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
 ):
     outer = group // blocks
     lane = lanes_of(group, blocks, ROWS)
@@ -96,7 +103,12 @@ def norm_group(
     live = inside & (col < n)
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
     at = rows_of(x, x_strides, outer, sizes, lane)
-    v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "")
+    kept = x
+    if NARROW:
+        kept = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0)
+        v = kept.to(COMPUTE)
+    else:
+        v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "")
     if summed is not None:
         sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
@@ -104,11 +116,23 @@ def norm_group(
     row = outer.to(tl.int64) * lanes + lane
     if CENTRED:
         centre = tl.sum(v, 1, keep_dims=True) / count
+        if NARROW:
+            v = again(kept).to(COMPUTE)
         v = tl.where(live, v - centre, 0.0)
-        rest = tl.sum(v, 1, keep_dims=True) / count
-        v = tl.where(live, v - rest, 0.0)
+        rest, squares = tl.reduce((v, v * v), 1, both, keep_dims=True)
+        rest = rest / count
+        # What ``rest`` takes off is a rounding's worth, and never all.
+        squares -= rest * rest * count
+        squares = tl.where(squares < 0, 0.0, squares)
+        if NARROW:
+            v = again(kept).to(COMPUTE) - centre
+        v = v - rest
         tl.store(mean + row, centre + rest, mask=inside)
-    saved, scale = scale_of(tl.sum(v * v, 1, keep_dims=True), count, eps, LENGTH)
+    else:
+        squares = tl.sum(v * v, 1, keep_dims=True)
+        if NARROW:
+            v = again(kept).to(COMPUTE)
+    saved, scale = scale_of(squares, count, eps, LENGTH)
     tl.store(rstd + row, saved, mask=inside)
     y = affine(v * scale, weight, bias, col, col < n, OFFSET)
     to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
@@ -141,23 +165,25 @@ def norm_rows_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Whole rows in registers: each element is read once and written once.
 
-    With STAGES programs stay for several groups of rows, and the next ones are on their way meanwhile.
+    With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. With STAGES
+    programs stay for several groups of rows, and the next ones are on their way meanwhile.
     """
     first = tl.program_id(0)
     if STAGES == 0:
         norm_group(
             first, x, out, mean, rstd, weight, bias, residual, summed, x_strides, out_strides, residual_strides,
-            summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK,
+            summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK, NARROW,
         )  # fmt: skip
     else:
         for group in tl.range(first, groups, tl.num_programs(0), num_stages=STAGES):
             norm_group(
                 group, x, out, mean, rstd, weight, bias, residual, summed, x_strides, out_strides, residual_strides,
-                summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK,
+                summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK, NARROW,
             )  # fmt: skip
 
 
@@ -172,20 +198,22 @@ def deviations(
     CENTRED: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """Sums of what is normalised less ``centre``, and of its squares, over one row: in each column of its blocks, which
-    meet at the end. While threads wait for each other nothing is on its way from memory.
+    meet at the end. While threads wait for each other nothing is on its way from memory; else UNROLL blocks are.
     """
     total = tl.zeros((BLOCK,), COMPUTE)
     squares = tl.zeros((BLOCK,), COMPUTE)
-    for start in range(0, n, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        live = col < n
-        v = read(at, strides, residual_at, residual_strides, col, live, COMPUTE, "evict_last")
-        if CENTRED:
-            v = tl.where(live, v - centre, 0.0)
-            total += v
-        squares += v * v
+    for start in range(0, n, BLOCK * UNROLL):
+        for u in tl.static_range(UNROLL):
+            col = start + u * BLOCK + tl.arange(0, BLOCK)
+            live = col < n
+            v = read(at, strides, residual_at, residual_strides, col, live, COMPUTE, "evict_last")
+            if CENTRED:
+                v = tl.where(live, v - centre, 0.0)
+                total += v
+            squares += v * v
     found = tl.zeros((), COMPUTE)
     if CENTRED:
         found = tl.sum(total, 0)
@@ -216,6 +244,7 @@ def norm_looped_kernel(
     OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """One row, block by block: statistics, then, backwards, the results.
 
@@ -236,13 +265,15 @@ def norm_looped_kernel(
         col = tl.arange(0, BLOCK)
         first = read(at, x_strides, residual_at, residual_strides, col, col < n, COMPUTE, "evict_last")
         centre = tl.sum(first, 0) / tl.minimum(n, BLOCK).to(COMPUTE)
-    total, squares = deviations(at, x_strides, residual_at, residual_strides, n, centre, CENTRED, COMPUTE, BLOCK)
+    total, squares = deviations(
+        at, x_strides, residual_at, residual_strides, n, centre, CENTRED, COMPUTE, BLOCK, UNROLL
+    )
     if CENTRED:
         middle = total / count
         if 2.0 * total * middle > squares:  # more than a standard deviation
             centre += middle
             total, squares = deviations(
-                at, x_strides, residual_at, residual_strides, n, centre, CENTRED, COMPUTE, BLOCK
+                at, x_strides, residual_at, residual_strides, n, centre, CENTRED, COMPUTE, BLOCK, UNROLL
             )
             middle = total / count
         squares -= total * middle
