@@ -141,6 +141,17 @@ def test_norms_are_torchs(op: str, weight: bool) -> None:
         torch.testing.assert_close(back[name], grad)
 
 
+def lopsided_rows(target: tp.Target, row: str, n: int) -> None:
+    """Rows that begin unlike the rest: by one element, by a fifth of them, and by a fifth far from zero."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, n, generator=g)
+    x[0, 0] = 1e4
+    x[1:, : n // 5] += 1000
+    x[2] += 3000
+    plan = tp.plan(build("layer_norm", (3, n)), target=target, preference=tp.PlanPreference(kernel=row))
+    assert check_plan(plan, passes=("unit",), magnitude=TERMS["layer_norm"], given={"x": x}).compared >= 3 * n
+
+
 SPECIAL = {
     "all -inf": [-float("inf")] * 4,
     "some -inf": [-float("inf"), 1.0, -float("inf"), 2.0],
@@ -235,6 +246,12 @@ def test_the_variance_is_of_centred_values_interpreted(row: str) -> None:
     far_rows(INTERPRET, row, 1000 if row == "rows" else 20_000)
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize("row", ["rows", "looped"])
+def test_rows_that_begin_unlike_the_rest_interpreted(row: str) -> None:
+    lopsided_rows(INTERPRET, row, 1000 if row == "rows" else 20_000)
+
+
 # --- compiled for each architecture ---
 
 #: Short rows, rows that fill registers, long ones, and (along an inner axis) rows side by side.
@@ -305,7 +322,7 @@ def test_few_long_rows_are_split_and_many_are_not() -> None:
 @pytest.mark.parametrize(("op", "row"), ROWS)
 def test_every_kernel_on_the_gpu(op: str, row: str, element: str) -> None:
     target, compared = tp.Target.current(), 0
-    shapes = ((7, 33), (300, 257), (2, 3, 40), (65, 4100), (3, 40_001), (5, 1), (1, 1), (0, 8), (8, 0))
+    shapes = ((7, 33), (300, 257), (2, 3, 40), (65, 4100), (9, 32_000), (3, 40_001), (5, 1), (1, 1), (0, 8), (8, 0))
     for shape in shapes:
         for axis in {0, len(shape) - 2, len(shape) - 1} if "softmax" in op else {-1}:
             for make in (lambda d: d, strided):
@@ -325,6 +342,12 @@ def test_infinities_and_nan_on_the_gpu(op: str, row: str, name: str) -> None:
 @pytest.mark.parametrize("row", ["rows", "looped"])
 def test_the_variance_is_of_centred_values_on_the_gpu(row: str) -> None:
     far_rows(tp.Target.current(), row, 1000 if row == "rows" else 20_000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", ["rows", "looped"])
+def test_rows_that_begin_unlike_the_rest_on_the_gpu(row: str) -> None:
+    lopsided_rows(tp.Target.current(), row, 10_000 if row == "rows" else 100_000)
 
 
 @pytest.mark.gpu
