@@ -23,6 +23,15 @@ def along(position, step):
 
 
 @triton.jit
+def again(v):
+    """``v``, of 16 bits an element, as if it were new: what is computed from it is computed again.
+
+    A compiler otherwise keeps the first conversion to f32, which takes twice the registers. Not for the interpreter.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [v], dtype=v.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
 def outer_offset(outer, sizes, strides):
     """The offset of the outer point number ``outer``."""
     offset = tl.zeros((), tl.int64)
