@@ -14,7 +14,7 @@ from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 
 Tensor = torch.Tensor
-ELEMENTS = ("f16", "bf16", "f32", "f64", "i8")
+ELEMENTS = ("f16", "bf16", "f32", "f64")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "relu": lambda x: torch.where(x < 0, torch.zeros_like(x), x),  # NaN stays
@@ -57,8 +57,8 @@ def _guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee
     }
 
 
-@reference(op="gemm", elements=ELEMENTS, guarantee=_guarantee)
-@reference(op="batched_gemm", elements=ELEMENTS, guarantee=_guarantee)
+@reference(op="gemm", elements=(*ELEMENTS, "i8"), guarantee=_guarantee)
+@reference(op="batched_gemm", elements=(*ELEMENTS, "i8"), guarantee=_guarantee)
 def gemm(desc: MatrixProductDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """c = act(alpha * a @ b + beta * c0 + bias); with beta = 0, c0 is not read. Integers are taken modulo 2**32."""
     integer = not desc.element.is_floating_point
