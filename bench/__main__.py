@@ -29,6 +29,9 @@ def parser() -> argparse.ArgumentParser:
     four.add_argument("--cases", default="", metavar="TEXT", help="only cases whose name contains it, as in the table")
     five = names.add_parser("rowwise", help="softmax and norms against torch and torch.compile, on a GPU")
     five.add_argument("--sweep", action="store_true", help="time tiles of every kernel instead of peers")
+    five.add_argument(
+        "--cases", nargs="+", default=[], metavar="TEXT", help="only cases with one of these in their name"
+    )
     for p, iterations, warmup in ((one, 100, 10), (three, 20, 2), (four, 30, 3), (five, 10, 1)):
         p.add_argument(
             "--iterations", type=_positive, default=iterations, help="timed repeats (fewer for slow kernels)"
@@ -88,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             elif options.name == "gemm":
                 report = gemm.run(options.dtype, *timing, options.sweep, options.cases, progress)
             elif options.name == "rowwise":
-                report = rowwise.run(*timing, options.sweep, progress)
+                report = rowwise.run(*timing, options.sweep, options.cases, progress)
             else:
                 report = determinism.run(*timing, options.rows, progress)
     report.show(console)

@@ -16,7 +16,7 @@ from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 #: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.
 HOPELESS, HOPELESS_SPLIT = 2.5, 1.35
 #: Rows of tiles dealt together, beside the row's own choice.
-GROUPS = (2, 4, 16)
+GROUPS = (2, 4, 8, 16)
 #: Tiles that no row takes today. What keeps most loads on their way is for a sweep to find: by rows of A at most.
 FEW_ROWS = {
     16: (
@@ -32,7 +32,6 @@ FEW_ROWS = {
         Tile(64, 32, 128, 4, 4),
         Tile(64, 64, 64, 4, 3),
         Tile(64, 64, 64, 4, 6),
-        Tile(64, 64, 128, 4, 4),
         Tile(64, 128, 64, 4, 3),
         Tile(64, 128, 64, 8, 4),
         Tile(64, 128, 128, 8, 3),
@@ -80,8 +79,9 @@ def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[C
     assert isinstance(desc, Product)
     few: tuple[Tile, ...] = next((tiles for rows, tiles in FEW_ROWS.items() if desc.m <= rows), ())
     tried = few or (SHALLOW if desc.k <= SHALLOW_K else ())
-    fitting = [t for t in tried if t.shared_bytes(desc.element.itemsize) <= target.shared_memory]
-    tiles = [*gemm_launch.tiles_of(desc, target), *fitting]
+    known, size = gemm_launch.tiles_of(desc, target), desc.element.itemsize
+    fitting = [t for t in tried if t not in known and t.shared_bytes(size) <= target.shared_memory]
+    tiles = [*known, *fitting]
     for tile in promising(tiles, lambda tile: gemm_launch.tile_us(desc, tile, target)):
         yield Configuration("tiles", str(tile), gemm_launch.tiles_launch(desc, tile))
     if few:
@@ -91,14 +91,16 @@ def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[C
             yield Configuration("split_k", str(split), launches, workspace)
     if pinned(desc, "wgmma", target) is None:
         return
+    kinds = (True, False) if desc.op == "gemm" else (True,)
     rings = promising(
-        [r for specialised in (True, False) for r in gemm_wgmma.rings_of(desc, target, specialised)],
+        [ring for specialised in kinds for ring in gemm_wgmma.rings_of(desc, target, specialised)],
         lambda ring: gemm_wgmma.ring_us(desc, ring, target),
     )
     for ring in rings:
         yield configuration(desc, ring, target)
     for group in GROUPS:  # the same binary
-        yield configuration(desc, replace(rings[0], group=group), target)
+        if group != rings[0].group:
+            yield configuration(desc, replace(rings[0], group=group), target)
 
 
 def configuration(desc: Product, ring: gemm_wgmma.Ring, target: tp.Target) -> Configuration:
@@ -114,7 +116,8 @@ def backward_configurations(desc: tp.GemmBackwardDescriptor, target: tp.Target) 
     every = pairs.configurations(desc, target)
     for name in promising([*every], lambda name: every[name].cost):
         yield Configuration("wgmma", name, [*every[name].build()], every[name].workspace)
-    for ring in (replace(pairs.chosen_ring(desc, target), group=group) for group in GROUPS):  # the same binary
+    best = pairs.chosen_ring(desc, target)
+    for ring in (replace(best, group=group) for group in GROUPS if group != best.group):  # the same binary
         launches, workspace = pairs.wgmma_launches(desc, ring, target), pairs.workspace_of(desc, ring, target)
         yield Configuration("wgmma", str(ring), launches, workspace)
 

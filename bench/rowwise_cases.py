@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import triplan as tp
+from triplan.backends.compile import compile_source
 from triplan.backends.triton import norm, softmax
-from triplan.backends.triton.rows_launch import Tile
+from triplan.backends.triton.rows_launch import Tile, ceil_power
 
 SHAPES = ((4096, 4096), (8192, 8192), (8192, 32768), (65536, 256), (16, 262144))
 OPS = ("softmax", "log_softmax", "rms_norm", "layer_norm")
@@ -187,7 +188,8 @@ def mismatch(case: Case, b: Buffers) -> str:
     """
     rows = sorted({*range(min(COMPARED, case.rows)), *range(max(case.rows - COMPARED, 0), case.rows)})
     at = torch.tensor(rows, device=next(iter(b.tensors.values())).device)
-    wide = {name: (t[at] if t.shape[0] == case.rows else t).double() for name, t in b.tensors.items()}
+    of_columns = ("weight", "bias", "dweight", "dbias")
+    wide = {name: (t if name in of_columns else t[at]).double() for name, t in b.tensors.items()}
     if not case.is_norm:
         if not case.backward:
             wanted = {"out": getattr(torch, case.op)(wide["x"], -1)}
@@ -231,47 +233,65 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     """Kernels that could stand in ``case``: the table row's fields that differ, by name."""
     family: Any = norm if case.is_norm else softmax
     desc = descriptor(case)
-    pieces = [(1, block) for block in (4096, 8192, 16384) if block <= case.n // 2]
-    block = 1 << (case.n - 1).bit_length()
-    wholes = [(rows, block) for rows in (1, 2, 4, 8, 16) if 1024 <= rows * block <= max(4096, block)]
-    for rows, block in wholes:
+    block = ceil_power(case.n)
+    least, most = (4096, 8192) if case.backward else (1024, 4096)  # elements of several rows
+    for rows in (1, 2, 4, 8, 16, 32):
+        if not least <= rows * block <= max(most, block) or block > 2 * family.MOST[case.op]:
+            continue
         for warps in (4, 8, 16, 32):
             tile, each = Tile(rows, block, warps), rows * block // (32 * warps)
-            if not 4 <= each <= (32 if case.backward else 64) or block > 2 * family.MOST[case.op]:
+            if not 8 <= each <= (16 if case.backward else 128 if block >= 32768 else 32):
                 continue
             for how, options in _fetching(case, tile):
                 build = partial(family.whole_launches, tile=tile, **options)
-                yield f"rows {rows}x{block} w{warps}{how}", _row(family, desc, tile, build)
-    for rows, block in pieces:
-        for warps in (8, 16):
-            tile = Tile(rows, block, warps)
-            yield (
-                f"looped {rows}x{block} w{warps}",
-                _row(family, desc, tile, partial(family.looped_launches, tile=tile)),
-            )
+                yield f"rows {rows}x{block} w{warps}{how}", _row(family, desc, tile, tile, build)
+    for block in (2048, 4096, 8192):
+        for warps in (8, 16, 32):
+            tile = Tile(1, block, warps)
+            if not case.n >= 16384 or not 8 <= block // (32 * warps) <= 16:
+                continue
+            shared = norm.strip(desc) if case.is_norm else tile
+            for unroll in (1, 2, 4):
+                if block * unroll <= case.n:
+                    build = partial(family.looped_launches, tile=tile, unroll=unroll)
+                    yield f"looped {block} w{warps} u{unroll}", _row(family, desc, tile, shared, build)
 
 
-def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, int]]]:
+def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, Any]]]:
     """How far rows may be fetched ahead, and by how many programs, for an H200's 132 multiprocessors."""
-    if case.backward:
-        yield from ((f" s{s}", {"stages": s}) for s in (1, 2, 3)) if case.is_norm else [("", {})]
+    if case.backward and case.is_norm:
+        for stages, each in ((1, 1), (3, 1), (4, 1)):
+            yield f" s{stages} p{each}", {"stages": stages, "programs": 132 * each}
         return
-    yield "", {}
-    if tile.block >= 8192:
-        for each in (1, 2):
-            if each * tile.warps <= 32:
-                yield f" s2 p{each}", {"stages": 2, "programs": 132 * each}
+    if tile.block >= 32768 and tile.warps <= 16:
+        yield " narrow", {"narrow": True}
+        if tile.warps < 16:
+            return
+    yield "", {"narrow": False} if not case.backward else {}
+    if tile.block >= 8192 and not case.backward:
+        yield " s3", {"stages": 3, "programs": 132, "narrow": False}
 
 
-def _row(family: Any, desc: tp.Descriptor, tile: Tile, build: Callable[[Any], Any]) -> dict[str, Any]:
+def _row(family: Any, desc: tp.Descriptor, tile: Tile, shared: Tile, build: Callable[[Any], Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "build": lambda desc, target: build(desc),
         "supports": lambda desc, target: tp.Support(),
-        "guarantee": partial(family.guarantee, lambda desc: tile),
     }
     if family is norm:
-        found["workspace"] = partial(norm.workspace, lambda desc: tile)
+        found["guarantee"] = partial(norm.guarantee, lambda desc: tile, lambda desc: shared)
+        found["workspace"] = partial(norm.workspace, lambda desc: shared)
+    else:
+        found["guarantee"] = partial(softmax.guarantee, lambda desc: tile)
     return found
+
+
+def compile_share(case: Case, target: tp.Target, first: int, step: int) -> None:
+    """Compile each ``step``-th swept kernel of ``case`` into Triton's cache on disk."""
+    with registered(case) as names:
+        for name in names[first::step]:
+            plan = tp.plan(descriptor(case), preference=tp.PlanPreference(kernel=name), target=target)
+            for launch in plan.launches:
+                compile_source(launch.source(), target.arch)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Any
 
 from triplan import (
     BatchedGemmDescriptor,
+    CrossEntropyBackwardDescriptor,
+    CrossEntropyDescriptor,
     Descriptor,
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -18,12 +20,17 @@ from triplan import (
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
+    L2NormBackwardDescriptor,
+    L2NormDescriptor,
     LayerNormBackwardDescriptor,
     LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
     LogSoftmaxDescriptor,
+    NllLossBackwardDescriptor,
+    NllLossDescriptor,
     RmsNormBackwardDescriptor,
     RmsNormDescriptor,
+    ScaleGradientDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
     SoftmaxBackwardDescriptor,
@@ -54,6 +61,15 @@ SAMPLES: dict[str, Descriptor] = {
         RmsNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
         LayerNormDescriptor(input_shape=(5, 32), element="f32"),
         LayerNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
+        CrossEntropyDescriptor(
+            input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True
+        ),
+        CrossEntropyBackwardDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
+        NllLossDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
+        NllLossBackwardDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
+        ScaleGradientDescriptor(input_shape=(5, 32), element="f32"),
+        L2NormDescriptor(input_shape=(5, 32), element="f32"),
+        L2NormBackwardDescriptor(input_shape=(5, 32), element="f32"),
     )
 }
 ACCUMULATING = (

@@ -9,7 +9,8 @@ import torch
 from bench_files import smoke, well_formed
 
 import triplan as tp
-from bench import rowwise, rowwise_cases
+from bench import loss_cases, rowwise, rowwise_cases
+from bench.loss_cases import LossCase
 from bench.rowwise_cases import Case
 
 CPU = torch.device("cpu")
@@ -60,7 +61,7 @@ def test_compiled_formulas_are_torchs(op: str) -> None:
 
 @pytest.mark.parametrize("op", ["softmax", "softmax_backward", "rms_norm_backward"])
 def test_swept_tiles_are_kernels_for_as_long_as_they_are_timed(op: str) -> None:
-    case = Case(op, 8192, 8192, torch.bfloat16)
+    case = Case(op, 8192, 32768, torch.bfloat16)
     before = tp.TABLE.rows(op)
     with rowwise_cases.registered(case) as names:
         assert len(names) == len(set(names)) > 3
@@ -95,3 +96,52 @@ def test_smoke(tmp_path: Path, sweep: bool) -> None:
     names = {row["contestant"] for row in rows}
     assert names == ({"reference"} if sweep else {"torch", "torch.compile", "triplan"})
     assert not [row for row in rows if row.get("error")]
+
+
+# --- cross-entropy ---
+
+
+def test_the_losses_with_figures_to_beat_are_there() -> None:
+    named = {(c.rows, c.n, c.dtype, c.gradient) for c in loss_cases.cases()}
+    for dtype in (torch.bfloat16, torch.float32):
+        for n in (32768, 131072):
+            assert {(8192, n, dtype, False), (8192, n, dtype, True)} <= named
+    assert LossCase(4, 8, torch.bfloat16, False).bytes == 4 * 8 * 2
+    assert LossCase(4, 8, torch.float32, True).bytes == 2 * 4 * 8 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_mismatch_sees_a_wrong_loss(dtype: torch.dtype) -> None:
+    case = LossCase(70, 48, dtype, True)
+    b = loss_cases.make(case, CPU, torch.Generator().manual_seed(0))
+    _, run, _ = loss_cases.planned(case, [b], CPU)
+    loss_cases.spoil(b)
+    assert "wrong" in loss_cases.mismatch(case, b)
+    run(0)
+    assert loss_cases.mismatch(case, b) == ""
+    for name in ("losses", "lse", "loss", "dx"):
+        kept = b.tensors[name].clone()
+        b.tensors[name].view(-1)[0] += kept.abs().max()
+        assert name in loss_cases.mismatch(case, b)
+        b.tensors[name].copy_(kept)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_peers_compute_the_same_loss(gradient: bool) -> None:
+    case = LossCase(6, 40, torch.float32, gradient)
+    b = loss_cases.make(case, CPU, torch.Generator().manual_seed(0))
+    loss_cases.planned(case, [b], CPU)[1](0)
+    for name, run in loss_cases.peers(case, [b], CPU, tiny=True):
+        torch.testing.assert_close(run(0), b.dx if gradient else b.loss[0], msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_swept_tiles_of_losses_are_kernels(gradient: bool) -> None:
+    case = LossCase(8192, 32768, torch.bfloat16, gradient)
+    before, h200 = tp.TABLE.rows(case.op), tp.Target.preset("h200")
+    with loss_cases.registered(case) as names:
+        assert len(names) > 7
+        preferences = [tp.PlanPreference(kernel=name) for name in names]
+        plans = [tp.plan(loss_cases.descriptor(case), preference=p, target=h200) for p in preferences]
+        assert len({tuple((launch.source(), launch.grid) for launch in p.launches) for p in plans}) == len(names)
+    assert tp.TABLE.rows(case.op) == before

@@ -166,7 +166,9 @@ def changes(desc: tp.Descriptor) -> dict[str, object]:
             out[name] = "tf32"
         elif name == "epilogue":
             out[name] = "bias_relu"
-        elif name == "eps":
+        elif name == "reduction":
+            out[name] = "sum"
+        elif name in ("eps", "label_smoothing"):
             out[name] = 0.5
         elif isinstance(value, bool):
             out[name] = not value

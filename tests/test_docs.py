@@ -12,7 +12,14 @@ import torch
 import triplan as tp
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guarantees.md", "docs/accumulation.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/guarantees.md",
+    "docs/accumulation.md",
+    "docs/tuning.md",
+]
 
 
 def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +47,9 @@ def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[s
     assert torch.equal(src.grad, torch.zeros_like(src).scatter_add_(0, index, torch.ones_like(dout)))
 
 
-@pytest.mark.parametrize(("document", "least"), [("docs/guarantees.md", 5), ("docs/accumulation.md", 3)])
+@pytest.mark.parametrize(
+    ("document", "least"), [("docs/guarantees.md", 5), ("docs/accumulation.md", 3), ("docs/tuning.md", 3)]
+)
 def test_the_code_of_a_document_runs(document: str, least: int) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     assert len(blocks) >= least

@@ -11,12 +11,12 @@ import torch
 
 import triplan as tp
 from bench import gemm
-from triplan.backends.triton import gemm_wgmma
 
 FILES = sorted((Path(__file__).parents[1] / "bench" / "results").glob("gemm-*-sweep.json"))
 H200 = tp.Target.preset("h200")
-#: What a choice may cost beside the best one: clocks drift by a few per cent within a run.
-SLOWER = 1.10
+#: What a choice of kernel and configuration may cost beside the best one, as clocks drift by a few per cent in a run;
+#: and of a tile by pointers, where others may be far better still.
+SLOWER, SLOWER_TILE = 1.07, 1.10
 Times = dict[str, dict[str, float]]
 
 
@@ -40,14 +40,12 @@ PROBLEMS = {f"{dtype} {case}": (dtype, case, times) for dtype, case, times in me
 def problem(dtype: str, name: str) -> tp.Descriptor:
     case = next(c for c in gemm.cases(False, sweep=True) if c.name == name)
     small = gemm.make(case, gemm.DTYPES[dtype], torch.device("meta"), None)
-    return gemm.described(gemm.products(case, small)[0])
+    return gemm.described(gemm.work(case, small))
 
 
 def costs(row: str, desc: tp.Descriptor) -> dict[str, float]:
     """Of each configuration of a row, as its model estimates them."""
     found = next(r for r in tp.TABLE.rows(desc.op) if r.name == row).configurations(desc, H200)
-    if not found and row.startswith("wgmma"):
-        return {str(r): gemm_wgmma.ring_us(desc, r, H200) for r in gemm_wgmma.rings_of(desc, H200)}  # type: ignore[arg-type]
     return {name: way.cost for name, way in found.items()}
 
 
@@ -66,8 +64,9 @@ def test_small_products_and_large_ones_were_measured() -> None:
 def test_the_tile_by_pointers_is_about_the_fastest(name: str) -> None:
     dtype, case, times = PROBLEMS[name]
     for row in {"tiles", "split_k"} & times.keys():
-        way, best = chosen(row, problem(dtype, case), times[row]), min(times[row].values())
-        assert times[row][way] <= SLOWER * best, f"{row} {way}: {times[row][way]:.1f} us, the best took {best:.1f}"
+        desc = problem(dtype, case)
+        way, best = chosen(row, desc, times[row]), min(times[row][way] for way in costs(row, desc) if way in times[row])
+        assert times[row][way] <= SLOWER_TILE * best, f"{row} {way}: {times[row][way]:.1f} us, the best took {best:.1f}"
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -20,8 +20,7 @@ class MultiplyingDescriptor(Descriptor):
 
     Attributes:
         m, n, k: extents of ``c = a @ b``: (m, n) = (m, k) @ (k, n).
-        element: element of what is multiplied. With i8 all is computed in i32, and what leaves it is taken modulo
-            2**32.
+        element: element of what is multiplied. With i8 all is computed in i32, modulo 2**32.
         out_element: element of what is written: f32 for products of f16 or bf16; by default ``element``, or i32 for i8.
         math: precision of the multiplicands: tf32 for f32, where that suffices, or tf32x3, which is nearer (their
             tolerances hold for normal numbers); by default ``element``'s own.

@@ -51,25 +51,26 @@ class IndexingDescriptor(Descriptor):
         return (Operand("status", Role.OUTPUT, ElementKind.I64, (1,)),)
 
     def check_status(self, args: Any) -> None:
-        if self.out_of_bounds != "error":
-            raise InvalidProblem(
-                f"{self.op}: out_of_bounds is {self.out_of_bounds!r}; only 'error' records bad indices"
-            )
-        (position,) = args.status.tolist()  # synchronises: what check is for
-        if position == NO_BAD_INDEX:
-            return
-        o = next(o for o in self.operands() if o.index_extents)
-        tensors = getattr(args, o.name) if o.kind is OperandKind.TENSOR_LIST else [getattr(args, o.name)]
-        at: list[int] = []
-        for n in reversed(o.shape):
-            position, coordinate = divmod(position, n)
-            at.insert(0, coordinate)
-        values = [t[tuple(at)].tolist() for t in tensors]
-        shown = values[0] if len(values) == 1 else tuple(values)
-        extents = o.index_extents[0] if len(values) == 1 else o.index_extents
-        raise IndexError(
-            f"{self.op}: {o.name}[{', '.join(map(str, at))}] = {shown} is out of bounds for extent {extents}"
-        )
+        check_bad_index(self, self.out_of_bounds, args)
+
+
+def check_bad_index(desc: Descriptor, policy: OutOfBounds, args: Any) -> None:
+    """Synchronise and raise ``IndexError`` for what ``args.status`` recorded; ``InvalidProblem`` if it does not."""
+    if policy != "error":
+        raise InvalidProblem(f"{desc.op}: out_of_bounds is {policy!r}; only 'error' records bad indices")
+    (position,) = args.status.tolist()  # synchronises: what check is for
+    if position == NO_BAD_INDEX:
+        return
+    o = next(o for o in desc.operands() if o.index_extents)
+    tensors = getattr(args, o.name) if o.kind is OperandKind.TENSOR_LIST else [getattr(args, o.name)]
+    at: list[int] = []
+    for n in reversed(o.shape):
+        position, coordinate = divmod(position, n)
+        at.insert(0, coordinate)
+    values = [t[tuple(at)].tolist() for t in tensors]
+    shown = values[0] if len(values) == 1 else tuple(values)
+    extents = o.index_extents[0] if len(values) == 1 else o.index_extents
+    raise IndexError(f"{desc.op}: {o.name}[{', '.join(map(str, at))}] = {shown} is out of bounds for extent {extents}")
 
 
 def with_extent(shape: Sequence[int], axis: int, extent: int) -> tuple[int, ...]:

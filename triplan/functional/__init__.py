@@ -1,8 +1,9 @@
 """torch-like calls with autograd, on plans: what torch has by these names, with torch's semantics."""
 
 from triplan.functional.gathering import gather, gather_with_grad, scatter, scatter_add, scatter_add_
+from triplan.functional.losing import cross_entropy, nll_loss
 from triplan.functional.multiplying import addmm, bmm, linear, matmul, mm
-from triplan.functional.norming import layer_norm, rms_norm
+from triplan.functional.norming import l2_norm, layer_norm, rms_norm
 from triplan.functional.putting import index_put
 from triplan.functional.selecting import embedding, index_add, index_add_, index_select
 from triplan.functional.softmaxing import log_softmax, softmax
@@ -10,6 +11,7 @@ from triplan.functional.softmaxing import log_softmax, softmax
 __all__ = [
     "addmm",
     "bmm",
+    "cross_entropy",
     "embedding",
     "gather",
     "gather_with_grad",
@@ -17,11 +19,13 @@ __all__ = [
     "index_add_",
     "index_put",
     "index_select",
+    "l2_norm",
     "layer_norm",
     "linear",
     "log_softmax",
     "matmul",
     "mm",
+    "nll_loss",
     "rms_norm",
     "scatter",
     "scatter_add",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from triplan.backends.launch import Arg, Int, Launch, Scalar
@@ -19,12 +20,14 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 #: Columns that a program sums at a time, and bytes a microsecond in which one does (a guess until measured).
 STRIP, SUMMED_PER_US = 256, 6.0e4
+#: Rows of tiles dealt together: fewer than of one product, as each has an operand that lies across.
+GROUP_M = 4
 
 
 def rings_of(desc: GemmBackwardDescriptor, target: Target) -> tuple[Ring, ...]:
     """The rings that fit ``target``."""
     product = next(iter(launching.products(desc).values()))
-    return gemm_wgmma.rings_of(product.desc, target, specialised=True)
+    return tuple(replace(r, group=GROUP_M) for r in gemm_wgmma.rings_of(product.desc, target, specialised=True))
 
 
 def _tiles(p: Product, ring: Ring) -> int:
@@ -43,7 +46,7 @@ def sums_beside(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> boo
     if gemm_launch.leading(desc.operand("dc"))[0] != 1:
         return False
     left_over = -sum(_tiles(p, ring) for p in pair) % max(target.sm_count, 1)
-    tile_us = 2 * 128 * ring.n * min(p.desc.k for p in pair) / (gemm_wgmma.MFLOP[ring.n] * 1e6)
+    tile_us = gemm_wgmma.tile_us(ring, min(p.desc.k for p in pair))
     strip_us = desc.m * STRIP * desc.element.itemsize / SUMMED_PER_US
     return -(-desc.n // STRIP) <= left_over and strip_us <= tile_us
 

@@ -20,15 +20,20 @@ from triplan.sku import Target
 if TYPE_CHECKING:
     from triplan.backends.triton.gemm_launch import Tile
 
-#: One launch within a stream of them; bytes a microsecond that stream from memory, and between multiprocessors and the
-#: L2 cache.
-LAUNCH_US, BYTES_PER_US, L2_BYTES_PER_US = 1.6, 3.7e6, 5.5e6
-#: Microseconds from asking for operands to having them, on a busy card.
-LATENCY_US = 1.0
+#: One launch within a stream of them, and bytes a microsecond that stream from memory.
+LAUNCH_US, BYTES_PER_US = 1.6, 3.7e6
+#: Around all steps of a kernel that multiplies; and the same bytes, where nothing else is waited for.
+AROUND_US, STREAMED = 4.1, 4.2e6
+#: From one program's last step to the next one's first, which only others on the same multiprocessor hide.
+BETWEEN_US = 1.3
+#: What adds up partial sums begins while others end; what those take on their way through the L2 cache.
+NEXT_US, PARTIAL = 0.3, 3.6e6
+#: Microseconds from asking for the operands of a step to having them, on a busy card: some, and more for 64 KiB.
+LATENCY_US, LATENCY_64K_US = 0.64, 0.86
 #: Microseconds of a million multiplications and additions on one multiprocessor, by whether rows of B lie in memory, or
 #: columns; and bytes that one is fed by pointers in a microsecond, while all are.
-MFLOP_US = {True: 0.11, False: 0.20}
-FED = {True: 1.2e5, False: 1.7e5}
+MFLOP_US = {True: 0.039, False: 0.088}
+FED = {True: 8.4e4, False: 8.9e4}
 #: The same, of other multiplicands and architectures, beside f16's on sm90a: peak by peak.
 SLOWER = {
     "sm90a": {"f16": 1.0, "bf16": 1.0, "exact": 0.5, "tf32": 2.0, "tf32x3": 6.0, "f32": 12.0, "f64": 14.0},
@@ -61,16 +66,18 @@ def pointers_us(desc: MatrixProductDescriptor, tile: Tile, b_rows: bool, target:
     computed = 2e-6 * tile.m * tile.n * tile.k * MFLOP_US[b_rows] * slower
     fed = (tile.m + tile.n) * tile.k * size / FED[b_rows]
     busy = waves * steps * (computed + fed)
-    waiting = -(-programs // (sms * held)) * steps * LATENCY_US / max(tile.stages - 1, 1)
+    asked = (min(tile.m, max(desc.m, 1)) + tile.n) * tile.k * size
+    latency = LATENCY_US + LATENCY_64K_US * asked / 2**16
+    waiting = -(-programs // (sms * held)) * steps * latency / max(tile.stages - 1, 1)
     nbytes = size * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n * (2 if desc.reads_c0 else 1)
-    moved = batch * nbytes / BYTES_PER_US
-    return LAUNCH_US + together(busy, waiting, moved)
+    moved = batch * nbytes / STREAMED
+    return AROUND_US + (waves - 1) * BETWEEN_US / held + together(busy, waiting, moved)
 
 
 def pieces_us(desc: MatrixProductDescriptor, pieces: int) -> float:
     """Of writing, reading and adding the partial sums of ``pieces`` pieces of k."""
     partial = 2 * pieces * math.prod(desc.lead) * desc.m * desc.n * desc.sums.itemsize
-    return LAUNCH_US + partial / L2_BYTES_PER_US
+    return NEXT_US + partial / PARTIAL
 
 
 def together(*limits: float) -> float:

@@ -54,6 +54,7 @@ class Tile:
 #: fill the card with smaller problems; those of 16 rows are for a few rows of A, where B streams through once.
 _SMALL = (
     Tile(64, 64, 64, 4, 4),
+    Tile(64, 64, 128, 4, 4),
     Tile(32, 64, 128, 4, 4),
     Tile(16, 64, 128, 4, 4),
     Tile(16, 32, 128, 4, 4),

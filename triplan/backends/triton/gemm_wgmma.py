@@ -7,17 +7,17 @@ tile a program with warps that do both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 from triplan.backends.launch import Int, Launch, Scalar, TensorMap
-from triplan.backends.table import kernel
+from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton import gemm_wgmma_kernels as kernels
 from triplan.backends.triton.gemm import guarantee, layout
 from triplan.backends.triton.gemm_costs import together
-from triplan.backends.triton.gemm_launch import BYTES_PER_US, GROUP_M, LAUNCH_US, leading, pointer, vector
+from triplan.backends.triton.gemm_launch import GROUP_M, leading, pointer, vector
 from triplan.backends.triton.gluon_names import gl
 from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
@@ -72,19 +72,34 @@ class Ring:
         return self.n <= most and staged and self.shared_bytes(desc.out.itemsize) <= target.shared_memory
 
 
-#: Multiplications and additions a microsecond and multiprocessor, in millions, by columns of a tile; and bytes that TMA
-#: brings to each multiprocessor in a microsecond: guesses until measured, as in ``gemm_launch``.
-MFLOP = {256: 5.6, 128: 4.7, 64: 3.0, 32: 1.5}
-FED_BY_TMA = 9.0e4
-RINGS = (
-    *(
-        Ring(128, n, 64, stages, specialised)
-        for n, stages in ((256, 4), (256, 3), (128, 6), (128, 4), (64, 6))
-        for specialised in (True, False)
-    ),
-    *(Ring(128, 128, 64, stages, True, True) for stages in (6, 5, 4)),
-    *(Ring(64, n, k, stages, False) for n, k, stages in ((128, 64, 8), (128, 128, 4), (64, 128, 6), (32, 128, 8))),
-)
+#: The rings, and of each: operations (multiplications, additions) that a multiprocessor does in a microsecond while all
+#: are busy, and bytes of operands that all of them stream in one, both in millions. Fitted, as what follows, by least
+#: squares of logarithms to the rings' times in the committed runs of ``python -m bench gemm --sweep``.
+RATES = {
+    Ring(128, 256, 64, 4, True): (5.20, 3.96),
+    Ring(128, 256, 64, 3, True): (5.18, 3.96),
+    Ring(128, 128, 64, 6, True): (5.28, 3.96),
+    Ring(128, 128, 64, 4, True): (5.00, 3.79),
+    Ring(128, 64, 64, 6, True): (3.68, 2.44),
+    Ring(128, 128, 64, 6, True, turns=True): (5.34, 3.98),
+    Ring(128, 128, 64, 5, True, turns=True): (5.33, 3.41),
+    Ring(128, 128, 64, 4, True, turns=True): (5.05, 3.18),
+    Ring(128, 256, 64, 4, False): (5.10, 3.96),
+    Ring(128, 256, 64, 3, False): (5.09, 3.96),
+    Ring(128, 128, 64, 6, False): (5.10, 3.64),
+    Ring(128, 128, 64, 4, False): (4.80, 3.18),
+    Ring(128, 64, 64, 6, False): (3.25, 1.93),
+    Ring(64, 128, 64, 8, False): (4.15, 3.96),
+    Ring(64, 128, 128, 4, False): (4.01, 3.96),
+    Ring(64, 64, 128, 6, False): (2.84, 3.75),
+    Ring(64, 32, 128, 8, False): (2.17, 3.22),
+}
+RINGS = tuple(RATES)
+#: Microseconds around the tiles, by whether a warp of its own loads.
+AROUND_US = {True: 2.7, False: 1.52}
+#: How much faster one multiprocessor multiplies alone (the card's power is shared), and how much slower operands stream
+#: where none of a tile's rows lie within A.
+ALONE, OUTSIDE = 0.48, 0.4
 
 
 def rings_of(desc: MatrixProductDescriptor, target: Target, specialised: bool) -> tuple[Ring, ...]:
@@ -92,15 +107,22 @@ def rings_of(desc: MatrixProductDescriptor, target: Target, specialised: bool) -
     return tuple(r for r in RINGS if r.specialised == specialised and r.fits(desc, target))
 
 
+def tile_us(ring: Ring, k: int, busy: float = 1.0) -> float:
+    """Estimated microseconds of one tile, while this share of the multiprocessors is busy."""
+    operations, _ = RATES[replace(ring, group=GROUP_M)]
+    return 2 * ring.m * ring.n * k / (operations * 1e6 * (1 + ALONE * (1 - busy)))
+
+
 def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
-    """Estimated microseconds: waves of tiles, each fed from the L2 cache, and the first operands' way."""
-    each = max(2 * ring.m * ring.n * desc.k / (MFLOP[ring.n] * 1e6), (ring.m + ring.n) * desc.k * 2 / FED_BY_TMA)
-    batch = math.prod(desc.lead)
-    waves = math.ceil(batch * -(-desc.m // ring.m) * -(-desc.n // ring.n) / max(target.sm_count, 1))
+    """Estimated microseconds: waves of tiles, or streams of operands, whichever is longer."""
+    _, streamed = RATES[replace(ring, group=GROUP_M)]
+    batch, sms = math.prod(desc.lead), max(target.sm_count, 1)
+    tiles = batch * -(-desc.m // ring.m) * -(-desc.n // ring.n)
+    multiplying = math.ceil(tiles / sms) * tile_us(ring, desc.k, min(tiles / sms, 1.0))
     nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
-    # A deeper ring of the same tile is never dearer; without loading warps nothing hides the first operands' way.
-    alone = 1.0 if ring.specialised else 1.03
-    return LAUNCH_US + 1.0 + alone * together(waves * each, nbytes / BYTES_PER_US) + 0.1 / ring.stages
+    within = min(desc.m / ring.m, 1.0)
+    streaming = nbytes / (streamed * 1e6 * (1 - OUTSIDE * (1 - within)))
+    return AROUND_US[ring.specialised] + together(multiplying, streaming)
 
 
 @lru_cache(maxsize=4096)
@@ -223,11 +245,24 @@ def wgmma_applies(desc: MatrixProductDescriptor, target: Target) -> Support:
     return SUPPORTED
 
 
-def ranked(specialised: bool) -> Callable[[MatrixProductDescriptor, Target], float]:
-    def rank(desc: MatrixProductDescriptor, target: Target) -> float:
-        return ring_us(desc, chosen_ring(desc, target, specialised), target)
+def wgmma_rank(desc: MatrixProductDescriptor, target: Target, specialised: bool) -> float:
+    return ring_us(desc, chosen_ring(desc, target, specialised), target)
 
-    return rank
+
+def ring_configurations(
+    desc: MatrixProductDescriptor, target: Target, specialised: bool
+) -> Mapping[str, Configuration]:
+    return {
+        str(ring): Configuration(ring_us(desc, ring, target), partial(wgmma_launch, desc, ring, target))
+        for ring in rings_of(desc, target, specialised)
+    }
+
+
+def _of(specialised: bool) -> dict[str, Any]:
+    return {
+        "rank": partial(wgmma_rank, specialised=specialised),
+        "configurations": partial(ring_configurations, specialised=specialised),
+    }
 
 
 _COMMON: dict[str, Any] = {
@@ -246,9 +281,9 @@ def wgmma(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
 
 
 for _op in ("gemm", "batched_gemm"):
-    kernel(op=_op, name="wgmma", rank=ranked(True), **_COMMON)(wgmma)
+    kernel(op=_op, name="wgmma", **_of(specialised=True), **_COMMON)(wgmma)
 
 
-@kernel(op="gemm", name="wgmma_tiles", rank=ranked(False), **_COMMON)
+@kernel(op="gemm", name="wgmma_tiles", **_of(specialised=False), **_COMMON)
 def wgmma_tiles(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return wgmma_launch(desc, chosen_ring(desc, target, False), target)

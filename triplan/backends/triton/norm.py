@@ -1,4 +1,4 @@
-"""The kernel table's rows for rms_norm, layer_norm and their adjoints.
+"""The kernel table's rows for rms_norm, layer_norm, l2_norm and their adjoints.
 
 ``rows`` holds whole rows in registers, ``looped`` walks along rows of any length. Gradients of weight and bias are
 partial sums in the workspace, as many lines as there are programs, then folded in one order: no atomics.
@@ -16,6 +16,7 @@ import torch
 
 from triplan.backends.launch import Arg, Float, Int, Launch, Ptr, Scratch
 from triplan.backends.table import kernel
+from triplan.backends.triton import norm_adjoint_kernels as adjoints
 from triplan.backends.triton import norm_kernels as kernels
 from triplan.backends.triton.rows_launch import (
     L2_BYTES,
@@ -23,19 +24,35 @@ from triplan.backends.triton.rows_launch import (
     TL,
     Rows,
     Tile,
+    ceil_power,
+    holds_narrow,
+    narrow_registers,
     padded_bytes,
     values,
     waves_us,
 )
-from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target, Tolerance
+from triplan.sku import (
+    SUPPORTED,
+    ElementKind,
+    MathPrecision,
+    PrecisionGuarantee,
+    Support,
+    Target,
+    Tolerance,
+    interpreting,
+)
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Elements of a row that ``rows`` holds: forward those of x, backward also of dout, weight and two sums.
-MOST = {"rms_norm": 16384, "layer_norm": 16384, "rms_norm_backward": 8192, "layer_norm_backward": 8192}
-#: Lines of partial sums: twice an H200's multiprocessors. One number for all targets, as tolerances depend on it.
-LINES = 264
-#: Rows and columns that a program of the fold adds up at a time.
-FOLD = (32, 64)
+OPS = ("rms_norm", "layer_norm", "l2_norm")
+MOST = dict.fromkeys(OPS, 16384) | dict.fromkeys((f"{op}_backward" for op in OPS), 8192)
+#: Lines of partial sums: an H200's multiprocessors. One number for all targets, as tolerances depend on it.
+LINES = 132
+#: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
+#: on a multiprocessor, with the next rows on their way, keep memory busy.
+HELD = 16384
+#: Lines that the fold adds up at once, in so many columns a program, and its warps.
+FOLD, FOLD_COLUMNS, FOLD_WARPS = ceil_power(LINES), 16, 8
 
 
 @lru_cache(maxsize=4096)
@@ -52,19 +69,36 @@ def is_centred(desc: Any) -> bool:
     return str(desc.op).startswith("layer_norm")
 
 
+def read_twice(desc: Any) -> int:
+    """Operands of whole rows that a loop over them reads twice."""
+    return sum(o.shape == desc.input_shape and not o.is_written and o.name != "dsummed" for o in desc.operands())
+
+
 def whole(desc: Any) -> Tile | None:
-    tile = view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
-    if tile is not None and is_backward(desc):
-        tile = replace(tile, rows=max(tile.rows // 2, 1))  # beside two operands there are two sums
-    return tile
+    most = MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1)
+    if not is_backward(desc):
+        tile = view(desc).whole(desc.element, most)
+        if tile is not None and desc.element.itemsize == 2 and tile.block >= 8192:
+            return replace(tile, warps=tile.block // 1024)  # smaller programs wait less for each other
+        return tile
+    tile = view(desc).whole(desc.element, most, HELD)
+    if tile is None:
+        return None
+    # Weights that several rows of several warps share come through shared memory; with two sums registers run out.
+    crowded = is_centred(desc) and tile.block > 256 and desc.element.itemsize == 2
+    rows = max(tile.rows // 2, 1) if view(desc).across or crowded else tile.rows
+    each = 4 if desc.element is ElementKind.F64 else 8
+    return Tile(rows, tile.block, min(max(rows * tile.block // (32 * each), 1), 16))
 
 
-def piece(desc: Any) -> Tile:
-    if desc.element is ElementKind.F64:
-        # More elements a thread: given 16 warps, ptxas saves registers where it had better not, and spills.
-        tile = view(desc).piece(desc.element, 2)
-        return replace(tile, warps=min(tile.warps, 8))
-    return view(desc).piece(desc.element, 2 if is_backward(desc) else 1)
+def strip(desc: Any) -> Tile:
+    """What a program of ``norm_parameters_kernel`` reads at a time: a few rows of as many columns as threads load."""
+    vector = 16 // desc.element.itemsize if view(desc).unit else 1
+    return Tile(4, min(ceil_power(view(desc).n), 256 * vector), 8)
+
+
+def walk(desc: Any) -> Tile:
+    return view(desc).walk(desc.element, read_twice(desc))
 
 
 # --- what may be said ---
@@ -94,23 +128,33 @@ def _guarantee(
     )
 
 
-def guarantee(tiled: Callable[[Any], Tile | None], desc: Any) -> Mapping[str, PrecisionGuarantee]:
+def guarantee(
+    tiled: Callable[[Any], Tile | None], parameters: Callable[[Any], Tile | None], desc: Any
+) -> Mapping[str, PrecisionGuarantee]:
     """Squares add up relative to their sum. What is centred has errors of a deviation's size, once for each of two
     means, and the results of the adjoints have those of their terms; for layer_norm they hold while the mean is less
-    than 2**20 standard deviations off zero, beyond which f32 cannot hold the values themselves.
+    than 2**20 standard deviations off zero, beyond which f32 cannot hold the values themselves (with a residual, a
+    hundred: their sum is rounded first).
+
+    Where layer_norm's ``looped`` centres by c, d = x - c has a mean m of at most one standard deviation s. The sums of
+    n squares are within ``depth`` roundings of n * (s**2 + m**2) <= 2 * n * s**2, and those of d of n * s * sqrt(2);
+    s**2 = sum(d**2) / n - m**2 then is within 2 + 2 * sqrt(2) < 5 times ``depth`` roundings, its root within half that.
     """
-    tile, element, compute = tiled(desc) or piece(desc), desc.element, desc.element.compute
+    tile, element, compute = tiled(desc) or walk(desc), desc.element, desc.element.compute
     depth = tile.rows * tile.block // (32 * tile.warps) + 12 + -(-view(desc).n // tile.block)
+    shared = parameters(desc) or strip(desc)
     found = {}
     for o in desc.operands():
         if o.name in ("dweight", "dbias"):
-            lines, each = _lines(desc, tile.rows)
-            found[o.name] = _guarantee(
-                element, compute, each + lines // FOLD[0] + FOLD[0] + tile.rows + 16, False, False
-            )
+            _, each = _lines(desc, shared.rows)
+            # Group by group, then those of a program, then lines; within each, first a thread's, then all threads'.
+            meeting = shared.rows * shared.block // (32 * shared.warps) + 12
+            folded = FOLD * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
+            roundings = each + meeting + folded + 4
+            found[o.name] = _guarantee(element, compute, roundings, False, False)
         elif o.is_written:
             roundings = (3 if is_centred(desc) else 2) * (depth + 12)
-            relative = o.name == "rstd" or desc.op == "rms_norm"
+            relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
             found[o.name] = _guarantee(o.element, compute, roundings, relative, True)
     return found
 
@@ -135,15 +179,15 @@ def _applies(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> 
 
 
 def _bytes(desc: Any) -> tuple[int, int]:
-    """Bytes of one row in all operands, and in those that are read."""
-    size, inputs = view(desc).n * desc.element.itemsize, 2 if is_backward(desc) else 1
-    return (inputs + 1) * size, inputs * size
+    """Bytes of one row in all operands, and in those that are read twice."""
+    size = view(desc).n * desc.element.itemsize
+    return sum(o.shape == desc.input_shape for o in desc.operands()) * size, read_twice(desc) * size
 
 
 def _fold_us(desc: Any, rows: int) -> float:
     names = [n for n in ("dweight", "dbias") if any(o.name == n for o in desc.operands())]
     size: int = desc.element.compute.itemsize
-    return len(names) * (LAUNCH_US + 2 * _lines(desc, rows)[0] * view(desc).n * size / 3.8e6)
+    return LAUNCH_US + len(names) * 2 * _lines(desc, rows)[0] * view(desc).n * size / 3.8e6 if names else 0.0
 
 
 def rows_rank(desc: Any, target: Target) -> float:
@@ -158,8 +202,9 @@ def looped_rank(desc: Any, target: Target) -> float:
     under_way = min(r.count, 2 * max(target.sm_count, 1)) * read
     again = (0.35 if under_way <= L2_BYTES else 0.8) * read
     found = waves_us(r.count, moved + again, target)
-    if is_backward(desc) and _parts(desc, 1):
-        found += LAUNCH_US + r.count * read / 3.8e6 + _fold_us(desc, 1)
+    rows = strip(desc).rows
+    if is_backward(desc) and _parts(desc, rows):
+        found += LAUNCH_US + r.count * read / 3.8e6 + _fold_us(desc, rows)
     return found
 
 
@@ -169,17 +214,20 @@ def looped_rank(desc: Any, target: Target) -> float:
 def _operands(desc: Any, tile_rows: int) -> dict[str, Arg]:
     r = view(desc)
     args: dict[str, Arg] = dict(r.arguments(tile_rows))
-    args |= dict.fromkeys(("mean", "rstd", "weight", "bias", "dweights", "dbiases"))
+    absent = ("mean", "weight", "bias", "dweights", "dbiases", "residual", "summed", "dsummed")
+    args |= dict.fromkeys((*absent, "residual_strides", "summed_strides", "dsummed_strides"))
     args["rows"] = Int(r.count, r.count >= 2**31 - 2**16)
     args["eps"] = Float(getattr(desc, "eps", 0.0), desc.element.compute)
     for o in desc.operands():
-        args[o.name] = values(o)
+        args["rstd" if o.name == "norm" else o.name] = values(o)
         if o.shape == desc.input_shape:
             args[f"{o.name}_strides"] = r.strides(o)
     return args
 
 
-def _launch(which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int) -> Launch:
+def _launch(
+    which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int, most_registers: int = 0
+) -> Launch:
     names = set(which.arg_names)
     return Launch(
         which,
@@ -187,18 +235,26 @@ def _launch(which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[
         {k: v for k, v in args.items() if k in names},
         {k: v for k, v in constexprs.items() if k in names},
         warps,
+        max_registers=most_registers,
     )
 
 
 def _constexprs(desc: Any, tile: Tile) -> dict[str, Any]:
     compute = TL[desc.element.compute]
-    return {"CENTRED": is_centred(desc), "COMPUTE": compute, "ROWS": tile.rows, "BLOCK": tile.block}
+    return {
+        "CENTRED": is_centred(desc),
+        "LENGTH": str(desc.op).startswith("l2_norm"),
+        "OFFSET": getattr(desc, "weight_offset", 0),
+        "COMPUTE": compute,
+        "ROWS": tile.rows,
+        "BLOCK": tile.block,
+    }
 
 
-def _lines(desc: Any, rows: int) -> tuple[int, int]:
+def _lines(desc: Any, rows: int, most: int = LINES) -> tuple[int, int]:
     """Lines of partial sums, and groups of ``rows`` rows that are added up in each."""
     groups = -(-view(desc).count // rows)
-    each = max(-(-groups // LINES), 1)
+    each = max(-(-groups // most), 1)
     return -(-groups // each), each
 
 
@@ -219,71 +275,78 @@ def _parts(desc: Any, rows: int) -> dict[str, tuple[Scratch, Ptr]]:
     return found
 
 
-def workspace(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> int:
-    tile = tiled(desc)
+def workspace(parameters: Callable[[Any], Tile | None], desc: Any, target: Target) -> int:
+    tile = parameters(desc)
     if tile is None or not is_backward(desc):
         return 0
     return len(_parts(desc, tile.rows)) * _part_bytes(desc, tile.rows)
 
 
-def _folds(desc: Any, rows: int) -> list[Launch]:
-    lines, n, (fold_rows, block) = _lines(desc, rows)[0], view(desc).n, FOLD
-    if n == 0:
+def _folds(desc: Any, rows: int, most: int = LINES) -> list[Launch]:
+    n, parts = view(desc).n, _parts(desc, rows)
+    if n == 0 or not parts:
         return []
-    constexprs = {"COMPUTE": TL[desc.element.compute], "ROWS": fold_rows, "BLOCK": block}
-    return [
-        _launch(
-            kernels.norm_fold_kernel,
-            -(-n // block),
-            {"parts": parts, "out": out, "n": Int(n, n >= 2**31), "lines": Int(lines)},
-            constexprs,
-            4,
-        )
-        for parts, out in _parts(desc, rows).values()
-    ]
+    args: dict[str, Arg] = dict.fromkeys(("dweights", "dweight", "dbiases", "dbias"))
+    for name, (scratch, out) in parts.items():
+        args |= {name: scratch, out.operand: out}
+    blocks = -(-n // FOLD_COLUMNS)
+    args |= {"n": Int(n, n >= 2**31), "lines": Int(_lines(desc, rows, most)[0]), "blocks": Int(blocks)}
+    constexprs = {"ROWS": FOLD, "BLOCK": FOLD_COLUMNS}
+    return [_launch(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
 
 
-def whole_launches(desc: Any, tile: Tile, stages: int | None = None, programs: int = 0) -> list[Launch]:
+def whole_launches(
+    desc: Any, tile: Tile, stages: int | None = None, programs: int = 0, narrow: bool | None = None
+) -> list[Launch]:
     """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries.
 
     ``stages`` is how far rows are fetched ahead: by default not at all forward, where with it there are ``programs``
-    programs that stay for several groups of rows, and 2 in the adjoints, whose programs stay anyway.
+    programs that stay for several groups of rows, and 3 in the adjoints, whose LINES programs (at most ``programs``, if
+    given) stay anyway: with 3 there are two copies of what is fetched, else only one row is there or on its way.
     """
     r, backward = view(desc), is_backward(desc)
-    folds = _folds(desc, tile.rows) if backward else []
+    most = min(programs or LINES, LINES)
+    folds = _folds(desc, tile.rows, most) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
-    stages = (2 if backward else 0) if stages is None else stages
+    stages = (3 if backward else 0) if stages is None else stages
     args, constexprs = _operands(desc, tile.rows), {**_constexprs(desc, tile), "STAGES": stages}
     if not backward:
         groups = r.programs(tile.rows)
         args["groups"] = Int(groups)
         grid = min(programs, groups) if stages else groups
-        return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps)]
-    lines, each = _lines(desc, tile.rows)
+        alone = not getattr(desc, "residual", False)
+        narrow = alone and (holds_narrow(desc.element, tile) if narrow is None else narrow)
+        constexprs["NARROW"] = narrow and not interpreting()
+        most_registers = narrow_registers(tile) if constexprs["NARROW"] else 0
+        return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers)]
+    lines, each = _lines(desc, tile.rows, most)
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in _parts(desc, tile.rows).items()}}
     if not folds:  # nothing is shared: a program for each group of rows
         lines, args["each"] = -(-r.count // tile.rows), Int(1)
-    return [_launch(kernels.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
+    return [_launch(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
 
 
-def looped_launches(desc: Any, tile: Tile) -> list[Launch]:
-    """The launches of ``looped`` with a tile of one's own."""
-    r, backward = view(desc), is_backward(desc)
-    folds = _folds(desc, tile.rows) if backward else []
+def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: int = 0) -> list[Launch]:
+    """The launches of ``looped`` with a tile of one's own, ``unroll`` of which are read at a time, and one for the
+    parameters' gradients."""
+    r, backward, shared = view(desc), is_backward(desc), shared or strip(desc)
+    folds = _folds(desc, shared.rows) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     args, constexprs = _operands(desc, tile.rows), _constexprs(desc, tile)
+    constexprs["UNROLL"] = unroll or r.unroll(tile, read_twice(desc))
     if not backward:
         return [_launch(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps)]
-    first = _launch(kernels.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
+    first = _launch(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not folds:
         return [first]
-    lines, each = _lines(desc, tile.rows)
-    blocks = -(-r.n // tile.block)
+    lines, each = _lines(desc, shared.rows)
+    blocks = -(-r.n // shared.block)
     args |= {"each": Int(each), "blocks": Int(blocks)}
-    args |= {name: parts for name, (parts, _) in _parts(desc, tile.rows).items()}
-    return [first, _launch(kernels.norm_parameters_kernel, lines * blocks, args, constexprs, tile.warps), *folds]
+    args |= {name: parts for name, (parts, _) in _parts(desc, shared.rows).items()}
+    constexprs = _constexprs(desc, shared)
+    return [first, _launch(adjoints.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps), *folds]
 
 
 def _rows(desc: Any, target: Target) -> list[Launch]:
@@ -293,13 +356,13 @@ def _rows(desc: Any, target: Target) -> list[Launch]:
 
 
 def _looped(desc: Any, target: Target) -> list[Launch]:
-    return looped_launches(desc, piece(desc))
+    return looped_launches(desc, walk(desc))
 
 
 def _numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str:
     tile = tiled(desc)
     assert tile is not None
-    return f"{desc.op}.{kind}.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}.v1"
+    return f"{desc.op}.{kind}.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}.v2"
 
 
 def layout(desc: Any) -> str:
@@ -308,17 +371,17 @@ def layout(desc: Any) -> str:
 
 def _register() -> None:
     for op in MOST:
-        for name, tiled, build, rank, priority in (
-            ("rows", whole, _rows, rows_rank, 0),
-            ("looped", piece, _looped, looped_rank, 1),
+        for name, tiled, parameters, build, rank, priority in (
+            ("rows", whole, whole, _rows, rows_rank, 0),
+            ("looped", walk, strip, _looped, looped_rank, 1),
         ):
             kernel(
                 op=op,
                 name=name,
                 elements=ELEMENTS,
-                guarantee=partial(guarantee, tiled),
+                guarantee=partial(guarantee, tiled, parameters),
                 supports=partial(_applies, tiled),
-                workspace=partial(workspace, tiled),
+                workspace=partial(workspace, parameters),
                 rank=rank,
                 numerics=partial(_numerics, name, tiled),
                 priority=priority,

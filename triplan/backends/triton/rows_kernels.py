@@ -2,7 +2,8 @@
 
 Rows of ``n`` elements lie in ``lanes`` (the axis that neighbouring rows of one program walk) and in outer dimensions,
 one of whose points a program works at. A step of None is a stride that is known to be 1: the compiler then sees
-contiguous addresses. Tuples of sizes and strides run from the innermost dimension outwards.
+contiguous addresses. Tuples of sizes and strides run from the innermost dimension outwards; ``sizes`` is None where
+there are no outer dimensions, as divisions of 64-bit numbers would cost more than a short row's own work.
 """
 
 # mypy: ignore-errors
@@ -22,13 +23,34 @@ def along(position, step):
 
 
 @triton.jit
+def again(v):
+    """``v``, of 16 bits an element, as if it were new: what is computed from it is computed again.
+
+    A compiler otherwise keeps the first conversion to f32, which takes twice the registers. Not for the interpreter.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [v], dtype=v.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
 def outer_offset(outer, sizes, strides):
     """The offset of the outer point number ``outer``."""
     offset = tl.zeros((), tl.int64)
-    for d in tl.static_range(len(sizes)):
-        offset += (outer % sizes[d]).to(tl.int64) * strides[d]
-        outer = outer // sizes[d]
+    if sizes is not None:
+        for d in tl.static_range(len(sizes)):
+            offset += (outer % sizes[d]).to(tl.int64) * strides[d]
+            outer = outer // sizes[d]
     return offset
+
+
+@triton.jit
+def placed(row, sizes, lanes):
+    """(outer point, lane) of row number ``row``."""
+    outer = row
+    lane = row
+    if sizes is not None:
+        outer = row // lanes
+        lane = row % lanes
+    return outer, lane
 
 
 @triton.jit

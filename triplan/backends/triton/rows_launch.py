@@ -82,13 +82,14 @@ class Rows:
         # A lone row promises what neighbours would: a load's width, and with it the order of a sum, follows from that.
         apart = power_of_two_in(self.n) if o.layout.packed else 1
         lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, True, apart)
-        return (padded(outer, Int(0, True, 16)), lane, self._step(o, self.axis))
+        return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
 
     def arguments(self, rows: int) -> dict[str, Arg]:
         """Sizes, for programs of ``rows`` rows each."""
         wide = max(self.outer, self.lanes) >= I32_LIMIT
+        outer = [Int(n, wide) for n in self._sizes[:-1]]
         return {
-            "sizes": padded([Int(n, wide) for n in self._sizes[:-1]], Int(1, wide)),
+            "sizes": padded(outer, Int(1, wide)) if outer else None,
             "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if self.across else 1),
             "n": Int(self.n, self.n >= I32_LIMIT, power_of_two_in(self.n) if self.unit else 1),
             "blocks": Int(-(-self.lanes // rows)),
@@ -103,8 +104,12 @@ class Rows:
 
     # --- tiles ---
 
-    def whole(self, element: ElementKind, most: int) -> Tile | None:
-        """The tile that holds whole rows, of at most ``most`` elements; None if they are longer."""
+    def whole(self, element: ElementKind, most: int, held: int = 4096) -> Tile | None:
+        """The tile that holds whole rows, of at most ``most`` elements; None if they are longer.
+
+        ``held``: bytes of several short ones. Two 16-byte loads a thread of four warps saturate memory; smaller
+        programs leave it idle, larger ones wait.
+        """
         block = ceil_power(self.n)
         if self.across:
             rows = across_rows(element)
@@ -116,8 +121,7 @@ class Rows:
         size = self._size(element)
         if block > (most if self.unit else min(most, 4096)):
             return None
-        # Two 16-byte loads a thread of four warps saturate memory; smaller programs leave it idle, larger ones wait.
-        rows = max(4096 // size // block, 1)
+        rows = max(held // size // block, 1)
         return Tile(rows, block, warps_for(rows * block, size))
 
     def _size(self, element: ElementKind) -> int:
@@ -133,6 +137,28 @@ class Rows:
         block = min(ceil_power(self.n), 32768 // size // operands, 8192)
         return Tile(1, block, warps_for(block, size))
 
+    def walk(self, element: ElementKind, operands: int = 1) -> Tile:
+        """The tile that walks along rows of so many operands, of any length, twice, the second time through the cache.
+
+        Programs are so large that the rows of all that are resident, 2,048 threads a multiprocessor, fit in the L2
+        cache, and threads hold so little that as many are resident.
+        """
+        if self.across:
+            return self.piece(element)
+        block, bytes_each = ceil_power(self.n), 16 if self.unit else 4 * element.itemsize
+        warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * operands * element.itemsize, 32)
+        block = min(block, 32 * warps * bytes_each // element.itemsize)
+        return Tile(1, block, min(warps, max(block * element.itemsize // (32 * bytes_each), 1)))
+
+    def unroll(self, tile: Tile, operands: int = 1) -> int:
+        """Tiles of one row to have on their way at a time, of so many operands."""
+        most = 4 // operands
+        return most if self.unit and tile.block * most <= self.n else 1
+
+    def vector(self, element: ElementKind, tile: Tile) -> int:
+        """Neighbours in a row that one thread loads at once."""
+        return min(16 // element.itemsize, tile.block) if self.unit else 1
+
 
 def across_rows(element: ElementKind) -> int:
     """Neighbouring rows that fill two sectors of 32 bytes."""
@@ -143,6 +169,16 @@ def warps_for(elements: int, size: int) -> int:
     """Warps of which each thread holds about 32 bytes of an operand; at most 16, and 32 for what would not fit."""
     wanted = ceil_power(elements * size // (32 * 32))
     return 32 if elements >= 32768 else min(max(wanted, 1), 16)
+
+
+def holds_narrow(element: ElementKind, tile: Tile) -> bool:
+    """Whether threads should hold elements as they are read: where in f32 they fill a multiprocessor's registers."""
+    return element.itemsize == 2 and tile.block >= 32768
+
+
+def narrow_registers(tile: Tile) -> int:
+    """Registers a thread with which two programs are resident, of a multiprocessor's 65,536."""
+    return 65536 // (2 * 32 * tile.warps)
 
 
 def ceil_power(n: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -23,6 +24,8 @@ from triplan.backends.triton.rows_launch import (
     Tile,
     again_us,
     ceil_power,
+    holds_narrow,
+    narrow_registers,
     padded_bytes,
     values,
     waves_us,
@@ -35,6 +38,7 @@ from triplan.sku import (
     Support,
     Target,
     Tolerance,
+    interpreting,
 )
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
@@ -91,8 +95,9 @@ def _guarantee(element: ElementKind, depth: int, exponential: bool) -> Precision
 
 
 def depth(tile: Tile, n: int) -> int:
-    """Additions that a term passes through: those within a block, and one a block."""
-    return tile.rows * tile.block // (32 * tile.warps) + 12 + -(-n // tile.block)
+    """Roundings that a term passes through: those of additions within a block; and for each block that of an addition,
+    and, where sums are scaled to a new maximum, those of an exponential and a product."""
+    return tile.rows * tile.block // (32 * tile.warps) + 12 + 6 * -(-n // tile.block)
 
 
 def guarantee(tiled: Callable[[Any], Tile | None], desc: Any) -> Mapping[str, PrecisionGuarantee]:
@@ -106,11 +111,18 @@ def guarantee(tiled: Callable[[Any], Tile | None], desc: Any) -> Mapping[str, Pr
 
 
 def whole(desc: Any) -> Tile | None:
-    return view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
+    tile = view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
+    if tile is not None and not is_backward(desc) and holds_narrow(desc.element, tile):
+        return replace(tile, warps=8)  # 128 elements a thread, and 128 registers for two of them each
+    return tile
 
 
 def piece(desc: Any) -> Tile:
     return view(desc).piece(desc.element, 2 if is_backward(desc) else 1)
+
+
+def walk(desc: Any) -> Tile:
+    return view(desc).walk(desc.element, 2 if is_backward(desc) else 1)
 
 
 def _fits(programs: int) -> Support:
@@ -127,7 +139,7 @@ def rows_apply(desc: Any, target: Target) -> Support:
 
 
 def looped_applies(desc: Any, target: Target) -> Support:
-    return _fits(view(desc).programs(piece(desc).rows))
+    return _fits(view(desc).programs(walk(desc).rows))
 
 
 def split_applies(desc: Any, target: Target) -> Support:
@@ -152,13 +164,13 @@ def _bytes(desc: Any) -> tuple[int, int]:
 def rows_rank(desc: Any, target: Target) -> float:
     r, tile = view(desc), whole(desc)
     assert tile is not None
-    # A row that fills registers is alone on its multiprocessor: reading and writing do not overlap.
-    idle = 1.15 if tile.block >= 32768 else 1.0
+    # A row that fills registers is alone on its multiprocessor: of few bytes, reading and writing overlap little.
+    idle = 1.3 if tile.block >= 32768 and desc.element.itemsize == 2 else 1.0
     return idle * waves_us(r.programs(tile.rows), tile.rows * _bytes(desc)[0], target)
 
 
 def looped_rank(desc: Any, target: Target) -> float:
-    r, tile = view(desc), piece(desc)
+    r, tile = view(desc), walk(desc)
     moved, read = _bytes(desc)
     # The second pass finds in the L2 cache what the rows under way have there.
     under_way = min(r.count, 2 * max(target.sm_count, 1)) * read
@@ -185,10 +197,13 @@ def _common(desc: Any, tile: Tile) -> tuple[dict[str, Arg], dict[str, Any]]:
     return args, {"LOG": is_log(desc), "COMPUTE": TL[desc.element.compute], "BLOCK": tile.block}
 
 
-def whole_launches(desc: Any, tile: Tile, stages: int = 0, programs: int = 0) -> list[Launch]:
+def whole_launches(
+    desc: Any, tile: Tile, stages: int = 0, programs: int = 0, narrow: bool | None = None
+) -> list[Launch]:
     """The launch of ``rows`` with a tile of one's own: what a sweep of tiles tries.
 
-    With ``stages`` (forward) there are ``programs`` programs, which fetch their next rows ahead.
+    With ``stages`` (forward) there are ``programs`` programs, which fetch their next rows ahead. ``narrow`` says if
+    threads hold elements of 16 bits as they are.
     """
     r = view(desc)
     if r.count * r.n == 0:
@@ -199,17 +214,24 @@ def whole_launches(desc: Any, tile: Tile, stages: int = 0, programs: int = 0) ->
         return [Launch(kernels.softmax_backward_rows_kernel, grid, args, constexprs, tile.warps)]
     args["groups"], constexprs["STAGES"] = Int(grid), stages
     grid = min(programs, grid) if stages else grid
-    return [Launch(kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps)]
+    narrow = holds_narrow(desc.element, tile) if narrow is None else narrow
+    constexprs["NARROW"] = narrow and not interpreting()
+    most = narrow_registers(tile) if constexprs["NARROW"] else 0
+    return [Launch(kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps, max_registers=most)]
 
 
-def looped_launches(desc: Any, tile: Tile) -> list[Launch]:
-    """The launch of ``looped`` with a tile of one's own."""
+def looped_launches(desc: Any, tile: Tile, unroll: int = 0) -> list[Launch]:
+    """The launch of ``looped`` with a tile of one's own, ``unroll`` of which are read at a time."""
     r = view(desc)
     if r.count * r.n == 0:
         return []
     args, constexprs = _common(desc, tile)
-    which = kernels.softmax_backward_looped_kernel if is_backward(desc) else kernels.softmax_looped_kernel
-    return [Launch(which, r.programs(tile.rows), args, {**constexprs, "ROWS": tile.rows}, tile.warps)]
+    constexprs["ROWS"], grid = tile.rows, r.programs(tile.rows)
+    constexprs["UNROLL"] = unroll or r.unroll(tile, 2 if is_backward(desc) else 1)
+    if is_backward(desc):
+        return [Launch(kernels.softmax_backward_looped_kernel, grid, args, constexprs, tile.warps)]
+    constexprs["VECTOR"] = r.vector(desc.element, tile)
+    return [Launch(kernels.softmax_looped_kernel, grid, args, constexprs, tile.warps)]
 
 
 def _rows(desc: Any, target: Target) -> list[Launch]:
@@ -219,7 +241,7 @@ def _rows(desc: Any, target: Target) -> list[Launch]:
 
 
 def _looped(desc: Any, target: Target) -> list[Launch]:
-    return looped_launches(desc, piece(desc))
+    return looped_launches(desc, walk(desc))
 
 
 def _scratch(desc: Any) -> tuple[dict[str, Arg], int]:
@@ -256,7 +278,7 @@ def _split(desc: Any, target: Target) -> list[Launch]:
 def _numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str:
     tile = tiled(desc)
     assert tile is not None
-    return f"{desc.op}.{kind}.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}.v1"
+    return f"{desc.op}.{kind}.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}.v2"
 
 
 def layout(desc: Any) -> str:
@@ -277,10 +299,10 @@ def _register() -> None:
         )(_rows)
         kernel(
             name="looped",
-            guarantee=partial(guarantee, piece),
+            guarantee=partial(guarantee, walk),
             supports=looped_applies,
             rank=looped_rank,
-            numerics=partial(_numerics, "looped", piece),
+            numerics=partial(_numerics, "looped", walk),
             priority=2,
             **common,
         )(_looped)

@@ -1,0 +1,213 @@
+"""Losses over classes in plain torch, from the definitions. Shares nothing with the kernels but the descriptors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from triplan.backends.table import Compute, reference
+from triplan.descriptors.indexing import NO_BAD_INDEX
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
+
+Tensor = torch.Tensor
+Outputs = Mapping[str, Tensor]
+FLOATS = ("f16", "bf16", "f32", "f64")
+
+
+@lru_cache(maxsize=1024)
+def _guarantee(element: ElementKind, compute: ElementKind, roundings: int, order: bool) -> PrecisionGuarantee:
+    u, final = compute.unit_roundoff, element.unit_roundoff
+    error = math.expm1(min(roundings * u, 700.0))
+    info, small = torch.finfo(element.torch), torch.finfo(compute.torch)
+    return PrecisionGuarantee(
+        math_precision=MathPrecision(compute.value),
+        accumulator=compute,
+        deterministic=True,
+        bit_stable_on_same_hardware=True,
+        batch_invariant=False,  # torch's sums may be blocked by the batch
+        order_invariant=order,
+        tolerance=Tolerance(
+            rtol=error + (final if compute is not element else 0.0),
+            ctol=error * (1 + final),
+            underflow=float(info.smallest_normal * info.eps + roundings * small.smallest_normal),
+        ),
+    )
+
+
+def _summed(desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    """Sums along rows and over rows of as many terms as there are, one after another, and two dozen roundings more."""
+    classes = desc.input_shape[desc.class_axis]
+    rows = math.prod(desc.input_shape) // max(classes, 1)
+    terms = classes + (rows if desc.reduced else 0)
+    # Nothing is added up, or rows are counted.
+    counted = desc.op.endswith("_backward") and desc.reduction == "mean" and not desc.weight and rows < 2**24
+    single = desc.reduction == "none" and not (desc.weight and getattr(desc, "label_smoothing", 0))
+    order = desc.op != "cross_entropy" and (counted or single)
+    return {
+        o.name: PrecisionGuarantee.exact(o.element)
+        if o.name == "status"
+        else _guarantee(o.element, desc.element.compute, terms + 48, order)
+        for o in desc.operands()
+        if o.is_written
+    }
+
+
+def _scaled(desc: Any) -> Mapping[str, PrecisionGuarantee]:
+    return {"dx": _guarantee(desc.element, desc.element.compute, 2, True).replace(batch_invariant=True)}
+
+
+def _declare(op: str) -> Callable[[Compute], Compute]:
+    return reference(op=op, elements=FLOATS, index_elements=("i32", "i64"), guarantee=_summed)
+
+
+# --- targets ---
+
+
+def _rows(desc: Any, t: Tensor) -> Tensor:
+    """As (rows, classes)."""
+    moved = t.movedim(desc.class_axis, -1)
+    return moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
+
+
+def _whole(desc: Any, rows: Tensor) -> Tensor:
+    """Back from (rows, classes)."""
+    moved = [n for a, n in enumerate(desc.input_shape) if a != desc.class_axis]
+    whole: Tensor = rows.reshape(*moved, rows.shape[1]).movedim(-1, desc.class_axis)
+    return whole
+
+
+class _Targets:
+    """What targets and tables of classes say of each row: its class, whether it is kept, and what it counts."""
+
+    def __init__(self, desc: Any, x: Mapping[str, Any], like: Tensor) -> None:
+        given = x["target"].reshape(-1).long()
+        classes = desc.input_shape[desc.class_axis]
+        asked = given != desc.ignore_index
+        at = given.clamp(0, classes - 1) if desc.out_of_bounds == "clamp" and classes else given
+        inside = (at >= 0) & (at < classes)
+        self.kept = asked & inside
+        self.bad = asked & ~inside
+        self.at = torch.where(self.kept, at, 0)
+        ones = torch.ones(classes, dtype=like.dtype)
+        self.weight = x["weight"] if desc.weight else ones
+        self.of_target = self._look_up(self.weight)
+        counted = x["bytes"] if desc.reduction == "byte_mean" else self.weight
+        self.share = self._look_up(x["bytes"] if desc.reduction == "byte_mean" else ones)
+        if desc.reduction in ("mean", "byte_mean"):
+            self.share = torch.where(self.kept, self.share / self._look_up(counted).sum(), 0)
+
+    def _look_up(self, table: Tensor) -> Tensor:
+        """An entry a row; 0 for rows that are not kept."""
+        if table.numel() == 0:
+            return torch.zeros(self.at.shape, dtype=table.dtype)
+        found: Tensor = torch.where(self.kept, table[self.at], 0)
+        return found
+
+    def one_hot(self, classes: int) -> Tensor:
+        found: Tensor = (torch.arange(classes) == self.at[:, None]) & self.kept[:, None]
+        return found
+
+
+def _finished(desc: Any, targets: _Targets, rows: Tensor, found: dict[str, Tensor]) -> Outputs:
+    """With the reduced loss of ``rows``, and the status."""
+    if desc.reduced and not desc.op.endswith("_backward"):
+        # Of no rows at all a mean is 0 / 0.
+        empty = desc.reduction in ("mean", "byte_mean") and not bool(targets.kept.any())
+        total = torch.where(targets.kept, rows * targets.share, 0).sum()
+        found["loss"] = (total / 0 if empty else total).reshape(1)
+    if desc.out_of_bounds == "error":
+        bad = targets.bad.nonzero().reshape(-1)
+        found["status"] = bad[:1].clone() if len(bad) else torch.tensor([NO_BAD_INDEX])
+    return found
+
+
+def _picked(v: Tensor, targets: _Targets) -> Tensor:
+    """The target's element of each row; 0 where no row is kept."""
+    if v.shape[1] == 0:
+        return v.new_zeros(v.shape[0])
+    return torch.where(targets.kept, v.gather(1, targets.at[:, None]).squeeze(1), 0)
+
+
+# --- cross_entropy ---
+
+
+def _logsumexp(v: Tensor) -> tuple[Tensor, Tensor]:
+    """Maxima (0 where all are -inf), and logarithms of the sums of what remains: together the logsumexp of each row."""
+    if v.shape[1] == 0:
+        return v.new_zeros(v.shape[0]), v.new_full((v.shape[0],), -math.inf)
+    top = v.max(1).values
+    top = torch.where(top == -math.inf, 0.0, top)
+    return top, (v - top[:, None]).exp().sum(1).log()
+
+
+def _smoothing(desc: Any) -> tuple[float, float]:
+    """What the target has, and what every class has."""
+    s = desc.label_smoothing
+    return 1 - s, s / max(desc.input_shape[desc.class_axis], 1)
+
+
+def _gradient(desc: Any, targets: _Targets, p: Tensor) -> Tensor:
+    picked, spread = _smoothing(desc)
+    w: Tensor = (picked * targets.of_target)[:, None]
+    g = w * (p - targets.one_hot(p.shape[1]).to(p.dtype))
+    if spread:
+        g = g + spread * (targets.weight.sum() * p - targets.weight)
+    return torch.where(targets.kept[:, None], g * targets.share[:, None], 0)
+
+
+@_declare("cross_entropy")
+def cross_entropy(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    v = _rows(desc, x["x"])
+    targets = _Targets(desc, x, v)
+    top, log_total = _logsumexp(v)
+    picked, spread = _smoothing(desc)
+    rows = picked * targets.of_target * (log_total - (_picked(v, targets) - top))
+    if spread:
+        rows = rows - spread * (targets.weight * (v - top[:, None] - log_total[:, None])).sum(1)
+    rows = torch.where(targets.kept, rows, 0)
+    found = {"losses": rows, "lse": torch.where(targets.kept, top + log_total, -math.inf)}
+    shape = x["target"].shape
+    found = {name: t.reshape(shape) for name, t in found.items()}
+    if desc.gradient:
+        p = (v - top[:, None]).exp() / log_total.exp()[:, None]
+        found["x" if desc.in_place else "dx"] = _whole(desc, _gradient(desc, targets, p))
+    return _finished(desc, targets, rows, found)
+
+
+@_declare("cross_entropy_backward")
+def cross_entropy_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    v = _rows(desc, x["x"])
+    targets = _Targets(desc, x, v)
+    g = _gradient(desc, targets, (v - x["lse"].reshape(-1)[:, None]).exp())
+    dloss = x["dloss"].reshape(-1)[:, None]
+    dx = torch.where(targets.kept[:, None], g * dloss, 0)
+    return _finished(desc, targets, v, {"dx": _whole(desc, dx)})
+
+
+# --- nll_loss ---
+
+
+@_declare("nll_loss")
+def nll_loss(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    v = _rows(desc, x["x"])
+    targets = _Targets(desc, x, v)
+    rows = torch.where(targets.kept, -targets.of_target * _picked(v, targets), 0)
+    return _finished(desc, targets, rows, {"losses": rows.reshape(x["target"].shape)})
+
+
+@_declare("nll_loss_backward")
+def nll_loss_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    dloss = x["dloss"].reshape(-1)
+    targets = _Targets(desc, x, dloss)
+    g = -targets.of_target * targets.share * dloss
+    dx = torch.where(targets.one_hot(desc.input_shape[desc.class_axis]), g[:, None], 0)
+    return _finished(desc, targets, dloss, {"dx": _whole(desc, dx)})
+
+
+@reference(op="scale_gradient", elements=FLOATS, guarantee=_scaled)
+def scale_gradient(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    return {"dx": x["dloss"] * x["dx" if desc.in_place else "unscaled"]}

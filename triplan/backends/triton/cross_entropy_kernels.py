@@ -1,0 +1,422 @@
+"""Cross-entropy: rows held whole, rows in a loop, and rows split between programs; and its adjoint.
+
+Tuples of strides as in ``rows_kernels``. With GRAD the gradient of the reduced loss is written as well: to ``dx``,
+which may be ``x``. For one row with softmax p, target t and weights w, smoothed by s, it is
+
+    share * ((A * p) - (1 - s) * w[t] * (c == t) - s / C * w[c]),   A = (1 - s) * w[t] + s / C * sum(w)
+
+where ``share`` is what the row's loss is multiplied by in the reduced one. Rows that are not kept are not read.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.loss_kernels import incoming, of_class, share_of, targets_of
+from triplan.backends.triton.rows_kernels import along, lanes_of, rows_of
+from triplan.backends.triton.softmax_kernels import subtracted
+
+
+@triton.jit
+def parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
+    """By row: (1 - s) * w[t]; s / C; sum(w)."""
+    picked = of_class(weight, at, kept, COMPUTE)
+    spread = tl.zeros_like(picked)
+    whole = tl.zeros_like(picked)
+    if SMOOTH:
+        picked = picked * (1.0 - smoothing)
+        whole += n.to(COMPUTE) if class_sum is None else tl.load(class_sum)
+        spread = tl.where(kept, smoothing / n.to(COMPUTE), 0.0)
+    return picked, spread, whole
+
+
+@triton.jit
+def loss_of(v, top, total, plain, kept, picked, spread, whole, SMOOTH: tl.constexpr):
+    """A row's loss from its target's logit, maximum, sum of exponentials, and sum of weighted logits."""
+    log_total = tl.log(total)
+    loss = picked * (log_total - (v - top))
+    if SMOOTH:
+        loss += spread * (whole * (top + log_total) - plain)
+    return tl.where(kept, loss, 0.0)
+
+
+@triton.jit
+def gradient_of(v, col, at, weights, top, factor, picked, spread, SMOOTH: tl.constexpr):
+    """An element's gradient; ``factor``, ``picked`` and ``spread`` have the row's share in them."""
+    g = tl.exp(v - top) * factor
+    if SMOOTH:
+        g -= spread * weights
+    return g - tl.where(col == at, picked, 0.0)
+
+
+@triton.jit
+def weights_at(weight, col, mask, COMPUTE: tl.constexpr):
+    """Weights of classes; where all are 1, the number."""
+    if weight is None:
+        found = tl.full((), 1.0, COMPUTE)
+    else:
+        found = tl.load(weight + col, mask=mask, other=0.0)
+    return found
+
+
+@triton.jit
+def cross_entropy_rows_kernel(
+    x,
+    dx,
+    target,
+    losses,
+    lse,
+    weight,
+    share,
+    counts,
+    class_sum,
+    status,
+    x_strides,
+    dx_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    ignore,
+    smoothing,
+    parts,
+    GRAD: tl.constexpr,
+    MEAN: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    CLAMP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Whole rows in registers: each element is read once and written once."""
+    outer = tl.program_id(0) // blocks
+    lane = lanes_of(tl.program_id(0), blocks, ROWS)
+    inside = lane < lanes
+    row = outer.to(tl.int64) * lanes + lane
+    at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
+    col = tl.arange(0, BLOCK)[None, :]
+    live = kept & (col < n)
+    v = tl.load(
+        rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]),
+        mask=live,
+        other=-float("inf"),
+        eviction_policy="evict_first",
+    ).to(COMPUTE)
+    top = tl.max(v, 1, keep_dims=True)
+    base = subtracted(top)
+    total = tl.sum(tl.exp(v - base), 1, keep_dims=True)
+    # From registers: where the gradient goes over x, another thread may have written there already.
+    mine = tl.sum(tl.where((col == at) & live, v, 0.0), 1, keep_dims=True)
+    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
+    weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
+    plain = tl.sum(tl.where(live, v * weights, 0.0), 1, keep_dims=True) if SMOOTH else 0.0
+    tl.store(losses + row, loss_of(mine, top, total, plain, kept, picked, spread, whole, SMOOTH), mask=inside)
+    tl.store(lse + row, top + tl.log(total), mask=inside)
+    if GRAD:
+        scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
+        factor = tl.where(kept, scale * (picked + spread * whole) / total, 0.0)
+        g = gradient_of(v, col, at, weights, tl.where(kept, top, 0.0), factor, scale * picked, scale * spread, SMOOTH)
+        to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
+        tl.store(to, g.to(dx.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
+
+
+@triton.jit
+def read_block(from_row, col, step, n, kept, policy: tl.constexpr):
+    """Logits at the columns ``col``; -inf beyond their number, and in rows that are not kept."""
+    return tl.load(from_row + along(col, step), mask=kept & (col < n), other=-float("inf"), eviction_policy=policy)
+
+
+@triton.jit
+def absorbed(v, col, n, kept, top, total, plain, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
+    """Maxima, sums of exponentials and sums of weighted logits, with those of a block added: [rows, cols] each."""
+    v = v.to(COMPUTE)
+    new = tl.maximum(top, tl.max(v, 2))
+    base = subtracted(new)
+    total = total * tl.exp(top - base) + tl.sum(tl.exp(v - base[:, :, None]), 2)
+    if SMOOTH:
+        weights = weights_at(weight, col, col < n, COMPUTE)
+        plain += tl.sum(tl.where(kept & (col < n), v * weights, 0.0), 2)
+    return new, total, plain
+
+
+@triton.jit
+def write_block(
+    v, to_row, col, step, n, inside, top, factor, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """The gradients of a block, as if none of it were a target."""
+    g = tl.exp(v.to(COMPUTE) - top) * factor
+    if SMOOTH:
+        g -= spread * weights_at(weight, col, col < n, COMPUTE)
+    to = to_row + along(col, step)
+    tl.store(to, g.to(to_row.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
+
+
+@triton.jit
+def cross_entropy_looped_kernel(
+    x,
+    dx,
+    target,
+    losses,
+    lse,
+    weight,
+    share,
+    counts,
+    class_sum,
+    status,
+    x_strides,
+    dx_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    ignore,
+    smoothing,
+    parts,
+    GRAD: tl.constexpr,
+    MEAN: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    CLAMP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    VEC: tl.constexpr,
+    PARTS: tl.constexpr,
+    HELD: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Rows block by block with running maxima and sums (Milakov and Gimelshein, arXiv 1805.02867).
+
+    Each thread keeps a maximum and a sum of its own for every VEC neighbours that it loads at once: one exponential
+    more for VEC of them, no exchange between threads within the loop, so that many loads are under way.
+    The gradients go backwards: what was read last is still in the caches, and with HELD the last block in registers.
+    The target's gradient is written on its own, last: a comparison less for each element.
+    """
+    WIDTH: tl.constexpr = COLS * VEC
+    KEEP: tl.constexpr = "evict_last" if GRAD else "evict_first"
+    outer = tl.program_id(0) // blocks
+    lane = (tl.program_id(0) % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = lane < lanes
+    row = outer.to(tl.int64) * lanes + lane
+    at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
+    from_row = rows_of(x, x_strides, outer, sizes, lane)
+    mine = tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+    from_row = from_row[:, None, None]
+    read = kept[:, None, None]
+    within = (tl.arange(0, COLS)[:, None] * VEC + tl.arange(0, VEC)[None, :])[None, :, :]
+    steps = tl.cdiv(n, WIDTH)
+    looped = tl.maximum(steps - 1, 0) if HELD else steps
+    any_kept = tl.max(kept.to(tl.int32), 0) > 0
+    top = tl.full((ROWS, COLS), -float("inf"), COMPUTE)
+    total = tl.zeros((ROWS, COLS), COMPUTE)
+    plain = tl.zeros((ROWS, COLS), COMPUTE)
+    for start in tl.range(0, tl.where(any_kept, looped, 0) * WIDTH, WIDTH, num_stages=STAGES):
+        col = start + within
+        v = read_block(from_row, col, x_strides[2], n, read, KEEP)
+        top, total, plain = absorbed(v, col, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
+    if HELD:
+        last = looped * WIDTH + within
+        v_last = read_block(from_row, last, x_strides[2], n, read, "evict_first")
+        top, total, plain = absorbed(v_last, last, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
+    tops = tl.max(top, 1)
+    totals = tl.sum(total * tl.exp(top - subtracted(tops)[:, None]), 1)
+    plains = tl.sum(plain, 1)
+    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
+    tl.store(losses + row, loss_of(mine, tops, totals, plains, kept, picked, spread, whole, SMOOTH), mask=inside)
+    tl.store(lse + row, tops + tl.log(totals), mask=inside)
+    if GRAD:
+        # Where the gradient goes over x, every thread has its row's target by now.
+        tl.debug_barrier()
+        scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
+        factor = tl.where(kept, scale * (picked + spread * whole) / totals, 0.0)
+        tops = tl.where(kept, tops, 0.0)
+        picked = scale * picked
+        spread = scale * spread
+        to_rows = rows_of(dx, dx_strides, outer, sizes, lane)
+        to_row = to_rows[:, None, None]
+        live = inside[:, None, None]
+        t = tops[:, None, None]
+        f = factor[:, None, None]
+        s = spread[:, None, None]
+        if HELD:
+            write_block(v_last, to_row, last, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
+        for step in tl.range(0, looped, num_stages=STAGES):
+            col = (looped - 1 - step) * WIDTH + within
+            v = read_block(from_row, col, x_strides[2], n, read, "evict_first")
+            write_block(v, to_row, col, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
+        # After what another thread wrote there.
+        tl.debug_barrier()
+        weights = weights_at(weight, at, kept, COMPUTE) if SMOOTH else 0.0
+        g = gradient_of(mine, at, at, weights, tops, factor, picked, spread, SMOOTH)
+        tl.store(to_rows + along(at, dx_strides[2]), g.to(dx.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def cross_entropy_partial_kernel(
+    x,
+    target,
+    weight,
+    tops,
+    totals,
+    plains,
+    mines,
+    x_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    ignore,
+    SMOOTH: tl.constexpr,
+    CLAMP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Maximum, sum of exponentials and sum of weighted logits of one block of one row; and the target's logit."""
+    row = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
+    block = tl.program_id(0) % blocks
+    at, kept = targets_of(target, row, row >= 0, n, ignore, None, CLAMP)
+    from_row = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
+    col = block * BLOCK + tl.arange(0, BLOCK)
+    live = kept & (col < n)
+    v = tl.load(from_row + along(col, x_strides[2]), mask=live, other=-float("inf"), eviction_policy="evict_last").to(
+        COMPUTE
+    )
+    top = tl.max(v, 0)
+    tl.store(tops + tl.program_id(0), top)
+    tl.store(totals + tl.program_id(0), tl.sum(tl.exp(v - subtracted(top)), 0))
+    if SMOOTH:
+        weights = weights_at(weight, col, col < n, COMPUTE)
+        tl.store(plains + tl.program_id(0), tl.sum(tl.where(live, v * weights, 0.0), 0))
+    if block == 0:
+        tl.store(mines + row, tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
+
+
+@triton.jit
+def cross_entropy_finish_kernel(
+    x,
+    dx,
+    target,
+    losses,
+    lse,
+    weight,
+    share,
+    counts,
+    class_sum,
+    status,
+    tops,
+    totals,
+    plains,
+    mines,
+    x_strides,
+    dx_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    ignore,
+    smoothing,
+    parts,
+    GRAD: tl.constexpr,
+    MEAN: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    CLAMP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The rest, from all partial results of a row, which every program adds up in the same order: with GRAD one block's
+    gradients, and by the first program of a row, its loss. Without GRAD there is only that program."""
+    if GRAD:
+        row = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
+        block = tl.program_id(0) % blocks
+    else:
+        row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+        block = 0
+    at, kept = targets_of(target, row, row >= 0, n, ignore, status, CLAMP)
+    part = tl.arange(0, BLOCKS)
+    known = part < blocks
+    first = row * blocks
+    part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
+    part_totals = tl.load(totals + first + part, mask=known, other=0.0)
+    top = tl.max(part_tops, 0)
+    total = tl.sum(part_totals * tl.exp(part_tops - subtracted(top)), 0)
+    plain = tl.sum(tl.load(plains + first + part, mask=known, other=0.0), 0) if SMOOTH else 0.0
+    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
+    if block == 0:
+        mine = tl.load(mines + row)
+        tl.store(losses + row, loss_of(mine, top, total, plain, kept, picked, spread, whole, SMOOTH))
+        tl.store(lse + row, top + tl.log(total))
+    if GRAD:
+        scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
+        factor = tl.where(kept, scale * (picked + spread * whole) / total, 0.0)
+        col = block * BLOCK + tl.arange(0, BLOCK)
+        from_row = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
+        v = tl.load(
+            from_row + along(col, x_strides[2]),
+            mask=kept & (col < n),
+            other=-float("inf"),
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
+        weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
+        g = gradient_of(v, col, at, weights, tl.where(kept, top, 0.0), factor, scale * picked, scale * spread, SMOOTH)
+        to = rows_of(dx, dx_strides, row // lanes, sizes, row % lanes) + along(col, dx_strides[2])
+        tl.store(to, g.to(dx.dtype.element_ty), mask=col < n)
+
+
+@triton.jit
+def cross_entropy_backward_kernel(
+    dloss,
+    x,
+    target,
+    lse,
+    dx,
+    weight,
+    share,
+    counts,
+    class_sum,
+    status,
+    x_strides,
+    dx_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    ignore,
+    smoothing,
+    parts,
+    MEAN: tl.constexpr,
+    EACH: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    CLAMP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Each element by itself, from its row's logsumexp. A program has one block of its rows' columns."""
+    columns = tl.maximum(tl.cdiv(n, BLOCK), 1)
+    group = tl.program_id(0) // columns
+    outer = group // blocks
+    lane = lanes_of(group, blocks, ROWS)
+    inside = lane < lanes
+    row = outer.to(tl.int64) * lanes + lane
+    at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
+    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
+    scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
+    scale = tl.where(kept, scale * incoming(dloss, row, inside, EACH, COMPUTE), 0.0)
+    known = tl.load(lse + row, mask=kept, other=0.0)
+    col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    v = tl.load(
+        rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]),
+        mask=kept & (col < n),
+        other=-float("inf"),
+        eviction_policy="evict_first",
+    ).to(COMPUTE)
+    weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
+    factor = scale * (picked + spread * whole)
+    g = gradient_of(v, col, at, weights, known, factor, scale * picked, scale * spread, SMOOTH)
+    to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
+    tl.store(to, g.to(dx.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")

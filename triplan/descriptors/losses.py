@@ -1,0 +1,211 @@
+"""Losses over classes: cross-entropy of logits, negative log-likelihood of log-probabilities, and their adjoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from triplan.descriptors.base import Descriptor
+from triplan.descriptors.fields import AxisField, Shape
+from triplan.descriptors.indexing import OutOfBounds, check_bad_index
+from triplan.descriptors.operand import Operand, Role
+from triplan.descriptors.rowwise import RowsShape
+from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory
+
+#: What becomes of the losses of rows, over the rows that are kept. ``mean``: sum(loss) / sum(weight[target]).
+#: ``byte_mean``: sum(loss * bytes[target]) / sum(bytes[target]). ``none``: nothing.
+Reduction = Literal["mean", "sum", "none", "byte_mean"]
+
+
+class LossDescriptor(Descriptor):
+    """Fields that all losses over classes share.
+
+    Attributes:
+        input_shape: of logits or log-probabilities.
+        class_axis: the axis of the classes; the others number the rows, row-major.
+        element: of ``x``; narrow floats are computed in f32.
+        index_element: of ``target``, i32 or i64.
+        reduction: see ``Reduction``. Where no row is kept, a mean is NaN and a sum 0, as in torch.
+        weight: whether there is an operand ``weight``, one a class, not negative; without, all are 1.
+        ignore_index: rows of this target are not kept: their losses and gradients are 0, and they are not read.
+        out_of_bounds: what a target outside the classes does, unless it is ``ignore_index``: ``skip`` as if it were,
+            ``clamp`` the nearest class, ``error`` as skip, and the lowest bad row is recorded in ``status``.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.ROWWISE
+
+    input_shape: RowsShape
+    class_axis: Annotated[int, AxisField("input_shape")] = 1
+    element: Element
+    index_element: IndexElement = IndexElementKind.I64
+    reduction: Reduction = "mean"
+    weight: bool = False
+    ignore_index: Annotated[int, Field(ge=-(2**63), lt=2**63)] = -100
+    out_of_bounds: OutOfBounds = "skip"
+
+    @property
+    def classes(self) -> int:
+        return self.input_shape[self.class_axis]
+
+    @property
+    def reduced(self) -> bool:
+        return self.reduction != "none"
+
+    def _whole(self, name: str, role: Role) -> Operand:
+        batch = tuple(a for a in range(len(self.input_shape)) if a != self.class_axis)
+        return Operand(name, role, self.element, self.input_shape, batch_axes=batch)
+
+    def _of_rows(self, name: str, role: Role, element: ElementKind, extents: tuple[int, ...] = ()) -> Operand:
+        shape = tuple(n for a, n in enumerate(self.input_shape) if a != self.class_axis)
+        return Operand(name, role, element, shape, batch_axes=tuple(range(len(shape))), index_extents=extents)
+
+    def _target(self) -> Operand:
+        return self._of_rows("target", Role.INPUT, ElementKind(self.index_element.value), (self.classes,))
+
+    def _loss(self, name: str, role: Role) -> tuple[Operand, ...]:
+        return (Operand(name, role, self.element, (1,)),) if self.reduced else ()
+
+    def _dloss(self) -> Operand:
+        if self.reduced:
+            return self._loss("dloss", Role.INPUT)[0]
+        return self._of_rows("dloss", Role.INPUT, self.element.compute)
+
+    def _last(self) -> tuple[Operand, ...]:
+        """What every loss ends with: tables of the classes, and the status."""
+        compute = self.element.compute
+        weight = (Operand("weight", Role.INPUT, compute, (self.classes,)),) if self.weight else ()
+        counts = (Operand("bytes", Role.INPUT, compute, (self.classes,)),) if self.reduction == "byte_mean" else ()
+        status = (Operand("status", Role.OUTPUT, ElementKind.I64, (1,)),) if self.out_of_bounds == "error" else ()
+        return (*weight, *counts, *status)
+
+    def check_status(self, args: Any) -> None:
+        check_bad_index(self, self.out_of_bounds, args)
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        found = {"element": args.x.dtype, "input_shape": tuple(args.x.shape)}
+        return {
+            **found,
+            "index_element": args.target.dtype,
+            "weight": getattr(args, "weight", None) is not None,
+            **options,
+        }
+
+
+class _CrossEntropy(LossDescriptor):
+    label_smoothing: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
+
+
+class CrossEntropyDescriptor(_CrossEntropy):
+    """Of each row of logits ``x`` with target t, ``losses = (1 - s) * weight[t] * (lse - x[t]) +
+    s / C * sum(weight * (lse - x))``, with ``lse = log(sum(exp(x)))``, C classes and s = ``label_smoothing``
+    (torch.nn.functional.cross_entropy with class indices); ``loss`` is their reduction.
+
+    Operands: ``x``; ``target``, ``losses`` and ``lse`` (the last two in f32, or f64 for f64), one a row; ``loss`` (one
+    element, unless the reduction is none); ``dx``; ``weight`` and ``bytes`` (one a class, in f32 or f64). ``lse`` of a
+    row that is not kept is -inf, that of no terms; infinities and NaN of ``x`` come out as in torch.
+
+    With ``gradient``, the gradient of ``loss`` with respect to ``x`` is written to ``dx``, or with ``in_place`` over
+    ``x`` itself: logits are then read once or twice, and the adjoint only scales (scale_gradient).
+    """
+
+    op: Literal["cross_entropy"] = "cross_entropy"
+    gradient: bool = False
+    in_place: bool = False
+
+    def check_problem(self) -> None:
+        if self.gradient and not self.reduced:
+            raise ValueError("gradient = True: there is no one loss with reduction = 'none'; its adjoint is an op")
+        if self.in_place and not self.gradient:
+            raise ValueError("in_place = True: only a gradient is written over x, but gradient = False")
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        apart = self.gradient and not self.in_place
+        return (
+            self._whole("x", Role.IN_OUT if self.in_place else Role.INPUT),
+            self._target(),
+            self._of_rows("losses", Role.OUTPUT, self.element.compute),
+            self._of_rows("lse", Role.OUTPUT, self.element.compute),
+            *self._loss("loss", Role.OUTPUT),
+            *((self._whole("dx", Role.OUTPUT),) if apart else ()),
+            *self._last(),
+        )
+
+
+class CrossEntropyBackwardDescriptor(_CrossEntropy):
+    """The gradient ``dx`` of cross_entropy from ``x``, ``target`` and ``lse``, times ``dloss``: one element, or with
+    reduction none one a row (f32, or f64 for f64). ``softmax(x)`` is computed again, as ``exp(x - lse)``.
+    """
+
+    op: Literal["cross_entropy_backward"] = "cross_entropy_backward"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            self._dloss(),
+            self._whole("x", Role.INPUT),
+            self._target(),
+            self._of_rows("lse", Role.INPUT, self.element.compute),
+            self._whole("dx", Role.OUTPUT),
+            *self._last(),
+        )
+
+
+class NllLossDescriptor(LossDescriptor):
+    """``losses = -weight[t] * x[t]`` of each row of log-probabilities ``x`` with target t
+    (torch.nn.functional.nll_loss); ``loss`` is their reduction. Operands as those of cross_entropy.
+    """
+
+    op: Literal["nll_loss"] = "nll_loss"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            self._whole("x", Role.INPUT),
+            self._target(),
+            self._of_rows("losses", Role.OUTPUT, self.element.compute),
+            *self._loss("loss", Role.OUTPUT),
+            *self._last(),
+        )
+
+
+class NllLossBackwardDescriptor(LossDescriptor):
+    """The gradient ``dx`` of nll_loss times ``dloss`` (as of cross_entropy_backward): zero but at the targets."""
+
+    op: Literal["nll_loss_backward"] = "nll_loss_backward"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (self._dloss(), self._target(), self._whole("dx", Role.OUTPUT), *self._last())
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        found = {"element": args.dx.dtype, "input_shape": tuple(args.dx.shape)}
+        return {
+            **found,
+            "index_element": args.target.dtype,
+            "weight": getattr(args, "weight", None) is not None,
+            **options,
+        }
+
+
+class ScaleGradientDescriptor(Descriptor):
+    """``dx = dloss * unscaled``, with ``dloss`` of one element, read on the device: the adjoint of a loss whose
+    gradient was written with it. With ``in_place`` ``dx`` itself is scaled, and where ``dloss`` is 1 nothing is read
+    or written.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.ROWWISE
+
+    op: Literal["scale_gradient"] = "scale_gradient"
+    input_shape: Shape
+    element: Element
+    in_place: bool = False
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        axes = tuple(range(len(self.input_shape)))
+        whole = Operand("dx", Role.IN_OUT if self.in_place else Role.OUTPUT, self.element, self.input_shape)
+        unscaled = Operand("unscaled", Role.INPUT, self.element, self.input_shape, batch_axes=axes)
+        return (Operand("dloss", Role.INPUT, self.element, (1,)), whole, *(() if self.in_place else (unscaled,)))
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return {"element": args.dx.dtype, "input_shape": tuple(args.dx.shape), **options}

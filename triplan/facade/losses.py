@@ -1,0 +1,96 @@
+"""Args and plans of losses over classes. Each Args' fields are the operands of its descriptor, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from triplan.descriptors import (
+    CrossEntropyBackwardDescriptor,
+    CrossEntropyDescriptor,
+    NllLossBackwardDescriptor,
+    NllLossDescriptor,
+    ScaleGradientDescriptor,
+)
+from triplan.facade.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropyArgs:
+    """``loss`` unless the reduction is none; ``dx`` for a gradient that does not go over ``x``; ``weight``, ``bytes``
+    and ``status`` as the descriptor says, here and below."""
+
+    x: Tensor
+    target: Tensor
+    losses: Tensor
+    lse: Tensor
+    loss: Tensor | None = None
+    dx: Tensor | None = None
+    weight: Tensor | None = None
+    bytes: Tensor | None = None
+    status: Tensor | None = None
+
+
+class CrossEntropyPlan(Plan[CrossEntropyDescriptor, CrossEntropyArgs]):
+    descriptor_type, args_type = CrossEntropyDescriptor, CrossEntropyArgs
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropyBackwardArgs:
+    """``lse`` is what cross_entropy gave."""
+
+    dloss: Tensor
+    x: Tensor
+    target: Tensor
+    lse: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    bytes: Tensor | None = None
+    status: Tensor | None = None
+
+
+class CrossEntropyBackwardPlan(Plan[CrossEntropyBackwardDescriptor, CrossEntropyBackwardArgs]):
+    descriptor_type, args_type = CrossEntropyBackwardDescriptor, CrossEntropyBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class NllLossArgs:
+    x: Tensor
+    target: Tensor
+    losses: Tensor
+    loss: Tensor | None = None
+    weight: Tensor | None = None
+    bytes: Tensor | None = None
+    status: Tensor | None = None
+
+
+class NllLossPlan(Plan[NllLossDescriptor, NllLossArgs]):
+    descriptor_type, args_type = NllLossDescriptor, NllLossArgs
+
+
+@dataclass(frozen=True, slots=True)
+class NllLossBackwardArgs:
+    dloss: Tensor
+    target: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    bytes: Tensor | None = None
+    status: Tensor | None = None
+
+
+class NllLossBackwardPlan(Plan[NllLossBackwardDescriptor, NllLossBackwardArgs]):
+    descriptor_type, args_type = NllLossBackwardDescriptor, NllLossBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleGradientArgs:
+    """``unscaled`` unless ``dx`` itself is scaled."""
+
+    dloss: Tensor
+    dx: Tensor
+    unscaled: Tensor | None = None
+
+
+class ScaleGradientPlan(Plan[ScaleGradientDescriptor, ScaleGradientArgs]):
+    descriptor_type, args_type = ScaleGradientDescriptor, ScaleGradientArgs
