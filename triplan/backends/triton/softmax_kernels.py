@@ -10,14 +10,14 @@ as the hardware's does: a NaN then enters the sum, and through it the whole row.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.rows_kernels import again, along, lanes_of, rows_of
+from triplan.backends.triton.rows_kernels import again, along, exponential, lanes_of, rows_of
 
 
 @triton.jit
 def finished(v, top, total, LOG: tl.constexpr):
     """The result from an element, its row's maximum and its row's sum of exponentials."""
     v = v - top
-    return v - tl.log(total) if LOG else tl.exp(v) * (1.0 / total)
+    return v - tl.log(total) if LOG else exponential(v) * (1.0 / total)
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def softmax_group(
     top = tl.max(v, 1, keep_dims=True)
     if NARROW:
         v = again(kept).to(COMPUTE)
-    total = tl.sum(tl.exp(v - top), 1, keep_dims=True)
+    total = tl.sum(exponential(v - top), 1, keep_dims=True)
     if NARROW:
         v = again(kept).to(COMPUTE)
     y = finished(v, top, total, LOG)
@@ -140,10 +140,10 @@ def softmax_looped_kernel(
             ).to(COMPUTE)
             new = tl.maximum(top, tl.max(v, 2, keep_dims=True))
             base = subtracted(new)
-            total = total * tl.exp(top - base) + tl.sum(tl.exp(v - base), 2, keep_dims=True)
+            total = total * exponential(top - base) + tl.sum(exponential(v - base), 2, keep_dims=True)
             top = new
     best = tl.max(top, 1, keep_dims=True)
-    total = tl.sum(total * tl.exp(top - subtracted(best)), 1, keep_dims=True)
+    total = tl.sum(total * exponential(top - subtracted(best)), 1, keep_dims=True)
     steps = tl.cdiv(n, BLOCK)
     for step in range(steps):
         col = (steps - 1 - step) * BLOCK + own
@@ -175,7 +175,7 @@ def softmax_partial_kernel(
     v = v.to(COMPUTE)
     top = tl.max(v, 0)
     tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(tl.exp(v - subtracted(top)), 0))
+    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - subtracted(top)), 0))
 
 
 @triton.jit
@@ -204,7 +204,7 @@ def softmax_finish_kernel(
     part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
     part_totals = tl.load(totals + first + part, mask=known, other=0.0)
     top = tl.max(part_tops, 0)
-    total = tl.sum(part_totals * tl.exp(part_tops - subtracted(top)), 0)
+    total = tl.sum(part_totals * exponential(part_tops - subtracted(top)), 0)
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = col < n
     at = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
@@ -226,7 +226,7 @@ def term(dy, y, LOG: tl.constexpr):
 @triton.jit
 def derived(dy, y, total, LOG: tl.constexpr):
     """The gradient of an element from its row's sum."""
-    return dy - tl.exp(y) * total if LOG else y * (dy - total)
+    return dy - exponential(y) * total if LOG else y * (dy - total)
 
 
 @triton.jit
