@@ -63,7 +63,7 @@ compile-newest: $(STAMP)
 	@if [ ! -e $(NEWEST)/done ]; then rm -rf $(NEWEST); \
 	  $(PY) -m pip install -q --disable-pip-version-check --retries 1 --no-deps --target $(NEWEST) $(TRITON_NEWEST) 2>/dev/null \
 	    && touch $(NEWEST)/done || rm -rf $(NEWEST); fi
-	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest tests/test_compile.py tests/test_gemm.py tests/test_launcher.py $(PARALLEL); else \
+	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest tests/test_compile.py tests/test_gemm.py tests/test_gemm_backward.py tests/test_launcher.py $(PARALLEL); else \
 	  echo "compile-newest: $(TRITON_NEWEST) cannot be fetched here: skipped"; fi
 
 ops: $(STAMP)

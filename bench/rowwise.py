@@ -16,6 +16,7 @@ import torch
 import triplan as tp
 from bench import loss_cases, rowwise_cases, timing
 from bench.indexing import copy_share, speed_ratio
+from bench.liger import liger_function
 from bench.loss_cases import LossCase
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.rowwise_cases import (
@@ -39,7 +40,7 @@ COLUMNS = (
     Column("gb_per_s", "GB/s", ".0f"),
     Column("share_of_copy", "of copy", ".1%"),
     Column("speed_vs_peer", "x best peer", ".2f"),
-    Column("extra_mib", "extra MiB", ".1f"),
+    Column("peak_mib", "takes MiB", ".1f"),
     Column("note", "note"),
 )
 CHARTS = (
@@ -54,13 +55,14 @@ COMPILERS = 12
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant of one case. ``run(i)`` works on buffer set ``i``."""
+    """A contestant of one case. ``run(i)`` works on buffer set ``i``; ``own_bytes`` are of results and scratch that it
+    is given, rather than allocates."""
 
     name: str
     kernel: str
     run: Callable[[int], Any]
     ours: bool
-    extra_bytes: int = 0
+    own_bytes: int = 0
 
 
 def run(
@@ -148,6 +150,7 @@ def case_rows(
                     continue
                 row: Row = {"contestant": entry.name, "kernel": entry.kernel, "note": error}
                 failed.append({**row, "error": error} if entry.ours else row)  # a peer that fails is no fault of ours
+            peaks = [peak_bytes(e) if device.type == "cuda" else None for e in sound]
             contestants = [Contestant(e.name, e.run, sets) for e in sound]
             if device.type == "cuda":
                 found = timing.device_times(contestants, iterations, warmup)
@@ -158,7 +161,7 @@ def case_rows(
         return [{**base, "contestant": "all", "error": error, "note": error}]
     best = min((d.median_us for e, d in zip(sound, found, strict=True) if not e.ours), default=None)
     rows = []
-    for e, d in zip(sound, found, strict=True):
+    for e, d, peak in zip(sound, found, peaks, strict=True):
         notes = ["in L2"] if resident else []
         rows.append(
             {
@@ -172,7 +175,7 @@ def case_rows(
                 "gb_per_s": case.bytes / d.median_us / 1e3,
                 "share_of_copy": copy_share(case.bytes, d.median_us, copy),
                 "speed_vs_peer": None if best is None else speed_ratio(best, d.median_us),
-                "extra_mib": e.extra_bytes / 2**20,
+                "peak_mib": None if peak is None else peak / 2**20,
                 "resident_in_l2": resident,
                 "repeats": d.repeats,
                 "note": " ".join([*notes, *([d.not_captured] if d.not_captured else [])]),
@@ -191,7 +194,19 @@ def planned(
     plan = tp.plan(descriptor(case), preference=preference, target=tp.Target.of(device)).prepare(device)
     workspace = tp.Workspace.allocate(plan, device)
     args = [plan_args(case, b) for b in buffers]
-    return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), True, plan.workspace_size())
+    results = sum(o.nbytes for o in plan.descriptor.operands() if o.is_written)
+    own = results + plan.workspace_size()
+    return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), True, own)
+
+
+def peak_bytes(entry: Entry) -> int:
+    """Bytes of device memory that a call takes at most, beyond its inputs: results, and whatever else."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    entry.run(0)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before + entry.own_bytes
 
 
 def swept_entries(
@@ -218,6 +233,8 @@ def peers(case: Case | LossCase, buffers: list[Buffers], device: torch.device, t
     found = []
     if (eager := torch_function(case, device)) is not None:
         found.append(Entry("torch", "", lambda i: eager(buffers[i]), False))
+    if device.type == "cuda" and (liger := liger_function(case)) is not None:
+        found.append(Entry("liger", "", lambda i: liger(buffers[i]), False))
     if case.compiled or (tiny and case.op == "rms_norm_backward"):
         torch._dynamo.reset()
         how: dict[str, Any] = {"backend": "eager"} if tiny else {"mode": "max-autotune-no-cudagraphs"}

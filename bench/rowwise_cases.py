@@ -240,42 +240,36 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         for warps in (4, 8, 16, 32):
             tile, each = Tile(rows, block, warps), rows * block // (32 * warps)
-            if not 8 <= each <= (16 if case.backward else 64 if block >= 32768 else 32):
+            if not 8 <= each <= (16 if case.backward else 128 if block >= 32768 else 32):
                 continue
             for how, options in _fetching(case, tile):
                 build = partial(family.whole_launches, tile=tile, **options)
                 yield f"rows {rows}x{block} w{warps}{how}", _row(family, desc, tile, tile, build)
-    for block in (2048, 4096, 8192, 16384):
-        for warps in (4, 8, 16, 32):
+    for block in (2048, 4096, 8192):
+        for warps in (8, 16, 32):
             tile = Tile(1, block, warps)
-            if block > case.n // 2 or not 8 <= block // (32 * warps) <= 16:
+            if not case.n >= 16384 or not 8 <= block // (32 * warps) <= 16:
                 continue
-            for how, shared in _strips(case, tile):
-                build = partial(family.looped_launches, tile=tile, **({"shared": shared} if shared else {}))
-                yield f"looped {block} w{warps}{how}", _row(family, desc, tile, shared or tile, build)
+            shared = norm.strip(desc) if case.is_norm else tile
+            for unroll in (1, 2, 4):
+                if block * unroll <= case.n:
+                    build = partial(family.looped_launches, tile=tile, unroll=unroll)
+                    yield f"looped {block} w{warps} u{unroll}", _row(family, desc, tile, shared, build)
 
 
-def _strips(case: Case, tile: Tile) -> Iterator[tuple[str, Tile | None]]:
-    """For the adjoints of norms, what gathers gradients of parameters; one tile of rows tries them all."""
-    if not (case.backward and case.is_norm):
-        yield "", None
-        return
-    for rows, warps in ((4, 8), (8, 8), (4, 4), (2, 16)) if tile.block == 4096 and tile.warps == 16 else ((4, 8),):
-        yield f" strip {rows}w{warps}", Tile(rows, 32 * warps * 16 // case.dtype.itemsize, warps)
-
-
-def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, int]]]:
+def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, Any]]]:
     """How far rows may be fetched ahead, and by how many programs, for an H200's 132 multiprocessors."""
     if case.backward and case.is_norm:
-        for stages, each in ((1, 2), (2, 2), (2, 1), (3, 1)):
-            if each * tile.warps <= 32:
-                yield f" s{stages} p{each}", {"stages": stages, "programs": 132 * each}
+        for stages, each in ((1, 1), (3, 1), (4, 1)):
+            yield f" s{stages} p{each}", {"stages": stages, "programs": 132 * each}
         return
-    yield "", {}
+    if tile.block >= 32768 and tile.warps <= 16:
+        yield " narrow", {"narrow": True}
+        if tile.warps < 16:
+            return
+    yield "", {"narrow": False} if not case.backward else {}
     if tile.block >= 8192 and not case.backward:
-        for each in (1, 2):
-            if each * tile.warps <= 32:
-                yield f" s2 p{each}", {"stages": 2, "programs": 132 * each}
+        yield " s3", {"stages": 3, "programs": 132, "narrow": False}
 
 
 def _row(family: Any, desc: tp.Descriptor, tile: Tile, shared: Tile, build: Callable[[Any], Any]) -> dict[str, Any]:

@@ -28,6 +28,13 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 )
 
 
+def factors(desc: Any, x: Mapping[str, Any], *names: str) -> list[torch.Tensor]:
+    """Magnitudes of what is multiplied: tensor cores align products before they are normalised, so that a subnormal
+    number of f16 or bf16 counts for as much as the smallest normal one."""
+    least = torch.finfo(desc.element.torch).tiny if desc.element.itemsize == 2 else 0.0
+    return [torch.where(x[name] > 0, x[name].clamp(min=least), x[name]) for name in names]
+
+
 def magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Σ|terms| before the activation; infinite, so that nothing is asked, where the bare product leaves its range.
 
@@ -36,7 +43,8 @@ def magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     if not desc.element.is_floating_point:
         return dict.fromkeys(desc.written, torch.zeros(desc.operand("c").shape))
     alpha, beta = (1.0 if x.get(name) is None else abs(x[name]) for name in ("alpha", "beta"))
-    product = x["a"] @ x["b"]
+    a, b = factors(desc, x, "a", "b")
+    product = a @ b
     found = alpha * product
     if desc.reads_c0:
         found = found + beta * x["c0"]
@@ -118,9 +126,11 @@ def backward_magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tenso
     reach = torch.finfo(desc.element.compute.torch).max / 2
     found = {}
     if desc.wants_da:
-        found["da"] = x["dc"] @ x["b"].t()
+        dc, b = factors(desc, x, "dc", "b")
+        found["da"] = dc @ b.t()
     if desc.wants_db:
-        found["db"] = x["a"].t() @ x["dc"]
+        a, dc = factors(desc, x, "a", "dc")
+        found["db"] = a.t() @ dc
     found = {name: torch.where(t > reach, torch.inf, alpha * t) for name, t in found.items()}
     if desc.wants_dbias:
         found["dbias"] = x["dc"].sum(0)

@@ -1,4 +1,4 @@
-"""The losses' problems for the proofs: ``n`` rows of LENGTH classes, and Σ|terms| of each op.
+"""The losses' problems for the proofs, and Σ|terms| of each op.
 
 Reduced losses are single numbers, which other orders of rows leave alone too often to prove anything: where bits are to
 differ, what is compared are those of rows.
@@ -13,10 +13,14 @@ from typing import Any
 
 import torch
 from proofs import Kind, Outputs, Problem, Values, Variant, draw, joins
-from proofs_rowwise import size
 from torch import Tensor
 
 import triplan as tp
+
+
+def size(n: int, long: bool) -> tuple[int, int]:
+    """Rows and classes, where there are to be ``n`` contributions: long rows take several blocks of any kernel."""
+    return (max(n // 100, 6), 20_011) if long else (max(n // 8, 16), 1030)
 
 
 class Loss(Problem):
@@ -34,7 +38,8 @@ class Loss(Problem):
             if order is not None and (t.dim() == 2 or name in self.tables):
                 t = t[..., order]
             if order is not None and name == "target":
-                t = torch.empty(length, dtype=torch.int64).scatter_(0, order, torch.arange(length))[t]
+                place = torch.empty(length, dtype=torch.int64).scatter_(0, order, torch.arange(length))
+                t = torch.where(t >= 0, place[t.clamp(min=0)], t)
             shared = name in self.tables or t.shape == (1,)  # or the gradient of the one loss
             found[name] = (t if shared else t[rows]).clone()
         return Loss(self.desc.replace(input_shape=(len(rows), length)), found)

@@ -20,6 +20,8 @@ from triplan import (
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
+    L2NormBackwardDescriptor,
+    L2NormDescriptor,
     LayerNormBackwardDescriptor,
     LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
@@ -66,6 +68,8 @@ SAMPLES: dict[str, Descriptor] = {
         NllLossDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
         NllLossBackwardDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
         ScaleGradientDescriptor(input_shape=(5, 32), element="f32"),
+        L2NormDescriptor(input_shape=(5, 32), element="f32"),
+        L2NormBackwardDescriptor(input_shape=(5, 32), element="f32"),
     )
 }
 ACCUMULATING = (

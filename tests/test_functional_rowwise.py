@@ -14,7 +14,19 @@ from torch.nn import functional
 import triplan.functional as F  # noqa: N812
 
 Calls = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], list[torch.Tensor]]
-NAMES = ("softmax", "softmax across", "log_softmax", "rms_norm", "rms_norm bare", "layer_norm", "layer_norm bias")
+NAMES = (
+    "softmax",
+    "softmax across",
+    "log_softmax",
+    "rms_norm",
+    "rms_norm bare",
+    "rms_norm added",
+    "layer_norm",
+    "layer_norm bias",
+    "layer_norm added",
+    "l2_norm",
+    "l2_norm across",
+)
 
 
 @pytest.fixture(params=DEVICES)
@@ -38,7 +50,23 @@ def call(name: str, device: str, dtype: torch.dtype = torch.float64, shape: tupl
 
     x, n = tensor(*shape), shape[-1]
     op = name.split()[0]
+    if op == "l2_norm":
+        dim = 1 if "across" in name else -1
+        return (lambda x: F.l2_norm(x, dim)), (lambda x: functional.normalize(x, dim=dim)), [x]
     ours, theirs = getattr(F, op), getattr(functional, op)
+    if "added" in name:
+        # Both results enter, so that both have gradients.
+        def joined(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+            out, summed = ours(x, (n,), w, eps=1e-3, weight_offset=1, residual=r)
+            return out * summed
+
+        def apart(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+            # What is normalised is the sum before it is rounded, computed as ours is.
+            wide = torch.promote_types(x.dtype, torch.float32)
+            summed, one = x.to(wide) + r.to(wide), w.to(wide) + 1
+            return theirs(summed, (n,), one, eps=1e-3).to(x.dtype) * summed.to(x.dtype)
+
+        return joined, apart, [x, tensor(n), tensor(*shape)]
     if "softmax" in op:
         dim = 1 if "across" in name else -1
         return (lambda x: ours(x, dim)), (lambda x: theirs(x, dim)), [x]
@@ -92,7 +120,8 @@ def test_strided_inputs(name: str, device: str) -> None:
     x = args[0].detach().transpose(0, 2)
     torch.testing.assert_close(ours(x, *args[1:]), theirs(x, *args[1:]))
     x = args[0].detach()[::2].expand(3, 5, 6)
-    torch.testing.assert_close(ours(x, *args[1:]), theirs(x, *args[1:]))
+    rest = [a[::2] if a.dim() == 3 else a for a in args[1:]]
+    torch.testing.assert_close(ours(x, *rest), theirs(x, *rest))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -119,15 +148,17 @@ def test_opcheck(requires_grad: bool, device: str) -> None:
         torch.library.opcheck(op.default, (t(3, 4, 2), -2))
     for op in (ops.softmax_backward, ops.log_softmax_backward):
         torch.library.opcheck(op.default, (t(3, 4), t(3, 4), 0))
-    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), t(4), 1e-5))
-    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), None, 1e-5))
-    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), t(4), t(4), 1e-5))
-    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), None, None, 1e-5))
+    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), t(4), t(3, 4), 1e-5, 1))
+    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), None, None, 1e-5, 0))
+    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), t(4), t(4), t(3, 4), 1e-5, 1))
+    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), None, None, None, 1e-5, 0))
+    torch.library.opcheck(ops.l2_norm.default, (t(3, 4), 1e-12))
     with torch.no_grad():
         plain = [x.detach() for x in (t(3, 4), t(3, 4), t(3), t(3), t(4), t(4))]
         dout, x, mean, rstd, weight, bias = plain
-        torch.library.opcheck(ops.rms_norm_backward.default, (dout, x, rstd, weight))
-        torch.library.opcheck(ops.layer_norm_backward.default, (dout, x, mean, rstd, weight, bias))
+        torch.library.opcheck(ops.rms_norm_backward.default, (dout, x, rstd, weight, dout.clone(), 1))
+        torch.library.opcheck(ops.layer_norm_backward.default, (dout, x, mean, rstd, weight, bias, None, 0))
+        torch.library.opcheck(ops.l2_norm_backward.default, (dout, x, rstd, 1e-12))
 
 
 def test_edges(device: str) -> None:

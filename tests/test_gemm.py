@@ -405,3 +405,37 @@ def test_maps_follow_addresses_and_shapes_on_the_gpu() -> None:
             c = torch.empty(rows, 72, device="cuda").half()
             plan.run(tp.GemmArgs(a=a, b=b, c=c))
             keeps_its_word(plan, tp.GemmArgs(a=a, b=b, c=c))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("element", ["f16", "bf16"])
+def test_no_less_accurate_than_torch_on_the_gpu(element: str, scaled: bool) -> None:
+    """Root mean square of the error, relative to Σ|terms|: of every row that takes the problem, beside cuBLAS's."""
+    dtype = tp.ElementKind.of(element).torch
+    g = torch.Generator(device="cuda").manual_seed(7)
+
+    def values(*shape: int) -> torch.Tensor:
+        drawn = torch.randn(shape, generator=g, device="cuda", dtype=torch.float64)
+        # Badly scaled: lines along k, so that what is added differs by up to 2**24.
+        spread = torch.randint(-10, 3, (1024,), generator=g, device="cuda", dtype=torch.float64)
+        lines = spread.reshape([1024 if n == 1024 else 1 for n in shape]) if scaled else 0.0
+        return (drawn * 2.0**lines).to(dtype)
+
+    a, b = values(512, 1024), values(1024, 768)
+    want, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+
+    def error(c: torch.Tensor) -> float:
+        return float(((c.double() - want) / terms).square().mean().sqrt())
+
+    theirs = error(torch.mm(a, b))
+    desc = tp.GemmDescriptor(m=512, n=768, k=1024, element=element)
+    tried = 0
+    for row in ROWS:
+        plan = pinned(desc, row, tp.Target.current())
+        if plan is not None:
+            c = torch.full((512, 768), float("nan"), device="cuda", dtype=dtype)
+            plan.run(tp.GemmArgs(a=a, b=b, c=c), tp.Workspace.allocate(plan, torch.device("cuda")))
+            assert error(c) <= 1.005 * theirs, f"{row}: {error(c)}, torch {theirs}"
+            tried += 1
+    assert tried >= 2

@@ -105,7 +105,8 @@ def test_the_definition_is_torchs_gradient() -> None:
 
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_the_cpu_backend_keeps_its_guarantee(element: str) -> None:
-    for turn, desc in enumerate([*backward_grid(element, 17, 35, 40), *of_edges(element)]):
+    # The reference is the same for all layouts.
+    for turn, desc in enumerate([*[*backward_grid(element, 17, 35, 40)][::4], *of_edges(element)]):
         plan = tp.plan(desc, target=CPU)
         check(plan, turn)
         assert turn % 4 or check_refusals(plan, seed=turn) > 0
@@ -143,7 +144,7 @@ def main_configurations(element: str) -> list[tp.Descriptor]:
         backward(64, 4096, 4096, element, (1, 1, 1)),
     ]
     if element == "f32":
-        found += [d.replace(math="tf32") for d in found[:2]]
+        found += [d.replace(math=math) for d, math in zip(found[:2], ("tf32", "tf32x3"), strict=True)]
     return found
 
 
@@ -153,7 +154,9 @@ def main_configurations(element: str) -> list[tp.Descriptor]:
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_compiles_without_spills_and_multiplies_by_tensor_cores(row: str, element: str, arch: str) -> None:
     built = 0
-    for desc in main_configurations(element):
+    # Some stand for all where another row or element has the same code.
+    few = 4 if row == "tiles_invariant" else 2 if element in ("f16", "f64") else 1
+    for desc in main_configurations(element)[::few]:
         plan = pinned(desc, row, TARGETS[arch])
         if plan is None:
             continue
@@ -186,16 +189,22 @@ def test_the_machine_code_of_both_products_in_one_launch() -> None:
 
 
 @compiles
-@pytest.mark.parametrize("out", [None, "f32"])
-def test_every_ring_compiles_without_spills(out: str | None) -> None:
-    beside = set()
-    for layouts in ({}, {"dc": COLUMN, "b": COLUMN}) if out is None else ({"a": COLUMN, "b": COLUMN},):
-        desc = backward(1032, 1032, 1032, "f16", (1, 1, 1), layouts=layouts, out_element=out)
-        for ring in pairs.rings_of(desc, TARGETS["sm90a"]):
-            beside.add(sums := pairs.sums_beside(desc, ring, TARGETS["sm90a"]))
-            found = record(pairs.pair_launch(desc, ring, TARGETS["sm90a"], sums).source(), TARGETS["sm90a"].arch)
-            assert found.spill_bytes == 0, ring
-            assert found.shared_bytes <= TARGETS["sm90a"].shared_memory
+def test_every_ring_compiles_without_spills() -> None:
+    """Those that no figure of the cost model chooses today among them, each with another layout."""
+    target, beside = TARGETS["sm90a"], set()
+    variants: tuple[dict[str, Any], ...] = (
+        {},
+        {"layouts": {"dc": COLUMN, "b": COLUMN}},
+        {"layouts": {"a": COLUMN, "b": COLUMN, "db": COLUMN}, "out_element": "f32"},
+    )
+    for turn, ring in enumerate(pairs.rings_of(backward(1032, 1032, 1032, "f16", (1, 1, 1)), target)):
+        desc = backward(1032, 1032, 1032, "f16", (1, 1, 1), **variants[turn % len(variants)])
+        if ring not in pairs.rings_of(desc, target):
+            desc = backward(1032, 1032, 1032, "f16", (1, 1, 1))
+        beside.add(sums := pairs.sums_beside(desc, ring, target))
+        found = record(pairs.pair_launch(desc, ring, target, sums).source(), target.arch)
+        assert found.spill_bytes == 0, ring
+        assert found.shared_bytes <= target.shared_memory
     assert beside == {True, False}
 
 
@@ -271,7 +280,9 @@ def test_every_layout_and_subset_on_the_gpu(row: str, element: str) -> None:
     target, ran = tp.Target.current(), 0
     for m, n, k in SIZES:
         large = m > 1000
-        for turn, desc in enumerate([*backward_grid(element, m, n, k)][:: 2 if large else 1]):
+        if large and (row == "tiles_invariant" or element in ("f32", "f64")):
+            continue  # the oracle takes long: two rows and elements stand for all
+        for turn, desc in enumerate([*backward_grid(element, m, n, k)][:: 4 if large else 1]):
             plan = pinned(desc, row, target)
             if plan is not None:
                 ran += check(plan, turn)

@@ -14,8 +14,8 @@ from bench import gemm
 
 FILES = sorted((Path(__file__).parents[1] / "bench" / "results").glob("gemm-*-sweep.json"))
 H200 = tp.Target.preset("h200")
-#: What a choice of kernel and configuration may cost beside the best one, as clocks drift by a few per cent within a
-#: run; and of a tile by pointers, where others may be far better still.
+#: What a choice of kernel and configuration may cost beside the best one, as clocks drift by a few per cent in a run;
+#: and of a tile by pointers, where others may be far better still.
 SLOWER, SLOWER_TILE = 1.07, 1.10
 Times = dict[str, dict[str, float]]
 

@@ -48,8 +48,8 @@ def given(desc: tp.Descriptor, seed: int = 0) -> dict[str, torch.Tensor]:
             x = torch.randn(o.shape, generator=g)
             y = functional.softmax(x, desc.softmax_axis)  # type: ignore[attr-defined]
             found["out"] = (y.log() if desc.op.startswith("log_") else y).to(o.element.torch)
-        elif o.name == "rstd":
-            found["rstd"] = (torch.rand(o.shape, generator=g) + 0.5).to(o.element.torch)
+        elif o.name in ("rstd", "norm"):
+            found[o.name] = (torch.rand(o.shape, generator=g) + 0.5).to(o.element.torch)
     return found
 
 
@@ -74,13 +74,21 @@ def pinned(desc: tp.Descriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any
         return None
 
 
+PARAMETERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"weight": False, "bias": False},
+    {"bias": False, "weight_offset": 1},
+    {"residual": True},
+)
+
+
 def problems(op: str, shapes: tuple[tuple[int, ...], ...], elements: tuple[str, ...]) -> Iterator[tp.Descriptor]:
     """Every axis, element, layout and choice of parameters."""
     for shape in shapes:
         for axis in range(len(shape)) if "softmax" in op else (-1,):
             for element in elements:
-                for weight, bias in ((True, True), (False, False), (True, False)) if "norm" in op else ((True, True),):
-                    desc = build(op, shape, axis, element, weight=weight, bias=bias)
+                for options in PARAMETERS if op.split("_norm")[0] in ("rms", "layer") else ({},):
+                    desc = build(op, shape, axis, element, **options)
                     yield desc
                     yield strided(desc)
 
@@ -131,6 +139,17 @@ def test_norms_are_torchs(op: str, weight: bool) -> None:
     back = reference(build(f"{op}_backward", (3, 4, 5), -1, "f64", **options), dout=dout, **found, **statistics)
     for name, grad in zip(("dx", "dweight", "dbias"), wanted, strict=False):
         torch.testing.assert_close(back[name], grad)
+
+
+def lopsided_rows(target: tp.Target, row: str, n: int) -> None:
+    """Rows that begin unlike the rest: by one element, by a fifth of them, and by a fifth far from zero."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, n, generator=g)
+    x[0, 0] = 1e4
+    x[1:, : n // 5] += 1000
+    x[2] += 3000
+    plan = tp.plan(build("layer_norm", (3, n)), target=target, preference=tp.PlanPreference(kernel=row))
+    assert check_plan(plan, passes=("unit",), magnitude=TERMS["layer_norm"], given={"x": x}).compared >= 3 * n
 
 
 SPECIAL = {
@@ -227,6 +246,12 @@ def test_the_variance_is_of_centred_values_interpreted(row: str) -> None:
     far_rows(INTERPRET, row, 1000 if row == "rows" else 20_000)
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize("row", ["rows", "looped"])
+def test_rows_that_begin_unlike_the_rest_interpreted(row: str) -> None:
+    lopsided_rows(INTERPRET, row, 1000 if row == "rows" else 20_000)
+
+
 # --- compiled for each architecture ---
 
 #: Short rows, rows that fill registers, long ones, and (along an inner axis) rows side by side.
@@ -297,7 +322,7 @@ def test_few_long_rows_are_split_and_many_are_not() -> None:
 @pytest.mark.parametrize(("op", "row"), ROWS)
 def test_every_kernel_on_the_gpu(op: str, row: str, element: str) -> None:
     target, compared = tp.Target.current(), 0
-    shapes = ((7, 33), (300, 257), (2, 3, 40), (65, 4100), (3, 40_001), (5, 1), (1, 1), (0, 8), (8, 0))
+    shapes = ((7, 33), (300, 257), (2, 3, 40), (65, 4100), (9, 32_000), (3, 40_001), (5, 1), (1, 1), (0, 8), (8, 0))
     for shape in shapes:
         for axis in {0, len(shape) - 2, len(shape) - 1} if "softmax" in op else {-1}:
             for make in (lambda d: d, strided):
@@ -317,6 +342,12 @@ def test_infinities_and_nan_on_the_gpu(op: str, row: str, name: str) -> None:
 @pytest.mark.parametrize("row", ["rows", "looped"])
 def test_the_variance_is_of_centred_values_on_the_gpu(row: str) -> None:
     far_rows(tp.Target.current(), row, 1000 if row == "rows" else 20_000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", ["rows", "looped"])
+def test_rows_that_begin_unlike_the_rest_on_the_gpu(row: str) -> None:
+    lopsided_rows(tp.Target.current(), row, 10_000 if row == "rows" else 100_000)
 
 
 @pytest.mark.gpu

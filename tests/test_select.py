@@ -148,8 +148,9 @@ def test_a_plan_takes_its_own_descriptor_only() -> None:
 def test_where_batch_invariance_is_required_rank_chooses_within_one_numerics(op: str) -> None:
     """Rank sees batch extents, so rows of equal priority that promise batch invariance must give the same bits."""
     for element in ("f16", "bf16", "f32", "f64", "i32"):
-        # Sums over the batch, as gradients of weights are, depend on it whatever the kernel.
-        bare = known(SAMPLES[op], weight=False, bias=False, wants_db=False, wants_dbias=False)
+        # Sums over the batch, as gradients of weights and reduced losses are, depend on it whatever the kernel.
+        options = {"reduction": "none", "gradient": False, "wants_db": False, "wants_dbias": False}
+        bare = known(SAMPLES[op], weight=False, bias=False, **options)
         for options in ({"accumulate": True}, {"accumulate": False}) if op == "index_put" else (bare,):
             desc = SAMPLES[op].replace(element=element, **options)
             if not any(desc.element in row.elements for row in tp.TABLE.rows(op)):

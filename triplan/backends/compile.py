@@ -81,7 +81,7 @@ def _compile(source: Source, arch: ArchSku) -> Any:
     options: dict[str, Any] = {
         "num_warps": source.num_warps,
         "num_stages": source.num_stages,
-        "maxnreg": source.max_registers,
+        "maxnreg": source.max_registers or None,
         "enable_fp_fusion": True,
         "launch_pdl": source.overlaps,
     }

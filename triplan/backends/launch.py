@@ -131,7 +131,8 @@ class Launch:
 
     ``overlaps``: it may begin while the launch ahead of it still runs (programmatic dependent launch); the kernel waits
     for that one's end before it touches memory.
-    ``max_registers``: of a thread. Where nothing is said, ptxas may spill a few to fit one more block.
+    ``max_registers``: of a thread. With fewer, more programs are resident; where nothing is said, ptxas may spill a few
+    to fit one more.
     """
 
     kernel: Any

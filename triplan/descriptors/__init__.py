@@ -34,6 +34,8 @@ from triplan.descriptors.losses import (
 )
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.descriptors.rowwise import (
+    L2NormBackwardDescriptor,
+    L2NormDescriptor,
     LayerNormBackwardDescriptor,
     LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
@@ -66,6 +68,8 @@ __all__ = [
     "IndexSelectDescriptor",
     "IndexValueField",
     "IndexingDescriptor",
+    "L2NormBackwardDescriptor",
+    "L2NormDescriptor",
     "LayerNormBackwardDescriptor",
     "LayerNormDescriptor",
     "Layout",

@@ -108,7 +108,8 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
     multiple of, and ``alignment`` its address.
 
     Attributes:
-        m, n, k, element, out_element, math, accumulator: as above; with k = 0 the product is zero.
+        m, n, k, element, out_element, math, accumulator: as ``MultiplyingDescriptor`` says; ``element`` is that of
+            ``a`` and ``b``, ``out_element`` of ``c``, ``c0`` and ``bias``. With k = 0 the product is zero.
         epilogue: bias and activation, applied in the accumulator, before the one rounding.
         reads_c0: whether there is a ``c0``.
         saves_pre: whether there is a ``pre`` (m, n), of ``c``'s element, that receives what the activation is given, as

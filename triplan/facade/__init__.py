@@ -46,6 +46,10 @@ from triplan.facade.losses import (
 from triplan.facade.plan import Plan, plan, plan_type
 from triplan.facade.prepared import PreparedIndices
 from triplan.facade.rowwise import (
+    L2NormArgs,
+    L2NormBackwardArgs,
+    L2NormBackwardPlan,
+    L2NormPlan,
     LayerNormArgs,
     LayerNormBackwardArgs,
     LayerNormBackwardPlan,
@@ -94,6 +98,10 @@ __all__ = [
     "IndexSelectBackwardArgs",
     "IndexSelectBackwardPlan",
     "IndexSelectPlan",
+    "L2NormArgs",
+    "L2NormBackwardArgs",
+    "L2NormBackwardPlan",
+    "L2NormPlan",
     "LayerNormArgs",
     "LayerNormBackwardArgs",
     "LayerNormBackwardPlan",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from triplan.descriptors import (
+    L2NormBackwardDescriptor,
+    L2NormDescriptor,
     LayerNormBackwardDescriptor,
     LayerNormDescriptor,
     LogSoftmaxBackwardDescriptor,
@@ -67,12 +69,14 @@ class LogSoftmaxBackwardPlan(Plan[LogSoftmaxBackwardDescriptor, LogSoftmaxBackwa
 
 @dataclass(frozen=True, slots=True)
 class RmsNormArgs:
-    """``weight`` as the descriptor says."""
+    """``weight``, and ``residual`` with ``summed``, as the descriptor says."""
 
     x: Tensor
     out: Tensor
     rstd: Tensor
     weight: Tensor | None = None
+    residual: Tensor | None = None
+    summed: Tensor | None = None
 
 
 class RmsNormPlan(Plan[RmsNormDescriptor, RmsNormArgs]):
@@ -81,7 +85,7 @@ class RmsNormPlan(Plan[RmsNormDescriptor, RmsNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class RmsNormBackwardArgs:
-    """``rstd`` is what rms_norm gave; ``weight`` and ``dweight`` as the descriptor says."""
+    """``rstd`` is what rms_norm gave; the last three as the descriptor says."""
 
     dout: Tensor
     x: Tensor
@@ -89,6 +93,7 @@ class RmsNormBackwardArgs:
     dx: Tensor
     weight: Tensor | None = None
     dweight: Tensor | None = None
+    dsummed: Tensor | None = None
 
 
 class RmsNormBackwardPlan(Plan[RmsNormBackwardDescriptor, RmsNormBackwardArgs]):
@@ -97,7 +102,7 @@ class RmsNormBackwardPlan(Plan[RmsNormBackwardDescriptor, RmsNormBackwardArgs]):
 
 @dataclass(frozen=True, slots=True)
 class LayerNormArgs:
-    """``weight`` and ``bias`` as the descriptor says."""
+    """``weight``, ``bias``, and ``residual`` with ``summed``, as the descriptor says."""
 
     x: Tensor
     out: Tensor
@@ -105,6 +110,8 @@ class LayerNormArgs:
     rstd: Tensor
     weight: Tensor | None = None
     bias: Tensor | None = None
+    residual: Tensor | None = None
+    summed: Tensor | None = None
 
 
 class LayerNormPlan(Plan[LayerNormDescriptor, LayerNormArgs]):
@@ -113,7 +120,7 @@ class LayerNormPlan(Plan[LayerNormDescriptor, LayerNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class LayerNormBackwardArgs:
-    """``mean`` and ``rstd`` are what layer_norm gave; the last three as the descriptor says."""
+    """``mean`` and ``rstd`` are what layer_norm gave; the last four as the descriptor says."""
 
     dout: Tensor
     x: Tensor
@@ -123,7 +130,33 @@ class LayerNormBackwardArgs:
     weight: Tensor | None = None
     dweight: Tensor | None = None
     dbias: Tensor | None = None
+    dsummed: Tensor | None = None
 
 
 class LayerNormBackwardPlan(Plan[LayerNormBackwardDescriptor, LayerNormBackwardArgs]):
     descriptor_type, args_type = LayerNormBackwardDescriptor, LayerNormBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class L2NormArgs:
+    x: Tensor
+    out: Tensor
+    norm: Tensor
+
+
+class L2NormPlan(Plan[L2NormDescriptor, L2NormArgs]):
+    descriptor_type, args_type = L2NormDescriptor, L2NormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class L2NormBackwardArgs:
+    """``norm`` is what l2_norm gave."""
+
+    dout: Tensor
+    x: Tensor
+    norm: Tensor
+    dx: Tensor
+
+
+class L2NormBackwardPlan(Plan[L2NormBackwardDescriptor, L2NormBackwardArgs]):
+    descriptor_type, args_type = L2NormBackwardDescriptor, L2NormBackwardArgs

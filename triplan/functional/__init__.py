@@ -3,7 +3,7 @@
 from triplan.functional.gathering import gather, gather_with_grad, scatter, scatter_add, scatter_add_
 from triplan.functional.losing import cross_entropy, nll_loss
 from triplan.functional.multiplying import addmm, bmm, linear, matmul, mm
-from triplan.functional.norming import layer_norm, rms_norm
+from triplan.functional.norming import l2_norm, layer_norm, rms_norm
 from triplan.functional.putting import index_put
 from triplan.functional.selecting import embedding, index_add, index_add_, index_select
 from triplan.functional.softmaxing import log_softmax, softmax
@@ -19,6 +19,7 @@ __all__ = [
     "index_add_",
     "index_put",
     "index_select",
+    "l2_norm",
     "layer_norm",
     "linear",
     "log_softmax",

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from triplan.backends.reference.gemm import ELEMENTS, tolerance
+from triplan.backends.reference.gemm import tolerance
 from triplan.backends.table import reference
 from triplan.descriptors import GemmBackwardDescriptor
 from triplan.sku import MathPrecision, PrecisionGuarantee
 
 Tensor = torch.Tensor
+ELEMENTS = ("f16", "bf16", "f32", "f64")
 
 
 def _guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:

@@ -39,12 +39,14 @@ MOST_BLOCKS = 4096
 @dataclass(frozen=True, slots=True)
 class Loop:
     """What one program of ``looped`` holds at a time: ``rows`` x ``cols`` x ``vec`` elements, ``vec`` neighbours a
-    thread. ``stages``: how far blocks are fetched ahead through shared memory; 1 means not at all."""
+    thread. ``held``: the last block stays in registers for its gradients. ``stages``: how far blocks are fetched ahead
+    through shared memory; 1 means not at all."""
 
     rows: int
     cols: int
     vec: int
     warps: int
+    held: bool = False
     stages: int = 1
 
     @property
@@ -72,10 +74,10 @@ def loop(desc: Any) -> Loop:
     if not r.unit:
         return Loop(1, min(512, max(ceil_power(r.n) // 4, 1)), 4, 8)
     vec = 16 // size
-    # Two 16-byte loads a thread and block. With a gradient rows are read again: with so many warps and registers as few
-    # are under way as stay in the L2 cache meanwhile.
-    warps, loads = ((32, 4) if r.n * size > 65536 else (16, 2)) if desc.gradient else (8, 2)
-    return Loop(1, min(32 * warps * loads, max(ceil_power(r.n) // vec, 1)), vec, warps)
+    # Two 16-byte loads a thread and block. With a gradient rows are read again: with so many warps as few are under way
+    # as stay in the L2 cache meanwhile.
+    warps = (32 if r.n * size > 65536 else 16) if desc.gradient else 8
+    return Loop(1, min(64 * warps, max(ceil_power(r.n) // vec, 1)), vec, warps)
 
 
 def tile_of(desc: Any) -> Tile:
@@ -245,7 +247,8 @@ def looped_launches(desc: Any, tile: Loop) -> list[Launch]:
     """The launches of ``looped`` with a tile of one's own."""
     if not view(desc).count:
         return _with_sums(desc, [])
-    constexprs = {**_constexprs(desc), "ROWS": tile.rows, "COLS": tile.cols, "VEC": tile.vec, "STAGES": tile.stages}
+    constexprs = {**_constexprs(desc), "ROWS": tile.rows, "COLS": tile.cols, "VEC": tile.vec}
+    constexprs |= {"HELD": tile.held, "STAGES": tile.stages}
     grid = view(desc).programs(tile.rows)
     args = _arguments(desc, tile.rows)
     return _with_sums(

@@ -124,6 +124,37 @@ def cross_entropy_rows_kernel(
 
 
 @triton.jit
+def read_block(from_row, col, step, n, kept, policy: tl.constexpr):
+    """Logits at the columns ``col``; -inf beyond their number, and in rows that are not kept."""
+    return tl.load(from_row + along(col, step), mask=kept & (col < n), other=-float("inf"), eviction_policy=policy)
+
+
+@triton.jit
+def absorbed(v, col, n, kept, top, total, plain, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
+    """Maxima, sums of exponentials and sums of weighted logits, with those of a block added: [rows, cols] each."""
+    v = v.to(COMPUTE)
+    new = tl.maximum(top, tl.max(v, 2))
+    base = subtracted(new)
+    total = total * tl.exp(top - base) + tl.sum(tl.exp(v - base[:, :, None]), 2)
+    if SMOOTH:
+        weights = weights_at(weight, col, col < n, COMPUTE)
+        plain += tl.sum(tl.where(kept & (col < n), v * weights, 0.0), 2)
+    return new, total, plain
+
+
+@triton.jit
+def write_block(
+    v, to_row, col, step, n, inside, top, factor, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """The gradients of a block, as if none of it were a target."""
+    g = tl.exp(v.to(COMPUTE) - top) * factor
+    if SMOOTH:
+        g -= spread * weights_at(weight, col, col < n, COMPUTE)
+    to = to_row + along(col, step)
+    tl.store(to, g.to(to_row.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
+
+
+@triton.jit
 def cross_entropy_looped_kernel(
     x,
     dx,
@@ -153,15 +184,18 @@ def cross_entropy_looped_kernel(
     COLS: tl.constexpr,
     VEC: tl.constexpr,
     PARTS: tl.constexpr,
+    HELD: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Rows block by block with running maxima and sums (Milakov and Gimelshein, arXiv 1805.02867).
 
     Each thread keeps a maximum and a sum of its own for every VEC neighbours that it loads at once: one exponential
     more for VEC of them, no exchange between threads within the loop, so that many loads are under way.
-    The second pass goes backwards: what was read last is still in the caches.
+    The gradients go backwards: what was read last is still in the caches, and with HELD the last block in registers.
+    The target's gradient is written on its own, last: a comparison less for each element.
     """
     WIDTH: tl.constexpr = COLS * VEC
+    KEEP: tl.constexpr = "evict_last" if GRAD else "evict_first"
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = lane < lanes
@@ -172,25 +206,20 @@ def cross_entropy_looped_kernel(
     from_row = from_row[:, None, None]
     read = kept[:, None, None]
     within = (tl.arange(0, COLS)[:, None] * VEC + tl.arange(0, VEC)[None, :])[None, :, :]
-    last = tl.where(tl.max(kept.to(tl.int32), 0) > 0, n, 0)
+    steps = tl.cdiv(n, WIDTH)
+    looped = tl.maximum(steps - 1, 0) if HELD else steps
+    any_kept = tl.max(kept.to(tl.int32), 0) > 0
     top = tl.full((ROWS, COLS), -float("inf"), COMPUTE)
     total = tl.zeros((ROWS, COLS), COMPUTE)
     plain = tl.zeros((ROWS, COLS), COMPUTE)
-    for start in tl.range(0, last, WIDTH, num_stages=STAGES):
+    for start in tl.range(0, tl.where(any_kept, looped, 0) * WIDTH, WIDTH, num_stages=STAGES):
         col = start + within
-        v = tl.load(
-            from_row + along(col, x_strides[2]),
-            mask=read & (col < n),
-            other=-float("inf"),
-            eviction_policy="evict_last" if GRAD else "evict_first",
-        ).to(COMPUTE)
-        new = tl.maximum(top, tl.max(v, 2))
-        base = subtracted(new)
-        total = total * tl.exp(top - base) + tl.sum(tl.exp(v - base[:, :, None]), 2)
-        top = new
-        if SMOOTH:
-            weights = weights_at(weight, col, col < n, COMPUTE)
-            plain += tl.sum(tl.where(read & (col < n), v * weights, 0.0), 2)
+        v = read_block(from_row, col, x_strides[2], n, read, KEEP)
+        top, total, plain = absorbed(v, col, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
+    if HELD:
+        last = looped * WIDTH + within
+        v_last = read_block(from_row, last, x_strides[2], n, read, "evict_first")
+        top, total, plain = absorbed(v_last, last, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
     tops = tl.max(top, 1)
     totals = tl.sum(total * tl.exp(top - subtracted(tops)[:, None]), 1)
     plains = tl.sum(plain, 1)
@@ -201,26 +230,27 @@ def cross_entropy_looped_kernel(
         # Where the gradient goes over x, every thread has its row's target by now.
         tl.debug_barrier()
         scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
-        factor = tl.where(kept, scale * (picked + spread * whole) / totals, 0.0)[:, None, None]
-        tops = tl.where(kept, tops, 0.0)[:, None, None]
-        picked = (scale * picked)[:, None, None]
-        spread = (scale * spread)[:, None, None]
-        at = at[:, None, None]
-        to_row = rows_of(dx, dx_strides, outer, sizes, lane)[:, None, None]
+        factor = tl.where(kept, scale * (picked + spread * whole) / totals, 0.0)
+        tops = tl.where(kept, tops, 0.0)
+        picked = scale * picked
+        spread = scale * spread
+        to_rows = rows_of(dx, dx_strides, outer, sizes, lane)
+        to_row = to_rows[:, None, None]
         live = inside[:, None, None]
-        steps = tl.cdiv(n, WIDTH)
-        for step in tl.range(0, steps, num_stages=STAGES):
-            col = (steps - 1 - step) * WIDTH + within
-            v = tl.load(
-                from_row + along(col, x_strides[2]),
-                mask=read & (col < n),
-                other=-float("inf"),
-                eviction_policy="evict_first",
-            ).to(COMPUTE)
-            weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
-            g = gradient_of(v, col, at, weights, tops, factor, picked, spread, SMOOTH)
-            to = to_row + along(col, dx_strides[2])
-            tl.store(to, g.to(dx.dtype.element_ty), mask=live & (col < n), eviction_policy="evict_first")
+        t = tops[:, None, None]
+        f = factor[:, None, None]
+        s = spread[:, None, None]
+        if HELD:
+            write_block(v_last, to_row, last, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
+        for step in tl.range(0, looped, num_stages=STAGES):
+            col = (looped - 1 - step) * WIDTH + within
+            v = read_block(from_row, col, x_strides[2], n, read, "evict_first")
+            write_block(v, to_row, col, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
+        # After what another thread wrote there.
+        tl.debug_barrier()
+        weights = weights_at(weight, at, kept, COMPUTE) if SMOOTH else 0.0
+        g = gradient_of(mine, at, at, weights, tops, factor, picked, spread, SMOOTH)
+        tl.store(to_rows + along(at, dx_strides[2]), g.to(dx.dtype.element_ty), mask=kept)
 
 
 @triton.jit

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LAUNCH_US, BYTES_PER_US = 1.6, 3.7e6
 #: Around all steps of a kernel that multiplies; and the same bytes, where nothing else is waited for.
 AROUND_US, STREAMED = 4.1, 4.2e6
+#: From one program's last step to the next one's first, which only others on the same multiprocessor hide.
+BETWEEN_US = 1.3
 #: What adds up partial sums begins while others end; what those take on their way through the L2 cache.
 NEXT_US, PARTIAL = 0.3, 3.6e6
 #: Microseconds from asking for the operands of a step to having them, on a busy card: some, and more for 64 KiB.
@@ -71,7 +73,7 @@ def pointers_us(desc: MatrixProductDescriptor, tile: Tile, b_rows: bool, target:
         1 + desc.reads_c0 + desc.saves_pre
     )
     moved = batch * nbytes / STREAMED
-    return AROUND_US + together(busy, waiting, moved)
+    return AROUND_US + (waves - 1) * BETWEEN_US / held + together(busy, waiting, moved)
 
 
 def pieces_us(desc: MatrixProductDescriptor, pieces: int) -> float:

@@ -14,7 +14,7 @@ from triplan.backends.triton.rows_launch import BYTES_PER_US, LAUNCH_US, TL, Til
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
 #: Rows of one program of nll_loss; elements of a block of scale_gradient, and blocks of a multiprocessor at a time.
-ROWS, BLOCK, RESIDENT = 128, 4096, 8
+ROWS, BLOCK, RESIDENT = 128, 8192, 4
 
 
 def forward_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
@@ -112,7 +112,7 @@ def _scale(desc: Any, target: Target) -> list[Launch]:
     args.setdefault("unscaled", args["dx"])
     args["numel"] = Int(out.numel, out.numel >= 2**31 - 2**16, 16 if out.numel % 16 == 0 else 1)
     constexprs = {"IN_PLACE": desc.in_place, "COMPUTE": TL[desc.element.compute], "BLOCK": BLOCK}
-    return [Launch(kernels.scale_gradient_kernel, grid, args, constexprs, 8)]
+    return [Launch(kernels.scale_gradient_kernel, grid, args, constexprs, 16)]
 
 
 def _register() -> None:

@@ -1,4 +1,4 @@
-"""The kernel table's rows for rms_norm, layer_norm and their adjoints.
+"""The kernel table's rows for rms_norm, layer_norm, l2_norm and their adjoints.
 
 ``rows`` holds whole rows in registers, ``looped`` walks along rows of any length. Gradients of weight and bias are
 partial sums in the workspace, as many lines as there are programs, then folded in one order: no atomics.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from triplan.backends.launch import Arg, Float, Int, Launch, Ptr, Scratch
 from triplan.backends.table import kernel
+from triplan.backends.triton import norm_adjoint_kernels as adjoints
 from triplan.backends.triton import norm_kernels as kernels
 from triplan.backends.triton.rows_launch import (
     L2_BYTES,
@@ -23,17 +25,29 @@ from triplan.backends.triton.rows_launch import (
     Rows,
     Tile,
     ceil_power,
+    holds_narrow,
+    narrow_registers,
     padded_bytes,
     values,
     waves_us,
 )
-from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target, Tolerance
+from triplan.sku import (
+    SUPPORTED,
+    ElementKind,
+    MathPrecision,
+    PrecisionGuarantee,
+    Support,
+    Target,
+    Tolerance,
+    interpreting,
+)
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Elements of a row that ``rows`` holds: forward those of x, backward also of dout, weight and two sums.
-MOST = {"rms_norm": 16384, "layer_norm": 16384, "rms_norm_backward": 8192, "layer_norm_backward": 8192}
-#: Lines of partial sums: twice an H200's multiprocessors. One number for all targets, as tolerances depend on it.
-LINES = 264
+OPS = ("rms_norm", "layer_norm", "l2_norm")
+MOST = dict.fromkeys(OPS, 16384) | dict.fromkeys((f"{op}_backward" for op in OPS), 8192)
+#: Lines of partial sums: an H200's multiprocessors. One number for all targets, as tolerances depend on it.
+LINES = 132
 #: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
 #: on a multiprocessor, with the next rows on their way, keep memory busy.
 HELD = 16384
@@ -55,17 +69,26 @@ def is_centred(desc: Any) -> bool:
     return str(desc.op).startswith("layer_norm")
 
 
+def read_twice(desc: Any) -> int:
+    """Operands of whole rows that a loop over them reads twice."""
+    return sum(o.shape == desc.input_shape and not o.is_written and o.name != "dsummed" for o in desc.operands())
+
+
 def whole(desc: Any) -> Tile | None:
     most = MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1)
     if not is_backward(desc):
-        return view(desc).whole(desc.element, most)
+        tile = view(desc).whole(desc.element, most)
+        if tile is not None and desc.element.itemsize == 2 and tile.block >= 8192:
+            return replace(tile, warps=tile.block // 1024)  # smaller programs wait less for each other
+        return tile
     tile = view(desc).whole(desc.element, most, HELD)
     if tile is None:
         return None
-    # Beside two operands a thread holds weights and two sums: eight elements of each are what its registers take.
-    rows = max(tile.rows // 2, 1) if view(desc).across else tile.rows
-    most_warps = 32 if desc.element.itemsize == 2 else 16
-    return Tile(rows, tile.block, min(max(rows * tile.block // 256, 1), most_warps))
+    # Weights that several rows of several warps share come through shared memory; with two sums registers run out.
+    crowded = is_centred(desc) and tile.block > 256 and desc.element.itemsize == 2
+    rows = max(tile.rows // 2, 1) if view(desc).across or crowded else tile.rows
+    each = 4 if desc.element is ElementKind.F64 else 8
+    return Tile(rows, tile.block, min(max(rows * tile.block // (32 * each), 1), 16))
 
 
 def strip(desc: Any) -> Tile:
@@ -75,7 +98,7 @@ def strip(desc: Any) -> Tile:
 
 
 def walk(desc: Any) -> Tile:
-    return view(desc).walk(desc.element)
+    return view(desc).walk(desc.element, read_twice(desc))
 
 
 # --- what may be said ---
@@ -110,7 +133,8 @@ def guarantee(
 ) -> Mapping[str, PrecisionGuarantee]:
     """Squares add up relative to their sum. What is centred has errors of a deviation's size, once for each of two
     means, and the results of the adjoints have those of their terms; for layer_norm they hold while the mean is less
-    than 2**20 standard deviations off zero, beyond which f32 cannot hold the values themselves.
+    than 2**20 standard deviations off zero, beyond which f32 cannot hold the values themselves (with a residual, a
+    hundred: their sum is rounded first).
 
     Where layer_norm's ``looped`` centres by c, d = x - c has a mean m of at most one standard deviation s. The sums of
     n squares are within ``depth`` roundings of n * (s**2 + m**2) <= 2 * n * s**2, and those of d of n * s * sqrt(2);
@@ -130,7 +154,7 @@ def guarantee(
             found[o.name] = _guarantee(element, compute, roundings, False, False)
         elif o.is_written:
             roundings = (3 if is_centred(desc) else 2) * (depth + 12)
-            relative = o.name == "rstd" or desc.op == "rms_norm"
+            relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
             found[o.name] = _guarantee(o.element, compute, roundings, relative, True)
     return found
 
@@ -155,9 +179,9 @@ def _applies(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> 
 
 
 def _bytes(desc: Any) -> tuple[int, int]:
-    """Bytes of one row in all operands, and in those that are read."""
-    size, inputs = view(desc).n * desc.element.itemsize, 2 if is_backward(desc) else 1
-    return (inputs + 1) * size, inputs * size
+    """Bytes of one row in all operands, and in those that are read twice."""
+    size = view(desc).n * desc.element.itemsize
+    return sum(o.shape == desc.input_shape for o in desc.operands()) * size, read_twice(desc) * size
 
 
 def _fold_us(desc: Any, rows: int) -> float:
@@ -190,17 +214,20 @@ def looped_rank(desc: Any, target: Target) -> float:
 def _operands(desc: Any, tile_rows: int) -> dict[str, Arg]:
     r = view(desc)
     args: dict[str, Arg] = dict(r.arguments(tile_rows))
-    args |= dict.fromkeys(("mean", "rstd", "weight", "bias", "dweights", "dbiases"))
+    absent = ("mean", "weight", "bias", "dweights", "dbiases", "residual", "summed", "dsummed")
+    args |= dict.fromkeys((*absent, "residual_strides", "summed_strides", "dsummed_strides"))
     args["rows"] = Int(r.count, r.count >= 2**31 - 2**16)
     args["eps"] = Float(getattr(desc, "eps", 0.0), desc.element.compute)
     for o in desc.operands():
-        args[o.name] = values(o)
+        args["rstd" if o.name == "norm" else o.name] = values(o)
         if o.shape == desc.input_shape:
             args[f"{o.name}_strides"] = r.strides(o)
     return args
 
 
-def _launch(which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int) -> Launch:
+def _launch(
+    which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int, most_registers: int = 0
+) -> Launch:
     names = set(which.arg_names)
     return Launch(
         which,
@@ -208,12 +235,20 @@ def _launch(which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[
         {k: v for k, v in args.items() if k in names},
         {k: v for k, v in constexprs.items() if k in names},
         warps,
+        max_registers=most_registers,
     )
 
 
 def _constexprs(desc: Any, tile: Tile) -> dict[str, Any]:
     compute = TL[desc.element.compute]
-    return {"CENTRED": is_centred(desc), "COMPUTE": compute, "ROWS": tile.rows, "BLOCK": tile.block}
+    return {
+        "CENTRED": is_centred(desc),
+        "LENGTH": str(desc.op).startswith("l2_norm"),
+        "OFFSET": getattr(desc, "weight_offset", 0),
+        "COMPUTE": compute,
+        "ROWS": tile.rows,
+        "BLOCK": tile.block,
+    }
 
 
 def _lines(desc: Any, rows: int, most: int = LINES) -> tuple[int, int]:
@@ -257,45 +292,53 @@ def _folds(desc: Any, rows: int, most: int = LINES) -> list[Launch]:
     blocks = -(-n // FOLD_COLUMNS)
     args |= {"n": Int(n, n >= 2**31), "lines": Int(_lines(desc, rows, most)[0]), "blocks": Int(blocks)}
     constexprs = {"ROWS": FOLD, "BLOCK": FOLD_COLUMNS}
-    return [_launch(kernels.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
+    return [_launch(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
 
 
-def whole_launches(desc: Any, tile: Tile, stages: int | None = None, programs: int = 0) -> list[Launch]:
+def whole_launches(
+    desc: Any, tile: Tile, stages: int | None = None, programs: int = 0, narrow: bool | None = None
+) -> list[Launch]:
     """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries.
 
     ``stages`` is how far rows are fetched ahead: by default not at all forward, where with it there are ``programs``
-    programs that stay for several groups of rows, and 2 in the adjoints, whose LINES programs (at most ``programs``, if
-    given) stay anyway.
+    programs that stay for several groups of rows, and 3 in the adjoints, whose LINES programs (at most ``programs``, if
+    given) stay anyway: with 3 there are two copies of what is fetched, else only one row is there or on its way.
     """
     r, backward = view(desc), is_backward(desc)
     most = min(programs or LINES, LINES)
     folds = _folds(desc, tile.rows, most) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
-    stages = (2 if backward else 0) if stages is None else stages
+    stages = (3 if backward else 0) if stages is None else stages
     args, constexprs = _operands(desc, tile.rows), {**_constexprs(desc, tile), "STAGES": stages}
     if not backward:
         groups = r.programs(tile.rows)
         args["groups"] = Int(groups)
         grid = min(programs, groups) if stages else groups
-        return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps)]
+        alone = not getattr(desc, "residual", False)
+        narrow = alone and (holds_narrow(desc.element, tile) if narrow is None else narrow)
+        constexprs["NARROW"] = narrow and not interpreting()
+        most_registers = narrow_registers(tile) if constexprs["NARROW"] else 0
+        return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers)]
     lines, each = _lines(desc, tile.rows, most)
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in _parts(desc, tile.rows).items()}}
     if not folds:  # nothing is shared: a program for each group of rows
         lines, args["each"] = -(-r.count // tile.rows), Int(1)
-    return [_launch(kernels.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
+    return [_launch(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
 
 
-def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None) -> list[Launch]:
-    """The launches of ``looped`` with a tile of one's own, and one for the parameters' gradients."""
+def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: int = 0) -> list[Launch]:
+    """The launches of ``looped`` with a tile of one's own, ``unroll`` of which are read at a time, and one for the
+    parameters' gradients."""
     r, backward, shared = view(desc), is_backward(desc), shared or strip(desc)
     folds = _folds(desc, shared.rows) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     args, constexprs = _operands(desc, tile.rows), _constexprs(desc, tile)
+    constexprs["UNROLL"] = unroll or r.unroll(tile, read_twice(desc))
     if not backward:
         return [_launch(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps)]
-    first = _launch(kernels.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
+    first = _launch(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not folds:
         return [first]
     lines, each = _lines(desc, shared.rows)
@@ -303,7 +346,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None) -> list[L
     args |= {"each": Int(each), "blocks": Int(blocks)}
     args |= {name: parts for name, (parts, _) in _parts(desc, shared.rows).items()}
     constexprs = _constexprs(desc, shared)
-    return [first, _launch(kernels.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps), *folds]
+    return [first, _launch(adjoints.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps), *folds]
 
 
 def _rows(desc: Any, target: Target) -> list[Launch]:

@@ -137,8 +137,8 @@ class Rows:
         block = min(ceil_power(self.n), 32768 // size // operands, 8192)
         return Tile(1, block, warps_for(block, size))
 
-    def walk(self, element: ElementKind) -> Tile:
-        """The tile that walks along rows of any length twice, the second time through the cache.
+    def walk(self, element: ElementKind, operands: int = 1) -> Tile:
+        """The tile that walks along rows of so many operands, of any length, twice, the second time through the cache.
 
         Programs are so large that the rows of all that are resident, 2,048 threads a multiprocessor, fit in the L2
         cache, and threads hold so little that as many are resident.
@@ -146,9 +146,14 @@ class Rows:
         if self.across:
             return self.piece(element)
         block, bytes_each = ceil_power(self.n), 16 if self.unit else 4 * element.itemsize
-        warps = min(max(block * element.itemsize // 4096, 4), 8 * element.itemsize, 32)
+        warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * operands * element.itemsize, 32)
         block = min(block, 32 * warps * bytes_each // element.itemsize)
         return Tile(1, block, min(warps, max(block * element.itemsize // (32 * bytes_each), 1)))
+
+    def unroll(self, tile: Tile, operands: int = 1) -> int:
+        """Tiles of one row to have on their way at a time, of so many operands."""
+        most = 4 // operands
+        return most if self.unit and tile.block * most <= self.n else 1
 
     def vector(self, element: ElementKind, tile: Tile) -> int:
         """Neighbours in a row that one thread loads at once."""
@@ -164,6 +169,16 @@ def warps_for(elements: int, size: int) -> int:
     """Warps of which each thread holds about 32 bytes of an operand; at most 16, and 32 for what would not fit."""
     wanted = ceil_power(elements * size // (32 * 32))
     return 32 if elements >= 32768 else min(max(wanted, 1), 16)
+
+
+def holds_narrow(element: ElementKind, tile: Tile) -> bool:
+    """Whether threads should hold elements as they are read: where in f32 they fill a multiprocessor's registers."""
+    return element.itemsize == 2 and tile.block >= 32768
+
+
+def narrow_registers(tile: Tile) -> int:
+    """Registers a thread with which two programs are resident, of a multiprocessor's 65,536."""
+    return 65536 // (2 * 32 * tile.warps)
 
 
 def ceil_power(n: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -23,6 +24,8 @@ from triplan.backends.triton.rows_launch import (
     Tile,
     again_us,
     ceil_power,
+    holds_narrow,
+    narrow_registers,
     padded_bytes,
     values,
     waves_us,
@@ -35,6 +38,7 @@ from triplan.sku import (
     Support,
     Target,
     Tolerance,
+    interpreting,
 )
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
@@ -107,7 +111,10 @@ def guarantee(tiled: Callable[[Any], Tile | None], desc: Any) -> Mapping[str, Pr
 
 
 def whole(desc: Any) -> Tile | None:
-    return view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
+    tile = view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
+    if tile is not None and not is_backward(desc) and holds_narrow(desc.element, tile):
+        return replace(tile, warps=8)  # 128 elements a thread, and 128 registers for two of them each
+    return tile
 
 
 def piece(desc: Any) -> Tile:
@@ -115,7 +122,7 @@ def piece(desc: Any) -> Tile:
 
 
 def walk(desc: Any) -> Tile:
-    return view(desc).walk(desc.element)
+    return view(desc).walk(desc.element, 2 if is_backward(desc) else 1)
 
 
 def _fits(programs: int) -> Support:
@@ -190,10 +197,13 @@ def _common(desc: Any, tile: Tile) -> tuple[dict[str, Arg], dict[str, Any]]:
     return args, {"LOG": is_log(desc), "COMPUTE": TL[desc.element.compute], "BLOCK": tile.block}
 
 
-def whole_launches(desc: Any, tile: Tile, stages: int = 0, programs: int = 0) -> list[Launch]:
+def whole_launches(
+    desc: Any, tile: Tile, stages: int = 0, programs: int = 0, narrow: bool | None = None
+) -> list[Launch]:
     """The launch of ``rows`` with a tile of one's own: what a sweep of tiles tries.
 
-    With ``stages`` (forward) there are ``programs`` programs, which fetch their next rows ahead.
+    With ``stages`` (forward) there are ``programs`` programs, which fetch their next rows ahead. ``narrow`` says if
+    threads hold elements of 16 bits as they are.
     """
     r = view(desc)
     if r.count * r.n == 0:
@@ -204,16 +214,20 @@ def whole_launches(desc: Any, tile: Tile, stages: int = 0, programs: int = 0) ->
         return [Launch(kernels.softmax_backward_rows_kernel, grid, args, constexprs, tile.warps)]
     args["groups"], constexprs["STAGES"] = Int(grid), stages
     grid = min(programs, grid) if stages else grid
-    return [Launch(kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps)]
+    narrow = holds_narrow(desc.element, tile) if narrow is None else narrow
+    constexprs["NARROW"] = narrow and not interpreting()
+    most = narrow_registers(tile) if constexprs["NARROW"] else 0
+    return [Launch(kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps, max_registers=most)]
 
 
-def looped_launches(desc: Any, tile: Tile) -> list[Launch]:
-    """The launch of ``looped`` with a tile of one's own."""
+def looped_launches(desc: Any, tile: Tile, unroll: int = 0) -> list[Launch]:
+    """The launch of ``looped`` with a tile of one's own, ``unroll`` of which are read at a time."""
     r = view(desc)
     if r.count * r.n == 0:
         return []
     args, constexprs = _common(desc, tile)
     constexprs["ROWS"], grid = tile.rows, r.programs(tile.rows)
+    constexprs["UNROLL"] = unroll or r.unroll(tile, 2 if is_backward(desc) else 1)
     if is_backward(desc):
         return [Launch(kernels.softmax_backward_looped_kernel, grid, args, constexprs, tile.warps)]
     constexprs["VECTOR"] = r.vector(desc.element, tile)

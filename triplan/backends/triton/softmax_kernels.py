@@ -10,14 +10,14 @@ as the hardware's does: a NaN then enters the sum, and through it the whole row.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.rows_kernels import along, lanes_of, rows_of
+from triplan.backends.triton.rows_kernels import again, along, exponential, lanes_of, rows_of
 
 
 @triton.jit
 def finished(v, top, total, LOG: tl.constexpr):
     """The result from an element, its row's maximum and its row's sum of exponentials."""
     v = v - top
-    return v - tl.log(total) if LOG else tl.exp(v) * (1.0 / total)
+    return v - tl.log(total) if LOG else exponential(v) * (1.0 / total)
 
 
 @triton.jit
@@ -44,18 +44,22 @@ def softmax_group(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
 ):
     outer = group // blocks
     lane = lanes_of(group, blocks, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
-    v = tl.load(
-        rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]), mask=live, other=-float("inf")
-    ).to(COMPUTE)
-    v = v - tl.max(v, 1, keep_dims=True)
-    e = tl.exp(v)
-    total = tl.sum(e, 1, keep_dims=True)
-    y = v - tl.log(total) if LOG else e * (1.0 / total)
+    at = rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2])
+    kept = tl.load(at, mask=live, other=-float("inf"))
+    v = kept.to(COMPUTE)
+    top = tl.max(v, 1, keep_dims=True)
+    if NARROW:
+        v = again(kept).to(COMPUTE)
+    total = tl.sum(exponential(v - top), 1, keep_dims=True)
+    if NARROW:
+        v = again(kept).to(COMPUTE)
+    y = finished(v, top, total, LOG)
     to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
 
@@ -75,19 +79,23 @@ def softmax_rows_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Whole rows in registers: each element is read once and written once.
 
-    With STAGES programs stay for several groups of rows, and the next ones are on their way meanwhile.
+    With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. With STAGES
+    programs stay for several groups of rows, and the next ones are on their way meanwhile.
     """
     if STAGES == 0:
         softmax_group(
-            tl.program_id(0), x, out, x_strides, out_strides, sizes, lanes, n, blocks, LOG, COMPUTE, ROWS, BLOCK
+            tl.program_id(0), x, out, x_strides, out_strides, sizes, lanes, n, blocks, LOG, COMPUTE, ROWS, BLOCK, NARROW
         )
     else:
         for group in tl.range(tl.program_id(0), groups, tl.num_programs(0), num_stages=STAGES):
-            softmax_group(group, x, out, x_strides, out_strides, sizes, lanes, n, blocks, LOG, COMPUTE, ROWS, BLOCK)
+            softmax_group(
+                group, x, out, x_strides, out_strides, sizes, lanes, n, blocks, LOG, COMPUTE, ROWS, BLOCK, NARROW
+            )
 
 
 @triton.jit
@@ -105,12 +113,13 @@ def softmax_looped_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """Rows block by block with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867), then once more.
 
     Every VECTOR neighbours of a block, one thread's, have a maximum and a sum of their own, which meet at the end:
     while threads wait for each other nothing is on its way from memory. The second pass goes backwards: what was read
-    last is still in the cache.
+    last is still in the cache. The first has UNROLL blocks on their way at a time.
     """
     outer = tl.program_id(0) // blocks
     lane = lanes_of(tl.program_id(0), blocks, ROWS)
@@ -120,20 +129,21 @@ def softmax_looped_kernel(
     own = tl.arange(0, BLOCK // VECTOR)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
     top = tl.full((ROWS, BLOCK // VECTOR, 1), -float("inf"), COMPUTE)
     total = tl.zeros((ROWS, BLOCK // VECTOR, 1), COMPUTE)
-    for start in range(0, n, BLOCK):
-        col = start + own
-        v = tl.load(
-            at + along(col, x_strides[2]),
-            mask=inside & (col < n),
-            other=-float("inf"),
-            eviction_policy="evict_last",
-        ).to(COMPUTE)
-        new = tl.maximum(top, tl.max(v, 2, keep_dims=True))
-        base = subtracted(new)
-        total = total * tl.exp(top - base) + tl.sum(tl.exp(v - base), 2, keep_dims=True)
-        top = new
+    for start in range(0, n, BLOCK * UNROLL):
+        for u in tl.static_range(UNROLL):
+            col = start + u * BLOCK + own
+            v = tl.load(
+                at + along(col, x_strides[2]),
+                mask=inside & (col < n),
+                other=-float("inf"),
+                eviction_policy="evict_last",
+            ).to(COMPUTE)
+            new = tl.maximum(top, tl.max(v, 2, keep_dims=True))
+            base = subtracted(new)
+            total = total * exponential(top - base) + tl.sum(exponential(v - base), 2, keep_dims=True)
+            top = new
     best = tl.max(top, 1, keep_dims=True)
-    total = tl.sum(total * tl.exp(top - subtracted(best)), 1, keep_dims=True)
+    total = tl.sum(total * exponential(top - subtracted(best)), 1, keep_dims=True)
     steps = tl.cdiv(n, BLOCK)
     for step in range(steps):
         col = (steps - 1 - step) * BLOCK + own
@@ -165,7 +175,7 @@ def softmax_partial_kernel(
     v = v.to(COMPUTE)
     top = tl.max(v, 0)
     tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(tl.exp(v - subtracted(top)), 0))
+    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - subtracted(top)), 0))
 
 
 @triton.jit
@@ -194,7 +204,7 @@ def softmax_finish_kernel(
     part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
     part_totals = tl.load(totals + first + part, mask=known, other=0.0)
     top = tl.max(part_tops, 0)
-    total = tl.sum(part_totals * tl.exp(part_tops - subtracted(top)), 0)
+    total = tl.sum(part_totals * exponential(part_tops - subtracted(top)), 0)
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = col < n
     at = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
@@ -216,7 +226,7 @@ def term(dy, y, LOG: tl.constexpr):
 @triton.jit
 def derived(dy, y, total, LOG: tl.constexpr):
     """The gradient of an element from its row's sum."""
-    return dy - tl.exp(y) * total if LOG else y * (dy - total)
+    return dy - exponential(y) * total if LOG else y * (dy - total)
 
 
 @triton.jit
@@ -266,6 +276,7 @@ def softmax_backward_looped_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """Rows block by block: the sum, in each column of the blocks, then, backwards, the gradients."""
     outer = tl.program_id(0) // blocks
@@ -275,16 +286,17 @@ def softmax_backward_looped_kernel(
     to = rows_of(dx, dx_strides, outer, sizes, lane)
     inside = lane < lanes
     total = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in range(0, n, BLOCK):
-        col = start + tl.arange(0, BLOCK)[None, :]
-        live = inside & (col < n)
-        dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
-        dy = dy.to(COMPUTE)
-        y = dy
-        if not LOG:
-            y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
-            y = y.to(COMPUTE)
-        total += term(dy, y, LOG)
+    for start in range(0, n, BLOCK * UNROLL):
+        for u in tl.static_range(UNROLL):
+            col = start + u * BLOCK + tl.arange(0, BLOCK)[None, :]
+            live = inside & (col < n)
+            dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
+            dy = dy.to(COMPUTE)
+            y = dy
+            if not LOG:
+                y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
+                y = y.to(COMPUTE)
+            total += term(dy, y, LOG)
     total = tl.sum(total, 1, keep_dims=True)
     steps = tl.cdiv(n, BLOCK)
     for step in range(steps):

@@ -1,0 +1,45 @@
+"""liger-kernel (0.8) as a contestant of the rowwise bench, where it can be imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from bench.rowwise_cases import EPS, Buffers, Case
+
+OPS = ("softmax", "rms_norm", "layer_norm")
+
+
+def liger_function(case: Case) -> Callable[[Buffers], Any] | None:
+    """Its kernel for ``case``; None where it has none, or is not installed. Raises ``RuntimeError`` for rows that are
+    too long for it."""
+    name = case.op.removesuffix("_backward")
+    if name not in OPS or find_spec("liger_kernel") is None:
+        return None
+    ops: Any = import_module(f"liger_kernel.ops.{name}")
+
+    def forward(b: Buffers) -> Any:
+        if name == "softmax":
+            return ops._softmax_forward(b.x)
+        if name == "rms_norm":
+            return ops.rms_norm_forward(b.x, b.weight, EPS, 0.0, "llama", None)
+        return ops.layer_norm_forward(b.x, b.weight, b.bias, EPS)
+
+    if not case.backward:
+        return forward
+    # What its forward leaves for the adjoint is found once, apart from the timing.
+    settings: Any = lru_cache(import_module("liger_kernel.ops.utils").calculate_settings)
+
+    def backward(b: Buffers) -> Any:
+        block, warps = settings(case.n)
+        if name == "softmax":
+            return ops._softmax_backward(b.dout, b.out, block, warps, False)
+        if name == "rms_norm":
+            mode = ops._CASTING_MODE_LLAMA.value
+            return ops.rms_norm_backward(b.dout, b.x, b.weight, b.rstd, 0.0, mode, block, warps, False, None)
+        return ops.layer_norm_backward(b.dout, b.x, b.weight, b.weight, b.mean, b.rstd)
+
+    return backward

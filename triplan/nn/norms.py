@@ -1,0 +1,75 @@
+"""LayerNorm and RMSNorm: torch's modules, with parameters, state and options as they are, over our kernels."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+
+from triplan import functional
+
+Tensor = torch.Tensor
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """torch.nn.LayerNorm, by ``triplan.functional.layer_norm``."""
+
+    @overload
+    def forward(self, input: Tensor, residual: None = None) -> Tensor: ...
+
+    @overload
+    def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The norm of ``input`` over the trailing axes; with a ``residual`` of its shape, that of their sum, and the
+        sum."""
+        shape, parameters = self.normalized_shape, (self.weight, self.bias, self.eps)
+        if residual is None:
+            return functional.layer_norm(input, shape, *parameters)
+        return functional.layer_norm(input, shape, *parameters, residual=residual)
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch.nn.RMSNorm, by ``triplan.functional.rms_norm``.
+
+    ``weight_offset`` (0 or 1) is added to the weight, for checkpoints that hold what weights differ from 1 by; such
+    weights begin as 0.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        weight_offset: int = 0,
+    ) -> None:
+        if weight_offset not in (0, 1):
+            raise ValueError(f"weight_offset = {weight_offset}: must be 0 or 1")
+        if weight_offset and not elementwise_affine:
+            raise ValueError("weight_offset = 1: there is no weight that it could be added to")
+        self.weight_offset = weight_offset
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def reset_parameters(self) -> None:
+        if self.elementwise_affine:
+            torch.nn.init.constant_(self.weight, 1 - self.weight_offset)
+
+    @overload
+    def forward(self, x: Tensor, residual: None = None) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The norm of ``x`` over the trailing axes; with a ``residual`` of its shape, that of their sum, and that sum
+        beside it."""
+        shape, offset = self.normalized_shape, self.weight_offset
+        if residual is None:
+            return functional.rms_norm(x, shape, self.weight, self.eps, weight_offset=offset)
+        return functional.rms_norm(x, shape, self.weight, self.eps, weight_offset=offset, residual=residual)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", weight_offset={self.weight_offset}" if self.weight_offset else "")
