@@ -19,7 +19,7 @@ from triplan.facade.workspace import Workspace
 from triplan.sku import BackendKind, PlanPreference, Target
 
 #: Configurations that their own cost model takes for this many times as slow as the row's best are not timed.
-HOPELESS = 3.0
+HOPELESS = 2.0
 #: Device time to aim for in one graph of launches, in microseconds, the most launches in it, and timed repeats.
 GRAPH_US, MOST_LAUNCHES, REPEATS = 500.0, 64, 11
 #: Copies of the operands: together twice the L2 cache, so that no call finds them there, and no more than this.
