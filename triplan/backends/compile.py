@@ -78,7 +78,13 @@ def _compile(source: Source, arch: ArchSku) -> Any:
         attrs={path: [["tt.divisibility", value]] for path, value in source.attrs},
     )
     # fp-fusion is stated because its default flips in Triton 3.10, and bits would change with it.
-    options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
+    options: dict[str, Any] = {
+        "num_warps": source.num_warps,
+        "num_stages": source.num_stages,
+        "enable_fp_fusion": True,
+    }
+    if source.max_registers:
+        options["maxnreg"] = source.max_registers
     try:
         return triton.compile(ast, target=GPUTarget("cuda", arch.capability, 32), options=options)
     except Exception as e:

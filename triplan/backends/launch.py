@@ -117,6 +117,7 @@ class Source:
     attrs: tuple[tuple[tuple[int, ...], int], ...]
     num_warps: int
     num_stages: int
+    max_registers: int = 0
 
     @property
     def name(self) -> str:
@@ -125,7 +126,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch. ``grid`` is one-dimensional: products of grid extents overflow in Triton's launcher."""
+    """One kernel launch. ``grid`` is one-dimensional: products of grid extents overflow in Triton's launcher.
+
+    ``max_registers`` of a thread, 0 for as many as there are: with fewer, more programs are resident.
+    """
 
     kernel: Any
     grid: int
@@ -133,6 +137,7 @@ class Launch:
     constexprs: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    max_registers: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.grid < 2**31:
@@ -161,6 +166,7 @@ class Launch:
             tuple(attrs),
             self.num_warps,
             self.num_stages,
+            self.max_registers,
         )
 
 

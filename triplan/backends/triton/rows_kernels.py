@@ -11,6 +11,17 @@ contiguous addresses. Tuples of sizes and strides run from the innermost dimensi
 import triton
 import triton.language as tl
 
+#: log2(e)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def exponential(v):
+    """exp(v). In f32 by ex2.approx.ftz: Triton's ``exp`` takes thrice the instructions, for subnormal results."""
+    if v.dtype == tl.float64:
+        return tl.exp(v)
+    return tl.exp2(v * LOG2_E)
+
 
 @triton.jit
 def along(position, step):
@@ -19,6 +30,15 @@ def along(position, step):
     if step is not None:
         offset = position.to(tl.int64) * step
     return offset
+
+
+@triton.jit
+def again(v):
+    """``v``, of 16 bits an element, as if it were new: what is computed from it is computed again.
+
+    A compiler otherwise keeps the first conversion to f32, which takes twice the registers. Not for the interpreter.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [v], dtype=v.dtype, is_pure=False, pack=2)
 
 
 @triton.jit
