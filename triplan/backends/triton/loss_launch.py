@@ -134,7 +134,7 @@ def launch(
         {k: v for k, v in constexprs.items() if k in names},
         warps,
         stages,
-        max_registers,
+        max_registers=max_registers,
     )
 
 
