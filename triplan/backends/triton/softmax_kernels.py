@@ -119,7 +119,7 @@ def softmax_looped_kernel(
 
     Every VECTOR neighbours of a block, one thread's, have a maximum and a sum of their own, which meet at the end:
     while threads wait for each other nothing is on its way from memory. The second pass goes backwards: what was read
-    last is still in the cache. The first has UNROLL blocks on their way at a time.
+    last is still in the cache. Both have UNROLL blocks on their way at a time.
     """
     outer = tl.program_id(0) // blocks
     lane = lanes_of(tl.program_id(0), blocks, ROWS)
@@ -144,13 +144,18 @@ def softmax_looped_kernel(
             top = new
     best = tl.max(top, 1, keep_dims=True)
     total = tl.sum(total * exponential(top - subtracted(best)), 1, keep_dims=True)
-    steps = tl.cdiv(n, BLOCK)
+    steps = tl.cdiv(n, BLOCK * UNROLL)
     for step in range(steps):
-        col = (steps - 1 - step) * BLOCK + own
-        live = inside & (col < n)
-        v = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
-        y = finished(v, best, total, LOG)
-        tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+        kept = ()
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + own
+            live = inside & (col < n)
+            v = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            kept = kept + (v,)
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + own
+            y = finished(kept[u].to(COMPUTE), best, total, LOG)
+            tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=inside & (col < n))
 
 
 @triton.jit
@@ -298,14 +303,19 @@ def softmax_backward_looped_kernel(
                 y = y.to(COMPUTE)
             total += term(dy, y, LOG)
     total = tl.sum(total, 1, keep_dims=True)
-    steps = tl.cdiv(n, BLOCK)
+    steps = tl.cdiv(n, BLOCK * UNROLL)
     for step in range(steps):
-        col = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)[None, :]
-        live = inside & (col < n)
-        dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-        y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-        g = derived(dy.to(COMPUTE), y.to(COMPUTE), total, LOG)
-        tl.store(to + along(col, dx_strides[2]), g.to(dx.dtype.element_ty), mask=live)
+        kept = ()
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            live = inside & (col < n)
+            dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            kept = kept + (dy, y)
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            g = derived(kept[2 * u].to(COMPUTE), kept[2 * u + 1].to(COMPUTE), total, LOG)
+            tl.store(to + along(col, dx_strides[2]), g.to(dx.dtype.element_ty), mask=inside & (col < n))
 
 
 @triton.jit
