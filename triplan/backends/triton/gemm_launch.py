@@ -229,23 +229,10 @@ def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[s
     }
 
 
-#: As many as there are. Where shared memory bounds how many programs a multiprocessor holds, fewer are of no use, and
-#: yet ptxas may spill some; and it gives these multiplicands too few by itself.
+#: As many as there are. Where shared memory bounds how many programs a multiprocessor holds, fewer are of no use; and
+#: ptxas gives these multiplicands too few by itself.
 MAX_REGISTERS = 255
 UNHURRIED = (MathPrecision.EXACT, MathPrecision.TF32X3)
-#: Of products without tensor cores: three programs of four warps.
-F32_REGISTERS = 160
-#: Bytes of shared memory, and registers, of the largest multiprocessor.
-SHARED, REGISTERS = 227 << 10, 65536
-
-
-def registers(desc: MatrixProductDescriptor, tile: Tile) -> int | None:
-    """The most that a thread may have; None leaves it to ptxas."""
-    if desc.multiplicands is MathPrecision.F32:
-        return F32_REGISTERS
-    held = max(SHARED // tile.shared_bytes(desc.element.itemsize), 1)
-    plenty = held * 32 * tile.warps * MAX_REGISTERS <= REGISTERS
-    return MAX_REGISTERS if plenty or desc.multiplicands in UNHURRIED else None
 
 
 def accumulator(desc: MatrixProductDescriptor) -> Any:
@@ -266,6 +253,6 @@ def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
             {**constants, **c_known},
             num_warps=tile.warps,
             num_stages=tile.stages,
-            max_registers=registers(desc, tile),
+            max_registers=MAX_REGISTERS if desc.multiplicands in UNHURRIED else None,
         )
     ]
