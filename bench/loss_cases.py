@@ -164,17 +164,16 @@ def spoil(b: Buffers) -> None:
 def swept(case: LossCase) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     """Names of tiles and what builds their launches."""
     vec = 16 // case.dtype.itemsize
-    tried = [(warps, loads, held, 1) for warps in (8, 16, 32) for loads in (1, 2) for held in (False, True)]
-    tried += [(8, 4, False, 1), (16, 4, True, 1), (16, 2, False, 2)]
+    tried = [(warps, loads, held) for warps in (8, 16, 32) for loads in (1, 2) for held in (False, True)]
     if not case.gradient:
-        tried = [(warps, loads, False, 1) for warps in (4, 8) for loads in (1, 2, 4)] + [(8, 2, False, 2)]
-    for warps, loads, held, stages in tried:
-        tile = Loop(1, 32 * warps * loads, vec, warps, held, stages)
-        name = f"looped {tile.width} w{warps}" + " held" * held + (f" s{stages}" if stages > 1 else "")
+        tried = [(warps, loads, False) for warps in (4, 8) for loads in (1, 2, 4)]
+    for warps, loads, held in tried:
+        tile = Loop(1, 32 * warps * loads, vec, warps, held)
+        name = f"looped {tile.width} w{warps}" + " held" * held
         yield name, partial(cross_entropy.looped_launches, tile=tile)
     block = 1 << (case.n - 1).bit_length()
-    if block <= 32768:
-        for warps in (32,):
+    if case.gradient and block <= 32768:
+        for warps in (8, 16):
             whole = Tile(1, block, warps)
             yield f"rows {block} w{warps}", partial(cross_entropy.whole_launches, tile=whole)
 

@@ -41,7 +41,7 @@ def magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     Nothing is asked of integers' either: they are exact.
     """
     if not desc.element.is_floating_point:
-        return {"c": torch.zeros(desc.operand("c").shape)}
+        return dict.fromkeys(desc.written, torch.zeros(desc.operand("c").shape))
     alpha, beta = (1.0 if x.get(name) is None else abs(x[name]) for name in ("alpha", "beta"))
     a, b = factors(desc, x, "a", "b")
     product = a @ b
@@ -51,7 +51,7 @@ def magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     if desc.has_bias:
         found = found + x["bias"]
     reach = torch.finfo(desc.element.compute.torch).max / 2
-    return {"c": torch.where(product > reach, torch.inf, found)}
+    return dict.fromkeys(getattr(desc, "written", ("c",)), torch.where(product > reach, torch.inf, found))
 
 
 def exact(desc: Any) -> bool:

@@ -140,7 +140,7 @@ def test_swept_tiles_of_losses_are_kernels(gradient: bool) -> None:
     case = LossCase(8192, 32768, torch.bfloat16, gradient)
     before, h200 = tp.TABLE.rows(case.op), tp.Target.preset("h200")
     with loss_cases.registered(case) as names:
-        assert len(names) > 7
+        assert len(names) > 5
         preferences = [tp.PlanPreference(kernel=name) for name in names]
         plans = [tp.plan(loss_cases.descriptor(case), preference=p, target=h200) for p in preferences]
         assert len({tuple((launch.source(), launch.grid) for launch in p.launches) for p in plans}) == len(names)

@@ -344,6 +344,8 @@ CONFIGURATIONS: tuple[tuple[tuple[int, int], str, dict[str, Any]], ...] = (
     ((4096, 256), "f32", {"gradient": True}),
     ((4096, 4096), "bf16", {"gradient": True}),
     ((8192, 32768), "f32", {"gradient": True}),
+    ((8192, 32768), "bf16", {"gradient": True, "in_place": True}),
+    ((4096, 10_000), "f16", {"gradient": True}),
     ((8192, 131072), "bf16", {"gradient": True}),
     ((8192, 32768), "bf16", {}),
     ((8192, 32768), "f64", {"gradient": True}),
@@ -401,6 +403,7 @@ def test_few_long_rows_are_split_and_many_are_not() -> None:
 def test_every_kernel_on_the_gpu(op: str, row: str, element: str) -> None:
     target, compared = tp.Target.current(), 0
     shapes = ((7, 33), (300, 257), (2, 40, 3), (65, 4100), (3, 40_001), (5, 1), (1, 1), (0, 8), (8, 0), (20_000, 3))
+    shapes += ((4, 30_000), (3, 9001))  # gradients of narrow elements are held in 16 bits
     for number, shape in enumerate(shapes):
         for axis in {1, len(shape) - 1}:
             # In turns: each choice costs a compilation of its own.

@@ -112,15 +112,23 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
             ``a`` and ``b``, ``out_element`` of ``c``, ``c0`` and ``bias``. With k = 0 the product is zero.
         epilogue: bias and activation, applied in the accumulator, before the one rounding.
         reads_c0: whether there is a ``c0``.
+        saves_pre: whether there is a ``pre`` (m, n), of ``c``'s element, that receives what the activation is given, as
+            an adjoint needs it.
     """
 
     epilogue: Epilogue = "identity"
     reads_c0: bool = False
+    saves_pre: bool = False
 
     def check_problem(self) -> None:
         super().check_problem()
         if self.element is ElementKind.I8 and self.activation not in ("identity", "relu"):
             raise ValueError(f"epilogue = {self.epilogue}: integers have no {self.activation}")
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The operands that are written."""
+        return ("c", "pre") if self.saves_pre else ("c",)
 
     @property
     def has_bias(self) -> bool:
@@ -140,6 +148,7 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
         compute, lead = self.sums, self.lead
         rows = tuple(range(len(lead) + 1))
         c0 = Operand("c0", Role.INPUT, self.out, (*lead, self.m, self.n), batch_axes=rows)
+        pre = Operand("pre", Role.OUTPUT, self.out, (*lead, self.m, self.n), batch_axes=rows)
         return (
             Operand("a", Role.INPUT, self.element, (*lead, self.m, self.k), batch_axes=rows),
             Operand("b", Role.INPUT, self.element, (*lead, self.k, self.n), batch_axes=rows[:-1]),
@@ -152,6 +161,7 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
                 if self.reads_c0
                 else ()
             ),
+            *((pre,) if self.saves_pre else ()),
         )
 
     @classmethod
@@ -166,6 +176,7 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
             "element": args.a.dtype,
             "out_element": None if same else args.c.dtype,
             "reads_c0": getattr(args, "c0", None) is not None,
+            "saves_pre": getattr(args, "pre", None) is not None,
             **options,
         }
 

@@ -12,7 +12,8 @@ from triplan.facade.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class GemmArgs:
-    """``c0`` and ``beta`` only with ``reads_c0``, ``bias`` only where the epilogue adds one; None scalars are 1."""
+    """``c0`` and ``beta`` only with ``reads_c0``, ``bias`` only where the epilogue adds one, ``pre`` only with
+    ``saves_pre``; None scalars are 1."""
 
     a: Tensor
     b: Tensor
@@ -21,6 +22,7 @@ class GemmArgs:
     bias: Tensor | None = None
     alpha: float | int | None = None
     beta: float | int | None = None
+    pre: Tensor | None = None
 
 
 class GemmPlan(Plan[GemmDescriptor, GemmArgs]):
@@ -38,6 +40,7 @@ class BatchedGemmArgs:
     bias: Tensor | None = None
     alpha: float | int | None = None
     beta: float | int | None = None
+    pre: Tensor | None = None
 
 
 class BatchedGemmPlan(Plan[BatchedGemmDescriptor, BatchedGemmArgs]):

@@ -42,25 +42,25 @@ def tolerance(element: ElementKind, out: ElementKind, k: int) -> Tolerance:
 def _guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
     compute = desc.element.compute
     if not compute.is_floating_point:
-        return {"c": PrecisionGuarantee.exact(desc.sums)}
-    return {
-        "c": PrecisionGuarantee(
-            math_precision=MathPrecision(compute.value),
-            accumulator=compute,
-            deterministic=True,
-            # The library behind torch.matmul may divide k by the number of threads.
-            bit_stable_on_same_hardware=False,
-            batch_invariant=False,
-            order_invariant=False,
-            tolerance=tolerance(desc.element, desc.out, desc.k),
-        )
-    }
+        return dict.fromkeys(desc.written, PrecisionGuarantee.exact(desc.sums))
+    found = PrecisionGuarantee(
+        math_precision=MathPrecision(compute.value),
+        accumulator=compute,
+        deterministic=True,
+        # The library behind torch.matmul may divide k by the number of threads.
+        bit_stable_on_same_hardware=False,
+        batch_invariant=False,
+        order_invariant=False,
+        tolerance=tolerance(desc.element, desc.out, desc.k),
+    )
+    return dict.fromkeys(desc.written, found)
 
 
 @reference(op="gemm", elements=(*ELEMENTS, "i8"), guarantee=_guarantee)
 @reference(op="batched_gemm", elements=(*ELEMENTS, "i8"), guarantee=_guarantee)
 def gemm(desc: MatrixProductDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """c = act(alpha * a @ b + beta * c0 + bias); with beta = 0, c0 is not read. Integers are taken modulo 2**32."""
+    """c = act(pre) and pre = alpha * a @ b + beta * c0 + bias; with beta = 0, c0 is not read. Integers are taken modulo
+    2**32."""
     integer = not desc.element.is_floating_point
     if integer:
         x = {name: v.long() if isinstance(v, Tensor) else v for name, v in x.items()}
@@ -73,4 +73,4 @@ def gemm(desc: MatrixProductDescriptor, x: Mapping[str, Any]) -> Mapping[str, Te
         found = found + x["bias"]
     if integer:
         found = found.to(torch.int32)
-    return {"c": ACTIVATIONS[desc.activation](found)}
+    return {"c": ACTIVATIONS[desc.activation](found), **({"pre": found} if desc.saves_pre else {})}

@@ -26,10 +26,11 @@ from triplan.backends.triton.rows_launch import (
     padded_bytes,
     waves_us,
 )
-from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target, interpreting
 
-#: Elements of a row that ``rows`` holds.
-MOST = 8192
+#: Elements of a row that ``rows`` holds; where they have 16 bits and a gradient would read them again, and then as they
+#: are read, so many a thread.
+MOST, MOST_NARROW, NARROW = 8192, 32768, 128
 #: What a program of ``looped`` or ``split`` costs beside its traffic, in microseconds.
 PROGRAM_US = 1.5
 #: Blocks of a row that ``split`` adds up at once.
@@ -39,15 +40,13 @@ MOST_BLOCKS = 4096
 @dataclass(frozen=True, slots=True)
 class Loop:
     """What one program of ``looped`` holds at a time: ``rows`` x ``cols`` x ``vec`` elements, ``vec`` neighbours a
-    thread. ``held``: the last block stays in registers for its gradients. ``stages``: how far blocks are fetched ahead
-    through shared memory; 1 means not at all."""
+    thread. ``held``: the last block stays in registers for its gradients."""
 
     rows: int
     cols: int
     vec: int
     warps: int
     held: bool = False
-    stages: int = 1
 
     @property
     def width(self) -> int:
@@ -58,7 +57,16 @@ class Loop:
 
 
 def whole(desc: Any) -> Tile | None:
-    return view(desc).whole(desc.element, MOST // (4 if desc.element is ElementKind.F64 else 1))
+    r, block = view(desc), ceil_power(view(desc).n)
+    if is_narrow(desc, block) and r.unit:
+        return Tile(1, block, block // (32 * NARROW))
+    return r.whole(desc.element, MOST // (4 if desc.element is ElementKind.F64 else 1))
+
+
+def is_narrow(desc: Any, block: int) -> bool:
+    """Whether threads are to hold elements as they are read. (Weights of classes would need as much again.)"""
+    fits = MOST < block <= MOST_NARROW and desc.element.itemsize == 2
+    return fits and getattr(desc, "gradient", False) and not losses.smooths(desc)
 
 
 def piece(desc: Any) -> Tile:
@@ -237,9 +245,12 @@ def whole_launches(desc: Any, tile: Tile) -> list[Launch]:
     """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries."""
     if not view(desc).count:
         return _with_sums(desc, [])
-    constexprs = {**_constexprs(desc), "ROWS": tile.rows, "BLOCK": tile.block}
-    grid = view(desc).programs(tile.rows)
-    main = launch(kernels.cross_entropy_rows_kernel, grid, _arguments(desc, tile.rows), constexprs, tile.warps)
+    narrow = is_narrow(desc, tile.block) and not interpreting()
+    constexprs = {**_constexprs(desc), "ROWS": tile.rows, "BLOCK": tile.block, "NARROW": narrow}
+    grid, args = view(desc).programs(tile.rows), _arguments(desc, tile.rows)
+    # Of a multiprocessor's 65,536 registers as many as leave room for a second program.
+    registers = min(128, 65536 // (2 * 32 * tile.warps)) if narrow else 0
+    main = launch(kernels.cross_entropy_rows_kernel, grid, args, constexprs, tile.warps, max_registers=registers)
     return _with_sums(desc, [main])
 
 
@@ -248,12 +259,10 @@ def looped_launches(desc: Any, tile: Loop) -> list[Launch]:
     if not view(desc).count:
         return _with_sums(desc, [])
     constexprs = {**_constexprs(desc), "ROWS": tile.rows, "COLS": tile.cols, "VEC": tile.vec}
-    constexprs |= {"HELD": tile.held, "STAGES": tile.stages}
+    constexprs["HELD"] = tile.held
     grid = view(desc).programs(tile.rows)
     args = _arguments(desc, tile.rows)
-    return _with_sums(
-        desc, [launch(kernels.cross_entropy_looped_kernel, grid, args, constexprs, tile.warps, tile.stages)]
-    )
+    return _with_sums(desc, [launch(kernels.cross_entropy_looped_kernel, grid, args, constexprs, tile.warps)])
 
 
 def _rows(desc: Any, target: Target) -> list[Launch]:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.loss_kernels import incoming, of_class, share_of, targets_of
-from triplan.backends.triton.rows_kernels import along, lanes_of, rows_of
+from triplan.backends.triton.rows_kernels import again, along, exponential, lanes_of, rows_of
 from triplan.backends.triton.softmax_kernels import subtracted
 
 
@@ -45,7 +45,7 @@ def loss_of(v, top, total, plain, kept, picked, spread, whole, SMOOTH: tl.conste
 @triton.jit
 def gradient_of(v, col, at, weights, top, factor, picked, spread, SMOOTH: tl.constexpr):
     """An element's gradient; ``factor``, ``picked`` and ``spread`` have the row's share in them."""
-    g = tl.exp(v - top) * factor
+    g = exponential(v - top) * factor
     if SMOOTH:
         g -= spread * weights
     return g - tl.where(col == at, picked, 0.0)
@@ -59,6 +59,35 @@ def weights_at(weight, col, mask, COMPUTE: tl.constexpr):
     else:
         found = tl.load(weight + col, mask=mask, other=0.0)
     return found
+
+
+@triton.jit
+def read_block(from_row, col, step, n, kept, policy: tl.constexpr):
+    """Logits at the columns ``col``; -inf beyond their number, and in rows that are not kept."""
+    return tl.load(from_row + along(col, step), mask=kept & (col < n), other=-float("inf"), eviction_policy=policy)
+
+
+@triton.jit
+def write_block(
+    v, to_row, col, step, n, inside, top, factor, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """The gradients of a block, as if none of it were a target."""
+    g = exponential(v.to(COMPUTE) - top) * factor
+    if SMOOTH:
+        g -= spread * weights_at(weight, col, col < n, COMPUTE)
+    to = to_row + along(col, step)
+    tl.store(to, g.to(to_row.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
+
+
+@triton.jit
+def write_target(
+    mine, to_row, at, step, kept, top, factor, picked, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """The gradient of the target, over what another thread wrote there."""
+    tl.debug_barrier()
+    weights = weights_at(weight, at, kept, COMPUTE) if SMOOTH else 0.0
+    g = gradient_of(mine, at, at, weights, top, factor, picked, spread, SMOOTH)
+    tl.store(to_row + along(at, step), g.to(to_row.dtype.element_ty), mask=kept)
 
 
 @triton.jit
@@ -90,43 +119,47 @@ def cross_entropy_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
+    NARROW: tl.constexpr,
 ):
-    """Whole rows in registers: each element is read once and written once."""
+    """Whole rows in registers: each element is read once and written once.
+
+    With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. The target's
+    gradient is written on its own, last.
+    """
     outer = tl.program_id(0) // blocks
     lane = lanes_of(tl.program_id(0), blocks, ROWS)
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
+    from_row = rows_of(x, x_strides, outer, sizes, lane)
+    mine = tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
     col = tl.arange(0, BLOCK)[None, :]
-    live = kept & (col < n)
-    v = tl.load(
-        rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]),
-        mask=live,
-        other=-float("inf"),
-        eviction_policy="evict_first",
-    ).to(COMPUTE)
+    held = read_block(from_row, col, x_strides[2], n, kept, "evict_first")
+    v = held.to(COMPUTE)
     top = tl.max(v, 1, keep_dims=True)
-    base = subtracted(top)
-    total = tl.sum(tl.exp(v - base), 1, keep_dims=True)
-    # From registers: where the gradient goes over x, another thread may have written there already.
-    mine = tl.sum(tl.where((col == at) & live, v, 0.0), 1, keep_dims=True)
+    if NARROW:
+        v = again(held).to(COMPUTE)
+    total = tl.sum(exponential(v - subtracted(top)), 1, keep_dims=True)
     picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
-    weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
-    plain = tl.sum(tl.where(live, v * weights, 0.0), 1, keep_dims=True) if SMOOTH else 0.0
+    plain = 0.0
+    if SMOOTH:
+        weights = weights_at(weight, col, col < n, COMPUTE)
+        plain = tl.sum(tl.where(kept & (col < n), v * weights, 0.0), 1, keep_dims=True)
     tl.store(losses + row, loss_of(mine, top, total, plain, kept, picked, spread, whole, SMOOTH), mask=inside)
     tl.store(lse + row, top + tl.log(total), mask=inside)
     if GRAD:
         scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
         factor = tl.where(kept, scale * (picked + spread * whole) / total, 0.0)
-        g = gradient_of(v, col, at, weights, tl.where(kept, top, 0.0), factor, scale * picked, scale * spread, SMOOTH)
-        to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
-        tl.store(to, g.to(dx.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
-
-
-@triton.jit
-def read_block(from_row, col, step, n, kept, policy: tl.constexpr):
-    """Logits at the columns ``col``; -inf beyond their number, and in rows that are not kept."""
-    return tl.load(from_row + along(col, step), mask=kept & (col < n), other=-float("inf"), eviction_policy=policy)
+        picked = scale * picked
+        spread = scale * spread
+        top = tl.where(kept, top, 0.0)
+        to_row = rows_of(dx, dx_strides, outer, sizes, lane)
+        if NARROW:
+            held = again(held)
+        # Where the gradient goes over x, every thread has its row's target by now.
+        tl.debug_barrier()
+        write_block(held, to_row, col, dx_strides[2], n, inside, top, factor, spread, weight, SMOOTH, COMPUTE)
+        write_target(mine, to_row, at, dx_strides[2], kept, top, factor, picked, spread, weight, SMOOTH, COMPUTE)
 
 
 @triton.jit
@@ -135,23 +168,11 @@ def absorbed(v, col, n, kept, top, total, plain, weight, SMOOTH: tl.constexpr, C
     v = v.to(COMPUTE)
     new = tl.maximum(top, tl.max(v, 2))
     base = subtracted(new)
-    total = total * tl.exp(top - base) + tl.sum(tl.exp(v - base[:, :, None]), 2)
+    total = total * exponential(top - base) + tl.sum(exponential(v - base[:, :, None]), 2)
     if SMOOTH:
         weights = weights_at(weight, col, col < n, COMPUTE)
         plain += tl.sum(tl.where(kept & (col < n), v * weights, 0.0), 2)
     return new, total, plain
-
-
-@triton.jit
-def write_block(
-    v, to_row, col, step, n, inside, top, factor, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
-):
-    """The gradients of a block, as if none of it were a target."""
-    g = tl.exp(v.to(COMPUTE) - top) * factor
-    if SMOOTH:
-        g -= spread * weights_at(weight, col, col < n, COMPUTE)
-    to = to_row + along(col, step)
-    tl.store(to, g.to(to_row.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
 
 
 @triton.jit
@@ -185,7 +206,6 @@ def cross_entropy_looped_kernel(
     VEC: tl.constexpr,
     PARTS: tl.constexpr,
     HELD: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Rows block by block with running maxima and sums (Milakov and Gimelshein, arXiv 1805.02867).
 
@@ -212,7 +232,7 @@ def cross_entropy_looped_kernel(
     top = tl.full((ROWS, COLS), -float("inf"), COMPUTE)
     total = tl.zeros((ROWS, COLS), COMPUTE)
     plain = tl.zeros((ROWS, COLS), COMPUTE)
-    for start in tl.range(0, tl.where(any_kept, looped, 0) * WIDTH, WIDTH, num_stages=STAGES):
+    for start in range(0, tl.where(any_kept, looped, 0) * WIDTH, WIDTH):
         col = start + within
         v = read_block(from_row, col, x_strides[2], n, read, KEEP)
         top, total, plain = absorbed(v, col, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
@@ -221,7 +241,7 @@ def cross_entropy_looped_kernel(
         v_last = read_block(from_row, last, x_strides[2], n, read, "evict_first")
         top, total, plain = absorbed(v_last, last, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
     tops = tl.max(top, 1)
-    totals = tl.sum(total * tl.exp(top - subtracted(tops)[:, None]), 1)
+    totals = tl.sum(total * exponential(top - subtracted(tops)[:, None]), 1)
     plains = tl.sum(plain, 1)
     picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
     tl.store(losses + row, loss_of(mine, tops, totals, plains, kept, picked, spread, whole, SMOOTH), mask=inside)
@@ -242,15 +262,11 @@ def cross_entropy_looped_kernel(
         s = spread[:, None, None]
         if HELD:
             write_block(v_last, to_row, last, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
-        for step in tl.range(0, looped, num_stages=STAGES):
+        for step in range(looped):
             col = (looped - 1 - step) * WIDTH + within
             v = read_block(from_row, col, x_strides[2], n, read, "evict_first")
             write_block(v, to_row, col, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
-        # After what another thread wrote there.
-        tl.debug_barrier()
-        weights = weights_at(weight, at, kept, COMPUTE) if SMOOTH else 0.0
-        g = gradient_of(mine, at, at, weights, tops, factor, picked, spread, SMOOTH)
-        tl.store(to_rows + along(at, dx_strides[2]), g.to(dx.dtype.element_ty), mask=kept)
+        write_target(mine, to_rows, at, dx_strides[2], kept, tops, factor, picked, spread, weight, SMOOTH, COMPUTE)
 
 
 @triton.jit
@@ -285,7 +301,7 @@ def cross_entropy_partial_kernel(
     )
     top = tl.max(v, 0)
     tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(tl.exp(v - subtracted(top)), 0))
+    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - subtracted(top)), 0))
     if SMOOTH:
         weights = weights_at(weight, col, col < n, COMPUTE)
         tl.store(plains + tl.program_id(0), tl.sum(tl.where(live, v * weights, 0.0), 0))
@@ -342,7 +358,7 @@ def cross_entropy_finish_kernel(
     part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
     part_totals = tl.load(totals + first + part, mask=known, other=0.0)
     top = tl.max(part_tops, 0)
-    total = tl.sum(part_totals * tl.exp(part_tops - subtracted(top)), 0)
+    total = tl.sum(part_totals * exponential(part_tops - subtracted(top)), 0)
     plain = tl.sum(tl.load(plains + first + part, mask=known, other=0.0), 0) if SMOOTH else 0.0
     picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
     if block == 0:

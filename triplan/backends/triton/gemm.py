@@ -64,32 +64,36 @@ def tolerance(element: ElementKind, out: ElementKind, math_precision: MathPrecis
 
 @lru_cache(maxsize=1024)
 def _guarantee(
-    element: ElementKind, out: ElementKind, math_precision: MathPrecision, k: int, invariant: bool
+    element: ElementKind,
+    out: ElementKind,
+    math_precision: MathPrecision,
+    k: int,
+    invariant: bool,
+    written: tuple[str, ...],
 ) -> Mapping[str, PrecisionGuarantee]:
-    return {
-        "c": PrecisionGuarantee(
-            math_precision=math_precision,
-            accumulator=element.compute,
-            deterministic=True,
-            bit_stable_on_same_hardware=True,
-            batch_invariant=invariant,
-            order_invariant=False,
-            tolerance=tolerance(element, out, math_precision, k),
-        )
-    }
+    found = PrecisionGuarantee(
+        math_precision=math_precision,
+        accumulator=element.compute,
+        deterministic=True,
+        bit_stable_on_same_hardware=True,
+        batch_invariant=invariant,
+        order_invariant=False,
+        tolerance=tolerance(element, out, math_precision, k),
+    )
+    return dict.fromkeys(written, found)
 
 
 def guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    return _guarantee(desc.element, desc.out, desc.multiplicands, desc.k, False)
+    return _guarantee(desc.element, desc.out, desc.multiplicands, desc.k, False, desc.written)
 
 
 def invariant_guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    return _guarantee(desc.element, desc.out, desc.multiplicands, desc.k, True)
+    return _guarantee(desc.element, desc.out, desc.multiplicands, desc.k, True, desc.written)
 
 
 def integer_guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
     """Addition modulo 2**32 is associative: order cannot show."""
-    return {"c": PrecisionGuarantee.exact(desc.sums)}
+    return dict.fromkeys(desc.written, PrecisionGuarantee.exact(desc.sums))
 
 
 def integer_numerics(desc: MatrixProductDescriptor) -> str:

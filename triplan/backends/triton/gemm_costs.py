@@ -69,7 +69,9 @@ def pointers_us(desc: MatrixProductDescriptor, tile: Tile, b_rows: bool, target:
     asked = (min(tile.m, max(desc.m, 1)) + tile.n) * tile.k * size
     latency = LATENCY_US + LATENCY_64K_US * asked / 2**16
     waiting = -(-programs // (sms * held)) * steps * latency / max(tile.stages - 1, 1)
-    nbytes = size * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n * (2 if desc.reads_c0 else 1)
+    nbytes = size * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n * (
+        1 + desc.reads_c0 + desc.saves_pre
+    )
     moved = batch * nbytes / STREAMED
     return AROUND_US + (waves - 1) * BETWEEN_US / held + together(busy, waiting, moved)
 

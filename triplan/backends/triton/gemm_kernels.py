@@ -67,10 +67,16 @@ def epilogue(
     c0m,
     c0n,
     bias_n,
+    pre,
+    prem,
+    pren,
     ACTIVATION: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """c[row, column] = act(alpha * acc + beta * c0 + bias), rounded once. ``row`` and ``column`` are i64."""
+    """c[row, column] = act(alpha * acc + beta * c0 + bias), rounded once. ``row`` and ``column`` are i64.
+
+    ``pre``, if it is not None, receives what the activation is given.
+    """
     inside = (row < m)[:, None] & (column < n)[None, :]
     value = acc * alpha
     if c0 is not None:
@@ -79,6 +85,8 @@ def epilogue(
         value += tl.load(at, mask=inside & (beta != 0), other=0.0).to(ACC) * beta
     if bias is not None:
         value += tl.load(bias + column * bias_n, mask=column < n, other=0.0).to(ACC)[None, :]
+    if pre is not None:
+        tl.store(pre + row[:, None] * prem + column[None, :] * pren, value.to(pre.dtype.element_ty), mask=inside)
     value = ACTIVATION(value)
     tl.store(c + row[:, None] * cm + column[None, :] * cn, value.to(c.dtype.element_ty), mask=inside)
 
@@ -147,10 +155,14 @@ def tiles_kernel(
     c0m,
     c0n,
     bias_n,
+    pre,
+    prem,
+    pren,
     a_batch,
     b_batch,
     c_batch,
     c0_batch,
+    pre_batch,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -175,8 +187,12 @@ def tiles_kernel(
         c += which * c_batch
         if c0 is not None:
             c0 += which * c0_batch
+        if pre is not None:
+            pre += which * pre_batch
     tile_m, tile_n = tile_of(program, tiles_m, tiles_n, GROUP_M)
     row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     acc = product_of(a, b, row, column, m, n, k, am, ak, bk, bn, BLOCK_M, BLOCK_N, BLOCK_K, WHOLE_K, PRECISION, ACC)
-    epilogue(acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, ACTIVATION, ACC)
+    epilogue(
+        acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, pre, prem, pren, ACTIVATION, ACC
+    )

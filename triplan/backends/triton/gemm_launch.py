@@ -72,8 +72,8 @@ F32 = (Tile(64, 64, 16, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
 F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
 #: Where no stride is known to be 1 each element has an address of its own, of two registers.
 SCATTERED = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
-#: Accumulators a thread beside which the temporaries of an error function, or as many elements of C0, do not spill; and
-#: beside such addresses.
+#: Accumulators a thread beside which the temporaries of an error function, or as many elements of C0 or addresses of a
+#: second result, do not spill; and beside such addresses.
 CROWDED_ACCUMULATORS, SCATTERED_ACCUMULATORS = 64, 32
 
 
@@ -91,7 +91,7 @@ def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
         found = TF32
     else:
         found = F32 if desc.element is ElementKind.F32 else F64
-    most = CROWDED_ACCUMULATORS if desc.activation == "gelu" or desc.reads_c0 else 128
+    most = CROWDED_ACCUMULATORS if desc.activation == "gelu" or desc.reads_c0 or desc.saves_pre else 128
     if scattered:
         most = SCATTERED_ACCUMULATORS
     return tuple(
@@ -188,6 +188,7 @@ def epilogue_arguments(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], d
     one = 1.0 if compute.is_floating_point else 1
     c, c_known = strides(o["c"], ("cm", "cn", "c_batch"))
     c0, c0_known = strides(o.get("c0"), ("c0m", "c0n", "c0_batch"))
+    pre, pre_known = strides(o.get("pre"), ("prem", "pren", "pre_batch"))
     along, along_known = vector_stride(o.get("bias"), "bias_n")
     args: dict[str, Arg] = {
         "c0": pointer(o["c0"]) if "c0" in o else None,
@@ -195,10 +196,12 @@ def epilogue_arguments(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], d
         "alpha": Scalar("alpha", compute, one),
         "beta": Scalar("beta", compute, one) if "c0" in o else None,
         **c,
+        "pre": pointer(o["pre"]) if "pre" in o else None,
         **c0,
+        **pre,
         **along,
     }
-    return args, {**c_known, **c0_known, **along_known, "ACTIVATION": ACTIVATIONS[desc.activation]}
+    return args, {**c_known, **c0_known, **pre_known, **along_known, "ACTIVATION": ACTIVATIONS[desc.activation]}
 
 
 def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[str, Arg], dict[str, Any]]:

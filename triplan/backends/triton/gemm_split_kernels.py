@@ -81,8 +81,12 @@ def pieces_kernel(
     c0m,
     c0n,
     bias_n,
+    pre,
+    prem,
+    pren,
     c_batch,
     c0_batch,
+    pre_batch,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MOST_PIECES: tl.constexpr,
@@ -100,6 +104,8 @@ def pieces_kernel(
         c += which * c_batch
         if c0 is not None:
             c0 += which * c0_batch
+        if pre is not None:
+            pre += which * pre_batch
     row = (program // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = (program % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     at = partial + row[:, None] * n + column[None, :]
@@ -107,4 +113,6 @@ def pieces_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     for piece in tl.static_range(MOST_PIECES):  # unrolled: all loads are on their way before the first addition
         acc += tl.load(at + piece * slab, mask=inside & (piece < pieces), other=0.0)
-    epilogue(acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, ACTIVATION, ACC)
+    epilogue(
+        acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, pre, prem, pren, ACTIVATION, ACC
+    )

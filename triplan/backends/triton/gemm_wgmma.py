@@ -228,6 +228,8 @@ def fits_maps(desc: MultiplyingDescriptor, name: str) -> str:
 
 
 def wgmma_applies(desc: MatrixProductDescriptor, target: Target) -> Support:
+    if desc.saves_pre:
+        return Support.no("does not write pre")
     if desc.reads_c0:
         return Support.no("does not read c0")
     if desc.k == 0:

@@ -117,7 +117,13 @@ def constants(desc: Any) -> dict[str, Any]:
 
 
 def launch(
-    which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int, stages: int = 3
+    which: Any,
+    grid: int,
+    args: Mapping[str, Arg],
+    constexprs: Mapping[str, Any],
+    warps: int,
+    stages: int = 3,
+    max_registers: int = 0,
 ) -> Launch:
     """A launch with those of ``args`` and ``constexprs`` that the kernel has."""
     names = set(which.arg_names)
@@ -128,6 +134,7 @@ def launch(
         {k: v for k, v in constexprs.items() if k in names},
         warps,
         stages,
+        max_registers=max_registers,
     )
 
 

@@ -163,21 +163,27 @@ def norm_backward_looped_kernel(
     middle = tl.zeros((), COMPUTE)
     if CENTRED:
         middle = tl.sum(total, 0) / terms
-    steps = tl.cdiv(n, BLOCK)
+    steps = tl.cdiv(n, BLOCK * UNROLL)
     for step in range(steps):
-        col = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)
-        live = col < n
-        g = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-        g = affine(g.to(COMPUTE), weight, None, col, live, OFFSET)
-        v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
-        d = g - ((v - centre) * scale) * projected
-        if CENTRED:
-            d = d - middle
-        d = d * scale
-        if dsummed is not None:
-            more = rows_of(dsummed, dsummed_strides, outer, sizes, lane) + along(col, dsummed_strides[2])
-            d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
-        tl.store(to + along(col, dx_strides[2]), d.to(dx.dtype.element_ty), mask=live)
+        kept = ()
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            live = col < n
+            dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            kept = kept + (dy, v)
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            live = col < n
+            g = affine(kept[2 * u].to(COMPUTE), weight, None, col, live, OFFSET)
+            d = g - ((kept[2 * u + 1].to(COMPUTE) - centre) * scale) * projected
+            if CENTRED:
+                d = d - middle
+            d = d * scale
+            if dsummed is not None:
+                more = rows_of(dsummed, dsummed_strides, outer, sizes, lane) + along(col, dsummed_strides[2])
+                d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
+            tl.store(to + along(col, dx_strides[2]), d.to(dx.dtype.element_ty), mask=live)
 
 
 @triton.jit

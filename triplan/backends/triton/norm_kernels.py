@@ -281,15 +281,20 @@ def norm_looped_kernel(
         tl.store(mean + row, centre + middle)
     saved, scale = scale_of(squares, count, eps, LENGTH)
     tl.store(rstd + row, saved)
-    steps = tl.cdiv(n, BLOCK)
+    steps = tl.cdiv(n, BLOCK * UNROLL)
     for walked in range(steps):
-        col = (steps - 1 - walked) * BLOCK + tl.arange(0, BLOCK)
-        live = col < n
-        v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_first")
-        if summed is not None:
-            sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
-            tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
-        if CENTRED:
-            v = (v - centre) - middle
-        y = affine(v * scale, weight, bias, col, live, OFFSET)
-        tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+        kept = ()
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - walked) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            kept = kept + (read(at, x_strides, residual_at, residual_strides, col, col < n, COMPUTE, "evict_first"),)
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - walked) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            live = col < n
+            v = kept[u]
+            if summed is not None:
+                sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
+                tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
+            if CENTRED:
+                v = (v - centre) - middle
+            y = affine(v * scale, weight, bias, col, live, OFFSET)
+            tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)

@@ -10,14 +10,14 @@ as the hardware's does: a NaN then enters the sum, and through it the whole row.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.rows_kernels import again, along, lanes_of, rows_of
+from triplan.backends.triton.rows_kernels import again, along, exponential, lanes_of, rows_of
 
 
 @triton.jit
 def finished(v, top, total, LOG: tl.constexpr):
     """The result from an element, its row's maximum and its row's sum of exponentials."""
     v = v - top
-    return v - tl.log(total) if LOG else tl.exp(v) * (1.0 / total)
+    return v - tl.log(total) if LOG else exponential(v) * (1.0 / total)
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def softmax_group(
     top = tl.max(v, 1, keep_dims=True)
     if NARROW:
         v = again(kept).to(COMPUTE)
-    total = tl.sum(tl.exp(v - top), 1, keep_dims=True)
+    total = tl.sum(exponential(v - top), 1, keep_dims=True)
     if NARROW:
         v = again(kept).to(COMPUTE)
     y = finished(v, top, total, LOG)
@@ -119,7 +119,7 @@ def softmax_looped_kernel(
 
     Every VECTOR neighbours of a block, one thread's, have a maximum and a sum of their own, which meet at the end:
     while threads wait for each other nothing is on its way from memory. The second pass goes backwards: what was read
-    last is still in the cache. The first has UNROLL blocks on their way at a time.
+    last is still in the cache. Both have UNROLL blocks on their way at a time.
     """
     outer = tl.program_id(0) // blocks
     lane = lanes_of(tl.program_id(0), blocks, ROWS)
@@ -140,17 +140,22 @@ def softmax_looped_kernel(
             ).to(COMPUTE)
             new = tl.maximum(top, tl.max(v, 2, keep_dims=True))
             base = subtracted(new)
-            total = total * tl.exp(top - base) + tl.sum(tl.exp(v - base), 2, keep_dims=True)
+            total = total * exponential(top - base) + tl.sum(exponential(v - base), 2, keep_dims=True)
             top = new
     best = tl.max(top, 1, keep_dims=True)
-    total = tl.sum(total * tl.exp(top - subtracted(best)), 1, keep_dims=True)
-    steps = tl.cdiv(n, BLOCK)
+    total = tl.sum(total * exponential(top - subtracted(best)), 1, keep_dims=True)
+    steps = tl.cdiv(n, BLOCK * UNROLL)
     for step in range(steps):
-        col = (steps - 1 - step) * BLOCK + own
-        live = inside & (col < n)
-        v = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
-        y = finished(v, best, total, LOG)
-        tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+        kept = ()
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + own
+            live = inside & (col < n)
+            v = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            kept = kept + (v,)
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + own
+            y = finished(kept[u].to(COMPUTE), best, total, LOG)
+            tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=inside & (col < n))
 
 
 @triton.jit
@@ -175,7 +180,7 @@ def softmax_partial_kernel(
     v = v.to(COMPUTE)
     top = tl.max(v, 0)
     tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(tl.exp(v - subtracted(top)), 0))
+    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - subtracted(top)), 0))
 
 
 @triton.jit
@@ -204,7 +209,7 @@ def softmax_finish_kernel(
     part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
     part_totals = tl.load(totals + first + part, mask=known, other=0.0)
     top = tl.max(part_tops, 0)
-    total = tl.sum(part_totals * tl.exp(part_tops - subtracted(top)), 0)
+    total = tl.sum(part_totals * exponential(part_tops - subtracted(top)), 0)
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = col < n
     at = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
@@ -226,7 +231,7 @@ def term(dy, y, LOG: tl.constexpr):
 @triton.jit
 def derived(dy, y, total, LOG: tl.constexpr):
     """The gradient of an element from its row's sum."""
-    return dy - tl.exp(y) * total if LOG else y * (dy - total)
+    return dy - exponential(y) * total if LOG else y * (dy - total)
 
 
 @triton.jit
@@ -298,14 +303,19 @@ def softmax_backward_looped_kernel(
                 y = y.to(COMPUTE)
             total += term(dy, y, LOG)
     total = tl.sum(total, 1, keep_dims=True)
-    steps = tl.cdiv(n, BLOCK)
+    steps = tl.cdiv(n, BLOCK * UNROLL)
     for step in range(steps):
-        col = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)[None, :]
-        live = inside & (col < n)
-        dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-        y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-        g = derived(dy.to(COMPUTE), y.to(COMPUTE), total, LOG)
-        tl.store(to + along(col, dx_strides[2]), g.to(dx.dtype.element_ty), mask=live)
+        kept = ()
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            live = inside & (col < n)
+            dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            kept = kept + (dy, y)
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            g = derived(kept[2 * u].to(COMPUTE), kept[2 * u + 1].to(COMPUTE), total, LOG)
+            tl.store(to + along(col, dx_strides[2]), g.to(dx.dtype.element_ty), mask=inside & (col < n))
 
 
 @triton.jit
