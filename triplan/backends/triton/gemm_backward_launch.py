@@ -21,6 +21,8 @@ SUMMED = (32, 128)
 #: Programs of the column sums: four for each of an H200's multiprocessors. One number for all targets, as tolerances
 #: depend on it.
 SUMMING = 528
+#: Microseconds in which the sums of columns wait for the products, and the next launch for them (H200).
+AROUND_US = 4.0
 
 #: By a product's own names: whose operand of the adjoint each is, and whether transposed.
 Roles = Mapping[str, tuple[str, bool]]
@@ -179,7 +181,8 @@ def sum_us(desc: GemmBackwardDescriptor) -> float:
     if not desc.wants_dbias:
         return 0.0
     nbytes = desc.m * desc.n * desc.element.itemsize + 2 * sum_workspace(desc)
-    return launching.LAUNCH_US * (2 if _lines(desc)[0] > 1 else 1) + nbytes / launching.BYTES_PER_US
+    launches = 2 if _lines(desc)[0] > 1 else 1
+    return launching.LAUNCH_US * launches + AROUND_US + nbytes / launching.BYTES_PER_US
 
 
 # --- products by pointers ---

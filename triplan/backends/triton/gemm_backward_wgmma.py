@@ -18,8 +18,11 @@ from triplan.backends.triton.gemm_wgmma import Ring
 from triplan.descriptors import GemmBackwardDescriptor, Operand
 from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
-#: Columns that a program sums at a time, and bytes a microsecond in which one does (a guess until measured).
-STRIP, SUMMED_PER_US = 256, 6.0e4
+#: Bytes a microsecond in which a program sums columns: what the copies of a ring bring (a guess until measured).
+SUMMED_PER_US = 9.0e4
+#: How much longer tiles of fewer columns take than in one product, as each product has an operand that lies across: in
+#: a committed run of ``python -m bench gemm --sweep``, where those of 256 were the fastest at 2048 and 4096.
+NARROW = 1.05
 #: Rows of tiles dealt together: fewer than of one product, as each has an operand that lies across.
 GROUP_M = 4
 
@@ -37,18 +40,18 @@ def _tiles(p: Product, ring: Ring) -> int:
 def sums_beside(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> bool:
     """Whether the columns are summed by the launch of the products, on multiprocessors that its last tiles leave over.
 
-    So they are if it deals both products, dc's rows and dbias are contiguous, as many are left over as there are
-    strips, and a strip takes no longer than a tile.
+    So they are if it deals both products, with warpgroups that share its tiles, dc's rows and dbias are contiguous, as
+    many are left over as there are strips, and a strip takes no longer than a tile.
     """
     pair = list(launching.products(desc).values())
-    if not desc.wants_dbias or len(pair) < 2 or not _contiguous(desc, "dbias"):
+    if not desc.wants_dbias or len(pair) < 2 or ring.turns or not _contiguous(desc, "dbias"):
         return False
     if gemm_launch.leading(desc.operand("dc"))[0] != 1:
         return False
     left_over = -sum(_tiles(p, ring) for p in pair) % max(target.sm_count, 1)
     tile_us = gemm_wgmma.tile_us(ring, min(p.desc.k for p in pair))
-    strip_us = desc.m * STRIP * desc.element.itemsize / SUMMED_PER_US
-    return -(-desc.n // STRIP) <= left_over and strip_us <= tile_us
+    strip_us = desc.m * ring.n * desc.element.itemsize / SUMMED_PER_US
+    return -(-desc.n // ring.n) <= left_over and strip_us <= tile_us
 
 
 def _contiguous(desc: GemmBackwardDescriptor, name: str) -> bool:
@@ -66,7 +69,7 @@ def ring_us(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> float:
     # Each alone ends in a wave that is not full; together in one such wave.
     apart = sum(math.ceil(_tiles(p, ring) / sms) for p in pair)
     together = math.ceil(sum(_tiles(p, ring) for p in pair) / sms)
-    products_us = (one + two) * together / max(apart, 1)
+    products_us = (one + two) * together / max(apart, 1) * (1.0 if ring.n > 128 else NARROW)
     return products_us + (0.0 if sums_beside(desc, ring, target) else launching.sum_us(desc))
 
 
@@ -93,19 +96,17 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: 
         args |= {f"m{i}": Int(p.desc.m), f"n{i}": Int(p.desc.n), f"k{i}": Int(p.desc.k)}
         known |= {f"X{i}_ROWS": x_rows, f"Y{i}_ROWS": y_rows}
     args |= {"alpha": Scalar("alpha", ElementKind.F32, 1.0), "group_m": Int(ring.group)}
-    args |= dict.fromkeys(("summed", "sums", "rows", "columns", "stride"))
+    args |= dict.fromkeys(("summed", "sums", "rows", "columns"))
     items = sum(_tiles(p, ring) for p in pair)
     if sums:
         dc = desc.operand("dc")
-        along, _ = gemm_launch.strides(dc, ("stride", "", "batch"))
         args |= {
-            "summed": gemm_launch.pointer(dc),
+            "summed": gemm_wgmma.tensor_map("dc", dc.element, ring.k, ring.n // 2, False),
             "sums": gemm_launch.pointer(desc.operand("dbias")),
             "rows": Int(desc.m),
-            "columns": Int(desc.n, divisibility=8),
-            "stride": along["stride"],
+            "columns": Int(desc.n),
         }
-        items += -(-desc.n // STRIP)
+        items += -(-desc.n // ring.n)
     return Launch(
         kernels.wgmma_pair_kernel,
         max(min(items, target.sm_count), 1),
@@ -168,8 +169,8 @@ def _rank(desc: GemmBackwardDescriptor, target: Target) -> float:
 
 
 def _roundings(desc: GemmBackwardDescriptor) -> int:
-    # Beside the products: every eighth row in turn, then eight sums. The target decides which it is.
-    return max(-(-desc.m // 8) + 8, launching.sum_roundings(desc))
+    # Beside the products: sums of 64 rows, one after the other. The target decides which it is.
+    return max(-(-desc.m // 64) + 64, launching.sum_roundings(desc))
 
 
 def configurations(desc: GemmBackwardDescriptor, target: Target) -> Mapping[str, Configuration]:

@@ -20,14 +20,10 @@ from triplan.backends.triton.gluon_names import (
     previous_wait,
     reinterpret,
     store_wait,
+    thread_barrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-
-#: Columns of a warpgroup's strip, two of which make one: a warp reads 64 bytes of each of 8 rows at a time.
-STRIP = gl.constexpr(128)
-#: Rows of 8 that a thread has on their way at a time.
-AHEAD = gl.constexpr(16)
 
 
 @gluon.jit
@@ -108,6 +104,7 @@ def load_both(
     first,
     second,
     ring,
+    sums,
     group_m,
     X1_ROWS: gl.constexpr,
     Y1_ROWS: gl.constexpr,
@@ -117,6 +114,7 @@ def load_both(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    SUMS: gl.constexpr,
 ):
     """The loading warp. X1_ROWS and so on: the maps are row-major (else of the transposed matrix)."""
     previous_wait()
@@ -128,7 +126,11 @@ def load_both(
     )
     done = tiles_of(extent, BLOCK_N)
     maps, extent = second
-    load_product(maps, ring, extent, group_m, done, slot, phase, X2_ROWS, Y2_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES)
+    slot, phase = load_product(
+        maps, ring, extent, group_m, done, slot, phase, X2_ROWS, Y2_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
+    )
+    if SUMS:
+        load_strips(sums, ring, done + tiles_of(extent, BLOCK_N), slot, phase, BLOCK_N, BLOCK_K, STAGES)
 
 
 @gluon.jit
@@ -205,24 +207,59 @@ def multiply_product(
 
 
 @gluon.jit
-def sum_columns(sums, done, WHICH: gl.constexpr):
-    """Strips of columns of ``x``, from its first row to its last: eight partial sums, then their sum by shuffles."""
-    x, out, rows, columns, stride = sums
-    # No two warps share a column, so that nothing goes through shared memory.
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 4], [1, 0])
-    row = gl.arange(0, 8, layout=gl.SliceLayout(1, layout))
-    within = WHICH * STRIP + gl.arange(0, STRIP, layout=gl.SliceLayout(0, layout))
-    for strip in range(first_of(done), gl.cdiv(columns, 2 * STRIP), gl.num_programs(0)):
-        column = strip * 2 * STRIP + within
-        inside = (column < columns)[None, :]
-        at = x + row.to(gl.int64)[:, None] * stride + column[None, :]
-        total = gl.zeros((8, STRIP), gl.float32, layout)
-        for start in range(0, rows, 8 * AHEAD):
-            for i in gl.static_range(AHEAD):
-                live = (row + (start + 8 * i) < rows)[:, None] & inside
-                total += gl.load(at, mask=live, other=0.0).to(gl.float32)
-                at += 8 * stride
-        gl.store(out + column, gl.sum(total, 0).to(out.dtype.element_ty), mask=column < columns)
+def halves_of(buffer, operand):
+    """A slot of the second operands' as two blocks of ``operand``, a tensor map: half of a strip each."""
+    return reinterpret(buffer, operand.dtype, [2] + operand.block_type.shape, operand.layout)
+
+
+@gluon.jit
+def load_strips(sums, ring, done, slot, phase, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr):
+    """Strips of BLOCK_N columns of ``summed``, from its first row to its last, through the second operands' slots."""
+    summed, _, rows, columns = sums
+    _, sy, full, empty, _ = ring
+    WIDTH: gl.constexpr = BLOCK_N // 2
+    for strip in range(first_of(done), gl.cdiv(columns, BLOCK_N), gl.num_programs(0)):
+        for step in range(gl.cdiv(rows, BLOCK_K)):
+            ready = full.index(slot)
+            mbarrier.wait(empty.index(slot), phase)
+            mbarrier.expect(ready, BLOCK_N * BLOCK_K * (summed.dtype.primitive_bitwidth // 8))
+            halves = halves_of(sy.index(slot), summed)
+            for half in gl.static_range(2):
+                load_tile(summed, [step * BLOCK_K, strip * BLOCK_N + half * WIDTH], ready, halves.index(half))
+            slot, phase = following(slot, phase, STAGES)
+
+
+@gluon.jit
+def sum_strips(
+    sums,
+    ring,
+    done,
+    taken,
+    WHICH: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Each warpgroup's half of each strip: sums of BLOCK_K rows, added from the first to the last."""
+    summed, out, rows, columns = sums
+    _, sy, full, empty, _ = ring
+    WIDTH: gl.constexpr = BLOCK_N // 2
+    # No two warps share a column, so that sums go by shuffles alone.
+    layout: gl.constexpr = gl.BlockedLayout([1, WIDTH // 16], [8, 4], [1, 4], [1, 0])
+    along: gl.constexpr = gl.SliceLayout(0, layout)
+    slot = taken % STAGES
+    phase = taken // STAGES % 2
+    for strip in range(first_of(done), gl.cdiv(columns, BLOCK_N), gl.num_programs(0)):
+        total = gl.zeros((WIDTH,), gl.float32, along)
+        for step in range(gl.cdiv(rows, BLOCK_K)):  # noqa: B007 - a name that is not taken
+            mbarrier.wait(full.index(slot), phase)
+            block = halves_of(sy.index(slot), summed).index(WHICH).load(layout)
+            thread_barrier()  # all of these threads have read the slot
+            mbarrier.arrive(empty.index(slot), count=1)
+            total += gl.sum(block.to(gl.float32), 0)
+            slot, phase = following(slot, phase, STAGES)
+        column = strip * BLOCK_N + WHICH * WIDTH + gl.arange(0, WIDTH, layout=along)
+        gl.store(out + column, total.to(out.dtype.element_ty), mask=column < columns)
 
 
 @gluon.jit
@@ -266,7 +303,7 @@ def multiply_both(
     )
     done = tiles_of(extent, BLOCK_N)
     maps, extent, results = second
-    multiply_product(
+    _, taken = multiply_product(
         maps,
         results,
         ring,
@@ -284,7 +321,7 @@ def multiply_both(
         STAGES,
     )
     if SUMS:
-        sum_columns(sums, done + tiles_of(extent, BLOCK_N), WHICH)
+        sum_strips(sums, ring, done + tiles_of(extent, BLOCK_N), taken, WHICH, BLOCK_N, BLOCK_K, STAGES)
     store_wait(0)
 
 
@@ -307,7 +344,6 @@ def wgmma_pair_kernel(
     k2,
     rows,
     columns,
-    stride,
     group_m,
     X1_ROWS: gl.constexpr,
     Y1_ROWS: gl.constexpr,
@@ -321,7 +357,8 @@ def wgmma_pair_kernel(
 ):
     """c1 = alpha * x1 @ y1 and c2 = alpha * x2 @ y2, in tiles of 128 by BLOCK_N; k1 and k2 are at least 1.
 
-    ``sums`` (columns,), if there is one, are those of ``summed`` (rows, columns), whose columns are a multiple of 8.
+    ``sums`` (columns,), if there is one, are those of ``summed`` (rows, columns), a map of blocks of BLOCK_K by half of
+    BLOCK_N; the ring then is of two PIECES.
     Runs with 4 warps and 5 more.
     """
     sx = gl.allocate_shared_memory(x1.dtype, [STAGES * PIECES] + x1.block_type.shape, x1.layout)
@@ -340,7 +377,7 @@ def wgmma_pair_kernel(
     one = ((x1, y1), (m1, n1, k1), (c1, sc, alpha))
     two = ((x2, y2), (m2, n2, k2), (c2, sc, alpha))
     SUMS: gl.constexpr = sums is not None
-    columns_of = (summed, sums, rows, columns, stride) if SUMS else (alpha,)
+    strips = (summed, sums, rows, columns) if SUMS else (alpha,)
     loaded_one = ((x1, y1), (m1, n1, k1))
     loaded_two = ((x2, y2), (m2, n2, k2))
     gl.warp_specialize(
@@ -351,7 +388,7 @@ def wgmma_pair_kernel(
                     one,
                     two,
                     ring,
-                    columns_of,
+                    strips,
                     group_m,
                     0,
                     X1_ROWS,
@@ -371,7 +408,7 @@ def wgmma_pair_kernel(
                     one,
                     two,
                     ring,
-                    columns_of,
+                    strips,
                     group_m,
                     1,
                     X1_ROWS,
@@ -391,6 +428,7 @@ def wgmma_pair_kernel(
                     loaded_one,
                     loaded_two,
                     ring,
+                    strips,
                     group_m,
                     X1_ROWS,
                     Y1_ROWS,
@@ -400,6 +438,7 @@ def wgmma_pair_kernel(
                     BLOCK_N,
                     BLOCK_K,
                     STAGES,
+                    SUMS,
                 ),
             ),
         ],
