@@ -234,7 +234,7 @@ def _arguments(desc: Any, rows: int) -> dict[str, Arg]:
 
 
 def _with_sums(desc: Any, between: Sequence[Launch]) -> list[Launch]:
-    return [*losses.before(desc, desc.gradient), *between, *losses.after(desc)]
+    return [*losses.before(desc, desc.gradient), *between, *losses.after(desc, desc.gradient)]
 
 
 def _constexprs(desc: Any) -> dict[str, Any]:

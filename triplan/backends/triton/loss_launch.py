@@ -106,13 +106,14 @@ def arguments(desc: Any, rows: int) -> dict[str, Arg]:
 
 
 def constants(desc: Any) -> dict[str, Any]:
+    parts = chunks(desc)[0]
     return {
         "MEAN": is_mean(desc),
         "EACH": not desc.reduced,
         "SMOOTH": smooths(desc),
         "CLAMP": desc.out_of_bounds == "clamp",
         "COMPUTE": TL[desc.element.compute],
-        "PARTS": PARTS,
+        "PARTS": 1 if parts == 1 else PARTS,
     }
 
 
@@ -153,11 +154,12 @@ def before(desc: Any, count: bool) -> list[Launch]:
     return found
 
 
-def after(desc: Any) -> list[Launch]:
-    """What comes last: the losses of all rows become one."""
+def after(desc: Any, counted: bool) -> list[Launch]:
+    """What comes last: the losses of all rows become one. ``counted``: whether ``before`` counted."""
     if not desc.reduced:
         return []
     args, constexprs = arguments(desc, 1), {**constants(desc), "BLOCK": CHUNK}
+    constexprs["COUNT"] = is_mean(desc) and not (counted and view(desc).count)
     parts = chunks(desc)[0]
     if parts == 1:
         return [launch(kernels.loss_sum_kernel, 1, args, constexprs, WARPS)]
