@@ -15,6 +15,7 @@ from typing import Any
 from triplan.backends.launch import Arg, Float, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton import cross_entropy_kernels as kernels
+from triplan.backends.triton import cross_entropy_split_kernels as split_kernels
 from triplan.backends.triton import loss_launch as losses
 from triplan.backends.triton.loss_launch import arguments, constants, launch, view
 from triplan.backends.triton.rows_launch import (
@@ -40,13 +41,12 @@ MOST_BLOCKS = 4096
 @dataclass(frozen=True, slots=True)
 class Loop:
     """What one program of ``looped`` holds at a time: ``rows`` x ``cols`` x ``vec`` elements, ``vec`` neighbours a
-    thread. ``held``: the last block stays in registers for its gradients."""
+    thread."""
 
     rows: int
     cols: int
     vec: int
     warps: int
-    held: bool = False
 
     @property
     def width(self) -> int:
@@ -259,7 +259,6 @@ def looped_launches(desc: Any, tile: Loop) -> list[Launch]:
     if not view(desc).count:
         return _with_sums(desc, [])
     constexprs = {**_constexprs(desc), "ROWS": tile.rows, "COLS": tile.cols, "VEC": tile.vec}
-    constexprs["HELD"] = tile.held
     grid = view(desc).programs(tile.rows)
     args = _arguments(desc, tile.rows)
     return _with_sums(desc, [launch(kernels.cross_entropy_looped_kernel, grid, args, constexprs, tile.warps)])
@@ -297,9 +296,9 @@ def _split(desc: Any, target: Target) -> list[Launch]:
     return _with_sums(
         desc,
         [
-            launch(kernels.cross_entropy_partial_kernel, r.count * blocks, args, constexprs, tile.warps),
+            launch(split_kernels.cross_entropy_partial_kernel, r.count * blocks, args, constexprs, tile.warps),
             launch(
-                kernels.cross_entropy_finish_kernel,
+                split_kernels.cross_entropy_finish_kernel,
                 r.count * (blocks if desc.gradient else 1),
                 args,
                 constexprs,
