@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from triplan.backends.launch import Arg, Float, Launch, Scratch
+from triplan.backends.launch import Arg, Float, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton import cross_entropy_kernels as kernels
 from triplan.backends.triton import cross_entropy_split_kernels as split_kernels
@@ -41,12 +41,13 @@ MOST_BLOCKS = 4096
 @dataclass(frozen=True, slots=True)
 class Loop:
     """What one program of ``looped`` holds at a time: ``rows`` x ``cols`` x ``vec`` elements, ``vec`` neighbours a
-    thread."""
+    thread. ``kept``: the share of a row that the L2 cache is asked to keep for the gradients."""
 
     rows: int
     cols: int
     vec: int
     warps: int
+    kept: float = 1.0
 
     @property
     def width(self) -> int:
@@ -259,8 +260,9 @@ def looped_launches(desc: Any, tile: Loop) -> list[Launch]:
     if not view(desc).count:
         return _with_sums(desc, [])
     constexprs = {**_constexprs(desc), "ROWS": tile.rows, "COLS": tile.cols, "VEC": tile.vec}
-    grid = view(desc).programs(tile.rows)
-    args = _arguments(desc, tile.rows)
+    grid, steps = view(desc).programs(tile.rows), -(-view(desc).n // tile.width)
+    passing = steps - int(steps * tile.kept) if desc.gradient else steps
+    args = {**_arguments(desc, tile.rows), "passing": Int(passing)}
     return _with_sums(desc, [launch(kernels.cross_entropy_looped_kernel, grid, args, constexprs, tile.warps)])
 
 
@@ -337,8 +339,8 @@ def _register() -> None:
     }
     for name, tiled, build, supports, rank, workspace, priority in (
         ("rows", whole, _rows, rows_apply, rows_rank, _workspace, 0),
-        ("looped", loop, _looped, looped_applies, looped_rank, _workspace, 2),
-        ("split", piece, _split, split_applies, split_rank, _split_workspace, 1),
+        ("looped", loop, _looped, looped_applies, looped_rank, _workspace, 1),
+        ("split", piece, _split, split_applies, split_rank, _split_workspace, 2),
     ):
         kernel(
             op="cross_entropy",
