@@ -72,7 +72,7 @@ def test_run_is_captured_replayed_and_allocates_nothing(op: str) -> None:
         graph.replay()
         plan.run(fresh, workspace)
         for t, f in zip(outputs(plan, args), outputs(plan, fresh), strict=True):
-            assert torch.equal(t, f)
+            torch.testing.assert_close(t, f, rtol=0, atol=0, equal_nan=True)  # a mean over weights of no sum is NaN
 
 
 def test_an_unprepared_plan_refuses_to_compile_under_capture() -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from triplan.backends.launch import Arg, Float, Launch, Scratch
+from triplan.backends.launch import Arg, Float, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton import cross_entropy_kernels as kernels
+from triplan.backends.triton import cross_entropy_split_kernels as split_kernels
 from triplan.backends.triton import loss_launch as losses
 from triplan.backends.triton.loss_launch import arguments, constants, launch, view
 from triplan.backends.triton.rows_launch import (
@@ -40,13 +41,13 @@ MOST_BLOCKS = 4096
 @dataclass(frozen=True, slots=True)
 class Loop:
     """What one program of ``looped`` holds at a time: ``rows`` x ``cols`` x ``vec`` elements, ``vec`` neighbours a
-    thread. ``held``: the last block stays in registers for its gradients."""
+    thread. ``kept``: the share of a row that the L2 cache is asked to keep for the gradients."""
 
     rows: int
     cols: int
     vec: int
     warps: int
-    held: bool = False
+    kept: float = 1.0
 
     @property
     def width(self) -> int:
@@ -234,7 +235,7 @@ def _arguments(desc: Any, rows: int) -> dict[str, Arg]:
 
 
 def _with_sums(desc: Any, between: Sequence[Launch]) -> list[Launch]:
-    return [*losses.before(desc, desc.gradient), *between, *losses.after(desc)]
+    return [*losses.before(desc, desc.gradient), *between, *losses.after(desc, desc.gradient)]
 
 
 def _constexprs(desc: Any) -> dict[str, Any]:
@@ -259,9 +260,9 @@ def looped_launches(desc: Any, tile: Loop) -> list[Launch]:
     if not view(desc).count:
         return _with_sums(desc, [])
     constexprs = {**_constexprs(desc), "ROWS": tile.rows, "COLS": tile.cols, "VEC": tile.vec}
-    constexprs["HELD"] = tile.held
-    grid = view(desc).programs(tile.rows)
-    args = _arguments(desc, tile.rows)
+    grid, steps = view(desc).programs(tile.rows), -(-view(desc).n // tile.width)
+    passing = steps - int(steps * tile.kept) if desc.gradient else steps
+    args = {**_arguments(desc, tile.rows), "passing": Int(passing)}
     return _with_sums(desc, [launch(kernels.cross_entropy_looped_kernel, grid, args, constexprs, tile.warps)])
 
 
@@ -297,9 +298,9 @@ def _split(desc: Any, target: Target) -> list[Launch]:
     return _with_sums(
         desc,
         [
-            launch(kernels.cross_entropy_partial_kernel, r.count * blocks, args, constexprs, tile.warps),
+            launch(split_kernels.cross_entropy_partial_kernel, r.count * blocks, args, constexprs, tile.warps),
             launch(
-                kernels.cross_entropy_finish_kernel,
+                split_kernels.cross_entropy_finish_kernel,
                 r.count * (blocks if desc.gradient else 1),
                 args,
                 constexprs,
@@ -338,8 +339,8 @@ def _register() -> None:
     }
     for name, tiled, build, supports, rank, workspace, priority in (
         ("rows", whole, _rows, rows_apply, rows_rank, _workspace, 0),
-        ("looped", loop, _looped, looped_applies, looped_rank, _workspace, 2),
-        ("split", piece, _split, split_applies, split_rank, _split_workspace, 1),
+        ("looped", loop, _looped, looped_applies, looped_rank, _workspace, 1),
+        ("split", piece, _split, split_applies, split_rank, _split_workspace, 2),
     ):
         kernel(
             op="cross_entropy",

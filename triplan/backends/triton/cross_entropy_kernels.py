@@ -1,4 +1,4 @@
-"""Cross-entropy: rows held whole, rows in a loop, and rows split between programs; and its adjoint.
+"""Cross-entropy: rows held whole, and rows in a loop; and its adjoint. (Rows split between programs have a module.)
 
 Tuples of strides as in ``rows_kernels``. With GRAD the gradient of the reduced loss is written as well: to ``dx``,
 which may be ``x``. For one row with softmax p, target t and weights w, smoothed by s, it is
@@ -135,12 +135,13 @@ def cross_entropy_rows_kernel(
     mine = tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
     col = tl.arange(0, BLOCK)[None, :]
     held = read_block(from_row, col, x_strides[2], n, kept, "evict_first")
+    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
+    scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS) if GRAD else 0.0
     v = held.to(COMPUTE)
     top = tl.max(v, 1, keep_dims=True)
     if NARROW:
         v = again(held).to(COMPUTE)
     total = tl.sum(exponential(v - subtracted(top)), 1, keep_dims=True)
-    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
     plain = 0.0
     if SMOOTH:
         weights = weights_at(weight, col, col < n, COMPUTE)
@@ -148,7 +149,6 @@ def cross_entropy_rows_kernel(
     tl.store(losses + row, loss_of(mine, top, total, plain, kept, picked, spread, whole, SMOOTH), mask=inside)
     tl.store(lse + row, top + tl.log(total), mask=inside)
     if GRAD:
-        scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
         factor = tl.where(kept, scale * (picked + spread * whole) / total, 0.0)
         picked = scale * picked
         spread = scale * spread
@@ -196,6 +196,7 @@ def cross_entropy_looped_kernel(
     ignore,
     smoothing,
     parts,
+    passing,
     GRAD: tl.constexpr,
     MEAN: tl.constexpr,
     SMOOTH: tl.constexpr,
@@ -205,17 +206,15 @@ def cross_entropy_looped_kernel(
     COLS: tl.constexpr,
     VEC: tl.constexpr,
     PARTS: tl.constexpr,
-    HELD: tl.constexpr,
 ):
     """Rows block by block with running maxima and sums (Milakov and Gimelshein, arXiv 1805.02867).
 
     Each thread keeps a maximum and a sum of its own for every VEC neighbours that it loads at once: one exponential
     more for VEC of them, no exchange between threads within the loop, so that many loads are under way.
-    The gradients go backwards: what was read last is still in the caches, and with HELD the last block in registers.
-    The target's gradient is written on its own, last: a comparison less for each element.
+    The gradients go backwards: what was read last is still in the caches, which are not asked to keep the first
+    ``passing`` blocks. The target's gradient is written on its own, last: a comparison less for each element.
     """
     WIDTH: tl.constexpr = COLS * VEC
-    KEEP: tl.constexpr = "evict_last" if GRAD else "evict_first"
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = lane < lanes
@@ -223,27 +222,27 @@ def cross_entropy_looped_kernel(
     at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
     from_row = rows_of(x, x_strides, outer, sizes, lane)
     mine = tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
     from_row = from_row[:, None, None]
     read = kept[:, None, None]
     within = (tl.arange(0, COLS)[:, None] * VEC + tl.arange(0, VEC)[None, :])[None, :, :]
     steps = tl.cdiv(n, WIDTH)
-    looped = tl.maximum(steps - 1, 0) if HELD else steps
     any_kept = tl.max(kept.to(tl.int32), 0) > 0
     top = tl.full((ROWS, COLS), -float("inf"), COMPUTE)
     total = tl.zeros((ROWS, COLS), COMPUTE)
     plain = tl.zeros((ROWS, COLS), COMPUTE)
-    for start in range(0, tl.where(any_kept, looped, 0) * WIDTH, WIDTH):
+    for start in range(0, tl.where(any_kept, passing, 0) * WIDTH, WIDTH):
         col = start + within
-        v = read_block(from_row, col, x_strides[2], n, read, KEEP)
+        v = read_block(from_row, col, x_strides[2], n, read, "evict_first")
         top, total, plain = absorbed(v, col, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
-    if HELD:
-        last = looped * WIDTH + within
-        v_last = read_block(from_row, last, x_strides[2], n, read, "evict_first")
-        top, total, plain = absorbed(v_last, last, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
+    if GRAD:
+        for start in range(passing * WIDTH, tl.where(any_kept, steps, 0) * WIDTH, WIDTH):
+            col = start + within
+            v = read_block(from_row, col, x_strides[2], n, read, "evict_last")
+            top, total, plain = absorbed(v, col, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
     tops = tl.max(top, 1)
     totals = tl.sum(total * exponential(top - subtracted(tops)[:, None]), 1)
     plains = tl.sum(plain, 1)
-    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
     tl.store(losses + row, loss_of(mine, tops, totals, plains, kept, picked, spread, whole, SMOOTH), mask=inside)
     tl.store(lse + row, tops + tl.log(totals), mask=inside)
     if GRAD:
@@ -260,126 +259,11 @@ def cross_entropy_looped_kernel(
         t = tops[:, None, None]
         f = factor[:, None, None]
         s = spread[:, None, None]
-        if HELD:
-            write_block(v_last, to_row, last, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
-        for step in range(looped):
-            col = (looped - 1 - step) * WIDTH + within
+        for step in range(steps):
+            col = (steps - 1 - step) * WIDTH + within
             v = read_block(from_row, col, x_strides[2], n, read, "evict_first")
             write_block(v, to_row, col, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
         write_target(mine, to_rows, at, dx_strides[2], kept, tops, factor, picked, spread, weight, SMOOTH, COMPUTE)
-
-
-@triton.jit
-def cross_entropy_partial_kernel(
-    x,
-    target,
-    weight,
-    tops,
-    totals,
-    plains,
-    mines,
-    x_strides,
-    sizes,
-    lanes,
-    n,
-    blocks,
-    ignore,
-    SMOOTH: tl.constexpr,
-    CLAMP: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Maximum, sum of exponentials and sum of weighted logits of one block of one row; and the target's logit."""
-    row = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
-    block = tl.program_id(0) % blocks
-    at, kept = targets_of(target, row, row >= 0, n, ignore, None, CLAMP)
-    from_row = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
-    col = block * BLOCK + tl.arange(0, BLOCK)
-    live = kept & (col < n)
-    v = tl.load(from_row + along(col, x_strides[2]), mask=live, other=-float("inf"), eviction_policy="evict_last").to(
-        COMPUTE
-    )
-    top = tl.max(v, 0)
-    tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - subtracted(top)), 0))
-    if SMOOTH:
-        weights = weights_at(weight, col, col < n, COMPUTE)
-        tl.store(plains + tl.program_id(0), tl.sum(tl.where(live, v * weights, 0.0), 0))
-    if block == 0:
-        tl.store(mines + row, tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
-
-
-@triton.jit
-def cross_entropy_finish_kernel(
-    x,
-    dx,
-    target,
-    losses,
-    lse,
-    weight,
-    share,
-    counts,
-    class_sum,
-    status,
-    tops,
-    totals,
-    plains,
-    mines,
-    x_strides,
-    dx_strides,
-    sizes,
-    lanes,
-    n,
-    blocks,
-    ignore,
-    smoothing,
-    parts,
-    GRAD: tl.constexpr,
-    MEAN: tl.constexpr,
-    SMOOTH: tl.constexpr,
-    CLAMP: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """The rest, from all partial results of a row, which every program adds up in the same order: with GRAD one block's
-    gradients, and by the first program of a row, its loss. Without GRAD there is only that program."""
-    if GRAD:
-        row = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
-        block = tl.program_id(0) % blocks
-    else:
-        row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-        block = 0
-    at, kept = targets_of(target, row, row >= 0, n, ignore, status, CLAMP)
-    part = tl.arange(0, BLOCKS)
-    known = part < blocks
-    first = row * blocks
-    part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
-    part_totals = tl.load(totals + first + part, mask=known, other=0.0)
-    top = tl.max(part_tops, 0)
-    total = tl.sum(part_totals * exponential(part_tops - subtracted(top)), 0)
-    plain = tl.sum(tl.load(plains + first + part, mask=known, other=0.0), 0) if SMOOTH else 0.0
-    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
-    if block == 0:
-        mine = tl.load(mines + row)
-        tl.store(losses + row, loss_of(mine, top, total, plain, kept, picked, spread, whole, SMOOTH))
-        tl.store(lse + row, top + tl.log(total))
-    if GRAD:
-        scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
-        factor = tl.where(kept, scale * (picked + spread * whole) / total, 0.0)
-        col = block * BLOCK + tl.arange(0, BLOCK)
-        from_row = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
-        v = tl.load(
-            from_row + along(col, x_strides[2]),
-            mask=kept & (col < n),
-            other=-float("inf"),
-            eviction_policy="evict_first",
-        ).to(COMPUTE)
-        weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
-        g = gradient_of(v, col, at, weights, tl.where(kept, top, 0.0), factor, scale * picked, scale * spread, SMOOTH)
-        to = rows_of(dx, dx_strides, row // lanes, sizes, row % lanes) + along(col, dx_strides[2])
-        tl.store(to, g.to(dx.dtype.element_ty), mask=col < n)
 
 
 @triton.jit

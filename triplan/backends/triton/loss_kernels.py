@@ -81,33 +81,39 @@ def loss_sum_kernel(
     n,
     ignore,
     MEAN: tl.constexpr,
+    COUNT: tl.constexpr,
     CLAMP: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """First step of the loss: sums of numerators and, for a mean, of denominators; all of it if ``loss`` is given."""
+    """First step of the loss: sums of numerators and, with COUNT, of a mean's denominators, which else are there
+    already; all of it if ``loss`` is given. Losses of rows that are not kept are 0."""
     first = tl.program_id(0).to(tl.int64) * each
     total = tl.zeros((BLOCK,), COMPUTE)
     count = tl.zeros((BLOCK,), COMPUTE)
     for start in range(0, each, BLOCK):
         row = first + start + tl.arange(0, BLOCK)
         live = row < rows
-        at, kept = targets_of(target, row, live, n, ignore, None, CLAMP)
-        value = tl.load(losses + row, mask=live & kept, other=0.0)
-        if share is not None:
-            value = value * of_class(share, at, kept, COMPUTE)
+        value = tl.load(losses + row, mask=live, other=0.0)
+        if COUNT or share is not None:
+            at, kept = targets_of(target, row, live, n, ignore, None, CLAMP)
+            if share is not None:
+                value = tl.where(kept, value * of_class(share, at, kept, COMPUTE), 0.0)
+            if COUNT:
+                count += of_class(counted, at, kept, COMPUTE)
         total += value
-        if MEAN:
-            count += of_class(counted, at, kept, COMPUTE)
     whole = tl.sum(total, 0)
-    counted_whole = tl.sum(count, 0)
+    if COUNT:
+        counted_whole = tl.sum(count, 0)
     if loss is not None:
-        if MEAN:
+        if COUNT:
             whole = whole / counted_whole
+        elif MEAN:
+            whole = whole / tl.load(counts)
         tl.store(loss, whole.to(loss.dtype.element_ty))
     else:
         tl.store(sums + tl.program_id(0), whole)
-        if MEAN:
+        if COUNT:
             tl.store(counts + tl.program_id(0), counted_whole)
 
 

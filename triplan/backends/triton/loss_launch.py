@@ -18,7 +18,7 @@ from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarante
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 INDICES = ("i32", "i64")
-#: Rows that one program adds up at a time, in so many warps, and the most programs that do.
+#: Rows that one program adds up at least, in so many warps, and the most programs that do.
 CHUNK, WARPS, PARTS = 8192, 32, 256
 #: Classes' weights that are added up at a time.
 CLASSES = 4096
@@ -57,6 +57,12 @@ def chunks(desc: Any) -> tuple[int, int]:
     count = view(desc).count
     each = max(-(-count // (PARTS * CHUNK)), 1) * CHUNK
     return max(-(-count // each), 1), each
+
+
+def _block(desc: Any) -> int:
+    """Rows that a program adds up at a time: 32 bytes a thread."""
+    found: int = CHUNK * 4 // desc.element.compute.itemsize
+    return found
 
 
 def scratch(desc: Any) -> tuple[dict[str, Scratch], int]:
@@ -106,13 +112,14 @@ def arguments(desc: Any, rows: int) -> dict[str, Arg]:
 
 
 def constants(desc: Any) -> dict[str, Any]:
+    parts = chunks(desc)[0]
     return {
         "MEAN": is_mean(desc),
         "EACH": not desc.reduced,
         "SMOOTH": smooths(desc),
         "CLAMP": desc.out_of_bounds == "clamp",
         "COMPUTE": TL[desc.element.compute],
-        "PARTS": PARTS,
+        "PARTS": 1 if parts == 1 else PARTS,
     }
 
 
@@ -146,18 +153,21 @@ def before(desc: Any, count: bool) -> list[Launch]:
     if not view(desc).count:
         return found
     if count and is_mean(desc):
-        found.append(launch(kernels.loss_count_kernel, chunks(desc)[0], args, {**constexprs, "BLOCK": CHUNK}, WARPS))
+        found.append(
+            launch(kernels.loss_count_kernel, chunks(desc)[0], args, {**constexprs, "BLOCK": _block(desc)}, WARPS)
+        )
     if "class_sum" in scratch(desc)[0]:
         renamed = {**args, "total": args["class_sum"]}
         found.append(launch(kernels.class_sum_kernel, 1, renamed, {**constexprs, "BLOCK": CLASSES}, 16))
     return found
 
 
-def after(desc: Any) -> list[Launch]:
-    """What comes last: the losses of all rows become one."""
+def after(desc: Any, counted: bool) -> list[Launch]:
+    """What comes last: the losses of all rows become one. ``counted``: whether ``before`` counted."""
     if not desc.reduced:
         return []
-    args, constexprs = arguments(desc, 1), {**constants(desc), "BLOCK": CHUNK}
+    args, constexprs = arguments(desc, 1), {**constants(desc), "BLOCK": _block(desc)}
+    constexprs["COUNT"] = is_mean(desc) and not (counted and view(desc).count)
     parts = chunks(desc)[0]
     if parts == 1:
         return [launch(kernels.loss_sum_kernel, 1, args, constexprs, WARPS)]

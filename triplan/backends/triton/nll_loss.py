@@ -61,7 +61,7 @@ def _backward_rank(desc: Any, target: Target) -> float:
 
 
 def _build(desc: Any, target: Target) -> list[Launch]:
-    first, last = losses.before(desc, False), losses.after(desc)
+    first, last = losses.before(desc, False), losses.after(desc, False)
     if not view(desc).count:
         return [*first, *last]
     grid = view(desc).programs(ROWS)
