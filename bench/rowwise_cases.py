@@ -260,15 +260,15 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
 def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, Any]]]:
     """How far rows may be fetched ahead, and by how many programs, for an H200's 132 multiprocessors."""
     if case.backward and case.is_norm:
-        for stages, each in ((1, 1), (3, 1), (4, 1)):
-            yield f" s{stages} p{each}", {"stages": stages, "programs": 132 * each}
+        for stages in (1, 3, 4):
+            yield f" s{stages}", {"stages": stages}
         return
     if tile.block >= 32768 and tile.warps <= 16:
         yield " narrow", {"narrow": True}
         if tile.warps < 16:
             return
     yield "", {"narrow": False} if not case.backward else {}
-    if tile.block >= 8192 and not case.backward:
+    if tile.block >= 8192 and not (case.backward or (case.is_norm and case.n > 8192)):  # room for weights as well
         yield " s3", {"stages": 3, "programs": 132, "narrow": False}
 
 

@@ -20,8 +20,11 @@ EXPONENT = {ElementKind.F32: 104.0, ElementKind.F64: 746.0}
 
 
 @lru_cache(maxsize=1024)
-def _guarantee(element: ElementKind, compute: ElementKind, additions: int, exponential: bool) -> PrecisionGuarantee:
-    """Roundings: ``additions`` of a sum, a dozen of other operations, and those of an exponential's argument."""
+def _guarantee(
+    element: ElementKind, compute: ElementKind, additions: int, exponential: bool, squares: int
+) -> PrecisionGuarantee:
+    """Roundings: ``additions`` of a sum, a dozen of other operations, and those of an exponential's argument. A root of
+    so many ``squares`` is without those that vanish."""
     u, final = compute.unit_roundoff, element.unit_roundoff
     roundings = additions + 12 + (3 * EXPONENT[compute] if exponential else 0)
     error = math.expm1(min(roundings * u, 700.0))
@@ -36,7 +39,11 @@ def _guarantee(element: ElementKind, compute: ElementKind, additions: int, expon
         tolerance=Tolerance(
             rtol=error + (final if compute is not element else 0.0),
             ctol=error * (1 + final),
-            underflow=float(info.smallest_normal * info.eps + (additions + 12) * small.smallest_normal),
+            underflow=float(
+                info.smallest_normal * info.eps
+                + (additions + 12) * small.smallest_normal
+                + math.sqrt(squares * small.smallest_normal)
+            ),
         ),
     )
 
@@ -46,7 +53,11 @@ def _rows(exponential: bool) -> Callable[[Any], Mapping[str, PrecisionGuarantee]
         outputs = [o for o in desc.operands() if o.is_written]
         # Of a row, and for parameters of all rows.
         terms = max(desc.input_shape) if hasattr(desc, "softmax_axis") else math.prod(desc.input_shape)
-        return {o.name: _guarantee(o.element, desc.element.compute, terms, exponential) for o in outputs}
+        squares = desc.input_shape[-1]
+        return {
+            o.name: _guarantee(o.element, desc.element.compute, terms, exponential, squares if o.name == "norm" else 0)
+            for o in outputs
+        }
 
     return guarantee
 

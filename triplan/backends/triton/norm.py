@@ -98,7 +98,7 @@ def strip(desc: Any) -> Tile:
 
 
 def walk(desc: Any) -> Tile:
-    return view(desc).walk(desc.element, read_twice(desc))
+    return view(desc).walk(desc.element, read_twice(desc), is_centred(desc) and is_backward(desc))
 
 
 # --- what may be said ---
@@ -106,9 +106,10 @@ def walk(desc: Any) -> Tile:
 
 @lru_cache(maxsize=1024)
 def _guarantee(
-    element: ElementKind, compute: ElementKind, roundings: int, relative: bool, batch: bool
+    element: ElementKind, compute: ElementKind, roundings: int, relative: bool, batch: bool, squares: int = 0
 ) -> PrecisionGuarantee:
-    """``roundings``, in the compute element, of a result; ``relative`` where all terms have one sign."""
+    """``roundings``, in the compute element, of a result; ``relative`` where all terms have one sign. A result that is
+    the root of so many ``squares`` is without those that vanish."""
     u, final = compute.unit_roundoff, element.unit_roundoff
     error = math.expm1(roundings * u)
     info, small = torch.finfo(element.torch), torch.finfo(compute.torch)
@@ -123,7 +124,11 @@ def _guarantee(
         tolerance=Tolerance(
             rtol=error + narrowed,
             ctol=0.0 if relative else error * (1 + final),
-            underflow=float(info.smallest_normal * info.eps + roundings * small.smallest_normal),
+            underflow=float(
+                info.smallest_normal * info.eps
+                + roundings * small.smallest_normal
+                + math.sqrt(squares * small.smallest_normal)
+            ),
         ),
     )
 
@@ -133,8 +138,9 @@ def guarantee(
 ) -> Mapping[str, PrecisionGuarantee]:
     """Squares add up relative to their sum. What is centred has errors of a deviation's size, once for each of two
     means, and the results of the adjoints have those of their terms; for layer_norm they hold while the mean is less
-    than 2**20 standard deviations off zero, beyond which f32 cannot hold the values themselves (with a residual, a
-    hundred: their sum is rounded first).
+    than 2**18 standard deviations off zero, beyond which f32 cannot hold the values themselves (with a residual, a
+    hundred: their sum is rounded first), and for l2_norm while eps**2 is above the n smallest normal numbers of the
+    compute element: squares below those vanish.
 
     Where layer_norm's ``looped`` centres by c, d = x - c has a mean m of at most one standard deviation s. The sums of
     n squares are within ``depth`` roundings of n * (s**2 + m**2) <= 2 * n * s**2, and those of d of n * s * sqrt(2);
@@ -155,7 +161,8 @@ def guarantee(
         elif o.is_written:
             roundings = (3 if is_centred(desc) else 2) * (depth + 12)
             relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
-            found[o.name] = _guarantee(o.element, compute, roundings, relative, True)
+            squares = view(desc).n if o.name == "norm" else 0
+            found[o.name] = _guarantee(o.element, compute, roundings, relative, True, squares)
     return found
 
 
@@ -317,7 +324,7 @@ def whole_launches(
         grid = min(programs, groups) if stages else groups
         alone = not getattr(desc, "residual", False)
         narrow = alone and (holds_narrow(desc.element, tile) if narrow is None else narrow)
-        constexprs["NARROW"] = narrow and not interpreting()
+        constexprs |= {"NARROW": narrow and not interpreting(), "FULL": r.n == tile.block}
         most_registers = narrow_registers(tile) if constexprs["NARROW"] else 0
         return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers)]
     lines, each = _lines(desc, tile.rows, most)
@@ -335,7 +342,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     args, constexprs = _operands(desc, tile.rows), _constexprs(desc, tile)
-    constexprs["UNROLL"] = unroll or r.unroll(tile, read_twice(desc))
+    constexprs["UNROLL"] = unroll or r.unroll(tile)
     if not backward:
         return [_launch(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps)]
     first = _launch(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)

@@ -95,12 +95,15 @@ def norm_group(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
+    FULL: tl.constexpr,
 ):
     outer = group // blocks
     lane = lanes_of(group, blocks, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     inside = lane < lanes
     live = inside & (col < n)
+    if FULL:
+        live = inside
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
     at = rows_of(x, x_strides, outer, sizes, lane)
     kept = x
@@ -118,7 +121,9 @@ def norm_group(
         centre = tl.sum(v, 1, keep_dims=True) / count
         if NARROW:
             v = again(kept).to(COMPUTE)
-        v = tl.where(live, v - centre, 0.0)
+        v = v - centre
+        if not FULL:
+            v = tl.where(live, v, 0.0)
         rest, squares = tl.reduce((v, v * v), 1, both, keep_dims=True)
         rest = rest / count
         # What ``rest`` takes off is a rounding's worth, and never all.
@@ -166,9 +171,10 @@ def norm_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
+    FULL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Whole rows in registers: each element is read once and written once.
+    """Whole rows in registers: each element is read once and written once. FULL: they are of BLOCK elements.
 
     With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. With STAGES
     programs stay for several groups of rows, and the next ones are on their way meanwhile.
@@ -177,13 +183,14 @@ def norm_rows_kernel(
     if STAGES == 0:
         norm_group(
             first, x, out, mean, rstd, weight, bias, residual, summed, x_strides, out_strides, residual_strides,
-            summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK, NARROW,
+            summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK, NARROW, FULL,
         )  # fmt: skip
     else:
         for group in tl.range(first, groups, tl.num_programs(0), num_stages=STAGES):
             norm_group(
                 group, x, out, mean, rstd, weight, bias, residual, summed, x_strides, out_strides, residual_strides,
                 summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK, NARROW,
+                FULL,
             )  # fmt: skip
 
 

@@ -137,22 +137,22 @@ class Rows:
         block = min(ceil_power(self.n), 32768 // size // operands, 8192)
         return Tile(1, block, warps_for(block, size))
 
-    def walk(self, element: ElementKind, operands: int = 1) -> Tile:
+    def walk(self, element: ElementKind, operands: int = 1, deep: bool = False) -> Tile:
         """The tile that walks along rows of so many operands, of any length, twice, the second time through the cache.
 
-        Programs are so large that the rows of all that are resident, 2,048 threads a multiprocessor, fit in the L2
-        cache, and threads hold so little that as many are resident.
+        Programs are so large that the rows of all that are resident fit in the L2 cache. Threads hold so little that
+        2,048 a multiprocessor are resident, or (``deep``) twice that, where registers run out anyhow.
         """
         if self.across:
             return self.piece(element)
-        block, bytes_each = ceil_power(self.n), 16 if self.unit else 4 * element.itemsize
-        warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * operands * element.itemsize, 32)
+        block, bytes_each = ceil_power(self.n), (32 if deep else 16) if self.unit else 4 * element.itemsize
+        warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * element.itemsize, 32)
+        warps = min(warps, 16) if operands > 1 else warps
         block = min(block, 32 * warps * bytes_each // element.itemsize)
         return Tile(1, block, min(warps, max(block * element.itemsize // (32 * bytes_each), 1)))
 
-    def unroll(self, tile: Tile, operands: int = 1) -> int:
-        """Tiles of one row to have on their way at a time, of so many operands."""
-        most = 4 // operands
+    def unroll(self, tile: Tile, most: int = 4) -> int:
+        """Tiles of one row to have on their way at a time."""
         return most if self.unit and tile.block * most <= self.n else 1
 
     def vector(self, element: ElementKind, tile: Tile) -> int:

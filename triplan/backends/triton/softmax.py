@@ -122,7 +122,7 @@ def piece(desc: Any) -> Tile:
 
 
 def walk(desc: Any) -> Tile:
-    return view(desc).walk(desc.element, 2 if is_backward(desc) else 1)
+    return view(desc).walk(desc.element, 2 if is_backward(desc) else 1, deep=is_backward(desc))
 
 
 def _fits(programs: int) -> Support:
@@ -164,9 +164,7 @@ def _bytes(desc: Any) -> tuple[int, int]:
 def rows_rank(desc: Any, target: Target) -> float:
     r, tile = view(desc), whole(desc)
     assert tile is not None
-    # A row that fills registers is alone on its multiprocessor: of few bytes, reading and writing overlap little.
-    idle = 1.3 if tile.block >= 32768 and desc.element.itemsize == 2 else 1.0
-    return idle * waves_us(r.programs(tile.rows), tile.rows * _bytes(desc)[0], target)
+    return waves_us(r.programs(tile.rows), tile.rows * _bytes(desc)[0], target)
 
 
 def looped_rank(desc: Any, target: Target) -> float:
@@ -227,7 +225,7 @@ def looped_launches(desc: Any, tile: Tile, unroll: int = 0) -> list[Launch]:
         return []
     args, constexprs = _common(desc, tile)
     constexprs["ROWS"], grid = tile.rows, r.programs(tile.rows)
-    constexprs["UNROLL"] = unroll or r.unroll(tile, 2 if is_backward(desc) else 1)
+    constexprs["UNROLL"] = unroll or r.unroll(tile, 2 if is_backward(desc) else 4)
     if is_backward(desc):
         return [Launch(kernels.softmax_backward_looped_kernel, grid, args, constexprs, tile.warps)]
     constexprs["VECTOR"] = r.vector(desc.element, tile)
