@@ -96,7 +96,7 @@ RATES = {
 }
 RINGS = tuple(RATES)
 #: Microseconds around the tiles, by whether a warp of its own loads.
-AROUND_US = {True: 2.7, False: 1.52}
+AROUND_US = {True: 2.8, False: 1.52}
 #: How much faster one multiprocessor multiplies alone (the card's power is shared), and how much slower operands stream
 #: where none of a tile's rows lie within A.
 ALONE, OUTSIDE = 0.48, 0.4
