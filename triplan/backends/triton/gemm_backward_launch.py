@@ -16,8 +16,10 @@ from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import GemmBackwardDescriptor, GemmDescriptor, Layout, Operand
 from triplan.sku import ElementKind, Target
 
-#: Rows and columns that a program of the column sums adds up at a time.
+#: Rows and columns that a program of the column sums adds up at a time; and columns where each element has an address
+#: of its own, of two registers.
 SUMMED = (32, 128)
+SCATTERED = 32
 #: Programs of the column sums: four for each of an H200's multiprocessors. One number for all targets, as tolerances
 #: depend on it.
 SUMMING = 528
@@ -103,9 +105,13 @@ def products(desc: GemmBackwardDescriptor) -> dict[str, Product]:
 # --- sums of columns ---
 
 
+def _columns(desc: GemmBackwardDescriptor) -> int:
+    return SCATTERED if launching.leading(desc.operand("dc"))[0] is None else SUMMED[1]
+
+
 def _lines(desc: GemmBackwardDescriptor) -> tuple[int, int]:
     """Lines of partial sums, and rows that are added up in each."""
-    blocks = max(-(-desc.n // SUMMED[1]), 1)
+    blocks = max(-(-desc.n // _columns(desc)), 1)
     lines = max(min(-(-desc.m // SUMMED[0]), -(-SUMMING // blocks)), 1)
     each = -(-desc.m // (lines * SUMMED[0])) * SUMMED[0]
     return max(-(-desc.m // max(each, 1)), 1), each
@@ -156,7 +162,7 @@ def _sums(
     args: Mapping[str, Arg],
     constexprs: Mapping[str, int],
 ) -> Launch:
-    blocks = -(-desc.n // SUMMED[1])
+    blocks = -(-desc.n // _columns(desc))
     return Launch(
         kernels.column_sums_kernel,
         lines * blocks,
@@ -170,7 +176,7 @@ def _sums(
         {
             **constexprs,
             "ROWS": SUMMED[0],
-            "BLOCK": SUMMED[1],
+            "BLOCK": _columns(desc),
             "ACC": tl.float64 if desc.element.compute is ElementKind.F64 else tl.float32,
         },
     )

@@ -236,6 +236,13 @@ def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[s
 #: ptxas gives these multiplicands too few by itself.
 MAX_REGISTERS = 255
 UNHURRIED = (MathPrecision.EXACT, MathPrecision.TF32X3)
+#: Bytes of shared memory that any multiprocessor has at most.
+SHARED = 227 << 10
+
+
+def roomy(desc: MatrixProductDescriptor, tile: Tile) -> bool:
+    """Whether two programs of four warps are all that shared memory has room for: then registers never bound them."""
+    return tile.warps == 4 and 3 * tile.shared_bytes(desc.element.itemsize) > SHARED
 
 
 def accumulator(desc: MatrixProductDescriptor) -> Any:
@@ -256,6 +263,6 @@ def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
             {**constants, **c_known},
             num_warps=tile.warps,
             num_stages=tile.stages,
-            max_registers=MAX_REGISTERS if desc.multiplicands in UNHURRIED else None,
+            max_registers=MAX_REGISTERS if desc.multiplicands in UNHURRIED or roomy(desc, tile) else None,
         )
     ]
