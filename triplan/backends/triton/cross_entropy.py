@@ -75,7 +75,7 @@ def piece(desc: Any) -> Tile:
 
 
 def loop(desc: Any) -> Loop:
-    """A function of the row's length, element and direction alone: the same row has the same bits in every batch."""
+    """Not a function of the batch: the same row has the same bits in each."""
     r, size = view(desc), desc.element.itemsize
     if r.across:
         rows = across_rows(desc.element)
@@ -83,10 +83,11 @@ def loop(desc: Any) -> Loop:
     if not r.unit:
         return Loop(1, min(512, max(ceil_power(r.n) // 4, 1)), 4, 8)
     vec = 16 // size
-    # Two 16-byte loads a thread and block. With a gradient rows are read again: with so many warps as few are under way
-    # as stay in the L2 cache meanwhile.
+    # Two 16-byte loads a thread and block, one where weights take as many registers again. With a gradient rows are
+    # read again: with so many warps as few are under way as stay in the L2 cache meanwhile.
     warps = (32 if r.n * size > 65536 else 16) if desc.gradient else 8
-    return Loop(1, min(64 * warps, max(ceil_power(r.n) // vec, 1)), vec, warps)
+    loads = 1 if losses.smooths(desc) and desc.weight else 2
+    return Loop(1, min(32 * warps * loads, max(ceil_power(r.n) // vec, 1)), vec, warps)
 
 
 def tile_of(desc: Any) -> Tile:
