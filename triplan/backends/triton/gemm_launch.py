@@ -245,6 +245,11 @@ def roomy(desc: MatrixProductDescriptor, tile: Tile) -> bool:
     return tile.warps == 4 and 3 * tile.shared_bytes(desc.element.itemsize) > SHARED
 
 
+def crowded(desc: MatrixProductDescriptor) -> bool:
+    """Whether ptxas spills a few registers, under one Triton or another, to fit a second program of eight warps."""
+    return desc.multiplicands is MathPrecision.F32 and leading(desc.operand("b"))[0] == 0
+
+
 def accumulator(desc: MatrixProductDescriptor) -> Any:
     return {ElementKind.F64: tl.float64, ElementKind.I32: tl.int32}.get(desc.sums, tl.float32)
 
@@ -255,6 +260,7 @@ def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
         return []
     args, constants = product_arguments(desc, tile)
     of_c, c_known = epilogue_arguments(desc)
+    unhurried = desc.multiplicands in UNHURRIED or crowded(desc)
     return [
         Launch(
             kernels.tiles_kernel,
@@ -263,6 +269,6 @@ def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
             {**constants, **c_known},
             num_warps=tile.warps,
             num_stages=tile.stages,
-            max_registers=MAX_REGISTERS if desc.multiplicands in UNHURRIED or roomy(desc, tile) else None,
+            max_registers=MAX_REGISTERS if unhurried or roomy(desc, tile) else None,
         )
     ]
