@@ -248,7 +248,7 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     for block in (2048, 4096, 8192):
         for warps in (8, 16, 32):
             tile = Tile(1, block, warps)
-            if not case.n >= 16384 or not 8 <= block // (32 * warps) <= 16:
+            if not case.n >= 16384 or not 4 <= block // (32 * warps) <= 16:
                 continue
             shared = norm.strip(desc) if case.is_norm else tile
             for unroll in (1, 2, 4):

@@ -277,7 +277,10 @@ def test_compiles_without_spills(op: str, row: str, arch: str) -> None:
             assert f".target sm_{arch[2:]}" in record.ptx
             packed = all(o.layout.packed for o in desc.operands())
             if packed and desc.input_shape[-1] % 16 == 0 and "fold" not in record.name:  # type: ignore[attr-defined]
-                assert ".v4.b32" in record.ptx or ".v2.b64" in record.ptx, f"{desc.key}: {record.name}: no vectors"
+                # (layer_norm's loop keeps three values a column: with 8 bytes a thread more programs are resident.)
+                least = (".v2.b32",) if (op, row) == ("layer_norm", "looped") else ()
+                vectors = (".v4.b32", ".v2.b64", *least)
+                assert any(v in record.ptx for v in vectors), f"{desc.key}: {record.name}: no vectors"
     assert built > 4
 
 

@@ -37,6 +37,11 @@ def both(a, b, c, d):
 
 
 @triton.jit
+def each_of_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
 def scale_of(squares, count, eps, LENGTH: tl.constexpr):
     """(the statistic that is saved, what a row is multiplied by) from its sum of squares."""
     if LENGTH:
@@ -200,6 +205,7 @@ def deviations(
     strides,
     residual_at,
     residual_strides,
+    first,
     n,
     centre,
     CENTRED: tl.constexpr,
@@ -207,12 +213,12 @@ def deviations(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sums of what is normalised less ``centre``, and of its squares, over one row: in each column of its blocks, which
-    meet at the end. While threads wait for each other nothing is on its way from memory; else UNROLL blocks are.
+    """Sums of what is normalised less ``centre``, and of its squares, over one row from element ``first`` on: in each
+    column of its blocks. While threads wait for each other nothing is on its way from memory; else UNROLL blocks are.
     """
     total = tl.zeros((BLOCK,), COMPUTE)
     squares = tl.zeros((BLOCK,), COMPUTE)
-    for start in range(0, n, BLOCK * UNROLL):
+    for start in range(first, n, BLOCK * UNROLL):
         for u in tl.static_range(UNROLL):
             col = start + u * BLOCK + tl.arange(0, BLOCK)
             live = col < n
@@ -221,10 +227,7 @@ def deviations(
                 v = tl.where(live, v - centre, 0.0)
                 total += v
             squares += v * v
-    found = tl.zeros((), COMPUTE)
-    if CENTRED:
-        found = tl.sum(total, 0)
-    return found, tl.sum(squares, 0)
+    return total, squares
 
 
 @triton.jit
@@ -255,9 +258,9 @@ def norm_looped_kernel(
 ):
     """One row, block by block: statistics, then, backwards, the results.
 
-    Deviations are taken from the first block's mean, and the variance is their mean square less the square of their
-    mean, ``middle``. That cancels only where ``middle`` is large beside the standard deviation: where the first block
-    is unlike the rest. The row is then read once more, with deviations from its own mean.
+    Each column of blocks takes deviations from its first element, and their squares less that of their sum meet with
+    those of other columns at the row's mean (Chan, Golub and LeVeque, equation 2.1). What is subtracted is large only
+    where a row begins unlike its rest: it is then read once more, with deviations from its own mean.
     """
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64)
@@ -269,23 +272,32 @@ def norm_looped_kernel(
     centre = tl.zeros((), COMPUTE)
     middle = tl.zeros((), COMPUTE)
     if CENTRED:
-        col = tl.arange(0, BLOCK)
-        first = read(at, x_strides, residual_at, residual_strides, col, col < n, COMPUTE, "evict_last")
-        centre = tl.sum(first, 0) / tl.minimum(n, BLOCK).to(COMPUTE)
-    total, squares = deviations(
-        at, x_strides, residual_at, residual_strides, n, centre, CENTRED, COMPUTE, BLOCK, UNROLL
-    )
-    if CENTRED:
-        middle = total / count
-        if 2.0 * total * middle > squares:  # more than a standard deviation
-            centre += middle
-            total, squares = deviations(
-                at, x_strides, residual_at, residual_strides, n, centre, CENTRED, COMPUTE, BLOCK, UNROLL
+        place = tl.arange(0, BLOCK)
+        shift = read(at, x_strides, residual_at, residual_strides, place, place < n, COMPUTE, "evict_last")
+        total, raw = deviations(
+            at, x_strides, residual_at, residual_strides, BLOCK, n, shift, CENTRED, COMPUTE, BLOCK, UNROLL
+        )
+        times = tl.where(place < n, tl.cdiv(n - place, BLOCK), 0).to(COMPUTE)  # elements of each column
+        own = total / tl.maximum(times, 1.0)
+        centre = tl.sum(times * shift + total, 0) / count
+        off = (shift - centre) + own
+        rest, squares, raw = tl.reduce(
+            (times * off, (raw - total * own) + times * off * off, raw + 0.0), 0, each_of_three
+        )
+        if raw > 4.0 * squares:
+            total, again_squares = deviations(
+                at, x_strides, residual_at, residual_strides, 0, n, centre, CENTRED, COMPUTE, BLOCK, UNROLL
             )
-            middle = total / count
-        squares -= total * middle
+            rest, squares = tl.reduce((total, again_squares), 0, both)
+        middle = rest / count
+        squares -= rest * middle
         squares = tl.where(squares < 0, 0.0, squares)
         tl.store(mean + row, centre + middle)
+    else:
+        total, found = deviations(
+            at, x_strides, residual_at, residual_strides, 0, n, centre, CENTRED, COMPUTE, BLOCK, UNROLL
+        )
+        squares = tl.sum(found, 0)
     saved, scale = scale_of(squares, count, eps, LENGTH)
     tl.store(rstd + row, saved)
     steps = tl.cdiv(n, BLOCK * UNROLL)

@@ -137,15 +137,15 @@ class Rows:
         block = min(ceil_power(self.n), 32768 // size // operands, 8192)
         return Tile(1, block, warps_for(block, size))
 
-    def walk(self, element: ElementKind, operands: int = 1, deep: bool = False) -> Tile:
+    def walk(self, element: ElementKind, held: int, operands: int = 1) -> Tile:
         """The tile that walks along rows of so many operands, of any length, twice, the second time through the cache.
 
-        Programs are so large that the rows of all that are resident fit in the L2 cache. Threads hold so little that
-        2,048 a multiprocessor are resident, or (``deep``) twice that, where registers run out anyhow.
+        Programs are so large that the rows of all that are resident fit in the L2 cache. Threads hold ``held`` bytes of
+        an operand: the less, the more of them are resident.
         """
         if self.across:
             return self.piece(element)
-        block, bytes_each = ceil_power(self.n), (32 if deep else 16) if self.unit else 4 * element.itemsize
+        block, bytes_each = ceil_power(self.n), held if self.unit else 4 * element.itemsize
         warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * element.itemsize, 32)
         warps = min(warps, 16) if operands > 1 else warps
         block = min(block, 32 * warps * bytes_each // element.itemsize)

@@ -122,7 +122,7 @@ def piece(desc: Any) -> Tile:
 
 
 def walk(desc: Any) -> Tile:
-    return view(desc).walk(desc.element, 2 if is_backward(desc) else 1, deep=is_backward(desc))
+    return view(desc).walk(desc.element, 32, 2) if is_backward(desc) else view(desc).walk(desc.element, 16)
 
 
 def _fits(programs: int) -> Support:
