@@ -164,15 +164,9 @@ def spoil(b: Buffers) -> None:
 def swept(case: LossCase) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     """Names of tiles and what builds their launches."""
     vec = 16 // case.dtype.itemsize
-    tried = [(warps, loads, 1.0) for warps in ((8, 16, 32) if case.gradient else (4, 8)) for loads in (1, 2, 4)]
-    if case.gradient:
-        tried += [(warps, 2, kept) for warps in (16, 32) for kept in (0.75, 0.5, 0.375, 0.25, 0.125)]
-    for warps, loads, kept in tried:
-        tile = Loop(1, 32 * warps * loads, vec, warps, kept)
-        yield (
-            f"looped {tile.width} w{warps}" + (f" kept {kept}" if kept < 1 else ""),
-            partial(cross_entropy.looped_launches, tile=tile),
-        )
+    for warps, loads in ((w, n) for w in ((8, 16, 32) if case.gradient else (4, 8)) for n in (1, 2, 4)):
+        tile = Loop(1, 32 * warps * loads, vec, warps)
+        yield f"looped {tile.width} w{warps}", partial(cross_entropy.looped_launches, tile=tile)
     block = 1 << (case.n - 1).bit_length()
     if case.gradient and block <= 32768:
         for warps in (8, 16):

@@ -307,7 +307,7 @@ def test_long_rows_and_many_rows_interpreted(op: str, row: str, constant: SetCon
     """Several blocks a row, and sums over rows in several parts."""
     constant(loss_launch, "CHUNK", 2)
     constant(cross_entropy, "piece", lambda desc: cross_entropy.Tile(1, 16, 1))
-    constant(cross_entropy, "loop", lambda desc: cross_entropy.Loop(1, 4, 4, 1, 0.5))
+    constant(cross_entropy, "loop", lambda desc: cross_entropy.Loop(1, 4, 4, 1))
     for choice in CHOICES[2:]:
         plan = pinned(build(op, (5, 43), **choice), row, INTERPRET)
         assert plan is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from triplan.backends.launch import Arg, Float, Int, Launch, Scratch
+from triplan.backends.launch import Arg, Float, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton import cross_entropy_kernels as kernels
 from triplan.backends.triton import cross_entropy_split_kernels as split_kernels
@@ -41,13 +41,12 @@ MOST_BLOCKS = 4096
 @dataclass(frozen=True, slots=True)
 class Loop:
     """What one program of ``looped`` holds at a time: ``rows`` x ``cols`` x ``vec`` elements, ``vec`` neighbours a
-    thread. ``kept``: the share of a row that the L2 cache is asked to keep for the gradients."""
+    thread."""
 
     rows: int
     cols: int
     vec: int
     warps: int
-    kept: float = 1.0
 
     @property
     def width(self) -> int:
@@ -261,9 +260,7 @@ def looped_launches(desc: Any, tile: Loop) -> list[Launch]:
     if not view(desc).count:
         return _with_sums(desc, [])
     constexprs = {**_constexprs(desc), "ROWS": tile.rows, "COLS": tile.cols, "VEC": tile.vec}
-    grid, steps = view(desc).programs(tile.rows), -(-view(desc).n // tile.width)
-    passing = steps - int(steps * tile.kept) if desc.gradient else steps
-    args = {**_arguments(desc, tile.rows), "passing": Int(passing)}
+    grid, args = view(desc).programs(tile.rows), _arguments(desc, tile.rows)
     return _with_sums(desc, [launch(kernels.cross_entropy_looped_kernel, grid, args, constexprs, tile.warps)])
 
 

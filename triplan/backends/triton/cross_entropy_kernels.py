@@ -196,7 +196,6 @@ def cross_entropy_looped_kernel(
     ignore,
     smoothing,
     parts,
-    passing,
     GRAD: tl.constexpr,
     MEAN: tl.constexpr,
     SMOOTH: tl.constexpr,
@@ -211,10 +210,11 @@ def cross_entropy_looped_kernel(
 
     Each thread keeps a maximum and a sum of its own for every VEC neighbours that it loads at once: one exponential
     more for VEC of them, no exchange between threads within the loop, so that many loads are under way.
-    The gradients go backwards: what was read last is still in the caches, which are not asked to keep the first
-    ``passing`` blocks. The target's gradient is written on its own, last: a comparison less for each element.
+    The gradients go backwards: what was read last is still in the caches. The target's gradient is written on its own,
+    last: a comparison less for each element.
     """
     WIDTH: tl.constexpr = COLS * VEC
+    KEEP: tl.constexpr = "evict_last" if GRAD else "evict_first"
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = lane < lanes
@@ -231,15 +231,10 @@ def cross_entropy_looped_kernel(
     top = tl.full((ROWS, COLS), -float("inf"), COMPUTE)
     total = tl.zeros((ROWS, COLS), COMPUTE)
     plain = tl.zeros((ROWS, COLS), COMPUTE)
-    for start in range(0, tl.where(any_kept, passing, 0) * WIDTH, WIDTH):
+    for start in range(0, tl.where(any_kept, steps, 0) * WIDTH, WIDTH):
         col = start + within
-        v = read_block(from_row, col, x_strides[2], n, read, "evict_first")
+        v = read_block(from_row, col, x_strides[2], n, read, KEEP)
         top, total, plain = absorbed(v, col, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
-    if GRAD:
-        for start in range(passing * WIDTH, tl.where(any_kept, steps, 0) * WIDTH, WIDTH):
-            col = start + within
-            v = read_block(from_row, col, x_strides[2], n, read, "evict_last")
-            top, total, plain = absorbed(v, col, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
     tops = tl.max(top, 1)
     totals = tl.sum(total * exponential(top - subtracted(tops)[:, None]), 1)
     plains = tl.sum(plain, 1)
