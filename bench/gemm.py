@@ -34,7 +34,12 @@ COLUMNS = (
     Column("max_error", "max error", ".2e"),
     Column("note", "note"),
 )
-CHARTS = (Chart("tflops", "TFLOP/s"), Chart("speed_vs_torch", "speed, torch = 1", 1.0))
+#: What an H200 streams from memory, in TB/s, and multiplies in f16 or bf16 under its power limit, in TFLOP/s.
+ROOFS = (4.28, 735.0)
+CHARTS = (
+    Chart("tflops", "TFLOP/s, by operations per byte of operands", roofs=ROOFS),
+    Chart("speed_vs_torch", "speed, torch = 1", 1.0),
+)
 Progress = Callable[[str, int, int], None]
 
 
@@ -334,9 +339,15 @@ def case_rows(
     except (tp.TriplanError, RuntimeError) as e:
         error_text = f"{type(e).__name__}: {str(e).splitlines()[0]}"
         return [{**base, "contestant": "all", "error": error_text, "note": error_text}]
-    torch_us = next((t.median_us for (e, _), t in zip(sound, times, strict=True) if e.plan is None), None)
+    torch_time = next((t for (e, _), t in zip(sound, times, strict=True) if e.plan is None), None)
     found = [
-        {**base, "contestant": e.name, "kernel": e.kernel, **figures(case, t, torch_us), "max_error": error}
+        {
+            **base,
+            "contestant": e.name,
+            "kernel": e.kernel,
+            **figures(case, dtype.itemsize, t, torch_time),
+            "max_error": error,
+        }
         for (e, error), t in zip(sound, times, strict=True)
     ]
     for row, h in zip(found, host, strict=False):
@@ -344,13 +355,14 @@ def case_rows(
     return [*found, *failed]
 
 
-def figures(case: Case, t: DeviceTime, torch_us: float | None) -> Row:
+def figures(case: Case, itemsize: int, t: DeviceTime, torch_time: DeviceTime | None) -> Row:
     return {
         "device_us": t.median_us,
         "device_us_p10": t.low_us,
         "device_us_p90": t.high_us,
         "tflops": case.flops / t.median_us / 1e6,
-        "speed_vs_torch": None if torch_us is None else torch_us / t.median_us,
+        "intensity": case.flops / case.bytes(itemsize),
+        "speed_vs_torch": None if torch_time is None else t.speed_beside(torch_time),
         "repeats": t.repeats,
         "launches": t.launches,
         "note": t.not_captured,

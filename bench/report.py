@@ -37,12 +37,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Chart:
-    """One panel of the PNG: ``field`` of every row, a bar for each contestant; ``mark`` draws a line."""
+    """One panel of the PNG: ``field`` of every row, a bar for each contestant; ``mark`` draws a line.
+
+    With ``roofs`` it is a roofline: ``field`` by the rows' ``intensity``, under what memory allows at an intensity of
+    one and what the arithmetic does.
+    """
 
     field: str
     title: str
     mark: float | None = None
     log: bool = False
+    roofs: tuple[float, float] | None = None
 
 
 @dataclass
@@ -108,34 +113,47 @@ class Report:
 
         cases = list(dict.fromkeys(str(r["case"]) for r in self.rows))
         height = 1.5 + 0.45 * max(len(cases), 1)
-        figure, axes = plt.subplots(
-            1,
-            len(self.charts),
-            figsize=(7 * len(self.charts), height),
-            sharey=True,
-            squeeze=False,
-            layout="constrained",
-        )
-        for axis, chart in zip(axes[0], self.charts, strict=True):
+        figure = plt.figure(figsize=(7 * len(self.charts), height), layout="constrained")
+        for n, chart in enumerate(self.charts, start=1):
+            axis = figure.add_subplot(1, len(self.charts), n)
             shown = [r for r in self.rows if r.get(chart.field) is not None]
-            names = list(dict.fromkeys(str(r["contestant"]) for r in shown))
-            width = 0.8 / max(len(names), 1)
-            for i, name in enumerate(names):
-                own = [r for r in shown if r["contestant"] == name]
-                at = [cases.index(str(r["case"])) + (i - (len(names) - 1) / 2) * width for r in own]
-                axis.barh(at, [r[chart.field] for r in own], height=width, label=name)
-            if chart.mark is not None:
-                axis.axvline(chart.mark, color="black", linewidth=0.8, linestyle=":")
-            if chart.log:
-                axis.set_xscale("log")
+            if chart.roofs is None:
+                _bars(axis, chart, shown, cases)
+            else:
+                _roofline(axis, chart, shown, chart.roofs)
             axis.set_title(chart.title)
-            axis.set_yticks(range(len(cases)), cases)
-            if names:
+            if shown:
                 axis.legend(loc="best", fontsize="small")
-        axes[0][0].invert_yaxis()
         figure.suptitle(f"{self.title}\n{self.label}".strip(), fontsize="medium")
         figure.savefig(path, dpi=110)
         plt.close(figure)
+
+
+def _bars(axis: Any, chart: Chart, rows: Sequence[Row], cases: Sequence[str]) -> None:
+    names = list(dict.fromkeys(str(r["contestant"]) for r in rows))
+    width = 0.8 / max(len(names), 1)
+    for i, name in enumerate(names):
+        own = [r for r in rows if r["contestant"] == name]
+        at = [cases.index(str(r["case"])) + (i - (len(names) - 1) / 2) * width for r in own]
+        axis.barh(at, [r[chart.field] for r in own], height=width, label=name)
+    if chart.mark is not None:
+        axis.axvline(chart.mark, color="black", linewidth=0.8, linestyle=":")
+    if chart.log:
+        axis.set_xscale("log")
+    axis.set_yticks(range(len(cases)), cases)
+    axis.invert_yaxis()
+
+
+def _roofline(axis: Any, chart: Chart, rows: Sequence[Row], roofs: tuple[float, float]) -> None:
+    slope, top = roofs
+    for name in dict.fromkeys(str(r["contestant"]) for r in rows):
+        own = [r for r in rows if r["contestant"] == name]
+        axis.scatter([r["intensity"] for r in own], [r[chart.field] for r in own], s=14, label=name)
+    reach = sorted({top / slope, *(r["intensity"] for r in rows)})
+    axis.plot(reach, [min(slope * x, top) for x in reach], color="black", linewidth=0.8, label="roof")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("operations per byte")
 
 
 def command_line(arguments: Sequence[str]) -> str:

@@ -54,6 +54,7 @@ class DeviceTime:
     """Microseconds per call: the median and the 10% and 90% samples.
 
     ``not_captured`` says why no CUDA graph holds the work; a plain loop, with its launch gaps, was timed then.
+    ``samples`` are all of them, in order.
     """
 
     median_us: float
@@ -62,6 +63,14 @@ class DeviceTime:
     repeats: int
     launches: int
     not_captured: str = ""
+    samples: tuple[float, ...] = ()
+
+    def speed_beside(self, other: DeviceTime) -> float:
+        """How many times as fast as ``other``: the median ratio of repeats that followed each other, as clocks drift
+        under load; the ratio of the medians where one has more repeats."""
+        if self.samples and len(self.samples) == len(other.samples):
+            return median([theirs / own for own, theirs in zip(self.samples, other.samples, strict=True)])
+        return other.median_us / self.median_us
 
 
 @dataclass(frozen=True)
@@ -182,6 +191,7 @@ class _Replay:
             len(self.samples),
             self.launches,
             self.refusal,
+            tuple(self.samples),
         )
 
 
@@ -226,7 +236,9 @@ def wall_times(contestants: Sequence[Contestant], iterations: int, warmup: int) 
             contestant.call(i % contestant.sets)
             if i >= 0:
                 kept.append((time.perf_counter_ns() - start) / 1e3)
-    return [DeviceTime(median(s), quantile(s, 0.1), quantile(s, 0.9), len(s), 1, "host clock") for s in samples]
+    return [
+        DeviceTime(median(s), quantile(s, 0.1), quantile(s, 0.9), len(s), 1, "host clock", tuple(s)) for s in samples
+    ]
 
 
 # --- host time ---

@@ -10,7 +10,7 @@ import torch
 from bench_files import smoke, well_formed
 
 import triplan as tp
-from bench import gemm
+from bench import gemm, timing
 from bench.gemm import Case
 from bench.stub import launch_stubbed
 
@@ -131,3 +131,11 @@ def test_gemm_smoke(tmp_path: Path) -> None:
     assert {r["contestant"] for r in rows} == {"torch", "triplan"}
     assert len(rows) == 2 * len(gemm.CASES)
     assert all(float(str(r["tflops"])) > 0 for r in rows)
+
+
+def test_the_speed_is_the_median_of_neighbouring_repeats() -> None:
+    """A clock that drifts slows both: their medians, of 2 and 4, would call it even."""
+    slowing, theirs = (1.0, 2.0, 4.0), (1.1, 2.2, 4.4)
+    ours = timing.DeviceTime(2.0, 1.0, 4.0, 3, 1, samples=slowing)
+    assert ours.speed_beside(timing.DeviceTime(2.0, 1.1, 4.4, 3, 1, samples=theirs)) == pytest.approx(1.1)
+    assert ours.speed_beside(timing.DeviceTime(3.0, 3.0, 3.0, 1, 1, samples=(3.0,))) == 1.5
