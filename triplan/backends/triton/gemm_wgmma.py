@@ -57,6 +57,11 @@ class Ring:
         return self.m // self.pieces
 
     @property
+    def accumulators(self) -> int:
+        """Of a thread: of a warpgroup's for each piece, or two for each row of a tile."""
+        return self.rows * self.n // 128 if self.specialised else self.n // 2
+
+    @property
     def buffers(self) -> int:
         """Of C, for each warpgroup, if they have their own."""
         return min(self.n // self.part, 1 if self.turns else 2)
@@ -67,12 +72,12 @@ class Ring:
         return (self.m + self.n) * self.k * 2 * self.stages + buffers + 3072
 
     def fits(self, desc: MatrixProductDescriptor, target: Target) -> bool:
-        # There are no registers for an error function, nor for an exponential where f32 leaves, under the newest Triton.
-        narrow = desc.activation == "gelu" or (desc.activation == "silu" and self.specialised and desc.out.itemsize > 2)
-        most = 128 if narrow else 256
+        # There are no registers for an error function; nor, if f32 leaves, under the newest Triton for an exponential.
+        wide = self.specialised and desc.out.itemsize > 2
+        most = 64 if desc.activation == "gelu" or (desc.activation == "silu" and wide) else 128
         # Without buffers of their own, results go through B's ring.
         staged = self.specialised or self.stages * self.k * 2 >= self.m * desc.out.itemsize
-        return self.n <= most and staged and self.shared_bytes(desc.out.itemsize) <= target.shared_memory
+        return self.accumulators <= most and staged and self.shared_bytes(desc.out.itemsize) <= target.shared_memory
 
 
 #: The rings, and of each: operations (multiplications, additions) that a multiprocessor does in a microsecond while all
