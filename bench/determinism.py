@@ -279,8 +279,7 @@ class _Bench:
         contestants = [Contestant(e.name, e.run, sets) for e in entries]
         if not contestants:
             return []
-        measure = timing.device_times if self.device.type == "cuda" else timing.wall_times
-        return measure(contestants, self.iterations, self.warmup)
+        return timing.times(contestants, self.iterations, self.warmup, self.device)
 
     def _record(self, timed: Timed, entries: list[Entry], times: dict[str, DeviceTime]) -> None:
         for entry in entries:

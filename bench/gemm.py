@@ -328,10 +328,7 @@ def case_rows(
                 sound.append((e, error))
         del expected
         contestants = [Contestant(e.name, e.run, sets) for e, _ in sound]
-        if device.type == "cuda":
-            times = timing.device_times(contestants, iterations, warmup)
-        else:
-            times = timing.wall_times(contestants, iterations, warmup)
+        times = timing.times(contestants, iterations, warmup, device)
         host = timing.host_times(
             [c.calls(timing.host_calls_for(t.median_us)) for c, t in zip(contestants[:2], times[:2], strict=True)],
             HOST_LOOPS,

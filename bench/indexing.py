@@ -233,10 +233,7 @@ def time_all(
     contestants = [Contestant(e.name, e.run, sets) for e in entries]
     if not contestants:
         return []
-    if device.type == "cuda":
-        found = timing.device_times(contestants, iterations, warmup)
-    else:
-        found = timing.wall_times(contestants, iterations, warmup)
+    found = timing.times(contestants, iterations, warmup, device)
     calls = [c.calls(timing.host_calls_for(d.median_us)) for c, d in zip(contestants, found, strict=True)]
     loops = timing.HOST_LOOPS if device.type == "cuda" else 2
     return list(zip(found, timing.host_times(calls, loops), strict=True))

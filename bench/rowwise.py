@@ -152,10 +152,7 @@ def case_rows(
                 failed.append({**row, "error": error} if entry.ours else row)  # a peer that fails is no fault of ours
             peaks = [peak_bytes(e) if device.type == "cuda" else None for e in sound]
             contestants = [Contestant(e.name, e.run, sets) for e in sound]
-            if device.type == "cuda":
-                found = timing.device_times(contestants, iterations, warmup)
-            else:
-                found = timing.wall_times(contestants, iterations, warmup)
+            found = timing.times(contestants, iterations, warmup, device)
     except (tp.TriplanError, RuntimeError) as failure:
         error = _first_line(failure)
         return [{**base, "contestant": "all", "error": error, "note": error}]

@@ -241,6 +241,12 @@ def wall_times(contestants: Sequence[Contestant], iterations: int, warmup: int) 
     ]
 
 
+def times(contestants: Sequence[Contestant], iterations: int, warmup: int, device: torch.device) -> list[DeviceTime]:
+    """What a bench reports of each contestant: device time on a GPU, the host's clock elsewhere."""
+    by = device_times if device.type == "cuda" else wall_times
+    return by(contestants, iterations, warmup)
+
+
 # --- host time ---
 
 
