@@ -34,8 +34,8 @@ def tolerance(element: ElementKind, out: ElementKind, math_precision: MathPrecis
     Tensor cores add the products of one step (k at least 4) to the accumulator after aligning all to the largest and
     cutting off what is below its last bit: an error of one unit in the last place, not half of one, for every addend,
     and one for the sum (Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, 2021). So
-    (1 + 2u)^n - 1 with n = k + k / 4 and a few for the epilogue; it covers fused multiply-adds, which round. They align
-    products before these are normalised: a subnormal multiplicand counts for as much as the smallest normal one. An
+    (1 + 2u)^n - 1 with n = k + k / 4 and a few for the epilogue; it covers fused multiply-adds, which round. A
+    subnormal multiplicand counts for as much as the smallest normal one: tensor cores align unnormalised products. An
     activation has a slope of at most 1.13 and is computed within 16 roundings. tf32 cuts each multiplicand to 11 bits,
     which bounds its relative error where it is normal, and only there. tf32x3 cuts twice, so that 22 are left of each
     multiplicand, leaves out the product of the two second parts, at most 2**-20 of the whole, and adds three times as

@@ -82,7 +82,9 @@ class Ring:
 
 #: The rings, and of each: operations (multiplications, additions) that a multiprocessor does in a microsecond while all
 #: are busy, and bytes of operands that all of them stream in one, both in millions. Fitted, as what follows, by least
-#: squares of logarithms to the rings' times in the committed runs of ``python -m bench gemm --sweep``.
+#: squares of logarithms to the rings' times in the committed runs of ``python -m bench gemm --sweep``; then the first
+#: ring in turns and ``AROUND_US`` of a loading warp were moved by hand, so that products of one round of tiles and
+#: batches take what measured fastest. ``tests/test_gemm_costs.py`` holds the choices.
 RATES = {
     Ring(128, 256, 64, 4, True): (5.20, 3.96),
     Ring(128, 256, 64, 3, True): (5.18, 3.96),
