@@ -11,7 +11,7 @@ differs where an operand lies transposed.
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
 
 from triplan.backends.triton.gemm_strips_kernels import first_of, load_strips, sum_strips
-from triplan.backends.triton.gemm_wgmma_kernels import HALF, following, identity, tile_of, write_tile
+from triplan.backends.triton.gemm_wgmma_kernels import HALF, following, identity, multiply_steps, tile_of, write_tile
 from triplan.backends.triton.gluon_names import (
     gl,
     gluon,
@@ -21,8 +21,6 @@ from triplan.backends.triton.gluon_names import (
     previous_wait,
     reinterpret,
     store_wait,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 
@@ -163,6 +161,7 @@ def multiply_product(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
     result = (c, alpha, alpha, n)
+    slots = (sx, sy, sc, full, empty, order)
     mine = items_of(done, tiles_m * tiles_n)
     last = 0
     # In turns: the first of them that is this group's.
@@ -177,22 +176,9 @@ def multiply_product(
             # A phase is known by its parity alone: none of these slots may be two behind.
             mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-        for step in range(steps):
-            mbarrier.wait(full.index(slot), phase)
-            p = as_block(sx.index(slot if TURNS else slot * 2 + WHICH), x)
-            q = as_block(sy.index(slot), y)
-            p = p if X_ROWS else p.permute((1, 0))
-            q = q if Y_ROWS else q.permute((1, 0))
-            running = warpgroup_mma(p, q, acc, is_async=True)
-            # One product stays under way; the one before it has read its slot.
-            acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
-            mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
-            last = slot
-            slot, phase = following(slot, phase, STAGES)
-        if TURNS:
-            mbarrier.arrive(order.index(1 - WHICH), count=1)
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(empty.index(last), count=1)
+        acc, slot, phase, last = multiply_steps(
+            acc, slots, steps, slot, phase, last, as_block, x, y, WHICH, X_ROWS, Y_ROWS, TURNS, STAGES
+        )
         row = tile_m * 2 * HALF + (0 if TURNS else WHICH * HALF)
         column = tile_n * BLOCK_N
         write_tile(acc, alpha, result, sc, 0, row, column, layout, None, first, BUFFERS, False, identity)

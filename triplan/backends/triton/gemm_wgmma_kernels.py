@@ -196,6 +196,46 @@ def load_operands(
 
 
 @gluon.jit
+def multiply_steps(
+    acc,
+    ring,
+    steps,
+    slot,
+    phase,
+    last,
+    VIEW: gl.constexpr,
+    of_x,
+    of_y,
+    WHICH: gl.constexpr,
+    X_ROWS: gl.constexpr,
+    Y_ROWS: gl.constexpr,
+    TURNS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """A warpgroup's share of one tile, step by step of k through the ring. Returns the sums, the slot that follows with
+    the phase of its barriers, and the last one. ``VIEW``, of a buffer and ``of_x`` or ``of_y``, is what is multiplied.
+    """
+    sx, sy, _, full, empty, order = ring
+    for step in range(steps):
+        mbarrier.wait(full.index(slot), phase)
+        x = VIEW(sx.index(slot if TURNS else slot * 2 + WHICH), of_x)
+        y = VIEW(sy.index(slot), of_y)
+        x = x if X_ROWS else x.permute((1, 0))
+        y = y if Y_ROWS else y.permute((1, 0))
+        running = warpgroup_mma(x, y, acc, is_async=True)
+        # One product stays under way; the one before it has read its slot.
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
+        mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
+        last = slot
+        slot, phase = following(slot, phase, STAGES)
+    if TURNS:
+        mbarrier.arrive(order.index(1 - WHICH), count=1)
+    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+    mbarrier.arrive(empty.index(last), count=1)
+    return acc, slot, phase, last
+
+
+@gluon.jit
 def multiply(
     result,
     ring,
@@ -216,7 +256,7 @@ def multiply(
     """A multiplying warpgroup. Of two PIECES: rows WHICH * 64 to WHICH * 64 + 63 of each tile. Of one: every other
     tile, so that one group's results are written while the other multiplies.
     """
-    sa, sb, sc, full, empty, order = ring
+    _, _, sc, _, _, order = ring
     batch, tiles_m, tiles_n, steps, group_m = extent
     previous_wait()
     TURNS: gl.constexpr = PIECES == 1
@@ -239,22 +279,9 @@ def multiply(
             mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
         held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-        for step in range(steps):
-            mbarrier.wait(full.index(slot), phase)
-            x = matrix(sa.index(slot if TURNS else slot * 2 + WHICH), A_SHARED)
-            y = matrix(sb.index(slot), B_SHARED)
-            x = x if A_ROWS else x.permute((1, 0))
-            y = y if B_ROWS else y.permute((1, 0))
-            running = warpgroup_mma(x, y, acc, is_async=True)
-            # One product stays under way; the one before it has read its slot.
-            acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
-            mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
-            last = slot
-            slot, phase = following(slot, phase, STAGES)
-        if TURNS:
-            mbarrier.arrive(order.index(1 - WHICH), count=1)
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(empty.index(last), count=1)
+        acc, slot, phase, last = multiply_steps(
+            acc, ring, steps, slot, phase, last, matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, TURNS, STAGES
+        )
         row = tile_m * 2 * HALF + (0 if TURNS else WHICH * HALF)
         column = tile_n * BLOCK_N
         first: gl.constexpr = WHICH * BUFFERS
