@@ -57,11 +57,12 @@ _MOST_FILLED = 64
 class LoadedKernel:
     """One launch's kernel on one device."""
 
-    __slots__ = ("compiled", "launch", "start", "tail")
+    __slots__ = ("_encodes", "compiled", "launch", "start", "tail")
 
     def __init__(self, launch: Launch, arch: ArchSku, device: int) -> None:
         self.launch, self.compiled = launch, compile_source(launch.source(), arch, device)
         metadata = self.compiled.metadata
+        self._encodes = bool(tma_maps.ENCODED and metadata.tensordesc_meta)
         types = static_types(self.compiled)
         by: Any
         #: What follows the kernel's own arguments.
@@ -95,10 +96,6 @@ class LoadedKernel:
     def starting(self, flat: Sequence[Any]) -> Callable[[int], None]:
         """What launches with the arguments ``flat`` on a stream."""
         return self._starting_by_triton(flat) if self._encodes else partial(self.start, flat)
-
-    @property
-    def _encodes(self) -> bool:
-        return bool(tma_maps.ENCODED and self.compiled.metadata.tensordesc_meta)
 
     def _starting_by_triton(
         self, flat: Sequence[Any], about: Any = None, enter: Any = None, leave: Any = None
