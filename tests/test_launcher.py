@@ -49,7 +49,7 @@ def launches() -> list[Launch]:
         for desc in (base, base.replace(layouts={k: v for k, v in strided.items() if k in names})):
             for row in tp.TABLE.rows(op):
                 if row.backend is tp.BackendKind.TRITON and row.supports(desc, H200) and row.build:
-                    found += row.build(desc, H200)
+                    found += row.launches(desc, H200)
     add = SAMPLES["index_add"].replace(element="f64")
     return [*found, *tp.plan(add, target=H200).launches]
 
@@ -57,6 +57,12 @@ def launches() -> list[Launch]:
 @pytest.fixture(scope="module")
 def every() -> list[Launch]:
     return list({launch.source(): launch for launch in launches()}.values())
+
+
+@pytest.fixture(scope="module")
+def plain(every: list[Launch]) -> list[Launch]:
+    """Those that torch's launcher knows: it starts none before the one ahead has ended."""
+    return [launch for launch in every if not launch.overlaps]
 
 
 class Recorder:
@@ -153,18 +159,18 @@ def flat(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-def test_every_kind_of_argument_is_there(every: list[Launch]) -> None:
-    arguments = [arg for launch in every for arg in launch.args.values()]
+def test_every_kind_of_argument_is_there(plain: list[Launch]) -> None:
+    arguments = [arg for launch in plain for arg in launch.args.values()]
     kinds = {type(a) for arg in arguments for a in (arg if isinstance(arg, tuple) else (arg,))} - {tuple}
     assert kinds == {Ptr, Scratch, Int, Float, Stride, Scalar, type(None)}
 
 
 def test_kernels_have_the_parameters_that_the_static_launcher_fills(
-    every: list[Launch], monkeypatch: pytest.MonkeyPatch
+    plain: list[Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "_STATIC", Recorder())
     letters = {"u64": "Ol", "s64": "Ol", "b64": "Ol", "u32": "i", "b32": "i", "f32": "f", "f64": "d"}
-    for launch in every:
+    for launch in plain:
         compiled = compile_source(launch.source(), H200.arch)
         types = launcher.static_types(compiled)
         assert types is not None, launch.kernel
@@ -175,17 +181,17 @@ def test_kernels_have_the_parameters_that_the_static_launcher_fills(
         assert all(letter in letters[ty] for letter, ty in zip(types, declared, strict=True)), (types, declared)
 
 
-def test_a_kernel_with_other_parameters_is_refused(every: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_other_parameters_is_refused(plain: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_STATIC", Recorder())
-    compiled = compile_source(every[0].source(), H200.arch)
+    compiled = compile_source(plain[0].source(), H200.arch)
     ptx = compiled.asm["ptx"].replace(".param .u64", ".param .u64 a,\n\t.param .u64", 1)
     fake = SimpleNamespace(metadata=compiled.metadata, src=compiled.src, asm={"ptx": ptx}, name="changed")
     with pytest.raises(tp.KernelInternal, match=r"has \d+ parameters"):
         launcher.static_types(fake)
 
 
-def test_the_static_launcher_gets_every_argument(every: list[Launch], static: Recorder) -> None:
-    for launch in every:
+def test_the_static_launcher_gets_every_argument(plain: list[Launch], static: Recorder) -> None:
+    for launch in plain:
         args, places = operands(launch)
         (kernel,) = launcher.load([launch], H200.arch, 0)
         values = tuple(ADDRESSES + i for i in range(len(places)))
@@ -230,11 +236,11 @@ def test_tritons_launcher_gets_every_argument(every: list[Launch], by_triton: Re
 
 
 def test_hooks_hear_of_launches_where_a_profiler_installed_some(
-    every: list[Launch], static: Recorder, monkeypatch: pytest.MonkeyPatch
+    plain: list[Launch], static: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Recorder()
     monkeypatch.setattr(type(triton.runtime.driver.active), "launcher_cls", lambda *args: run)
-    launch = every[0]
+    launch = plain[0]
     args, places = operands(launch)
     (kernel,) = launcher.load([launch], H200.arch, 0)
     values = tuple(ADDRESSES + i for i in range(len(places)))

@@ -184,7 +184,7 @@ def far_rows(target: tp.Target, row: str | None, n: int = 1000) -> None:
     mean, rstd = (torch.empty(3, device=x.device) for _ in range(2))
     args = tp.LayerNormArgs(x=x, out=torch.empty_like(x), mean=mean, rstd=rstd)
     plan = tp.plan(desc, target=target, preference=None if row is None else tp.PlanPreference(kernel=row))
-    plan.run(args)
+    plan.run(args, tp.Workspace.allocate(plan, target.device_type))
     wanted = functional.layer_norm(x.double(), (n,))
     assert float((args.out.double() - wanted).abs().max()) < 2e-5
     naive = x.square().mean(1) - x.mean(1).square()
@@ -241,13 +241,13 @@ def test_infinities_and_nan_interpreted(op: str, row: str, name: str) -> None:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("row", ["rows", "looped"])
+@pytest.mark.parametrize("row", ["rows", "looped", "split"])
 def test_the_variance_is_of_centred_values_interpreted(row: str) -> None:
     far_rows(INTERPRET, row, 1000 if row == "rows" else 20_000)
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("row", ["rows", "looped"])
+@pytest.mark.parametrize("row", ["rows", "looped", "split"])
 def test_rows_that_begin_unlike_the_rest_interpreted(row: str) -> None:
     lopsided_rows(INTERPRET, row, 1000 if row == "rows" else 20_000)
 
@@ -307,11 +307,15 @@ def test_a_lone_row_is_read_as_one_among_many(op: str, row: str, length: int) ->
         assert len({tuple(launch.source() for launch in p.launches[launched]) for p in found}) <= 1
 
 
-def test_few_long_rows_are_split_and_many_are_not() -> None:
+@pytest.mark.parametrize("op", OPS)
+def test_few_long_rows_are_split_and_many_are_not(op: str) -> None:
     h200 = TARGETS["sm90a"]
-    assert tp.plan(build("softmax", (16, 262144)), target=h200).sku().kernel == "split"
-    assert tp.plan(build("softmax", (65536, 256)), target=h200).sku().kernel == "rows"
-    assert tp.plan(build("softmax", (8192, 8192)), target=h200).sku().kernel == "rows"
+    for shape, row in (((16, 262144), "split"), ((65536, 256), "rows"), ((8192, 8192), "rows")):
+        assert tp.plan(build(op, shape, element="bf16"), target=h200).sku().kernel == row
+
+
+def test_long_rows_have_the_same_bits_in_few_and_many() -> None:
+    h200 = TARGETS["sm90a"]
     strict = tp.PlanPreference(batch_invariant=True)
     few, many = (tp.plan(build("softmax", (n, 65536)), target=h200, preference=strict) for n in (2, 65536))
     assert few.sku().numerics_id == many.sku().numerics_id
@@ -342,13 +346,13 @@ def test_infinities_and_nan_on_the_gpu(op: str, row: str, name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("row", ["rows", "looped"])
+@pytest.mark.parametrize("row", ["rows", "looped", "split"])
 def test_the_variance_is_of_centred_values_on_the_gpu(row: str) -> None:
     far_rows(tp.Target.current(), row, 1000 if row == "rows" else 20_000)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("row", ["rows", "looped"])
+@pytest.mark.parametrize("row", ["rows", "looped", "split"])
 def test_rows_that_begin_unlike_the_rest_on_the_gpu(row: str) -> None:
     lopsided_rows(tp.Target.current(), row, 10_000 if row == "rows" else 100_000)
 

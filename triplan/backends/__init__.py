@@ -17,6 +17,7 @@ from triplan.backends.triton import indexing_fixed as _triton_indexing_fixed  # 
 from triplan.backends.triton import indexing_sorted as _triton_indexing_sorted  # noqa: F401 (registers its rows)
 from triplan.backends.triton import nll_loss as _triton_nll_loss  # noqa: F401 (registers its rows)
 from triplan.backends.triton import norm as _triton_norm  # noqa: F401 (registers its rows)
+from triplan.backends.triton import norm_split as _triton_norm_split  # noqa: F401 (registers its rows)
 from triplan.backends.triton import softmax as _triton_softmax  # noqa: F401 (registers its rows)
 from triplan.backends.tuning import TuningTable
 

@@ -6,11 +6,11 @@ interpreter and the tests all read that one description.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from triplan.sku import ElementKind
+from triplan.sku import ArchSku, ElementKind, Target
 
 #: Triton's names for pointer and scalar types.
 TRITON_TYPE = {
@@ -174,6 +174,18 @@ class Launch:
             self.overlaps,
             self.max_registers,
         )
+
+
+def overlapping(launches: Iterable[Launch], target: Target) -> tuple[Launch, ...]:
+    """``launches`` for ``target``: kernels whose last parameter is OVERLAPS are told whether to wait for the launch
+    ahead, which on Hopper alone they may have to."""
+    found = []
+    for launch in launches:
+        if "OVERLAPS" in launch.kernel.arg_names:
+            overlaps = launch.overlaps and target.arch is ArchSku.SM90A
+            launch = replace(launch, overlaps=overlaps, constexprs={**launch.constexprs, "OVERLAPS": overlaps})
+        found.append(launch)
+    return tuple(found)
 
 
 def _type(arg: Arg) -> Any:

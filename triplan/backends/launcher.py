@@ -38,6 +38,8 @@ from triplan.sku import ArchSku
 
 #: Where a call's changing values stand in one flat tuple: (operand, item of a list) to position; see ``WORKSPACE``.
 Places = Mapping[tuple[str, int | None], int]
+#: How arguments are put together: see ``Template``. None of what is absent, or compiled in.
+Order = int | None | tuple["Order", ...]
 #: The workspace's address among the places.
 WORKSPACE = ("", None)
 #: That of prepared indices.
@@ -64,66 +66,54 @@ class LoadedKernel:
         metadata = self.compiled.metadata
         self._encodes = bool(tma_maps.ENCODED and metadata.tensordesc_meta)
         types = static_types(self.compiled)
-        by: Any
-        #: What follows the kernel's own arguments.
-        self.tail: tuple[None, ...]
-        if types is None:
-            _ = self.compiled.run  # loads the module
-            function, by, self.tail = self.compiled.function, self._by_triton, ()
-        else:
-            function, by, self.tail = _function(self.compiled, device), _STATIC, (None, None)
+        #: What follows the kernel's own arguments; None where these are as Triton's launcher wants them.
+        self.tail: tuple[None, ...] | None = None if types is None else (None, None)
         #: Launches; takes the arguments and a stream. A partial joins its arguments in C.
-        self.start = partial(by, function, launch.grid, 1, 1, metadata.num_warps, metadata.shared, types)
+        self.start: Callable[[Any, int], None]
+        if types is None:
+            self.start = self._by_triton
+        else:
+            function = _function(self.compiled, device)
+            self.start = partial(_STATIC, function, launch.grid, 1, 1, metadata.num_warps, metadata.shared, types)
 
     def template(self, args: Any, places: Places) -> Template:
         """The launch for all calls with the strides of ``args``, whose other changing values come in a tuple."""
-        leaves = [leaf for n in self.launch.kernel.arg_names for leaf in self._leaves(self.launch.args.get(n))]
-        return Template(self, leaves, args, places)
+        return Template(self, [self.launch.args.get(name) for name in self.launch.kernel.arg_names], args, places)
 
-    def _leaves(self, arg: Arg) -> Iterator[Arg]:
-        if isinstance(arg, tuple):
-            for a in arg:
-                yield from self._leaves(a)
-        elif arg is not None:
-            yield arg
-
-    def _by_triton(
-        self, function: int, x: int, y: int, z: int, warps: int, shared: int, types: None, flat: Any, stream: int
-    ) -> None:
+    def _by_triton(self, arguments: Any, stream: int) -> None:
         """The same call by Triton's launcher."""
-        self._starting_by_triton(flat)(stream)
+        self._starting_by_triton(arguments)(stream)
 
-    def starting(self, flat: Sequence[Any]) -> Callable[[int], None]:
-        """What launches with the arguments ``flat`` on a stream."""
-        return self._starting_by_triton(flat) if self._encodes else partial(self.start, flat)
+    def starting(self, arguments: Sequence[Any]) -> Callable[[int], None]:
+        """What launches with ``arguments`` on a stream."""
+        return partial(self.start, arguments) if self.tail is not None else self._starting_by_triton(arguments)
 
     def _starting_by_triton(
-        self, flat: Sequence[Any], about: Any = None, enter: Any = None, leave: Any = None
+        self, arguments: Sequence[Any], about: Any = None, enter: Any = None, leave: Any = None
     ) -> Callable[[int], None]:
         """The same with Triton's own launcher; the hooks ``enter`` and ``leave`` are told ``about`` it."""
-        compiled, values = self.compiled, self._nested(flat)
+        compiled = self.compiled
         run = compiled.run  # loads the module; must come before .function
         hooks = (about, enter, leave)
         if self._encodes:
-            return tma_maps.starting(run, self.launch.grid, compiled, values, hooks)
-        before, after = (self.launch.grid, 1, 1), (compiled.function, compiled.packed_metadata, *hooks, *values)
+            return tma_maps.starting(run, self.launch.grid, compiled, arguments, hooks)
+        before, after = (self.launch.grid, 1, 1), (compiled.function, compiled.packed_metadata, *hooks, *arguments)
         return lambda stream: run(*before, stream, *after)
 
-    def _nested(self, flat: Sequence[Any]) -> list[Any]:
-        """Arguments as Triton's launcher wants them: constexprs in, tuples nested."""
-        rest = iter(flat)
-
-        def value(arg: Arg) -> Any:
-            if isinstance(arg, tuple):
-                return tuple(value(a) for a in arg)
-            return None if arg is None else next(rest)
-
-        return [value(self.launch.args.get(name)) for name in self.launch.kernel.arg_names]
-
-    def profiled(self, flat: Sequence[Any], stream: int) -> None:
+    def profiled(self, arguments: Sequence[Any], stream: int) -> None:
         """The launch with Triton's hooks told of it."""
-        about = self.compiled.launch_metadata((self.launch.grid, 1, 1), stream, *self._nested(flat))
-        self._starting_by_triton(flat, about, _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook)(stream)
+        if self.tail is not None:
+            rest = iter(arguments)
+            arguments = [_nested(self.launch.args.get(name), rest) for name in self.launch.kernel.arg_names]
+        about = self.compiled.launch_metadata((self.launch.grid, 1, 1), stream, *arguments)
+        self._starting_by_triton(arguments, about, _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook)(stream)
+
+
+def _nested(arg: Arg, flat: Iterator[Any]) -> Any:
+    """An argument as Triton's launcher wants it."""
+    if isinstance(arg, tuple):
+        return tuple(_nested(a, flat) for a in arg)
+    return None if arg is None else next(flat)
 
 
 class Template:
@@ -131,25 +121,32 @@ class Template:
 
     __slots__ = ("_filled", "_keeps", "arguments", "computed", "kernel", "start")
 
-    def __init__(self, kernel: LoadedKernel, leaves: Sequence[Arg], args: Any, places: Places) -> None:
+    def __init__(self, kernel: LoadedKernel, given: Sequence[Arg], args: Any, places: Places) -> None:
         self.kernel, self.start = kernel, kernel.start
         computed: list[tuple[int, Callable[[int], Any]]] = []
         constants: list[Any] = []
+        leaves: list[Arg] = []
         metas = iter(kernel.compiled.metadata.tensordesc_meta or ())
-        order: list[int] = []  # of each argument: its place in (values, computed), or ~ its place among the constants
-        for leaf in leaves:
-            place, compute = _changing(leaf, args, places, metas)
+
+        def stands(arg: Arg) -> Order:
+            """Where the argument stands: its place in (values, computed), or ~ its place among the constants."""
+            if isinstance(arg, tuple):
+                return tuple(stands(a) for a in arg)
+            if arg is None:
+                return None
+            leaves.append(arg)
+            place, compute = _changing(arg, args, places, metas)
             if place is None:
-                order.append(~len(constants))
-                constants.append(_constant(leaf, args))
-            elif compute is None:
-                order.append(place)
-            else:
-                order.append(len(places) + len(computed))
-                computed.append((place, compute))
-        for value in kernel.tail:
-            order.append(~len(constants))
-            constants.append(value)
+                constants.append(_constant(arg, args))
+                return ~(len(constants) - 1)
+            if compute is None:
+                return place
+            computed.append((place, compute))
+            return len(places) + len(computed) - 1
+
+        order: Order = tuple(stands(arg) for arg in given)
+        if kernel.tail is not None:
+            order = (*_flat_places(order), *(None for _ in kernel.tail))
         self.computed = tuple(computed)
         # Tensor maps take long to put together; equal numbers may differ in a sign, equal addresses do not.
         self._keeps = bool(computed) and not any(
@@ -158,7 +155,7 @@ class Template:
         self._filled: dict[tuple[Any, ...], BoundLaunch] = {}
         #: From (values, computed) to all arguments.
         self.arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-        self.arguments = FunctionType(_arranging(tuple(order)), {}, "arguments", tuple(constants))
+        self.arguments = FunctionType(_arranging(order), {}, "arguments", tuple(constants))
 
     def extended(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """``values`` and what is computed from them."""
@@ -176,15 +173,28 @@ class Template:
         return found
 
 
+def _flat_places(order: Order) -> Iterator[int]:
+    if isinstance(order, tuple):
+        for o in order:
+            yield from _flat_places(o)
+    elif order is not None:
+        yield order
+
+
 @lru_cache(maxsize=1024)
-def _arranging(order: tuple[int, ...]) -> CodeType:
+def _arranging(order: Order) -> CodeType:
     """The code of a function of changing values ``v``, whose defaults are the constants, that returns all arguments.
 
     A tuple written out takes less than half as long as joining values and constants and picking by an itemgetter.
     """
-    constants = "".join(f", k{i}" for i in range(sum(place < 0 for place in order)))
-    arguments = "".join(f"k{~place}, " if place < 0 else f"v[{place}], " for place in order)
-    function = eval(f"lambda v{constants}: ({arguments})")
+    constants = "".join(f", k{i}" for i in range(sum(place < 0 for place in _flat_places(order))))
+
+    def written(order: Order) -> str:
+        if isinstance(order, tuple):
+            return f"({''.join(f'{written(o)}, ' for o in order)})"
+        return "None" if order is None else f"k{~order}" if order < 0 else f"v[{order}]"
+
+    function = eval(f"lambda v{constants}: {written(order)}")
     code: CodeType = function.__code__
     return code
 
@@ -192,17 +202,17 @@ def _arranging(order: tuple[int, ...]) -> CodeType:
 class BoundLaunch:
     """A kernel launch with all arguments fixed."""
 
-    __slots__ = ("flat", "kernel", "start")
+    __slots__ = ("arguments", "kernel", "start")
 
-    def __init__(self, kernel: LoadedKernel, flat: tuple[Any, ...]) -> None:
-        self.kernel, self.flat, self.start = kernel, flat, kernel.starting(flat)
+    def __init__(self, kernel: LoadedKernel, arguments: tuple[Any, ...]) -> None:
+        self.kernel, self.arguments, self.start = kernel, arguments, kernel.starting(arguments)
 
 
 def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
     """Launch in order on ``stream`` (a raw handle) of the current device. Raises ``KernelInternal``."""
     if ENTER_HOOKS or EXIT_HOOKS:
         for bound in calls:
-            bound.kernel.profiled(bound.flat[: -len(bound.kernel.tail) or None], stream)
+            bound.kernel.profiled(bound.arguments, stream)
         return
     try:
         for bound in calls:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from triplan.backends.launch import Launch
+from triplan.backends.launch import Launch, overlapping
 from triplan.errors import InvalidProblem
 from triplan.sku import (
     GPU_ARCHS,
@@ -111,6 +111,10 @@ class KernelRow:
     layout: Callable[[Any], str | None] = lambda desc: None
     preparation: Preparation | None = None
     configurations: Configurations = _one_way
+
+    def launches(self, desc: Any, target: Target) -> tuple[Launch, ...]:
+        """What a run launches, as data; nothing for a reference row."""
+        return () if self.build is None else overlapping(self.build(desc, target), target)
 
     def configured(self, desc: Any, target: Target, name: str) -> KernelRow | None:
         """The row that launches ``desc`` in one of its configurations; None if there is none of that name."""

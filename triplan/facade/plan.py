@@ -170,8 +170,7 @@ class Plan(Preparing, Generic[D, A]):
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """What ``run`` launches, as data; empty for the reference backend and for problems with nothing to do."""
-        build = self._row.build
-        return () if build is None else tuple(build(self.descriptor, self.target))
+        return self._row.launches(self.descriptor, self.target)
 
     def compile(self) -> tuple[CompiledRecord, ...]:
         """Build the kernels, with or without a GPU: name, arch, ptx, cubin, registers, spill_bytes, shared_bytes.

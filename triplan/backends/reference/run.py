@@ -38,7 +38,8 @@ def run_reference(row: KernelRow, desc: Descriptor, args: Any) -> None:
     assert row.compute is not None
     guarantees = row.guarantee(desc).values()
     moves = all(g.math_precision is MathPrecision.EXACT and g.tolerance.exact for g in guarantees)
-    with torch.no_grad():
+    # Under autocast torch would multiply in a type of its own choice.
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         outputs: Mapping[str, torch.Tensor] = row.compute(desc, inputs_of(desc, args, as_is=moves))
         for name, value in outputs.items():
             getattr(args, name).detach().copy_(value)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.gemm_kernels import epilogue, product_of, tile_of
+from triplan.backends.triton.overlap import begin
 
 
 @triton.jit
@@ -36,12 +37,14 @@ def split_kernel(
     WHOLE_K: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """partial[s, i, row, column]: the sum over piece s, s * depth <= p < (s + 1) * depth, of product i.
 
     ``partial`` is packed, and ``depth`` a multiple of BLOCK_K. ``products``, a_batch and b_batch are None without a
     batch.
     """
+    begin(OVERLAPS)
     program = tl.program_id(0)
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
@@ -92,8 +95,10 @@ def pieces_kernel(
     MOST_PIECES: tl.constexpr,
     ACC: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """C = act(alpha * (partial[0] + partial[1] + ...) + beta * c0 + bias). ``slab``: elements of one piece."""
+    begin(OVERLAPS)
     program = tl.program_id(0)
     tiles_n = tl.cdiv(n, BLOCK_N)
     tiles = tl.cdiv(m, BLOCK_M) * tiles_n

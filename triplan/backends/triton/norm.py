@@ -6,180 +6,48 @@ partial sums in the workspace, as many lines as there are programs, then folded 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import torch
-
-from triplan.backends.launch import Arg, Float, Int, Launch, Ptr, Scratch
+from triplan.backends.launch import Int, Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton import norm_adjoint_kernels as adjoints
 from triplan.backends.triton import norm_kernels as kernels
+from triplan.backends.triton.norm_launch import (
+    ELEMENTS,
+    LINES,
+    MOST,
+    constexprs_of,
+    fold_us,
+    folds_of,
+    guarantee,
+    is_backward,
+    launch_of,
+    layout,
+    lines_of,
+    numerics,
+    operand_arguments,
+    packed_parameters,
+    parts_of,
+    row_bytes,
+    strip,
+    view,
+    walk,
+    whole,
+    workspace,
+)
 from triplan.backends.triton.rows_launch import (
     L2_BYTES,
     LAUNCH_US,
-    TL,
-    Rows,
     Tile,
-    ceil_power,
     holds_narrow,
     narrow_registers,
-    padded_bytes,
-    values,
     waves_us,
 )
-from triplan.sku import (
-    SUPPORTED,
-    ElementKind,
-    MathPrecision,
-    PrecisionGuarantee,
-    Support,
-    Target,
-    Tolerance,
-    interpreting,
-)
-
-ELEMENTS = ("f16", "bf16", "f32", "f64")
-#: Elements of a row that ``rows`` holds: forward those of x, backward also of dout, weight and two sums.
-OPS = ("rms_norm", "layer_norm", "l2_norm")
-MOST = dict.fromkeys(OPS, 16384) | dict.fromkeys((f"{op}_backward" for op in OPS), 8192)
-#: Lines of partial sums: an H200's multiprocessors. One number for all targets, as tolerances depend on it.
-LINES = 132
-#: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
-#: on a multiprocessor, with the next rows on their way, keep memory busy.
-HELD = 16384
-#: Lines that the fold adds up at once, in so many columns a program, and its warps.
-FOLD, FOLD_COLUMNS, FOLD_WARPS = ceil_power(LINES), 16, 8
-
-
-@lru_cache(maxsize=4096)
-def view(desc: Any) -> Rows:
-    whole = [o for o in desc.operands() if o.shape == desc.input_shape]
-    return Rows(whole, len(desc.input_shape) - 1, in_order=True)
-
-
-def is_backward(desc: Any) -> bool:
-    return str(desc.op).endswith("_backward")
-
-
-def is_centred(desc: Any) -> bool:
-    return str(desc.op).startswith("layer_norm")
-
-
-def read_twice(desc: Any) -> int:
-    """Operands of whole rows that a loop over them reads twice."""
-    return sum(o.shape == desc.input_shape and not o.is_written and o.name != "dsummed" for o in desc.operands())
-
-
-def whole(desc: Any) -> Tile | None:
-    most = MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1)
-    if not is_backward(desc):
-        tile = view(desc).whole(desc.element, most)
-        if tile is not None and desc.element.itemsize == 2 and tile.block >= 8192:
-            return replace(tile, warps=tile.block // 1024)  # smaller programs wait less for each other
-        return tile
-    tile = view(desc).whole(desc.element, most, HELD)
-    if tile is None:
-        return None
-    # Weights that several rows of several warps share come through shared memory; with two sums registers run out.
-    crowded = is_centred(desc) and tile.block > 256 and desc.element.itemsize == 2
-    rows = max(tile.rows // 2, 1) if view(desc).across or crowded else tile.rows
-    each = 4 if desc.element is ElementKind.F64 else 8
-    return Tile(rows, tile.block, min(max(rows * tile.block // (32 * each), 1), 16))
-
-
-def strip(desc: Any) -> Tile:
-    """What a program of ``norm_parameters_kernel`` reads at a time: a few rows of as many columns as threads load."""
-    vector = 16 // desc.element.itemsize if view(desc).unit else 1
-    return Tile(4, min(ceil_power(view(desc).n), 256 * vector), 8)
-
-
-def walk(desc: Any) -> Tile:
-    # By sweeps on an H200: what registers leave room for, beside a row's sums.
-    held = (32 if is_backward(desc) else min(4 * desc.element.itemsize, 16)) if is_centred(desc) else 16
-    if desc.op in ("rms_norm", "l2_norm") and read_twice(desc) == 1:
-        held = 32
-    return view(desc).walk(desc.element, held, read_twice(desc))
-
-
-# --- what may be said ---
-
-
-@lru_cache(maxsize=1024)
-def _guarantee(
-    element: ElementKind, compute: ElementKind, roundings: int, relative: bool, batch: bool, squares: int = 0
-) -> PrecisionGuarantee:
-    """``roundings``, in the compute element, of a result; ``relative`` where all terms have one sign. A result that is
-    the root of so many ``squares`` is without those that vanish."""
-    u, final = compute.unit_roundoff, element.unit_roundoff
-    error = math.expm1(roundings * u)
-    info, small = torch.finfo(element.torch), torch.finfo(compute.torch)
-    narrowed = final if compute is not element else 0.0
-    return PrecisionGuarantee(
-        math_precision=MathPrecision(compute.value),
-        accumulator=compute,
-        deterministic=True,
-        bit_stable_on_same_hardware=True,
-        batch_invariant=batch,
-        order_invariant=False,
-        tolerance=Tolerance(
-            rtol=error + narrowed,
-            ctol=0.0 if relative else error * (1 + final),
-            underflow=float(
-                info.smallest_normal * info.eps
-                + roundings * small.smallest_normal
-                + math.sqrt(squares * small.smallest_normal)
-            ),
-        ),
-    )
-
-
-def guarantee(
-    tiled: Callable[[Any], Tile | None], parameters: Callable[[Any], Tile | None], desc: Any
-) -> Mapping[str, PrecisionGuarantee]:
-    """Squares add up relative to their sum. What is centred has errors of a deviation's size, once for each of two
-    means, and the results of the adjoints have those of their terms; for layer_norm they hold while the mean is less
-    than 2**18 standard deviations off zero, beyond which f32 cannot hold the values themselves (with a residual, a
-    hundred: their sum is rounded first), and for l2_norm while eps**2 is above the n smallest normal numbers of the
-    compute element: squares below those vanish.
-
-    Where layer_norm's ``looped`` takes deviations d, sum(d**2) is at most 4 * n * s**2, s the standard deviation, or
-    the row is read again. That sum and sum(d)**2 / k, the lesser of the two, of columns of k blocks are within k + 3
-    and 2 * k + 4 roundings, so n * s**2 within 12 * k + 28 and those of adding up columns, and its root within half of
-    that.
-    """
-    tile, element, compute = tiled(desc) or walk(desc), desc.element, desc.element.compute
-    depth = tile.rows * tile.block // (32 * tile.warps) + 12 + -(-view(desc).n // tile.block)
-    shared = parameters(desc) or strip(desc)
-    found = {}
-    for o in desc.operands():
-        if o.name in ("dweight", "dbias"):
-            _, each = _lines(desc, shared.rows)
-            # Group by group, then those of a program, then lines; within each, first a thread's, then all threads'.
-            meeting = shared.rows * shared.block // (32 * shared.warps) + 12
-            folded = FOLD * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
-            roundings = each + meeting + folded + 4
-            found[o.name] = _guarantee(element, compute, roundings, False, False)
-        elif o.is_written:
-            looped = 6 * -(-view(desc).n // tile.block) + 14 if is_centred(desc) else 0
-            roundings = (3 if is_centred(desc) else 2) * (depth + 12) + looped
-            relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
-            squares = view(desc).n if o.name == "norm" else 0
-            found[o.name] = _guarantee(o.element, compute, roundings, relative, True, squares)
-    return found
-
+from triplan.sku import Support, Target, interpreting
 
 # --- when they apply, and what they cost ---
-
-
-def _packed_parameters(desc: Any) -> Support:
-    for o in desc.operands():
-        if o.shape != desc.input_shape and not o.layout.packed:
-            return Support.no(f"{o.name} is not promised packed: statistics, weights and biases must be")
-    return SUPPORTED
 
 
 def _applies(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> Support:
@@ -188,128 +56,37 @@ def _applies(tiled: Callable[[Any], Tile | None], desc: Any, target: Target) -> 
         return Support.no(f"rows of {view(desc).n} elements do not fit in registers")
     if view(desc).programs(tile.rows) >= 2**31:
         return Support.no(f"needs {view(desc).programs(tile.rows)} programs; a grid holds fewer than 2**31")
-    return _packed_parameters(desc)
-
-
-def _bytes(desc: Any) -> tuple[int, int]:
-    """Bytes of one row in all operands, and in those that are read twice."""
-    size = view(desc).n * desc.element.itemsize
-    return sum(o.shape == desc.input_shape for o in desc.operands()) * size, read_twice(desc) * size
-
-
-def _fold_us(desc: Any, rows: int) -> float:
-    names = [n for n in ("dweight", "dbias") if any(o.name == n for o in desc.operands())]
-    size: int = desc.element.compute.itemsize
-    return LAUNCH_US + len(names) * 2 * _lines(desc, rows)[0] * view(desc).n * size / 3.8e6 if names else 0.0
+    return packed_parameters(desc)
 
 
 def rows_rank(desc: Any, target: Target) -> float:
     tile = whole(desc)
     assert tile is not None
-    moved = waves_us(view(desc).programs(tile.rows), tile.rows * _bytes(desc)[0], target)
-    return moved + (_fold_us(desc, tile.rows) if is_backward(desc) else 0.0)
+    moved = waves_us(view(desc).programs(tile.rows), tile.rows * row_bytes(desc)[0], target)
+    return moved + (fold_us(desc, tile.rows) if is_backward(desc) else 0.0)
 
 
 def looped_rank(desc: Any, target: Target) -> float:
-    r, (moved, read) = view(desc), _bytes(desc)
+    r, (moved, read) = view(desc), row_bytes(desc)
     under_way = min(r.count, 2 * max(target.sm_count, 1)) * read
     again = (0.35 if under_way <= L2_BYTES else 0.8) * read
     found = waves_us(r.count, moved + again, target)
     rows = strip(desc).rows
-    if is_backward(desc) and _parts(desc, rows):
-        found += LAUNCH_US + r.count * read / 3.8e6 + _fold_us(desc, rows)
+    if is_backward(desc) and parts_of(desc, rows):
+        found += LAUNCH_US + r.count * read / 3.8e6 + fold_us(desc, rows)
     return found
 
 
 # --- launches ---
 
 
-def _operands(desc: Any, tile_rows: int) -> dict[str, Arg]:
-    r = view(desc)
-    args: dict[str, Arg] = dict(r.arguments(tile_rows))
-    absent = ("mean", "weight", "bias", "dweights", "dbiases", "residual", "summed", "dsummed")
-    args |= dict.fromkeys((*absent, "residual_strides", "summed_strides", "dsummed_strides"))
-    args["rows"] = Int(r.count, r.count >= 2**31 - 2**16)
-    args["eps"] = Float(getattr(desc, "eps", 0.0), desc.element.compute)
-    for o in desc.operands():
-        args["rstd" if o.name == "norm" else o.name] = values(o)
-        if o.shape == desc.input_shape:
-            args[f"{o.name}_strides"] = r.strides(o)
-    return args
-
-
-def _launch(
-    which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int, most_registers: int = 0
-) -> Launch:
-    names = set(which.arg_names)
-    return Launch(
-        which,
-        grid,
-        {k: v for k, v in args.items() if k in names},
-        {k: v for k, v in constexprs.items() if k in names},
-        warps,
-        max_registers=most_registers,
-    )
-
-
-def _constexprs(desc: Any, tile: Tile) -> dict[str, Any]:
-    compute = TL[desc.element.compute]
-    return {
-        "CENTRED": is_centred(desc),
-        "LENGTH": str(desc.op).startswith("l2_norm"),
-        "OFFSET": getattr(desc, "weight_offset", 0),
-        "COMPUTE": compute,
-        "ROWS": tile.rows,
-        "BLOCK": tile.block,
-    }
-
-
-def _lines(desc: Any, rows: int, most: int = LINES) -> tuple[int, int]:
-    """Lines of partial sums, and groups of ``rows`` rows that are added up in each."""
-    groups = -(-view(desc).count // rows)
-    each = max(-(-groups // most), 1)
-    return -(-groups // each), each
-
-
-def _part_bytes(desc: Any, rows: int) -> int:
-    # A line even where there are no rows: what adds up none of them is given an address all the same.
-    return padded_bytes(max(_lines(desc, rows)[0], 1) * view(desc).n * desc.element.compute.itemsize)
-
-
-def _parts(desc: Any, rows: int) -> dict[str, tuple[Scratch, Ptr]]:
-    """By the kernels' name: where partial sums lie, and the gradient that they become."""
-    compute: ElementKind = desc.element.compute
-    found: dict[str, tuple[Scratch, Ptr]] = {}
-    size = _part_bytes(desc, rows)
-    for o in desc.operands():
-        if o.name in ("dweight", "dbias"):
-            name = "dweights" if o.name == "dweight" else "dbiases"
-            found[name] = (Scratch(len(found) * size, compute), values(o))
-    return found
-
-
-def workspace(parameters: Callable[[Any], Tile | None], desc: Any, target: Target) -> int:
-    tile = parameters(desc)
-    if tile is None or not is_backward(desc):
-        return 0
-    return len(_parts(desc, tile.rows)) * _part_bytes(desc, tile.rows)
-
-
-def _folds(desc: Any, rows: int, most: int = LINES) -> list[Launch]:
-    n, parts = view(desc).n, _parts(desc, rows)
-    if n == 0 or not parts:
-        return []
-    args: dict[str, Arg] = dict.fromkeys(("dweights", "dweight", "dbiases", "dbias"))
-    for name, (scratch, out) in parts.items():
-        args |= {name: scratch, out.operand: out}
-    blocks = -(-n // FOLD_COLUMNS)
-    args |= {"n": Int(n, n >= 2**31), "lines": Int(_lines(desc, rows, most)[0]), "blocks": Int(blocks)}
-    constexprs = {"ROWS": FOLD, "BLOCK": FOLD_COLUMNS}
-    return [_launch(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
-
-
 def whole_launches(
-    desc: Any, tile: Tile, stages: int | None = None, programs: int = 0, narrow: bool | None = None
+    desc: Any,
+    tile: Tile,
+    stages: int | None = None,
+    programs: int = 0,
+    narrow: bool | None = None,
+    overlaps: bool = False,
 ) -> list[Launch]:
     """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries.
 
@@ -319,11 +96,11 @@ def whole_launches(
     """
     r, backward = view(desc), is_backward(desc)
     most = min(programs or LINES, LINES)
-    folds = _folds(desc, tile.rows, most) if backward else []
+    folds = folds_of(desc, tile.rows, most) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     stages = (3 if backward else 0) if stages is None else stages
-    args, constexprs = _operands(desc, tile.rows), {**_constexprs(desc, tile), "STAGES": stages}
+    args, constexprs = operand_arguments(desc, tile.rows), {**constexprs_of(desc, tile), "STAGES": stages}
     if not backward:
         groups = r.programs(tile.rows)
         args["groups"] = Int(groups)
@@ -332,34 +109,36 @@ def whole_launches(
         narrow = alone and (holds_narrow(desc.element, tile) if narrow is None else narrow)
         constexprs |= {"NARROW": narrow and not interpreting(), "FULL": r.n == tile.block}
         most_registers = narrow_registers(tile) if constexprs["NARROW"] else 0
-        return [_launch(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers)]
-    lines, each = _lines(desc, tile.rows, most)
-    args |= {"each": Int(each), **{name: parts for name, (parts, _) in _parts(desc, tile.rows).items()}}
+        return [launch_of(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers, overlaps)]
+    lines, each = lines_of(desc, tile.rows, most)
+    args |= {"each": Int(each), **{name: parts for name, (parts, _) in parts_of(desc, tile.rows).items()}}
     if not folds:  # nothing is shared: a program for each group of rows
         lines, args["each"] = -(-r.count // tile.rows), Int(1)
-    return [_launch(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
+    return [launch_of(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
 
 
-def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: int = 0) -> list[Launch]:
+def looped_launches(
+    desc: Any, tile: Tile, shared: Tile | None = None, unroll: int = 0, overlaps: bool = False
+) -> list[Launch]:
     """The launches of ``looped`` with a tile of one's own, ``unroll`` of which are read at a time, and one for the
     parameters' gradients."""
     r, backward, shared = view(desc), is_backward(desc), shared or strip(desc)
-    folds = _folds(desc, shared.rows) if backward else []
+    folds = folds_of(desc, shared.rows) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
-    args, constexprs = _operands(desc, tile.rows), _constexprs(desc, tile)
+    args, constexprs = operand_arguments(desc, tile.rows), constexprs_of(desc, tile)
     constexprs["UNROLL"] = unroll or r.unroll(tile)
     if not backward:
-        return [_launch(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps)]
-    first = _launch(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
+        return [launch_of(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps, overlaps=overlaps)]
+    first = launch_of(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not folds:
         return [first]
-    lines, each = _lines(desc, shared.rows)
+    lines, each = lines_of(desc, shared.rows)
     blocks = -(-r.n // shared.block)
     args |= {"each": Int(each), "blocks": Int(blocks)}
-    args |= {name: parts for name, (parts, _) in _parts(desc, shared.rows).items()}
-    constexprs = _constexprs(desc, shared)
-    return [first, _launch(adjoints.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps), *folds]
+    args |= {name: parts for name, (parts, _) in parts_of(desc, shared.rows).items()}
+    constexprs = constexprs_of(desc, shared)
+    return [first, launch_of(adjoints.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps), *folds]
 
 
 def _rows(desc: Any, target: Target) -> list[Launch]:
@@ -370,16 +149,6 @@ def _rows(desc: Any, target: Target) -> list[Launch]:
 
 def _looped(desc: Any, target: Target) -> list[Launch]:
     return looped_launches(desc, walk(desc))
-
-
-def _numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str:
-    tile = tiled(desc)
-    assert tile is not None
-    return f"{desc.op}.{kind}.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}.v2"
-
-
-def layout(desc: Any) -> str:
-    return "packed" if all(o.layout.packed for o in desc.operands()) else "strided"
 
 
 def _register() -> None:
@@ -396,7 +165,7 @@ def _register() -> None:
                 supports=partial(_applies, tiled),
                 workspace=partial(workspace, parameters),
                 rank=rank,
-                numerics=partial(_numerics, name, tiled),
+                numerics=partial(numerics, name, tiled),
                 priority=priority,
                 layout=layout,
             )(build)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.norm_kernels import affine, both
+from triplan.backends.triton.overlap import begin
 from triplan.backends.triton.rows_kernels import along, placed, rows_of
 
 
@@ -50,12 +51,14 @@ def norm_backward_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Whole rows in registers, ``each`` groups of ROWS rows a program.
 
     It adds up its rows' share of the weight's and the bias's gradients as it goes, and writes them into line
     ``program`` of ``dweights`` and ``dbiases``.
     """
+    begin(OVERLAPS)
     program = tl.program_id(0)
     col = tl.arange(0, BLOCK)[None, :]
     live_col = col < n
@@ -132,8 +135,10 @@ def norm_backward_looped_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """One row, block by block: the sums, then, backwards, the gradients of x."""
+    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     outer, lane = placed(row, sizes, lanes)
     dout_at = rows_of(dout, dout_strides, outer, sizes, lane)
@@ -192,8 +197,11 @@ def norm_parameters_kernel(
     x,
     mean,
     rstd,
+    weight,
     dweights,
     dbiases,
+    totals,
+    projections,
     dout_strides,
     x_strides,
     sizes,
@@ -202,14 +210,23 @@ def norm_parameters_kernel(
     rows,
     each,
     blocks,
+    eps,
     CENTRED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
-    """One block of columns of ``each`` groups of ROWS rows: their share of the weight's and the bias's gradients."""
+    """One block of columns of ``each`` groups of ROWS rows: their share of the weight's and the bias's gradients.
+
+    ``projections`` and ``totals``, if there are such, receive the block's share of each row's sums.
+    """
+    begin(OVERLAPS)
     part = tl.program_id(0) // blocks
-    col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    block = tl.program_id(0) % blocks
+    col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     live_col = col < n
     # Where threads lie along the columns alone, each adds up the rows of a tile by itself.
     dw = tl.zeros((1, BLOCK), COMPUTE)
@@ -221,13 +238,20 @@ def norm_parameters_kernel(
         outer, lane = placed(row, sizes, lanes)
         dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), live, other=0.0)
         dy = dy.to(COMPUTE)
-        if dweights is not None:
+        if dweights is not None or projections is not None:
             v = tl.load(rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]), live, other=0.0)
             v = v.to(COMPUTE)
             if CENTRED:
                 v = v - tl.load(mean + row, mask=inside, other=0.0)
             # As the other kernels have it: the deviation scaled, then times the gradient.
-            dw += tl.sum(dy * (v * tl.load(rstd + row, mask=inside, other=0.0)), 0, keep_dims=True)
+            hat = v * scale_again(tl.load(rstd + row, mask=inside, other=0.0), eps, LENGTH)
+            if dweights is not None:
+                dw += tl.sum(dy * hat, 0, keep_dims=True)
+            if projections is not None:
+                g = affine(dy, weight, None, col, live_col, OFFSET)
+                if CENTRED:
+                    tl.store(totals + row * blocks + block, tl.sum(g, 1, keep_dims=True), mask=inside)
+                tl.store(projections + row * blocks + block, tl.sum(g * hat, 1, keep_dims=True), mask=inside)
         if dbiases is not None:
             db += tl.sum(dy, 0, keep_dims=True)
     line = part.to(tl.int64) * n + col
@@ -256,8 +280,10 @@ def norm_fold_kernel(
     blocks,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Adds up ``lines`` lines of partial sums, always in the same order; ``blocks`` programs for each parameter."""
+    begin(OVERLAPS)
     block = tl.program_id(0)
     if dweights is not None:
         if block < blocks:

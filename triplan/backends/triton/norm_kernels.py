@@ -14,6 +14,7 @@ Statistics, weight and bias are packed.
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.overlap import begin
 from triplan.backends.triton.rows_kernels import again, along, lanes_of, rows_of
 
 
@@ -178,12 +179,14 @@ def norm_rows_kernel(
     NARROW: tl.constexpr,
     FULL: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Whole rows in registers: each element is read once and written once. FULL: they are of BLOCK elements.
 
     With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. With STAGES
     programs stay for several groups of rows, and the next ones are on their way meanwhile.
     """
+    begin(OVERLAPS)
     first = tl.program_id(0)
     if STAGES == 0:
         norm_group(
@@ -255,6 +258,7 @@ def norm_looped_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """One row, block by block: statistics, then, backwards, the results.
 
@@ -262,6 +266,7 @@ def norm_looped_kernel(
     those of other columns at the row's mean (Chan, Golub and LeVeque, equation 2.1). What is subtracted is large only
     where a row begins unlike its rest: it is then read once more, with deviations from its own mean.
     """
+    begin(OVERLAPS)
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64)
     at = rows_of(x, x_strides, outer, sizes, lane)

@@ -178,7 +178,7 @@ def holds_narrow(element: ElementKind, tile: Tile) -> bool:
 
 def narrow_registers(tile: Tile) -> int:
     """Registers a thread with which two programs are resident, of a multiprocessor's 65,536."""
-    return 65536 // (2 * 32 * tile.warps)
+    return min(65536 // (2 * 32 * tile.warps), 255)
 
 
 def ceil_power(n: int) -> int:

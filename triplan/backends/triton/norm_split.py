@@ -1,0 +1,135 @@
+"""The kernel table's rows for norms of few and long rows: ``split`` gives each row to many programs.
+
+Forward, parts of a row's statistics come first, then results. Backward, the kernel that adds up the parameters'
+gradients finds parts of each row's sums on its way, so that no operand is read a third time.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from triplan.backends.launch import Arg, Int, Launch, Scratch
+from triplan.backends.table import kernel
+from triplan.backends.triton import norm_adjoint_kernels as adjoints
+from triplan.backends.triton import norm_split_kernels as kernels
+from triplan.backends.triton.norm_launch import (
+    ELEMENTS,
+    MOST,
+    constexprs_of,
+    fold_us,
+    folds_of,
+    guarantee,
+    is_backward,
+    is_centred,
+    launch_of,
+    layout,
+    lines_of,
+    numerics,
+    operand_arguments,
+    packed_parameters,
+    part_bytes,
+    parts_of,
+    read_twice,
+    row_bytes,
+    strip,
+    view,
+)
+from triplan.backends.triton.rows_launch import Tile, ceil_power, padded_bytes, waves_us
+from triplan.sku import Support, Target
+
+#: Parts of a row that are added up at once.
+MOST_PARTS = 4096
+
+
+def piece(desc: Any) -> Tile:
+    """What one program turns into results."""
+    return view(desc).piece(desc.element, read_twice(desc))
+
+
+def summed_up(desc: Any) -> Tile:
+    """What one program adds up."""
+    return strip(desc) if is_backward(desc) else piece(desc)
+
+
+def parts(desc: Any) -> int:
+    """Of a row."""
+    return max(-(-view(desc).n // summed_up(desc).block), 1)
+
+
+def scratch(desc: Any) -> tuple[dict[str, Arg], int]:
+    """Where the rows' parts lie, by the kernels' name, and the bytes of the whole workspace."""
+    rows, compute = strip(desc).rows, desc.element.compute
+    start = len(parts_of(desc, rows)) * part_bytes(desc, rows)  # none forward
+    names: tuple[str, ...] = ("projections", "totals") if is_backward(desc) else ("squares", "centres", "rests")
+    names = names if is_centred(desc) else names[:1]
+    found: dict[str, Arg] = dict.fromkeys(("projections", "totals", "squares", "centres", "rests"))
+    each = padded_bytes(view(desc).count * parts(desc) * compute.itemsize)
+    found |= {name: Scratch(start + i * each, compute) for i, name in enumerate(names)}
+    return found, start + len(names) * each
+
+
+def applies(desc: Any, target: Target) -> Support:
+    r = view(desc)
+    if r.across:
+        return Support.no("rows lie side by side: their elements are read together")
+    if parts(desc) > MOST_PARTS:
+        return Support.no(f"rows have {parts(desc)} parts; at most {MOST_PARTS} are added up at once")
+    programs = r.count * max(parts(desc), -(-r.n // piece(desc).block))
+    if programs >= 2**31:
+        return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return packed_parameters(desc)
+
+
+def rank(desc: Any, target: Target) -> float:
+    r, n, (moved, read) = view(desc), parts(desc), row_bytes(desc)
+    finish = -(-r.n // piece(desc).block)
+    tile = strip(desc)
+    if not is_backward(desc):
+        return waves_us(r.count * n, read / n, target) + waves_us(r.count * finish, moved / max(finish, 1), target)
+    lines, each = lines_of(desc, tile.rows)
+    first = waves_us(lines * n, each * tile.rows * read / n, target)
+    return first + waves_us(r.count * finish, moved / max(finish, 1), target) + fold_us(desc, tile.rows)
+
+
+def split(desc: Any, target: Target) -> list[Launch]:
+    r, backward, tile = view(desc), is_backward(desc), piece(desc)
+    shared = strip(desc)
+    folds = folds_of(desc, shared.rows, overlaps=True) if backward else []
+    if r.count == 0 or (r.n == 0 and backward):
+        return folds
+    blocks = max(-(-r.n // tile.block), 1)
+    args = operand_arguments(desc, 1) | scratch(desc)[0] | {"blocks": Int(blocks), "parts": Int(parts(desc))}
+    found = constexprs_of(desc, tile) | {"BLOCKS": ceil_power(blocks), "PARTS": ceil_power(parts(desc))}
+    grid = r.count * blocks
+    if not backward:
+        return [
+            launch_of(kernels.norm_partial_kernel, grid, args, found, tile.warps, overlaps=True),
+            launch_of(kernels.norm_finish_kernel, grid, args, found, tile.warps, overlaps=True),
+        ]
+    lines, each = lines_of(desc, shared.rows)
+    if not folds:  # nothing is shared: a program for each group of rows
+        lines, each = -(-r.count // shared.rows), 1
+    of_parts = args | {"each": Int(each), "blocks": Int(parts(desc))}
+    of_parts |= {name: where for name, (where, _) in parts_of(desc, shared.rows).items()}
+    added = constexprs_of(desc, shared)
+    return [
+        launch_of(adjoints.norm_parameters_kernel, lines * parts(desc), of_parts, added, shared.warps, overlaps=True),
+        launch_of(kernels.norm_backward_finish_kernel, grid, args, found, tile.warps, overlaps=True),
+        *folds,
+    ]
+
+
+for _op in MOST:
+    kernel(
+        op=_op,
+        name="split",
+        elements=ELEMENTS,
+        guarantee=partial(guarantee, summed_up, strip),
+        supports=applies,
+        workspace=lambda desc, target: scratch(desc)[1],
+        rank=rank,
+        numerics=partial(numerics, "split", summed_up),
+        priority=2,
+        layout=layout,
+    )(split)
