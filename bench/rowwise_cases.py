@@ -14,19 +14,11 @@ from torch.nn import functional
 
 import triplan as tp
 from triplan.backends.compile import compile_source
-from triplan.backends.triton import norm, softmax
+from triplan.backends.triton import norm, norm_launch, softmax
 from triplan.backends.triton.rows_launch import Tile, ceil_power
 
 SHAPES = ((4096, 4096), (8192, 8192), (8192, 32768), (65536, 256), (16, 262144))
 OPS = ("softmax", "log_softmax", "rms_norm", "layer_norm")
-#: Where torch.compile takes part, as each of its shapes costs seconds: the sizes with a figure to beat.
-COMPILED = {
-    "softmax": ((8192, 8192), (8192, 32768)),
-    "rms_norm": ((8192, 8192), (8192, 32768)),
-    "layer_norm": ((8192, 8192), (8192, 32768)),
-    "rms_norm_backward": ((8192, 8192),),
-    "layer_norm_backward": ((8192, 8192),),
-}
 EPS = 1e-5
 #: Rows at either end that are compared with float64.
 COMPARED = 32
@@ -50,11 +42,6 @@ class Case:
     @property
     def is_norm(self) -> bool:
         return "norm" in self.op
-
-    @property
-    def compiled(self) -> bool:
-        """Whether torch.compile takes part."""
-        return self.dtype is torch.bfloat16 and (self.rows, self.n) in COMPILED.get(self.op, ())
 
     @property
     def bytes(self) -> int:
@@ -153,6 +140,12 @@ def torch_function(case: Case, device: torch.device) -> Callable[[Buffers], Any]
 def formula(case: Case) -> Callable[..., Any]:
     """What torch.compile is given, over the tensors of ``inputs``."""
 
+    def softmax_backward(dout: Tensor, out: Tensor) -> Tensor:
+        dy, y = dout.float(), out.float()
+        if case.op.startswith("log_"):
+            return (dy - y.exp() * dy.sum(-1, keepdim=True)).to(out.dtype)
+        return (y * (dy - (dy * y).sum(-1, keepdim=True))).to(out.dtype)
+
     def norm_backward(dout: Tensor, x: Tensor, rstd: Tensor, weight: Tensor, *mean: Tensor) -> Any:
         v, dy = x.float(), dout.float()
         hat = (v - mean[0][:, None] if mean else v) * rstd[:, None]
@@ -165,6 +158,10 @@ def formula(case: Case) -> Callable[..., Any]:
 
     if case.op == "softmax":
         return lambda x: torch.softmax(x, -1)
+    if case.op == "log_softmax":
+        return lambda x: torch.log_softmax(x, -1)
+    if case.op in ("softmax_backward", "log_softmax_backward"):
+        return softmax_backward
     if case.op == "rms_norm":
         return lambda x, weight: functional.rms_norm(x, (case.n,), weight, EPS)
     if case.op == "layer_norm":
@@ -173,8 +170,9 @@ def formula(case: Case) -> Callable[..., Any]:
 
 
 def inputs(case: Case, b: Buffers) -> list[Tensor]:
-    if case.is_norm and case.backward:
-        return [b.dout, b.x, b.rstd, b.weight, *([b.mean] if "mean" in b.tensors else [])]
+    if case.backward:
+        names = ("dout", "x", "rstd", "weight", "mean") if case.is_norm else ("dout", "out")
+        return [b.tensors[name] for name in names if name in b.tensors]
     return [b.tensors[name] for name in ("x", "weight", "bias") if name in b.tensors]
 
 
@@ -250,26 +248,37 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
             tile = Tile(1, block, warps)
             if not case.n >= 16384 or not 4 <= block // (32 * warps) <= 16:
                 continue
-            shared = norm.strip(desc) if case.is_norm else tile
+            shared = norm_launch.strip(desc) if case.is_norm else tile
             for unroll in (1, 2, 4):
-                if block * unroll <= case.n:
-                    build = partial(family.looped_launches, tile=tile, unroll=unroll)
-                    yield f"looped {block} w{warps} u{unroll}", _row(family, desc, tile, shared, build)
+                if block * unroll > case.n:
+                    continue
+                for how, options in _early(case):
+                    build = partial(family.looped_launches, tile=tile, unroll=unroll, **options)
+                    yield f"looped {block} w{warps} u{unroll}{how}", _row(family, desc, tile, shared, build)
 
 
 def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, Any]]]:
-    """How far rows may be fetched ahead, and by how many programs, for an H200's 132 multiprocessors."""
+    """How rows are fetched and held: how far ahead, by how many programs (an H200 has 132 multiprocessors), in how many
+    bits."""
     if case.backward and case.is_norm:
         for stages in (1, 3, 4):
             yield f" s{stages}", {"stages": stages}
         return
-    if tile.block >= 32768 and tile.warps <= 16:
-        yield " narrow", {"narrow": True}
-        if tile.warps < 16:
+    if tile.block >= (8192 if case.is_norm else 32768) and tile.warps <= 16:
+        for how, options in _early(case):
+            yield f" narrow{how}", {"narrow": True, **options}
+        if tile.block >= 32768 and tile.warps < 16:
             return
-    yield "", {"narrow": False} if not case.backward else {}
+    for how, options in _early(case):
+        yield how, options if case.backward else {"narrow": False, **options}
     if tile.block >= 8192 and not (case.backward or (case.is_norm and case.n > 8192)):  # room for weights as well
         yield " s3", {"stages": 3, "programs": 132, "narrow": False}
+
+
+def _early(case: Case) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Whether programs begin before the launch ahead has ended."""
+    both: tuple[tuple[str, dict[str, Any]], ...] = (("", {}), (" early", {"overlaps": True}))
+    return both if case.is_norm and not case.backward else both[:1]
 
 
 def _row(family: Any, desc: tp.Descriptor, tile: Tile, shared: Tile, build: Callable[[Any], Any]) -> dict[str, Any]:
@@ -278,8 +287,8 @@ def _row(family: Any, desc: tp.Descriptor, tile: Tile, shared: Tile, build: Call
         "supports": lambda desc, target: tp.Support(),
     }
     if family is norm:
-        found["guarantee"] = partial(norm.guarantee, lambda desc: tile, lambda desc: shared)
-        found["workspace"] = partial(norm.workspace, lambda desc: shared)
+        found["guarantee"] = partial(norm_launch.guarantee, lambda desc: tile, lambda desc: shared)
+        found["workspace"] = partial(norm_launch.workspace, lambda desc: shared)
     else:
         found["guarantee"] = partial(softmax.guarantee, lambda desc: tile)
     return found
