@@ -235,12 +235,13 @@ def test_tritons_launcher_gets_every_argument(every: list[Launch], by_triton: Re
         assert arguments == wanted
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 def test_hooks_hear_of_launches_where_a_profiler_installed_some(
-    plain: list[Launch], static: Recorder, monkeypatch: pytest.MonkeyPatch
+    every: list[Launch], static: Recorder, monkeypatch: pytest.MonkeyPatch, overlaps: bool
 ) -> None:
     run = Recorder()
     monkeypatch.setattr(type(triton.runtime.driver.active), "launcher_cls", lambda *args: run)
-    launch = plain[0]
+    launch = next(launch for launch in every if launch.overlaps is overlaps)
     args, places = operands(launch)
     (kernel,) = launcher.load([launch], H200.arch, 0)
     values = tuple(ADDRESSES + i for i in range(len(places)))
@@ -259,7 +260,9 @@ def test_hooks_hear_of_launches_where_a_profiler_installed_some(
     assert about.get()["name"] == kernel.compiled.name
     assert arguments == [expected(launch, args, places, launch.args.get(n)) for n in launch.kernel.arg_names]
     launcher.launching([kernel.template(args, places)])(values, 5)
-    assert len(static.calls) == 1
+    if overlaps:
+        assert run.calls[1][6:9] == (None, None, None)
+    assert (len(run.calls), len(static.calls)) == ((2, 0) if overlaps else (1, 1))
 
 
 @pytest.mark.parametrize("bound", [False, True])

@@ -70,43 +70,54 @@ class LoadedKernel:
         self.tail: tuple[None, ...] | None = None if types is None else (None, None)
         #: Launches; takes the arguments and a stream. A partial joins its arguments in C.
         self.start: Callable[[Any, int], None]
-        if types is None:
-            self.start = self._by_triton
-        else:
+        if types is not None:
             function = _function(self.compiled, device)
             self.start = partial(_STATIC, function, launch.grid, 1, 1, metadata.num_warps, metadata.shared, types)
+        else:
+            run = self.compiled.run  # loads the module; must come before .function
+            function, packed = self.compiled.function, self.compiled.packed_metadata
+            self.start = partial(_by_triton, run, launch.grid, function, packed)
+            if self._encodes:
+                self.start = lambda arguments, stream: self.starting(arguments)(stream)
 
     def template(self, args: Any, places: Places) -> Template:
         """The launch for all calls with the strides of ``args``, whose other changing values come in a tuple."""
         return Template(self, [self.launch.args.get(name) for name in self.launch.kernel.arg_names], args, places)
 
-    def _by_triton(self, arguments: Any, stream: int) -> None:
-        """The same call by Triton's launcher."""
-        self._starting_by_triton(arguments)(stream)
-
     def starting(self, arguments: Sequence[Any]) -> Callable[[int], None]:
         """What launches with ``arguments`` on a stream."""
-        return partial(self.start, arguments) if self.tail is not None else self._starting_by_triton(arguments)
-
-    def _starting_by_triton(
-        self, arguments: Sequence[Any], about: Any = None, enter: Any = None, leave: Any = None
-    ) -> Callable[[int], None]:
-        """The same with Triton's own launcher; the hooks ``enter`` and ``leave`` are told ``about`` it."""
-        compiled = self.compiled
-        run = compiled.run  # loads the module; must come before .function
-        hooks = (about, enter, leave)
         if self._encodes:
-            return tma_maps.starting(run, self.launch.grid, compiled, arguments, hooks)
-        before, after = (self.launch.grid, 1, 1), (compiled.function, compiled.packed_metadata, *hooks, *arguments)
-        return lambda stream: run(*before, stream, *after)
+            return tma_maps.starting(self.compiled.run, self.launch.grid, self.compiled, arguments)
+        return partial(self.start, arguments)
 
     def profiled(self, arguments: Sequence[Any], stream: int) -> None:
         """The launch with Triton's hooks told of it."""
+        compiled, grid = self.compiled, self.launch.grid
         if self.tail is not None:
             rest = iter(arguments)
             arguments = [_nested(self.launch.args.get(name), rest) for name in self.launch.kernel.arg_names]
-        about = self.compiled.launch_metadata((self.launch.grid, 1, 1), stream, *arguments)
-        self._starting_by_triton(arguments, about, _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook)(stream)
+        run = compiled.run
+        about = compiled.launch_metadata((grid, 1, 1), stream, *arguments)
+        hooks = (about, _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook)
+        if self._encodes:
+            tma_maps.starting(run, grid, compiled, arguments, hooks)(stream)
+        else:
+            _by_triton(run, grid, compiled.function, compiled.packed_metadata, arguments, stream, *hooks)
+
+
+def _by_triton(
+    run: Any,
+    grid: int,
+    function: int,
+    packed: Any,
+    arguments: Any,
+    stream: int,
+    about: Any = None,
+    enter: Any = None,
+    leave: Any = None,
+) -> None:
+    """A launch by Triton's own launcher; the hooks ``enter`` and ``leave`` are told ``about`` it."""
+    run(grid, 1, 1, stream, function, packed, about, enter, leave, *arguments)
 
 
 def _nested(arg: Arg, flat: Iterator[Any]) -> Any:
