@@ -19,7 +19,7 @@ from samples import SAMPLES
 import triplan as tp
 from bench.stub import launch_stubbed
 from triplan.backends import compile, launcher, tma_maps
-from triplan.backends.compile import compile_source
+from triplan.backends.compile import compile_source, sass
 from triplan.backends.launch import Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.sku import ArchSku, ElementKind
 
@@ -281,6 +281,37 @@ def test_a_failed_launch_is_an_internal_error(
     )
     with pytest.raises(tp.KernelInternal, match=r"launch of \w+ failed: CUDA driver error"):
         call(0)
+
+
+# --- launches that begin before the one ahead has ended ---
+
+OVERLAPPING: dict[str, tuple[tp.Descriptor, ...]] = {
+    "tiles": (
+        tp.GemmDescriptor(m=16, n=4096, k=4096, element="bf16"),
+        tp.GemmDescriptor(m=64, n=64, k=64, element="f32"),
+    ),
+    "split_k": (tp.GemmDescriptor(m=16, n=4096, k=4096, element="f16"),),
+    "split": tuple(
+        tp.descriptor_types()[op](input_shape=(16, 262_144), element="bf16")
+        for op in ("layer_norm", "layer_norm_backward", "rms_norm", "l2_norm_backward")
+    ),
+}
+
+
+@pytest.mark.parametrize("row", OVERLAPPING)
+def test_kernels_wait_for_the_launch_ahead_before_they_touch_memory(row: str) -> None:
+    found = 0
+    for desc in OVERLAPPING[row]:
+        for target in (H200, tp.Target.sm80()):
+            plan = tp.plan(desc, target=target, preference=tp.PlanPreference(kernel=row))
+            for launch in plan.launches:
+                assert launch.overlaps == (target is H200)
+                code = sass(compile_source(launch.source(), target.arch).asm["cubin"])
+                order = re.findall(r"\b(ACQBULK|LDG|LDGSTS|STG|RED|ATOM)\b", code)
+                assert ("ACQBULK" in order) == launch.overlaps
+                assert order[0] == "ACQBULK" or not launch.overlaps
+                found += launch.overlaps
+    assert found > 0
 
 
 # --- tensor maps ---
