@@ -171,10 +171,15 @@ def _shares(
     elif bytes is not None:
         counts = torch.where(kept, bytes[at], 0)
         factor = counts / counts.sum()
-    factor, at, of_row = (torch.where(kept, factor, 0).unsqueeze(1), at.unsqueeze(1), of_row.unsqueeze(1))
+    factor, at, of_row = (t.unsqueeze(1) for t in (torch.where(kept, factor, 0), at, of_row))
     columns = table.reshape(classes, *(1,) * (target.dim() - 1))
     spread = factor * columns * (how.label_smoothing / max(classes, 1))
-    return spread.scatter_add(1, at, factor * of_row * (1 - how.label_smoothing))
+    return spread + torch.where(_hot(classes, at), factor * of_row * (1 - how.label_smoothing), 0)
+
+
+def _hot(classes: int, at: Tensor) -> Tensor:
+    """Which class each row of ``at``, with an axis for the classes, names."""
+    return at == torch.arange(classes, device=at.device).reshape(classes, *(1,) * (at.dim() - 2))
 
 
 def _softmax(x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,7 +250,7 @@ class WithGradient(Function):
             whole = shares.sum(1, keepdim=True)
             p = (dx + shares) / whole
             # The target's is found from the others: of its own gradient, near -1, a narrow element keeps few digits.
-            p = p.scatter_add(1, torch.where(whole != 0, target.unsqueeze(1), 0).long(), 1 - p.sum(1, keepdim=True))
+            p = torch.where(_hot(dx.size(1), target.unsqueeze(1)), p + (1 - p.sum(1, keepdim=True)), p)
             logits = torch.where(whole != 0, p.clamp(min=0).log(), 0)
             stand_in: Any = _StandIn.apply
             whole, p = _softmax(stand_in(like_x, logits), shares)
