@@ -227,7 +227,9 @@ class Op(Recorded):
         if out is None:
             return self(*args)
         given = (out, *args)
-        if not is_dynamo_compiling() and (found := self._given.last(given)) is not None:
+        if is_dynamo_compiling():
+            _refuse_forward_mode(self.name)
+        elif (found := self._given.last(given)) is not None:
             return found
         if needs_grad(given):
             raise RuntimeError(
@@ -259,7 +261,9 @@ class Op(Recorded):
     def in_place(self, target: Tensor, *args: Any) -> Tensor:
         """The call that updates ``target`` and returns it."""
         given = (target, *args)
-        if not is_dynamo_compiling() and (found := self._in_place.last(given)) is not None:
+        if is_dynamo_compiling():
+            _refuse_forward_mode(self.name)
+        elif (found := self._in_place.last(given)) is not None:
             return found
         grad = needs_grad(given)
         if _transformed() or (grad and torch.compiler.is_compiling()):
