@@ -316,3 +316,17 @@ def test_forward_mode_is_refused_not_dropped(name: str) -> None:
         x, out = make_dual(torch.ones(2), torch.ones(2)), torch.ones(1)
         with pytest.raises(RuntimeError, match=r"out=\.\.\. is not supported"):
             F.gather(x, 0, torch.tensor([1]), out=out)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_graphs_refuse_forward_mode(name: str) -> None:
+    """The op that a graph holds would drop the tangents."""
+    call = fixed("cpu")[name]
+    values = tuple(call.copies())
+
+    def tangent(*values: torch.Tensor) -> Any:
+        return torch.func.jvp(on_copies(call, call.ours), values, values)
+
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no jvp"):
+        torch.compile(tangent, fullgraph=True, backend="aot_eager")(*values)

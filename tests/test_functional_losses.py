@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from functional_cases import DEVICES, FLOATS
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
-from triplan.functional import losing
+from triplan.functional import _losses
 
 SHAPES = ((7,), (5, 7), (2, 6, 3), (2, 4, 3, 2), (3, 1))
 
@@ -93,7 +93,62 @@ def logits(device: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck(name: str, device: str) -> None:
-    assert gradcheck(losses(device)[name], logits(device))
+    f, x = losses(device)[name], logits(device)
+    assert gradcheck(f, x)
+    assert gradgradcheck(f, x)
+    # Third derivatives too.
+    assert gradgradcheck(lambda x: torch.autograd.grad((f(x) ** 3).sum(), x, create_graph=True), x)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_second_derivatives_are_torchs(shape: tuple[int, ...], reduction: str, device: str) -> None:
+    x, target, weight, _ = problem(shape, torch.float64, device)
+    for smoothing, w in ((0.0, None), (0.2, weight), (1.0, None)):
+        # Column by column, all at once, and by torch.func.
+        def every(f: Any, smoothing: float = smoothing, w: torch.Tensor | None = w) -> Any:
+            options = {"ignore_index": 0, "reduction": reduction, "label_smoothing": smoothing}
+            total = lambda x: (f.cross_entropy(x, target, w, **options) ** 2).sum()  # noqa: E731
+            for vectorize in (False, True):
+                yield torch.autograd.functional.hessian(total, x, vectorize=vectorize)
+            yield torch.func.jacrev(torch.func.grad(total))(x.detach())
+
+        for got, wanted in zip(every(F), every(functional), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_func_transforms(name: str, device: str) -> None:
+    f, x = losses(device)[name], logits(device).detach()
+    total = lambda x: (f(x) ** 3).sum()  # noqa: E731
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(total(x), x)[0]
+
+    batch = torch.stack([x, x + 1, 2 * x])
+    torch.testing.assert_close(torch.func.grad(total)(x), eager(x))
+    each = torch.stack([*map(eager, batch)])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(batch), each)
+    torch.testing.assert_close(torch.func.grad(lambda b: torch.func.vmap(total)(b).sum())(batch), each)
+    for create_graph in (False, True):
+        leaf = x.clone().requires_grad_()
+        out = f(leaf)
+        several = torch.randn(2, *out.shape, dtype=out.dtype, device=device)
+        (got,) = torch.autograd.grad(out, leaf, several, is_grads_batched=True, create_graph=create_graph)
+        again = [torch.autograd.grad(f(leaf), leaf, g)[0] for g in several]
+        torch.testing.assert_close(got, torch.stack(again))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_forward_mode_is_refused_not_dropped(name: str, device: str) -> None:
+    f, x = losses(device)[name], logits(device).detach()
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(f, (x,), (x,))
+    whole = torch.compile(lambda x: torch.func.jvp(f, (x,), (x,)), fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no jvp"):
+        whole(x)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -117,8 +172,9 @@ def test_opcheck(requires_grad: bool, device: str) -> None:
         torch.library.opcheck(ops.nll_loss.default, (x, target, w, None, reduction, -100, 0.0, False))
     lse, dloss = torch.logsumexp(x.detach(), 1), torch.ones((), dtype=torch.float64, device=device)
     last = (weight, weight, "byte_mean", -100, 0.0, False)
-    torch.library.opcheck(ops.cross_entropy_backward.default, (dloss, x.detach(), target, lse, *last))
-    torch.library.opcheck(ops.nll_loss_backward.default, (dloss, x.detach(), target, *last))
+    dloss.requires_grad_(requires_grad)
+    torch.library.opcheck(ops.cross_entropy_backward.default, (dloss, x, target, lse, *last))
+    torch.library.opcheck(ops.nll_loss_backward.default, (dloss, x, target, *last))
 
 
 # --- the gradient that the forward writes ---
@@ -164,9 +220,9 @@ def test_one_loss_of_several(retained: bool, device: str) -> None:
 
 def test_without_gradients_only_the_loss_is_computed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, target, seen = logits(device), torch.tensor([1, 2, 0, 4], device=device), []
-    ran = losing.run
+    ran = _losses.run
     monkeypatch.setattr(
-        losing, "run", lambda plan, *a, **o: seen.append((plan, o.get("gradient"))) or ran(plan, *a, **o)
+        _losses, "run", lambda plan, *a, **o: seen.append((plan, o.get("gradient"))) or ran(plan, *a, **o)
     )
     F.cross_entropy(x.detach(), target)
     with torch.no_grad():
@@ -174,6 +230,40 @@ def test_without_gradients_only_the_loss_is_computed(device: str, monkeypatch: p
     assert seen == [(tp.CrossEntropyPlan, False)] * 2
     F.cross_entropy(x, target).backward()
     assert seen[2:] == [(tp.CrossEntropyPlan, True), (tp.ScaleGradientPlan, None)]
+
+
+@pytest.mark.parametrize("element", [torch.float32, torch.bfloat16], ids=str)
+def test_no_logits_are_kept_for_second_derivatives(element: torch.dtype, device: str) -> None:
+    """What is kept is the gradient, of which they are found, a few roundings of the element from what they are."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 100, generator=g).to(element).to(device).requires_grad_()
+    v = torch.randn(64, 100, generator=g).to(element).to(device)
+    target, kept = torch.randint(100, (64,), generator=g).to(device), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        loss = F.cross_entropy(x, target, label_smoothing=0.1)
+    assert sum(t.untyped_storage().nbytes() for t in kept if t.is_floating_point()) <= x.nbytes + x.itemsize
+    assert all(t.data_ptr() != x.data_ptr() for t in kept)
+    wide = x.detach().double().requires_grad_()
+
+    def both(loss: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        return first.detach(), torch.autograd.grad((first * v).sum(), x)[0]
+
+    wanted = both(functional.cross_entropy(wide, target, label_smoothing=0.1), wide)
+    for got, ref in zip(both(loss, x), wanted, strict=True):
+        assert got.dtype == element
+        assert float((got.double() - ref).norm() / ref.norm()) < 8 * torch.finfo(element).eps
+
+
+def test_small_gradients_of_f16_survive_a_loss_scale(device: str) -> None:
+    """A gradient over the number of rows is below what f16 holds, until the scale is there."""
+    x = torch.randn(256, 512, device=device).half().requires_grad_()
+    target = torch.randint(512, (256,), device=device)
+    scale = torch.tensor(2.0**15, dtype=torch.float16, device=device)
+    (got,) = torch.autograd.grad(F.cross_entropy(x, target) * scale, x)
+    wide = x.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(functional.cross_entropy(wide, target) * scale.double(), wide)
+    torch.testing.assert_close(got.double(), wanted, rtol=2 * torch.finfo(torch.float16).eps, atol=2.0**-24)
 
 
 # --- edges ---
@@ -206,6 +296,41 @@ def test_a_target_outside_the_classes(device: str) -> None:
             f(x, target, check_indices=True)
         if device == "cuda":
             torch.testing.assert_close(f(x, target), f(x, torch.tensor([1, -100, 0, -100], device=device)))
+
+
+@pytest.mark.parametrize("what", ["weight", "bytes"])
+def test_tables_have_no_gradient(what: str, device: str) -> None:
+    x, target, weight, counts = problem((5, 7), torch.float32, device)
+    tables = {"weight": weight, "bytes": counts}
+    tables[what].requires_grad_()
+    for f in (F.cross_entropy, F.nll_loss):
+        with pytest.raises(RuntimeError, match=f"not differentiable with respect to argument '{what}'"):
+            f(x, target, reduction="byte_mean", **tables)
+        with torch.no_grad():
+            f(x, target, reduction="byte_mean", **tables)
+
+
+def test_targets_of_bytes_and_inputs_of_many_axes(device: str) -> None:
+    x, target, _, _ = problem((2, 4, 3, 1, 2, 1, 1, 2, 1, 2), torch.float64, device)
+    for reduction in ("mean", "none"):
+        for t in (target, target.to(torch.uint8)):
+            got = F.cross_entropy(x, t, reduction=reduction)
+            wanted = functional.cross_entropy(x, target, reduction=reduction)
+            torch.testing.assert_close(got, wanted)
+            g = torch.randn_like(wanted)
+            torch.testing.assert_close(torch.autograd.grad(got, x, g), torch.autograd.grad(wanted, x, g))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_computes_in_f32(name: str, device: str) -> None:
+    f, x = losses(device)[name], logits(device).detach().bfloat16().requires_grad_()
+    wide = x.detach().float().requires_grad_()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got = f(x)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, f(wide))
+    (grad,), (wanted,) = torch.autograd.grad(got.sum(), x), torch.autograd.grad(f(wide).sum(), wide)
+    torch.testing.assert_close(grad, wanted.bfloat16())
 
 
 @pytest.mark.parametrize(

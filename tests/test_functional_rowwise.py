@@ -11,6 +11,7 @@ from functional_cases import DEVICES, FLOATS
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
+import triplan as tp
 import triplan.functional as F  # noqa: N812
 
 Calls = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], list[torch.Tensor]]
@@ -80,7 +81,8 @@ def call(name: str, device: str, dtype: torch.dtype = torch.float64, shape: tupl
             (lambda x, w, b: theirs(x, shape[1:], w, b, 1e-3)),
             [x, tensor(*shape[1:]), tensor(*shape[1:])],
         )
-    return (lambda x, b: ours(x, (n,), None, b)), (lambda x, b: theirs(x, (n,), None, b)), [x, tensor(n)]
+    # torch's has no second derivative without a weight.
+    return (lambda x, b: ours(x, (n,), None, b)), (lambda x, b: theirs(x, (n,), b * 0 + 1, b)), [x, tensor(n)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -99,10 +101,140 @@ def test_results_and_gradients_are_torchs(name: str, dtype: torch.dtype, device:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck(name: str, device: str) -> None:
-    ours, _, args = call(name, device)
+    ours, _, args = call(name, device, shape=(2, 3, 4))
     assert gradcheck(ours, args)
-    if "softmax" in name:
-        assert gradgradcheck(ours, args)
+    assert gradgradcheck(ours, args)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_third_derivatives(name: str, device: str) -> None:
+    ours, _, args = call(name, device, shape=(1, 2, 3))
+    x, rest = args[0], [a.detach() for a in args[1:]]
+    total = lambda x: (ours(x, *rest) ** 3).sum()  # noqa: E731
+    assert gradgradcheck(lambda x: torch.autograd.grad(total(x), x, create_graph=True), x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_func_transforms(name: str, device: str) -> None:
+    ours, theirs, args = call(name, device, shape=(2, 3, 4))
+    values = tuple(a.detach() for a in args)
+    batch, everything = tuple(torch.stack([v, 2 * v, v + 1]) for v in values), tuple(range(len(values)))
+
+    def every(f: Callable[..., torch.Tensor]) -> Any:
+        total = lambda *values: (f(*values) ** 3).sum()  # noqa: E731
+        yield torch.func.grad(total, everything)(*values)
+        yield torch.func.vmap(torch.func.grad(total, everything))(*batch)
+        yield torch.func.grad(lambda *b: torch.func.vmap(total)(*b).sum(), everything)(*batch)
+        yield torch.func.jacrev(torch.func.grad(total, everything), everything)(*values)
+        out = f(*args)
+        each = torch.stack([torch.ones_like(out), out.detach()])
+        yield torch.autograd.grad(out, args, each, is_grads_batched=True)
+
+    for got, wanted in zip(every(ours), every(theirs), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_forward_mode_is_refused_not_dropped(name: str, device: str) -> None:
+    ours, _, args = call(name, device)
+    values = tuple(a.detach() for a in args)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(ours, values, values)
+    whole = torch.compile(lambda *v: torch.func.jvp(ours, v, v), fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no jvp"):
+        whole(*values)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_what_was_added_has_a_gradient_each(name: str, compiled: bool, device: str) -> None:
+    """Leaves may keep the gradients that they are given, and add the next ones into them."""
+    x, residual = (torch.randn(3, 2, 4, device=device, requires_grad=True) for _ in range(2))
+
+    def total(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        out, summed = getattr(F, name)(x, (4,), residual=residual)
+        return (out * summed).sum()
+
+    f = torch.compile(total, fullgraph=True, backend="aot_eager") if compiled else total
+    f(x, residual).backward()
+    assert x.grad is not None
+    assert residual.grad is not None
+    assert x.grad.data_ptr() != residual.grad.data_ptr()
+    once = x.grad.clone()
+    f(x, residual).backward()
+    for grad in (x.grad, residual.grad):
+        torch.testing.assert_close(grad, 2 * once)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_only_the_sum_is_used(name: str, device: str) -> None:
+    x, residual = (torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2))
+    _, summed = getattr(F, name)(x, (4,), residual=residual)
+    for grad in torch.autograd.grad((summed**2).sum(), (x, residual)):
+        torch.testing.assert_close(grad, 2 * (x + residual))
+
+
+@pytest.mark.parametrize("element", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_parameters_of_a_wider_element(name: str, element: torch.dtype, device: str) -> None:
+    """Nothing but the result is rounded: all is computed in the wider element."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 33, generator=g).to(element).to(device).requires_grad_()
+    parameters = [torch.randn(33, generator=g).to(device).requires_grad_() for _ in range(1 + (name == "layer_norm"))]
+    wide = x.detach().float().requires_grad_()
+    out, wanted = getattr(F, name)(x, (33,), *parameters), getattr(functional, name)(wide, (33,), *parameters)
+    assert out.dtype == element
+    assert torch.equal(out, getattr(F, name)(wide, (33,), *parameters).to(element))
+    torch.testing.assert_close(out.float(), wanted, rtol=2 * torch.finfo(element).eps, atol=1e-5)
+    dout = torch.randn(out.shape, generator=g).to(element).to(device)
+    got = torch.autograd.grad(out, [x, *parameters], dout)
+    for grad, like, ref in zip(
+        got, [x, *parameters], torch.autograd.grad(wanted, [wide, *parameters], dout.float()), strict=True
+    ):
+        assert grad.dtype == like.dtype
+        torch.testing.assert_close(grad.float(), ref, rtol=2 * torch.finfo(grad.dtype).eps, atol=1e-5)
+
+
+def test_parameters_of_any_floating_element_as_in_torch(device: str) -> None:
+    x, weight = torch.randn(3, 4, device=device), torch.rand(4, device=device)
+    for element in FLOATS:
+        got, wanted = (f.rms_norm(x, (4,), weight.to(element)) for f in (F, functional))
+        assert got.dtype == wanted.dtype == x.dtype
+        torch.testing.assert_close(got, wanted)
+    with pytest.raises(RuntimeError, match="floating-point"):
+        F.rms_norm(x, (4,), weight.int())
+
+
+@pytest.mark.parametrize("eps", [1.0, 2.5])
+def test_any_eps(eps: float, device: str) -> None:
+    x = torch.randn(3, 4, device=device)
+    for name in ("rms_norm", "layer_norm"):
+        got, wanted = (getattr(f, name)(x, (4,), eps=eps) for f in (F, functional))
+        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(F.l2_norm(x, 1, eps), functional.normalize(x, dim=1, eps=eps))
+    for bad in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(tp.InvalidProblem, match="eps"):
+            F.layer_norm(x, (4,), eps=bad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_computes_in_f32(name: str, device: str) -> None:
+    ours, _, args = call(name, device, torch.bfloat16)
+    if "added" in name:
+        ours = lambda x, w, r: getattr(F, name.split()[0])(x, (6,), w, residual=r)[0]  # noqa: E731
+    wide = [a.detach().float().requires_grad_() for a in args]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = ours(*args)
+    wanted = ours(*wide)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, wanted)
+    dout = torch.randn_like(out)
+    for got, ref in zip(torch.autograd.grad(out, args, dout), torch.autograd.grad(wanted, wide, dout), strict=True):
+        assert torch.equal(got, ref.bfloat16())
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert ours(*(a.double() for a in args)).dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,17 +280,17 @@ def test_opcheck(requires_grad: bool, device: str) -> None:
         torch.library.opcheck(op.default, (t(3, 4, 2), -2))
     for op in (ops.softmax_backward, ops.log_softmax_backward):
         torch.library.opcheck(op.default, (t(3, 4), t(3, 4), 0))
-    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), t(4), t(3, 4), 1e-5, 1))
-    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), None, None, 1e-5, 0))
-    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), t(4), t(4), t(3, 4), 1e-5, 1))
-    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), None, None, None, 1e-5, 0))
+    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), 1, t(4), None, t(3, 4), 1e-5, 1))
+    torch.library.opcheck(ops.rms_norm.default, (t(2, 3, 4), 2, None, None, None, 1e-5, 0))
+    torch.library.opcheck(ops.rms_norm.default, (t(3, 4).detach().float(), 1, t(4), None, None, 1e-5, 0))
+    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), 1, t(4), t(4), t(3, 4), 1e-5, 1))
+    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), 1, None, None, None, 1e-5, 0))
     torch.library.opcheck(ops.l2_norm.default, (t(3, 4), 1e-12))
-    with torch.no_grad():
-        plain = [x.detach() for x in (t(3, 4), t(3, 4), t(3), t(3), t(4), t(4))]
-        dout, x, mean, rstd, weight, bias = plain
-        torch.library.opcheck(ops.rms_norm_backward.default, (dout, x, rstd, weight, dout.clone(), 1))
-        torch.library.opcheck(ops.layer_norm_backward.default, (dout, x, mean, rstd, weight, bias, None, 0))
-        torch.library.opcheck(ops.l2_norm_backward.default, (dout, x, rstd, 1e-12))
+    dout, x, mean, rstd, weight, bias = (t(*shape) for shape in ((3, 4), (3, 4), (3,), (3,), (4,), (4,)))
+    added, absent = t(3, 4), t(0)
+    torch.library.opcheck(ops.rms_norm_backward.default, (dout, x, absent, rstd, weight, None, added, 1, 1))
+    torch.library.opcheck(ops.layer_norm_backward.default, (dout, x, mean, rstd, weight, bias, None, 1, 0))
+    torch.library.opcheck(ops.l2_norm_backward.default, (dout, x, rstd, 1e-12))
 
 
 def test_edges(device: str) -> None:
@@ -182,6 +314,8 @@ def test_what_does_not_fit_is_refused_as_torch_does(device: str) -> None:
                 f(x, 2)
             with pytest.raises(RuntimeError):
                 f(x.int(), 0)
+            with pytest.raises(TypeError, match="dim"):
+                f(x, None)
     for norm in (F.layer_norm, functional.layer_norm, F.rms_norm, functional.rms_norm):
         with pytest.raises(RuntimeError, match="normalized_shape"):
             norm(x, (4,))

@@ -66,3 +66,17 @@ def test_compiles_whole(device: str) -> None:
     model = torch.nn.Sequential(nn.LayerNorm(6), torch.nn.Linear(6, 6), nn.RMSNorm(6)).to(device)
     x = torch.randn(5, 6, device=device)
     assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_narrow_inputs_as_in_torch(name: str, device: str) -> None:
+    theirs, ours = getattr(torch.nn, name)(6, device=device), getattr(nn, name)(6, device=device)
+    x = torch.randn(3, 6, device=device).bfloat16()
+    got = ours(x)
+    assert got.dtype == theirs(x).dtype == torch.bfloat16
+    torch.testing.assert_close(got, theirs(x))
+    got.sum().backward()
+    assert ours.weight.grad is not None
+    assert ours.weight.grad.dtype == torch.float32
+    with torch.autocast(device, dtype=torch.bfloat16):
+        torch.testing.assert_close(ours(x), theirs(x.float()))

@@ -107,7 +107,9 @@ class CrossEntropyDescriptor(_CrossEntropy):
     row that is not kept is -inf, that of no terms; infinities and NaN of ``x`` come out as in torch.
 
     With ``gradient``, the gradient of ``loss`` with respect to ``x`` is written to ``dx``, or with ``in_place`` over
-    ``x`` itself: logits are then read once or twice, and the adjoint only scales (scale_gradient).
+    ``x`` itself: logits are then read once or twice, and the adjoint only scales (scale_gradient). It is rounded before
+    it is scaled: a mean over many rows of f16 loses small gradients, below 6e-8, before a loss scale can save them,
+    which cross_entropy_backward multiplies by first.
     """
 
     op: Literal["cross_entropy"] = "cross_entropy"

@@ -82,7 +82,7 @@ class LogSoftmaxBackwardDescriptor(_SoftmaxBackward):
 
 #: A batch of rows: at least one axis, then that of the row.
 RowsShape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField(min_rank=2)]
-Epsilon = Annotated[float, Field(ge=0, lt=1, strict=False)]
+Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 
 class _Norm(RowwiseDescriptor):

@@ -1,7 +1,8 @@
 """What torch's autocast makes of operands, for ops that are named like one on its lists.
 
 The lists are torch's own ("Automatic Mixed Precision package", "CUDA Ops that can autocast to float16" and "... to
-float32"): matrix products take the autocast dtype, softmax, norms and losses f32. f64 is left as it is.
+float32"): matrix products take the autocast dtype, softmax, norms and losses f32. f64 is left as it is. On the CPU too
+it is these lists that hold; torch's for it are shorter.
 """
 
 from __future__ import annotations

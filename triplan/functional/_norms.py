@@ -1,11 +1,14 @@
-"""The norms' registered ops, on rows: what ``norming`` calls.
+"""The norms' registered ops: what ``norming`` calls.
 
-Rows, their statistics and their sums with a residual are found in one op; the adjoint of each is an op of its own,
-which cannot be differentiated again.
+The norm, its statistics and the sum with a residual are the results of one op, and its adjoint is another. Each is
+differentiated as a function of all its tensors, statistics among them, so that derivatives of every order follow from
+two formulas, of which the adjoint's is in plain torch.
 """
 
 from __future__ import annotations
 
+import math
+from functools import reduce
 from typing import Any
 
 import torch
@@ -15,191 +18,210 @@ from triplan.facade import (
     L2NormPlan,
     LayerNormBackwardPlan,
     LayerNormPlan,
+    Plan,
     RmsNormBackwardPlan,
     RmsNormPlan,
 )
-from triplan.functional._ops import _LIBRARY, _register
+from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
 from triplan.sku import ElementKind
 
 Tensor = torch.Tensor
+_PARAMETERS = ("weight", "bias", "dweight", "dbias")
 
 
-def _statistic(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[:1], dtype=ElementKind.of(x.dtype).compute.torch)
+def _element(*tensors: Tensor | None) -> torch.dtype:
+    """What tensors of several elements are computed in: the narrowest that holds all."""
+    return reduce(torch.promote_types, (t.dtype for t in tensors if t is not None))
 
 
-def _present(**operands: Tensor | None) -> dict[str, Any]:
-    """Without those that are absent; tensors have no gradient here."""
-    return {name: t for name, t in operands.items() if t is not None}
+def _statistic(x: Tensor, axes: int, element: torch.dtype) -> Tensor:
+    return x.new_empty((math.prod(x.shape[: x.dim() - axes]),), dtype=ElementKind.of(element).compute.torch)
 
 
 def _like(parameter: Tensor | None, x: Tensor) -> Tensor:
     """Room for what belongs to an operand; empty where that is absent, as an op's results are tensors."""
-    return x.new_empty(0) if parameter is None else x.new_empty(parameter.shape)
+    return x.new_empty(0) if parameter is None else parameter.new_empty(parameter.shape)
 
 
-# --- rms_norm ---
+def _rows(t: Tensor, axes: int) -> Tensor:
+    """``t`` as (rows, elements of a row)."""
+    at = t.dim() - axes
+    return t.reshape(math.prod(t.shape[:at]), math.prod(t.shape[at:]))
 
 
-def _rms_norm_fake(
-    x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float, weight_offset: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), _statistic(x), _like(residual, x)
+def _present(**operands: Tensor | None) -> dict[str, Tensor]:
+    return {name: t for name, t in operands.items() if t is not None}
 
 
-def _rms_norm_kernel(
-    x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float, weight_offset: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    out, rstd, summed = _rms_norm_fake(x, weight, residual, eps, weight_offset)
-    operands = _present(x=x, out=out, rstd=rstd, weight=weight, residual=residual)
-    if residual is not None:
-        operands["summed"] = summed
-    run(RmsNormPlan, operands, eps=eps, weight_offset=weight_offset)
-    return out, rstd, summed
+def _run(
+    plan: type[Plan[Any, Any]],
+    axes: int,
+    element: torch.dtype,
+    read: dict[str, Tensor],
+    written: dict[str, Tensor],
+    statistics: dict[str, Tensor],
+    **options: Any,
+) -> None:
+    """Run ``plan`` by rows, all in ``element``: what is of another is copied, and rounded once."""
+    results = {n: t if t.dtype == element else t.new_empty(t.shape, dtype=element) for n, t in written.items()}
+    operands = {n: t.contiguous() for n, t in statistics.items()}
+    for name, t in {**read, **results}.items():
+        t = t.to(element)
+        operands[name] = t.reshape(-1).contiguous() if name in _PARAMETERS else _rows(t, axes)
+    run(plan, operands, **options)
+    for name, t in written.items():
+        if results[name] is not t:
+            t.copy_(results[name])
 
 
-def _rms_norm_backward_fake(
-    dout: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, dsummed: Tensor | None, weight_offset: int
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), _like(weight, x)
+# --- rms_norm and layer_norm, over the last axes ---
 
 
-def _rms_norm_backward_kernel(
-    dout: Tensor, x: Tensor, rstd: Tensor, weight: Tensor | None, dsummed: Tensor | None, weight_offset: int
-) -> tuple[Tensor, Tensor]:
-    dx, dweight = _rms_norm_backward_fake(dout, x, rstd, weight, dsummed, weight_offset)
-    operands = _present(dout=dout, x=x, rstd=rstd, dx=dx, weight=weight, dsummed=dsummed)
-    if weight is not None:
-        operands["dweight"] = dweight
-    run(RmsNormBackwardPlan, operands, weight_offset=weight_offset)
-    return dx, dweight
+def _make(name: str, forward: type[Plan[Any, Any]], adjoint: type[Plan[Any, Any]]) -> tuple[Recorded, Recorded]:
+    centred = name == "layer_norm"
+
+    def fake(
+        x: Tensor, axes: int, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *_: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        rstd = _statistic(x, axes, _element(x, weight, bias))
+        mean = rstd.new_empty(rstd.shape) if centred else x.new_empty(0)
+        return x.new_empty(x.shape), mean, rstd, x.new_empty(0 if residual is None else x.shape)
+
+    def kernel(
+        x: Tensor,
+        axes: int,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        eps: float,
+        weight_offset: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        out, mean, rstd, summed = found = fake(x, axes, weight, bias, residual)
+        read = _present(x=x, weight=weight, bias=bias, residual=residual)
+        written = _present(out=out, summed=None if residual is None else summed)
+        statistics = _present(mean=mean if centred else None, rstd=rstd)
+        element = _element(x, weight, bias)
+        _run(forward, axes, element, read, written, statistics, eps=eps, weight_offset=weight_offset)
+        return found
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.axes, weight, bias, residual, _, ctx.weight_offset = inputs
+        _, mean, rstd, summed = output
+        ctx.added = residual is not None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(summed if ctx.added else x, mean, rstd, weight, bias)
+
+    def grad(ctx: Any, dout: Tensor | None, dmean: Tensor | None, drstd: Tensor | None, dsummed: Tensor | None) -> Any:
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        dout = torch.zeros_like(x) if dout is None else dout
+        added = dsummed if ctx.added else None
+        dx, dweight, dbias = backward(dout, x, mean, rstd, weight, bias, added, ctx.axes, ctx.weight_offset)
+        # The statistics are results of the op alone: only second derivatives come back by them.
+        if drstd is not None:
+            c = _rows(x, ctx.axes).to(rstd.dtype)
+            c = c - mean.unsqueeze(1) if centred else c
+            dx = dx - (c * (drstd * rstd**3 / c.size(1)).unsqueeze(1)).to(x.dtype).reshape(x.shape)
+        if centred and dmean is not None:
+            spread = (dmean / math.prod(x.shape[x.dim() - ctx.axes :])).unsqueeze(1)
+            dx = dx + spread.expand(_rows(x, ctx.axes).shape).to(x.dtype).reshape(x.shape)
+        parameters = (None if weight is None else dweight, None if bias is None else dbias)
+        # One tensor for both that were added, as torch's addition has it: so autograd sees that neither may be kept.
+        return dx, None, *parameters, dx if ctx.added else None, None, None
+
+    def backward_fake(
+        dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return x.new_empty(x.shape), _like(weight, x), _like(bias, x)
+
+    def backward_kernel(
+        dout: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        dsummed: Tensor | None,
+        axes: int,
+        weight_offset: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dweight, dbias = found = backward_fake(dout, x, mean, rstd, weight, bias)
+        read = _present(dout=dout, x=x, weight=weight, dsummed=dsummed)
+        parameters = {"dweight": None if weight is None else dweight, "dbias": None if bias is None else dbias}
+        written = _present(dx=dx, **parameters)
+        statistics = _present(mean=mean if centred else None, rstd=rstd)
+        _run(adjoint, axes, _element(x, weight, bias), read, written, statistics, weight_offset=weight_offset)
+        return found
+
+    def backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
+        dout, x, mean, rstd, weight, bias, dsummed, ctx.axes, ctx.weight_offset = inputs
+        ctx.biased, ctx.added = bias is not None, dsummed is not None
+        ctx.save_for_backward(dout, x, mean, rstd, weight)
+
+    def backward_grad(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor) -> Any:
+        dout, x, mean, rstd, weight = ctx.saved_tensors
+        d, v, c = (_rows(t, ctx.axes).to(rstd.dtype) for t in (dout, of_dx, x))
+        r = rstd.unsqueeze(1)
+        c = c - mean.unsqueeze(1) if centred else c
+        hat = c * r
+        w = 1 if weight is None else weight.reshape(-1).to(rstd.dtype) + ctx.weight_offset
+        # dx = r * (g - mean(g) - hat * mean(g * hat)), with mean(g) where values are centred.
+        g = d * w
+        v_hat, g_hat = ((t * hat).mean(1, keepdim=True) for t in (v, g))
+        centre = v.mean(1, keepdim=True) if centred else 0
+        to_g = r * (v - centre - hat * v_hat)
+        to_c = -r * r * (v * g_hat + g * v_hat)
+        to_r = ((v - centre) * g).sum(1) - 3 * c.size(1) * (v_hat * g_hat).squeeze(1)
+        to_d, to_weight = to_g * w, None
+        if weight is not None:
+            u = of_dweight.reshape(-1).to(rstd.dtype)
+            to_d, to_c, to_r = to_d + u * hat, to_c + u * d * r, to_r + (u * d * c).sum(1)
+            to_weight = (to_g * d).sum(0).to(weight.dtype).reshape(weight.shape)
+        if ctx.biased:
+            to_d = to_d + of_dbias.reshape(-1).to(rstd.dtype)
+        return (
+            to_d.to(dout.dtype).reshape(dout.shape),
+            to_c.to(x.dtype).reshape(x.shape),
+            -to_c.sum(1) if centred else None,
+            to_r,
+            to_weight,
+            None,
+            of_dx if ctx.added else None,
+            None,
+            None,
+        )
+
+    op = Recorded(
+        name,
+        "(Tensor x, int axes, Tensor? weight, Tensor? bias, Tensor? residual, float eps, int weight_offset)"
+        " -> (Tensor out, Tensor mean, Tensor rstd, Tensor summed)",
+        kernel,
+        fake,
+        setup=setup,
+        backward=grad,
+    )
+    backward = Recorded(
+        f"{name}_backward",
+        "(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? dsummed, int axes,"
+        " int weight_offset) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+        backward_kernel,
+        backward_fake,
+        setup=backward_setup,
+        backward=backward_grad,
+    )
+    return op, backward
 
 
-rms_norm = _register(
-    "rms_norm",
-    "(Tensor x, Tensor? weight, Tensor? residual, float eps, int weight_offset) -> (Tensor, Tensor, Tensor)",
-    _rms_norm_kernel,
-    _rms_norm_fake,
-)
-_rms_norm_backward = _register(
-    "rms_norm_backward",
-    "(Tensor dout, Tensor x, Tensor rstd, Tensor? weight, Tensor? dsummed, int weight_offset) -> (Tensor, Tensor)",
-    _rms_norm_backward_kernel,
-    _rms_norm_backward_fake,
-)
+#: Of x with ``axes`` trailing axes that a row has: the norm, the statistics (rms_norm has no mean), x + residual.
+rms_norm, _ = _make("rms_norm", RmsNormPlan, RmsNormBackwardPlan)
+layer_norm, _ = _make("layer_norm", LayerNormPlan, LayerNormBackwardPlan)
 
 
-def _rms_norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, residual, _, ctx.weight_offset = inputs
-    _, rstd, summed = output
-    ctx.added = residual is not None
-    ctx.mark_non_differentiable(rstd)
-    ctx.save_for_backward(summed if ctx.added else x, rstd, weight)
-
-
-def _rms_norm_grad(ctx: Any, grad: Tensor, _: Any, dsummed: Tensor) -> Any:
-    x, rstd, weight = ctx.saved_tensors
-    dx, dweight = _rms_norm_backward(grad, x, rstd, weight, dsummed if ctx.added else None, ctx.weight_offset)
-    return dx, None if weight is None else dweight, dx if ctx.added else None, None, None
-
-
-torch.library.register_autograd("triplan::rms_norm", _rms_norm_grad, setup_context=_rms_norm_setup, lib=_LIBRARY)
-
-
-# --- layer_norm ---
-
-
-def _layer_norm_fake(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, weight_offset: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), _statistic(x), _statistic(x), _like(residual, x)
-
-
-def _layer_norm_kernel(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, weight_offset: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out, mean, rstd, summed = _layer_norm_fake(x, weight, bias, residual, eps, weight_offset)
-    operands = _present(x=x, out=out, mean=mean, rstd=rstd, weight=weight, bias=bias, residual=residual)
-    if residual is not None:
-        operands["summed"] = summed
-    run(LayerNormPlan, operands, eps=eps, weight_offset=weight_offset)
-    return out, mean, rstd, summed
-
-
-def _layer_norm_backward_fake(
-    dout: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    dsummed: Tensor | None,
-    weight_offset: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), _like(weight, x), _like(bias, x)
-
-
-def _layer_norm_backward_kernel(
-    dout: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    dsummed: Tensor | None,
-    weight_offset: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dweight, dbias = _layer_norm_backward_fake(dout, x, mean, rstd, weight, bias, dsummed, weight_offset)
-    operands = _present(dout=dout, x=x, mean=mean, rstd=rstd, dx=dx, weight=weight, dsummed=dsummed)
-    if weight is not None:
-        operands["dweight"] = dweight
-    if bias is not None:
-        operands["dbias"] = dbias
-    run(LayerNormBackwardPlan, operands, weight_offset=weight_offset)
-    return dx, dweight, dbias
-
-
-layer_norm = _register(
-    "layer_norm",
-    "(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, float eps, int weight_offset)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _layer_norm_kernel,
-    _layer_norm_fake,
-)
-_layer_norm_backward = _register(
-    "layer_norm_backward",
-    "(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? dsummed,"
-    " int weight_offset) -> (Tensor, Tensor, Tensor)",
-    _layer_norm_backward_kernel,
-    _layer_norm_backward_fake,
-)
-
-
-def _layer_norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, residual, _, ctx.weight_offset = inputs
-    _, mean, rstd, summed = output
-    ctx.added = residual is not None
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.save_for_backward(summed if ctx.added else x, mean, rstd, weight, bias)
-
-
-def _layer_norm_grad(ctx: Any, grad: Tensor, _mean: Any, _rstd: Any, dsummed: Tensor) -> Any:
-    x, mean, rstd, weight, bias = ctx.saved_tensors
-    added = dsummed if ctx.added else None
-    dx, dweight, dbias = _layer_norm_backward(grad, x, mean, rstd, weight, bias, added, ctx.weight_offset)
-    parameters = (None if weight is None else dweight, None if bias is None else dbias)
-    return dx, *parameters, dx if ctx.added else None, None, None
-
-
-torch.library.register_autograd("triplan::layer_norm", _layer_norm_grad, setup_context=_layer_norm_setup, lib=_LIBRARY)
-
-
-# --- l2_norm ---
+# --- l2_norm, of rows ---
 
 
 def _l2_norm_fake(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), _statistic(x)
+    return x.new_empty(x.shape), _statistic(x, 1, x.dtype)
 
 
 def _l2_norm_kernel(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -208,35 +230,64 @@ def _l2_norm_kernel(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return out, norm
 
 
+def _l2_norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, ctx.eps = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, output[1])
+
+
+def _l2_norm_grad(ctx: Any, dout: Tensor | None, dnorm: Tensor | None) -> Any:
+    x, norm = ctx.saved_tensors
+    dx = torch.zeros_like(x) if dout is None else _l2_norm_backward(dout, x, norm, ctx.eps)
+    if dnorm is not None:  # by second derivatives alone
+        scale = torch.where(norm > 0, dnorm / torch.where(norm > 0, norm, 1), 0)
+        dx = dx + (x.to(norm.dtype) * scale.unsqueeze(1)).to(x.dtype)
+    return dx, None
+
+
 def _l2_norm_backward_fake(dout: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
     return x.new_empty(x.shape)
 
 
 def _l2_norm_backward_kernel(dout: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
     dx = x.new_empty(x.shape)
-    run(L2NormBackwardPlan, {"dout": dout, "x": x, "norm": norm, "dx": dx}, eps=eps)
+    run(L2NormBackwardPlan, {"dout": dout, "x": x, "norm": norm.contiguous(), "dx": dx}, eps=eps)
     return dx
 
 
-l2_norm = _register("l2_norm", "(Tensor x, float eps) -> (Tensor, Tensor)", _l2_norm_kernel, _l2_norm_fake)
-_l2_norm_backward = _register(
+def _l2_norm_backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _l2_norm_backward_grad(ctx: Any, of_dx: Tensor) -> Any:
+    dout, x, norm = ctx.saved_tensors
+    d, v, wide = (t.to(norm.dtype) for t in (dout, of_dx, x))
+    length = norm.unsqueeze(1)
+    short = length < ctx.eps
+    inverse = 1 / torch.where(short, ctx.eps, length)
+    # dx = inverse * (d - hat * sum(d * hat)), without the second term in rows that are divided by eps.
+    hat = torch.where(short, 0, wide * inverse)
+    v_hat, d_hat = ((t * hat).sum(1, keepdim=True) for t in (v, d))
+    to_d = inverse * (v - hat * v_hat)
+    to_x = -inverse * inverse * (v * d_hat + d * v_hat)
+    to_norm = torch.where(short, 0, inverse * inverse * (3 * v_hat * d_hat - (v * d).sum(1, keepdim=True))).squeeze(1)
+    return to_d.to(dout.dtype), to_x.to(x.dtype), to_norm, None
+
+
+l2_norm = Recorded(
+    "l2_norm",
+    "(Tensor x, float eps) -> (Tensor out, Tensor norm)",
+    _l2_norm_kernel,
+    _l2_norm_fake,
+    setup=_l2_norm_setup,
+    backward=_l2_norm_grad,
+)
+_l2_norm_backward = Recorded(
     "l2_norm_backward",
     "(Tensor dout, Tensor x, Tensor norm, float eps) -> Tensor",
     _l2_norm_backward_kernel,
     _l2_norm_backward_fake,
+    setup=_l2_norm_backward_setup,
+    backward=_l2_norm_backward_grad,
 )
-
-
-def _l2_norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, ctx.eps = inputs
-    _, norm = output
-    ctx.mark_non_differentiable(norm)
-    ctx.save_for_backward(x, norm)
-
-
-def _l2_norm_grad(ctx: Any, grad: Tensor, _: Any) -> Any:
-    x, norm = ctx.saved_tensors
-    return _l2_norm_backward(grad, x, norm, ctx.eps), None
-
-
-torch.library.register_autograd("triplan::l2_norm", _l2_norm_grad, setup_context=_l2_norm_setup, lib=_LIBRARY)

@@ -9,6 +9,8 @@ From these come, in the library ``triplan``:
 - ``triplan::op_out``, which writes a tensor of the caller's, and ``triplan::op_``, which updates its first argument.
   A registered op that mutates cannot carry autograd; these two refuse tensors that need gradients. In-place calls that
   do are an autograd.Function with ``mark_dirty`` over ``op_``.
+
+Ops of several results, or of an element that is not their first argument's, are ``Recorded``: without the last two.
 """
 
 from __future__ import annotations
@@ -77,8 +79,50 @@ def _register_mutating(name: str, signature: str, kernel: Callable[..., None], v
     return op
 
 
-class Op:
-    """One out-of-place op: call it with every positional argument of its signature."""
+class Recorded:
+    """A registered op that autograd records: call it with every positional argument of its signature.
+
+    It can be differentiated as often as ``backward`` can, under torch.func's grad and vmap too (an example at a time);
+    forward mode is refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        signature: str,
+        kernel: Callable[..., Any],
+        fake: Callable[..., Any],
+        *,
+        setup: Callable[[Any, Any, Any], None],
+        backward: Callable[..., Grads],
+    ) -> None:
+        """``signature`` is in the schema language; ``kernel`` and ``fake`` give its results, which are new tensors."""
+        self.name, self._kernel = name, kernel
+        self.overload = _register(name, signature, kernel, fake)
+
+        def exact(ctx: Any, *grads: Any) -> Grads:
+            # The dispatcher leaves out arguments that are at their defaults.
+            return backward(ctx, *grads)[: len(ctx.needs_input_grad)]
+
+        torch.library.register_autograd(f"triplan::{name}", exact, setup_context=setup, lib=_LIBRARY)
+        self.function = _function(self, setup, backward)
+
+    def __call__(self, *args: Any) -> Any:
+        if is_dynamo_compiling():
+            _refuse_forward_mode(self.name)
+        if torch.compiler.is_compiling():
+            return self.overload(*args)
+        if _transformed() or needs_grad(args):
+            return self.function.apply(*args)
+        return self.below_autograd(*args)
+
+    def below_autograd(self, *args: Any) -> Any:
+        """The call once no gradient is to be recorded: the kernel itself where nothing watches, else through torch."""
+        return self._kernel(*args) if _nothing_watches(args) else self.overload(*args)
+
+
+class Op(Recorded):
+    """One out-of-place op with one result, ``out=`` and perhaps in place."""
 
     def __init__(
         self,
@@ -95,7 +139,7 @@ class Op:
 
         Ops that change a copy of their first argument name ``update(out, *args)`` and no ``fill``; they get ``op_``.
         """
-        self.name, self.shape, self.update = name, shape, update
+        self.shape, self.update = shape, update
         self.fill = fill or self._copy_and_update
         # A list of tensors is not among what a recipe compares; a copy that is then updated takes more than launches.
         single = "[]" not in parameters
@@ -106,14 +150,7 @@ class Op:
         def fake(like: Tensor, *args: Any) -> Tensor:
             return like.new_empty(shape(like, *args))
 
-        self.overload = _register(name, f"({parameters}) -> Tensor", self._compute, fake)
-
-        def exact(ctx: Any, *grads: Any) -> Grads:
-            # The dispatcher leaves out arguments that are at their defaults.
-            return backward(ctx, *grads)[: len(ctx.needs_input_grad)]
-
-        torch.library.register_autograd(f"triplan::{name}", exact, setup_context=setup, lib=_LIBRARY)
-        self.function = _function(self, setup, backward)
+        super().__init__(name, f"({parameters}) -> Tensor", self._compute, fake, setup=setup, backward=backward)
         self.out_overload = _register_mutating(
             f"{name}_out", f"(Tensor(a!) out, {parameters}) -> ()", self._compute_into, lambda out, *args: shape(*args)
         )
@@ -166,6 +203,7 @@ class Op:
 
     def __call__(self, *args: Any) -> Tensor:
         if is_dynamo_compiling():
+            _refuse_forward_mode(self.name)
             result: Tensor = self.overload(*args)
             return result
         if (found := self._new.last(args)) is not None:
@@ -179,7 +217,6 @@ class Op:
         return result
 
     def below_autograd(self, *args: Any) -> Tensor:
-        """The call once no gradient is to be recorded: the kernel itself where nothing watches, else through torch."""
         if not _nothing_watches(args):
             result: Tensor = self.overload(*args)
             return result
@@ -190,7 +227,9 @@ class Op:
         if out is None:
             return self(*args)
         given = (out, *args)
-        if not is_dynamo_compiling() and (found := self._given.last(given)) is not None:
+        if is_dynamo_compiling():
+            _refuse_forward_mode(self.name)
+        elif (found := self._given.last(given)) is not None:
             return found
         if needs_grad(given):
             raise RuntimeError(
@@ -222,7 +261,9 @@ class Op:
     def in_place(self, target: Tensor, *args: Any) -> Tensor:
         """The call that updates ``target`` and returns it."""
         given = (target, *args)
-        if not is_dynamo_compiling() and (found := self._in_place.last(given)) is not None:
+        if is_dynamo_compiling():
+            _refuse_forward_mode(self.name)
+        elif (found := self._in_place.last(given)) is not None:
             return found
         grad = needs_grad(given)
         if _transformed() or (grad and torch.compiler.is_compiling()):
@@ -240,10 +281,10 @@ class Op:
 # --- autograd ---
 
 
-def _function(op: Op, setup: Callable[..., None], backward: Callable[..., Grads]) -> Any:
+def _function(op: Recorded, setup: Callable[..., None], backward: Callable[..., Grads]) -> Any:
     class OutOfPlace(Function):
         @staticmethod
-        def forward(*args: Any) -> Tensor:
+        def forward(*args: Any) -> Any:
             return op.below_autograd(*args)
 
         @staticmethod
@@ -255,11 +296,13 @@ def _function(op: Op, setup: Callable[..., None], backward: Callable[..., Grads]
             return _without_lists(backward(ctx, *grads))
 
         @staticmethod
-        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
             if info.batch_size == 0:
                 raise RuntimeError(f"triplan.functional.{op.name}: vmap over a batch of 0 is not supported")
             each = [op(*(_slice(a, d, b) for a, d in zip(args, in_dims, strict=True))) for b in range(info.batch_size)]
-            return torch.stack(each), 0
+            if isinstance(each[0], Tensor):
+                return torch.stack(each), 0
+            return tuple(map(torch.stack, zip(*each, strict=True))), (0,) * len(each[0])
 
     OutOfPlace.__name__ = OutOfPlace.__qualname__ = f"triplan_{op.name}"
     return OutOfPlace
@@ -302,6 +345,12 @@ def _transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def _refuse_forward_mode(name: str) -> None:
+    """For graphs: the registered op would drop tangents."""
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError(f"triplan.functional.{name} has no jvp: forward-mode AD is not supported")
 
 
 def _nothing_watches(args: Sequence[Any]) -> bool:

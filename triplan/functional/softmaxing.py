@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from triplan.facade import LogSoftmaxBackwardPlan, LogSoftmaxPlan, Plan, SoftmaxBackwardPlan, SoftmaxPlan
+from triplan.functional._autocast import widened
 from triplan.functional._ops import Op
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import axis
@@ -88,16 +89,22 @@ _softmax, _softmax_backward = _make("softmax", SoftmaxPlan, SoftmaxBackwardPlan)
 _log_softmax, _log_softmax_backward = _make("log_softmax", LogSoftmaxPlan, LogSoftmaxBackwardPlan)
 
 
+def _converted(input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Tensor:
+    if dim is None:
+        raise TypeError("softmax(): dim is None: the axis must be given (torch.nn.functional guesses one, deprecated)")
+    return widened(input)[0] if dtype is None else input.to(dtype)
+
+
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """``exp(input) / sum(exp(input))`` along ``dim`` (torch.softmax), safe from overflow.
 
-    ``input``: f16, bf16, f32 or f64, of any shape and strides; ``dtype``: what it is converted to first. Returns a
-    contiguous tensor of its shape. Differentiable, twice. Raises ``IndexError`` for ``dim``, ``RuntimeError`` for
-    other dtypes.
+    ``input``: f16, bf16, f32 or f64, of any shape and strides; ``dtype``: what it is converted to first, f32 under
+    autocast. Returns a contiguous tensor of its shape. Differentiable, any number of times. Raises ``IndexError`` for
+    ``dim``, ``RuntimeError`` for other dtypes.
     """
-    return _softmax(input if dtype is None else input.to(dtype), dim)
+    return _softmax(_converted(input, dim, dtype), dim)
 
 
 def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """The logarithm of ``softmax`` along ``dim`` (torch.log_softmax), without its underflow; else as ``softmax``."""
-    return _log_softmax(input if dtype is None else input.to(dtype), dim)
+    return _log_softmax(_converted(input, dim, dtype), dim)
