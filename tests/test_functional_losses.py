@@ -328,6 +328,7 @@ def test_autocast_computes_in_f32(name: str, device: str) -> None:
     with torch.autocast(device, dtype=torch.bfloat16):
         got = f(x)
     assert got.dtype == torch.float32
+    assert got.grad_fn.name() == f(wide).grad_fn.name()  # by the same route, which keeps no logits if it can
     torch.testing.assert_close(got, f(wide))
     (grad,), (wanted,) = torch.autograd.grad(got.sum(), x), torch.autograd.grad(f(wide).sum(), wide)
     torch.testing.assert_close(grad, wanted.bfloat16())

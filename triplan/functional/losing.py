@@ -9,7 +9,7 @@ import torch
 from triplan.descriptors.fields import MAX_RANK
 from triplan.descriptors.losses import Reduction
 from triplan.functional import _losses
-from triplan.functional._autocast import widened
+from triplan.functional._autocast import widened, without
 from triplan.functional._losses import How
 from triplan.functional._ops import _nothing_watches, _transformed, needs_grad
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
@@ -100,17 +100,18 @@ def cross_entropy(
     (input,) = widened(input)
     how = How(reduction, ignore_index, label_smoothing, check_indices)
     given = _checked("cross_entropy", input, target, weight, bytes, how)
-    if (
-        reduction != "none"
-        and not torch.compiler.is_compiling()
-        and input.dtype != torch.float16
-        and needs_grad((input,))
-        and not _transformed()
-        and _nothing_watches(tuple(t for t in given if t is not None))
-    ):
-        apply: Any = _losses.WithGradient.apply
-        recorded: Tensor = apply(*given, how)[0]
-        return recorded
+    with without(input):
+        if (
+            reduction != "none"
+            and not torch.compiler.is_compiling()
+            and input.dtype != torch.float16
+            and needs_grad((input,))
+            and not _transformed()
+            and _nothing_watches(tuple(t for t in given if t is not None))
+        ):
+            apply: Any = _losses.WithGradient.apply
+            recorded: Tensor = apply(*given, how)[0]
+            return recorded
     return _shaped(_losses.cross_entropy(*given, *how)[0], input, target, how)
 
 
