@@ -431,6 +431,26 @@ def test_edges_on_the_gpu(op: str, row: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("op", ["cross_entropy_backward", "nll_loss_backward", "nll_loss"])
+def test_rows_side_by_side_have_the_same_bits_beside_any_others_on_the_gpu(op: str) -> None:
+    """Each element is by itself: other loads, and other tiles, change nothing."""
+    found, numerics = [], set()
+    wide = build(op, (200, 64), 0, reduction="none", weight=True, label_smoothing=0.1)
+    known = given(wide, "unit", 0) | {"target": torch.arange(64)}
+    for lanes in (64, 63, 62, 1):
+        desc = wide.replace(input_shape=(200, lanes))
+        part = {k: v if k == "weight" else v[..., :lanes] for k, v in known.items()}
+        plan = tp.plan(desc, target=tp.Target.current(), preference=tp.PlanPreference(batch_invariant=True))
+        placed = args_for(desc, "cuda", given=part)
+        plan.run(placed.args, tp.Workspace.allocate(plan))
+        (out,) = (getattr(placed.host(), o.name) for o in desc.operands() if o.is_written)
+        found.append(out[..., :1])
+        numerics.add(plan.sku().numerics_id)
+    assert len(numerics) == 1
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.gpu
 def test_a_gradient_scaled_by_one_is_left_alone() -> None:
     """Not even its bits are moved: NaNs with payloads stay what they are, and so they do nowhere else."""
     bits = torch.randint(-(2**15), 2**15, (1000, 1001), dtype=torch.int16, device="cuda")

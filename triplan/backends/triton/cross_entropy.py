@@ -118,13 +118,14 @@ def forward_guarantee(kind: str, desc: Any) -> Mapping[str, PrecisionGuarantee]:
     element, compute = desc.element, desc.element.compute
     total = _steps(kind, desc) + 3 * math.log(max(view(desc).n, 2)) + 16
     rows = losses.over_rows(desc)
-    of_rows = losses.guarantee(compute, compute, 4, 2 * total, True, False)
+    invariant = view(desc).invariant
+    of_rows = losses.guarantee(compute, compute, 4, 2 * total, invariant, False)
     found = {"losses": of_rows, "lse": of_rows}
     if desc.reduced:
         found["loss"] = losses.guarantee(element, compute, rows, 2 * total + rows, False, False)
     if desc.gradient:
         exact = losses.counts_exactly(desc)
-        batch = desc.reduction == "sum"
+        batch = desc.reduction == "sum" and invariant
         gradient = losses.guarantee(element, compute, total + 16 + (0 if exact else rows), total + 24, batch, False)
         found["x" if desc.in_place else "dx"] = gradient
     return {**found, **losses.status_guarantee(desc)}
@@ -323,10 +324,16 @@ def _workspace(desc: Any, target: Target) -> int:
     return losses.scratch(desc)[1]
 
 
-def _numerics(kind: str, tiled: Callable[[Any], Any], desc: Any) -> str:
+def _numerics(kind: str, tiled: Callable[[Any], Any], desc: Any) -> str | None:
     tile = tiled(desc)
     shape = f"{tile.rows}x{tile.block}" if isinstance(tile, Tile) else f"{tile.rows}x{tile.cols}x{tile.vec}"
-    return f"{desc.op}.{kind}.{desc.element}.{shape}w{tile.warps}.v1"
+    return view(desc).numerics(f"{desc.op}.{kind}.v1.{desc.element}.{shape}w{tile.warps}", desc.operands())
+
+
+def _backward_numerics(desc: Any) -> str:
+    """Each element is by itself: neither tile nor load changes it. Only classes' weights are added up."""
+    weight = desc.operand("weight").alignment if losses.smooths(desc) and desc.weight else 0
+    return f"{desc.op}.blocks.v1.{desc.element}" + (f".weight{min(weight, 16)}" if weight else "")
 
 
 def _register() -> None:
@@ -358,7 +365,7 @@ def _register() -> None:
         supports=blocks_apply,
         rank=blocks_rank,
         workspace=_workspace,
-        numerics=partial(_numerics, "blocks", tile_of),
+        numerics=_backward_numerics,
         **common,
     )(_blockwise)
 
