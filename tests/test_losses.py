@@ -169,6 +169,7 @@ SPECIAL = {
     "target +inf": [1.0, 0.0, float("inf"), -float("inf")],
     "NaN": [1.0, float("nan"), 0.0, 3.0],
     "far": [1e4, 1e4 - 1, -1e4, 0.0],
+    "huge": [3e38, 3e38, 2.9e38, 3e38],
 }
 
 
@@ -203,6 +204,30 @@ def numerics_are_torchs(row: str | None, target: tp.Target, name: str, smoothing
 @pytest.mark.parametrize("name", SPECIAL)
 def test_infinities_and_nan_as_in_torch(name: str, smoothing: float) -> None:
     numerics_are_torchs(None, CPU, name, smoothing)
+
+
+def far_logits(row: str | None, target: tp.Target, n: int = 1000) -> None:
+    """Smoothed losses of logits around 100,000: the sum of those has lost what the loss is made of."""
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(3, n, generator=g) + 1e5, torch.rand(n, generator=g)
+    for weight in (False, True):
+        options = {"reduction": "none", "label_smoothing": 0.1, "weight": weight}
+        desc = tp.CrossEntropyDescriptor(input_shape=(3, n), element="f32", **options)
+        plan = tp.plan(desc, target=target, preference=None if row is None else tp.PlanPreference(kernel=row))
+        known = {"x": x, "target": torch.arange(3), "weight": w} if weight else {"x": x, "target": torch.arange(3)}
+        placed = args_for(desc, target.device_type, given=known)
+        plan.run(placed.args, tp.Workspace.allocate(plan, target.device_type))
+        wanted = functional.cross_entropy(
+            x.double(), known["target"], w.double() if weight else None, label_smoothing=0.1, reduction="none"
+        )
+        torch.testing.assert_close(placed.host().losses.double(), wanted, rtol=2e-6, atol=0)
+    top = x.max(1).values
+    naive = (top + (x - top[:, None]).exp().sum(1).log()) - x.mean(1)
+    assert float((naive - (x.double().logsumexp(1) - x.double().mean(1))).abs().max()) > 1e-3
+
+
+def test_smoothed_losses_are_of_differences() -> None:
+    far_logits(None, CPU)
 
 
 def all_ignored(row: str, target: tp.Target) -> None:
@@ -332,6 +357,8 @@ def test_edges_interpreted(op: str, row: str) -> None:
     all_ignored(row, INTERPRET)
     bad_targets(row, INTERPRET)
     gradients_do_not_depend_on_the_batch(row, INTERPRET)
+    numerics_are_torchs(row, INTERPRET, "huge", 0.1)
+    far_logits(row, INTERPRET)
 
 
 # --- compiled for each architecture ---
@@ -425,6 +452,7 @@ def test_edges_on_the_gpu(op: str, row: str) -> None:
     for name in SPECIAL:
         for smoothing in (0.0, 0.1):
             numerics_are_torchs(row, target, name, smoothing)
+    far_logits(row, target, 1000 if row == "rows" else 20_000)
     all_ignored(row, target)
     bad_targets(row, target)
     gradients_do_not_depend_on_the_batch(row, target)

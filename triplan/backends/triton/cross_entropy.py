@@ -111,18 +111,20 @@ def _steps(kind: str, desc: Any) -> float:
 def forward_guarantee(kind: str, desc: Any) -> Mapping[str, PrecisionGuarantee]:
     """The sum of n exponentials has a relative error of its additions' roundings and of the exponentials': 2 ulp of
     ex2.approx (CUDA C Programming Guide), and three roundings of the argument -d, d times over; weighted by exp(-d)
-    these are at most 3 log n, as an entropy is. Its logarithm has them as an absolute error, beside terms of the size
-    of the maximum and the target's logit. For the gradient: p has that relative error, and of its own argument one of
-    3 d u with p d < 1/2.
+    these are at most 3 log n, as an entropy is. Its logarithm has them as an absolute error, beside roundings of the
+    size of the maximum and the target's logit. What smoothing adds up has terms of differences of two logits, and no
+    more roundings than the sum of exponentials; beside it stands the sum of the classes' weights. For the gradient: p
+    has that relative error, and of its own argument one of 3 d u with p d < 1/2.
     """
     element, compute = desc.element, desc.element.compute
     total = _steps(kind, desc) + 3 * math.log(max(view(desc).n, 2)) + 16
     rows = losses.over_rows(desc)
     invariant = view(desc).invariant
-    of_rows = losses.guarantee(compute, compute, 4, 2 * total, invariant, False)
+    absolute = total + 4 + losses.over_classes(desc)
+    of_rows = losses.guarantee(compute, compute, 4, absolute, invariant, False)
     found = {"losses": of_rows, "lse": of_rows}
     if desc.reduced:
-        found["loss"] = losses.guarantee(element, compute, rows, 2 * total + rows, False, False)
+        found["loss"] = losses.guarantee(element, compute, rows, absolute + rows, False, False)
     if desc.gradient:
         exact = losses.counts_exactly(desc)
         batch = desc.reduction == "sum" and invariant
@@ -135,16 +137,14 @@ def backward_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
     """exp(x - lse) has roundings of the difference, at most of the size of lse where the exponential is not small, and
     those of ``forward_guarantee``."""
     exact = losses.counts_exactly(desc)
-    smoothed = losses.smooths(desc) and desc.weight
-    rows = 0 if exact else losses.over_rows(desc)
-    classes = view(desc).n // losses.CLASSES + losses.CLASSES // 512 + 16 if smoothed else 0
+    rows, classes = 0 if exact else losses.over_rows(desc), losses.over_classes(desc)
     found = losses.guarantee(
         desc.element,
         desc.element.compute,
         24 + rows + classes,
         24 + classes,
         not losses.is_mean(desc),
-        exact and not smoothed,
+        exact and not classes,
     )
     return {"dx": found, **losses.status_guarantee(desc)}
 
