@@ -152,6 +152,20 @@ def lopsided_rows(target: tp.Target, row: str, n: int) -> None:
     assert check_plan(plan, passes=("unit",), magnitude=TERMS["layer_norm"], given={"x": x}).compared >= 3 * n
 
 
+def ends_of_the_range(target: tp.Target, row: str | None, n: int = 1000) -> None:
+    """Mean squares just above the smallest normal number, without an eps; sums of squares near the largest."""
+    info = torch.finfo(torch.float32)
+    unit = torch.randn(3, n, generator=torch.Generator().manual_seed(0))
+    unit -= unit.mean(1, keepdim=True)
+    unit /= unit.square().mean(1, keepdim=True).sqrt()
+    for op in ("rms_norm", "layer_norm", "l2_norm"):
+        for square in (1.1 * info.smallest_normal, info.max / (4.1 * n)):
+            desc = build(op, (3, n), weight=False, bias=False, eps=0.0)
+            plan = tp.plan(desc, target=target, preference=None if row is None else tp.PlanPreference(kernel=row))
+            given = {"x": unit * square**0.5}
+            assert check_plan(plan, passes=("unit",), magnitude=TERMS[op], given=given).compared >= 3 * n
+
+
 SPECIAL = {
     "all -inf": [-float("inf")] * 4,
     "some -inf": [-float("inf"), 1.0, -float("inf"), 2.0],
@@ -193,6 +207,10 @@ def far_rows(target: tp.Target, row: str | None, n: int = 1000) -> None:
 
 def test_the_variance_is_of_centred_values() -> None:
     far_rows(CPU, None)
+
+
+def test_norms_hold_at_the_ends_of_their_range() -> None:
+    ends_of_the_range(CPU, None)
 
 
 # --- kernels in the interpreter ---
@@ -244,6 +262,12 @@ def test_infinities_and_nan_interpreted(op: str, row: str, name: str) -> None:
 @pytest.mark.parametrize("row", ["rows", "looped", "split"])
 def test_the_variance_is_of_centred_values_interpreted(row: str) -> None:
     far_rows(INTERPRET, row, 1000 if row == "rows" else 20_000)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("row", ["rows", "looped", "split"])
+def test_norms_hold_at_the_ends_of_their_range_interpreted(row: str) -> None:
+    ends_of_the_range(INTERPRET, row, 1000 if row == "rows" else 9000)
 
 
 @pytest.mark.interpret
@@ -349,6 +373,12 @@ def test_infinities_and_nan_on_the_gpu(op: str, row: str, name: str) -> None:
 @pytest.mark.parametrize("row", ["rows", "looped", "split"])
 def test_the_variance_is_of_centred_values_on_the_gpu(row: str) -> None:
     far_rows(tp.Target.current(), row, 1000 if row == "rows" else 20_000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", ["rows", "looped", "split"])
+def test_norms_hold_at_the_ends_of_their_range_on_the_gpu(row: str) -> None:
+    ends_of_the_range(tp.Target.current(), row, 1000 if row == "rows" else 20_000)
 
 
 @pytest.mark.gpu
