@@ -97,7 +97,7 @@ def problems(
                         found.append(known)
                         desc = build(op, shape, axis, element, **known)
                         yield desc
-                        yield strided(desc) if op != "scale_gradient" else desc.replace(in_place=True)
+                        yield strided(desc)
 
 
 # --- the reference ---
@@ -273,6 +273,19 @@ def gradients_do_not_depend_on_the_batch(row: str, target: tp.Target) -> None:
     assert torch.equal(found[0][3:], found[2])
 
 
+def padded_gradients(target: tp.Target) -> None:
+    """Of a vocabulary that is padded: what cross_entropy writes over its logits is scaled there, and nothing else."""
+    for element, factor in ((torch.float32, 2.0), (torch.bfloat16, 1.0), (torch.bfloat16, -0.5)):
+        store = torch.randn(5, 2, 48, generator=torch.Generator().manual_seed(0)).to(element).to(target.device_type)
+        before, dx = store.clone(), store[..., :43]
+        args = tp.ScaleGradientArgs(dloss=torch.full((1,), factor, dtype=element, device=dx.device), dx=dx)
+        plan = tp.plan(tp.ScaleGradientDescriptor.from_args(args, in_place=True), target=target)
+        plan.run(args)
+        assert plan.sku().kernel == "rows"
+        assert torch.equal(dx, before[..., :43] * factor)
+        assert torch.equal(store[..., 43:], before[..., 43:])
+
+
 # --- what is refused ---
 
 
@@ -341,6 +354,11 @@ def test_long_rows_and_many_rows_interpreted(op: str, row: str, constant: SetCon
 
 
 @pytest.mark.interpret
+def test_padded_gradients_are_scaled_interpreted() -> None:
+    padded_gradients(INTERPRET)
+
+
+@pytest.mark.interpret
 @pytest.mark.parametrize(("op", "row"), ROWS)
 def test_refusals(op: str, row: str) -> None:
     plan = pinned(build(op, (3, 9), **({"weight": True} if op != "scale_gradient" else {})), row, INTERPRET)
@@ -385,8 +403,7 @@ CONFIGURATIONS: tuple[tuple[tuple[int, int], str, dict[str, Any]], ...] = (
 def test_compiles_without_spills(op: str, row: str, arch: str) -> None:
     built = 0
     found = [build(op, size, 1, element, **options) for size, element, options in CONFIGURATIONS]
-    if op != "scale_gradient":
-        found += [strided(build(op, (64, 1024), 1, "bf16")), build(op, (64, 100, 304), 1, "bf16")]
+    found += [strided(build(op, (64, 1024), 1, "bf16")), build(op, (64, 100, 304), 1, "bf16")]
     for desc in found:
         plan = pinned(desc, row, TARGETS[arch])
         if plan is None:
@@ -437,7 +454,7 @@ def test_every_kernel_on_the_gpu(op: str, row: str, element: str) -> None:
             for at, choice in enumerate(CHOICES[number % 2 :: 2]):
                 fields = tp.descriptor_types()[op].model_fields
                 desc = build(op, shape, axis, element, **{k: v for k, v in choice.items() if k in fields})
-                if op != "scale_gradient" and at == number // 2 % 3:
+                if at == number // 2 % 3:
                     desc = strided(desc)
                 plan = pinned(desc, row, target)
                 kinds: tuple[Values, ...] = ("unit", "special") if number < 3 else ("unit",)
@@ -479,14 +496,20 @@ def test_rows_side_by_side_have_the_same_bits_beside_any_others_on_the_gpu(op: s
 
 
 @pytest.mark.gpu
-def test_a_gradient_scaled_by_one_is_left_alone() -> None:
+def test_padded_gradients_are_scaled_on_the_gpu() -> None:
+    padded_gradients(tp.Target.current())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", ["elements", "rows"])
+def test_a_gradient_scaled_by_one_is_left_alone(row: str) -> None:
     """Not even its bits are moved: NaNs with payloads stay what they are, and so they do nowhere else."""
     bits = torch.randint(-(2**15), 2**15, (1000, 1001), dtype=torch.int16, device="cuda")
     desc = tp.ScaleGradientDescriptor(input_shape=(1000, 1001), element="bf16", in_place=True)
     for factor in (1.0, 2.0):
         dx = bits.clone().view(torch.bfloat16)
         args = tp.ScaleGradientArgs(dloss=torch.tensor([factor], dtype=torch.bfloat16, device="cuda"), dx=dx)
-        tp.plan(desc).run(args)
+        tp.plan(desc, preference=tp.PlanPreference(kernel=row)).run(args)
         assert torch.equal(dx.view(torch.int16), bits) is (factor == 1)
 
 
