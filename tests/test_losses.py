@@ -436,6 +436,8 @@ def test_few_long_rows_are_split_and_many_are_not() -> None:
     for gradient in (False, True):
         for shape, row in (((4, 262144), "split"), ((65536, 256), "rows"), ((8192, 131072), "looped")):
             assert tp.plan(build("cross_entropy", shape, gradient=gradient), target=h200).sku().kernel == row
+        for shape, row in (((1, 262144, 8), "split"), ((8, 262144, 512), "looped")):  # rows that lie side by side
+            assert tp.plan(build("cross_entropy", shape, gradient=gradient), target=h200).sku().kernel == row
 
 
 # --- on a GPU ---

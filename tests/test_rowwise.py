@@ -222,6 +222,9 @@ def test_norms_hold_at_the_ends_of_their_range() -> None:
 def test_every_axis_element_and_layout_interpreted(op: str, row: str) -> None:
     compared = 0
     for desc in problems(op, ((5, 17), (2, 3, 9), (3, 1), (1, 5)), ("bf16", "f32")):
+        inner = getattr(desc, "softmax_axis", len(desc.input_shape) - 1) < len(desc.input_shape) - 1  # type: ignore[attr-defined]
+        if row == "split" and inner and desc.element == "f32":  # type: ignore[attr-defined]
+            continue  # a program a row takes the interpreter long: one element stands for both
         plan = pinned(desc, row, INTERPRET)
         compared += 0 if plan is None else check(plan, seed=compared)
     for element in ("f16", "f64"):
@@ -299,7 +302,9 @@ def test_compiles_without_spills(op: str, row: str, arch: str) -> None:
             assert record.spill_bytes == 0, f"{desc.key}: {record.name} spills {record.spill_bytes}"
             assert record.shared_bytes <= TARGETS[arch].shared_memory
             assert f".target sm_{arch[2:]}" in record.ptx
-            packed = all(o.layout.packed for o in desc.operands())
+            # (Rows that lie side by side are split into columns, whose elements have gaps.)
+            columns = row == "split" and len(desc.input_shape) == 3  # type: ignore[attr-defined]
+            packed = not columns and all(o.layout.packed for o in desc.operands())
             if packed and desc.input_shape[-1] % 16 == 0 and "fold" not in record.name:  # type: ignore[attr-defined]
                 # (layer_norm's loop keeps three values a column: with 8 bytes a thread more programs are resident.)
                 least = (".v2.b32",) if (op, row) == ("layer_norm", "looped") else ()
@@ -336,6 +341,9 @@ def test_few_long_rows_are_split_and_many_are_not(op: str) -> None:
     h200 = TARGETS["sm90a"]
     for shape, row in (((16, 262144), "split"), ((65536, 256), "rows"), ((8192, 8192), "rows")):
         assert tp.plan(build(op, shape, element="bf16"), target=h200).sku().kernel == row
+    if "softmax" in op:  # rows that lie side by side
+        for shape, row in (((262144, 8), "split"), ((16384, 4096), "looped"), ((128, 65536), "rows")):
+            assert tp.plan(build(op, shape, 0, "bf16"), target=h200).sku().kernel == row
 
 
 def test_long_rows_have_the_same_bits_in_few_and_many() -> None:

@@ -70,7 +70,7 @@ def is_narrow(desc: Any, block: int) -> bool:
 
 
 def piece(desc: Any) -> Tile:
-    return view(desc).piece(desc.element)
+    return view(desc).piece(desc.element, alone=True)
 
 
 def loop(desc: Any) -> Loop:
@@ -92,7 +92,7 @@ def loop(desc: Any) -> Loop:
 def tile_of(desc: Any) -> Tile:
     """The tile of the adjoint."""
     tile = whole(desc)
-    return piece(desc) if tile is None or tile.block > 4096 else tile
+    return view(desc).piece(desc.element) if tile is None or tile.block > 4096 else tile
 
 
 # --- what may be said ---
@@ -171,8 +171,6 @@ def looped_applies(desc: Any, target: Target) -> Support:
 
 def split_applies(desc: Any, target: Target) -> Support:
     r = view(desc)
-    if r.across:
-        return Support.no("rows lie side by side: their elements are read together")
     if _blocks(desc) > MOST_BLOCKS:
         return Support.no(f"rows have {_blocks(desc)} blocks; at most {MOST_BLOCKS} are added up at once")
     return _fits(r.count * _blocks(desc), desc)
@@ -217,7 +215,8 @@ def _programs_us(programs: int, warps: int, target: Target) -> float:
 
 
 def split_rank(desc: Any, target: Target) -> float:
-    r, blocks, size = view(desc), _blocks(desc), _row_bytes(desc)
+    r, blocks = view(desc), _blocks(desc)
+    size = r.sectors(desc.element) * _row_bytes(desc)
     found = losses.sums_us(desc) + waves_us(r.count * blocks, size / blocks, target)
     found += _programs_us(r.count * blocks, piece(desc).warps, target)
     found += waves_us(r.count * (blocks if desc.gradient else 1), size / blocks if desc.gradient else 64, target)

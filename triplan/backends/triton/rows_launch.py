@@ -148,9 +148,10 @@ class Rows:
         """Bytes of registers that an element takes as it is loaded: where rows have gaps, those of its address."""
         return element.itemsize if self.unit else 8
 
-    def piece(self, element: ElementKind, operands: int = 1) -> Tile:
-        """The tile that walks along rows of any length, holding so many operands at a time."""
-        if self.across:
+    def piece(self, element: ElementKind, operands: int = 1, alone: bool = False) -> Tile:
+        """The tile that walks along rows of any length, holding so many operands at a time; ``alone``: of one row, even
+        where rows lie side by side."""
+        if self.across and not alone:
             rows = across_rows(element)
             return Tile(rows, 4096 // rows, warps_for(4096, element.itemsize))
         size = self._size(element)
@@ -174,6 +175,10 @@ class Rows:
     def unroll(self, tile: Tile, most: int = 4) -> int:
         """Tiles of one row to have on their way at a time."""
         return most if self.unit and tile.block * most <= self.n else 1
+
+    def sectors(self, element: ElementKind) -> int:
+        """How often memory's sectors of 32 bytes are read if each program reads one row."""
+        return min(self.lanes, max(32 // element.itemsize, 1)) if self.across else 1
 
     def vector(self, element: ElementKind, tile: Tile) -> int:
         """Neighbours in a row that one thread loads at once."""

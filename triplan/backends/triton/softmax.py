@@ -119,7 +119,7 @@ def whole(desc: Any) -> Tile | None:
 
 
 def piece(desc: Any) -> Tile:
-    return view(desc).piece(desc.element, 2 if is_backward(desc) else 1)
+    return view(desc).piece(desc.element, 2 if is_backward(desc) else 1, alone=True)
 
 
 def walk(desc: Any) -> Tile:
@@ -145,8 +145,6 @@ def looped_applies(desc: Any, target: Target) -> Support:
 
 def split_applies(desc: Any, target: Target) -> Support:
     r = view(desc)
-    if r.across:
-        return Support.no("rows lie side by side: their elements are read together")
     if _blocks(desc) > MOST_BLOCKS:
         return Support.no(f"rows have {_blocks(desc)} blocks; at most {MOST_BLOCKS} are added up at once")
     return _fits(r.count * _blocks(desc))
@@ -178,9 +176,8 @@ def looped_rank(desc: Any, target: Target) -> float:
 
 
 def split_rank(desc: Any, target: Target) -> float:
-    r = view(desc)
-    moved, read = _bytes(desc)
-    blocks = _blocks(desc)
+    r, blocks = view(desc), _blocks(desc)
+    moved, read = (r.sectors(desc.element) * nbytes for nbytes in _bytes(desc))
     first = waves_us(r.count * blocks, read / max(blocks, 1), target)
     return first + waves_us(r.count * blocks, (moved - read) / max(blocks, 1), target) + again_us(r.count * read)
 
