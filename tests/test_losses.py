@@ -286,6 +286,34 @@ def padded_gradients(target: tp.Target) -> None:
         assert torch.equal(store[..., 43:], before[..., 43:])
 
 
+ELEMENTWISE = ("cross_entropy_backward", "nll_loss", "nll_loss_backward")
+
+
+def side_by_side(op: str, target: tp.Target) -> None:
+    """Each element is by itself: with other rows come other tiles and loads, but not other bits."""
+    g = torch.Generator().manual_seed(0)
+    known = {name: torch.randn(64, generator=g) for name in ("dloss", "lse")}
+    known |= {
+        "x": torch.randn(200, 64, generator=g),
+        "target": torch.arange(64),
+        "weight": torch.rand(200, generator=g),
+    }
+    found, numerics = [], set()
+    for rows in (64, 63, 62, 1):
+        desc = build(op, (200, rows), 0, reduction="none", weight=True, label_smoothing=0.1)
+        plan = tp.plan(desc, target=target, preference=tp.PlanPreference(batch_invariant=True))
+        read = {o.name for o in desc.operands() if not o.is_written}
+        part = {name: t if name == "weight" else t[..., :rows] for name, t in known.items() if name in read}
+        placed = args_for(desc, target.device_type, given=part)
+        plan.run(placed.args, tp.Workspace.allocate(plan, target.device_type))
+        (out,) = (getattr(placed.host(), o.name) for o in desc.operands() if o.is_written)
+        found.append(out[..., :1])
+        numerics.add(plan.sku().numerics_id)
+    assert len(numerics) == 1
+    assert found[0].count_nonzero() > 0
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
 # --- what is refused ---
 
 
@@ -351,6 +379,12 @@ def test_long_rows_and_many_rows_interpreted(op: str, row: str, constant: SetCon
         assert plan is not None
         assert loss_launch.chunks(plan.descriptor)[0] == 3
         check(plan, kinds=("unit",))
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("op", ELEMENTWISE)
+def test_what_adds_nothing_up_is_the_same_beside_any_rows_interpreted(op: str) -> None:
+    side_by_side(op, INTERPRET)
 
 
 @pytest.mark.interpret
@@ -478,23 +512,9 @@ def test_edges_on_the_gpu(op: str, row: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", ["cross_entropy_backward", "nll_loss_backward", "nll_loss"])
-def test_rows_side_by_side_have_the_same_bits_beside_any_others_on_the_gpu(op: str) -> None:
-    """Each element is by itself: other loads, and other tiles, change nothing."""
-    found, numerics = [], set()
-    wide = build(op, (200, 64), 0, reduction="none", weight=True, label_smoothing=0.1)
-    known = given(wide, "unit", 0) | {"target": torch.arange(64)}
-    for lanes in (64, 63, 62, 1):
-        desc = wide.replace(input_shape=(200, lanes))
-        part = {k: v if k == "weight" else v[..., :lanes] for k, v in known.items()}
-        plan = tp.plan(desc, target=tp.Target.current(), preference=tp.PlanPreference(batch_invariant=True))
-        placed = args_for(desc, "cuda", given=part)
-        plan.run(placed.args, tp.Workspace.allocate(plan))
-        (out,) = (getattr(placed.host(), o.name) for o in desc.operands() if o.is_written)
-        found.append(out[..., :1])
-        numerics.add(plan.sku().numerics_id)
-    assert len(numerics) == 1
-    assert all(torch.equal(found[0], other) for other in found[1:])
+@pytest.mark.parametrize("op", ELEMENTWISE)
+def test_what_adds_nothing_up_is_the_same_beside_any_rows_on_the_gpu(op: str) -> None:
+    side_by_side(op, tp.Target.current())
 
 
 @pytest.mark.gpu
