@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ from proofs import (
 )
 
 import triplan as tp
+from triplan.sku import interpreting
 from triplan.testing import magnitudes, oracle
 from triplan.testing.oracle import bit_oracle, judge, moved_bits
 
 #: An interpreted segment longer than any piece that a kernel sums at once.
 LONG = 300
 BUSY_RUNS = 200
+H200 = tp.Target.preset("h200")
 
 
 def row_of(op: str, name: str) -> tp.KernelRow:
@@ -148,6 +151,48 @@ def test_batch_invariant_where_interpreted_segments_are_long(row: str) -> None:
     assert plan is not None
     if plan.precision_guarantee().batch_invariant:
         hold_parts(problem, plan)
+
+
+#: Ops that add up along rows.
+SUMS = ("cross_entropy", *(op for op in FAMILIES if "softmax" in op or "_norm" in op))
+STRIDED, NARROW = tp.Layout.strided(), tp.Layout(alignment=4)
+
+
+def along(op: str, axis: int, lanes: int, layouts: Sequence[tp.Layout]) -> Any:
+    """``lanes`` rows of 200 elements along ``axis``, with the layouts of operands of that shape."""
+    cls, shape = tp.descriptor_types()[op], (200, lanes) if axis == 0 else (lanes, 200)
+    options = {"softmax_axis": axis, "class_axis": axis, "reduction": "none", "weight": False, "bias": False}
+    desc = cls(input_shape=shape, element="f32", **{k: v for k, v in options.items() if k in cls.model_fields})
+    return desc.replace(layouts=dict(zip((o.name for o in desc.operands() if o.shape == shape), layouts, strict=False)))
+
+
+@pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
+@pytest.mark.parametrize("op", SUMS)
+def test_equal_numerics_are_one_binary(op: str) -> None:
+    """Which elements a thread loads together decides the order of sums, and follows from alignments, strides and, where
+    rows lie side by side, their number. A row claims batch invariance whatever that number is, or never."""
+    binaries: dict[str, set[Any]] = {}
+    claimed = set()
+    for axis in (1,) if "_norm" in op else (0, 1):
+        unit, other = (tp.Layout.strided(unit_axis=a, alignment=16) for a in (axis, 1 - axis))
+        uniform = [(layout,) * 3 for layout in (tp.Layout(alignment=16), NARROW, STRIDED, unit, other)]
+        for row in (r for r in tp.TABLE.rows(op) if r.backend is tp.BackendKind.TRITON):
+            for layouts in (*uniform, (uniform[0][0], STRIDED, STRIDED), (unit, STRIDED), (NARROW,), (STRIDED,)):
+                found = set()
+                for desc in (along(op, axis, lanes, layouts) for lanes in (1, 62, 63, 64)):
+                    claims = all(g.batch_invariant for g in row.guarantee(desc).values())
+                    numerics = row.numerics(desc) if row.supports(desc, H200) else None
+                    assert claims or numerics is None
+                    found.add(numerics)
+                    if numerics is not None:
+                        launches = row.launches(desc, H200)
+                        binaries.setdefault(numerics, set()).add(tuple(launch.source() for launch in launches))
+                assert len(found) == 1, found
+                claimed.add((row.name, axis, *found))
+    assert all(len(sources) == 1 for sources in binaries.values())
+    # Along the last axis all claim it, and along another where nothing is promised that lanes could decide.
+    assert {name for name, axis, numerics in claimed if numerics} == {"rows", "looped", "split"}
+    assert "_norm" in op or any(numerics for _, axis, numerics in claimed if axis == 0)
 
 
 # --- order_invariant ---

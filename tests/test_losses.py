@@ -97,7 +97,7 @@ def problems(
                         found.append(known)
                         desc = build(op, shape, axis, element, **known)
                         yield desc
-                        yield strided(desc) if op != "scale_gradient" else desc.replace(in_place=True)
+                        yield strided(desc)
 
 
 # --- the reference ---
@@ -169,6 +169,7 @@ SPECIAL = {
     "target +inf": [1.0, 0.0, float("inf"), -float("inf")],
     "NaN": [1.0, float("nan"), 0.0, 3.0],
     "far": [1e4, 1e4 - 1, -1e4, 0.0],
+    "huge": [3e38, 3e38, 2.9e38, 3e38],
 }
 
 
@@ -203,6 +204,30 @@ def numerics_are_torchs(row: str | None, target: tp.Target, name: str, smoothing
 @pytest.mark.parametrize("name", SPECIAL)
 def test_infinities_and_nan_as_in_torch(name: str, smoothing: float) -> None:
     numerics_are_torchs(None, CPU, name, smoothing)
+
+
+def far_logits(row: str | None, target: tp.Target, n: int = 1000) -> None:
+    """Smoothed losses of logits around 100,000: the sum of those has lost what the loss is made of."""
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(3, n, generator=g) + 1e5, torch.rand(n, generator=g)
+    for weight in (False, True):
+        options = {"reduction": "none", "label_smoothing": 0.1, "weight": weight}
+        desc = tp.CrossEntropyDescriptor(input_shape=(3, n), element="f32", **options)
+        plan = tp.plan(desc, target=target, preference=None if row is None else tp.PlanPreference(kernel=row))
+        known = {"x": x, "target": torch.arange(3), "weight": w} if weight else {"x": x, "target": torch.arange(3)}
+        placed = args_for(desc, target.device_type, given=known)
+        plan.run(placed.args, tp.Workspace.allocate(plan, target.device_type))
+        wanted = functional.cross_entropy(
+            x.double(), known["target"], w.double() if weight else None, label_smoothing=0.1, reduction="none"
+        )
+        torch.testing.assert_close(placed.host().losses.double(), wanted, rtol=2e-6, atol=0)
+    top = x.max(1).values
+    naive = (top + (x - top[:, None]).exp().sum(1).log()) - x.mean(1)
+    assert float((naive - (x.double().logsumexp(1) - x.double().mean(1))).abs().max()) > 1e-3
+
+
+def test_smoothed_losses_are_of_differences() -> None:
+    far_logits(None, CPU)
 
 
 def all_ignored(row: str, target: tp.Target) -> None:
@@ -246,6 +271,47 @@ def gradients_do_not_depend_on_the_batch(row: str, target: tp.Target) -> None:
         found.append(placed.host().dx)
     assert torch.equal(found[0][4:5], found[1])
     assert torch.equal(found[0][3:], found[2])
+
+
+def padded_gradients(target: tp.Target) -> None:
+    """Of a vocabulary that is padded: what cross_entropy writes over its logits is scaled there, and nothing else."""
+    for element, factor in ((torch.float32, 2.0), (torch.bfloat16, 1.0), (torch.bfloat16, -0.5)):
+        store = torch.randn(5, 2, 48, generator=torch.Generator().manual_seed(0)).to(element).to(target.device_type)
+        before, dx = store.clone(), store[..., :43]
+        args = tp.ScaleGradientArgs(dloss=torch.full((1,), factor, dtype=element, device=dx.device), dx=dx)
+        plan = tp.plan(tp.ScaleGradientDescriptor.from_args(args, in_place=True), target=target)
+        plan.run(args)
+        assert plan.sku().kernel == "rows"
+        assert torch.equal(dx, before[..., :43] * factor)
+        assert torch.equal(store[..., 43:], before[..., 43:])
+
+
+ELEMENTWISE = ("cross_entropy_backward", "nll_loss", "nll_loss_backward")
+
+
+def side_by_side(op: str, target: tp.Target) -> None:
+    """Each element is by itself: with other rows come other tiles and loads, but not other bits."""
+    g = torch.Generator().manual_seed(0)
+    known = {name: torch.randn(64, generator=g) for name in ("dloss", "lse")}
+    known |= {
+        "x": torch.randn(200, 64, generator=g),
+        "target": torch.arange(64),
+        "weight": torch.rand(200, generator=g),
+    }
+    found, numerics = [], set()
+    for rows in (64, 63, 62, 1):
+        desc = build(op, (200, rows), 0, reduction="none", weight=True, label_smoothing=0.1)
+        plan = tp.plan(desc, target=target, preference=tp.PlanPreference(batch_invariant=True))
+        read = {o.name for o in desc.operands() if not o.is_written}
+        part = {name: t if name == "weight" else t[..., :rows] for name, t in known.items() if name in read}
+        placed = args_for(desc, target.device_type, given=part)
+        plan.run(placed.args, tp.Workspace.allocate(plan, target.device_type))
+        (out,) = (getattr(placed.host(), o.name) for o in desc.operands() if o.is_written)
+        found.append(out[..., :1])
+        numerics.add(plan.sku().numerics_id)
+    assert len(numerics) == 1
+    assert found[0].count_nonzero() > 0
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 # --- what is refused ---
@@ -316,6 +382,17 @@ def test_long_rows_and_many_rows_interpreted(op: str, row: str, constant: SetCon
 
 
 @pytest.mark.interpret
+@pytest.mark.parametrize("op", ELEMENTWISE)
+def test_what_adds_nothing_up_is_the_same_beside_any_rows_interpreted(op: str) -> None:
+    side_by_side(op, INTERPRET)
+
+
+@pytest.mark.interpret
+def test_padded_gradients_are_scaled_interpreted() -> None:
+    padded_gradients(INTERPRET)
+
+
+@pytest.mark.interpret
 @pytest.mark.parametrize(("op", "row"), ROWS)
 def test_refusals(op: str, row: str) -> None:
     plan = pinned(build(op, (3, 9), **({"weight": True} if op != "scale_gradient" else {})), row, INTERPRET)
@@ -332,6 +409,8 @@ def test_edges_interpreted(op: str, row: str) -> None:
     all_ignored(row, INTERPRET)
     bad_targets(row, INTERPRET)
     gradients_do_not_depend_on_the_batch(row, INTERPRET)
+    numerics_are_torchs(row, INTERPRET, "huge", 0.1)
+    far_logits(row, INTERPRET)
 
 
 # --- compiled for each architecture ---
@@ -358,8 +437,7 @@ CONFIGURATIONS: tuple[tuple[tuple[int, int], str, dict[str, Any]], ...] = (
 def test_compiles_without_spills(op: str, row: str, arch: str) -> None:
     built = 0
     found = [build(op, size, 1, element, **options) for size, element, options in CONFIGURATIONS]
-    if op != "scale_gradient":
-        found += [strided(build(op, (64, 1024), 1, "bf16")), build(op, (64, 100, 304), 1, "bf16")]
+    found += [strided(build(op, (64, 1024), 1, "bf16")), build(op, (64, 100, 304), 1, "bf16")]
     for desc in found:
         plan = pinned(desc, row, TARGETS[arch])
         if plan is None:
@@ -392,6 +470,8 @@ def test_few_long_rows_are_split_and_many_are_not() -> None:
     for gradient in (False, True):
         for shape, row in (((4, 262144), "split"), ((65536, 256), "rows"), ((8192, 131072), "looped")):
             assert tp.plan(build("cross_entropy", shape, gradient=gradient), target=h200).sku().kernel == row
+        for shape, row in (((1, 262144, 8), "split"), ((8, 262144, 512), "looped")):  # rows that lie side by side
+            assert tp.plan(build("cross_entropy", shape, gradient=gradient), target=h200).sku().kernel == row
 
 
 # --- on a GPU ---
@@ -410,7 +490,7 @@ def test_every_kernel_on_the_gpu(op: str, row: str, element: str) -> None:
             for at, choice in enumerate(CHOICES[number % 2 :: 2]):
                 fields = tp.descriptor_types()[op].model_fields
                 desc = build(op, shape, axis, element, **{k: v for k, v in choice.items() if k in fields})
-                if op != "scale_gradient" and at == number // 2 % 3:
+                if at == number // 2 % 3:
                     desc = strided(desc)
                 plan = pinned(desc, row, target)
                 kinds: tuple[Values, ...] = ("unit", "special") if number < 3 else ("unit",)
@@ -425,20 +505,33 @@ def test_edges_on_the_gpu(op: str, row: str) -> None:
     for name in SPECIAL:
         for smoothing in (0.0, 0.1):
             numerics_are_torchs(row, target, name, smoothing)
+    far_logits(row, target, 1000 if row == "rows" else 20_000)
     all_ignored(row, target)
     bad_targets(row, target)
     gradients_do_not_depend_on_the_batch(row, target)
 
 
 @pytest.mark.gpu
-def test_a_gradient_scaled_by_one_is_left_alone() -> None:
+@pytest.mark.parametrize("op", ELEMENTWISE)
+def test_what_adds_nothing_up_is_the_same_beside_any_rows_on_the_gpu(op: str) -> None:
+    side_by_side(op, tp.Target.current())
+
+
+@pytest.mark.gpu
+def test_padded_gradients_are_scaled_on_the_gpu() -> None:
+    padded_gradients(tp.Target.current())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", ["elements", "rows"])
+def test_a_gradient_scaled_by_one_is_left_alone(row: str) -> None:
     """Not even its bits are moved: NaNs with payloads stay what they are, and so they do nowhere else."""
     bits = torch.randint(-(2**15), 2**15, (1000, 1001), dtype=torch.int16, device="cuda")
     desc = tp.ScaleGradientDescriptor(input_shape=(1000, 1001), element="bf16", in_place=True)
     for factor in (1.0, 2.0):
         dx = bits.clone().view(torch.bfloat16)
         args = tp.ScaleGradientArgs(dloss=torch.tensor([factor], dtype=torch.bfloat16, device="cuda"), dx=dx)
-        tp.plan(desc).run(args)
+        tp.plan(desc, preference=tp.PlanPreference(kernel=row)).run(args)
         assert torch.equal(dx.view(torch.int16), bits) is (factor == 1)
 
 

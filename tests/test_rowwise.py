@@ -152,6 +152,20 @@ def lopsided_rows(target: tp.Target, row: str, n: int) -> None:
     assert check_plan(plan, passes=("unit",), magnitude=TERMS["layer_norm"], given={"x": x}).compared >= 3 * n
 
 
+def ends_of_the_range(target: tp.Target, row: str | None, n: int = 1000) -> None:
+    """Mean squares just above the smallest normal number, without an eps; sums of squares near the largest."""
+    info = torch.finfo(torch.float32)
+    unit = torch.randn(3, n, generator=torch.Generator().manual_seed(0))
+    unit -= unit.mean(1, keepdim=True)
+    unit /= unit.square().mean(1, keepdim=True).sqrt()
+    for op in ("rms_norm", "layer_norm", "l2_norm"):
+        for square in (1.1 * info.smallest_normal, info.max / (4.1 * n)):
+            desc = build(op, (3, n), weight=False, bias=False, eps=0.0)
+            plan = tp.plan(desc, target=target, preference=None if row is None else tp.PlanPreference(kernel=row))
+            given = {"x": unit * square**0.5}
+            assert check_plan(plan, passes=("unit",), magnitude=TERMS[op], given=given).compared >= 3 * n
+
+
 SPECIAL = {
     "all -inf": [-float("inf")] * 4,
     "some -inf": [-float("inf"), 1.0, -float("inf"), 2.0],
@@ -195,6 +209,10 @@ def test_the_variance_is_of_centred_values() -> None:
     far_rows(CPU, None)
 
 
+def test_norms_hold_at_the_ends_of_their_range() -> None:
+    ends_of_the_range(CPU, None)
+
+
 # --- kernels in the interpreter ---
 
 
@@ -204,6 +222,9 @@ def test_the_variance_is_of_centred_values() -> None:
 def test_every_axis_element_and_layout_interpreted(op: str, row: str) -> None:
     compared = 0
     for desc in problems(op, ((5, 17), (2, 3, 9), (3, 1), (1, 5)), ("bf16", "f32")):
+        inner = getattr(desc, "softmax_axis", len(desc.input_shape) - 1) < len(desc.input_shape) - 1  # type: ignore[attr-defined]
+        if row == "split" and inner and desc.element == "f32":  # type: ignore[attr-defined]
+            continue  # a program a row takes the interpreter long: one element stands for both
         plan = pinned(desc, row, INTERPRET)
         compared += 0 if plan is None else check(plan, seed=compared)
     for element in ("f16", "f64"):
@@ -248,6 +269,12 @@ def test_the_variance_is_of_centred_values_interpreted(row: str) -> None:
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("row", ["rows", "looped", "split"])
+def test_norms_hold_at_the_ends_of_their_range_interpreted(row: str) -> None:
+    ends_of_the_range(INTERPRET, row, 1000 if row == "rows" else 9000)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("row", ["rows", "looped", "split"])
 def test_rows_that_begin_unlike_the_rest_interpreted(row: str) -> None:
     lopsided_rows(INTERPRET, row, 1000 if row == "rows" else 20_000)
 
@@ -275,7 +302,9 @@ def test_compiles_without_spills(op: str, row: str, arch: str) -> None:
             assert record.spill_bytes == 0, f"{desc.key}: {record.name} spills {record.spill_bytes}"
             assert record.shared_bytes <= TARGETS[arch].shared_memory
             assert f".target sm_{arch[2:]}" in record.ptx
-            packed = all(o.layout.packed for o in desc.operands())
+            # (Rows that lie side by side are split into columns, whose elements have gaps.)
+            columns = row == "split" and len(desc.input_shape) == 3  # type: ignore[attr-defined]
+            packed = not columns and all(o.layout.packed for o in desc.operands())
             if packed and desc.input_shape[-1] % 16 == 0 and "fold" not in record.name:  # type: ignore[attr-defined]
                 # (layer_norm's loop keeps three values a column: with 8 bytes a thread more programs are resident.)
                 least = (".v2.b32",) if (op, row) == ("layer_norm", "looped") else ()
@@ -312,6 +341,9 @@ def test_few_long_rows_are_split_and_many_are_not(op: str) -> None:
     h200 = TARGETS["sm90a"]
     for shape, row in (((16, 262144), "split"), ((65536, 256), "rows"), ((8192, 8192), "rows")):
         assert tp.plan(build(op, shape, element="bf16"), target=h200).sku().kernel == row
+    if "softmax" in op:  # rows that lie side by side
+        for shape, row in (((262144, 8), "split"), ((16384, 4096), "looped"), ((128, 65536), "rows")):
+            assert tp.plan(build(op, shape, 0, "bf16"), target=h200).sku().kernel == row
 
 
 def test_long_rows_have_the_same_bits_in_few_and_many() -> None:
@@ -349,6 +381,12 @@ def test_infinities_and_nan_on_the_gpu(op: str, row: str, name: str) -> None:
 @pytest.mark.parametrize("row", ["rows", "looped", "split"])
 def test_the_variance_is_of_centred_values_on_the_gpu(row: str) -> None:
     far_rows(tp.Target.current(), row, 1000 if row == "rows" else 20_000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", ["rows", "looped", "split"])
+def test_norms_hold_at_the_ends_of_their_range_on_the_gpu(row: str) -> None:
+    ends_of_the_range(tp.Target.current(), row, 1000 if row == "rows" else 20_000)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from triplan.backends import TABLE, KernelRow, KernelTable
 from triplan.descriptors import AxisField, Descriptor, ShapeField, descriptor_types
 from triplan.errors import InvalidProblem
-from triplan.sku import ArchSku, ElementKind, IndexElementKind, PrecisionGuarantee, Target
+from triplan.sku import ArchSku, ElementKind, IndexElementKind, OpCategory, PrecisionGuarantee, Target
 
 #: One target an architecture: the archs of a row are those whose target its ``supports`` takes.
 TARGETS = {ArchSku.SM80: Target.sm80(), ArchSku.SM90A: Target.sm90a(), ArchSku.CPU: Target.cpu()}
@@ -108,11 +108,12 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     """
     required: dict[str, Any] = {}
     options: dict[str, list[Any]] = {}
+    axes = [1, 0] if cls.category is OpCategory.ROWWISE else [0, 1]  # rows lie along the last axis, as a rule
     for name, info in cls.model_fields.items():
         if name in fixed or name in ("op", "schema_version", "layouts"):
             continue
         axis = any(isinstance(mark, AxisField) for mark in info.metadata)
-        choices = [0, 1] if axis else _choices(info.annotation)
+        choices = axes if axis else _choices(info.annotation)
         if choices:
             default = choices[0] if info.is_required() else info.default
             options[name] = [default, *(c for c in choices if c != default)]

@@ -134,8 +134,9 @@ class _ScaledNorm(_Norm):
 class RmsNormDescriptor(_ScaledNorm):
     """``out = x * rstd * weight`` with ``rstd = 1 / sqrt(mean(x**2) + eps)`` along the last axis (torch's rms_norm).
 
-    ``rstd`` (one a row, in f32, or f64 for f64) is written for the adjoint. As in torch, squares that leave the range
-    of f32 make the row 0.
+    ``rstd`` (one a row, in f32, or f64 for f64) is written for the adjoint. The tolerance holds while
+    ``mean(x**2) + eps`` is a normal number of that element and ``4 * sum(x**2)`` is finite in it. Beyond, rows become 0
+    (large values) or, with an ``eps`` as small as their squares, infinite, as in torch.
     """
 
     op: Literal["rms_norm"] = "rms_norm"
@@ -177,7 +178,10 @@ class LayerNormDescriptor(_ScaledNorm):
     """``out = (x - mean) * rstd * weight + bias`` with ``rstd = 1 / sqrt(var + eps)`` along the last axis, ``var`` of
     centred values (torch's layer_norm).
 
-    ``mean`` and ``rstd`` (one a row, in f32, or f64 for f64) are written for the adjoint.
+    ``mean`` and ``rstd`` (one a row, in f32, or f64 for f64) are written for the adjoint. The tolerance holds while
+    ``var + eps`` is a normal number of that element, ``4 * sum((x - mean)**2)`` is finite in it, and the mean is less
+    than 2**18 standard deviations off zero, or, with a residual, a hundred. Beyond, rows may become 0 (large values),
+    infinite or NaN, as in torch.
     """
 
     op: Literal["layer_norm"] = "layer_norm"
@@ -224,8 +228,9 @@ class LayerNormBackwardDescriptor(_ScaledNorm):
 class L2NormDescriptor(_Norm):
     """``out = x / max(norm, eps)`` with ``norm = sqrt(sum(x**2))`` along the last axis (torch's normalize).
 
-    ``norm`` (one a row, in f32, or f64 for f64) is written for the adjoint. As in torch, squares that leave the range
-    of f32 make the row 0, and an ``eps`` whose square does lets rows of such values become NaN.
+    ``norm`` (one a row, in f32, or f64 for f64) is written for the adjoint. The tolerance holds while ``mean(x**2)``,
+    or ``eps**2`` by the elements of a row, is a normal number of that element, and ``4 * sum(x**2)`` is finite in it.
+    Beyond, rows become 0 (large values), infinite or NaN, as in torch.
     """
 
     op: Literal["l2_norm"] = "l2_norm"

@@ -70,7 +70,7 @@ def is_narrow(desc: Any, block: int) -> bool:
 
 
 def piece(desc: Any) -> Tile:
-    return view(desc).piece(desc.element)
+    return view(desc).piece(desc.element, alone=True)
 
 
 def loop(desc: Any) -> Loop:
@@ -92,7 +92,7 @@ def loop(desc: Any) -> Loop:
 def tile_of(desc: Any) -> Tile:
     """The tile of the adjoint."""
     tile = whole(desc)
-    return piece(desc) if tile is None or tile.block > 4096 else tile
+    return view(desc).piece(desc.element) if tile is None or tile.block > 4096 else tile
 
 
 # --- what may be said ---
@@ -111,20 +111,23 @@ def _steps(kind: str, desc: Any) -> float:
 def forward_guarantee(kind: str, desc: Any) -> Mapping[str, PrecisionGuarantee]:
     """The sum of n exponentials has a relative error of its additions' roundings and of the exponentials': 2 ulp of
     ex2.approx (CUDA C Programming Guide), and three roundings of the argument -d, d times over; weighted by exp(-d)
-    these are at most 3 log n, as an entropy is. Its logarithm has them as an absolute error, beside terms of the size
-    of the maximum and the target's logit. For the gradient: p has that relative error, and of its own argument one of
-    3 d u with p d < 1/2.
+    these are at most 3 log n, as an entropy is. Its logarithm has them as an absolute error, beside roundings of the
+    size of the maximum and the target's logit. What smoothing adds up has terms of differences of two logits, and no
+    more roundings than the sum of exponentials; beside it stands the sum of the classes' weights. For the gradient: p
+    has that relative error, and of its own argument one of 3 d u with p d < 1/2.
     """
     element, compute = desc.element, desc.element.compute
     total = _steps(kind, desc) + 3 * math.log(max(view(desc).n, 2)) + 16
     rows = losses.over_rows(desc)
-    of_rows = losses.guarantee(compute, compute, 4, 2 * total, True, False)
+    invariant = view(desc).invariant
+    absolute = total + 4 + losses.over_classes(desc)
+    of_rows = losses.guarantee(compute, compute, 4, absolute, invariant, False)
     found = {"losses": of_rows, "lse": of_rows}
     if desc.reduced:
-        found["loss"] = losses.guarantee(element, compute, rows, 2 * total + rows, False, False)
+        found["loss"] = losses.guarantee(element, compute, rows, absolute + rows, False, False)
     if desc.gradient:
         exact = losses.counts_exactly(desc)
-        batch = desc.reduction == "sum"
+        batch = desc.reduction == "sum" and invariant
         gradient = losses.guarantee(element, compute, total + 16 + (0 if exact else rows), total + 24, batch, False)
         found["x" if desc.in_place else "dx"] = gradient
     return {**found, **losses.status_guarantee(desc)}
@@ -134,16 +137,14 @@ def backward_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
     """exp(x - lse) has roundings of the difference, at most of the size of lse where the exponential is not small, and
     those of ``forward_guarantee``."""
     exact = losses.counts_exactly(desc)
-    smoothed = losses.smooths(desc) and desc.weight
-    rows = 0 if exact else losses.over_rows(desc)
-    classes = view(desc).n // losses.CLASSES + losses.CLASSES // 512 + 16 if smoothed else 0
+    rows, classes = 0 if exact else losses.over_rows(desc), losses.over_classes(desc)
     found = losses.guarantee(
         desc.element,
         desc.element.compute,
         24 + rows + classes,
         24 + classes,
         not losses.is_mean(desc),
-        exact and not smoothed,
+        exact and not classes,
     )
     return {"dx": found, **losses.status_guarantee(desc)}
 
@@ -170,8 +171,6 @@ def looped_applies(desc: Any, target: Target) -> Support:
 
 def split_applies(desc: Any, target: Target) -> Support:
     r = view(desc)
-    if r.across:
-        return Support.no("rows lie side by side: their elements are read together")
     if _blocks(desc) > MOST_BLOCKS:
         return Support.no(f"rows have {_blocks(desc)} blocks; at most {MOST_BLOCKS} are added up at once")
     return _fits(r.count * _blocks(desc), desc)
@@ -216,7 +215,8 @@ def _programs_us(programs: int, warps: int, target: Target) -> float:
 
 
 def split_rank(desc: Any, target: Target) -> float:
-    r, blocks, size = view(desc), _blocks(desc), _row_bytes(desc)
+    r, blocks = view(desc), _blocks(desc)
+    size = r.sectors(desc.element) * _row_bytes(desc)
     found = losses.sums_us(desc) + waves_us(r.count * blocks, size / blocks, target)
     found += _programs_us(r.count * blocks, piece(desc).warps, target)
     found += waves_us(r.count * (blocks if desc.gradient else 1), size / blocks if desc.gradient else 64, target)
@@ -323,10 +323,16 @@ def _workspace(desc: Any, target: Target) -> int:
     return losses.scratch(desc)[1]
 
 
-def _numerics(kind: str, tiled: Callable[[Any], Any], desc: Any) -> str:
+def _numerics(kind: str, tiled: Callable[[Any], Any], desc: Any) -> str | None:
     tile = tiled(desc)
     shape = f"{tile.rows}x{tile.block}" if isinstance(tile, Tile) else f"{tile.rows}x{tile.cols}x{tile.vec}"
-    return f"{desc.op}.{kind}.{desc.element}.{shape}w{tile.warps}.v1"
+    return view(desc).numerics(f"{desc.op}.{kind}.v1.{desc.element}.{shape}w{tile.warps}", desc.operands())
+
+
+def _backward_numerics(desc: Any) -> str:
+    """Each element is by itself: neither tile nor load changes it. Only classes' weights are added up."""
+    weight = desc.operand("weight").alignment if losses.smooths(desc) and desc.weight else 0
+    return f"{desc.op}.blocks.v1.{desc.element}" + (f".weight{min(weight, 16)}" if weight else "")
 
 
 def _register() -> None:
@@ -358,7 +364,7 @@ def _register() -> None:
         supports=blocks_apply,
         rank=blocks_rank,
         workspace=_workspace,
-        numerics=partial(_numerics, "blocks", tile_of),
+        numerics=_backward_numerics,
         **common,
     )(_blockwise)
 

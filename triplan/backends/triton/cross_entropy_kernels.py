@@ -33,12 +33,26 @@ def parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH: tl.constexpr, CO
 
 
 @triton.jit
-def loss_of(v, top, total, plain, kept, picked, spread, whole, SMOOTH: tl.constexpr):
-    """A row's loss from its target's logit, maximum, sum of exponentials, and sum of weighted logits."""
+def shift_of(mine):
+    """What is taken off logits before they are weighted and added up, where the maximum is not yet known: the target's,
+    if finite. The loss is of differences: sums of the logits themselves would lose what they have in common."""
+    return tl.where(tl.abs(mine) < float("inf"), mine, 0.0)
+
+
+@triton.jit
+def plain_of(v, shift, weight, col, kept, n, axis: tl.constexpr, COMPUTE: tl.constexpr):
+    """The sum of weighted logits, less ``shift`` each."""
+    weights = weights_at(weight, col, col < n, COMPUTE)
+    return tl.sum(tl.where(kept & (col < n), (v - shift) * weights, 0.0), axis)
+
+
+@triton.jit
+def loss_of(v, top, total, plain, shift, kept, picked, spread, whole, SMOOTH: tl.constexpr):
+    """A row's loss from its target's logit, maximum, sum of exponentials, and what ``plain_of`` gave."""
     log_total = tl.log(total)
     loss = picked * (log_total - (v - top))
     if SMOOTH:
-        loss += spread * (whole * (top + log_total) - plain)
+        loss += spread * (whole * ((top - shift) + log_total) - plain)
     return tl.where(kept, loss, 0.0)
 
 
@@ -144,9 +158,8 @@ def cross_entropy_rows_kernel(
     total = tl.sum(exponential(v - subtracted(top)), 1, keep_dims=True)
     plain = 0.0
     if SMOOTH:
-        weights = weights_at(weight, col, col < n, COMPUTE)
-        plain = tl.sum(tl.where(kept & (col < n), v * weights, 0.0), 1, keep_dims=True)
-    tl.store(losses + row, loss_of(mine, top, total, plain, kept, picked, spread, whole, SMOOTH), mask=inside)
+        plain = plain_of(v, top, weight, col, kept, n, 1, COMPUTE)[:, None]
+    tl.store(losses + row, loss_of(mine, top, total, plain, top, kept, picked, spread, whole, SMOOTH), mask=inside)
     tl.store(lse + row, top + tl.log(total), mask=inside)
     if GRAD:
         factor = tl.where(kept, scale * (picked + spread * whole) / total, 0.0)
@@ -163,15 +176,14 @@ def cross_entropy_rows_kernel(
 
 
 @triton.jit
-def absorbed(v, col, n, kept, top, total, plain, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
-    """Maxima, sums of exponentials and sums of weighted logits, with those of a block added: [rows, cols] each."""
+def absorbed(v, col, n, kept, top, total, plain, shift, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
+    """Maxima, sums of exponentials and of weighted logits less ``shift``, with a block's added: [rows, cols] each."""
     v = v.to(COMPUTE)
     new = tl.maximum(top, tl.max(v, 2))
     base = subtracted(new)
     total = total * exponential(top - base) + tl.sum(exponential(v - base[:, :, None]), 2)
     if SMOOTH:
-        weights = weights_at(weight, col, col < n, COMPUTE)
-        plain += tl.sum(tl.where(kept & (col < n), v * weights, 0.0), 2)
+        plain += plain_of(v, shift, weight, col, kept, n, 2, COMPUTE)
     return new, total, plain
 
 
@@ -231,14 +243,15 @@ def cross_entropy_looped_kernel(
     top = tl.full((ROWS, COLS), -float("inf"), COMPUTE)
     total = tl.zeros((ROWS, COLS), COMPUTE)
     plain = tl.zeros((ROWS, COLS), COMPUTE)
+    shift = shift_of(mine)
     for start in range(0, tl.where(any_kept, steps, 0) * WIDTH, WIDTH):
         col = start + within
         v = read_block(from_row, col, x_strides[2], n, read, KEEP)
-        top, total, plain = absorbed(v, col, n, read, top, total, plain, weight, SMOOTH, COMPUTE)
+        top, total, plain = absorbed(v, col, n, read, top, total, plain, shift[:, None, None], weight, SMOOTH, COMPUTE)
     tops = tl.max(top, 1)
     totals = tl.sum(total * exponential(top - subtracted(tops)[:, None]), 1)
     plains = tl.sum(plain, 1)
-    tl.store(losses + row, loss_of(mine, tops, totals, plains, kept, picked, spread, whole, SMOOTH), mask=inside)
+    tl.store(losses + row, loss_of(mine, tops, totals, plains, shift, kept, picked, spread, whole, SMOOTH), mask=inside)
     tl.store(lse + row, tops + tl.log(totals), mask=inside)
     if GRAD:
         # Where the gradient goes over x, every thread has its row's target by now.

@@ -9,7 +9,14 @@ Arguments and the gradient as in ``cross_entropy_kernels``.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.cross_entropy_kernels import gradient_of, loss_of, parts_of, weights_at
+from triplan.backends.triton.cross_entropy_kernels import (
+    gradient_of,
+    loss_of,
+    parts_of,
+    plain_of,
+    shift_of,
+    weights_at,
+)
 from triplan.backends.triton.loss_kernels import share_of, targets_of
 from triplan.backends.triton.rows_kernels import along, exponential, rows_of
 from triplan.backends.triton.softmax_kernels import subtracted
@@ -49,8 +56,8 @@ def cross_entropy_partial_kernel(
     tl.store(tops + tl.program_id(0), top)
     tl.store(totals + tl.program_id(0), tl.sum(exponential(v - subtracted(top)), 0))
     if SMOOTH:
-        weights = weights_at(weight, col, col < n, COMPUTE)
-        tl.store(plains + tl.program_id(0), tl.sum(tl.where(live, v * weights, 0.0), 0))
+        mine = tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+        tl.store(plains + tl.program_id(0), plain_of(v, shift_of(mine), weight, col, kept, n, 0, COMPUTE))
     if block == 0:
         tl.store(mines + row, tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
 
@@ -109,7 +116,8 @@ def cross_entropy_finish_kernel(
     picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
     if block == 0:
         mine = tl.load(mines + row)
-        tl.store(losses + row, loss_of(mine, top, total, plain, kept, picked, spread, whole, SMOOTH))
+        loss = loss_of(mine, top, total, plain, shift_of(mine), kept, picked, spread, whole, SMOOTH)
+        tl.store(losses + row, loss)
         tl.store(lse + row, top + tl.log(total))
     if GRAD:
         scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)

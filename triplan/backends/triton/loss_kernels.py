@@ -237,3 +237,39 @@ def scale_gradient_kernel(
         v = tl.load(unscaled + at, mask=at < numel, other=0.0).to(COMPUTE)
         tl.store(dx + at, (v * factor).to(dx.dtype.element_ty), mask=at < numel)
         start += step
+
+
+@triton.jit
+def scale_gradient_rows_kernel(
+    dloss,
+    unscaled,
+    dx,
+    unscaled_strides,
+    dx_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    tiles,
+    IN_PLACE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The same by rows, of whatever strides."""
+    factor = tl.load(dloss).to(COMPUTE)
+    columns = tl.cdiv(n, BLOCK)
+    last = tiles
+    if IN_PLACE:
+        if factor == 1.0:
+            last = 0
+    for tile in range(tl.program_id(0), last, tl.num_programs(0)):
+        group = tile // columns
+        outer = group // blocks
+        lane = lanes_of(group, blocks, ROWS)
+        col = (tile % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        live = (lane < lanes) & (col < n)
+        at = rows_of(unscaled, unscaled_strides, outer, sizes, lane) + along(col, unscaled_strides[2])
+        to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
+        v = tl.load(at, mask=live, other=0.0).to(COMPUTE)
+        tl.store(to, (v * factor).to(dx.dtype.element_ty), mask=live)

@@ -214,6 +214,11 @@ def over_rows(desc: Any) -> int:
     return 2 * (per_thread + 16 + PARTS // 32) if desc.reduced else 0
 
 
+def over_classes(desc: Any) -> int:
+    """Roundings of the sum of the classes' weights, where there is one."""
+    return view(desc).n // CLASSES + CLASSES // 512 + 16 if smooths(desc) and desc.weight else 0
+
+
 def counts_exactly(desc: Any) -> bool:
     """Whether what a gradient is divided by is the same in any order of rows: a number of them that f32 holds."""
     return not is_mean(desc) or (desc.reduction == "mean" and not desc.weight and view(desc).count < 2**24)

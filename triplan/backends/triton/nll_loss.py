@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from triplan.backends.launch import Arg, Int, Launch
@@ -10,7 +11,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton import loss_kernels as kernels
 from triplan.backends.triton import loss_launch as losses
 from triplan.backends.triton.loss_launch import arguments, constants, launch, view
-from triplan.backends.triton.rows_launch import BYTES_PER_US, LAUNCH_US, TL, Tile, values, waves_us
+from triplan.backends.triton.rows_launch import BYTES_PER_US, LAUNCH_US, TL, Rows, Tile, values, waves_us
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
 #: Rows of one program of nll_loss; elements of a block of scale_gradient, and blocks of a multiprocessor at a time.
@@ -93,7 +94,7 @@ def _numerics(desc: Any) -> str:
 
 def _packed(desc: Any, target: Target) -> Support:
     for o in desc.operands():
-        if not o.layout.packed:
+        if not o.layout.packed and o.numel > 1:
             return Support.no(f"{o.name} is not promised packed")
     return SUPPORTED
 
@@ -101,6 +102,26 @@ def _packed(desc: Any, target: Target) -> Support:
 def _scale_rank(desc: Any, target: Target) -> float:
     nbytes: int = desc.operand("dx").nbytes
     return LAUNCH_US + 2 * nbytes / BYTES_PER_US
+
+
+@lru_cache(maxsize=4096)
+def _lines(desc: Any) -> tuple[Rows, Tile, int]:
+    """The rows along the last axis, what a program scales at a time, and how many of those there are."""
+    r = Rows([o for o in desc.operands() if o.name != "dloss"], len(desc.input_shape) - 1)
+    tile = r.whole(desc.element, BLOCK) or r.piece(desc.element)
+    return r, tile, r.programs(tile.rows) * -(-r.n // tile.block)
+
+
+def _in_lines(desc: Any, target: Target) -> Support:
+    if not desc.input_shape:
+        return Support.no("a scalar has no rows")
+    if _lines(desc)[2] >= 2**31:
+        return Support.no(f"{_lines(desc)[2]} blocks of rows; at most 2**31 - 1 are counted")
+    return SUPPORTED
+
+
+def _lines_rank(desc: Any, target: Target) -> float:
+    return 1.2 * _scale_rank(desc, target)  # addresses are computed, and loads may be narrow
 
 
 def _scale(desc: Any, target: Target) -> list[Launch]:
@@ -113,6 +134,22 @@ def _scale(desc: Any, target: Target) -> list[Launch]:
     args["numel"] = Int(out.numel, out.numel >= 2**31 - 2**16, 16 if out.numel % 16 == 0 else 1)
     constexprs = {"IN_PLACE": desc.in_place, "COMPUTE": TL[desc.element.compute], "BLOCK": BLOCK}
     return [Launch(kernels.scale_gradient_kernel, grid, args, constexprs, 16)]
+
+
+def _scale_lines(desc: Any, target: Target) -> list[Launch]:
+    r, tile, tiles = _lines(desc)
+    if r.count * r.n == 0:
+        return []
+    args: dict[str, Arg] = {**r.arguments(tile.rows), "tiles": Int(tiles)}
+    for o in desc.operands():
+        args[o.name] = values(o)
+        if o.name != "dloss":
+            args[f"{o.name}_strides"] = r.strides(o)
+    for name in ("unscaled", "unscaled_strides"):
+        args.setdefault(name, args[name.replace("unscaled", "dx")])
+    constexprs = {"IN_PLACE": desc.in_place, "COMPUTE": TL[desc.element.compute], "ROWS": tile.rows}
+    grid = min(tiles, RESIDENT * max(target.sm_count, 1))
+    return [Launch(kernels.scale_gradient_rows_kernel, grid, args, {**constexprs, "BLOCK": tile.block}, tile.warps)]
 
 
 def _register() -> None:
@@ -128,16 +165,20 @@ def _register() -> None:
     kernel(op="nll_loss_backward", name="blocks", guarantee=backward_guarantee, rank=_backward_rank, **common)(
         _backward
     )
-    kernel(
-        op="scale_gradient",
-        name="elements",
-        elements=losses.ELEMENTS,
-        guarantee=scale_guarantee,
-        supports=_packed,
-        rank=_scale_rank,
-        numerics=_numerics,
-        layout=losses.layout,
-    )(_scale)
+    for name, build, supports, rank in (
+        ("elements", _scale, _packed, _scale_rank),
+        ("rows", _scale_lines, _in_lines, _lines_rank),
+    ):
+        kernel(
+            op="scale_gradient",
+            name=name,
+            elements=losses.ELEMENTS,
+            guarantee=scale_guarantee,
+            supports=supports,
+            rank=rank,
+            numerics=_numerics,
+            layout=losses.layout,
+        )(build)
 
 
 _register()

@@ -150,7 +150,7 @@ def guarantee(
             roundings = (3 if is_centred(desc) else 2) * (depth + 12) + looped
             relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
             squares = view(desc).n if o.name == "norm" else 0
-            found[o.name] = _guarantee(o.element, compute, roundings, relative, True, squares)
+            found[o.name] = _guarantee(o.element, compute, roundings, relative, view(desc).invariant, squares)
     return found
 
 
@@ -270,10 +270,11 @@ def folds_of(desc: Any, rows: int, most: int = LINES, overlaps: bool = False) ->
     return [launch_of(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS, overlaps=overlaps)]
 
 
-def numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str:
+def numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str | None:
     tile = tiled(desc)
     assert tile is not None
-    return f"{desc.op}.{kind}.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}.v2"
+    name = f"{desc.op}.{kind}.v2.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}"
+    return view(desc).numerics(name, desc.operands())
 
 
 def layout(desc: Any) -> str:

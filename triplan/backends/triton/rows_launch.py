@@ -44,6 +44,8 @@ class Rows:
         outer: points of the other dimensions.
         unit: whether each row is contiguous in every operand.
         across: whether instead neighbouring rows lie side by side in every operand.
+        invariant: whether a row is read alike however many others there are, by what operands are promised to be:
+            extents of the batch then decide no load's width, and so no sum's order.
     """
 
     def __init__(self, operands: Sequence[Operand], axis: int, in_order: bool = False) -> None:
@@ -66,6 +68,10 @@ class Rows:
         self.count = self.lanes * self.outer
         self.unit = all(self._step(o, axis) is None for o in operands)
         self.across = not self.unit and bool(groups) and all(self._step(o, groups[-1][-1]) is None for o in operands)
+        # (Along an inner axis of a packed operand, steps are multiples of the rows that lie side by side, if any do.)
+        self.invariant = all(
+            axis == len(shape) - 1 if o.layout.packed else o.layout.unit_axis in (None, axis) for o in operands
+        )
 
     def _step(self, o: Operand, axis: int) -> Arg:
         """The stride along an axis; None where it is known to be 1."""
@@ -83,6 +89,20 @@ class Rows:
         apart = power_of_two_in(self.n) if o.layout.packed else 1
         lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, True, apart)
         return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
+
+    def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
+        """``name``, which says all else that decides bits, with what operands are promised to be: it decides how many
+        neighbours a thread loads at once, and adds up first. None where the batch decides too."""
+        if not self.invariant:
+            return None
+        found = {o.name: self._promise(o) for o in operands}
+        if len(set(found.values())) == 1:  # one more operand of the same kind changes nothing
+            return f"{name}.{next(iter(found.values()))}"
+        return f"{name}.{','.join(f'{operand}={promise}' for operand, promise in found.items())}"
+
+    def _promise(self, o: Operand) -> str:
+        kind = "packed" if o.layout.packed else "strided" if o.layout.unit_axis is None else "unit"
+        return f"{kind}{min(o.alignment, 16)}"
 
     def arguments(self, rows: int) -> dict[str, Arg]:
         """Sizes, for programs of ``rows`` rows each."""
@@ -128,9 +148,10 @@ class Rows:
         """Bytes of registers that an element takes as it is loaded: where rows have gaps, those of its address."""
         return element.itemsize if self.unit else 8
 
-    def piece(self, element: ElementKind, operands: int = 1) -> Tile:
-        """The tile that walks along rows of any length, holding so many operands at a time."""
-        if self.across:
+    def piece(self, element: ElementKind, operands: int = 1, alone: bool = False) -> Tile:
+        """The tile that walks along rows of any length, holding so many operands at a time; ``alone``: of one row, even
+        where rows lie side by side."""
+        if self.across and not alone:
             rows = across_rows(element)
             return Tile(rows, 4096 // rows, warps_for(4096, element.itemsize))
         size = self._size(element)
@@ -154,6 +175,10 @@ class Rows:
     def unroll(self, tile: Tile, most: int = 4) -> int:
         """Tiles of one row to have on their way at a time."""
         return most if self.unit and tile.block * most <= self.n else 1
+
+    def sectors(self, element: ElementKind) -> int:
+        """How often memory's sectors of 32 bytes are read if each program reads one row."""
+        return min(self.lanes, max(32 // element.itemsize, 1)) if self.across else 1
 
     def vector(self, element: ElementKind, tile: Tile) -> int:
         """Neighbours in a row that one thread loads at once."""

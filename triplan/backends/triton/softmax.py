@@ -65,8 +65,8 @@ def is_backward(desc: Any) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _guarantee(element: ElementKind, depth: int, exponential: bool) -> PrecisionGuarantee:
-    """``depth``: additions that a term of the sum passes through.
+def _guarantee(element: ElementKind, depth: int, exponential: bool, batch: bool) -> PrecisionGuarantee:
+    """``depth``: additions that a term of the sum passes through; ``batch``: the same ones in every batch.
 
     An exponential of -d has, beside its own error (2 ulp of ex2.approx, CUDA C Programming Guide), that of its
     argument: one rounding each of x - max, of the product with log2(e) and of that constant, d times over; a result
@@ -83,7 +83,7 @@ def _guarantee(element: ElementKind, depth: int, exponential: bool) -> Precision
         accumulator=compute,
         deterministic=True,
         bit_stable_on_same_hardware=True,
-        batch_invariant=True,
+        batch_invariant=batch,
         order_invariant=False,
         tolerance=Tolerance(
             rtol=error + (final if compute is not element else 0.0),
@@ -104,7 +104,8 @@ def guarantee(tiled: Callable[[Any], Tile | None], desc: Any) -> Mapping[str, Pr
     tile = tiled(desc) or piece(desc)
     exponential = desc.op != "softmax_backward"
     (out,) = (o.name for o in desc.operands() if o.is_written)
-    return {out: _guarantee(desc.element, depth(tile, view(desc).n), exponential)}
+    r = view(desc)
+    return {out: _guarantee(desc.element, depth(tile, r.n), exponential, r.invariant)}
 
 
 # --- when they apply, and what they cost ---
@@ -118,7 +119,7 @@ def whole(desc: Any) -> Tile | None:
 
 
 def piece(desc: Any) -> Tile:
-    return view(desc).piece(desc.element, 2 if is_backward(desc) else 1)
+    return view(desc).piece(desc.element, 2 if is_backward(desc) else 1, alone=True)
 
 
 def walk(desc: Any) -> Tile:
@@ -144,8 +145,6 @@ def looped_applies(desc: Any, target: Target) -> Support:
 
 def split_applies(desc: Any, target: Target) -> Support:
     r = view(desc)
-    if r.across:
-        return Support.no("rows lie side by side: their elements are read together")
     if _blocks(desc) > MOST_BLOCKS:
         return Support.no(f"rows have {_blocks(desc)} blocks; at most {MOST_BLOCKS} are added up at once")
     return _fits(r.count * _blocks(desc))
@@ -177,9 +176,8 @@ def looped_rank(desc: Any, target: Target) -> float:
 
 
 def split_rank(desc: Any, target: Target) -> float:
-    r = view(desc)
-    moved, read = _bytes(desc)
-    blocks = _blocks(desc)
+    r, blocks = view(desc), _blocks(desc)
+    moved, read = (r.sectors(desc.element) * nbytes for nbytes in _bytes(desc))
     first = waves_us(r.count * blocks, read / max(blocks, 1), target)
     return first + waves_us(r.count * blocks, (moved - read) / max(blocks, 1), target) + again_us(r.count * read)
 
@@ -273,10 +271,11 @@ def _split(desc: Any, target: Target) -> list[Launch]:
     ]
 
 
-def _numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str:
+def _numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str | None:
     tile = tiled(desc)
     assert tile is not None
-    return f"{desc.op}.{kind}.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}.v2"
+    name = f"{desc.op}.{kind}.v2.{desc.element}.{tile.rows}x{tile.block}w{tile.warps}"
+    return view(desc).numerics(name, desc.operands())
 
 
 def layout(desc: Any) -> str:
