@@ -175,7 +175,8 @@ def test_equal_numerics_are_one_binary(op: str) -> None:
     claimed = set()
     for axis in (1,) if "_norm" in op else (0, 1):
         unit, other = (tp.Layout.strided(unit_axis=a, alignment=16) for a in (axis, 1 - axis))
-        uniform = [(layout,) * 3 for layout in (tp.Layout(alignment=16), NARROW, STRIDED, unit, other)]
+        apart = unit.model_copy(update={"stride_multiple": 4})
+        uniform = [(layout,) * 3 for layout in (tp.Layout(alignment=16), NARROW, STRIDED, unit, other, apart)]
         for row in (r for r in tp.TABLE.rows(op) if r.backend is tp.BackendKind.TRITON):
             for layouts in (*uniform, (uniform[0][0], STRIDED, STRIDED), (unit, STRIDED), (NARROW,), (STRIDED,)):
                 found = set()

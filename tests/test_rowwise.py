@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -311,6 +312,20 @@ def test_compiles_without_spills(op: str, row: str, arch: str) -> None:
                 vectors = (".v4.b32", ".v2.b64", *least)
                 assert any(v in record.ptx for v in vectors), f"{desc.key}: {record.name}: no vectors"
     assert built > 4
+
+
+@NOT_INTERPRETING
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_rows_with_gaps_between_them_are_read_by_vectors(op: str, row: str) -> None:
+    desc = build(op, (64, 1024), element="bf16")
+    gaps = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+    whole = {o.name: gaps for o in desc.operands() if o.shape == desc.input_shape}  # type: ignore[attr-defined]
+    widths = []
+    for made in (desc, desc.replace(layouts=whole)):
+        plan = pinned(made, row, TARGETS["sm90a"])
+        assert plan is not None
+        widths.append([re.findall(r"ld\.global\S*\.v(\d)\.b32", found.ptx) for found in plan.compile()])
+    assert widths[0] == widths[1] != [[]]
 
 
 @NOT_INTERPRETING

@@ -80,13 +80,13 @@ class Rows:
         if o.layout.packed:
             known = packed_strides(o.shape)[axis]
             return None if known == 1 else Int(known, True, power_of_two_in(known))
-        return None if o.layout.unit_axis == axis else Stride(o.name, axis)
+        return None if o.layout.unit_axis == axis else Stride(o.name, axis, divisibility=o.layout.stride_multiple)
 
     def strides(self, o: Operand) -> Arg:
         """(outer strides, lane stride, step along the row) of ``o``."""
         outer = [self._step(o, g[-1]) or Int(1, True) for g in self._groups[:-1]]
         # A lone row promises what neighbours would: a load's width, and with it the order of a sum, follows from that.
-        apart = power_of_two_in(self.n) if o.layout.packed else 1
+        apart = power_of_two_in(self.n) if o.layout.packed else o.layout.stride_multiple
         lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, True, apart)
         return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
 
@@ -102,7 +102,8 @@ class Rows:
 
     def _promise(self, o: Operand) -> str:
         kind = "packed" if o.layout.packed else "strided" if o.layout.unit_axis is None else "unit"
-        return f"{kind}{min(o.alignment, 16)}"
+        multiple = f"x{o.layout.stride_multiple}" if o.layout.stride_multiple > 1 else ""
+        return f"{kind}{min(o.alignment, 16)}{multiple}"
 
     def arguments(self, rows: int) -> dict[str, Arg]:
         """Sizes, for programs of ``rows`` rows each."""
