@@ -26,6 +26,8 @@ ACTIVATIONS = {
 }
 #: Rows of tiles whose programs run together: with 128 rows a tile, 8 by 16 of them fill a card and share its L2 cache.
 GROUP_M = 8
+#: What is less is counted in 31 bits: a counter passes its bound by up to a step.
+COUNTED = 2**31 - 2**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def vector(itemsize: int) -> int:
 def extent(value: int, itemsize: int) -> Int:
     """``value`` with what vector loads under a mask need to know of it, in three degrees: few binaries."""
     known = next(d for d in (16, vector(itemsize), 1) if value % d == 0)
-    return Int(value, wide=value >= 2**31, divisibility=known)
+    return Int(value, wide=value >= COUNTED, divisibility=known)
 
 
 def pointer(o: Operand) -> Ptr:

@@ -137,7 +137,7 @@ def split_rank(desc: MatrixProductDescriptor, target: Target) -> float:
 def split_applies(desc: MatrixProductDescriptor, target: Target) -> Support:
     most = PIECES[-1] * max(launching.programs_of(desc, split.tile) for split in splits_of(desc, target))
     sums = math.prod(desc.lead) * -(-desc.m // SUM_M) * -(-desc.n // SUM_N)
-    if max(most, sums, desc.k + 256) < 2**31:
+    if max(most, sums) < 2**31 and desc.k < launching.COUNTED:
         return SUPPORTED
     return Support.no(f"up to {max(most, sums)} programs for k = {desc.k}; both are counted in 31 bits")
 
