@@ -250,7 +250,9 @@ def test_compiles_whole(name: str, dynamic: bool, backend: str, device: str) -> 
         (lambda x: F.addmm(x(1, 1, 5), x(2, 3), x(3, 5)), "cannot be expanded"),
         (lambda x: F.linear(x(2, 3), x(5, 4)), "cannot be multiplied"),
         (lambda x: F.linear(x(2, 3), x(5, 3), x(4)), "bias"),
-        (lambda x: F.linear(x(2, 3), x(3)), "matrix"),
+        (lambda x: F.linear(x(2, 3), x(3), x(1)), "matrix"),
+        (lambda x: F.linear(x(2, 3), x(5, 3), x(3, 5)), "expanded"),
+        (lambda x: F.linear(x(2, 3), x(5, 3), x(1, 1, 5)), "size"),
     ],
 )
 def test_what_does_not_fit(call: Callable[..., Any], match: str, device: str) -> None:

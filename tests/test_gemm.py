@@ -286,18 +286,6 @@ def test_the_hopper_row_says_why_it_is_not_taken() -> None:
         tp.plan(taken, target=TARGETS["sm90a"], preference=tp.PlanPreference(kernel="wgmma", exclude=("tma",)))
 
 
-def test_batch_invariance_takes_one_tile_for_every_number_of_rows() -> None:
-    preference = tp.PlanPreference(batch_invariant=True)
-    tiles = set()
-    for m in (1, 16, 64, 512, 8192):
-        desc = tp.GemmDescriptor(m=m, n=4096, k=4096, element="bf16")
-        plan = tp.plan(desc, preference=preference, target=TARGETS["sm90a"])
-        assert plan.sku().kernel == "tiles_invariant"
-        (launch,) = plan.launches
-        tiles.add(tuple(launch.constexprs[f"BLOCK_{x}"] for x in "MNK"))
-    assert len(tiles) == 1
-
-
 # --- on the GPU ---
 
 #: Less than a block, a few of them, and more tiles than multiprocessors, none a multiple of anything but 8.

@@ -207,19 +207,6 @@ def test_every_ring_compiles_without_spills() -> None:
     assert beside == {True, False}
 
 
-def test_batch_invariance_takes_one_tile_for_every_number_of_rows() -> None:
-    preference, tiles = tp.PlanPreference(batch_invariant=True), set()
-    for m in (1, 64, 8192):
-        desc = backward(m, 4096, 1024, "bf16", (1, 0, 0))
-        plan = tp.plan(desc, preference=preference, target=TARGETS["sm90a"])
-        assert plan.sku().kernel == "tiles_invariant"
-        (launch,) = plan.launches
-        tiles.add(tuple(launch.constexprs[f"BLOCK_{x}"] for x in "MNK"))
-    assert len(tiles) == 1
-    with pytest.raises(tp.Unsupported, match="batch"):  # rows are what db and dbias sum
-        tp.plan(desc.replace(wants_dbias=True), preference=preference, target=TARGETS["sm90a"])
-
-
 @compiles
 @pytest.mark.parametrize("row", ROWS)
 def test_a_thousand_shapes_compile_a_handful_of_kernels(row: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ def test_a_configuration_that_is_gone_or_too_large_is_passed_over() -> None:
     plan = tp.plan(GEMM, target=H200, tuning=table(GEMM, times), preference=most)
     assert plan.workspace_size() == ways[small].workspace
     assert plan.candidates[0].cost_us == 0.3
+    assert "2 times; no such kernel or way: split_k gone" in plan.explain()
+    bare = tp.plan(GEMM, target=H200)
+    unknown = tp.plan(GEMM, target=H200, tuning=table(GEMM, {"no_such_row": 0.1, "no_such_row way": 0.2}))
+    assert unknown.launches == bare.launches
+    assert "0 times; no such kernel or way: no_such_row, no_such_row way" in unknown.explain()
+
+
+@pytest.mark.parametrize("us", [float("nan"), float("inf"), -1.0])
+def test_times_are_finite_and_not_negative(us: float, tmp_path: Path) -> None:
+    with pytest.raises(tp.InvalidProblem, match="times"):
+        table(GEMM, {"tiles": us})
+    path = tmp_path / "tuning.json"
+    table(GEMM, {"tiles": 0.5}).save(path)
+    path.write_text(path.read_text().replace("0.5", json.dumps(us)))
+    with pytest.raises(tp.InvalidProblem, match=r"tuning\.json"):
+        tp.TuningTable.load(path)
 
 
 def test_batch_invariant_plans_do_not_see_the_table() -> None:
@@ -105,6 +122,35 @@ def test_another_model_of_gpu_is_a_miss(tmp_path: Path, monkeypatch: pytest.Monk
     assert tp.plan(GEMM, target=H200, tuning=at_home).sku().kernel == "tiles"
     assert plan.tuning is not None
     assert plan.tuning.digest != at_home.digest
+    plan.tuning.save(path)
+    assert "foreign" not in path.read_text()
+
+
+def test_another_model_of_gpu_is_a_miss_however_the_table_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a file of plans, or a pickled one; and on its way back it holds again."""
+    path, cache = tmp_path / "plans.json", tp.PlanCache()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("triplan.facade.cache._driver", lambda: "1")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H100")
+    plan = cache.get(GEMM, target=H200, tuning=table(GEMM, {"tiles": 0.5}, device="NVIDIA H100"))
+    assert plan.sku().kernel == "tiles"
+    cache.save(path)
+    pickled = pickle.dumps(plan)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H200")
+    (entry,) = tp.PlanCache().load(path).entries
+    assert entry.verdict == "changed"
+    there = pickle.loads(pickled)
+    assert there.sku().kernel != "tiles"
+    assert "measured on NVIDIA H100, here is NVIDIA H200" in there.explain()
+    other = tp.PlanCache()
+    other.get(GEMM, target=H200, tuning=there.tuning)
+    other.save(path)
+    assert "foreign" not in path.read_text()
+    pickled = pickle.dumps(there)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H100")
+    assert pickle.loads(pickled).sku() == plan.sku()
 
 
 def test_files(tmp_path: Path) -> None:

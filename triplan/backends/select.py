@@ -76,6 +76,17 @@ def consult(
     return tuning.measured(desc.key, target, rows)
 
 
+def unknown_times(desc: Descriptor, target: Target, times: Mapping[str, float], rows: Sequence[KernelRow]) -> list[str]:
+    """Those of ``times`` that are of no row, or of a configuration that their row has not."""
+    named = {row.name: row for row in rows}
+    found = []
+    for name in sorted(times):
+        row, way = named.get(name.partition(" ")[0]), name.partition(" ")[2]
+        if row is None or (way and row.supports(desc, target) and row.configured(desc, target, way) is None):
+            found.append(name)
+    return found
+
+
 def _fastest(
     row: KernelRow, desc: Descriptor, preference: PlanPreference, target: Target, measured: Mapping[str, float]
 ) -> tuple[KernelRow, float, str]:

@@ -8,9 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 
 from triplan.backends.storing import software, write_json
 from triplan.backends.table import KernelRow
@@ -18,6 +19,9 @@ from triplan.errors import InvalidProblem
 from triplan.sku import FrozenModel, Target
 
 _FORMAT = 1
+
+
+Microseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Measured(NamedTuple):
@@ -35,14 +39,14 @@ class TuningTable(FrozenModel):
 
     Attributes:
         times: (problem, ((row, microseconds), ...)) pairs, a problem being ``TuningTable.problem(desc_key, target)``
-            and a row its name, or its name, a space and one of its configurations.
+            and a row its name, or its name, a space and one of its configurations. Finite, and not negative.
         software: versions of triplan, triton and torch, by name; empty in a table made by hand, which is never stale.
         kernels: versions of the rows that were timed, by ``op/row``.
         device: the model of GPU that was timed.
-        foreign: why nothing in the table holds here; empty if it does. ``load`` finds that out.
+        foreign: why nothing in the table holds here; empty if it does. ``here`` finds that out; no file holds it.
     """
 
-    times: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
+    times: tuple[tuple[str, tuple[tuple[str, Microseconds], ...]], ...] = ()
     software: tuple[tuple[str, str], ...] = ()
     kernels: tuple[tuple[str, int], ...] = ()
     device: str = ""
@@ -109,9 +113,25 @@ class TuningTable(FrozenModel):
                 return Measured({}, f"version {then} of {row.name} was measured, here is version {row.version}")
         return Measured(found)
 
+    def here(self) -> TuningTable:
+        """The table as it holds on this machine: ``foreign`` where the current GPU is another model."""
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        other = name and self.device and name != self.device
+        foreign = f"measured on {self.device}, here is {name}" if other else ""
+        return self if foreign == self.foreign else self.replace(foreign=foreign)
+
+    def to_json(self) -> str:
+        """JSON that ``from_json`` reads back, on this machine or another."""
+        return self.model_dump_json(exclude={"foreign"})
+
+    @classmethod
+    def from_json(cls, data: str) -> TuningTable:
+        """What ``to_json`` wrote, as it holds here. Raises ``InvalidProblem``."""
+        return cls.model_validate_json(data).here()
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the table as JSON, atomically."""
-        write_json(path, {"format": _FORMAT, "table": json.loads(self.model_dump_json(exclude={"foreign"}))})
+        write_json(path, {"format": _FORMAT, "table": json.loads(self.to_json())})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TuningTable:
@@ -123,10 +143,6 @@ class TuningTable(FrozenModel):
             content = json.loads(Path(path).read_text())
             if content["format"] != _FORMAT:
                 raise ValueError(f"format {content['format']!r}, expected {_FORMAT}")
-            found = cls.model_validate_json(json.dumps(content["table"]))
+            return cls.from_json(json.dumps(content["table"]))
         except (ValueError, KeyError, TypeError) as e:
             raise InvalidProblem(f"{os.fspath(path)} is no saved TuningTable: {e}") from e
-        here = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-        if here and found.device and here != found.device:
-            return found.replace(foreign=f"measured on {found.device}, here is {here}")
-        return found

@@ -101,7 +101,8 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
     """Fields that all matrix products share: ``c = act(alpha * a @ b + beta * c0 + bias)``.
 
     Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
-    epilogue adds one. ``alpha`` and ``beta`` are Args, 1 where None is passed; with beta = 0 ``c0`` is not read.
+    epilogue adds one. ``alpha`` and ``beta`` are Args, 1 where None is passed; with beta = 0 ``c0`` is not read. ``c``
+    may be ``c0`` itself, which is then added to.
 
     A transposed matrix is one of another layout, and is never copied: ``Layout.strided(unit_axis=0)`` is column-major
     with any leading dimension, ``unit_axis=1`` row-major; ``stride_multiple`` says what its leading dimension is a
@@ -152,7 +153,7 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
         return (
             Operand("a", Role.INPUT, self.element, (*lead, self.m, self.k), batch_axes=rows),
             Operand("b", Role.INPUT, self.element, (*lead, self.k, self.n), batch_axes=rows[:-1]),
-            Operand("c", Role.OUTPUT, self.out, (*lead, self.m, self.n), batch_axes=rows),
+            Operand("c", Role.OUTPUT, self.out, (*lead, self.m, self.n), batch_axes=rows, over="c0"),
             *((c0,) if self.reads_c0 else ()),
             *((Operand("bias", Role.INPUT, self.out, (self.n,)),) if self.has_bias else ()),
             Operand("alpha", Role.INPUT, compute, kind=OperandKind.HOST_SCALAR, optional=True),

@@ -18,7 +18,7 @@ class GemmBackwardDescriptor(MultiplyingDescriptor):
 
     Attributes:
         wants_da, wants_db, wants_dbias: which gradients are computed: one at least. An operand that is of no use to
-            them is absent.
+            them is absent. db and dbias add up rows: with either, no kernel is batch-invariant.
         m, n, k, element, out_element, math, accumulator: as of gemm; ``out_element`` is that of the gradients.
     """
 

@@ -80,7 +80,9 @@ class Layout(FrozenModel):
         if is_packed(shape, strides):
             return PACKED if alignment >= VECTOR_BYTES else cls(alignment=max(alignment, itemsize))
         zero = tuple(a for a, (n, s) in enumerate(zip(shape, strides, strict=True)) if s == 0 and n > 1)
-        unit = next((a for a in reversed(range(len(shape))) if strides[a] == 1 and shape[a] > 1), None)
+        ones = [a for a in reversed(range(len(shape))) if strides[a] == 1]
+        # One row of a column-major matrix stays column-major: an axis of extent 1 where no longer one has unit stride.
+        unit = next((a for a in ones if shape[a] > 1), ones[0] if ones else None)
         others = [s for a, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1 and s and a != unit]
         multiple = max(VECTOR_BYTES // itemsize, 1)
         while any(s % multiple for s in others):

@@ -48,6 +48,8 @@ class Operand:
         batch_axes: axes along which the problem is a batch of independent ones.
         index_extents: for indices, the extents of the axes they point into (one a tensor); else empty.
         layout: what the caller promises.
+        over: the input that this output may be written over: the very same memory, address and strides, and no other
+            overlap. Every kernel of the op then reads an element of it, if at all, before it writes that element.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Operand:
     batch_axes: tuple[int, ...] = ()
     index_extents: tuple[int, ...] = ()
     layout: Layout = PACKED
+    over: str | None = None
 
     @property
     def is_tensor(self) -> bool:

@@ -172,7 +172,7 @@ class PlanCache:
             target = Target.model_validate_json(json.dumps(entry["target"]))
             tuning = None
             if entry["tuning"] is not None:
-                tuning = TuningTable.model_validate_json(json.dumps(entry["tuning"]))
+                tuning = TuningTable.from_json(json.dumps(entry["tuning"]))
             sku = KernelSku.model_validate_json(json.dumps(entry["sku"]))
             plan = plan_type(desc.op).select(desc, preference=preference, target=target, tuning=tuning)
         except (TriplanError, KeyError, TypeError) as e:
@@ -189,7 +189,7 @@ def _entry(plan: AnyPlan) -> dict[str, Any]:
         "descriptor": json.loads(plan.descriptor.to_json()),
         "preference": json.loads(plan.preference.model_dump_json()),
         "target": json.loads(plan.target.model_dump_json()),
-        "tuning": None if plan.tuning is None else json.loads(plan.tuning.model_dump_json()),
+        "tuning": None if plan.tuning is None else json.loads(plan.tuning.to_json()),
         "sku": json.loads(plan.sku().model_dump_json()),
     }
 

@@ -171,10 +171,15 @@ def _check_overlap(op: str, tensors: list[Named]) -> None:
                 "and it is written"
             )
         for other_name, _, other in tensors:
-            if other is t and other_name == name:
+            if (other is t and other_name == name) or (operand.over == other_name and is_same(t, other)):
                 continue
             if may_overlap(t, other):
                 raise InvalidProblem(f"{op}: {name} shares memory with {other_name}, and it is written")
+
+
+def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether ``a`` and ``b``, of one shape and dtype, are one memory."""
+    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
 def is_injective(t: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from triplan.backends.interpreter import interpret
 from triplan.backends.launch import Launch
 from triplan.backends.launcher import STORAGE, BoundLaunch, LoadedKernel, Places, Template, load
 from triplan.backends.reference.run import run_reference
-from triplan.backends.select import canonical_key, consult, select, sku_of
+from triplan.backends.select import canonical_key, consult, select, sku_of, unknown_times
 from triplan.backends.table import TABLE, KernelRow
 from triplan.backends.tuning import TuningTable
 from triplan.descriptors import Descriptor
@@ -155,7 +155,9 @@ class Plan(Preparing, Generic[D, A]):
         if self.tuning is not None:
             rows = TABLE.rows(self.descriptor.op)
             found = consult(self.descriptor, self.preference, self.target, self.tuning, rows)
-            lines.append(f"  tuning      {f'a miss: {found.miss}' if found.miss else f'{len(found.times)} times'}")
+            gone = unknown_times(self.descriptor, self.target, found.times, rows)
+            said = f"{len(found.times) - len(gone)} times" + f"; no such kernel or way: {', '.join(gone)}" * bool(gone)
+            lines.append(f"  tuning      {f'a miss: {found.miss}' if found.miss else said}")
         lines.append("  candidates")
         for c in self.candidates:
             cost = "" if c.cost_us is None else f" (about {c.cost_us:.1f} us)"
@@ -341,7 +343,8 @@ class Plan(Preparing, Generic[D, A]):
 
 
 def _reselect(cls: Any, desc: Any, preference: Any, target: Any, tuning: Any) -> Any:
-    return cls.select(desc, preference=preference, target=target, tuning=tuning)
+    # It may have been pickled on another machine.
+    return cls.select(desc, preference=preference, target=target, tuning=None if tuning is None else tuning.here())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 
 from triplan.backends.launcher import WORKSPACE, Places
 from triplan.descriptors import Descriptor, OperandKind
-from triplan.facade.check import span
+from triplan.facade.check import is_same, span
 from triplan.facade.workspace import Workspace
 
 # Any: the stub has other types than the code. None in a torch built without dynamo.
@@ -40,6 +40,7 @@ class Seen:
         "_lists",
         "_needed",
         "_nones",
+        "_over",
         "_scalars",
         "_simple",
         "_sizes",
@@ -80,12 +81,20 @@ class Seen:
         self._alignments = tuple((i, o.alignment - 1) for i, o in enumerate(of) if tensors[i].numel())
         self._device = tensors[0].device
         self._sizes = sizes = tuple(span(t)[1] - span(t)[0] for t in tensors)
-        # Every pair of which one is written, with the bytes that each reaches over.
+        # Outputs that are written over an input: one memory, as here, or the full path must look.
+        self._over = tuple(
+            (i, j)
+            for i in range(len(single))
+            for j in range(len(single))
+            if of[i].over == of[j].name and is_same(tensors[i], tensors[j])
+        )
+        # Every other pair of which one is written, with the bytes that each reaches over.
         self._apart = tuple(
             (i, sizes[i], j, sizes[j])
             for i in range(len(of))
             for j in range(len(of))
             if of[i].is_written and i != j and not (of[j].is_written and j < i) and sizes[i] and sizes[j]
+            if (i, j) not in self._over
         )
 
     def _collect(self, args: Any) -> tuple[torch.Tensor, ...] | None:
@@ -134,6 +143,9 @@ class Seen:
         for i, mask in self._alignments:
             if addresses[i] & mask:
                 return True
+        for i, j in self._over:
+            if addresses[i] != addresses[j]:
+                return True
         for i, size, j, other_size in self._apart:
             if addresses[i] < addresses[j] + other_size and addresses[j] < addresses[i] + size:
                 return True
@@ -157,7 +169,8 @@ def getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 def tensor_guard(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
     """A test of whether as many tensors are like these in all but address and contents."""
-    if _TENSOR_GUARDS is not None:
+    # Dynamo's guard takes no tensor twice.
+    if _TENSOR_GUARDS is not None and len({id(t) for t in tensors}) == len(tensors):
         sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
         guards = _TENSOR_GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         check: Callable[..., bool] = guards.check

@@ -44,7 +44,8 @@ def _kernel(
     operands |= {"db": db} if to_b else {}
     operands |= {"dbias": dbias} if to_bias else {}
     math: dict[str, Any] = {"math": "tf32"} if tf32_allowed(dc) else {}
-    run(GemmBackwardPlan, operands, scalars={} if alpha == 1 else {"alpha": alpha}, **math)
+    scalars = {"alpha": alpha} if alpha != 1 and (to_a or to_b) else {}
+    run(GemmBackwardPlan, operands, scalars=scalars, **math)
     return found
 
 
@@ -71,24 +72,29 @@ def gemm_backward(
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     dc, a, b, *ctx.wanted, ctx.alpha = inputs
     ctx.save_for_backward(dc, a, b)
+    ctx.set_materialize_grads(False)
 
 
-def _grad(ctx: Any, of_da: Tensor, of_db: Tensor, of_dbias: Tensor) -> Any:
-    """da = alpha * dc @ b.T and db = alpha * a.T @ dc are linear in each of their factors."""
+def _grad(ctx: Any, of_da: Tensor | None, of_db: Tensor | None, of_dbias: Tensor | None) -> Any:
+    """da = alpha * dc @ b.T and db = alpha * a.T @ dc are linear in each of their factors.
+
+    A cotangent that is None adds nothing: no zeros of it, which would make NaN of an infinite factor.
+    """
     mm, alpha = torch.ops.triplan.mm.default, ctx.alpha
     dc, a, b = ctx.saved_tensors
-    to_a, to_b, to_bias = ctx.wanted
+    of_da, of_db, of_dbias = (g if on else None for g, on in zip((of_da, of_db, of_dbias), ctx.wanted, strict=True))
+    to_dc, to_a, to_b = ctx.needs_input_grad[:3]
     parts: list[Tensor] = []
-    if to_a:
+    if to_dc and of_da is not None:
         parts.append(mm(of_da, b, alpha))
-    if to_b:
+    if to_dc and of_db is not None:
         parts.append(mm(a, of_db, alpha))
-    if to_bias:
+    if to_dc and of_dbias is not None:
         parts.append(of_dbias.expand_as(dc))
     return (
-        sum(parts[1:], parts[0]) if ctx.needs_input_grad[0] else None,
-        mm(dc, of_db.t(), alpha) if to_b and ctx.needs_input_grad[1] else None,
-        mm(of_da.t(), dc, alpha) if to_a and ctx.needs_input_grad[2] else None,
+        sum(parts[1:], parts[0]) if parts else None,
+        mm(dc, of_db.t(), alpha) if to_a and of_db is not None else None,
+        mm(of_da.t(), dc, alpha) if to_b and of_da is not None else None,
         *(None,) * 4,
     )
 

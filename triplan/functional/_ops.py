@@ -231,28 +231,9 @@ class Op(Recorded):
             _refuse_forward_mode(self.name)
         elif (found := self._given.last(given)) is not None:
             return found
-        if needs_grad(given):
-            raise RuntimeError(
-                f"{self.name}(): functions with out=... arguments don't support automatic differentiation, but one of "
-                "the arguments requires grad."
-            )
-        if _transformed():
-            raise RuntimeError(f"{self.name}(): out=... is not supported within torch.func transforms or forward AD")
-        shape, like = tuple(self.shape(*args)), args[0]
-        if out.dtype != like.dtype:
-            raise RuntimeError(f"{self.name}(): Expected out tensor to have dtype {like.dtype}, but got {out.dtype}")
-        if out.device != like.device:
-            raise RuntimeError(
-                f"{self.name}(): Expected out tensor to be on device {like.device}, but got {out.device}"
-            )
-        if tuple(out.shape) != shape:
-            if out.numel():
-                warnings.warn(
-                    f"An output with one or more elements was resized since it had shape {tuple(out.shape)}, which "
-                    f"does not match the required output shape {shape}.",
-                    stacklevel=3,
-                )
-            out.resize_(shape)
+        check_out(self.name, out, args, lambda: self.shape(*args))
+        if not is_dynamo_compiling() and out.is_neg():  # the dispatcher knows no lazy view that a kernel writes
+            return out.copy_(self(*args))
         if torch.compiler.is_compiling() or not _nothing_watches(given):
             self.out_overload(*given)
             return out
@@ -276,6 +257,30 @@ class Op(Recorded):
         _refuse_leaf(target)
         result: Tensor = self.in_place_function.apply(target, *args)
         return result
+
+
+def check_out(name: str, out: Tensor, args: Sequence[Any], shape: Callable[[], Sequence[int]]) -> None:
+    """torch's rules for ``out=``: no gradient, the first argument's dtype and device; resized to the result's shape."""
+    if needs_grad((out, *args)):
+        raise RuntimeError(
+            f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the "
+            "arguments requires grad."
+        )
+    if _transformed():
+        raise RuntimeError(f"{name}(): out=... is not supported within torch.func transforms or forward AD")
+    result, like = tuple(shape()), args[0]
+    if out.dtype != like.dtype:
+        raise RuntimeError(f"{name}(): Expected out tensor to have dtype {like.dtype}, but got {out.dtype}")
+    if out.device != like.device:
+        raise RuntimeError(f"{name}(): Expected out tensor to be on device {like.device}, but got {out.device}")
+    if tuple(out.shape) != result:
+        if out.numel():
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {tuple(out.shape)}, which does "
+                f"not match the required output shape {result}.",
+                stacklevel=4,
+            )
+        out.resize_(result)
 
 
 # --- autograd ---

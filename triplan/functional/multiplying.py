@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from triplan.facade import BatchedGemmPlan, GemmPlan
+from triplan.functional._autocast import narrowed
 from triplan.functional._gemm_backward import gemm_backward, tf32_allowed
-from triplan.functional._ops import Op, _transformed
+from triplan.functional._ops import Op, _transformed, check_out
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import broadcast, check_same_device, require
 
@@ -124,9 +125,12 @@ def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``input @ mat2`` (torch.mm) of (m, k) and (k, n): f16, bf16, f32 or f64, both alike, of any strides.
 
     Halves are added in f32; f32 is multiplied in f32, or in tf32 where torch's settings allow it. Differentiable in
-    both. Raises ``RuntimeError`` for ranks, shapes, dtypes and devices that do not fit.
+    both. Under autocast the product is one of the autocast dtype, but for f64 and ``out=``, as torch's are. Raises
+    ``RuntimeError`` for ranks, shapes, dtypes and devices that do not fit.
     """
-    return _mm.into(out, input, mat2, 1)
+    if out is not None:
+        return _mm.into(out, input, mat2, 1)
+    return _mm(*narrowed(input, mat2), 1)
 
 
 # --- bmm ---
@@ -172,7 +176,9 @@ def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     A factor that ``expand`` repeats over the batch is not copied.
     """
-    return _bmm.into(out, input, mat2, 1)
+    if out is not None:
+        return _bmm.into(out, input, mat2, 1)
+    return _bmm(*narrowed(input, mat2), 1)
 
 
 # --- addmm ---
@@ -204,6 +210,8 @@ def _addmm_shape(input: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alp
 def _addmm_fill(
     out: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alpha: float = 1
 ) -> Ran | None:
+    if alpha == 0:  # what the factors hold, NaN too, is not to be seen
+        mat1, mat2 = mat1[:, :0], mat2[:0]
     if beta == 0:
         return _product(mat1, mat2, out, alpha=alpha)
     row = input if input.dim() == 1 else input[0] if input.dim() == 2 and input.size(0) == 1 else None
@@ -245,9 +253,12 @@ def addmm(
     """``beta * input + alpha * mat1 @ mat2`` (torch.addmm), rounded once.
 
     ``mat1`` (m, k) and ``mat2`` (k, n) as for ``mm``; ``input`` is of their dtype and broadcasts to (m, n); with beta =
-    0 it is not read. Differentiable in all three. Raises ``RuntimeError`` for what does not fit.
+    0 it is not read, and with alpha = 0 the factors are not. Differentiable in all three. Raises ``RuntimeError`` for
+    what does not fit.
     """
-    return _addmm.into(out, input, mat1, mat2, beta, alpha)
+    if out is not None:
+        return _addmm.into(out, input, mat1, mat2, beta, alpha)
+    return _addmm(*narrowed(input, mat1, mat2), beta, alpha)
 
 
 # --- linear ---
@@ -315,21 +326,39 @@ _linear = Op(
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``input @ weight.T + bias`` (torch.nn.functional.linear), rounded once.
 
-    ``input`` (..., k), ``weight`` (n, k) and ``bias`` (n,) of one dtype, as for ``mm``; the result is (..., n).
-    Differentiable in all three. Raises ``RuntimeError`` for what does not fit.
+    ``input`` (..., k), ``weight`` (n, k) and ``bias`` (n,), or what broadcasts to the result, of one dtype, as for
+    ``mm``; the result is (..., n). A weight (k,) has no n, nor has its result, and its bias no axis. Differentiable in
+    all three. Raises ``RuntimeError`` for what does not fit.
     """
-    return _linear(input, weight, bias)
+    input, weight = narrowed(input, weight)
+    (bias,) = narrowed(bias)
+    if weight.dim() == 1 and (bias is None or bias.dim() == 0):
+        return linear(input, weight.unsqueeze(0), bias).squeeze(-1)
+    if bias is None or weight.dim() != 2 or input.dim() == 0 or (bias.dim() == 1 and bias.size(0) != 1):
+        return _linear(input, weight, bias)
+    shape = (*input.shape[:-1], weight.size(0))
+    if bias.dim() > 2 or (bias.dim() == 2 and bias.size(0) != 1 and input.dim() != 2):
+        bias = _as_matrix(bias.expand(shape))
+    return _addmm(bias, _as_matrix(input), weight.t(), 1, 1).reshape(shape)
 
 
 # --- matmul ---
 
 
-def matmul(input: Tensor, other: Tensor) -> Tensor:
+def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``input @ other`` (torch.matmul): vectors, matrices, and batches of matrices whose axes broadcast.
 
     Composed of ``mm`` and ``bmm``: a vector becomes a matrix of one row or column, and where ``other`` is no batch all
     rows of ``input`` are one matrix. Raises as they do.
     """
+    if out is None:
+        return _matmul(*narrowed(input, other))
+    result = _matmul(input, other)
+    check_out("matmul", out, (input, other), lambda: result.shape)
+    return out.copy_(result)
+
+
+def _matmul(input: Tensor, other: Tensor) -> Tensor:
     if input.dim() == 0 or other.dim() == 0:
         raise RuntimeError(
             f"matmul(): both arguments to matmul need to be at least 1D, but they are {input.dim()}D and {other.dim()}D"
@@ -337,12 +366,12 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     a = input.unsqueeze(0) if input.dim() == 1 else input
     b = other.unsqueeze(1) if other.dim() == 1 else other
     if b.dim() == 2:
-        result = mm(_as_matrix(a), b).reshape((*a.shape[:-1], b.size(1)))
+        result = _mm(_as_matrix(a), b, 1).reshape((*a.shape[:-1], b.size(1)))
     else:
         lead = broadcast(a.shape[:-2], b.shape[:-2])
         count = math.prod(lead)
-        batches = [t.expand((*lead, *t.shape[-2:])).reshape((count, *t.shape[-2:])) for t in (a, b)]
-        result = bmm(*batches).reshape((*lead, a.size(-2), b.size(-1)))
+        first, second = (t.expand((*lead, *t.shape[-2:])).reshape((count, *t.shape[-2:])) for t in (a, b))
+        result = _bmm(first, second, 1).reshape((*lead, a.size(-2), b.size(-1)))
     if input.dim() == 1:
         result = result.squeeze(-2)
     return result.squeeze(-1) if other.dim() == 1 else result

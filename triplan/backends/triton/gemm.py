@@ -101,7 +101,7 @@ def integer_numerics(desc: MatrixProductDescriptor) -> str:
 
 
 def invariant_numerics(desc: MatrixProductDescriptor) -> str:
-    return f"gemm-tiles-invariant.{desc.multiplicands}.{desc.out}.{desc.epilogue}.v1"
+    return f"gemm-tiles-invariant.{desc.multiplicands}.{desc.out}.{desc.epilogue}.{tile_class(desc)}.v1"
 
 
 def layout(desc: MatrixProductDescriptor) -> str:
@@ -113,10 +113,23 @@ def layout(desc: MatrixProductDescriptor) -> str:
 # --- rows ---
 
 
-def invariant_tile(desc: MatrixProductDescriptor, target: Target) -> Tile:
-    """The same for every m: of its tiles the one of 64 rows, or the largest."""
-    tiles = launching.tiles_of(desc, target)
+def invariantly_apart(desc: MatrixProductDescriptor, fixed: str) -> bool:
+    """Whether the tile for every number of rows is one for elements that are read one by one: as far as the extent of
+    k and the factor that is ``fixed`` tell. What lines of the other one promise changes with the rows."""
+    width = launching.vector(desc.element.itemsize)
+    return launching.scattered(desc) or launching.by_elements(desc.operand(fixed)) or bool(desc.k % width)
+
+
+def invariant_tile(desc: MatrixProductDescriptor, target: Target, fixed: str = "b") -> Tile:
+    """The same for every m (or, with A ``fixed``, every n): of the tiles the one of 64 rows, or the largest."""
+    tiles = launching.tiles_for(desc, target, invariantly_apart(desc, fixed))
     return next((t for t in tiles if t.m == 64 and t.n == 128), tiles[0])
+
+
+def tile_class(desc: MatrixProductDescriptor, fixed: str = "b") -> str:
+    """All of ``desc`` that ``invariant_tile`` depends on besides the multiplicands, so that equal ids mean one tile."""
+    apart = invariantly_apart(desc, fixed)
+    return f"{'apart' if apart else 'lines'}-{launching.most_accumulators(desc, apart)}"
 
 
 def tiles_rank(desc: MatrixProductDescriptor, target: Target) -> float:

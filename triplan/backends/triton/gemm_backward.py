@@ -17,6 +17,8 @@ from triplan.backends.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton import gemm, gemm_launch
 from triplan.backends.triton import gemm_backward_launch as launching
+from triplan.backends.triton.gemm_backward_launch import Product
+from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import GemmBackwardDescriptor
 from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target, Tolerance
 
@@ -84,10 +86,14 @@ def _tiles_rank(desc: GemmBackwardDescriptor, target: Target) -> float:
     return launching.sum_us(desc) + sum(gemm.tiles_rank(p.desc, target) for p in launching.products(desc).values())
 
 
+def _invariant_tile(p: Product, target: Target) -> Tile:
+    return gemm.invariant_tile(p.desc, target, p.fixed)
+
+
 def _invariant_rank(desc: GemmBackwardDescriptor, target: Target) -> float:
-    each = (gemm.invariant_rank(p.desc, target) for p in launching.products(desc).values())
-    # With no product the rows are one: that which promises less comes first.
-    return 1.001 * launching.sum_us(desc) + sum(each)
+    each = (gemm_launch.tile_us(p.desc, _invariant_tile(p, target), target) for p in launching.products(desc).values())
+    # Where both rows take the same tiles, or none, that which promises less comes first.
+    return 1.001 * (launching.sum_us(desc) + sum(each))
 
 
 def _workspace(desc: GemmBackwardDescriptor, target: Target) -> int:
@@ -95,7 +101,9 @@ def _workspace(desc: GemmBackwardDescriptor, target: Target) -> int:
 
 
 def _numerics(desc: GemmBackwardDescriptor) -> str:
-    return f"gemm-backward-tiles-invariant.{desc.multiplicands}.{desc.out}.v1"
+    da = launching.products(desc).get("da")
+    how = "" if da is None else f".{gemm.tile_class(da.desc, da.fixed)}-{da.fixed}"
+    return f"gemm-backward-tiles-invariant.{desc.multiplicands}.{desc.out}{how}.v1"
 
 
 _COMMON: dict[str, Any] = {
@@ -109,7 +117,7 @@ _COMMON: dict[str, Any] = {
 
 @kernel(name="tiles", rank=_tiles_rank, guarantee=partial(guarantee, launching.sum_roundings), **_COMMON)
 def tiles(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
-    return launching.tiles_launches(desc, gemm_launch.chosen_tile, target)
+    return launching.tiles_launches(desc, lambda p: gemm_launch.chosen_tile(p.desc, target))
 
 
 @kernel(
@@ -120,4 +128,4 @@ def tiles(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
     **_COMMON,
 )
 def tiles_invariant(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
-    return launching.tiles_launches(desc, gemm.invariant_tile, target)
+    return launching.tiles_launches(desc, lambda p: _invariant_tile(p, target))

@@ -14,7 +14,7 @@ from triplan.backends.triton import gemm_backward_kernels as kernels
 from triplan.backends.triton import gemm_launch as launching
 from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import GemmBackwardDescriptor, GemmDescriptor, Layout, Operand
-from triplan.sku import ElementKind, Target
+from triplan.sku import ElementKind
 
 #: Rows and columns that a program of the column sums adds up at a time; and columns where each element has an address
 #: of its own, of two registers.
@@ -36,6 +36,11 @@ class Product:
 
     desc: GemmDescriptor
     roles: Roles
+
+    @property
+    def fixed(self) -> str:
+        """Of da's factors the one that its rows are not in: the first where da is column-major, and thus transposed."""
+        return "a" if self.roles["c"][1] else "b"
 
     def recast(self, launch: Launch) -> Launch:
         """A launch of ``desc``, on the adjoint's operands."""
@@ -145,7 +150,7 @@ def sum_launches(desc: GemmBackwardDescriptor) -> list[Launch]:
     if lines == 1:
         return [_sums(desc, desc.m, each, 1, {**given, **last}, {**steps_known, **place_known})]
     parts = Scratch(0, acc)
-    columns = launching.extent(desc.n)
+    columns = launching.extent(desc.n, desc.element.itemsize)
     to_parts: dict[str, Arg] = {"out": parts, "out_m": columns}
     from_parts: dict[str, Arg] = {"x": parts, "xm": columns}
     return [
@@ -168,7 +173,7 @@ def _sums(
         lines * blocks,
         {
             "rows": Int(rows, wide=rows >= 2**31),
-            "columns": launching.extent(desc.n),
+            "columns": launching.extent(desc.n, desc.element.itemsize),
             "each": Int(each, wide=each >= 2**31),
             "blocks": Int(blocks),
             **args,
@@ -194,11 +199,9 @@ def sum_us(desc: GemmBackwardDescriptor) -> float:
 # --- products by pointers ---
 
 
-def tiles_launches(
-    desc: GemmBackwardDescriptor, tile_of: Callable[[GemmDescriptor, Target], Tile], target: Target
-) -> list[Launch]:
+def tiles_launches(desc: GemmBackwardDescriptor, tile_of: Callable[[Product], Tile]) -> list[Launch]:
     """Every gradient that is wanted, by ``gemm``'s kernel in tiles of one's choice, and the sums of columns."""
     found = []
     for p in products(desc).values():
-        found += [p.recast(x) for x in launching.tiles_launch(p.desc, tile_of(p.desc, target))]
+        found += [p.recast(x) for x in launching.tiles_launch(p.desc, tile_of(p))]
     return [*found, *sum_launches(desc)]

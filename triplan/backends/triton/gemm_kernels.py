@@ -77,7 +77,8 @@ def epilogue(
 ):
     """c[row, column] = act(alpha * acc + beta * c0 + bias), rounded once. ``row`` and ``column`` are i64.
 
-    ``pre``, if it is not None, receives what the activation is given.
+    ``pre``, if it is not None, receives what the activation is given. C may lie over C0: what is stored at a place has
+    come from what was loaded there, so no thread stores before that load is done.
     """
     inside = (row < m)[:, None] & (column < n)[None, :]
     value = acc * alpha

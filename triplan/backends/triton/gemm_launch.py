@@ -26,6 +26,8 @@ ACTIVATIONS = {
 }
 #: Rows of tiles whose programs run together: with 128 rows a tile, 8 by 16 of them fill a card and share its L2 cache.
 GROUP_M = 8
+#: What is less is counted in 31 bits: a counter passes its bound by up to a step.
+COUNTED = 2**31 - 2**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +72,50 @@ BYTES = (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 
 #: Without tensor cores an operand's registers bound the tile.
 F32 = (Tile(64, 64, 16, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
 F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
-#: Where no stride is known to be 1 each element has an address of its own, of two registers.
+#: Where elements are read or written one by one, each has an address of its own, of two registers.
 SCATTERED = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
 #: Accumulators a thread beside which the temporaries of an error function, or as many elements of C0 or addresses of a
 #: second result, do not spill; and beside such addresses.
 CROWDED_ACCUMULATORS, SCATTERED_ACCUMULATORS = 64, 32
 
 
+def scattered(desc: MatrixProductDescriptor) -> bool:
+    """Whether any matrix is promised no unit stride."""
+    return any(leading(o)[0] is None for o in desc.operands() if len(o.shape) > 1)
+
+
+def by_elements(o: Operand) -> bool:
+    """Whether a matrix is read element by element: too little is promised, or its lines end within a vector."""
+    unit, multiple = leading(o)
+    width = vector(o.element.itemsize)
+    return unit is None or o.alignment < 16 or bool(multiple % width or o.shape[unit - 2] % width)
+
+
+def reads_apart(desc: MatrixProductDescriptor) -> bool:
+    """Whether elements have addresses of their own: of any matrix of no unit stride, and of factors read one by one."""
+    return scattered(desc) or any(by_elements(desc.operand(name)) for name in "ab")
+
+
+def most_accumulators(desc: MatrixProductDescriptor, apart: bool) -> int:
+    """Of a thread, beside which nothing spills; ``apart``: elements have addresses of their own."""
+    if apart:
+        return SCATTERED_ACCUMULATORS
+    return CROWDED_ACCUMULATORS if desc.activation == "gelu" or desc.reads_c0 or desc.saves_pre else 128
+
+
 def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
-    """The tiles that suit the element and math of ``desc``, and fit ``target``."""
+    """The tiles that suit ``desc``, and fit ``target``."""
+    return tiles_for(desc, target, reads_apart(desc))
+
+
+def tiles_for(desc: MatrixProductDescriptor, target: Target, apart: bool) -> tuple[Tile, ...]:
+    """Those for the element, the multiplicands and ``most_accumulators`` of ``desc``."""
     size = desc.element.itemsize
-    scattered = any(leading(o)[0] is None for o in desc.operands() if len(o.shape) > 1)
-    if size == 2:
-        found = SCATTERED if scattered else NARROW[str(target.arch)]
+    found: tuple[Tile, ...]
+    if apart and size <= 2:
+        found = SCATTERED
+    elif size == 2:
+        found = NARROW[str(target.arch)]
     elif size == 1:
         found = BYTES
     elif desc.multiplicands is MathPrecision.TF32X3:
@@ -91,9 +124,7 @@ def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
         found = TF32
     else:
         found = F32 if desc.element is ElementKind.F32 else F64
-    most = CROWDED_ACCUMULATORS if desc.activation == "gelu" or desc.reads_c0 or desc.saves_pre else 128
-    if scattered:
-        most = SCATTERED_ACCUMULATORS
+    most = most_accumulators(desc, apart)
     return tuple(
         t
         for t in found
@@ -128,9 +159,10 @@ def vector(itemsize: int) -> int:
     return max(16 // itemsize, 1)
 
 
-def extent(value: int) -> Int:
-    """``value`` with what vector loads under a mask need to know of it, in two degrees: few binaries."""
-    return Int(value, wide=value >= 2**31, divisibility=16 if value % 16 == 0 else 1)
+def extent(value: int, itemsize: int) -> Int:
+    """``value`` with what vector loads under a mask need to know of it, in three degrees: few binaries."""
+    known = next(d for d in (16, vector(itemsize), 1) if value % d == 0)
+    return Int(value, wide=value >= COUNTED, divisibility=known)
 
 
 def pointer(o: Operand) -> Ptr:
@@ -210,12 +242,13 @@ def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[s
     of_a, a_known = strides(a, ("am", "ak", "a_batch"))
     of_b, b_known = strides(b, ("bk", "bn", "b_batch"))
     tf32 = desc.multiplicands in (MathPrecision.TF32, MathPrecision.TF32X3)
+    size = desc.element.itemsize
     args: dict[str, Arg] = {
         "a": pointer(a),
         "b": pointer(b),
-        "m": extent(desc.m),
-        "n": extent(desc.n),
-        "k": extent(desc.k),
+        "m": extent(desc.m, size),
+        "n": extent(desc.n, size),
+        "k": extent(desc.k, size),
         **of_a,
         **of_b,
     }
@@ -260,7 +293,7 @@ def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
         return []
     args, constants = product_arguments(desc, tile)
     of_c, c_known = epilogue_arguments(desc)
-    unhurried = desc.multiplicands in UNHURRIED or crowded(desc)
+    unhurried = desc.multiplicands in UNHURRIED or crowded(desc) or reads_apart(desc)
     return [
         Launch(
             kernels.tiles_kernel,

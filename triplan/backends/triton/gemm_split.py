@@ -18,7 +18,7 @@ from triplan.backends.triton.gemm import ELEMENTS, guarantee, layout
 from triplan.backends.triton.gemm_costs import pieces_us
 from triplan.backends.triton.gemm_launch import Tile
 from triplan.descriptors import MatrixProductDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 #: Into how many pieces k may be cut: each power of two is a binary of the second kernel.
 PIECES = (2, 4, 8, 16)
@@ -86,7 +86,7 @@ def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     args, constants = launching.product_arguments(desc, split.tile)
     depth = split.depth(desc.k)
     of_c, c_known = launching.epilogue_arguments(desc)
-    extents = {"m": launching.extent(desc.m), "n": launching.extent(desc.n)}
+    extents = {name: args[name] for name in ("m", "n")}
     return [
         Launch(
             kernels.split_kernel,
@@ -122,6 +122,7 @@ def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
                 "ACC": launching.accumulator(desc),
             },
             overlaps=True,
+            max_registers=launching.MAX_REGISTERS if compute is ElementKind.F64 else None,
         ),
     ]
 
@@ -136,7 +137,7 @@ def split_rank(desc: MatrixProductDescriptor, target: Target) -> float:
 def split_applies(desc: MatrixProductDescriptor, target: Target) -> Support:
     most = PIECES[-1] * max(launching.programs_of(desc, split.tile) for split in splits_of(desc, target))
     sums = math.prod(desc.lead) * -(-desc.m // SUM_M) * -(-desc.n // SUM_N)
-    if max(most, sums, desc.k + 256) < 2**31:
+    if max(most, sums) < 2**31 and desc.k < launching.COUNTED:
         return SUPPORTED
     return Support.no(f"up to {max(most, sums)} programs for k = {desc.k}; both are counted in 31 bits")
 

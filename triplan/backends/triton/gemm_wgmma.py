@@ -17,7 +17,7 @@ from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton import gemm_wgmma_kernels as kernels
 from triplan.backends.triton.gemm import guarantee, layout
 from triplan.backends.triton.gemm_costs import together
-from triplan.backends.triton.gemm_launch import GROUP_M, leading, pointer, vector
+from triplan.backends.triton.gemm_launch import COUNTED, GROUP_M, leading, pointer, vector
 from triplan.backends.triton.gemm_wgmma_tiles_kernels import wgmma_tiles_kernel
 from triplan.backends.triton.gluon_names import gl
 from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
@@ -117,6 +117,11 @@ def rings_of(desc: MatrixProductDescriptor, target: Target, specialised: bool) -
     return tuple(r for r in RINGS if r.specialised == specialised and r.fits(desc, target))
 
 
+def tiles_in(desc: MatrixProductDescriptor, ring: Ring) -> int:
+    """Tiles of C, of all products."""
+    return math.prod(desc.lead) * -(-desc.m // ring.m) * -(-desc.n // ring.n)
+
+
 def tile_us(ring: Ring, k: int, busy: float = 1.0) -> float:
     """Estimated microseconds of one tile, while this share of the multiprocessors is busy."""
     operations, _ = RATES[replace(ring, group=GROUP_M)]
@@ -127,7 +132,7 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds: waves of tiles, or streams of operands, whichever is longer."""
     _, streamed = RATES[replace(ring, group=GROUP_M)]
     batch, sms = math.prod(desc.lead), max(target.sm_count, 1)
-    tiles = batch * -(-desc.m // ring.m) * -(-desc.n // ring.n)
+    tiles = tiles_in(desc, ring)
     multiplying = math.ceil(tiles / sms) * tile_us(ring, desc.k, min(tiles / sms, 1.0))
     nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
     within = min(desc.m / ring.m, 1.0)
@@ -178,8 +183,7 @@ def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> l
         return []
     a, b = desc.operand("a"), desc.operand("b")
     a_rows, b_rows = leading(a)[0] == 1, leading(b)[0] == 1
-    batch = math.prod(desc.lead)
-    tiles = batch * -(-desc.m // ring.m) * -(-desc.n // ring.n)
+    tiles = tiles_in(desc, ring)
     rows, batched = ring.rows, bool(desc.lead)
     maps = {
         "a": tensor_map("a", a.element, rows, ring.k, not a_rows, batched),
@@ -198,7 +202,7 @@ def wgmma_launch(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> l
                 "n": Int(desc.n),
                 "k": Int(desc.k),
                 "group_m": Int(ring.group),
-                **({"batch": Int(batch)} if ring.specialised else {}),
+                **({"batch": Int(math.prod(desc.lead))} if ring.specialised else {}),
             },
             {
                 "A_ROWS": a_rows,
@@ -244,8 +248,10 @@ def wgmma_applies(desc: MatrixProductDescriptor, target: Target) -> Support:
         return Support.no("does not read c0")
     if desc.k == 0:
         return Support.no("k is 0, and TMA maps no empty matrix")
-    if max(desc.m, desc.n, desc.k) >= 2**31 - 2**9:
+    if max(desc.m, desc.n, desc.k) >= COUNTED:
         return Support.no("TMA counts places in 31 bits")
+    if (most := max(tiles_in(desc, ring) for ring in RINGS)) >= COUNTED:
+        return Support.no(f"c has up to {most} tiles, which are counted in 31 bits")
     if desc.has_bias and not (desc.operand("bias").layout.packed or desc.operand("bias").layout.unit_axis == 0):
         return Support.no("bias is promised no unit stride")
     reason = next((reason for name in "abc" if (reason := fits_maps(desc, name))), "")
