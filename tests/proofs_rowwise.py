@@ -15,7 +15,7 @@ import triplan as tp
 
 #: No multiples of a block. With so many elements some rounding of a sum shows in narrow results too; the longer rows
 #: take several blocks of every kernel that has such.
-LENGTH, LONG = 1030, 40_000
+LENGTH, LONG = 1030, 17_000
 
 
 class Softmax(Problem):
@@ -43,7 +43,7 @@ class Softmax(Problem):
 
 def size(n: int, long: bool) -> tuple[int, int]:
     """Rows and their length, for a problem that is to have ``n`` contributions: fewer rows, as each is long."""
-    return (max(n // 64, 12), LONG) if long else (max(n // 8, 16), LENGTH)
+    return (max(n // 64, 6), LONG) if long else (max(n // 8, 16), LENGTH)
 
 
 def _only(out: Outputs) -> Tensor:

@@ -9,7 +9,7 @@ CENTRED and LENGTH as in ``norm_kernels``; ``rstd`` is the statistic that the fo
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.norm_kernels import affine, both
+from triplan.backends.triton.norm_kernels import affine, two_sums
 from triplan.backends.triton.overlap import begin
 from triplan.backends.triton.rows_kernels import along, placed, rows_of
 
@@ -90,7 +90,7 @@ def norm_backward_rows_kernel(
         if dbiases is not None:
             db += dy
         if CENTRED:
-            middle, projected = tl.reduce((g, g * hat), 1, both, keep_dims=True)
+            middle, projected = two_sums(g, g * hat, 1, True)
         else:
             projected = tl.sum(g * hat, 1, keep_dims=True)
         projected = projected / terms

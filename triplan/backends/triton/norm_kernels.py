@@ -16,6 +16,10 @@ import triton.language as tl
 
 from triplan.backends.triton.overlap import begin
 from triplan.backends.triton.rows_kernels import again, along, lanes_of, rows_of
+from triplan.sku import interpreting
+
+#: Whether several sums are reduced at once. The interpreter would walk through them one element at a time.
+TOGETHER = tl.constexpr(not interpreting())
 
 
 @triton.jit
@@ -40,6 +44,16 @@ def both(a, b, c, d):
 @triton.jit
 def each_of_three(a, b, c, d, e, f):
     return a + d, b + e, c + f
+
+
+@triton.jit
+def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
+    """Of ``a`` and of ``b``, for which threads meet once."""
+    if TOGETHER:
+        found = tl.reduce((a, b), axis, both, keep_dims=keep_dims)
+    else:
+        found = (tl.sum(a, axis, keep_dims=keep_dims), tl.sum(b, axis, keep_dims=keep_dims))
+    return found
 
 
 @triton.jit
@@ -130,7 +144,7 @@ def norm_group(
         v = v - centre
         if not FULL:
             v = tl.where(live, v, 0.0)
-        rest, squares = tl.reduce((v, v * v), 1, both, keep_dims=True)
+        rest, squares = two_sums(v, v * v, 1, True)
         rest = rest / count
         # What ``rest`` takes off is a rounding's worth, and never all.
         squares -= rest * rest * count
@@ -286,14 +300,16 @@ def norm_looped_kernel(
         own = total / tl.maximum(times, 1.0)
         centre = tl.sum(times * shift + total, 0) / count
         off = (shift - centre) + own
-        rest, squares, raw = tl.reduce(
-            (times * off, (raw - total * own) + times * off * off, raw + 0.0), 0, each_of_three
-        )
+        apart = (raw - total * own) + times * off * off
+        if TOGETHER:
+            rest, squares, raw = tl.reduce((times * off, apart, raw + 0.0), 0, each_of_three)
+        else:
+            rest, squares, raw = tl.sum(times * off, 0), tl.sum(apart, 0), tl.sum(raw, 0)
         if raw > 4.0 * squares:
             total, again_squares = deviations(
                 at, x_strides, residual_at, residual_strides, 0, n, centre, CENTRED, COMPUTE, BLOCK, UNROLL
             )
-            rest, squares = tl.reduce((total, again_squares), 0, both)
+            rest, squares = two_sums(total, again_squares, 0, False)
         middle = rest / count
         squares -= rest * middle
         squares = tl.where(squares < 0, 0.0, squares)

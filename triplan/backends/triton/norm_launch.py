@@ -21,6 +21,7 @@ from triplan.sku import (
     Support,
     Target,
     Tolerance,
+    interpreting,
 )
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
@@ -32,8 +33,9 @@ LINES = 132
 #: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
 #: on a multiprocessor, with the next rows on their way, keep memory busy.
 HELD = 16384
-#: Lines that the fold adds up at once, in so many columns a program, and its warps.
-FOLD, FOLD_COLUMNS, FOLD_WARPS = ceil_power(LINES), 16, 8
+#: Lines that the fold adds up at once, in so many columns a program (in the interpreter, where programs take turns, in
+#: more), and its warps.
+FOLD, FOLD_COLUMNS, FOLD_WARPS = ceil_power(LINES), 1024 if interpreting() else 16, 8
 
 
 @lru_cache(maxsize=4096)
