@@ -43,7 +43,7 @@ class Softmax(Problem):
 
 def size(n: int, long: bool) -> tuple[int, int]:
     """Rows and their length, for a problem that is to have ``n`` contributions: fewer rows, as each is long."""
-    return (max(n // 64, 6), LONG) if long else (max(n // 8, 16), LENGTH)
+    return (max(n // 64, 12), LONG) if long else (max(n // 8, 16), LENGTH)
 
 
 def _only(out: Outputs) -> Tensor:
