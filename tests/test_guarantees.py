@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from proofs import (
@@ -112,16 +111,9 @@ def hold_parts(problem: Any, plan: tp.Plan[Any, Any]) -> None:
         assert torch.equal(bits(part.own(got)), bits(part.whole(whole))), f"{smaller.key} against {plan.key}"
 
 
-def product_by_elements(a: Any, b: Any, dtype: Any = None) -> Any:
-    """numpy's matmul, but that each element is computed alike wherever it stands: BLAS may differ from row to row."""
-    return np.einsum("...ik,...kj->...ij", a, b, dtype=dtype, casting="unsafe")
-
-
 @pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.batch_invariant))
-def test_batch_invariant(where: str, op: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_invariant(where: str, op: str, row: str) -> None:
     """A segment alone, or amid others, here or elsewhere, in plans of other batch sizes: the same bits."""
-    if where == "interpret":
-        monkeypatch.setattr(np, "matmul", product_by_elements)  # what the interpreter takes for tensor cores
     held = 0
     for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
         if plan.precision_guarantee().batch_invariant:
@@ -235,6 +227,8 @@ def test_what_is_not_called_order_invariant_is_not(where: str, op: str, row: str
         if g.deterministic and not g.order_invariant:
             assert reordering_changes_bits(problem, plan), f"the same bits in another order: {plan.key}"
             shown += 1
+            if where == "interpret":
+                break  # slow; one shows it
     assert shown > 0
 
 

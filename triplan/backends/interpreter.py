@@ -3,8 +3,9 @@
 Relies on: a ``@triton.jit`` function defined under ``TRITON_INTERPRET=1`` being callable as ``fn[grid](**kwargs)``, and
 on ``triton.runtime.interpreter._convert_float`` doing its conversions. From 3.6 to 3.9 that function truncates f32 to
 bf16 where the hardware rounds to nearest even (and turns some NaNs into infinities), and takes subnormals of bf16 for
-other ones of f32; and ``InterpreterBuilder.create_dot`` takes the bits of bf16 for integers. ``_repair`` replaces all
-three, so that the guarantees hold here too. numpy >= 2.4 breaks run-time loops in Triton 3.6.
+other ones of f32; and ``InterpreterBuilder.create_dot`` takes the bits of bf16 for integers, and lets BLAS multiply,
+whose sums depend on the number of threads and on where in a product a row stands. ``_repair`` replaces all of these, so
+that the guarantees hold here too. numpy >= 2.4 breaks run-time loops in Triton 3.6.
 """
 
 from __future__ import annotations
@@ -82,13 +83,14 @@ def _repair() -> None:
     dot = interpreter.InterpreterBuilder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-        # It multiplies the bits of bf16 as integers.
-        wide = [
-            interpreter.TensorHandle(convert(x.data, tl.bfloat16, tl.float32, None).view(np.float32), tl.float32)
-            if x.dtype.scalar == tl.bfloat16
-            else x
-            for x in (a, b)
-        ]
-        return dot(self, *wide, d, *rest)
+        if any(x.dtype.scalar.is_fp8() for x in (a, b)):
+            return dot(self, a, b, d, *rest)
+        factors = []
+        for x in (a, b):
+            bits = x.dtype.scalar == tl.bfloat16
+            values = convert(x.data, tl.bfloat16, tl.float32, None).view(np.float32) if bits else x.data
+            factors.append(values.astype(d.data.dtype, order="C", copy=False))
+        # Each element alike, by one thread.
+        return interpreter.TensorHandle(np.einsum("...ik,...kj->...ij", *factors) + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
