@@ -59,15 +59,15 @@ _MOST_FILLED = 64
 class LoadedKernel:
     """One launch's kernel on one device."""
 
-    __slots__ = ("_encodes", "compiled", "launch", "start", "tail")
+    __slots__ = ("_encodes", "compiled", "flat", "launch", "start")
 
     def __init__(self, launch: Launch, arch: ArchSku, device: int) -> None:
         self.launch, self.compiled = launch, compile_source(launch.source(), arch, device)
         metadata = self.compiled.metadata
         self._encodes = bool(tma_maps.ENCODED and metadata.tensordesc_meta)
         types = static_types(self.compiled)
-        #: What follows the kernel's own arguments; None where these are as Triton's launcher wants them.
-        self.tail: tuple[None, ...] | None = None if types is None else (None, None)
+        #: Whether arguments are as torch's launcher wants them, in one row and with the two for scratch; else nested.
+        self.flat = types is not None
         #: Launches; takes the arguments and a stream. A partial joins its arguments in C.
         self.start: Callable[[Any, int], None]
         if types is not None:
@@ -93,7 +93,7 @@ class LoadedKernel:
     def profiled(self, arguments: Sequence[Any], stream: int) -> None:
         """The launch with Triton's hooks told of it."""
         compiled, grid = self.compiled, self.launch.grid
-        if self.tail is not None:
+        if self.flat:
             rest = iter(arguments)
             arguments = [_nested(self.launch.args.get(name), rest) for name in self.launch.kernel.arg_names]
         run = compiled.run
@@ -156,8 +156,8 @@ class Template:
             return len(places) + len(computed) - 1
 
         order: Order = tuple(stands(arg) for arg in given)
-        if kernel.tail is not None:
-            order = (*_flat_places(order), *(None for _ in kernel.tail))
+        if kernel.flat:
+            order = (*_flat_places(order), None, None)
         self.computed = tuple(computed)
         # Tensor maps take long to put together; equal numbers may differ in a sign, equal addresses do not.
         self._keeps = bool(computed) and not any(
