@@ -12,10 +12,11 @@ from proofs import Kind, Outputs, Problem, Values, Variant, draw, joins
 from torch import Tensor
 
 import triplan as tp
+from triplan.sku import interpreting
 
 #: No multiples of a block. With so many elements some rounding of a sum shows in narrow results too; the longer rows
-#: take several blocks of every kernel that has such.
-LENGTH, LONG = 1030, 17_000
+#: take several blocks of every kernel that has such. In the interpreter programs take turns: there is less to do there.
+LENGTH, LONG, LONG_ROWS = 1030, *((17_000, 12) if interpreting() else (40_000, 24))
 
 
 class Softmax(Problem):
@@ -43,7 +44,7 @@ class Softmax(Problem):
 
 def size(n: int, long: bool) -> tuple[int, int]:
     """Rows and their length, for a problem that is to have ``n`` contributions: fewer rows, as each is long."""
-    return (max(n // 64, 12), LONG) if long else (max(n // 8, 16), LENGTH)
+    return (max(n // 64, LONG_ROWS), LONG) if long else (max(n // 8, 16), LENGTH)
 
 
 def _only(out: Outputs) -> Tensor:
