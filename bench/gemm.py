@@ -218,7 +218,7 @@ def entries(case: Case, buffers: Sequence[Buffers], device: torch.device, sweep:
     # A few kinds of product stand for all: each takes as long to compile as to time.
     if sweep and target.is_gpu and (case.bias or case.batch or case.layout == "nt"):
         for c in configurations(desc, target):
-            yield entry(f"{c.row} {c.name}", case, buffers, configured(desc, c, target), device)
+            yield entry(c.contestant, case, buffers, configured(desc, c, target), device)
 
 
 # --- what is right ---

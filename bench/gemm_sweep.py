@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import triplan as tp
-from triplan.backends.launch import Launch
+from triplan.backends.launch import Launch, early
 from triplan.backends.triton import gemm_backward_wgmma as pairs
 from triplan.backends.triton import gemm_launch, gemm_split, gemm_wgmma
 from triplan.backends.triton.gemm_launch import Tile
@@ -15,6 +15,8 @@ from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 
 #: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.
 HOPELESS, HOPELESS_SPLIT = 2.5, 1.35
+#: How many configurations of a row also begin before the launch ahead has ended, where there are few rows.
+EARLY = 4
 #: Rows of tiles dealt together, beside the row's own choice.
 GROUPS = (2, 4, 8, 16)
 #: Tiles that no row takes today. What keeps most loads on their way is for a sweep to find: by rows of A at most.
@@ -69,6 +71,11 @@ class Configuration:
     name: str
     launches: list[Launch]
     workspace: int = 0
+    early: bool = False
+
+    @property
+    def contestant(self) -> str:
+        return f"{'early ' if self.early else ''}{self.row} {self.name}"
 
 
 def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[Configuration]:
@@ -82,13 +89,20 @@ def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[C
     known, size = gemm_launch.tiles_of(desc, target), desc.element.itemsize
     fitting = [t for t in tried if t not in known and t.shared_bytes(size) <= target.shared_memory]
     tiles = [*known, *fitting]
-    for tile in promising(tiles, lambda tile: gemm_launch.tile_us(desc, tile, target)):
-        yield Configuration("tiles", str(tile), gemm_launch.tiles_launch(desc, tile))
+    by_tiles = [
+        Configuration("tiles", str(tile), gemm_launch.tiles_launch(desc, tile))
+        for tile in promising(tiles, lambda tile: gemm_launch.tile_us(desc, tile, target))
+    ]
+    yield from by_tiles
     if few:
         splits = [*gemm_split.splits_of(desc, target), *gemm_split.cuts(fitting, desc.k)]
-        for split in promising(splits, lambda s: gemm_split.split_us(desc, s, target), HOPELESS_SPLIT):
-            launches, workspace = gemm_split.split_launch(desc, split), gemm_split.partial_bytes(desc, split)
-            yield Configuration("split_k", str(split), launches, workspace)
+        by_splits = [
+            Configuration("split_k", str(s), gemm_split.split_launch(desc, s), gemm_split.partial_bytes(desc, s))
+            for s in promising(splits, lambda s: gemm_split.split_us(desc, s, target), HOPELESS_SPLIT)
+        ]
+        yield from by_splits
+        for c in (*by_tiles[:EARLY], *by_splits[:EARLY]):
+            yield replace(c, launches=early(c.launches), early=True)
     if pinned(desc, "wgmma", target) is None:
         return
     kinds = (True, False) if desc.op == "gemm" else (True,)
@@ -131,7 +145,7 @@ def promising(all_of: Sequence[T], estimate: Callable[[T], float], hopeless: flo
 def configured(desc: MultiplyingDescriptor, c: Configuration, target: tp.Target) -> tp.Plan[Any, Any]:
     """A plan that runs ``c``: of a row that is in the table for as long as it takes to select it."""
     base = next(row for row in tp.TABLE.rows(desc.op) if row.name == c.row)
-    name = f"{c.row} {c.name}"
+    name = c.contestant
     tp.kernel(
         op=desc.op,
         name=name,

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import triplan as tp
 from triplan.backends.compile import compile_source
+from triplan.backends.launch import early
 from triplan.backends.triton import norm, norm_launch, softmax
 from triplan.backends.triton.rows_launch import Tile, ceil_power
 
@@ -252,9 +253,8 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
             for unroll in (1, 2, 4):
                 if block * unroll > case.n:
                     continue
-                for how, options in _early(case):
-                    build = partial(family.looped_launches, tile=tile, unroll=unroll, **options)
-                    yield f"looped {block} w{warps} u{unroll}{how}", _row(family, desc, tile, shared, build)
+                build = partial(family.looped_launches, tile=tile, unroll=unroll)
+                yield f"looped {block} w{warps} u{unroll}", _row(family, desc, tile, shared, build)
 
 
 def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -265,20 +265,12 @@ def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f" s{stages}", {"stages": stages}
         return
     if tile.block >= (8192 if case.is_norm else 32768) and tile.warps <= 16:
-        for how, options in _early(case):
-            yield f" narrow{how}", {"narrow": True, **options}
+        yield " narrow", {"narrow": True}
         if tile.block >= 32768 and tile.warps < 16:
             return
-    for how, options in _early(case):
-        yield how, options if case.backward else {"narrow": False, **options}
+    yield "", {} if case.backward else {"narrow": False}
     if tile.block >= 8192 and not (case.backward or (case.is_norm and case.n > 8192)):  # room for weights as well
         yield " s3", {"stages": 3, "programs": 132, "narrow": False}
-
-
-def _early(case: Case) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Whether programs begin before the launch ahead has ended."""
-    both: tuple[tuple[str, dict[str, Any]], ...] = (("", {}), (" early", {"overlaps": True}))
-    return both if case.is_norm and not case.backward else both[:1]
 
 
 def _row(family: Any, desc: tp.Descriptor, tile: Tile, shared: Tile, build: Callable[[Any], Any]) -> dict[str, Any]:
@@ -294,6 +286,10 @@ def _row(family: Any, desc: tp.Descriptor, tile: Tile, shared: Tile, build: Call
     return found
 
 
+def _early(row: tp.KernelRow, desc: Any, target: tp.Target) -> list[Any]:
+    return early(row.build(desc, target) if row.build else [])
+
+
 def compile_share(case: Case, target: tp.Target, first: int, step: int) -> None:
     """Compile each ``step``-th swept kernel of ``case`` into Triton's cache on disk."""
     with registered(case) as names:
@@ -305,13 +301,18 @@ def compile_share(case: Case, target: tp.Target, first: int, step: int) -> None:
 
 @contextmanager
 def registered(case: Case) -> Iterator[list[str]]:
-    """The swept kernels of ``case`` in the kernel table, for as long as this lasts: their names."""
-    like = next(r for r in tp.TABLE.rows(case.op) if r.name == "looped")
+    """The swept kernels of ``case`` in the kernel table, for as long as this lasts: their names. A norm's, and the
+    table's that splits rows, also begin early."""
+    held = {r.name: r for r in tp.TABLE.rows(case.op)}
+    found = [replace(held["looped"], name=name, **fields) for name, fields in swept(case)]
+    if case.is_norm:
+        split = [r for r in (held["split"],) if r.supports(descriptor(case), tp.Target.preset("h200"))]
+        found += [replace(r, name=f"{r.name} early", build=partial(_early, r)) for r in (*found, *split)]
     names = []
     try:
-        for name, fields in swept(case):
-            tp.TABLE.register(replace(like, name=name, **fields))
-            names.append(name)
+        for row in found:
+            tp.TABLE.register(row)
+            names.append(row.name)
         yield names
     finally:
         for name in names:

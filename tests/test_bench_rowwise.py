@@ -60,7 +60,7 @@ def test_compiled_formulas_are_torchs(op: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("op", ["softmax", "softmax_backward", "rms_norm_backward"])
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward", "rms_norm", "rms_norm_backward"])
 def test_swept_tiles_are_kernels_for_as_long_as_they_are_timed(op: str) -> None:
     case = Case(op, 8192, 32768, torch.bfloat16)
     before = tp.TABLE.rows(op)
@@ -76,6 +76,9 @@ def test_swept_tiles_are_kernels_for_as_long_as_they_are_timed(op: str) -> None:
         ]
         assert len({tuple((launch.source(), launch.grid) for launch in p.launches) for p in plans}) == len(names)
         assert all(p.workspace_size() >= 0 for p in plans)
+        for name, p in zip(names, plans, strict=True):
+            assert all(launch.overlaps == name.endswith(" early") for launch in p.launches)
+        assert any(name.endswith(" early") for name in names) == op.startswith("rms_norm")
     assert tp.TABLE.rows(op) == before
 
 

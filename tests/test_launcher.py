@@ -20,7 +20,18 @@ import triplan as tp
 from bench.stub import launch_stubbed
 from triplan.backends import compile, launcher, tma_maps
 from triplan.backends.compile import compile_source, sass
-from triplan.backends.launch import Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.backends.launch import (
+    Float,
+    Int,
+    Launch,
+    Ptr,
+    Scalar,
+    Scratch,
+    Stride,
+    TensorMap,
+    early,
+    overlapping,
+)
 from triplan.sku import ArchSku, ElementKind
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
@@ -51,7 +62,8 @@ def launches() -> list[Launch]:
                 if row.backend is tp.BackendKind.TRITON and row.supports(desc, H200) and row.build:
                     found += row.launches(desc, H200)
     add = SAMPLES["index_add"].replace(element="f64")
-    return [*found, *tp.plan(add, target=H200).launches]
+    found += tp.plan(add, target=H200).launches
+    return [*found, *overlapping(early(found), H200)]
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +316,8 @@ def test_kernels_wait_for_the_launch_ahead_before_they_touch_memory(row: str) ->
     for desc in OVERLAPPING[row]:
         for target in (H200, tp.Target.sm80()):
             plan = tp.plan(desc, target=target, preference=tp.PlanPreference(kernel=row))
-            for launch in plan.launches:
+            assert not any(launch.overlaps for launch in plan.launches)
+            for launch in overlapping(early(plan.launches), target):
                 assert launch.overlaps == (target is H200)
                 code = sass(compile_source(launch.source(), target.arch).asm["cubin"])
                 order = re.findall(r"\b(ACQBULK|LDG|LDGSTS|STG|RED|ATOM)\b", code)

@@ -302,7 +302,6 @@ def tiles_launch(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
             {**constants, **c_known},
             num_warps=tile.warps,
             num_stages=tile.stages,
-            overlaps=True,
             max_registers=MAX_REGISTERS if unhurried or roomy(desc, tile) else None,
         )
     ]

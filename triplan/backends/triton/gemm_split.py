@@ -100,7 +100,6 @@ def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             constants,
             num_warps=split.tile.warps,
             num_stages=split.tile.stages,
-            overlaps=True,
             max_registers=launching.MAX_REGISTERS,
         ),
         Launch(
@@ -121,7 +120,6 @@ def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
                 "MOST_PIECES": 1 << (pieces - 1).bit_length(),
                 "ACC": launching.accumulator(desc),
             },
-            overlaps=True,
             max_registers=launching.MAX_REGISTERS if compute is ElementKind.F64 else None,
         ),
     ]

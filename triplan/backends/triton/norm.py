@@ -86,7 +86,6 @@ def whole_launches(
     stages: int | None = None,
     programs: int = 0,
     narrow: bool | None = None,
-    overlaps: bool = False,
 ) -> list[Launch]:
     """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries.
 
@@ -109,7 +108,7 @@ def whole_launches(
         narrow = alone and (holds_narrow(desc.element, tile) if narrow is None else narrow)
         constexprs |= {"NARROW": narrow and not interpreting(), "FULL": r.n == tile.block}
         most_registers = narrow_registers(tile) if constexprs["NARROW"] else 0
-        return [launch_of(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers, overlaps)]
+        return [launch_of(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers)]
     lines, each = lines_of(desc, tile.rows, most)
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in parts_of(desc, tile.rows).items()}}
     if not folds:  # nothing is shared: a program for each group of rows
@@ -117,9 +116,7 @@ def whole_launches(
     return [launch_of(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
 
 
-def looped_launches(
-    desc: Any, tile: Tile, shared: Tile | None = None, unroll: int = 0, overlaps: bool = False
-) -> list[Launch]:
+def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: int = 0) -> list[Launch]:
     """The launches of ``looped`` with a tile of one's own, ``unroll`` of which are read at a time, and one for the
     parameters' gradients."""
     r, backward, shared = view(desc), is_backward(desc), shared or strip(desc)
@@ -129,7 +126,7 @@ def looped_launches(
     args, constexprs = operand_arguments(desc, tile.rows), constexprs_of(desc, tile)
     constexprs["UNROLL"] = unroll or r.unroll(tile)
     if not backward:
-        return [launch_of(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps, overlaps=overlaps)]
+        return [launch_of(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps)]
     first = launch_of(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not folds:
         return [first]

@@ -24,6 +24,39 @@ def scale_again(saved, eps, LENGTH: tl.constexpr):
 
 
 @triton.jit
+def write_gradient(
+    g,
+    v,
+    at,
+    dx,
+    dsummed,
+    dx_strides,
+    dsummed_strides,
+    sizes,
+    outer,
+    lane,
+    col,
+    live,
+    centre,
+    middle,
+    scale,
+    projected,
+    CENTRED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Elements ``col`` of a row's gradient, which begins at ``at``: from weighted gradients ``g`` of results and values
+    ``v``, with the row's mean, the mean of all its ``g``, and that of ``g`` times results before weights."""
+    d = g - ((v - centre) * scale) * projected
+    if CENTRED:
+        d = d - middle
+    d = d * scale
+    if dsummed is not None:
+        more = rows_of(dsummed, dsummed_strides, outer, sizes, lane) + along(col, dsummed_strides[2])
+        d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
+    tl.store(at + along(col, dx_strides[2]), d.to(dx.dtype.element_ty), mask=live)
+
+
+@triton.jit
 def norm_backward_rows_kernel(
     dout,
     x,
@@ -181,14 +214,11 @@ def norm_backward_looped_kernel(
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
             live = col < n
             g = affine(kept[2 * u].to(COMPUTE), weight, None, col, live, OFFSET)
-            d = g - ((kept[2 * u + 1].to(COMPUTE) - centre) * scale) * projected
-            if CENTRED:
-                d = d - middle
-            d = d * scale
-            if dsummed is not None:
-                more = rows_of(dsummed, dsummed_strides, outer, sizes, lane) + along(col, dsummed_strides[2])
-                d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
-            tl.store(to + along(col, dx_strides[2]), d.to(dx.dtype.element_ty), mask=live)
+            v = kept[2 * u + 1].to(COMPUTE)
+            write_gradient(
+                g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, middle,
+                scale, projected, CENTRED, COMPUTE,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -250,8 +280,11 @@ def norm_parameters_kernel(
             if projections is not None:
                 g = affine(dy, weight, None, col, live_col, OFFSET)
                 if CENTRED:
-                    tl.store(totals + row * blocks + block, tl.sum(g, 1, keep_dims=True), mask=inside)
-                tl.store(projections + row * blocks + block, tl.sum(g * hat, 1, keep_dims=True), mask=inside)
+                    total, projected = two_sums(g, g * hat, 1, True)
+                    tl.store(totals + row * blocks + block, total, mask=inside)
+                else:
+                    projected = tl.sum(g * hat, 1, keep_dims=True)
+                tl.store(projections + row * blocks + block, projected, mask=inside)
         if dbiases is not None:
             db += tl.sum(dy, 0, keep_dims=True)
     line = part.to(tl.int64) * n + col

@@ -80,6 +80,37 @@ def read(at, strides, residual_at, residual_strides, col, live, COMPUTE: tl.cons
 
 
 @triton.jit
+def write(
+    v,
+    at,
+    out,
+    summed,
+    weight,
+    bias,
+    out_strides,
+    summed_strides,
+    sizes,
+    outer,
+    lane,
+    col,
+    live,
+    centre,
+    middle,
+    scale,
+    CENTRED: tl.constexpr,
+    OFFSET: tl.constexpr,
+):
+    """Elements ``col`` of a row, whose results begin at ``at``, from what is normalised, which goes into ``summed``."""
+    if summed is not None:
+        sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
+        tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
+    if CENTRED:
+        v = (v - centre) - middle
+    y = affine(v * scale, weight, bias, col, live, OFFSET)
+    tl.store(at + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
 def start_of(pointer, strides, outer, sizes, lane):
     """Addresses of the first elements of rows; None of an operand that is absent."""
     found = None
@@ -329,12 +360,7 @@ def norm_looped_kernel(
             kept = kept + (read(at, x_strides, residual_at, residual_strides, col, col < n, COMPUTE, "evict_first"),)
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - walked) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
-            live = col < n
-            v = kept[u]
-            if summed is not None:
-                sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
-                tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
-            if CENTRED:
-                v = (v - centre) - middle
-            y = affine(v * scale, weight, bias, col, live, OFFSET)
-            tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+            write(
+                kept[u], to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, col < n,
+                centre, middle, scale, CENTRED, OFFSET,
+            )  # fmt: skip

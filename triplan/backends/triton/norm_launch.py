@@ -25,17 +25,16 @@ from triplan.sku import (
 )
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
-#: Elements of a row that ``rows`` holds: forward those of x, backward also of dout, weight and two sums.
 OPS = ("rms_norm", "layer_norm", "l2_norm")
+#: Elements of a row that ``rows`` holds: forward those of x, backward also of dout, weight and two sums.
 MOST = dict.fromkeys(OPS, 16384) | dict.fromkeys((f"{op}_backward" for op in OPS), 8192)
 #: Lines of partial sums: an H200's multiprocessors. One number for all targets, as tolerances depend on it.
 LINES = 132
 #: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
 #: on a multiprocessor, with the next rows on their way, keep memory busy.
 HELD = 16384
-#: Lines that the fold adds up at once, in so many columns a program (in the interpreter, where programs take turns, in
-#: more), and its warps.
-FOLD, FOLD_COLUMNS, FOLD_WARPS = ceil_power(LINES), 1024 if interpreting() else 16, 8
+#: Lines that the fold adds up at once, in so many columns a program, and its warps.
+FOLD, FOLD_COLUMNS, FOLD_WARPS = ceil_power(LINES), 16, 8
 
 
 @lru_cache(maxsize=4096)
@@ -196,13 +195,7 @@ def operand_arguments(desc: Any, tile_rows: int) -> dict[str, Arg]:
 
 
 def launch_of(
-    which: Any,
-    grid: int,
-    args: Mapping[str, Arg],
-    constexprs: Mapping[str, Any],
-    warps: int,
-    most_registers: int = 0,
-    overlaps: bool = False,
+    which: Any, grid: int, args: Mapping[str, Arg], constexprs: Mapping[str, Any], warps: int, most_registers: int = 0
 ) -> Launch:
     names = set(which.arg_names)
     return Launch(
@@ -211,7 +204,6 @@ def launch_of(
         {k: v for k, v in args.items() if k in names},
         {k: v for k, v in constexprs.items() if k in names},
         warps,
-        overlaps=overlaps,
         max_registers=most_registers,
     )
 
@@ -259,17 +251,18 @@ def workspace(parameters: Callable[[Any], Tile | None], desc: Any, target: Targe
     return len(parts_of(desc, tile.rows)) * part_bytes(desc, tile.rows)
 
 
-def folds_of(desc: Any, rows: int, most: int = LINES, overlaps: bool = False) -> list[Launch]:
+def folds_of(desc: Any, rows: int, most: int = LINES) -> list[Launch]:
     n, parts = view(desc).n, parts_of(desc, rows)
     if n == 0 or not parts:
         return []
     args: dict[str, Arg] = dict.fromkeys(("dweights", "dweight", "dbiases", "dbias"))
     for name, (scratch, out) in parts.items():
         args |= {name: scratch, out.operand: out}
-    blocks = -(-n // FOLD_COLUMNS)
+    columns = 1024 if interpreting() else FOLD_COLUMNS  # programs take turns there
+    blocks = -(-n // columns)
     args |= {"n": Int(n, n >= 2**31), "lines": Int(lines_of(desc, rows, most)[0]), "blocks": Int(blocks)}
-    constexprs = {"ROWS": FOLD, "BLOCK": FOLD_COLUMNS}
-    return [launch_of(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS, overlaps=overlaps)]
+    constexprs = {"ROWS": FOLD, "BLOCK": columns}
+    return [launch_of(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
 
 
 def numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str | None:

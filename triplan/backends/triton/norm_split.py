@@ -53,8 +53,13 @@ def summed_up(desc: Any) -> Tile:
 
 
 def parts(desc: Any) -> int:
-    """Of a row."""
+    """Of a row: what is added up apart."""
     return max(-(-view(desc).n // summed_up(desc).block), 1)
+
+
+def pieces(desc: Any) -> int:
+    """Of a row: what is written apart."""
+    return max(-(-view(desc).n // piece(desc).block), 1)
 
 
 def scratch(desc: Any) -> tuple[dict[str, Arg], int]:
@@ -75,37 +80,35 @@ def applies(desc: Any, target: Target) -> Support:
         return Support.no("rows lie side by side: their elements are read together")
     if parts(desc) > MOST_PARTS:
         return Support.no(f"rows have {parts(desc)} parts; at most {MOST_PARTS} are added up at once")
-    programs = r.count * max(parts(desc), -(-r.n // piece(desc).block))
+    programs = r.count * max(parts(desc), pieces(desc))
     if programs >= 2**31:
         return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
     return packed_parameters(desc)
 
 
 def rank(desc: Any, target: Target) -> float:
-    r, n, (moved, read) = view(desc), parts(desc), row_bytes(desc)
-    finish = -(-r.n // piece(desc).block)
-    tile = strip(desc)
+    count, n, (moved, read) = view(desc).count, parts(desc), row_bytes(desc)
+    written = waves_us(count * pieces(desc), moved / pieces(desc), target)
     if not is_backward(desc):
-        return waves_us(r.count * n, read / n, target) + waves_us(r.count * finish, moved / max(finish, 1), target)
-    lines, each = lines_of(desc, tile.rows)
-    first = waves_us(lines * n, each * tile.rows * read / n, target)
-    return first + waves_us(r.count * finish, moved / max(finish, 1), target) + fold_us(desc, tile.rows)
+        return waves_us(count * n, read / n, target) + written
+    rows = strip(desc).rows
+    lines, each = lines_of(desc, rows)
+    return waves_us(lines * n, each * rows * read / n, target) + written + fold_us(desc, rows)
 
 
 def split(desc: Any, target: Target) -> list[Launch]:
     r, backward, tile = view(desc), is_backward(desc), piece(desc)
     shared = strip(desc)
-    folds = folds_of(desc, shared.rows, overlaps=True) if backward else []
+    folds = folds_of(desc, shared.rows) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
-    blocks = max(-(-r.n // tile.block), 1)
-    args = operand_arguments(desc, 1) | scratch(desc)[0] | {"blocks": Int(blocks), "parts": Int(parts(desc))}
-    found = constexprs_of(desc, tile) | {"BLOCKS": ceil_power(blocks), "PARTS": ceil_power(parts(desc))}
-    grid = r.count * blocks
+    args = operand_arguments(desc, 1) | scratch(desc)[0] | {"blocks": Int(pieces(desc)), "parts": Int(parts(desc))}
+    found = constexprs_of(desc, tile) | {"BLOCKS": ceil_power(pieces(desc)), "PARTS": ceil_power(parts(desc))}
+    grid = r.count * pieces(desc)
     if not backward:
         return [
-            launch_of(kernels.norm_partial_kernel, grid, args, found, tile.warps, overlaps=True),
-            launch_of(kernels.norm_finish_kernel, grid, args, found, tile.warps, overlaps=True),
+            launch_of(kernels.norm_partial_kernel, grid, args, found, tile.warps),
+            launch_of(kernels.norm_finish_kernel, grid, args, found, tile.warps),
         ]
     lines, each = lines_of(desc, shared.rows)
     if not folds:  # nothing is shared: a program for each group of rows
@@ -114,8 +117,8 @@ def split(desc: Any, target: Target) -> list[Launch]:
     of_parts |= {name: where for name, (where, _) in parts_of(desc, shared.rows).items()}
     added = constexprs_of(desc, shared)
     return [
-        launch_of(adjoints.norm_parameters_kernel, lines * parts(desc), of_parts, added, shared.warps, overlaps=True),
-        launch_of(kernels.norm_backward_finish_kernel, grid, args, found, tile.warps, overlaps=True),
+        launch_of(adjoints.norm_parameters_kernel, lines * parts(desc), of_parts, added, shared.warps),
+        launch_of(kernels.norm_backward_finish_kernel, grid, args, found, tile.warps),
         *folds,
     ]
 

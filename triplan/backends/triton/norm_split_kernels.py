@@ -9,8 +9,8 @@ CENTRED, LENGTH and the operands as in ``norm_kernels``. The adjoints' parts com
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.norm_adjoint_kernels import scale_again
-from triplan.backends.triton.norm_kernels import affine, read, scale_of, start_of
+from triplan.backends.triton.norm_adjoint_kernels import scale_again, write_gradient
+from triplan.backends.triton.norm_kernels import affine, read, scale_of, start_of, two_sums, write
 from triplan.backends.triton.overlap import begin
 from triplan.backends.triton.rows_kernels import along, placed, rows_of
 
@@ -53,8 +53,9 @@ def norm_partial_kernel(
         count = elements_of(block, n, BLOCK).to(COMPUTE)
         centre = tl.sum(v, 0) / count
         v = tl.where(live, v - centre, 0.0)
-        rest = tl.sum(v, 0) / count
-        found = tl.sum(v * v, 0) - rest * rest * count
+        rest, found = two_sums(v, v * v, 0, False)
+        rest = rest / count
+        found -= rest * rest * count
         found = tl.where(found < 0, 0.0, found)
         tl.store(centres + tl.program_id(0), centre)
         tl.store(rests + tl.program_id(0), rest)
@@ -113,9 +114,9 @@ def norm_finish_kernel(
         own = tl.load(centres + first + part, mask=known, other=0.0)
         centre = tl.sum(held * own, 0) / count
         off = tl.where(known, (own - centre) + tl.load(rests + first + part, mask=known, other=0.0), 0.0)
-        rest = tl.sum(held * off, 0)
+        rest, total = two_sums(held * off, found + held * off * off, 0, False)
         middle = rest / count
-        total = tl.sum(found + held * off * off, 0) - rest * middle
+        total -= rest * middle
         total = tl.where(total < 0, 0.0, total)
     else:
         total = tl.sum(found, 0)
@@ -129,14 +130,11 @@ def norm_finish_kernel(
     at = rows_of(x, x_strides, outer, sizes, lane)
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
     v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_first")
-    if summed is not None:
-        sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
-        tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
-    if CENTRED:
-        v = (v - centre) - middle
-    y = affine(v * scale, weight, bias, col, live, OFFSET)
-    to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
-    tl.store(to, y.to(out.dtype.element_ty), mask=live)
+    to = rows_of(out, out_strides, outer, sizes, lane)
+    write(
+        v, to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, live, centre, middle,
+        scale, CENTRED, OFFSET,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -187,14 +185,13 @@ def norm_backward_finish_kernel(
     g = tl.load(dout_at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
     g = affine(g, weight, None, col, live, OFFSET)
     v = tl.load(x_at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+    centre = tl.zeros((), COMPUTE)
+    middle = tl.zeros((), COMPUTE)
     if CENTRED:
-        v = v - tl.load(mean + row)
-    d = g - (v * scale) * projected
-    if CENTRED:
-        d = d - tl.sum(tl.load(totals + row * parts + part, mask=known, other=0.0), 0) / terms
-    d = d * scale
-    if dsummed is not None:
-        more = rows_of(dsummed, dsummed_strides, outer, sizes, lane) + along(col, dsummed_strides[2])
-        d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
-    to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
-    tl.store(to, d.to(dx.dtype.element_ty), mask=live)
+        centre = tl.load(mean + row)
+        middle = tl.sum(tl.load(totals + row * parts + part, mask=known, other=0.0), 0) / terms
+    to = rows_of(dx, dx_strides, outer, sizes, lane)
+    write_gradient(
+        g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, middle, scale,
+        projected, CENTRED, COMPUTE,
+    )  # fmt: skip
