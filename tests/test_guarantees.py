@@ -272,6 +272,8 @@ def digests(where: str, op: str) -> dict[str, str]:
             ):
                 digest = hashlib.sha256(digest_bytes(run(plan, problem.values))).hexdigest()
                 found[f"{plan.sku().id} {problem.desc.key}"] = digest
+                if where == "interpret":
+                    break  # slow; one stands for all
     return found
 
 

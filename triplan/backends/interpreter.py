@@ -5,13 +5,14 @@ on ``triton.runtime.interpreter._convert_float`` doing its conversions. From 3.6
 bf16 where the hardware rounds to nearest even (and turns some NaNs into infinities), and takes subnormals of bf16 for
 other ones of f32; and ``InterpreterBuilder.create_dot`` takes the bits of bf16 for integers, and lets BLAS multiply,
 whose sums depend on the number of threads and on where in a product a row stands. ``_repair`` replaces all of these, so
-that the guarantees hold here too. numpy >= 2.4 breaks run-time loops in Triton 3.6.
+that the guarantees hold here too. It also spares half of the time: each call of a function within a kernel would patch
+all of ``triton.language`` anew. numpy >= 2.4 breaks run-time loops in Triton 3.6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def interpret(
         raise Unsupported("interpreting needs TRITON_INTERPRET=1, set before triplan is imported")
     _repair()
     for launch in launches:
+        _patched.clear()
         values = {name: _value(arg, args, workspace, storage) for name, arg in launch.args.items()}
         launch.kernel[(launch.grid,)](**values, **launch.constexprs)
 
@@ -63,7 +65,11 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.T
     return tensor.detach().view(arg.element.torch)
 
 
-@lru_cache(maxsize=1)
+#: Which modules of Triton's language have been patched for the kernel that runs, by what its functions see of them.
+_patched: set[frozenset[int]] = set()
+
+
+@cache
 def _repair() -> None:
     import numpy as np
     import triton.language as tl
@@ -94,3 +100,17 @@ def _repair() -> None:
         return interpreter.TensorHandle(np.einsum("...ik,...kj->...ij", *factors) + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
+    patch = interpreter._patch_lang
+
+    @cache
+    def languages(function: Any) -> frozenset[int]:
+        return frozenset(id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
+
+    def patch_once(function: Any) -> Any:
+        seen = languages(function)
+        if seen in _patched:
+            return interpreter._LangPatchScope()
+        _patched.add(seen)
+        return patch(function)
+
+    interpreter._patch_lang = patch_once
