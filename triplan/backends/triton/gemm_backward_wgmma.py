@@ -21,7 +21,7 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 #: Bytes a microsecond in which a program sums columns: what the copies of a ring bring (a guess until measured).
 SUMMED_PER_US = 9.0e4
 #: How much longer tiles of fewer columns take than in one product, as each product has an operand that lies across: in
-#: a committed run of ``python -m bench gemm --sweep``, where those of 256 were the fastest at 2048 and 4096.
+#: the committed runs of ``python -m bench gemm --sweep`` those of 256 were the fastest at 2048 and 4096, not at 8192.
 NARROW = 1.05
 #: Rows of tiles dealt together: fewer than of one product, as each has an operand that lies across.
 GROUP_M = 4
@@ -69,7 +69,8 @@ def ring_us(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> float:
     # Each alone ends in a wave that is not full; together in one such wave.
     apart = sum(math.ceil(_tiles(p, ring) / sms) for p in pair)
     together = math.ceil(sum(_tiles(p, ring) for p in pair) / sms)
-    products_us = (one + two) * together / max(apart, 1) * (1.0 if ring.n > 128 else NARROW)
+    narrow = ring.n <= 128 and any(gemm_wgmma.is_short(p.desc) for p in pair)
+    products_us = (one + two) * together / max(apart, 1) * (NARROW if narrow else 1.0)
     return products_us + (0.0 if sums_beside(desc, ring, target) else launching.sum_us(desc))
 
 

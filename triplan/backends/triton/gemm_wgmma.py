@@ -82,13 +82,14 @@ class Ring:
 
 #: The rings, and of each: operations (multiplications, additions) that a multiprocessor does in a microsecond while all
 #: are busy, and bytes of operands that all of them stream in one, both in millions. Fitted, as what follows, by least
-#: squares of logarithms to the rings' times in the committed runs of ``python -m bench gemm --sweep``; then the first
-#: ring in turns and ``AROUND_US`` of a loading warp were moved by hand, so that products of one round of tiles and
-#: batches take what measured fastest. ``tests/test_gemm_costs.py`` holds the choices.
+#: squares of logarithms to the rings' times in the committed runs of ``python -m bench gemm --sweep``; then moved by
+#: hand so that what measured fastest is taken: the first ring in turns and ``AROUND_US`` of a loading warp for products
+#: of one round of tiles and batches, what one of 128 columns multiplies for cubes of 4096, and what that of 64 by 64
+#: streams for 64 rows. ``tests/test_gemm_costs.py`` holds the choices.
 RATES = {
-    Ring(128, 256, 64, 4, True): (5.20, 3.96),
+    Ring(128, 256, 64, 4, True, group=4): (5.20, 3.96),
     Ring(128, 256, 64, 3, True): (5.18, 3.96),
-    Ring(128, 128, 64, 6, True): (5.28, 3.96),
+    Ring(128, 128, 64, 6, True): (5.16, 3.96),
     Ring(128, 128, 64, 4, True): (5.00, 3.79),
     Ring(128, 64, 64, 6, True): (3.68, 2.44),
     Ring(128, 128, 64, 6, True, turns=True): (5.34, 3.98),
@@ -101,12 +102,17 @@ RATES = {
     Ring(128, 64, 64, 6, False): (3.25, 1.93),
     Ring(64, 128, 64, 8, False): (4.15, 3.96),
     Ring(64, 128, 128, 4, False): (4.01, 3.96),
-    Ring(64, 64, 128, 6, False): (2.84, 3.75),
+    Ring(64, 64, 128, 6, False): (2.84, 4.40),
     Ring(64, 32, 128, 8, False): (2.17, 3.22),
 }
 RINGS = tuple(RATES)
+_RATES = {replace(ring, group=GROUP_M): rates for ring, rates in RATES.items()}
 #: Microseconds around the tiles, by whether a warp of its own loads.
 AROUND_US = {True: 2.8, False: 1.52}
+#: Operations from which on a product meets the card's power limit wherever it runs, and how much longer rings in turns,
+#: which read B twice as often, multiply in shorter ones: those gain by turns on a card that is hot already, and lose as
+#: much and more on a cool one.
+LONG, COOL = 5e11, 1.05
 #: How much faster one multiprocessor multiplies alone (the card's power is shared), and how much slower operands stream
 #: where none of a tile's rows lie within A.
 ALONE, OUTSIDE = 0.48, 0.4
@@ -124,20 +130,27 @@ def tiles_in(desc: MatrixProductDescriptor, ring: Ring) -> int:
 
 def tile_us(ring: Ring, k: int, busy: float = 1.0) -> float:
     """Estimated microseconds of one tile, while this share of the multiprocessors is busy."""
-    operations, _ = RATES[replace(ring, group=GROUP_M)]
+    operations, _ = _RATES[replace(ring, group=GROUP_M)]
     return 2 * ring.m * ring.n * k / (operations * 1e6 * (1 + ALONE * (1 - busy)))
 
 
 def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds: waves of tiles, or streams of operands, whichever is longer."""
-    _, streamed = RATES[replace(ring, group=GROUP_M)]
+    _, streamed = _RATES[replace(ring, group=GROUP_M)]
     batch, sms = math.prod(desc.lead), max(target.sm_count, 1)
     tiles = tiles_in(desc, ring)
     multiplying = math.ceil(tiles / sms) * tile_us(ring, desc.k, min(tiles / sms, 1.0))
+    if ring.turns and is_short(desc):
+        multiplying *= COOL
     nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
     within = min(desc.m / ring.m, 1.0)
     streaming = nbytes / (streamed * 1e6 * (1 - OUTSIDE * (1 - within)))
     return AROUND_US[ring.specialised] + together(multiplying, streaming)
+
+
+def is_short(desc: MatrixProductDescriptor) -> bool:
+    """Whether products may be over before the card's power limit counts."""
+    return 2 * math.prod(desc.lead) * desc.m * desc.n * desc.k < LONG
 
 
 @lru_cache(maxsize=4096)
