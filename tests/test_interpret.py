@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import triton
+import triton.language as tl
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from indexing_cases import POLICIES, ROWS, accumulate_of, build, elements_of, grid, pinned
@@ -38,6 +41,30 @@ def passes_of(row: str, seed: int) -> tuple[Values, ...]:
 
 def check(plan: tp.Plan[Any, Any], row: str, seed: int, runs: int = 2) -> int:
     return check_plan(plan, seed=seed, runs=runs, passes=passes_of(row, seed)).exact
+
+
+@triton.jit
+def halved(x):  # type: ignore[no-untyped-def]
+    return tl.sum(x, 0) / 2
+
+
+@triton.jit
+def halves(src, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    lane = tl.arange(0, BLOCK)
+    at = tl.program_id(0)
+    tl.store(out + at, halved(tl.load(src + at * BLOCK + lane)) + tl.max(tl.zeros((BLOCK,), tl.float32), 0))
+
+
+def test_kernels_of_ones_own_run_between_plans() -> None:
+    """What makes plans' kernels faster here leaves Triton's language as it was."""
+    desc = build("gather", SHAPE, 0, EXTENT, element="f32")
+    for _ in range(3):
+        plan = pinned(desc, "elements", TARGET)
+        assert plan is not None
+        check(plan, "elements", 1)
+        src, out = torch.randn(5, 16), torch.empty(5)
+        halves[(5,)](src, out, BLOCK=16)
+        torch.testing.assert_close(out, src.sum(1) / 2)
 
 
 @pytest.mark.parametrize(("op", "row"), ROWS)

@@ -34,7 +34,6 @@ def interpret(
         raise Unsupported("interpreting needs TRITON_INTERPRET=1, set before triplan is imported")
     _repair()
     for launch in launches:
-        _patched.clear()
         values = {name: _value(arg, args, workspace, storage) for name, arg in launch.args.items()}
         launch.kernel[(launch.grid,)](**values, **launch.constexprs)
 
@@ -63,10 +62,6 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.T
         return tensor.stride(arg.axis)
     assert isinstance(arg, Ptr)
     return tensor.detach().view(arg.element.torch)
-
-
-#: Which modules of Triton's language have been patched for the kernel that runs, by what its functions see of them.
-_patched: set[frozenset[int]] = set()
 
 
 @cache
@@ -100,7 +95,8 @@ def _repair() -> None:
         return interpreter.TensorHandle(np.einsum("...ik,...kj->...ij", *factors) + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
-    patch = interpreter._patch_lang
+    patch, start = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patched: set[frozenset[int]] = set()  # for the kernel that runs, by what its functions see of the language
 
     @cache
     def languages(function: Any) -> frozenset[int]:
@@ -108,9 +104,13 @@ def _repair() -> None:
 
     def patch_once(function: Any) -> Any:
         seen = languages(function)
-        if seen in _patched:
+        if seen in patched:
             return interpreter._LangPatchScope()
-        _patched.add(seen)
+        patched.add(seen)
         return patch(function)
 
-    interpreter._patch_lang = patch_once
+    def start_anew(self: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        start(self, *args, **kwargs)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, start_anew
