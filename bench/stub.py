@@ -24,8 +24,9 @@ def _nothing(*args: Any) -> None:
 
 
 class _Utils:
-    def load_binary(self, *args: Any) -> tuple[int, int, int, int, int]:
-        return 1, 1, 0, 0, 1024  # module, function, registers, spills, threads
+    def load_binary(self, *args: Any) -> tuple[None, int, int, int, int]:
+        # Module, function, registers, spills, threads. From 3.7 on Triton would unload a module that there is.
+        return None, 1, 0, 0, 1024
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": 232448, "multiprocessor_count": 132}

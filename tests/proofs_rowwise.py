@@ -15,8 +15,8 @@ import triplan as tp
 from triplan.sku import interpreting
 
 #: No multiples of a block. With so many elements some rounding of a sum shows in narrow results too; the longer rows
-#: take several blocks of every kernel that has such. In the interpreter programs take turns: there is less to do there.
-LENGTH, LONG, LONG_ROWS = 1030, *((17_000, 12) if interpreting() else (40_000, 24))
+#: take several blocks of every kernel that has such. There is more of them where a GPU does it.
+LENGTH, LONG, LONG_ROWS = 1030, *((40_000, 24) if torch.cuda.is_available() and not interpreting() else (17_000, 12))
 
 
 class Softmax(Problem):

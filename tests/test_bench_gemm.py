@@ -79,7 +79,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("case", "kinds"),
     [
         (Case(256, 256, 256, "nt", bias=True), ("tiles ", "wgmma ", "wgmma_tiles ")),
-        (Case(16, 256, 1024, "nt"), ("tiles ", "split_k ", "wgmma ")),
+        (Case(16, 256, 1024, "nt"), ("tiles ", "split_k ", "wgmma_tiles ")),
     ],
 )
 def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_it_was(

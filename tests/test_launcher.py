@@ -87,22 +87,12 @@ class Recorder:
         self.calls.append(args)
 
 
-#: Kernels that a replaced driver has "loaded": from 3.7 on Triton's would unload them where they are collected.
-KEPT: list[dict[Any, Any]] = []
-
-
-def fresh() -> dict[Any, Any]:
-    """An empty store of compiled kernels: a loaded one keeps the launcher that it first met."""
-    KEPT.append({})
-    return KEPT[-1]
-
-
 @pytest.fixture
 def static(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """torch's static launcher and the driver, replaced."""
     recorder = Recorder()
     monkeypatch.setattr(launcher, "_STATIC", recorder)
-    monkeypatch.setattr(compile, "_compiled", fresh())
+    monkeypatch.setattr(compile, "_compiled", {})
     with launch_stubbed(H200):
         yield recorder
 
@@ -112,7 +102,7 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """Triton's launcher and the driver, replaced; torch has no static one."""
     recorder = Recorder()
     monkeypatch.setattr(launcher, "_STATIC", None)
-    monkeypatch.setattr(compile, "_compiled", fresh())
+    monkeypatch.setattr(compile, "_compiled", {})
     with launch_stubbed(H200):
         monkeypatch.setattr(type(triton.runtime.driver.active), "launcher_cls", lambda *args: recorder)
         yield recorder
