@@ -59,9 +59,7 @@ gpu: $(STAMP)
 interpret: $(STAMP)
 	TRITON_INTERPRET=1 $(PY) -m pytest -m interpret $(PARALLEL)
 
-# Of the grids of products, the forward one for Hopper: the others are the same kernels, and take minutes.
-COMPILED := tests/test_compile.py tests/test_gemm.py tests/test_gemm_backward.py tests/test_launcher.py \
-  -k "not (by_tensor_cores and (sm80 or test_gemm_backward))"
+COMPILED := tests/test_compile.py tests/test_gemm.py tests/test_gemm_backward.py tests/test_launcher.py
 
 compile-newest: $(STAMP)
 	@if [ ! -e $(NEWEST)/done ]; then rm -rf $(NEWEST); \
