@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import triplan as tp
-from triplan.backends.launch import Launch, early
+from triplan.backends.launch import Launch
 from triplan.backends.triton import gemm_backward_wgmma as pairs
 from triplan.backends.triton import gemm_launch, gemm_split, gemm_wgmma
 from triplan.backends.triton.gemm_launch import Tile
@@ -15,8 +15,6 @@ from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 
 #: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.
 HOPELESS, HOPELESS_SPLIT = 2.5, 1.35
-#: How many configurations of a row also begin before the launch ahead has ended, where there are few rows.
-EARLY = 4
 #: Rows of tiles dealt together, beside the row's own choice.
 GROUPS = (2, 4, 8, 16)
 #: Tiles that no row takes today. What keeps most loads on their way is for a sweep to find: by rows of A at most.
@@ -71,11 +69,10 @@ class Configuration:
     name: str
     launches: list[Launch]
     workspace: int = 0
-    early: bool = False
 
     @property
     def contestant(self) -> str:
-        return f"{'early ' if self.early else ''}{self.row} {self.name}"
+        return f"{self.row} {self.name}"
 
 
 def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[Configuration]:
@@ -101,8 +98,6 @@ def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[C
             for s in promising(splits, lambda s: gemm_split.split_us(desc, s, target), HOPELESS_SPLIT)
         ]
         yield from by_splits
-        for c in (*by_tiles[:EARLY], *by_splits[:EARLY]):
-            yield replace(c, launches=early(c.launches), early=True)
     if pinned(desc, "wgmma", target) is None:
         return
     kinds = (True, False) if desc.op == "gemm" else (True,)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -51,6 +52,8 @@ Progress = Callable[[str, int, int], None]
 #: What a sweep tries: the sizes that decide tiles. (A logarithm changes nothing about tiles.)
 SWEPT = ((8192, 8192), (8192, 32768), (65536, 256))
 COMPILERS = 12
+#: After so long without a case's figures its process is taken for dead.
+CASE_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,11 @@ def run(
         compile_all([c for c in listed if isinstance(c, Case)], tp.Target.of(device))
     rows: list[Row] = []
     started = time.perf_counter()
-    for i, case in enumerate(listed):
-        progress(case.name, i, len(listed))
-        rows += case_rows(case, iterations, warmup, device, copy, tiny, sweep)
-        if on_gpu:
-            torch.cuda.empty_cache()
-    progress("done", len(listed), len(listed))
+    cards = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if on_gpu else []
+    timed = partial(case_rows, iterations=iterations, warmup=warmup, copy=copy, tiny=tiny, sweep=sweep)
+    for i, found in enumerate(spread(timed, listed, cards) if cards else (timed(c, device=device) for c in listed)):
+        progress(listed[i].name, i + 1, len(listed))
+        rows += found
     label = "" if on_gpu else "CPU SMOKE TEST: reference backend, tiny sizes, host clock; no measurement of any kernel"
     settings = {
         "iterations": iterations,
@@ -103,6 +105,7 @@ def run(
         "device": device.type,
         "tiny": tiny,
         "sweep": sweep,
+        "cards": max(len(cards), 1),
         "copy_gb_per_s": copy / 1e9,
         "l2_bytes": timing.l2_bytes(device),
         "seconds": time.perf_counter() - started,
@@ -110,6 +113,41 @@ def run(
     stem = ("rowwise-sweep-" if sweep else "rowwise-") + hardware_slug(device) + ("-smoke" if tiny else "")
     title = f"rowwise; copy {copy / 1e12:.2f} TB/s" if on_gpu else "rowwise"
     return Report(stem, title, label, COLUMNS, CHARTS, settings, rows)
+
+
+def spread(
+    timed: Callable[..., list[Row]], listed: Sequence[Case | LossCase], cards: Sequence[torch.device]
+) -> Iterator[list[Row]]:
+    """``timed`` of each case, in order, on whichever of ``cards`` is free: contestants of one case share a card.
+
+    A process a card, as most of the time goes into torch.compile, whose helpers besides outlive it if nobody ends them.
+    """
+    context = get_context("spawn")
+    free = context.SimpleQueue()
+    for card in cards:
+        free.put(card)
+    with context.Pool(len(cards), _take_card, (free, max((os.cpu_count() or 1) // len(cards), 1))) as pool:
+        found = pool.imap(partial(_timed_here, timed), listed)
+        for _ in listed:
+            yield found.next(CASE_SECONDS)
+
+
+_card = torch.device("cpu")
+
+
+def _take_card(free: Any, compilers: int) -> None:
+    global _card
+    _card = free.get()
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(compilers)
+    if _card.type == "cuda":
+        torch.cuda.set_device(_card)
+
+
+def _timed_here(timed: Callable[..., list[Row]], case: Case | LossCase) -> list[Row]:
+    rows = timed(case, device=_card)
+    if _card.type == "cuda":
+        torch.cuda.empty_cache()
+    return rows
 
 
 def family(case: Case | LossCase) -> Any:

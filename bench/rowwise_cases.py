@@ -14,7 +14,6 @@ from torch.nn import functional
 
 import triplan as tp
 from triplan.backends.compile import compile_source
-from triplan.backends.launch import early
 from triplan.backends.triton import norm, norm_launch, softmax
 from triplan.backends.triton.rows_launch import Tile, ceil_power
 
@@ -250,7 +249,7 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
             if not case.n >= 16384 or not 4 <= block // (32 * warps) <= 16:
                 continue
             shared = norm_launch.strip(desc) if case.is_norm else tile
-            for unroll in (1, 2, 4):
+            for unroll in (1, 2, 4, 8):
                 if block * unroll > case.n:
                     continue
                 build = partial(family.looped_launches, tile=tile, unroll=unroll)
@@ -286,10 +285,6 @@ def _row(family: Any, desc: tp.Descriptor, tile: Tile, shared: Tile, build: Call
     return found
 
 
-def _early(row: tp.KernelRow, desc: Any, target: tp.Target) -> list[Any]:
-    return early(row.build(desc, target) if row.build else [])
-
-
 def compile_share(case: Case, target: tp.Target, first: int, step: int) -> None:
     """Compile each ``step``-th swept kernel of ``case`` into Triton's cache on disk."""
     with registered(case) as names:
@@ -301,13 +296,9 @@ def compile_share(case: Case, target: tp.Target, first: int, step: int) -> None:
 
 @contextmanager
 def registered(case: Case) -> Iterator[list[str]]:
-    """The swept kernels of ``case`` in the kernel table, for as long as this lasts: their names. A norm's, and the
-    table's that splits rows, also begin early."""
+    """The swept kernels of ``case`` in the kernel table, for as long as this lasts: their names."""
     held = {r.name: r for r in tp.TABLE.rows(case.op)}
     found = [replace(held["looped"], name=name, **fields) for name, fields in swept(case)]
-    if case.is_norm:
-        split = [r for r in (held["split"],) if r.supports(descriptor(case), tp.Target.preset("h200"))]
-        found += [replace(r, name=f"{r.name} early", build=partial(_early, r)) for r in (*found, *split)]
     names = []
     try:
         for row in found:

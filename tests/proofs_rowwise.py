@@ -249,7 +249,7 @@ def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
         x = (x.sign() + x.clamp(-3, 3) / 4) * math.sqrt(compute.max / (8 * length))
     elif kind == "wide":
         x *= 2.0 ** torch.randint(-8 if narrow else -40, 9 if narrow else 41, x.shape, generator=g)
-    elif kind == "cancelling" and desc.op == "l2_norm":
+    elif kind == "cancelling" and desc.op in ("l2_norm", "rms_norm"):
         # Squares of narrow values add up exactly unless their exponents differ, and a root hides half of what is lost.
         x *= 2.0 ** torch.randint(-6, 7, x.shape, generator=g)
     weight, residual = getattr(desc, "weight", False), getattr(desc, "residual", False)

@@ -76,9 +76,6 @@ def test_swept_tiles_are_kernels_for_as_long_as_they_are_timed(op: str) -> None:
         ]
         assert len({tuple((launch.source(), launch.grid) for launch in p.launches) for p in plans}) == len(names)
         assert all(p.workspace_size() >= 0 for p in plans)
-        for name, p in zip(names, plans, strict=True):
-            assert all(launch.overlaps == name.endswith(" early") for launch in p.launches)
-        assert any(name.endswith(" early") for name in names) == op.startswith("rms_norm")
     assert tp.TABLE.rows(op) == before
 
 

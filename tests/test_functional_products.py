@@ -107,9 +107,8 @@ def test_factors_that_alpha_takes_away_are_not_read(dtype: torch.dtype, device: 
     a, b = torch.full((3, 4), torch.nan, dtype=dtype, device=device), torch.ones(4, 5, dtype=dtype, device=device)
     for input in (integers((3, 5), dtype, device, 1), integers((5,), dtype, device, 1)):
         for beta in (2, 1, 0):
-            want = torch.addmm(input, a, b, alpha=0, beta=beta)
-            assert bool(want.isfinite().all())
-            assert torch.equal(F.addmm(input, a, b, alpha=0, beta=beta), want)
+            # As in BLAS; torch's own does so on some devices only.
+            assert torch.equal(F.addmm(input, a, b, alpha=0, beta=beta), beta * input.expand(3, 5))
 
 
 def test_a_scaled_bias_gradient_alone(device: str) -> None:

@@ -19,6 +19,7 @@ from gemm_cases import (
     backward,
     backward_grid,
     backward_magnitude,
+    passes,
     pinned,
 )
 from hypothesis import given, settings
@@ -39,9 +40,9 @@ compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason=
 
 
 def check(plan: tp.Plan[Any, Any], seed: int, runs: int = 2) -> int:
-    # tf32 has no fine steps between its subnormal numbers: there its relative bound is not promised.
-    passes = ("unit", "integers") if plan.descriptor.multiplicands is tp.MathPrecision.TF32 else None
-    report = check_plan(plan, seed=seed, runs=runs, passes=passes, magnitude=backward_magnitude, exact_integers=True)
+    report = check_plan(
+        plan, seed=seed, runs=runs, passes=passes(plan.descriptor), magnitude=backward_magnitude, exact_integers=True
+    )
     return report.compared
 
 

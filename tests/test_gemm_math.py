@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
-from gemm_cases import COLUMN, EDGES, batched_grid, exact, grid, magnitude, pinned
+from gemm_cases import COLUMN, EDGES, batched_grid, exact, grid, magnitude, passes, pinned
 
 import triplan as tp
 from triplan.testing import check_plan, check_refusals
@@ -19,10 +19,13 @@ compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason=
 
 
 def check(plan: tp.Plan, seed: int) -> int:  # type: ignore[type-arg]
-    # As tf32: no fine steps between its subnormal numbers.
-    passes = ("unit", "integers") if plan.descriptor.multiplicands is tp.MathPrecision.TF32X3 else None
     return check_plan(
-        plan, seed=seed, runs=2, passes=passes, magnitude=magnitude, exact_integers=exact(plan.descriptor)
+        plan,
+        seed=seed,
+        runs=2,
+        passes=passes(plan.descriptor),
+        magnitude=magnitude,
+        exact_integers=exact(plan.descriptor),
     ).compared
 
 

@@ -29,8 +29,6 @@ from triplan.backends.launch import (
     Scratch,
     Stride,
     TensorMap,
-    early,
-    overlapping,
 )
 from triplan.sku import ArchSku, ElementKind
 
@@ -63,7 +61,8 @@ def launches() -> list[Launch]:
                     found += row.launches(desc, H200)
     add = SAMPLES["index_add"].replace(element="f64")
     found += tp.plan(add, target=H200).launches
-    return [*found, *overlapping(early(found), H200)]
+    early = [tp.plan(desc, target=H200, preference=tp.PlanPreference(kernel=row)) for row, desc in OVERLAPPING]
+    return [*found, *(launch for plan in early for launch in plan.launches)]
 
 
 @pytest.fixture(scope="module")
@@ -287,34 +286,27 @@ def test_a_failed_launch_is_an_internal_error(
 
 # --- launches that begin before the one ahead has ended ---
 
-OVERLAPPING: dict[str, tuple[tp.Descriptor, ...]] = {
-    "tiles": (
-        tp.GemmDescriptor(m=16, n=4096, k=4096, element="bf16"),
-        tp.GemmDescriptor(m=64, n=64, k=64, element="f32"),
-    ),
-    "split_k": (tp.GemmDescriptor(m=16, n=4096, k=4096, element="f16"),),
-    "split": tuple(
-        tp.descriptor_types()[op](input_shape=(16, 262_144), element="bf16")
+
+OVERLAPPING: list[tuple[str, tp.Descriptor]] = [
+    ("split_k", tp.GemmDescriptor(m=16, n=4096, k=4096, element="f16")),
+    *(
+        ("split", tp.descriptor_types()[op](input_shape=(16, 262_144), element="bf16"))
         for op in ("layer_norm", "layer_norm_backward", "rms_norm", "l2_norm_backward")
     ),
-}
+]
 
 
-@pytest.mark.parametrize("row", OVERLAPPING)
-def test_kernels_wait_for_the_launch_ahead_before_they_touch_memory(row: str) -> None:
-    found = 0
-    for desc in OVERLAPPING[row]:
-        for target in (H200, tp.Target.sm80()):
-            plan = tp.plan(desc, target=target, preference=tp.PlanPreference(kernel=row))
-            assert not any(launch.overlaps for launch in plan.launches)
-            for launch in overlapping(early(plan.launches), target):
-                assert launch.overlaps == (target is H200)
-                code = sass(compile_source(launch.source(), target.arch).asm["cubin"])
-                order = re.findall(r"\b(ACQBULK|LDG|LDGSTS|STG|RED|ATOM)\b", code)
-                assert ("ACQBULK" in order) == launch.overlaps
-                assert order[0] == "ACQBULK" or not launch.overlaps
-                found += launch.overlaps
-    assert found > 0
+@pytest.mark.parametrize(("row", "desc"), OVERLAPPING)
+def test_kernels_wait_for_the_launch_ahead_before_they_touch_memory(row: str, desc: tp.Descriptor) -> None:
+    for target in (H200, tp.Target.sm80()):
+        plan = tp.plan(desc, target=target, preference=tp.PlanPreference(kernel=row))
+        assert plan.launches
+        for launch in plan.launches:
+            assert launch.overlaps == (target is H200)
+            code = sass(compile_source(launch.source(), target.arch).asm["cubin"])
+            order = re.findall(r"\b(ACQBULK|LDG|LDGSTS|STG|RED|ATOM)\b", code)
+            assert ("ACQBULK" in order) == launch.overlaps
+            assert order[0] == "ACQBULK" or not launch.overlaps
 
 
 # --- tensor maps ---

@@ -73,8 +73,8 @@ def test_narrow_inputs_as_in_torch(name: str, device: str) -> None:
     theirs, ours = getattr(torch.nn, name)(6, device=device), getattr(nn, name)(6, device=device)
     x = torch.randn(3, 6, device=device).bfloat16()
     got = ours(x)
-    assert got.dtype == theirs(x).dtype == torch.bfloat16
-    torch.testing.assert_close(got, theirs(x))
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got, theirs(x.float()).bfloat16())  # not every torch takes x beside wider parameters
     got.sum().backward()
     assert ours.weight.grad is not None
     assert ours.weight.grad.dtype == torch.float32

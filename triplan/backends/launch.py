@@ -176,12 +176,6 @@ class Launch:
         )
 
 
-def early(launches: Iterable[Launch]) -> list[Launch]:
-    """``launches``, each to begin before the one ahead has ended if its kernel can wait for that. No row in Triton's
-    language asks for it: benches' sweeps try it."""
-    return [replace(launch, overlaps=launch.overlaps or "OVERLAPS" in launch.kernel.arg_names) for launch in launches]
-
-
 def overlapping(launches: Iterable[Launch], target: Target) -> tuple[Launch, ...]:
     """``launches`` for ``target``: kernels in Triton's language are told, by OVERLAPS, whether they must wait for the
     launch ahead, as on Hopper alone they may."""

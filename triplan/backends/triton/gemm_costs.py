@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 #: One launch within a stream of them, and bytes a microsecond that stream from memory.
 LAUNCH_US, BYTES_PER_US = 1.6, 3.7e6
 #: Around all steps of a kernel that multiplies; and the same bytes, where nothing else is waited for.
-AROUND_US, STREAMED = 4.1, 4.2e6
+AROUND_US, STREAMED = 2.9, 4.55e6
 #: From one program's last step to the next one's first, which only others on the same multiprocessor hide.
-BETWEEN_US = 1.3
-#: What adds up partial sums begins while others end; what those take on their way through the L2 cache.
-NEXT_US, PARTIAL = 0.3, 3.6e6
+BETWEEN_US = 2.4
+#: A launch that adds up partial sums, by architecture: on sm90a both launches are placed while the one ahead of them
+#: ends, which saves more than the second takes. And bytes of those sums that pass through the L2 cache in a microsecond.
+NEXT_US, PARTIAL = {"sm90a": -0.3, "sm80": 0.7, "cpu": 0.7}, 3.6e6
 #: Microseconds from asking for the operands of a step to having them, on a busy card: some, and more for 64 KiB.
-LATENCY_US, LATENCY_64K_US = 0.64, 0.86
+LATENCY_US, LATENCY_64K_US = 0.71, 0.43
 #: Microseconds of a million multiplications and additions on one multiprocessor, by whether rows of B lie in memory, or
 #: columns; and bytes that one is fed by pointers in a microsecond, while all are.
-MFLOP_US = {True: 0.039, False: 0.088}
-FED = {True: 8.4e4, False: 8.9e4}
+MFLOP_US = {True: 0.122, False: 0.237}
+FED = {True: 2.36e5, False: 5.78e5}
 #: The same, of other multiplicands and architectures, beside f16's on sm90a: peak by peak.
 SLOWER = {
     "sm90a": {"f16": 1.0, "bf16": 1.0, "exact": 0.5, "tf32": 2.0, "tf32x3": 6.0, "f32": 12.0, "f64": 14.0},
@@ -41,7 +42,7 @@ SLOWER = {
     "cpu": {},
 }
 #: How much two limits that are close to each other add.
-POWER = 4.5
+POWER = 2.4
 #: Registers of a thread besides its accumulators, and bytes of a multiprocessor's registers.
 OTHER_REGISTERS, REGISTERS = 56, 65536
 
@@ -73,16 +74,16 @@ def pointers_us(desc: MatrixProductDescriptor, tile: Tile, b_rows: bool, target:
         1 + desc.reads_c0 + desc.saves_pre
     )
     moved = batch * nbytes / STREAMED
-    return AROUND_US + (waves - 1) * BETWEEN_US / held + together(busy, waiting, moved)
+    return AROUND_US + (waves - 1) * BETWEEN_US / held + together(busy, waiting, moved, power=POWER)
 
 
-def pieces_us(desc: MatrixProductDescriptor, pieces: int) -> float:
+def pieces_us(desc: MatrixProductDescriptor, pieces: int, target: Target) -> float:
     """Of writing, reading and adding the partial sums of ``pieces`` pieces of k."""
     partial = 2 * pieces * math.prod(desc.lead) * desc.m * desc.n * desc.sums.itemsize
-    return NEXT_US + partial / PARTIAL
+    return NEXT_US[str(target.arch)] + partial / PARTIAL
 
 
-def together(*limits: float) -> float:
-    """What the slowest of ``limits`` takes where the others are in its way."""
+def together(*limits: float, power: float) -> float:
+    """What the slowest of ``limits`` takes where the others are in its way: the less, the higher ``power`` is."""
     most = max(limits)
-    return most and most * float(sum((x / most) ** POWER for x in limits) ** (1 / POWER))
+    return most and most * float(sum((x / most) ** power for x in limits) ** (1 / power))

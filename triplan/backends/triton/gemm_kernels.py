@@ -10,8 +10,6 @@ loop into ``cp.async`` copies ``num_stages`` deep, and the product into ``mma.sy
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.overlap import begin
-
 # --- activations: in the accumulator ---
 
 
@@ -174,13 +172,11 @@ def tiles_kernel(
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """One tile (BLOCK_M, BLOCK_N) of C a program. ``xy`` is the stride of matrix x along axis y.
 
     ``x_batch``: its stride from one product to the next; None where there is but one.
     """
-    begin(OVERLAPS)
     program = tl.program_id(0)
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)

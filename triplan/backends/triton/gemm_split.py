@@ -69,7 +69,7 @@ def chosen_split(desc: MatrixProductDescriptor, target: Target) -> Split:
 
 def split_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
     """Estimated microseconds of both kernels."""
-    return launching.tile_us(desc, split.tile, target, split.pieces) + pieces_us(desc, split.pieces)
+    return launching.tile_us(desc, split.tile, target, split.pieces) + pieces_us(desc, split.pieces, target)
 
 
 def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
@@ -100,6 +100,7 @@ def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             constants,
             num_warps=split.tile.warps,
             num_stages=split.tile.stages,
+            overlaps=True,
             max_registers=launching.MAX_REGISTERS,
         ),
         Launch(
@@ -120,6 +121,7 @@ def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
                 "MOST_PIECES": 1 << (pieces - 1).bit_length(),
                 "ACC": launching.accumulator(desc),
             },
+            overlaps=True,
             max_registers=launching.MAX_REGISTERS if compute is ElementKind.F64 else None,
         ),
     ]

@@ -109,6 +109,8 @@ RINGS = tuple(RATES)
 _RATES = {replace(ring, group=GROUP_M): rates for ring, rates in RATES.items()}
 #: Microseconds around the tiles, by whether a warp of its own loads.
 AROUND_US = {True: 2.8, False: 1.52}
+#: How much two limits that are close to each other add.
+POWER = 4.5
 #: Operations from which on a product is taken to meet the card's power limit by itself, and how much longer rings in
 #: turns multiply in shorter ones. Both by hand: with a bias, turns took 1.04 of addmm's speed at 4096 in a committed
 #: sweep, and 0.97 in the committed bench, when the card was cool; from 9e11 operations on they led in every run.
@@ -145,7 +147,7 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
     within = min(desc.m / ring.m, 1.0)
     streaming = nbytes / (streamed * 1e6 * (1 - OUTSIDE * (1 - within)))
-    return AROUND_US[ring.specialised] + together(multiplying, streaming)
+    return AROUND_US[ring.specialised] + together(multiplying, streaming, power=POWER)
 
 
 def is_short(desc: MatrixProductDescriptor) -> bool:

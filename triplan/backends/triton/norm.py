@@ -30,6 +30,7 @@ from triplan.backends.triton.norm_launch import (
     operand_arguments,
     packed_parameters,
     parts_of,
+    read_twice,
     row_bytes,
     strip,
     view,
@@ -124,9 +125,13 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     args, constexprs = operand_arguments(desc, tile.rows), constexprs_of(desc, tile)
-    constexprs["UNROLL"] = unroll or r.unroll(tile)
+    unroll = unroll or r.unroll(tile)
+    full = r.n % (tile.block * unroll) == 0
+    constexprs |= {"UNROLL": unroll, "VECTOR": r.vector(desc.element, tile), "FULL": full}
     if not backward:
-        return [launch_of(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps)]
+        narrow = desc.element.itemsize == 2 and r.unit and read_twice(desc) == 1
+        most_registers = narrow_registers(tile) if narrow else 0  # two programs are resident
+        return [launch_of(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps, most_registers)]
     first = launch_of(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not folds:
         return [first]

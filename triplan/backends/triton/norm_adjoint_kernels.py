@@ -84,14 +84,12 @@ def norm_backward_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """Whole rows in registers, ``each`` groups of ROWS rows a program.
 
     It adds up its rows' share of the weight's and the bias's gradients as it goes, and writes them into line
     ``program`` of ``dweights`` and ``dbiases``.
     """
-    begin(OVERLAPS)
     program = tl.program_id(0)
     col = tl.arange(0, BLOCK)[None, :]
     live_col = col < n
@@ -168,10 +166,8 @@ def norm_backward_looped_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """One row, block by block: the sums, then, backwards, the gradients of x."""
-    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     outer, lane = placed(row, sizes, lanes)
     dout_at = rows_of(dout, dout_strides, outer, sizes, lane)

@@ -14,7 +14,6 @@ Statistics, weight and bias are packed.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.overlap import begin
 from triplan.backends.triton.rows_kernels import again, along, lanes_of, rows_of
 from triplan.sku import interpreting
 
@@ -42,11 +41,6 @@ def both(a, b, c, d):
 
 
 @triton.jit
-def each_of_three(a, b, c, d, e, f):
-    return a + d, b + e, c + f
-
-
-@triton.jit
 def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
     """Of ``a`` and of ``b``, for which threads meet once."""
     if TOGETHER:
@@ -71,9 +65,10 @@ def scale_of(squares, count, eps, LENGTH: tl.constexpr):
 
 @triton.jit
 def read(at, strides, residual_at, residual_strides, col, live, COMPUTE: tl.constexpr, POLICY: tl.constexpr):
-    """What is normalised: x, or x + residual."""
-    v = tl.load(at + along(col, strides[2]), mask=live, other=0.0, eviction_policy=POLICY).to(COMPUTE)
+    """What is normalised: x, as narrow as it is, or x + residual."""
+    v = tl.load(at + along(col, strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
     if residual_at is not None:
+        v = v.to(COMPUTE)
         more = tl.load(residual_at + along(col, residual_strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
         v += more.to(COMPUTE)
     return v
@@ -105,8 +100,10 @@ def write(
         sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
     if CENTRED:
-        v = (v - centre) - middle
-    y = affine(v * scale, weight, bias, col, live, OFFSET)
+        v = (v - centre) * scale - middle * scale  # one fused multiplication and addition
+    else:
+        v = v * scale
+    y = affine(v, weight, bias, col, live, OFFSET)
     tl.store(at + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
 
 
@@ -162,7 +159,7 @@ def norm_group(
         kept = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0)
         v = kept.to(COMPUTE)
     else:
-        v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "")
+        v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "").to(COMPUTE)
     if summed is not None:
         sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
@@ -224,14 +221,12 @@ def norm_rows_kernel(
     NARROW: tl.constexpr,
     FULL: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """Whole rows in registers: each element is read once and written once. FULL: they are of BLOCK elements.
 
     With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. With STAGES
     programs stay for several groups of rows, and the next ones are on their way meanwhile.
     """
-    begin(OVERLAPS)
     first = tl.program_id(0)
     if STAGES == 0:
         norm_group(
@@ -248,34 +243,84 @@ def norm_rows_kernel(
 
 
 @triton.jit
-def deviations(
+def within(col, n, FULL: tl.constexpr):
+    """Which of the columns ``col`` there are; with FULL all, as the compiler then knows."""
+    live = col < n
+    if FULL:
+        live = tl.full(col.shape, True, tl.int1)
+    return live
+
+
+@triton.jit
+def neighbours(v, VECTOR: tl.constexpr):
+    """Sums of VECTOR neighbours each: those that one thread holds."""
+    if VECTOR > 1:
+        v = tl.sum(tl.reshape(v, (v.shape[0] // VECTOR, VECTOR)), 1)
+    return v
+
+
+@triton.jit
+def read_blocks(
     at,
     strides,
     residual_at,
     residual_strides,
     first,
     n,
+    COMPUTE: tl.constexpr,
+    POLICY: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """UNROLL blocks of a row from element ``first`` on, all of them on their way at a time."""
+    found = ()
+    for u in tl.static_range(UNROLL):
+        col = first + u * BLOCK + tl.arange(0, BLOCK)
+        live = within(col, n, FULL)
+        found = found + (read(at, strides, residual_at, residual_strides, col, live, COMPUTE, POLICY),)
+    return found
+
+
+@triton.jit
+def deviations(
+    at,
+    strides,
+    residual_at,
+    residual_strides,
+    n,
     centre,
     CENTRED: tl.constexpr,
+    FINDS: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
+    VECTOR: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    """Sums of what is normalised less ``centre``, and of its squares, over one row from element ``first`` on: in each
-    column of its blocks. While threads wait for each other nothing is on its way from memory; else UNROLL blocks are.
+    """Sums of what a row deviates from ``centre``, and of its squares, in columns of VECTOR neighbours, and ``centre``.
+
+    FINDS takes the mean of the first block for it. While threads wait for each other nothing new is asked of memory:
+    they wait but once, with UNROLL blocks on their way.
     """
-    total = tl.zeros((BLOCK,), COMPUTE)
-    squares = tl.zeros((BLOCK,), COMPUTE)
-    for start in range(first, n, BLOCK * UNROLL):
+    total = tl.zeros((BLOCK // VECTOR,), COMPUTE)
+    squares = tl.zeros((BLOCK // VECTOR,), COMPUTE)
+    for first in range(0, n, BLOCK * UNROLL):
+        found = read_blocks(
+            at, strides, residual_at, residual_strides, first, n, COMPUTE, "evict_last", BLOCK, UNROLL, FULL
+        )
+        if FINDS:
+            if first == 0:
+                centre = tl.sum(neighbours(found[0].to(COMPUTE), VECTOR), 0) / tl.minimum(n, BLOCK).to(COMPUTE)
         for u in tl.static_range(UNROLL):
-            col = start + u * BLOCK + tl.arange(0, BLOCK)
-            live = col < n
-            v = read(at, strides, residual_at, residual_strides, col, live, COMPUTE, "evict_last")
+            v = found[u].to(COMPUTE)
             if CENTRED:
-                v = tl.where(live, v - centre, 0.0)
-                total += v
-            squares += v * v
-    return total, squares
+                v = v - centre
+                if not FULL:
+                    v = tl.where(first + u * BLOCK + tl.arange(0, BLOCK) < n, v, 0.0)
+                total += neighbours(v, VECTOR)
+            squares += neighbours(v * v, VECTOR)
+    return total, squares, centre
 
 
 @triton.jit
@@ -303,15 +348,15 @@ def norm_looped_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    """One row, block by block: statistics, then, backwards, the results.
+    """One row, block by block: statistics, then, backwards, the results. FULL: UNROLL blocks at a time fill the row.
 
-    Each column of blocks takes deviations from its first element, and their squares less that of their sum meet with
-    those of other columns at the row's mean (Chan, Golub and LeVeque, equation 2.1). What is subtracted is large only
-    where a row begins unlike its rest: it is then read once more, with deviations from its own mean.
+    Deviations are from the mean of the row's first block, so that threads meet but twice: that mean is off the row's
+    own by little unless the row begins unlike its rest (Chan, Golub and LeVeque, section 3, shifted data). If the
+    squares of deviations are several times those from the row's mean, the row is read once more, with its own.
     """
-    begin(OVERLAPS)
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64)
     at = rows_of(x, x_strides, outer, sizes, lane)
@@ -321,46 +366,48 @@ def norm_looped_kernel(
     count = n.to(COMPUTE)
     centre = tl.zeros((), COMPUTE)
     middle = tl.zeros((), COMPUTE)
+    total, found, centre = deviations(
+        at, x_strides, residual_at, residual_strides, n, centre, CENTRED, CENTRED, COMPUTE, BLOCK, UNROLL, VECTOR, FULL
+    )
     if CENTRED:
-        place = tl.arange(0, BLOCK)
-        shift = read(at, x_strides, residual_at, residual_strides, place, place < n, COMPUTE, "evict_last")
-        total, raw = deviations(
-            at, x_strides, residual_at, residual_strides, BLOCK, n, shift, CENTRED, COMPUTE, BLOCK, UNROLL
-        )
-        times = tl.where(place < n, tl.cdiv(n - place, BLOCK), 0).to(COMPUTE)  # elements of each column
-        own = total / tl.maximum(times, 1.0)
-        centre = tl.sum(times * shift + total, 0) / count
-        off = (shift - centre) + own
-        apart = (raw - total * own) + times * off * off
-        if TOGETHER:
-            rest, squares, raw = tl.reduce((times * off, apart, raw + 0.0), 0, each_of_three)
-        else:
-            rest, squares, raw = tl.sum(times * off, 0), tl.sum(apart, 0), tl.sum(raw, 0)
+        off, raw = two_sums(total, found, 0, False)
+        middle = off / count
+        squares = raw - off * middle
         if raw > 4.0 * squares:
-            total, again_squares = deviations(
-                at, x_strides, residual_at, residual_strides, 0, n, centre, CENTRED, COMPUTE, BLOCK, UNROLL
+            centre = centre + middle
+            total, found, centre = deviations(
+                at,
+                x_strides,
+                residual_at,
+                residual_strides,
+                n,
+                centre,
+                CENTRED,
+                False,
+                COMPUTE,
+                BLOCK,
+                UNROLL,
+                VECTOR,
+                FULL,
             )
-            rest, squares = two_sums(total, again_squares, 0, False)
-        middle = rest / count
-        squares -= rest * middle
+            off, raw = two_sums(total, found, 0, False)
+            middle = off / count
+            squares = raw - off * middle
         squares = tl.where(squares < 0, 0.0, squares)
         tl.store(mean + row, centre + middle)
     else:
-        total, found = deviations(
-            at, x_strides, residual_at, residual_strides, 0, n, centre, CENTRED, COMPUTE, BLOCK, UNROLL
-        )
         squares = tl.sum(found, 0)
     saved, scale = scale_of(squares, count, eps, LENGTH)
     tl.store(rstd + row, saved)
     steps = tl.cdiv(n, BLOCK * UNROLL)
     for walked in range(steps):
-        kept = ()
+        first = (steps - 1 - walked) * UNROLL * BLOCK
+        kept = read_blocks(
+            at, x_strides, residual_at, residual_strides, first, n, COMPUTE, "evict_first", BLOCK, UNROLL, FULL
+        )
         for u in tl.static_range(UNROLL):
-            col = ((steps - 1 - walked) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
-            kept = kept + (read(at, x_strides, residual_at, residual_strides, col, col < n, COMPUTE, "evict_first"),)
-        for u in tl.static_range(UNROLL):
-            col = ((steps - 1 - walked) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            col = first + u * BLOCK + tl.arange(0, BLOCK)
             write(
-                kept[u], to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, col < n,
-                centre, middle, scale, CENTRED, OFFSET,
+                kept[u].to(COMPUTE), to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane,
+                col, within(col, n, FULL), centre, middle, scale, CENTRED, OFFSET,
             )  # fmt: skip

@@ -33,8 +33,8 @@ LINES = 132
 #: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
 #: on a multiprocessor, with the next rows on their way, keep memory busy.
 HELD = 16384
-#: Lines that the fold adds up at once, in so many columns a program, and its warps.
-FOLD, FOLD_COLUMNS, FOLD_WARPS = ceil_power(LINES), 16, 8
+#: Lines that the fold adds up at most, in so many columns a program; a few in more columns; and its warps.
+FOLD, FOLD_COLUMNS, FEW_LINES, FOLD_WARPS = ceil_power(LINES), 16, 16, 8
 
 
 @lru_cache(maxsize=4096)
@@ -82,8 +82,11 @@ def strip(desc: Any) -> Tile:
 
 def walk(desc: Any) -> Tile:
     # By sweeps on an H200: what registers leave room for, beside a row's sums.
-    held = (32 if is_backward(desc) else min(4 * desc.element.itemsize, 16)) if is_centred(desc) else 16
-    if desc.op in ("rms_norm", "l2_norm") and read_twice(desc) == 1:
+    wide = desc.element is ElementKind.F64
+    held = (
+        ((16 if wide else 32) if is_backward(desc) else min(4 * desc.element.itemsize, 16)) if is_centred(desc) else 16
+    )
+    if not is_backward(desc) and read_twice(desc) == 1 and not (is_centred(desc) and wide):
         held = 32
     return view(desc).walk(desc.element, held, read_twice(desc))
 
@@ -130,9 +133,8 @@ def guarantee(
     compute element: squares below those vanish.
 
     Where layer_norm's ``looped`` takes deviations d, sum(d**2) is at most 4 * n * s**2, s the standard deviation, or
-    the row is read again. That sum and sum(d)**2 / k, the lesser of the two, of columns of k blocks are within k + 3
-    and 2 * k + 4 roundings, so n * s**2 within 12 * k + 28 and those of adding up columns, and its root within half of
-    that.
+    the row is read again. That sum and sum(d)**2 / n, the lesser of the two, are within depth + 3 and 2 * depth + 5
+    roundings, so n * s**2 within 12 * depth + 32, and its root within half of that.
     """
     tile, element, compute = tiled(desc) or walk(desc), desc.element, desc.element.compute
     depth = tile.rows * tile.block // (32 * tile.warps) + 12 + -(-view(desc).n // tile.block)
@@ -147,7 +149,7 @@ def guarantee(
             roundings = each + meeting + folded + 4
             found[o.name] = _guarantee(element, compute, roundings, False, False)
         elif o.is_written:
-            looped = 6 * -(-view(desc).n // tile.block) + 14 if is_centred(desc) else 0
+            looped = 6 * depth + 16 if is_centred(desc) else 0
             roundings = (3 if is_centred(desc) else 2) * (depth + 12) + looped
             relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
             squares = view(desc).n if o.name == "norm" else 0
@@ -258,10 +260,13 @@ def folds_of(desc: Any, rows: int, most: int = LINES) -> list[Launch]:
     args: dict[str, Arg] = dict.fromkeys(("dweights", "dweight", "dbiases", "dbias"))
     for name, (scratch, out) in parts.items():
         args |= {name: scratch, out.operand: out}
-    columns = 1024 if interpreting() else FOLD_COLUMNS  # programs take turns there
+    lines = lines_of(desc, rows, most)[0]
+    held = FEW_LINES if lines <= FEW_LINES else FOLD
+    # (In the interpreter programs take turns: there fewer of them.)
+    columns = min(FOLD * (1024 if interpreting() else FOLD_COLUMNS) // held, max(ceil_power(n), FOLD_COLUMNS))
     blocks = -(-n // columns)
-    args |= {"n": Int(n, n >= 2**31), "lines": Int(lines_of(desc, rows, most)[0]), "blocks": Int(blocks)}
-    constexprs = {"ROWS": FOLD, "BLOCK": columns}
+    args |= {"n": Int(n, n >= 2**31), "lines": Int(lines), "blocks": Int(blocks)}
+    constexprs = {"ROWS": held, "BLOCK": columns}
     return [launch_of(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
 
 

@@ -6,6 +6,7 @@ gradients finds parts of each row's sums on its way, so that no operand is read 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ from triplan.backends.triton.norm_launch import (
     strip,
     view,
 )
-from triplan.backends.triton.rows_launch import Tile, ceil_power, padded_bytes, waves_us
+from triplan.backends.triton.rows_launch import LAUNCH_US, Tile, again_us, ceil_power, padded_bytes, waves_us
 from triplan.sku import Support, Target
 
 #: Parts of a row that are added up at once.
@@ -88,7 +89,8 @@ def applies(desc: Any, target: Target) -> Support:
 
 def rank(desc: Any, target: Target) -> float:
     count, n, (moved, read) = view(desc).count, parts(desc), row_bytes(desc)
-    written = waves_us(count * pieces(desc), moved / pieces(desc), target)
+    # One launch: the others are placed while the one ahead of them ends.
+    written = waves_us(count * pieces(desc), (moved - read) / pieces(desc), target) + again_us(count * read) - LAUNCH_US
     if not is_backward(desc):
         return waves_us(count * n, read / n, target) + written
     rows = strip(desc).rows
@@ -97,6 +99,11 @@ def rank(desc: Any, target: Target) -> float:
 
 
 def split(desc: Any, target: Target) -> list[Launch]:
+    """Each of the launches is placed while the one ahead of it ends: they are short."""
+    return [replace(launch, overlaps=True) for launch in _launches(desc)]
+
+
+def _launches(desc: Any) -> list[Launch]:
     r, backward, tile = view(desc), is_backward(desc), piece(desc)
     shared = strip(desc)
     folds = folds_of(desc, shared.rows) if backward else []

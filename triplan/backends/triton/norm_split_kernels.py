@@ -48,7 +48,7 @@ def norm_partial_kernel(
     live = col < n
     at = rows_of(x, x_strides, outer, sizes, lane)
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
-    v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_last")
+    v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_last").to(COMPUTE)
     if CENTRED:
         count = elements_of(block, n, BLOCK).to(COMPUTE)
         centre = tl.sum(v, 0) / count
@@ -112,7 +112,11 @@ def norm_finish_kernel(
     if CENTRED:
         held = tl.where(known, elements_of(part, n, BLOCK), 0).to(COMPUTE)
         own = tl.load(centres + first + part, mask=known, other=0.0)
-        centre = tl.sum(held * own, 0) / count
+        # No products are added up: with the first addition, between threads, each would fuse its own product and no
+        # other, and each have another sum, off by a rounding of the mean's size.
+        last = tl.sum(tl.where(part == blocks - 1, own, 0.0), 0)
+        others = tl.sum(tl.where(part < blocks - 1, own, 0.0), 0)
+        centre = (others * BLOCK + last * elements_of(blocks - 1, n, BLOCK).to(COMPUTE)) / count
         off = tl.where(known, (own - centre) + tl.load(rests + first + part, mask=known, other=0.0), 0.0)
         rest, total = two_sums(held * off, found + held * off * off, 0, False)
         middle = rest / count
@@ -129,7 +133,7 @@ def norm_finish_kernel(
     live = col < n
     at = rows_of(x, x_strides, outer, sizes, lane)
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
-    v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_first")
+    v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_first").to(COMPUTE)
     to = rows_of(out, out_strides, outer, sizes, lane)
     write(
         v, to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, live, centre, middle,

@@ -174,8 +174,10 @@ class Rows:
         return Tile(1, block, min(warps, max(block * element.itemsize // (32 * bytes_each), 1)))
 
     def unroll(self, tile: Tile, most: int = 4) -> int:
-        """Tiles of one row to have on their way at a time."""
-        return most if self.unit and tile.block * most <= self.n else 1
+        """Tiles of one row to have on their way at a time: a power of two up to ``most``."""
+        while most > 1 and not (self.unit and tile.block * most <= self.n):
+            most //= 2
+        return most
 
     def sectors(self, element: ElementKind) -> int:
         """How often memory's sectors of 32 bytes are read if each program reads one row."""
