@@ -34,7 +34,7 @@ LINES = 132
 #: on a multiprocessor, with the next rows on their way, keep memory busy.
 HELD = 16384
 #: Lines that the fold adds up at most, in so many columns a program; a few in more columns; and its warps.
-FOLD, FOLD_COLUMNS, FEW_LINES, FOLD_WARPS = ceil_power(LINES), 16, 16, 8
+FOLD, FOLD_COLUMNS, FEW_LINES, FOLD_WARPS = ceil_power(LINES), 16, (4, 16), 8
 
 
 @lru_cache(maxsize=4096)
@@ -261,7 +261,7 @@ def folds_of(desc: Any, rows: int, most: int = LINES) -> list[Launch]:
     for name, (scratch, out) in parts.items():
         args |= {name: scratch, out.operand: out}
     lines = lines_of(desc, rows, most)[0]
-    held = FEW_LINES if lines <= FEW_LINES else FOLD
+    held = next((few for few in FEW_LINES if lines <= few), FOLD)
     # (In the interpreter programs take turns: there fewer of them.)
     columns = min(FOLD * (1024 if interpreting() else FOLD_COLUMNS) // held, max(ceil_power(n), FOLD_COLUMNS))
     blocks = -(-n // columns)
