@@ -187,7 +187,9 @@ def norm_group(
             v = again(kept).to(COMPUTE)
     saved, scale = scale_of(squares, count, eps, LENGTH)
     tl.store(rstd + row, saved, mask=inside)
-    y = affine(v * scale, weight, bias, col, col < n, OFFSET)
+    # Each row reads weight and bias anew: shared by several warps they would come through shared memory.
+    place = tl.broadcast_to(col, (ROWS, BLOCK))
+    y = affine(v * scale, weight, bias, place, place < n, OFFSET)
     to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
 
