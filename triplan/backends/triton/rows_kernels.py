@@ -14,6 +14,9 @@ import triton.language as tl
 
 #: log2(e)
 LOG2_E = tl.constexpr(1.4426950408889634)
+#: Whether reductions leave a kernel one block of code, in which ptxas keeps whatever is computed twice. Triton 3.6 has
+#: their stores to and loads from shared memory under predicates, which part it.
+UNPARTED = tl.constexpr(not triton.__version__.startswith("3.6."))
 
 
 @triton.jit
@@ -34,12 +37,15 @@ def along(position, step):
 
 
 @triton.jit
-def again(v):
+def again(v, COVERED: tl.constexpr = False):
     """``v``, of 16 bits an element, as if it were new: what is computed from it is computed again.
 
     A compiler otherwise keeps the first conversion to f32, which takes twice the registers. Not for the interpreter.
+    With COVERED ptxas does not see that it is the same either, as it does through a move: for what another ``again``
+    has led to before.
     """
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [v], dtype=v.dtype, is_pure=False, pack=2)
+    MOVE: tl.constexpr = "prmt.b32 $0, $1, $1, 0x3210;" if COVERED else "mov.b32 $0, $1;"
+    return tl.inline_asm_elementwise(MOVE, "=r,r", [v], dtype=v.dtype, is_pure=False, pack=2)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ as the hardware's does: a NaN then enters the sum, and through it the whole row.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.rows_kernels import again, along, exponential, lanes_of, rows_of
+from triplan.backends.triton.rows_kernels import UNPARTED, again, along, exponential, lanes_of, rows_of
 
 
 @triton.jit
@@ -58,7 +58,8 @@ def softmax_group(
         v = again(kept).to(COMPUTE)
     total = tl.sum(exponential(v - top), 1, keep_dims=True)
     if NARROW:
-        v = again(kept).to(COMPUTE)
+        # The exponentials as well, rather than be kept: in f32 they would not fit.
+        v = again(kept, UNPARTED).to(COMPUTE)
     y = finished(v, top, total, LOG)
     to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
