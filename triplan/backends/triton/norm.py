@@ -46,7 +46,7 @@ from triplan.backends.triton.rows_launch import (
     narrow_registers,
     waves_us,
 )
-from triplan.sku import Support, Target, interpreting
+from triplan.sku import ElementKind, Support, Target, interpreting
 
 # --- when they apply, and what they cost ---
 
@@ -79,6 +79,14 @@ def looped_rank(desc: Any, target: Target) -> float:
 
 
 # --- launches ---
+
+
+def _fits_once(desc: Any, tile: Tile) -> bool:
+    """Whether a program of an adjoint takes more than half of a multiprocessor's registers, but so few more that ptxas,
+    left alone, may spill to fit a second one: where a warp holds whole rows, read by vectors, and two parameters' sums.
+    """
+    vectors = layout(desc) == "packed" and view(desc).n * desc.element.itemsize % 16 == 0
+    return desc.element is ElementKind.F32 and vectors and tile.block <= 128 and len(parts_of(desc, tile.rows)) == 2
 
 
 def whole_launches(
@@ -114,7 +122,8 @@ def whole_launches(
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in parts_of(desc, tile.rows).items()}}
     if not folds:  # nothing is shared: a program for each group of rows
         lines, args["each"] = -(-r.count // tile.rows), Int(1)
-    return [launch_of(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps), *folds]
+    most_registers = narrow_registers(tile, 1) if _fits_once(desc, tile) else 0
+    return [launch_of(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps, most_registers), *folds]
 
 
 def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: int = 0) -> list[Launch]:

@@ -36,8 +36,16 @@ from triplan.backends.triton.norm_launch import (
     strip,
     view,
 )
-from triplan.backends.triton.rows_launch import LAUNCH_US, Tile, again_us, ceil_power, padded_bytes, waves_us
-from triplan.sku import Support, Target
+from triplan.backends.triton.rows_launch import (
+    LAUNCH_US,
+    Tile,
+    again_us,
+    ceil_power,
+    narrow_registers,
+    padded_bytes,
+    waves_us,
+)
+from triplan.sku import ElementKind, Support, Target
 
 #: Parts of a row that are added up at once.
 MOST_PARTS = 4096
@@ -123,8 +131,10 @@ def _launches(desc: Any) -> list[Launch]:
     of_parts = args | {"each": Int(each), "blocks": Int(parts(desc))}
     of_parts |= {name: where for name, (where, _) in parts_of(desc, shared.rows).items()}
     added = constexprs_of(desc, shared)
+    # In f64 sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
+    most = narrow_registers(shared) if desc.element is ElementKind.F64 else 0
     return [
-        launch_of(adjoints.norm_parameters_kernel, lines * parts(desc), of_parts, added, shared.warps),
+        launch_of(adjoints.norm_parameters_kernel, lines * parts(desc), of_parts, added, shared.warps, most),
         launch_of(kernels.norm_backward_finish_kernel, grid, args, found, tile.warps),
         *folds,
     ]

@@ -204,9 +204,9 @@ def holds_narrow(element: ElementKind, tile: Tile) -> bool:
     return element.itemsize == 2 and tile.block >= 32768
 
 
-def narrow_registers(tile: Tile) -> int:
-    """Registers a thread with which two programs are resident, of a multiprocessor's 65,536."""
-    return min(65536 // (2 * 32 * tile.warps), 255)
+def narrow_registers(tile: Tile, programs: int = 2) -> int:
+    """Registers a thread with which so many programs are resident, of a multiprocessor's 65,536."""
+    return min(65536 // (programs * 32 * tile.warps), 255)
 
 
 def ceil_power(n: int) -> int:
