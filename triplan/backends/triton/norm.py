@@ -30,7 +30,6 @@ from triplan.backends.triton.norm_launch import (
     operand_arguments,
     packed_parameters,
     parts_of,
-    read_twice,
     row_bytes,
     strip,
     view,
@@ -64,7 +63,7 @@ def rows_rank(desc: Any, target: Target) -> float:
     tile = whole(desc)
     assert tile is not None
     moved = waves_us(view(desc).programs(tile.rows), tile.rows * row_bytes(desc)[0], target)
-    return moved + (fold_us(desc, tile.rows) if is_backward(desc) else 0.0)
+    return moved + (fold_us(desc, tile) if is_backward(desc) else 0.0)
 
 
 def looped_rank(desc: Any, target: Target) -> float:
@@ -72,9 +71,8 @@ def looped_rank(desc: Any, target: Target) -> float:
     under_way = min(r.count, 2 * max(target.sm_count, 1)) * read
     again = (0.35 if under_way <= L2_BYTES else 0.8) * read
     found = waves_us(r.count, moved + again, target)
-    rows = strip(desc).rows
-    if is_backward(desc) and parts_of(desc, rows):
-        found += LAUNCH_US + r.count * read / 3.8e6 + fold_us(desc, rows)
+    if is_backward(desc) and parts_of(desc, strip(desc)):
+        found += LAUNCH_US + r.count * read / 3.8e6 + fold_us(desc, strip(desc))
     return found
 
 
@@ -86,7 +84,7 @@ def _fits_once(desc: Any, tile: Tile) -> bool:
     left alone, may spill to fit a second one: where a warp holds whole rows, read by vectors, and two parameters' sums.
     """
     vectors = layout(desc) == "packed" and view(desc).n * desc.element.itemsize % 16 == 0
-    return desc.element is ElementKind.F32 and vectors and tile.block <= 128 and len(parts_of(desc, tile.rows)) == 2
+    return desc.element is ElementKind.F32 and vectors and tile.block <= 128 and len(parts_of(desc, tile)) == 2
 
 
 def whole_launches(
@@ -104,7 +102,7 @@ def whole_launches(
     """
     r, backward = view(desc), is_backward(desc)
     most = min(programs or LINES, LINES)
-    folds = folds_of(desc, tile.rows, most) if backward else []
+    folds = folds_of(desc, tile, most) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     stages = (3 if backward else 0) if stages is None else stages
@@ -115,12 +113,12 @@ def whole_launches(
         grid = min(programs, groups) if stages else groups
         alone = not getattr(desc, "residual", False)
         narrow = alone and (holds_narrow(desc.element, tile) if narrow is None else narrow)
-        constexprs |= {"NARROW": narrow and not interpreting(), "FULL": r.n == tile.block}
+        constexprs |= {"NARROW": narrow and not interpreting(), "FULL": r.n == tile.block, "APART": tile.warps > 1}
         most_registers = narrow_registers(tile) if constexprs["NARROW"] else 0
         return [launch_of(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers)]
-    lines, each = lines_of(desc, tile.rows, most)
-    args |= {"each": Int(each), **{name: parts for name, (parts, _) in parts_of(desc, tile.rows).items()}}
-    if not folds:  # nothing is shared: a program for each group of rows
+    lines, each = lines_of(desc, tile, most)
+    args |= {"each": Int(each), **{name: parts for name, (parts, _) in parts_of(desc, tile).items()}}
+    if not parts_of(desc, tile):  # nothing is shared: a program for each group of rows
         lines, args["each"] = -(-r.count // tile.rows), Int(1)
     most_registers = narrow_registers(tile, 1) if _fits_once(desc, tile) else 0
     return [launch_of(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps, most_registers), *folds]
@@ -130,7 +128,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
     """The launches of ``looped`` with a tile of one's own, ``unroll`` of which are read at a time, and one for the
     parameters' gradients."""
     r, backward, shared = view(desc), is_backward(desc), shared or strip(desc)
-    folds = folds_of(desc, shared.rows) if backward else []
+    folds = folds_of(desc, shared) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     args, constexprs = operand_arguments(desc, tile.rows), constexprs_of(desc, tile)
@@ -138,16 +136,16 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
     full = r.n % (tile.block * unroll) == 0
     constexprs |= {"UNROLL": unroll, "VECTOR": r.vector(desc.element, tile), "FULL": full}
     if not backward:
-        narrow = desc.element.itemsize == 2 and r.unit and read_twice(desc) == 1
-        most_registers = narrow_registers(tile) if narrow else 0  # two programs are resident
+        # (Left alone, ptxas may spill a few of f64's to fit another program.)
+        most_registers = narrow_registers(tile) if desc.element is ElementKind.F64 else 0
         return [launch_of(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps, most_registers)]
     first = launch_of(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
-    if not folds:
+    if not parts_of(desc, shared):
         return [first]
-    lines, each = lines_of(desc, shared.rows)
+    lines, each = lines_of(desc, shared)
     blocks = -(-r.n // shared.block)
     args |= {"each": Int(each), "blocks": Int(blocks)}
-    args |= {name: parts for name, (parts, _) in parts_of(desc, shared.rows).items()}
+    args |= {name: parts for name, (parts, _) in parts_of(desc, shared).items()}
     constexprs = constexprs_of(desc, shared)
     return [first, launch_of(adjoints.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps), *folds]
 

@@ -17,6 +17,9 @@ import triton.language as tl
 from triplan.backends.triton.rows_kernels import again, along, lanes_of, rows_of
 from triplan.sku import interpreting
 
+#: Columns of a block in which elements of 16 bits add up exactly in f32, unless some are far smaller than others. What
+#: the mean is off by then follows from that sum, without another one.
+SHORT = tl.constexpr(1024)
 #: Whether several sums are reduced at once. The interpreter would walk through them one element at a time.
 TOGETHER = tl.constexpr(not interpreting())
 
@@ -51,14 +54,14 @@ def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
 
 
 @triton.jit
-def scale_of(squares, count, eps, LENGTH: tl.constexpr):
-    """(the statistic that is saved, what a row is multiplied by) from its sum of squares."""
+def scale_of(squares, share, eps, LENGTH: tl.constexpr):
+    """(the statistic that is saved, what a row is multiplied by) from its sum of squares, each of so large a share."""
     if LENGTH:
         length = tl.sqrt(squares)
         saved = length
         scale = 1.0 / tl.where(length < eps, eps, length)  # NaN stays NaN
     else:
-        scale = 1.0 / tl.sqrt(squares / count + eps)
+        scale = tl.rsqrt(squares * share + eps)
         saved = scale
     return saved, scale
 
@@ -117,6 +120,12 @@ def start_of(pointer, strides, outer, sizes, lane):
 
 
 @triton.jit
+def shortened(v):
+    """``v`` of f32 with the 16 leading bits of its significand: times a count it is exact."""
+    return (v.to(tl.int32, bitcast=True) & -256).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def norm_group(
     group,
     x,
@@ -144,9 +153,9 @@ def norm_group(
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
     FULL: tl.constexpr,
+    APART: tl.constexpr,
 ):
-    outer = group // blocks
-    lane = lanes_of(group, blocks, ROWS)
+    outer, lane = lanes_of(group, blocks, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     inside = lane < lanes
     live = inside & (col < n)
@@ -164,32 +173,44 @@ def norm_group(
         sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
     count = n.to(COMPUTE)
+    share = 1.0 / count  # once: divisions are many instructions
     row = outer.to(tl.int64) * lanes + lane
     if CENTRED:
-        centre = tl.sum(v, 1, keep_dims=True) / count
+        total = tl.sum(v, 1, keep_dims=True)
+        centre = total * share
+        ADDS_UP: tl.constexpr = x.dtype.element_ty.primitive_bitwidth == 16 and residual is None and BLOCK <= SHORT
+        if ADDS_UP:
+            centre = shortened(centre)
         if NARROW:
             v = again(kept).to(COMPUTE)
         v = v - centre
         if not FULL:
             v = tl.where(live, v, 0.0)
-        rest, squares = two_sums(v, v * v, 1, True)
-        rest = rest / count
+        if ADDS_UP:
+            rest = tl.fma(-centre, count, total)
+            squares = tl.sum(v * v, 1, keep_dims=True)
+        else:
+            rest, squares = two_sums(v, v * v, 1, True)
+        rest = rest * share
         # What ``rest`` takes off is a rounding's worth, and never all.
         squares -= rest * rest * count
         squares = tl.where(squares < 0, 0.0, squares)
         if NARROW:
             v = again(kept).to(COMPUTE) - centre
-        v = v - rest
         tl.store(mean + row, centre + rest, mask=inside)
     else:
         squares = tl.sum(v * v, 1, keep_dims=True)
         if NARROW:
             v = again(kept).to(COMPUTE)
-    saved, scale = scale_of(squares, count, eps, LENGTH)
+    saved, scale = scale_of(squares, share, eps, LENGTH)
     tl.store(rstd + row, saved, mask=inside)
-    # Each row reads weight and bias anew: shared by several warps they would come through shared memory.
-    place = tl.broadcast_to(col, (ROWS, BLOCK))
-    y = affine(v * scale, weight, bias, place, place < n, OFFSET)
+    place = col
+    if APART:
+        place = tl.broadcast_to(col, (ROWS, BLOCK))
+    v = v * scale
+    if CENTRED:
+        v = v - rest * scale  # one fused multiplication and addition
+    y = affine(v, weight, bias, place, place < n, OFFSET)
     to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
 
@@ -222,10 +243,12 @@ def norm_rows_kernel(
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
     FULL: tl.constexpr,
+    APART: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Whole rows in registers: each element is read once and written once. FULL: they are of BLOCK elements.
 
+    With APART each row reads weight and bias anew: shared by several warps they would come through shared memory.
     With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. With STAGES
     programs stay for several groups of rows, and the next ones are on their way meanwhile.
     """
@@ -234,13 +257,14 @@ def norm_rows_kernel(
         norm_group(
             first, x, out, mean, rstd, weight, bias, residual, summed, x_strides, out_strides, residual_strides,
             summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK, NARROW, FULL,
+            APART,
         )  # fmt: skip
     else:
         for group in tl.range(first, groups, tl.num_programs(0), num_stages=STAGES):
             norm_group(
                 group, x, out, mean, rstd, weight, bias, residual, summed, x_strides, out_strides, residual_strides,
                 summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK, NARROW,
-                FULL,
+                FULL, APART,
             )  # fmt: skip
 
 
@@ -399,7 +423,7 @@ def norm_looped_kernel(
         tl.store(mean + row, centre + middle)
     else:
         squares = tl.sum(found, 0)
-    saved, scale = scale_of(squares, count, eps, LENGTH)
+    saved, scale = scale_of(squares, 1.0 / count, eps, LENGTH)
     tl.store(rstd + row, saved)
     steps = tl.cdiv(n, BLOCK * UNROLL)
     for walked in range(steps):

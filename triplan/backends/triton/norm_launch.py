@@ -12,6 +12,7 @@ import torch
 
 from triplan.backends.launch import Arg, Float, Int, Launch, Ptr, Scratch
 from triplan.backends.triton import norm_adjoint_kernels as adjoints
+from triplan.backends.triton import norm_kernels as kernels
 from triplan.backends.triton.rows_launch import LAUNCH_US, TL, Rows, Tile, ceil_power, padded_bytes, values
 from triplan.sku import (
     SUPPORTED,
@@ -30,11 +31,13 @@ OPS = ("rms_norm", "layer_norm", "l2_norm")
 MOST = dict.fromkeys(OPS, 16384) | dict.fromkeys((f"{op}_backward" for op in OPS), 8192)
 #: Lines of partial sums: an H200's multiprocessors. One number for all targets, as tolerances depend on it.
 LINES = 132
+#: Groups of rows that are added up in one line, which needs no fold, and from how many blocks of columns on.
+FEW_GROUPS, ONE_LINE = 4, 128
 #: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
 #: on a multiprocessor, with the next rows on their way, keep memory busy.
 HELD = 16384
 #: Lines that the fold adds up at most, in so many columns a program; a few in more columns; and its warps.
-FOLD, FOLD_COLUMNS, FEW_LINES, FOLD_WARPS = ceil_power(LINES), 16, (4, 16), 8
+FOLD, FOLD_COLUMNS, FEW_LINES, FOLD_WARPS = ceil_power(LINES), 16, 16, 8
 
 
 @lru_cache(maxsize=4096)
@@ -60,8 +63,12 @@ def whole(desc: Any) -> Tile | None:
     most = MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1)
     if not is_backward(desc):
         tile = view(desc).whole(desc.element, most)
-        if tile is not None and desc.element.itemsize == 2 and tile.block >= 8192:
+        if tile is None or desc.element.itemsize != 2:
+            return tile
+        if tile.block >= 8192:
             return replace(tile, warps=tile.block // 1024)  # smaller programs wait less for each other
+        if is_centred(desc) and view(desc).unit and tile.block <= 256:
+            return Tile(1024 // tile.block, tile.block, 1)  # weight and bias are converted once for all rows
         return tile
     tile = view(desc).whole(desc.element, most, HELD)
     if tile is None:
@@ -82,12 +89,15 @@ def strip(desc: Any) -> Tile:
 
 def walk(desc: Any) -> Tile:
     # By sweeps on an H200: what registers leave room for, beside a row's sums.
-    wide = desc.element is ElementKind.F64
-    held = (
-        ((16 if wide else 32) if is_backward(desc) else min(4 * desc.element.itemsize, 16)) if is_centred(desc) else 16
-    )
-    if not is_backward(desc) and read_twice(desc) == 1 and not (is_centred(desc) and wide):
+    wide, centred, once = desc.element is ElementKind.F64, is_centred(desc), read_twice(desc) == 1
+    if is_backward(desc):
+        held = (16 if wide else 32) if centred else 16
+    elif once and centred and desc.element is ElementKind.F32:
+        return view(desc).walk(desc.element, 64, most_warps=16)
+    elif once and not (centred and wide):
         held = 32
+    else:
+        held = min(4 * desc.element.itemsize, 16) if centred else 16
     return view(desc).walk(desc.element, held, read_twice(desc))
 
 
@@ -135,14 +145,18 @@ def guarantee(
     Where layer_norm's ``looped`` takes deviations d, sum(d**2) is at most 4 * n * s**2, s the standard deviation, or
     the row is read again. That sum and sum(d)**2 / n, the lesser of the two, are within depth + 3 and 2 * depth + 5
     roundings, so n * s**2 within 12 * depth + 32, and its root within half of that.
+
+    Where ``rows`` takes the mean from one sum of elements of 16 bits, that is exact unless the largest is more than
+    twice another: s is then at least a share 1 / (2 * sqrt(2 * n)) of it, and the sum within depth roundings of it.
     """
     tile, element, compute = tiled(desc) or walk(desc), desc.element, desc.element.compute
-    depth = tile.rows * tile.block // (32 * tile.warps) + 12 + -(-view(desc).n // tile.block)
+    n = view(desc).n
+    depth = tile.rows * tile.block // (32 * tile.warps) + 12 + -(-n // tile.block)
     shared = parameters(desc) or strip(desc)
     found = {}
     for o in desc.operands():
         if o.name in ("dweight", "dbias"):
-            _, each = lines_of(desc, shared.rows)
+            _, each = lines_of(desc, shared)
             # Group by group, then those of a program, then lines; within each, first a thread's, then all threads'.
             meeting = shared.rows * shared.block // (32 * shared.warps) + 12
             folded = FOLD * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
@@ -150,9 +164,11 @@ def guarantee(
             found[o.name] = _guarantee(element, compute, roundings, False, False)
         elif o.is_written:
             looped = 6 * depth + 16 if is_centred(desc) else 0
+            if is_centred(desc) and element.itemsize == 2 and n <= tile.block <= kernels.SHORT.value:
+                looped = max(looped, math.ceil(2 * depth * math.sqrt(2 * n)))
             roundings = (3 if is_centred(desc) else 2) * (depth + 12) + looped
             relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
-            squares = view(desc).n if o.name == "norm" else 0
+            squares = n if o.name == "norm" else 0
             found[o.name] = _guarantee(o.element, compute, roundings, relative, view(desc).invariant, squares)
     return found
 
@@ -173,10 +189,12 @@ def row_bytes(desc: Any) -> tuple[int, int]:
     return sum(o.shape == desc.input_shape for o in desc.operands()) * size, read_twice(desc) * size
 
 
-def fold_us(desc: Any, rows: int) -> float:
+def fold_us(desc: Any, tile: Tile) -> float:
+    if part_bytes(desc, tile) == 0:
+        return 0.0
     names = [n for n in ("dweight", "dbias") if any(o.name == n for o in desc.operands())]
     size: int = desc.element.compute.itemsize
-    return LAUNCH_US + len(names) * 2 * lines_of(desc, rows)[0] * view(desc).n * size / 3.8e6 if names else 0.0
+    return LAUNCH_US + len(names) * 2 * lines_of(desc, tile)[0] * view(desc).n * size / 3.8e6 if names else 0.0
 
 
 # --- parts of launches ---
@@ -222,27 +240,31 @@ def constexprs_of(desc: Any, tile: Tile) -> dict[str, Any]:
     }
 
 
-def lines_of(desc: Any, rows: int, most: int = LINES) -> tuple[int, int]:
-    """Lines of partial sums, and groups of ``rows`` rows that are added up in each."""
-    groups = -(-view(desc).count // rows)
+def lines_of(desc: Any, tile: Tile, most: int = LINES) -> tuple[int, int]:
+    """Lines of partial sums, and groups of a tile's rows that are added up in each: one line of few rows that are so
+    long that their columns keep a card busy."""
+    groups = -(-view(desc).count // tile.rows)
+    if groups <= FEW_GROUPS and -(-view(desc).n // tile.block) >= ONE_LINE:
+        most = 1
     each = max(-(-groups // most), 1)
     return -(-groups // each), each
 
 
-def part_bytes(desc: Any, rows: int) -> int:
-    # A line even where there are no rows: what adds up none of them is given an address all the same.
-    return padded_bytes(max(lines_of(desc, rows)[0], 1) * view(desc).n * desc.element.compute.itemsize)
+def part_bytes(desc: Any, tile: Tile) -> int:
+    """Of one parameter's lines, if there is more than one. A line even where there are no rows: what adds up none of
+    them is given an address all the same."""
+    lines = lines_of(desc, tile)[0]
+    return 0 if lines == 1 else padded_bytes(max(lines, 1) * view(desc).n * desc.element.compute.itemsize)
 
 
-def parts_of(desc: Any, rows: int) -> dict[str, tuple[Scratch, Ptr]]:
-    """By the kernels' name: where partial sums lie, and the gradient that they become."""
-    compute: ElementKind = desc.element.compute
-    found: dict[str, tuple[Scratch, Ptr]] = {}
-    size = part_bytes(desc, rows)
+def parts_of(desc: Any, tile: Tile) -> dict[str, tuple[Arg, Ptr]]:
+    """By the kernels' name: where partial sums lie, and the gradient that they become; a lone line is that gradient."""
+    found: dict[str, tuple[Arg, Ptr]] = {}
+    size = part_bytes(desc, tile)
     for o in desc.operands():
         if o.name in ("dweight", "dbias"):
             name = "dweights" if o.name == "dweight" else "dbiases"
-            found[name] = (Scratch(len(found) * size, compute), values(o))
+            found[name] = (Scratch(len(found) * size, desc.element.compute) if size else values(o), values(o))
     return found
 
 
@@ -250,18 +272,18 @@ def workspace(parameters: Callable[[Any], Tile | None], desc: Any, target: Targe
     tile = parameters(desc)
     if tile is None or not is_backward(desc):
         return 0
-    return len(parts_of(desc, tile.rows)) * part_bytes(desc, tile.rows)
+    return len(parts_of(desc, tile)) * part_bytes(desc, tile)
 
 
-def folds_of(desc: Any, rows: int, most: int = LINES) -> list[Launch]:
-    n, parts = view(desc).n, parts_of(desc, rows)
-    if n == 0 or not parts:
+def folds_of(desc: Any, tile: Tile, most: int = LINES) -> list[Launch]:
+    n, parts = view(desc).n, parts_of(desc, tile)
+    if n == 0 or not parts or part_bytes(desc, tile) == 0:
         return []
     args: dict[str, Arg] = dict.fromkeys(("dweights", "dweight", "dbiases", "dbias"))
     for name, (scratch, out) in parts.items():
         args |= {name: scratch, out.operand: out}
-    lines = lines_of(desc, rows, most)[0]
-    held = next((few for few in FEW_LINES if lines <= few), FOLD)
+    lines = lines_of(desc, tile, most)[0]
+    held = FEW_LINES if lines <= FEW_LINES else FOLD
     # (In the interpreter programs take turns: there fewer of them.)
     columns = min(FOLD * (1024 if interpreting() else FOLD_COLUMNS) // held, max(ceil_power(n), FOLD_COLUMNS))
     blocks = -(-n // columns)

@@ -73,8 +73,8 @@ def pieces(desc: Any) -> int:
 
 def scratch(desc: Any) -> tuple[dict[str, Arg], int]:
     """Where the rows' parts lie, by the kernels' name, and the bytes of the whole workspace."""
-    rows, compute = strip(desc).rows, desc.element.compute
-    start = len(parts_of(desc, rows)) * part_bytes(desc, rows)  # none forward
+    shared, compute = strip(desc), desc.element.compute
+    start = len(parts_of(desc, shared)) * part_bytes(desc, shared)  # none forward
     names: tuple[str, ...] = ("projections", "totals") if is_backward(desc) else ("squares", "centres", "rests")
     names = names if is_centred(desc) else names[:1]
     found: dict[str, Arg] = dict.fromkeys(("projections", "totals", "squares", "centres", "rests"))
@@ -101,9 +101,9 @@ def rank(desc: Any, target: Target) -> float:
     written = waves_us(count * pieces(desc), (moved - read) / pieces(desc), target) + again_us(count * read) - LAUNCH_US
     if not is_backward(desc):
         return waves_us(count * n, read / n, target) + written
-    rows = strip(desc).rows
-    lines, each = lines_of(desc, rows)
-    return waves_us(lines * n, each * rows * read / n, target) + written + fold_us(desc, rows)
+    shared = strip(desc)
+    lines, each = lines_of(desc, shared)
+    return waves_us(lines * n, each * shared.rows * read / n, target) + written + fold_us(desc, shared)
 
 
 def split(desc: Any, target: Target) -> list[Launch]:
@@ -114,7 +114,7 @@ def split(desc: Any, target: Target) -> list[Launch]:
 def _launches(desc: Any) -> list[Launch]:
     r, backward, tile = view(desc), is_backward(desc), piece(desc)
     shared = strip(desc)
-    folds = folds_of(desc, shared.rows) if backward else []
+    folds = folds_of(desc, shared) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     args = operand_arguments(desc, 1) | scratch(desc)[0] | {"blocks": Int(pieces(desc)), "parts": Int(parts(desc))}
@@ -125,11 +125,11 @@ def _launches(desc: Any) -> list[Launch]:
             launch_of(kernels.norm_partial_kernel, grid, args, found, tile.warps),
             launch_of(kernels.norm_finish_kernel, grid, args, found, tile.warps),
         ]
-    lines, each = lines_of(desc, shared.rows)
-    if not folds:  # nothing is shared: a program for each group of rows
+    lines, each = lines_of(desc, shared)
+    if not parts_of(desc, shared):  # nothing is shared: a program for each group of rows
         lines, each = -(-r.count // shared.rows), 1
     of_parts = args | {"each": Int(each), "blocks": Int(parts(desc))}
-    of_parts |= {name: where for name, (where, _) in parts_of(desc, shared.rows).items()}
+    of_parts |= {name: where for name, (where, _) in parts_of(desc, shared).items()}
     added = constexprs_of(desc, shared)
     # In f64 sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
     most = narrow_registers(shared) if desc.element is ElementKind.F64 else 0

@@ -124,7 +124,7 @@ def norm_finish_kernel(
         total = tl.where(total < 0, 0.0, total)
     else:
         total = tl.sum(found, 0)
-    saved, scale = scale_of(total, count, eps, LENGTH)
+    saved, scale = scale_of(total, 1.0 / count, eps, LENGTH)
     if block == 0:
         tl.store(rstd + row, saved)
         if CENTRED:

@@ -77,6 +77,11 @@ def rows_of(pointer, strides, outer, sizes, lane):
 
 
 @triton.jit
-def lanes_of(group, blocks, ROWS: tl.constexpr):
-    """The rows of group number ``group``, [ROWS, 1]; each outer point has ``blocks`` groups."""
-    return (group % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+def lanes_of(group, blocks, sizes, ROWS: tl.constexpr):
+    """(outer point, its rows [ROWS, 1]) of group number ``group``; each outer point has ``blocks`` groups. Where there
+    are no outer dimensions nothing is divided: a short row's addresses would wait for it."""
+    outer = group * 0
+    if sizes is not None:
+        outer = group // blocks
+        group = group % blocks
+    return outer, group.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]

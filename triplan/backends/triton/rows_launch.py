@@ -159,17 +159,17 @@ class Rows:
         block = min(ceil_power(self.n), 32768 // size // operands, 8192)
         return Tile(1, block, warps_for(block, size))
 
-    def walk(self, element: ElementKind, held: int, operands: int = 1) -> Tile:
+    def walk(self, element: ElementKind, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
         """The tile that walks along rows of so many operands, of any length, twice, the second time through the cache.
 
         Programs are so large that the rows of all that are resident fit in the L2 cache. Threads hold ``held`` bytes of
-        an operand: the less, the more of them are resident.
+        an operand: the less, the more of them are resident. ``most_warps``: 16 of several operands, else 32.
         """
         if self.across:
             return self.piece(element)
         block, bytes_each = ceil_power(self.n), held if self.unit else 4 * element.itemsize
-        warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * element.itemsize, 32)
-        warps = min(warps, 16) if operands > 1 else warps
+        most_warps = most_warps or (16 if operands > 1 else 32)
+        warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * element.itemsize, most_warps)
         block = min(block, 32 * warps * bytes_each // element.itemsize)
         return Tile(1, block, min(warps, max(block * element.itemsize // (32 * bytes_each), 1)))
 

@@ -123,7 +123,11 @@ def piece(desc: Any) -> Tile:
 
 
 def walk(desc: Any) -> Tile:
-    return view(desc).walk(desc.element, 32, 2) if is_backward(desc) else view(desc).walk(desc.element, 16)
+    if not is_backward(desc):
+        return view(desc).walk(desc.element, 16)
+    # Of rows this long the L2 cache holds but one on each multiprocessor: it is one program's that fills it.
+    long = view(desc).n * desc.element.itemsize > 1 << 16
+    return view(desc).walk(desc.element, 32, 2, most_warps=32 if long else 16)
 
 
 def _fits(programs: int) -> Support:

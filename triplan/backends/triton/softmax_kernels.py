@@ -46,8 +46,7 @@ def softmax_group(
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    outer = group // blocks
-    lane = lanes_of(group, blocks, ROWS)
+    outer, lane = lanes_of(group, blocks, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
     at = rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2])
@@ -122,8 +121,7 @@ def softmax_looped_kernel(
     while threads wait for each other nothing is on its way from memory. The second pass goes backwards: what was read
     last is still in the cache. Both have UNROLL blocks on their way at a time.
     """
-    outer = tl.program_id(0) // blocks
-    lane = lanes_of(tl.program_id(0), blocks, ROWS)
+    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
     at = rows_of(x, x_strides, outer, sizes, lane)[:, :, None]
     to = rows_of(out, out_strides, outer, sizes, lane)[:, :, None]
     inside = (lane < lanes)[:, :, None]
@@ -253,8 +251,7 @@ def softmax_backward_rows_kernel(
     BLOCK: tl.constexpr,
 ):
     """Whole rows in registers."""
-    outer = tl.program_id(0) // blocks
-    lane = lanes_of(tl.program_id(0), blocks, ROWS)
+    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
     dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), mask=live, other=0.0)
@@ -285,8 +282,7 @@ def softmax_backward_looped_kernel(
     UNROLL: tl.constexpr,
 ):
     """Rows block by block: the sum, in each column of the blocks, then, backwards, the gradients."""
-    outer = tl.program_id(0) // blocks
-    lane = lanes_of(tl.program_id(0), blocks, ROWS)
+    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
     dout_at = rows_of(dout, dout_strides, outer, sizes, lane)
     out_at = rows_of(out, out_strides, outer, sizes, lane)
     to = rows_of(dx, dx_strides, outer, sizes, lane)
