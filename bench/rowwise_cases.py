@@ -236,7 +236,7 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     for rows in (1, 2, 4, 8, 16, 32):
         if not least <= rows * block <= max(most, block) or block > 2 * family.MOST[case.op]:
             continue
-        for warps in (4, 8, 16, 32):
+        for warps in (1, 2, 4, 8, 16, 32):
             tile, each = Tile(rows, block, warps), rows * block // (32 * warps)
             if not 8 <= each <= (16 if case.backward else 128 if block >= 32768 else 32):
                 continue

@@ -14,6 +14,7 @@ from triplan.backends.launch import Int, Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton import norm_adjoint_kernels as adjoints
 from triplan.backends.triton import norm_kernels as kernels
+from triplan.backends.triton import norm_looped_kernels as looped_kernels
 from triplan.backends.triton.norm_launch import (
     ELEMENTS,
     LINES,
@@ -138,7 +139,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
     if not backward:
         # (Left alone, ptxas may spill a few of f64's to fit another program.)
         most_registers = narrow_registers(tile) if desc.element is ElementKind.F64 else 0
-        return [launch_of(kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps, most_registers)]
+        return [launch_of(looped_kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps, most_registers)]
     first = launch_of(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not parts_of(desc, shared):
         return [first]

@@ -148,6 +148,7 @@ def guarantee(
 
     Where ``rows`` takes the mean from one sum of elements of 16 bits, that is exact unless the largest is more than
     twice another: s is then at least a share 1 / (2 * sqrt(2 * n)) of it, and the sum within depth roundings of it.
+    Squares are those of deviations from 14 bits of the mean, 8 * s at most from it.
     """
     tile, element, compute = tiled(desc) or walk(desc), desc.element, desc.element.compute
     n = view(desc).n
