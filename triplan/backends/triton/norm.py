@@ -138,7 +138,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
     constexprs |= {"UNROLL": unroll, "VECTOR": r.vector(desc.element, tile), "FULL": full}
     if not backward:
         # (Left alone, ptxas may spill a few of f64's to fit another program.)
-        most_registers = narrow_registers(tile) if desc.element is ElementKind.F64 else 0
+        most_registers = narrow_registers(tile, 1) if desc.element is ElementKind.F64 else 0
         return [launch_of(looped_kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps, most_registers)]
     first = launch_of(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not parts_of(desc, shared):
