@@ -257,19 +257,17 @@ def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, Any]]]:
-    """How rows are fetched and held: how far ahead, by how many programs (an H200 has 132 multiprocessors), in how many
-    bits."""
+    """How rows are fetched and held: how far ahead, in how many bits."""
     if case.backward and case.is_norm:
         for stages in (1, 3, 4):
             yield f" s{stages}", {"stages": stages}
         return
-    if tile.block >= (8192 if case.is_norm else 32768) and tile.warps <= 16:
+    if tile.block < 32768 or tile.warps > 16:
+        yield "", {}
+    elif not (case.backward or case.is_norm):
         yield " narrow", {"narrow": True}
-        if tile.block >= 32768 and tile.warps < 16:
-            return
-    yield "", {} if case.backward else {"narrow": False}
-    if tile.block >= 8192 and not (case.backward or (case.is_norm and case.n > 8192)):  # room for weights as well
-        yield " s3", {"stages": 3, "programs": 132, "narrow": False}
+        if tile.warps == 16:
+            yield "", {"narrow": False}
 
 
 def _row(family: Any, desc: tp.Descriptor, tile: Tile, shared: Tile, build: Callable[[Any], Any]) -> dict[str, Any]:

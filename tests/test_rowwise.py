@@ -307,7 +307,9 @@ def test_rows_that_begin_unlike_the_rest_interpreted(row: str) -> None:
 
 # --- compiled for each architecture ---
 
-#: Short rows, rows that fill registers, long ones, and (along an inner axis) rows side by side.
+#: Short rows, rows that fill registers, long ones, and (along an inner axis) rows side by side; and ODD ones, of which
+#: each element is loaded by itself.
+ODD = ((512, 30001), (512, 50257))
 SIZES = ((4096, 256), (4096, 100), (4096, 4096), (4096, 8192), (512, 16384), (512, 32768), (16, 262144))
 
 
@@ -316,7 +318,7 @@ SIZES = ((4096, 256), (4096, 100), (4096, 4096), (4096, 8192), (512, 16384), (51
 @pytest.mark.parametrize(("op", "row"), ROWS)
 def test_compiles_without_spills(op: str, row: str, arch: str) -> None:
     built = 0
-    found = [build(op, size, -1, element) for size in SIZES for element in ("bf16", "f32")]
+    found = [build(op, size, -1, element) for size in (*SIZES, *ODD) for element in ("bf16", "f32")]
     found += [build(op, size, -1, "f64") for size in SIZES[2:5]]
     found += [strided(build(op, (64, 1024), -1, "bf16")), build(op, (64, 100, 304), 1, "bf16")]
     for desc in found:

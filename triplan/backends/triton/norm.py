@@ -17,7 +17,6 @@ from triplan.backends.triton import norm_kernels as kernels
 from triplan.backends.triton import norm_looped_kernels as looped_kernels
 from triplan.backends.triton.norm_launch import (
     ELEMENTS,
-    LINES,
     MOST,
     constexprs_of,
     fold_us,
@@ -31,6 +30,7 @@ from triplan.backends.triton.norm_launch import (
     operand_arguments,
     packed_parameters,
     parts_of,
+    read_twice,
     row_bytes,
     strip,
     view,
@@ -42,11 +42,10 @@ from triplan.backends.triton.rows_launch import (
     L2_BYTES,
     LAUNCH_US,
     Tile,
-    holds_narrow,
     narrow_registers,
     waves_us,
 )
-from triplan.sku import ElementKind, Support, Target, interpreting
+from triplan.sku import ElementKind, Support, Target
 
 # --- when they apply, and what they cost ---
 
@@ -84,40 +83,26 @@ def _fits_once(desc: Any, tile: Tile) -> bool:
     """Whether a program of an adjoint takes more than half of a multiprocessor's registers, but so few more that ptxas,
     left alone, may spill to fit a second one: where a warp holds whole rows, read by vectors, and two parameters' sums.
     """
-    vectors = layout(desc) == "packed" and view(desc).n * desc.element.itemsize % 16 == 0
-    return desc.element is ElementKind.F32 and vectors and tile.block <= 128 and len(parts_of(desc, tile)) == 2
+    short = desc.element is ElementKind.F32 and tile.block <= 128
+    return short and view(desc).vectors and len(parts_of(desc, tile)) == 2
 
 
-def whole_launches(
-    desc: Any,
-    tile: Tile,
-    stages: int | None = None,
-    programs: int = 0,
-    narrow: bool | None = None,
-) -> list[Launch]:
+def whole_launches(desc: Any, tile: Tile, stages: int = 3) -> list[Launch]:
     """The launches of ``rows`` with a tile of one's own: what a sweep of tiles tries.
 
-    ``stages`` is how far rows are fetched ahead: by default not at all forward, where with it there are ``programs``
-    programs that stay for several groups of rows, and 3 in the adjoints, whose LINES programs (at most ``programs``, if
-    given) stay anyway: with 3 there are two copies of what is fetched, else only one row is there or on its way.
+    ``stages`` is how far the programs of adjoints, which stay for several groups of rows, fetch ahead: with 3 there are
+    two copies of what is fetched, else only one row is there or on its way.
     """
     r, backward = view(desc), is_backward(desc)
-    most = min(programs or LINES, LINES)
-    folds = folds_of(desc, tile, most) if backward else []
+    folds = folds_of(desc, tile) if backward else []
     if r.count == 0 or (r.n == 0 and backward):
         return folds
-    stages = (3 if backward else 0) if stages is None else stages
-    args, constexprs = operand_arguments(desc, tile.rows), {**constexprs_of(desc, tile), "STAGES": stages}
+    args, constexprs = operand_arguments(desc, tile.rows), constexprs_of(desc, tile)
     if not backward:
-        groups = r.programs(tile.rows)
-        args["groups"] = Int(groups)
-        grid = min(programs, groups) if stages else groups
-        alone = not getattr(desc, "residual", False)
-        narrow = alone and (holds_narrow(desc.element, tile) if narrow is None else narrow)
-        constexprs |= {"NARROW": narrow and not interpreting(), "FULL": r.n == tile.block, "APART": tile.warps > 1}
-        most_registers = narrow_registers(tile) if constexprs["NARROW"] else 0
-        return [launch_of(kernels.norm_rows_kernel, grid, args, constexprs, tile.warps, most_registers)]
-    lines, each = lines_of(desc, tile, most)
+        constexprs |= {"FULL": r.n == tile.block, "APART": tile.warps > 1}
+        return [launch_of(kernels.norm_rows_kernel, r.programs(tile.rows), args, constexprs, tile.warps)]
+    constexprs["STAGES"] = stages
+    lines, each = lines_of(desc, tile)
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in parts_of(desc, tile).items()}}
     if not parts_of(desc, tile):  # nothing is shared: a program for each group of rows
         lines, args["each"] = -(-r.count // tile.rows), Int(1)
@@ -133,7 +118,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
     if r.count == 0 or (r.n == 0 and backward):
         return folds
     args, constexprs = operand_arguments(desc, tile.rows), constexprs_of(desc, tile)
-    unroll = unroll or r.unroll(tile)
+    unroll = unroll or r.unroll(tile, 4 if r.vectors else max(2 // read_twice(desc), 1))
     full = r.n % (tile.block * unroll) == 0
     constexprs |= {"UNROLL": unroll, "VECTOR": r.vector(desc.element, tile), "FULL": full}
     if not backward:

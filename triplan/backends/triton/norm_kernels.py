@@ -15,7 +15,7 @@ Statistics, weight and bias are packed.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.rows_kernels import again, along, lanes_of, rows_of
+from triplan.backends.triton.rows_kernels import along, lanes_of, rows_of
 from triplan.sku import interpreting
 
 #: Columns of a block in which elements of 16 bits add up exactly in f32, unless some are far smaller than others. What
@@ -127,96 +127,6 @@ def shortened(v):
 
 
 @triton.jit
-def norm_group(
-    group,
-    x,
-    out,
-    mean,
-    rstd,
-    weight,
-    bias,
-    residual,
-    summed,
-    x_strides,
-    out_strides,
-    residual_strides,
-    summed_strides,
-    sizes,
-    lanes,
-    n,
-    blocks,
-    eps,
-    CENTRED: tl.constexpr,
-    LENGTH: tl.constexpr,
-    OFFSET: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NARROW: tl.constexpr,
-    FULL: tl.constexpr,
-    APART: tl.constexpr,
-):
-    outer, lane = lanes_of(group, blocks, sizes, ROWS)
-    col = tl.arange(0, BLOCK)[None, :]
-    inside = lane < lanes
-    live = inside & (col < n)
-    if FULL:
-        live = inside
-    residual_at = start_of(residual, residual_strides, outer, sizes, lane)
-    at = rows_of(x, x_strides, outer, sizes, lane)
-    kept = x
-    if NARROW:
-        kept = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0)
-        v = kept.to(COMPUTE)
-    else:
-        v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "").to(COMPUTE)
-    if summed is not None:
-        sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
-        tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
-    count = n.to(COMPUTE)
-    share = 1.0 / count  # once: divisions are many instructions
-    row = outer.to(tl.int64) * lanes + lane
-    if CENTRED:
-        total = tl.sum(v, 1, keep_dims=True)
-        centre = total * share
-        ADDS_UP: tl.constexpr = x.dtype.element_ty.primitive_bitwidth == 16 and residual is None and BLOCK <= SHORT
-        if ADDS_UP:
-            centre = shortened(centre)
-        if NARROW:
-            v = again(kept).to(COMPUTE)
-        v = v - centre
-        if not FULL:
-            v = tl.where(live, v, 0.0)
-        if ADDS_UP:
-            rest = total - centre * count
-            squares = tl.sum(v * v, 1, keep_dims=True)
-        else:
-            rest, squares = two_sums(v, v * v, 1, True)
-        rest = rest * share
-        # What ``rest`` takes off is a rounding's worth, and never all.
-        squares -= rest * rest * count
-        squares = tl.where(squares < 0, 0.0, squares)
-        if NARROW:
-            v = again(kept).to(COMPUTE) - centre
-        tl.store(mean + row, centre + rest, mask=inside)
-    else:
-        squares = tl.sum(v * v, 1, keep_dims=True)
-        if NARROW:
-            v = again(kept).to(COMPUTE)
-    saved, scale = scale_of(squares, share, eps, LENGTH)
-    tl.store(rstd + row, saved, mask=inside)
-    place = col
-    if APART:
-        place = tl.broadcast_to(col, (ROWS, BLOCK))
-    v = v * scale
-    if CENTRED:
-        v = v - rest * scale  # one fused multiplication and addition
-    y = affine(v, weight, bias, place, place < n, OFFSET)
-    to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
-    tl.store(to, y.to(out.dtype.element_ty), mask=live)
-
-
-@triton.jit
 def norm_rows_kernel(
     x,
     out,
@@ -234,7 +144,6 @@ def norm_rows_kernel(
     lanes,
     n,
     blocks,
-    groups,
     eps,
     CENTRED: tl.constexpr,
     LENGTH: tl.constexpr,
@@ -242,28 +151,57 @@ def norm_rows_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    NARROW: tl.constexpr,
     FULL: tl.constexpr,
     APART: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Whole rows in registers: each element is read once and written once. FULL: they are of BLOCK elements.
 
     With APART each row reads weight and bias anew: shared by several warps they would come through shared memory.
-    With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. With STAGES
-    programs stay for several groups of rows, and the next ones are on their way meanwhile.
     """
-    first = tl.program_id(0)
-    if STAGES == 0:
-        norm_group(
-            first, x, out, mean, rstd, weight, bias, residual, summed, x_strides, out_strides, residual_strides,
-            summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK, NARROW, FULL,
-            APART,
-        )  # fmt: skip
+    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
+    col = tl.arange(0, BLOCK)[None, :]
+    inside = lane < lanes
+    live = inside & (col < n)
+    if FULL:
+        live = inside
+    residual_at = start_of(residual, residual_strides, outer, sizes, lane)
+    at = rows_of(x, x_strides, outer, sizes, lane)
+    v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "").to(COMPUTE)
+    if summed is not None:
+        sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
+        tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
+    count = n.to(COMPUTE)
+    share = 1.0 / count  # once: divisions are many instructions
+    row = outer.to(tl.int64) * lanes + lane
+    if CENTRED:
+        total = tl.sum(v, 1, keep_dims=True)
+        centre = total * share
+        ADDS_UP: tl.constexpr = x.dtype.element_ty.primitive_bitwidth == 16 and residual is None and BLOCK <= SHORT
+        if ADDS_UP:
+            centre = shortened(centre)
+        v = v - centre
+        if not FULL:
+            v = tl.where(live, v, 0.0)
+        if ADDS_UP:
+            rest = total - centre * count
+            squares = tl.sum(v * v, 1, keep_dims=True)
+        else:
+            rest, squares = two_sums(v, v * v, 1, True)
+        rest = rest * share
+        # What ``rest`` takes off is a rounding's worth, and never all.
+        squares -= rest * rest * count
+        squares = tl.where(squares < 0, 0.0, squares)
+        tl.store(mean + row, centre + rest, mask=inside)
     else:
-        for group in tl.range(first, groups, tl.num_programs(0), num_stages=STAGES):
-            norm_group(
-                group, x, out, mean, rstd, weight, bias, residual, summed, x_strides, out_strides, residual_strides,
-                summed_strides, sizes, lanes, n, blocks, eps, CENTRED, LENGTH, OFFSET, COMPUTE, ROWS, BLOCK, NARROW,
-                FULL, APART,
-            )  # fmt: skip
+        squares = tl.sum(v * v, 1, keep_dims=True)
+    saved, scale = scale_of(squares, share, eps, LENGTH)
+    tl.store(rstd + row, saved, mask=inside)
+    place = col
+    if APART:
+        place = tl.broadcast_to(col, (ROWS, BLOCK))
+    v = v * scale
+    if CENTRED:
+        v = v - rest * scale  # one fused multiplication and addition
+    y = affine(v, weight, bias, place, place < n, OFFSET)
+    to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
+    tl.store(to, y.to(out.dtype.element_ty), mask=live)

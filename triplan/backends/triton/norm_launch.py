@@ -241,12 +241,11 @@ def constexprs_of(desc: Any, tile: Tile) -> dict[str, Any]:
     }
 
 
-def lines_of(desc: Any, tile: Tile, most: int = LINES) -> tuple[int, int]:
+def lines_of(desc: Any, tile: Tile) -> tuple[int, int]:
     """Lines of partial sums, and groups of a tile's rows that are added up in each: one line of few rows that are so
     long that their columns keep a card busy."""
     groups = -(-view(desc).count // tile.rows)
-    if groups <= FEW_GROUPS and -(-view(desc).n // tile.block) >= ONE_LINE:
-        most = 1
+    most = 1 if groups <= FEW_GROUPS and -(-view(desc).n // tile.block) >= ONE_LINE else LINES
     each = max(-(-groups // most), 1)
     return -(-groups // each), each
 
@@ -276,14 +275,14 @@ def workspace(parameters: Callable[[Any], Tile | None], desc: Any, target: Targe
     return len(parts_of(desc, tile)) * part_bytes(desc, tile)
 
 
-def folds_of(desc: Any, tile: Tile, most: int = LINES) -> list[Launch]:
+def folds_of(desc: Any, tile: Tile) -> list[Launch]:
     n, parts = view(desc).n, parts_of(desc, tile)
     if n == 0 or not parts or part_bytes(desc, tile) == 0:
         return []
     args: dict[str, Arg] = dict.fromkeys(("dweights", "dweight", "dbiases", "dbias"))
     for name, (scratch, out) in parts.items():
         args |= {name: scratch, out.operand: out}
-    lines = lines_of(desc, tile, most)[0]
+    lines = lines_of(desc, tile)[0]
     held = FEW_LINES if lines <= FEW_LINES else FOLD
     # (In the interpreter programs take turns: there fewer of them.)
     columns = min(FOLD * (1024 if interpreting() else FOLD_COLUMNS) // held, max(ceil_power(n), FOLD_COLUMNS))

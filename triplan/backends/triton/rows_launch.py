@@ -46,6 +46,7 @@ class Rows:
         across: whether instead neighbouring rows lie side by side in every operand.
         invariant: whether a row is read alike however many others there are, by what operands are promised to be:
             extents of the batch then decide no load's width, and so no sum's order.
+        vectors: whether threads may load 16 bytes of a row at once. If not, they hold an address for each element.
     """
 
     def __init__(self, operands: Sequence[Operand], axis: int, in_order: bool = False) -> None:
@@ -72,6 +73,11 @@ class Rows:
         self.invariant = all(
             axis == len(shape) - 1 if o.layout.packed else o.layout.unit_axis in (None, axis) for o in operands
         )
+        self.vectors = self.unit and all(min(o.alignment, self._apart(o) * o.element.itemsize) >= 16 for o in operands)
+
+    def _apart(self, o: Operand) -> int:
+        """What rows of ``o``, each contiguous, are multiples of elements apart: a power of two."""
+        return power_of_two_in(self.n) if o.layout.packed else o.layout.stride_multiple
 
     def _step(self, o: Operand, axis: int) -> Arg:
         """The stride along an axis; None where it is known to be 1."""
@@ -86,8 +92,7 @@ class Rows:
         """(outer strides, lane stride, step along the row) of ``o``."""
         outer = [self._step(o, g[-1]) or Int(1, True) for g in self._groups[:-1]]
         # A lone row promises what neighbours would: a load's width, and with it the order of a sum, follows from that.
-        apart = power_of_two_in(self.n) if o.layout.packed else o.layout.stride_multiple
-        lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, True, apart)
+        lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, True, self._apart(o))
         return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
 
     def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
@@ -173,7 +178,7 @@ class Rows:
         block = min(block, 32 * warps * bytes_each // element.itemsize)
         return Tile(1, block, min(warps, max(block * element.itemsize // (32 * bytes_each), 1)))
 
-    def unroll(self, tile: Tile, most: int = 4) -> int:
+    def unroll(self, tile: Tile, most: int) -> int:
         """Tiles of one row to have on their way at a time: a power of two up to ``most``."""
         while most > 1 and not (self.unit and tile.block * most <= self.n):
             most //= 2
@@ -197,11 +202,6 @@ def warps_for(elements: int, size: int) -> int:
     """Warps of which each thread holds about 32 bytes of an operand; at most 16, and 32 for what would not fit."""
     wanted = ceil_power(elements * size // (32 * 32))
     return 32 if elements >= 32768 else min(max(wanted, 1), 16)
-
-
-def holds_narrow(element: ElementKind, tile: Tile) -> bool:
-    """Whether threads should hold elements as they are read: where in f32 they fill a multiprocessor's registers."""
-    return element.itemsize == 2 and tile.block >= 32768
 
 
 def narrow_registers(tile: Tile, programs: int = 2) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from triplan.backends.launch import Arg, Int, Launch, Scratch
+from triplan.backends.launch import Arg, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton import softmax_kernels as kernels
 from triplan.backends.triton.rows_launch import (
@@ -24,7 +24,6 @@ from triplan.backends.triton.rows_launch import (
     Tile,
     again_us,
     ceil_power,
-    holds_narrow,
     narrow_registers,
     padded_bytes,
     values,
@@ -111,9 +110,15 @@ def guarantee(tiled: Callable[[Any], Tile | None], desc: Any) -> Mapping[str, Pr
 # --- when they apply, and what they cost ---
 
 
+def holds_narrow(desc: Any, tile: Tile) -> bool:
+    """Whether threads hold elements as they are read: where in f32 they would fill a multiprocessor's registers. (With
+    an address for each of them narrow ones would not fit either.)"""
+    return desc.element.itemsize == 2 and tile.block >= 32768 and view(desc).vectors
+
+
 def whole(desc: Any) -> Tile | None:
     tile = view(desc).whole(desc.element, MOST[desc.op] // (4 if desc.element is ElementKind.F64 else 1))
-    if tile is not None and not is_backward(desc) and holds_narrow(desc.element, tile):
+    if tile is not None and not is_backward(desc) and holds_narrow(desc, tile):
         return replace(tile, warps=8)  # 128 elements a thread, and 128 registers for two of them each
     return tile
 
@@ -197,14 +202,9 @@ def _common(desc: Any, tile: Tile) -> tuple[dict[str, Arg], dict[str, Any]]:
     return args, {"LOG": is_log(desc), "COMPUTE": TL[desc.element.compute], "BLOCK": tile.block}
 
 
-def whole_launches(
-    desc: Any, tile: Tile, stages: int = 0, programs: int = 0, narrow: bool | None = None
-) -> list[Launch]:
-    """The launch of ``rows`` with a tile of one's own: what a sweep of tiles tries.
-
-    With ``stages`` (forward) there are ``programs`` programs, which fetch their next rows ahead. ``narrow`` says if
-    threads hold elements of 16 bits as they are.
-    """
+def whole_launches(desc: Any, tile: Tile, narrow: bool | None = None) -> list[Launch]:
+    """The launch of ``rows`` with a tile of one's own: what a sweep of tiles tries. ``narrow`` says if threads hold
+    elements of 16 bits as they are."""
     r = view(desc)
     if r.count * r.n == 0:
         return []
@@ -212,9 +212,7 @@ def whole_launches(
     constexprs["ROWS"], grid = tile.rows, r.programs(tile.rows)
     if is_backward(desc):
         return [Launch(kernels.softmax_backward_rows_kernel, grid, args, constexprs, tile.warps)]
-    args["groups"], constexprs["STAGES"] = Int(grid), stages
-    grid = min(programs, grid) if stages else grid
-    narrow = holds_narrow(desc.element, tile) if narrow is None else narrow
+    narrow = holds_narrow(desc, tile) if narrow is None else narrow
     constexprs["NARROW"] = narrow and not interpreting()
     most = narrow_registers(tile) if constexprs["NARROW"] else 0
     return [Launch(kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps, max_registers=most)]
@@ -227,10 +225,10 @@ def looped_launches(desc: Any, tile: Tile, unroll: int = 0) -> list[Launch]:
         return []
     args, constexprs = _common(desc, tile)
     constexprs["ROWS"], grid = tile.rows, r.programs(tile.rows)
-    constexprs["UNROLL"] = unroll or r.unroll(tile, 2 if is_backward(desc) else 4)
     if is_backward(desc):
+        constexprs["UNROLL"] = unroll or r.unroll(tile, 2 if r.vectors else 1)
         return [Launch(kernels.softmax_backward_looped_kernel, grid, args, constexprs, tile.warps)]
-    constexprs["VECTOR"] = r.vector(desc.element, tile)
+    constexprs |= {"UNROLL": unroll or r.unroll(tile, 4), "VECTOR": r.vector(desc.element, tile)}
     return [Launch(kernels.softmax_looped_kernel, grid, args, constexprs, tile.warps)]
 
 

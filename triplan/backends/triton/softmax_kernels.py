@@ -30,8 +30,7 @@ def subtracted(top):
 
 
 @triton.jit
-def softmax_group(
-    group,
+def softmax_rows_kernel(
     x,
     out,
     x_strides,
@@ -46,7 +45,11 @@ def softmax_group(
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    outer, lane = lanes_of(group, blocks, sizes, ROWS)
+    """Whole rows in registers: each element is read once and written once.
+
+    With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time.
+    """
+    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
     at = rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2])
@@ -62,40 +65,6 @@ def softmax_group(
     y = finished(v, top, total, LOG)
     to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
-
-
-@triton.jit
-def softmax_rows_kernel(
-    x,
-    out,
-    x_strides,
-    out_strides,
-    sizes,
-    lanes,
-    n,
-    blocks,
-    groups,
-    LOG: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NARROW: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Whole rows in registers: each element is read once and written once.
-
-    With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. With STAGES
-    programs stay for several groups of rows, and the next ones are on their way meanwhile.
-    """
-    if STAGES == 0:
-        softmax_group(
-            tl.program_id(0), x, out, x_strides, out_strides, sizes, lanes, n, blocks, LOG, COMPUTE, ROWS, BLOCK, NARROW
-        )
-    else:
-        for group in tl.range(tl.program_id(0), groups, tl.num_programs(0), num_stages=STAGES):
-            softmax_group(
-                group, x, out, x_strides, out_strides, sizes, lanes, n, blocks, LOG, COMPUTE, ROWS, BLOCK, NARROW
-            )
 
 
 @triton.jit
