@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from gemm_cases import COLUMN, EDGES, ELEMENTS, ROW, batched_grid, exact, grid, magnitude, passes, pinned
+from gemm_cases import COLUMN, EDGES, ELEMENTS, ROW, batched_grid, exact, grid, magnitude, pinned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,14 +28,7 @@ compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason=
 
 
 def check(plan: tp.Plan, seed: int, runs: int = 2) -> int:  # type: ignore[type-arg]
-    report = check_plan(
-        plan,
-        seed=seed,
-        runs=runs,
-        passes=passes(plan.descriptor),
-        magnitude=magnitude,
-        exact_integers=exact(plan.descriptor),
-    )
+    report = check_plan(plan, seed=seed, runs=runs, magnitude=magnitude, exact_integers=exact(plan.descriptor))
     return report.compared
 
 

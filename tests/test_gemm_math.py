@@ -7,10 +7,12 @@ from itertools import islice
 
 import pytest
 import torch
-from gemm_cases import COLUMN, EDGES, batched_grid, exact, grid, magnitude, passes, pinned
+from gemm_cases import COLUMN, EDGES, TF32X3_LEAST, batched_grid, exact, factors, grid, magnitude, pinned
 
 import triplan as tp
+from triplan.backends.triton.gemm import tolerance
 from triplan.testing import check_plan, check_refusals
+from triplan.testing.values import draw
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
@@ -19,14 +21,7 @@ compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason=
 
 
 def check(plan: tp.Plan, seed: int) -> int:  # type: ignore[type-arg]
-    return check_plan(
-        plan,
-        seed=seed,
-        runs=2,
-        passes=passes(plan.descriptor),
-        magnitude=magnitude,
-        exact_integers=exact(plan.descriptor),
-    ).compared
+    return check_plan(plan, seed=seed, runs=2, magnitude=magnitude, exact_integers=exact(plan.descriptor)).compared
 
 
 def integer_problems(m: int, n: int, k: int) -> list[tp.Descriptor]:
@@ -173,3 +168,28 @@ def test_three_products_are_far_nearer_than_one_on_the_gpu() -> None:
         errors.append(float(((c.double() - want) / want).abs().max()))
     assert errors[0] < 2.0**-17
     assert errors[0] * 16 < errors[1] < 2.0**-9
+
+
+def cut(x: torch.Tensor) -> torch.Tensor:
+    """f32 as tf32 at its coarsest: the last 13 bits cut off."""
+    return (x.view(torch.int32) & -(1 << 13)).view(torch.float32)
+
+
+@pytest.mark.parametrize(("math", "least"), [("tf32", torch.finfo(torch.float32).tiny), ("tf32x3", TF32X3_LEAST)])
+def test_tolerances_cover_what_is_cut_off(math: str, least: float) -> None:
+    """(The interpreter multiplies whole numbers.) Products of one pair each, of every size, subnormal ones too."""
+    g = torch.Generator().manual_seed(0)
+    a, b = (draw((100_000,), tp.ElementKind.F32, "wide", 1, g) for _ in range(2))
+    (high, low), (other_high, other_low) = ((cut(x).double(), cut(x - cut(x)).double()) for x in (a, b))
+    got = high * other_high
+    if math == "tf32x3":
+        got += high * other_low + low * other_high
+    wanted = a.double() * b.double()
+    desc = tp.GemmDescriptor(m=1, n=1, k=1, element="f32", math=math)
+    factor, other = factors(desc, {"a": a.double().abs(), "b": b.double().abs()}, "a", "b")
+    assert float(factor[factor > 0].min()) == least
+    t = tolerance(desc.element, desc.out, tp.MathPrecision(math), 1)
+    error, allowed = (got - wanted).abs(), t.rtol * wanted.abs() + t.underflow
+    kept = wanted.abs() < torch.finfo(torch.float32).max
+    assert bool((error <= allowed + t.ctol * factor * other)[kept].all())
+    assert not bool((error <= allowed + t.ctol * wanted.abs())[kept].all())
