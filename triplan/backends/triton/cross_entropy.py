@@ -25,6 +25,7 @@ from triplan.backends.triton.rows_launch import (
     again_us,
     ceil_power,
     padded_bytes,
+    registers_for,
     waves_us,
 )
 from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target, interpreting
@@ -249,8 +250,7 @@ def whole_launches(desc: Any, tile: Tile) -> list[Launch]:
     narrow = is_narrow(desc, tile.block) and not interpreting()
     constexprs = {**_constexprs(desc), "ROWS": tile.rows, "BLOCK": tile.block, "NARROW": narrow}
     grid, args = view(desc).programs(tile.rows), _arguments(desc, tile.rows)
-    # Of a multiprocessor's 65,536 registers as many as leave room for a second program.
-    registers = min(128, 65536 // (2 * 32 * tile.warps)) if narrow else 0
+    registers = min(registers_for(tile, 2), 128) if narrow else 0
     main = launch(kernels.cross_entropy_rows_kernel, grid, args, constexprs, tile.warps, max_registers=registers)
     return _with_sums(desc, [main])
 

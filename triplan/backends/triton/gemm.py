@@ -38,8 +38,9 @@ def tolerance(element: ElementKind, out: ElementKind, math_precision: MathPrecis
     subnormal multiplicand counts for as much as the smallest normal one: tensor cores align unnormalised products. An
     activation has a slope of at most 1.13 and is computed within 16 roundings. tf32 cuts each multiplicand to 11 bits,
     subnormal ones to multiples of 2**-136. tf32x3 cuts twice, so that 22 are left, and a multiplicand below 2**-116,
-    whose second part is subnormal, counts for as much as that one; it leaves out the product of the two second parts, at most 2**-20 of the whole, and
-    adds three times as many products. The float64 oracle, where it is no wider, is off by as much.
+    whose second part is subnormal, counts for as much as that one; it leaves out the product of the two second parts,
+    at most 2**-20 of the whole, and adds three times as many products. The float64 oracle, where it is no wider, is off
+    by as much.
     """
     compute = element.compute
     u, final = compute.unit_roundoff, out.unit_roundoff if out is not compute else 0.0

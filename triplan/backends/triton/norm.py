@@ -18,6 +18,7 @@ from triplan.backends.triton import norm_looped_kernels as looped_kernels
 from triplan.backends.triton.norm_launch import (
     ELEMENTS,
     MOST,
+    adds_up,
     constexprs_of,
     fold_us,
     folds_of,
@@ -42,7 +43,7 @@ from triplan.backends.triton.rows_launch import (
     L2_BYTES,
     LAUNCH_US,
     Tile,
-    narrow_registers,
+    registers_for,
     waves_us,
 )
 from triplan.sku import ElementKind, Support, Target
@@ -99,14 +100,14 @@ def whole_launches(desc: Any, tile: Tile, stages: int = 3) -> list[Launch]:
         return folds
     args, constexprs = operand_arguments(desc, tile.rows), constexprs_of(desc, tile)
     if not backward:
-        constexprs |= {"FULL": r.n == tile.block, "APART": tile.warps > 1}
+        constexprs |= {"FULL": r.n == tile.block, "APART": tile.warps > 1, "ADDS_UP": adds_up(desc, tile)}
         return [launch_of(kernels.norm_rows_kernel, r.programs(tile.rows), args, constexprs, tile.warps)]
     constexprs["STAGES"] = stages
     lines, each = lines_of(desc, tile)
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in parts_of(desc, tile).items()}}
     if not parts_of(desc, tile):  # nothing is shared: a program for each group of rows
         lines, args["each"] = -(-r.count // tile.rows), Int(1)
-    most_registers = narrow_registers(tile, 1) if _fits_once(desc, tile) else 0
+    most_registers = registers_for(tile, 1) if _fits_once(desc, tile) else 0
     return [launch_of(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps, most_registers), *folds]
 
 
@@ -123,7 +124,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
     constexprs |= {"UNROLL": unroll, "VECTOR": r.vector(desc.element, tile), "FULL": full}
     if not backward:
         # (Left alone, ptxas may spill a few of f64's to fit another program.)
-        most_registers = narrow_registers(tile, 1) if desc.element is ElementKind.F64 else 0
+        most_registers = registers_for(tile, 1) if desc.element is ElementKind.F64 else 0
         return [launch_of(looped_kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps, most_registers)]
     first = launch_of(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not parts_of(desc, shared):

@@ -18,9 +18,6 @@ import triton.language as tl
 from triplan.backends.triton.rows_kernels import along, lanes_of, rows_of
 from triplan.sku import interpreting
 
-#: Columns of a block in which elements of 16 bits add up exactly in f32, unless some are far smaller than others. What
-#: the mean is off by then follows from that sum, without another one.
-SHORT = tl.constexpr(1024)
 #: Whether several sums are reduced at once. The interpreter would walk through them one element at a time.
 TOGETHER = tl.constexpr(not interpreting())
 
@@ -56,7 +53,7 @@ def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
 
 @triton.jit
 def scale_of(squares, share, eps, LENGTH: tl.constexpr):
-    """(the statistic that is saved, what a row is multiplied by) from its sum of squares, each of so large a share."""
+    """(the statistic that is saved, what a row is multiplied by) from its sum of squares and ``share``, 1 / n."""
     if LENGTH:
         length = tl.sqrt(squares)
         saved = length
@@ -122,7 +119,7 @@ def start_of(pointer, strides, outer, sizes, lane):
 
 @triton.jit
 def shortened(v):
-    """``v`` of f32 with the 14 leading bits of its significand: times a count of up to SHORT it is exact."""
+    """``v`` of f32 with the 14 leading bits of its significand: times a count of up to 1,024 it is exact."""
     return (v.to(tl.int32, bitcast=True) & -1024).to(tl.float32, bitcast=True)
 
 
@@ -153,10 +150,13 @@ def norm_rows_kernel(
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,
     APART: tl.constexpr,
+    ADDS_UP: tl.constexpr,
 ):
     """Whole rows in registers: each element is read once and written once. FULL: they are of BLOCK elements.
 
-    With APART each row reads weight and bias anew: shared by several warps they would come through shared memory.
+    With APART each row reads weight and bias anew: shared by several warps they would come through shared memory. With
+    ADDS_UP the sum of a row is exact, unless some elements are far smaller than others; what the mean is off by then
+    follows from it, without another sum.
     """
     outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
@@ -176,7 +176,6 @@ def norm_rows_kernel(
     if CENTRED:
         total = tl.sum(v, 1, keep_dims=True)
         centre = total * share
-        ADDS_UP: tl.constexpr = x.dtype.element_ty.primitive_bitwidth == 16 and residual is None and BLOCK <= SHORT
         if ADDS_UP:
             centre = shortened(centre)
         v = v - centre

@@ -12,7 +12,6 @@ import torch
 
 from triplan.backends.launch import Arg, Float, Int, Launch, Ptr, Scratch
 from triplan.backends.triton import norm_adjoint_kernels as adjoints
-from triplan.backends.triton import norm_kernels as kernels
 from triplan.backends.triton.rows_launch import LAUNCH_US, TL, Rows, Tile, ceil_power, padded_bytes, values
 from triplan.sku import (
     SUPPORTED,
@@ -33,6 +32,8 @@ MOST = dict.fromkeys(OPS, 16384) | dict.fromkeys((f"{op}_backward" for op in OPS
 LINES = 132
 #: Groups of rows that are added up in one line, which needs no fold, and from how many blocks of columns on.
 FEW_GROUPS, ONE_LINE = 4, 128
+#: Columns of a block of which elements of 16 bits add up exactly in f32, and their mean's 14 leading bits times them.
+SHORT = 1024
 #: Bytes of an operand that a program of an adjoint holds if rows are short. As many as in long ones: two such programs
 #: on a multiprocessor, with the next rows on their way, keep memory busy.
 HELD = 16384
@@ -80,6 +81,12 @@ def whole(desc: Any) -> Tile | None:
     return Tile(rows, tile.block, min(max(rows * tile.block // (32 * each), 1), 16))
 
 
+def adds_up(desc: Any, tile: Tile) -> bool:
+    """Whether the mean of a row that ``tile`` holds whole comes from one sum, which is all but exact."""
+    alone = is_centred(desc) and desc.element.itemsize == 2 and not getattr(desc, "residual", False)
+    return alone and view(desc).n <= tile.block <= SHORT
+
+
 def strip(desc: Any) -> Tile:
     """What a program of ``norm_parameters_kernel`` reads at a time: a few rows of as many columns as threads load."""
     vector = 16 // desc.element.itemsize if view(desc).unit else 1
@@ -89,16 +96,14 @@ def strip(desc: Any) -> Tile:
 
 def walk(desc: Any) -> Tile:
     # By sweeps on an H200: what registers leave room for, beside a row's sums.
-    wide, centred, once = desc.element is ElementKind.F64, is_centred(desc), read_twice(desc) == 1
+    size, centred, operands = desc.element.itemsize, is_centred(desc), read_twice(desc)
     if is_backward(desc):
-        held = (16 if wide else 32) if centred else 16
-    elif once and centred and desc.element is ElementKind.F32:
+        return view(desc).walk(desc.element, 32 if centred and size < 8 else 16, operands)
+    if operands > 1:
+        return view(desc).walk(desc.element, 8 if centred and size == 2 else 16, operands)
+    if centred and size == 4:
         return view(desc).walk(desc.element, 64, most_warps=16)
-    elif once and not (centred and wide):
-        held = 32
-    else:
-        held = min(4 * desc.element.itemsize, 16) if centred else 16
-    return view(desc).walk(desc.element, held, read_twice(desc))
+    return view(desc).walk(desc.element, 16 if centred and size == 8 else 32)
 
 
 # --- what may be said ---
@@ -165,7 +170,7 @@ def guarantee(
             found[o.name] = _guarantee(element, compute, roundings, False, False)
         elif o.is_written:
             looped = 6 * depth + 16 if is_centred(desc) else 0
-            if is_centred(desc) and element.itemsize == 2 and n <= tile.block <= kernels.SHORT.value:
+            if adds_up(desc, tile):
                 looped = max(looped, math.ceil(2 * depth * math.sqrt(2 * n)))
             roundings = (3 if is_centred(desc) else 2) * (depth + 12) + looped
             relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")

@@ -54,7 +54,7 @@ def read_blocks(
 
 
 @triton.jit
-def deviations(
+def statistics(
     at,
     strides,
     residual_at,
@@ -69,10 +69,11 @@ def deviations(
     VECTOR: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """Sums of what a row deviates from ``centre``, and of its squares, in columns of VECTOR neighbours, and ``centre``.
+    """(centre, what the mean is off it, the sum of squares about the mean, and about the centre) of a row.
 
-    FINDS takes the mean of the first block for it. While threads wait for each other nothing new is asked of memory:
-    they wait but once, with UNROLL blocks on their way.
+    FINDS takes the mean of the first block for ``centre``; without CENTRED there is none, and the sums are of squares.
+    While threads wait for each other nothing new is asked of memory: they wait but once, with UNROLL blocks on their
+    way; until then VECTOR neighbours, which one thread holds, are added up.
     """
     total = tl.zeros((BLOCK // VECTOR,), COMPUTE)
     squares = tl.zeros((BLOCK // VECTOR,), COMPUTE)
@@ -91,7 +92,15 @@ def deviations(
                     v = tl.where(first + u * BLOCK + tl.arange(0, BLOCK) < n, v, 0.0)
                 total += neighbours(v, VECTOR)
             squares += neighbours(v * v, VECTOR)
-    return total, squares, centre
+    off = centre
+    if CENTRED:
+        total, raw = two_sums(total, squares, 0, False)
+        off = total / n.to(COMPUTE)
+        about = raw - total * off
+    else:
+        raw = tl.sum(squares, 0)
+        about = raw
+    return centre, off, about, raw
 
 
 @triton.jit
@@ -134,41 +143,19 @@ def norm_looped_kernel(
     to = rows_of(out, out_strides, outer, sizes, lane)
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
     row = outer.to(tl.int64) * lanes + lane
-    count = n.to(COMPUTE)
     centre = tl.zeros((), COMPUTE)
-    middle = tl.zeros((), COMPUTE)
-    total, found, centre = deviations(
+    centre, middle, squares, raw = statistics(
         at, x_strides, residual_at, residual_strides, n, centre, CENTRED, CENTRED, COMPUTE, BLOCK, UNROLL, VECTOR, FULL
     )
     if CENTRED:
-        off, raw = two_sums(total, found, 0, False)
-        middle = off / count
-        squares = raw - off * middle
         if raw > 4.0 * squares:
-            centre = centre + middle
-            total, found, centre = deviations(
-                at,
-                x_strides,
-                residual_at,
-                residual_strides,
-                n,
-                centre,
-                CENTRED,
-                False,
-                COMPUTE,
-                BLOCK,
-                UNROLL,
-                VECTOR,
-                FULL,
-            )
-            off, raw = two_sums(total, found, 0, False)
-            middle = off / count
-            squares = raw - off * middle
+            centre, middle, squares, raw = statistics(
+                at, x_strides, residual_at, residual_strides, n, centre + middle, CENTRED, False, COMPUTE, BLOCK,
+                UNROLL, VECTOR, FULL,
+            )  # fmt: skip
         squares = tl.where(squares < 0, 0.0, squares)
         tl.store(mean + row, centre + middle)
-    else:
-        squares = tl.sum(found, 0)
-    saved, scale = scale_of(squares, 1.0 / count, eps, LENGTH)
+    saved, scale = scale_of(squares, 1.0 / n.to(COMPUTE), eps, LENGTH)
     tl.store(rstd + row, saved)
     steps = tl.cdiv(n, BLOCK * UNROLL)
     for walked in range(steps):

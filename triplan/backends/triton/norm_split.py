@@ -41,8 +41,8 @@ from triplan.backends.triton.rows_launch import (
     Tile,
     again_us,
     ceil_power,
-    narrow_registers,
     padded_bytes,
+    registers_for,
     waves_us,
 )
 from triplan.sku import ElementKind, Support, Target
@@ -132,7 +132,7 @@ def _launches(desc: Any) -> list[Launch]:
     of_parts |= {name: where for name, (where, _) in parts_of(desc, shared).items()}
     added = constexprs_of(desc, shared)
     # In f64 sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
-    most = narrow_registers(shared) if desc.element is ElementKind.F64 else 0
+    most = registers_for(shared, 2) if desc.element is ElementKind.F64 else 0
     return [
         launch_of(adjoints.norm_parameters_kernel, lines * parts(desc), of_parts, added, shared.warps, most),
         launch_of(kernels.norm_backward_finish_kernel, grid, args, found, tile.warps),

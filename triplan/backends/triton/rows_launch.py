@@ -204,7 +204,7 @@ def warps_for(elements: int, size: int) -> int:
     return 32 if elements >= 32768 else min(max(wanted, 1), 16)
 
 
-def narrow_registers(tile: Tile, programs: int = 2) -> int:
+def registers_for(tile: Tile, programs: int) -> int:
     """Registers a thread with which so many programs are resident, of a multiprocessor's 65,536."""
     return min(65536 // (programs * 32 * tile.warps), 255)
 

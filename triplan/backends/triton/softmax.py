@@ -24,8 +24,8 @@ from triplan.backends.triton.rows_launch import (
     Tile,
     again_us,
     ceil_power,
-    narrow_registers,
     padded_bytes,
+    registers_for,
     values,
     waves_us,
 )
@@ -214,7 +214,7 @@ def whole_launches(desc: Any, tile: Tile, narrow: bool | None = None) -> list[La
         return [Launch(kernels.softmax_backward_rows_kernel, grid, args, constexprs, tile.warps)]
     narrow = holds_narrow(desc, tile) if narrow is None else narrow
     constexprs["NARROW"] = narrow and not interpreting()
-    most = narrow_registers(tile) if constexprs["NARROW"] else 0
+    most = registers_for(tile, 2) if constexprs["NARROW"] else 0
     return [Launch(kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps, max_registers=most)]
 
 
