@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from bench_files import smoke, well_formed
 import triplan as tp
 from bench import loss_cases, rowwise, rowwise_cases
 from bench.loss_cases import LossCase
+from bench.report import Row
 from bench.rowwise_cases import Case
 
 CPU = torch.device("cpu")
@@ -58,6 +60,18 @@ def test_compiled_formulas_are_torchs(op: str) -> None:
         got, wanted = (got,), (wanted,)
     for ours, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def timed(case: Case, device: torch.device) -> list[Row]:
+    return [{"case": case.name, "device": str(device), "process": os.getpid()}]
+
+
+def test_cases_are_spread_over_cards_in_order() -> None:
+    listed = [Case("softmax", 4, n, torch.float32) for n in range(1, 9)]
+    found = [row for rows in rowwise.spread(timed, listed, [CPU, CPU]) for row in rows]
+    assert [row["case"] for row in found] == [case.name for case in listed]
+    assert {row["device"] for row in found} == {"cpu"}
+    assert os.getpid() not in {row["process"] for row in found}
 
 
 @pytest.mark.parametrize("op", ["softmax", "softmax_backward", "rms_norm", "rms_norm_backward"])

@@ -307,10 +307,10 @@ def test_rows_that_begin_unlike_the_rest_interpreted(row: str) -> None:
 
 # --- compiled for each architecture ---
 
-#: Short rows, rows that fill registers, long ones, and (along an inner axis) rows side by side; and ODD ones, of which
-#: each element is loaded by itself.
-ODD = ((512, 30001), (512, 50257))
+#: Short rows, rows that fill registers, long ones, and (along an inner axis) rows side by side.
 SIZES = ((4096, 256), (4096, 100), (4096, 4096), (4096, 8192), (512, 16384), (512, 32768), (16, 262144))
+#: Long rows of which each element is loaded by itself.
+ODD = ((512, 30001), (512, 50257))
 
 
 @NOT_INTERPRETING

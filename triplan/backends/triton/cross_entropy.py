@@ -59,7 +59,7 @@ class Loop:
 
 def whole(desc: Any) -> Tile | None:
     r, block = view(desc), ceil_power(view(desc).n)
-    if is_narrow(desc, block) and r.unit:
+    if is_narrow(desc, block) and r.vectors:
         return Tile(1, block, block // (32 * NARROW))
     return r.whole(desc.element, MOST // (4 if desc.element is ElementKind.F64 else 1))
 
@@ -83,10 +83,11 @@ def loop(desc: Any) -> Loop:
     if not r.unit:
         return Loop(1, min(512, max(ceil_power(r.n) // 4, 1)), 4, 8)
     vec = 16 // size
-    # Two 16-byte loads a thread and block, one where weights take as many registers again. With a gradient rows are
-    # read again: with so many warps as few are under way as stay in the L2 cache meanwhile.
+    # Two 16-byte loads a thread and block, one where weights take as many registers again, or smoothing's sums have too
+    # few beside addresses. With a gradient rows are read again: with so many warps as few are under way as stay in the
+    # L2 cache meanwhile.
     warps = (32 if r.n * size > 65536 else 16) if desc.gradient else 8
-    loads = 1 if losses.smooths(desc) and desc.weight else 2
+    loads = 1 if losses.smooths(desc) and (desc.weight or not r.vectors) else 2
     return Loop(1, min(32 * warps * loads, max(ceil_power(r.n) // vec, 1)), vec, warps)
 
 
