@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 import triplan as tp
+from triplan.testing import check_plan
+from triplan.testing.values import draw
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 EPILOGUES = ("identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu")
@@ -30,6 +33,8 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 #: Below which tf32x3's second parts are subnormal numbers of tf32, 22 bits from the leading one.
 TF32X3_LEAST = 2.0**-116
+#: The least number of tf32: what is smaller may become 0, and NaN where it meets an infinity.
+TF32_SMALLEST = 2.0**-136
 
 
 def factors(desc: Any, x: Mapping[str, Any], *names: str) -> list[torch.Tensor]:
@@ -60,6 +65,30 @@ def magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         found = found + x["bias"]
     reach = torch.finfo(desc.element.compute.torch).max / 2
     return dict.fromkeys(getattr(desc, "written", ("c",)), torch.where(product > reach, torch.inf, found))
+
+
+def check(plan: tp.Plan[Any, Any], seed: int, runs: int = 2) -> int:
+    """The number of elements that were compared with the oracle, of a product or of its adjoint."""
+    desc = plan.descriptor
+    adjoint = desc.op == "gemm_backward"
+    found = partial(
+        check_plan,
+        plan,
+        seed=seed,
+        runs=runs,
+        magnitude=backward_magnitude if adjoint else magnitude,
+        exact_integers=adjoint or exact(desc),
+    )
+    if desc.multiplicands not in (tp.MathPrecision.TF32, tp.MathPrecision.TF32X3):
+        return found().compared
+    given = {o.name: kept_by_tf32(o, seed) for o in desc.operands() if o.name in ("a", "b", "dc")}
+    return found(passes=("unit", "wide", "integers")).compared + found(passes=("special",), given=given).compared
+
+
+def kept_by_tf32(o: tp.Operand, seed: int) -> torch.Tensor:
+    """Special values, without those that only tf32 takes for 0."""
+    found = draw(o.shape, o.element, "special", 1, torch.Generator().manual_seed(seed))
+    return torch.where(found.abs() < TF32_SMALLEST, 0.0, found)
 
 
 def exact(desc: Any) -> bool:

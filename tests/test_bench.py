@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -73,6 +74,24 @@ def test_rotation_outgrows_l2_or_stays_in_it() -> None:
     sets, resident = timing.rotation(16 << 20, l2)
     assert resident
     assert sets * (16 << 20) <= l2
+
+
+def test_what_calls_allocate_is_rotated_as_well() -> None:
+    """As many results are alive at a time as there are sets, less the one that is made anew."""
+
+    class Result: ...
+
+    made: list[weakref.ref[Result]] = []
+    alive: list[int] = []
+
+    def call(i: int) -> Result:
+        alive.append(sum(ref() is not None for ref in made))
+        result = Result()
+        made.append(weakref.ref(result))
+        return result
+
+    Contestant("", call, 3).take_turns(7)
+    assert alive == [0, 1, 2, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("once", [0.5, 2.0, 30.0, 700.0, 4000.0, 80_000.0])

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from gemm_cases import COLUMN, EDGES, ELEMENTS, ROW, batched_grid, exact, grid, magnitude, pinned
+from gemm_cases import COLUMN, EDGES, ELEMENTS, ROW, batched_grid, check, grid, magnitude, pinned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from triplan.backends.compile import sass
 from triplan.backends.launch import Launch, overlapping
 from triplan.backends.triton import gemm_launch, gemm_wgmma
 from triplan.backends.triton.gemm_wgmma import RINGS
-from triplan.testing import check_plan, check_refusals, descriptors, oracle
+from triplan.testing import check_refusals, descriptors, oracle
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
@@ -25,11 +25,6 @@ INTERPRETED = ("tiles", "tiles_invariant")
 HOPPER = ("wgmma", "wgmma_tiles")
 ROWS = (*INTERPRETED, "split_k", *HOPPER)
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
-
-
-def check(plan: tp.Plan, seed: int, runs: int = 2) -> int:  # type: ignore[type-arg]
-    report = check_plan(plan, seed=seed, runs=runs, magnitude=magnitude, exact_integers=exact(plan.descriptor))
-    return report.compared
 
 
 def of_edges(element: str) -> list[tp.GemmDescriptor]:

@@ -19,6 +19,7 @@ from gemm_cases import (
     backward,
     backward_grid,
     backward_magnitude,
+    check,
     pinned,
 )
 from hypothesis import given, settings
@@ -29,18 +30,13 @@ from triplan.backends.compile import record, sass
 from triplan.backends.launch import Launch
 from triplan.backends.triton import gemm_backward_wgmma as pairs
 from triplan.backends.triton.gemm_backward import guarantee
-from triplan.testing import check_plan, check_refusals, descriptors, oracle
+from triplan.testing import check_refusals, descriptors, oracle
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
 INTERPRETED = ("tiles", "tiles_invariant")
 ROWS = (*INTERPRETED, "wgmma")
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
-
-
-def check(plan: tp.Plan[Any, Any], seed: int, runs: int = 2) -> int:
-    report = check_plan(plan, seed=seed, runs=runs, magnitude=backward_magnitude, exact_integers=True)
-    return report.compared
 
 
 def of_edges(element: str) -> list[tp.GemmBackwardDescriptor]:

@@ -7,21 +7,17 @@ from itertools import islice
 
 import pytest
 import torch
-from gemm_cases import COLUMN, EDGES, TF32X3_LEAST, batched_grid, exact, factors, grid, magnitude, pinned
+from gemm_cases import COLUMN, EDGES, TF32_SMALLEST, TF32X3_LEAST, batched_grid, check, factors, grid, pinned
 
 import triplan as tp
 from triplan.backends.triton.gemm import tolerance
-from triplan.testing import check_plan, check_refusals
+from triplan.testing import check_refusals
 from triplan.testing.values import draw
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
 INTEGERS = tp.GemmDescriptor(m=16, n=4096, k=4096, element="i8", layouts={"b": COLUMN})
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
-
-
-def check(plan: tp.Plan, seed: int) -> int:  # type: ignore[type-arg]
-    return check_plan(plan, seed=seed, runs=2, magnitude=magnitude, exact_integers=exact(plan.descriptor)).compared
 
 
 def integer_problems(m: int, n: int, k: int) -> list[tp.Descriptor]:
@@ -168,6 +164,18 @@ def test_three_products_are_far_nearer_than_one_on_the_gpu() -> None:
         errors.append(float(((c.double() - want) / want).abs().max()))
     assert errors[0] < 2.0**-17
     assert errors[0] * 16 < errors[1] < 2.0**-9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("math", ["tf32", "tf32x3"])
+def test_what_vanishes_does_not_meet_an_infinity_on_the_gpu(math: str) -> None:
+    """An infinity times the least number of tf32 is infinite; times far smaller ones it is NaN, as the docs say."""
+    plan = tp.plan(tp.GemmDescriptor(m=16, n=2, k=16, element="f32", math=math))
+    a, b, c = torch.zeros(16, 16, device="cuda"), torch.ones(16, 2, device="cuda"), torch.empty(16, 2, device="cuda")
+    a[:, 3], b[3] = torch.inf, torch.tensor([TF32_SMALLEST, TF32_SMALLEST / 8], device="cuda")
+    plan.run(tp.GemmArgs(a=a, b=b, c=c), tp.Workspace.allocate(plan))
+    assert bool((c[:, 0] == torch.inf).all())
+    assert bool(c[:, 1].isnan().all())
 
 
 def cut(x: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,10 @@ import os
 
 import pytest
 import torch
-from gemm_cases import COLUMN, LOOSE_COLUMN, exact, magnitude, pinned
+from gemm_cases import COLUMN, LOOSE_COLUMN, check, pinned
 
 import triplan as tp
-from triplan.testing import check_plan, check_refusals
+from triplan.testing import check_refusals
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
@@ -36,10 +36,6 @@ def problems(element: str, m: int, n: int, k: int) -> list[tp.Descriptor]:
         one.replace(m=0),
         one.replace(k=0),
     ]
-
-
-def check(plan: tp.Plan, seed: int) -> int:  # type: ignore[type-arg]
-    return check_plan(plan, seed=seed, runs=2, magnitude=magnitude, exact_integers=exact(plan.descriptor)).compared
 
 
 @pytest.mark.parametrize("element", ["bf16", "f64", "i8"])

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
-from gemm_cases import COLUMN, batched_grid, exact, grid, magnitude, pinned
+from gemm_cases import COLUMN, batched_grid, check, grid, pinned
 
 import triplan as tp
 from triplan.backends.compile import record
@@ -15,7 +15,6 @@ from triplan.backends.launch import overlapping
 from triplan.backends.triton import gemm_split
 from triplan.backends.triton.gemm_launch import Tile
 from triplan.backends.triton.gemm_split import PIECES, Split
-from triplan.testing import check_plan
 
 INTERPRETER = tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
@@ -41,10 +40,6 @@ def by(split: Split, desc: tp.Descriptor, target: tp.Target) -> tp.Plan:  # type
         return plan
     finally:
         tp.TABLE.unregister(desc.op, name)
-
-
-def check(plan: tp.Plan, seed: int) -> int:  # type: ignore[type-arg]
-    return check_plan(plan, seed=seed, runs=2, magnitude=magnitude, exact_integers=exact(plan.descriptor)).compared
 
 
 @pytest.mark.parametrize("k", [0, 1, 31, 32, 33, 64, 65, 1000, 4096])

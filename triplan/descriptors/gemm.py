@@ -23,7 +23,8 @@ class MultiplyingDescriptor(Descriptor):
         element: element of what is multiplied. With i8 all is computed in i32, modulo 2**32.
         out_element: element of what is written: f32 for products of f16 or bf16; by default ``element``, or i32 for i8.
         math: precision of the multiplicands: tf32 for f32, where that suffices, or tf32x3, which is nearer (in their
-            tolerances a smaller multiplicand counts for 2**-126 and 2**-116); by default ``element``'s own.
+            tolerances a smaller multiplicand counts for 2**-126 and 2**-116, and an infinity times one below 2**-136
+            may be NaN); by default ``element``'s own.
         accumulator: in which products are added: by default f64 for f64, i32 for i8, else f32.
     """
 

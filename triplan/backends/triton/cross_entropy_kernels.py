@@ -140,7 +140,7 @@ def cross_entropy_rows_kernel(
     With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. The target's
     gradient is written on its own, last.
     """
-    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
+    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
@@ -306,7 +306,7 @@ def cross_entropy_backward_kernel(
     """Each element by itself, from its row's logsumexp. A program has one block of its rows' columns."""
     columns = tl.maximum(tl.cdiv(n, BLOCK), 1)
     group = tl.program_id(0) // columns
-    outer, lane = lanes_of(group, blocks, sizes, ROWS)
+    outer, lane = lanes_of(group, blocks, lanes, sizes, ROWS)
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)

@@ -194,7 +194,7 @@ def nll_loss_backward_kernel(
     """Zeros, and one other element a row. A program has one block of its rows' columns."""
     columns = tl.maximum(tl.cdiv(n, BLOCK), 1)
     group = tl.program_id(0) // columns
-    outer, lane = lanes_of(group, blocks, sizes, ROWS)
+    outer, lane = lanes_of(group, blocks, lanes, sizes, ROWS)
     live = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     at, kept = targets_of(target, row, live, n, ignore, status, CLAMP)
@@ -264,7 +264,7 @@ def scale_gradient_rows_kernel(
             last = 0
     for tile in range(tl.program_id(0), last, tl.num_programs(0)):
         group = tile // columns
-        outer, lane = lanes_of(group, blocks, sizes, ROWS)
+        outer, lane = lanes_of(group, blocks, lanes, sizes, ROWS)
         col = (tile % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
         live = (lane < lanes) & (col < n)
         at = rows_of(unscaled, unscaled_strides, outer, sizes, lane) + along(col, unscaled_strides[2])

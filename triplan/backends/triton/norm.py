@@ -18,6 +18,7 @@ from triplan.backends.triton import norm_looped_kernels as looped_kernels
 from triplan.backends.triton.norm_launch import (
     ELEMENTS,
     MOST,
+    abreast,
     adds_up,
     constexprs_of,
     fold_us,
@@ -100,7 +101,7 @@ def whole_launches(desc: Any, tile: Tile, stages: int = 3) -> list[Launch]:
         return folds
     args, constexprs = operand_arguments(desc, tile.rows), constexprs_of(desc, tile)
     if not backward:
-        constexprs |= {"FULL": r.n == tile.block, "APART": tile.warps > 1, "ADDS_UP": adds_up(desc, tile)}
+        constexprs |= {"FULL": r.n == tile.block, "ABREAST": abreast(desc, tile), "ADDS_UP": adds_up(desc, tile)}
         return [launch_of(kernels.norm_rows_kernel, r.programs(tile.rows), args, constexprs, tile.warps)]
     constexprs["STAGES"] = stages
     lines, each = lines_of(desc, tile)

@@ -15,7 +15,7 @@ Statistics, weight and bias are packed.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.rows_kernels import along, lanes_of, rows_of
+from triplan.backends.triton.rows_kernels import along, group_of, rows_of
 from triplan.sku import interpreting
 
 #: Whether several sums are reduced at once. The interpreter would walk through them one element at a time.
@@ -23,16 +23,31 @@ TOGETHER = tl.constexpr(not interpreting())
 
 
 @triton.jit
-def affine(v, weight, bias, col, live_col, OFFSET: tl.constexpr):
-    """``v * (weight + OFFSET) + bias``, of which either may be absent."""
-    if weight is not None:
-        w = tl.load(weight + col, mask=live_col, other=0.0, eviction_policy="evict_last").to(v.dtype)
+def parameter(at, col, live_col):
+    """What weight or bias hold for the columns ``col``; None of what is absent."""
+    found = None
+    if at is not None:
+        found = tl.load(at + col, mask=live_col, other=0.0, eviction_policy="evict_last")
+    return found
+
+
+@triton.jit
+def transformed(v, w, b, OFFSET: tl.constexpr):
+    """``v * (w + OFFSET) + b``, of which either may be absent."""
+    if w is not None:
+        w = w.to(v.dtype)
         if OFFSET:
             w += OFFSET
         v = v * w
-    if bias is not None:
-        v = v + tl.load(bias + col, mask=live_col, other=0.0, eviction_policy="evict_last").to(v.dtype)
+    if b is not None:
+        v = v + b.to(v.dtype)
     return v
+
+
+@triton.jit
+def affine(v, weight, bias, col, live_col, OFFSET: tl.constexpr):
+    """``transformed`` by the parameters of the columns ``col``."""
+    return transformed(v, parameter(weight, col, live_col), parameter(bias, col, live_col), OFFSET)
 
 
 @triton.jit
@@ -149,17 +164,19 @@ def norm_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,
-    APART: tl.constexpr,
+    ABREAST: tl.constexpr,
     ADDS_UP: tl.constexpr,
 ):
     """Whole rows in registers: each element is read once and written once. FULL: they are of BLOCK elements.
 
-    With APART each row reads weight and bias anew: shared by several warps they would come through shared memory. With
-    ADDS_UP the sum of a row is exact, unless some elements are far smaller than others; what the mean is off by then
-    follows from it, without another sum.
+    All threads together hold ABREAST rows at a time, a vector each: each reads weight and bias for itself, once for all
+    of its rows. (Read by fewer threads, as for one row, they would come through shared memory.) With ADDS_UP the sum of
+    a row is exact, unless some elements are far smaller than others; what the mean is off by then follows from it,
+    without another sum. Threads wait for each other before they write statistics, so the results go first.
     """
-    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
-    col = tl.arange(0, BLOCK)[None, :]
+    outer, first = group_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    lane = first + tl.arange(0, ABREAST)[:, None, None] + tl.arange(0, ROWS // ABREAST)[None, :, None] * ABREAST
+    col = tl.arange(0, BLOCK)[None, None, :]
     inside = lane < lanes
     live = inside & (col < n)
     if FULL:
@@ -167,6 +184,10 @@ def norm_rows_kernel(
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
     at = rows_of(x, x_strides, outer, sizes, lane)
     v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "").to(COMPUTE)
+    place = tl.broadcast_to(col, (ABREAST, 1, BLOCK))
+    if not CENTRED:  # two sums leave no registers for what comes early
+        w = parameter(weight, place, place < n)
+        b = parameter(bias, place, place < n)
     if summed is not None:
         sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
@@ -174,7 +195,7 @@ def norm_rows_kernel(
     share = 1.0 / count  # once: divisions are many instructions
     row = outer.to(tl.int64) * lanes + lane
     if CENTRED:
-        total = tl.sum(v, 1, keep_dims=True)
+        total = tl.sum(v, 2, keep_dims=True)
         centre = total * share
         if ADDS_UP:
             centre = shortened(centre)
@@ -183,24 +204,24 @@ def norm_rows_kernel(
             v = tl.where(live, v, 0.0)
         if ADDS_UP:
             rest = total - centre * count
-            squares = tl.sum(v * v, 1, keep_dims=True)
+            squares = tl.sum(v * v, 2, keep_dims=True)
         else:
-            rest, squares = two_sums(v, v * v, 1, True)
+            rest, squares = two_sums(v, v * v, 2, True)
         rest = rest * share
         # What ``rest`` takes off is a rounding's worth, and never all.
         squares -= rest * rest * count
         squares = tl.where(squares < 0, 0.0, squares)
-        tl.store(mean + row, centre + rest, mask=inside)
     else:
-        squares = tl.sum(v * v, 1, keep_dims=True)
+        squares = tl.sum(v * v, 2, keep_dims=True)
     saved, scale = scale_of(squares, share, eps, LENGTH)
-    tl.store(rstd + row, saved, mask=inside)
-    place = col
-    if APART:
-        place = tl.broadcast_to(col, (ROWS, BLOCK))
     v = v * scale
     if CENTRED:
         v = v - rest * scale  # one fused multiplication and addition
-    y = affine(v, weight, bias, place, place < n, OFFSET)
+        w = parameter(weight, place, place < n)
+        b = parameter(bias, place, place < n)
+    y = transformed(v, w, b, OFFSET)
     to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
+    tl.store(rstd + row, saved, mask=inside)
+    if CENTRED:
+        tl.store(mean + row, centre + rest, mask=inside)

@@ -68,8 +68,8 @@ def whole(desc: Any) -> Tile | None:
             return tile
         if tile.block >= 8192:
             return replace(tile, warps=tile.block // 1024)  # smaller programs wait less for each other
-        if is_centred(desc) and view(desc).unit and tile.block <= 256:
-            return Tile(1024 // tile.block, tile.block, 1)  # weight and bias are converted once for all rows
+        if is_centred(desc) and view(desc).unit and tile.block <= 512:
+            return Tile(4096 // tile.block, tile.block, 4)  # weight and bias are converted once for four rows
         return tile
     tile = view(desc).whole(desc.element, most, HELD)
     if tile is None:
@@ -85,6 +85,12 @@ def adds_up(desc: Any, tile: Tile) -> bool:
     """Whether the mean of a row that ``tile`` holds whole comes from one sum, which is all but exact."""
     alone = is_centred(desc) and desc.element.itemsize == 2 and not getattr(desc, "residual", False)
     return alone and view(desc).n <= tile.block <= SHORT
+
+
+def abreast(desc: Any, tile: Tile) -> int:
+    """Rows of a tile that all of a program's threads hold one vector each of; all, where they load no vectors."""
+    vectors = 32 * tile.warps * view(desc).vector(desc.element, tile)
+    return min(max(vectors // tile.block, 1), tile.rows) if view(desc).vectors else tile.rows
 
 
 def strip(desc: Any) -> Tile:

@@ -77,11 +77,18 @@ def rows_of(pointer, strides, outer, sizes, lane):
 
 
 @triton.jit
-def lanes_of(group, blocks, sizes, ROWS: tl.constexpr):
+def lanes_of(group, blocks, lanes, sizes, ROWS: tl.constexpr):
     """(outer point, its rows [ROWS, 1]) of group number ``group``; each outer point has ``blocks`` groups. Where there
     are no outer dimensions nothing is divided: a short row's addresses would wait for it."""
+    outer, first = group_of(group, blocks, lanes, sizes, ROWS)
+    return outer, first + tl.arange(0, ROWS)[:, None]
+
+
+@triton.jit
+def group_of(group, blocks, lanes, sizes, ROWS: tl.constexpr):
+    """(outer point, its first row) of group number ``group``, as in ``lanes_of``."""
     outer = group * 0
     if sizes is not None:
         outer = group // blocks
         group = group % blocks
-    return outer, group.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    return outer, group.to(lanes.dtype) * ROWS

@@ -85,14 +85,15 @@ class Rows:
             return None
         if o.layout.packed:
             known = packed_strides(o.shape)[axis]
-            return None if known == 1 else Int(known, True, power_of_two_in(known))
+            return None if known == 1 else Int(known, known >= I32_LIMIT, power_of_two_in(known))
         return None if o.layout.unit_axis == axis else Stride(o.name, axis, divisibility=o.layout.stride_multiple)
 
     def strides(self, o: Operand) -> Arg:
         """(outer strides, lane stride, step along the row) of ``o``."""
         outer = [self._step(o, g[-1]) or Int(1, True) for g in self._groups[:-1]]
         # A lone row promises what neighbours would: a load's width, and with it the order of a sum, follows from that.
-        lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, True, self._apart(o))
+        wide = not o.layout.packed or self.n >= I32_LIMIT
+        lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, wide, self._apart(o))
         return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
 
     def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:

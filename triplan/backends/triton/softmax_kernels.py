@@ -49,7 +49,7 @@ def softmax_rows_kernel(
 
     With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time.
     """
-    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
+    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
     at = rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2])
@@ -90,7 +90,7 @@ def softmax_looped_kernel(
     while threads wait for each other nothing is on its way from memory. The second pass goes backwards: what was read
     last is still in the cache. Both have UNROLL blocks on their way at a time.
     """
-    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
+    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
     at = rows_of(x, x_strides, outer, sizes, lane)[:, :, None]
     to = rows_of(out, out_strides, outer, sizes, lane)[:, :, None]
     inside = (lane < lanes)[:, :, None]
@@ -220,7 +220,7 @@ def softmax_backward_rows_kernel(
     BLOCK: tl.constexpr,
 ):
     """Whole rows in registers."""
-    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
+    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
     dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), mask=live, other=0.0)
@@ -250,8 +250,11 @@ def softmax_backward_looped_kernel(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Rows block by block: the sum, in each column of the blocks, then, backwards, the gradients."""
-    outer, lane = lanes_of(tl.program_id(0), blocks, sizes, ROWS)
+    """Rows block by block: the sum, in each column of the blocks, then, backwards, the gradients.
+
+    Cached are the rows until they are read again; what is written makes no room for itself there.
+    """
+    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
     dout_at = rows_of(dout, dout_strides, outer, sizes, lane)
     out_at = rows_of(out, out_strides, outer, sizes, lane)
     to = rows_of(dx, dx_strides, outer, sizes, lane)
@@ -281,7 +284,12 @@ def softmax_backward_looped_kernel(
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)[None, :]
             g = derived(kept[2 * u].to(COMPUTE), kept[2 * u + 1].to(COMPUTE), total, LOG)
-            tl.store(to + along(col, dx_strides[2]), g.to(dx.dtype.element_ty), mask=inside & (col < n))
+            tl.store(
+                to + along(col, dx_strides[2]),
+                g.to(dx.dtype.element_ty),
+                mask=inside & (col < n),
+                eviction_policy="evict_first",
+            )
 
 
 @triton.jit
