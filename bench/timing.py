@@ -52,7 +52,7 @@ class Contestant:
         """Call ``n`` times, set after set.
 
         What a call returns lives until its set's next turn: outputs that are allocated rotate as given ones do. Freed
-        at once, they would be the same memory each time, much of which never leaves the cache.
+        at once, they would be the same memory each time, which may stay in the cache.
         """
         kept: list[object] = [None] * self.sets
         for i in range(n):
