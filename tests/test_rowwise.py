@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from proofs_rowwise import TERMS
 from torch.nn import functional
 
 import triplan as tp
+from triplan.backends.triton.rows_kernels import rows_of
 from triplan.sku import interpreting
 from triplan.testing import args_for, check_plan, check_refusals, oracle
 from triplan.testing.values import Values
@@ -192,15 +195,20 @@ def test_infinities_and_nan_as_in_torch(op: str, name: str) -> None:
     numerics_are_torchs(op, None, CPU, name)
 
 
-def far_rows(target: tp.Target, row: str | None, n: int = 1000) -> None:
-    """Values of spread 1 around 4,000: their mean square less the square of their mean is noise in f32."""
-    x = (torch.randn(3, n, generator=torch.Generator().manual_seed(0)) + 4000).to(target.device_type)
-    desc = build("layer_norm", (3, n), weight=False, bias=False)
-    mean, rstd = (torch.empty(3, device=x.device) for _ in range(2))
+def normalised(x: torch.Tensor, target: tp.Target, row: str | None) -> tp.LayerNormArgs:
+    """layer_norm of ``x``, without weight and bias: what was run."""
+    desc = tp.LayerNormDescriptor(input_shape=x.shape, element=x.dtype, weight=False, bias=False)
+    mean, rstd = (torch.empty(len(x), device=x.device) for _ in range(2))
     args = tp.LayerNormArgs(x=x, out=torch.empty_like(x), mean=mean, rstd=rstd)
     plan = tp.plan(desc, target=target, preference=None if row is None else tp.PlanPreference(kernel=row))
     plan.run(args, tp.Workspace.allocate(plan, target.device_type))
-    wanted = functional.layer_norm(x.double(), (n,))
+    return args
+
+
+def far_rows(target: tp.Target, row: str | None, n: int = 1000) -> None:
+    """Values of spread 1 around 4,000: their mean square less the square of their mean is noise in f32."""
+    x = (torch.randn(3, n, generator=torch.Generator().manual_seed(0)) + 4000).to(target.device_type)
+    args, wanted = normalised(x, target, row), functional.layer_norm(x.double(), (n,))
     assert float((args.out.double() - wanted).abs().max()) < 2e-5
     naive = x.square().mean(1) - x.mean(1).square()
     assert float(((x - x.mean(1, keepdim=True)) * naive.clamp(min=1e-5).rsqrt()[:, None] - wanted).abs().max()) > 1e-2
@@ -215,15 +223,10 @@ def far_narrow_rows(target: tp.Target, row: str | None) -> None:
             x[3:] = middle
             x[3, n // 2] += step
             x = x.to(tp.ElementKind(element).torch).to(target.device_type)
-            desc = build("layer_norm", (5, n), element=element, weight=False, bias=False)
-            mean, rstd = (torch.empty(5, device=x.device) for _ in range(2))
-            args = tp.LayerNormArgs(x=x, out=torch.empty_like(x), mean=mean, rstd=rstd)
-            plan = tp.plan(desc, target=target, preference=None if row is None else tp.PlanPreference(kernel=row))
-            plan.run(args, tp.Workspace.allocate(plan, target.device_type))
-            wide = x.double()
-            torch.testing.assert_close(mean.double(), wide.mean(1), rtol=1e-6, atol=0)
-            spread = (wide.var(1, correction=0) + desc.eps).rsqrt()  # type: ignore[attr-defined]
-            torch.testing.assert_close(rstd.double(), spread, rtol=1e-4, atol=0)
+            args, wide = normalised(x, target, row), x.double()
+            torch.testing.assert_close(args.mean.double(), wide.mean(1), rtol=1e-6, atol=0)
+            spread = (wide.var(1, correction=0) + 1e-5).rsqrt()
+            torch.testing.assert_close(args.rstd.double(), spread, rtol=1e-4, atol=0)
             wanted = (wide - wide.mean(1, keepdim=True)) * spread[:, None]
             final = torch.finfo(x.dtype).eps
             torch.testing.assert_close(args.out.double(), wanted, rtol=final, atol=1e-4)
@@ -284,6 +287,19 @@ def test_refusals(op: str, row: str) -> None:
 @pytest.mark.parametrize(("op", "row"), [r for r in ROWS if r[0] in ("softmax", "log_softmax")])
 def test_infinities_and_nan_interpreted(op: str, row: str, name: str) -> None:
     numerics_are_torchs(op, row, INTERPRET, name)
+
+
+@triton.jit
+def last_offset_kernel(out, outer, lane, sizes, strides):  # type: ignore[no-untyped-def]
+    tl.store(out, rows_of(0, strides, outer, sizes, lane))
+
+
+@pytest.mark.interpret
+def test_offsets_of_rows_take_more_than_31_bits() -> None:
+    """Numbers of rows and strides of 32 bits, as most are: what they are multiplied to is not."""
+    out = torch.zeros(1, dtype=torch.int64)
+    last_offset_kernel[(1,)](out, 2**21, 2**20 + 1, (2**30,), ((2**11 + 3,), 2**13 + 5))
+    assert int(out) == 2**21 * (2**11 + 3) + (2**20 + 1) * (2**13 + 5)
 
 
 @pytest.mark.interpret
