@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 import triplan as tp
-from triplan.testing import check_plan
-from triplan.testing.values import draw
+from triplan.testing import args_for, check_plan
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 EPILOGUES = ("identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu")
@@ -41,10 +40,9 @@ def factors(desc: Any, x: Mapping[str, Any], *names: str) -> list[torch.Tensor]:
     """Magnitudes of what is multiplied: tensor cores align products before they are normalised, so that a subnormal
     number of f16 or bf16 counts for as much as the smallest normal one. So it does in tf32, whose steps are no finer
     there, and in tf32x3 whatever has a subnormal second part."""
-    coarse = desc.element.itemsize == 2 or desc.multiplicands is tp.MathPrecision.TF32
-    least = torch.finfo(desc.element.torch).tiny if coarse else 0.0
-    if desc.multiplicands is tp.MathPrecision.TF32X3:
-        least = TF32X3_LEAST
+    tiny = torch.finfo(desc.element.torch).tiny
+    of_f32 = {tp.MathPrecision.TF32: tiny, tp.MathPrecision.TF32X3: TF32X3_LEAST}
+    least = tiny if desc.element.itemsize == 2 else of_f32.get(desc.multiplicands, 0.0)
     return [torch.where(x[name] > 0, x[name].clamp(min=least), x[name]) for name in names]
 
 
@@ -81,14 +79,11 @@ def check(plan: tp.Plan[Any, Any], seed: int, runs: int = 2) -> int:
     )
     if desc.multiplicands not in (tp.MathPrecision.TF32, tp.MathPrecision.TF32X3):
         return found().compared
-    given = {o.name: kept_by_tf32(o, seed) for o in desc.operands() if o.name in ("a", "b", "dc")}
+    # Special values as ever, without those that only tf32 takes for 0.
+    drawn = vars(args_for(desc, seed=seed, values="special").host())
+    multiplied = {name: drawn[name] for name in ("a", "b", "dc") if name in drawn}
+    given = {name: torch.where(x.abs() < TF32_SMALLEST, 0.0, x) for name, x in multiplied.items()}
     return found(passes=("unit", "wide", "integers")).compared + found(passes=("special",), given=given).compared
-
-
-def kept_by_tf32(o: tp.Operand, seed: int) -> torch.Tensor:
-    """Special values, without those that only tf32 takes for 0."""
-    found = draw(o.shape, o.element, "special", 1, torch.Generator().manual_seed(seed))
-    return torch.where(found.abs() < TF32_SMALLEST, 0.0, found)
 
 
 def exact(desc: Any) -> bool:
