@@ -206,8 +206,8 @@ def warps_for(elements: int, size: int) -> int:
 
 
 def registers_for(tile: Tile, programs: int) -> int:
-    """Registers a thread with which so many programs are resident, of a multiprocessor's 65,536."""
-    return min(65536 // (programs * 32 * tile.warps), 255)
+    """Registers a thread with which so many programs are resident, of a multiprocessor's 65,536: they go by eights."""
+    return min(65536 // (programs * 32 * tile.warps) // 8 * 8, 255)
 
 
 def ceil_power(n: int) -> int:
