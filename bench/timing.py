@@ -55,9 +55,9 @@ class Contestant:
         at once, they would be the same memory each time, which may stay in the cache.
         """
         kept: list[object] = [None] * self.sets
-        for i in range(n):
+        for i, call in enumerate(self.calls(n)):
             kept[i % self.sets] = None
-            kept[i % self.sets] = self.call(i % self.sets)
+            kept[i % self.sets] = call()
 
 
 @dataclass(frozen=True)
