@@ -176,6 +176,7 @@ def machine() -> Row:
         props = torch.cuda.get_device_properties(0)
         found |= {
             "gpu": props.name,
+            "gpus": torch.cuda.device_count(),  # with several, a bound run asks which is current
             "sm_count": props.multi_processor_count,
             "memory_gib": round(props.total_memory / 2**30, 1),
             "cuda": torch.version.cuda,

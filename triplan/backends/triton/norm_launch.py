@@ -69,7 +69,7 @@ def whole(desc: Any) -> Tile | None:
         if tile.block >= 8192:
             return replace(tile, warps=tile.block // 1024)  # smaller programs wait less for each other
         if is_centred(desc) and view(desc).unit and tile.block <= 512:
-            return Tile(4096 // tile.block, tile.block, 4)  # by vectors, weight and bias are converted once for four rows
+            return Tile(4096 // tile.block, tile.block, 4)  # parameters of vectors are converted once for four rows
         return tile
     tile = view(desc).whole(desc.element, most, HELD)
     if tile is None:
