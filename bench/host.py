@@ -194,7 +194,7 @@ def _launching(target: tp.Target, device: torch.device, calls: int, note: str) -
 
 
 def _bare(plan: tp.Plan[Any, Any], args: Any, device: torch.device) -> Callable[[], object]:
-    """The plan's one launch and nothing around it: what a host takes at the least, for judging a BoundRun on it."""
+    """The plan's one launch and nothing around it: what a host takes for a kernel at the least."""
     names = [f.name for f in fields(args) if isinstance(getattr(args, f.name), torch.Tensor)]
     assert plan.target.arch is not None
     (kernel,) = launcher.load(plan.launches, plan.target.arch, device.index or 0)

@@ -1,8 +1,9 @@
 """Host time where there is no GPU: everything runs but the launch itself.
 
-Replaced for the duration: Triton's driver (its launcher becomes a call that does nothing), torch's device switch and
-stream query, and the check that operands live on the target's device, so that CPU tensors pass for CUDA's. Kernels are
-compiled for the target as ever. What a figure then lacks is the driver's launch and torch's device switch.
+Replaced for the duration: Triton's driver (its launcher becomes a call that does nothing), a bound run's CUDA graph
+(likewise), torch's device switch and stream query, and the check that operands live on the target's device, so that
+CPU tensors pass for CUDA's. Kernels are compiled for the target as ever. What a figure then lacks is the driver's
+launch and torch's device switch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 import triplan as tp
+from triplan.facade import bound
 
 
 def _nothing(*args: Any) -> None:
@@ -69,6 +71,7 @@ def launch_stubbed(target: tp.Target) -> Iterator[None]:
         for change in (
             patch.object(torch.cuda, "device", _Device),
             patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+            patch.object(bound, "graph_start", lambda calls, device: lambda stream: 0),
             patch.object(tp.Target, "device_type", property(lambda self: "cpu")),
             patch.object(tp.Target, "of", staticmethod(lambda device: target)),
         ):

@@ -1,9 +1,11 @@
-"""One descriptor an op, small enough for any backend, wide enough for the rows kernels."""
+"""One descriptor an op, small enough for any backend, wide enough for the rows kernels; operands on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from triplan import (
     BatchedGemmDescriptor,
@@ -28,6 +30,7 @@ from triplan import (
     LogSoftmaxDescriptor,
     NllLossBackwardDescriptor,
     NllLossDescriptor,
+    Plan,
     RmsNormBackwardDescriptor,
     RmsNormDescriptor,
     ScaleGradientDescriptor,
@@ -89,3 +92,28 @@ def known(desc: Descriptor, **fields: Any) -> dict[str, Any]:
 
 #: What the fixture ``constant`` gives: sets ``name`` of a module for one test.
 SetConstant = Callable[[Any, str, Any], None]
+
+
+def make_args(plan: Plan, seed: int = 0) -> object:  # type: ignore[type-arg]
+    """Random operands on the GPU, indices in range: small integers, whose sums no order can change."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    values: dict[str, object] = {}
+    for o in plan.descriptor.operands():
+        if o.kind == "host_scalar":
+            values[o.name] = 0.5 if o.element.is_floating_point else 2
+            continue
+        tensors = []
+        for i in range(o.count):
+            if o.index_extents:
+                t = torch.randint(
+                    0, o.index_extents[i], o.shape, generator=generator, device="cuda", dtype=o.element.torch
+                )
+            else:
+                t = torch.randint(-9, 9, o.shape, generator=generator, device="cuda").to(o.element.torch)
+            tensors.append(t)
+        values[o.name] = tensors if o.kind == "tensor_list" else tensors[0]
+    return plan.args_type(**values)
+
+
+def outputs(plan: Plan, args: object) -> list[torch.Tensor]:  # type: ignore[type-arg]
+    return [getattr(args, o.name) for o in plan.descriptor.operands() if o.is_written]

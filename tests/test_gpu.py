@@ -6,38 +6,13 @@ import threading
 
 import pytest
 import torch
-from samples import SAMPLES, known
+from samples import SAMPLES, known, make_args, outputs
 
 import triplan as tp
 
 pytestmark = pytest.mark.gpu
 DETERMINISTIC = tp.PlanPreference(deterministic=True)
 LOOSE = tp.PlanPreference(deterministic=False)
-
-
-def make_args(plan: tp.Plan, seed: int = 0) -> object:  # type: ignore[type-arg]
-    """Random operands on the GPU, indices in range: small integers, whose sums no order can change."""
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    values: dict[str, object] = {}
-    for o in plan.descriptor.operands():
-        if o.kind == "host_scalar":
-            values[o.name] = 0.5 if o.element.is_floating_point else 2
-            continue
-        tensors = []
-        for i in range(o.count):
-            if o.index_extents:
-                t = torch.randint(
-                    0, o.index_extents[i], o.shape, generator=generator, device="cuda", dtype=o.element.torch
-                )
-            else:
-                t = torch.randint(-9, 9, o.shape, generator=generator, device="cuda").to(o.element.torch)
-            tensors.append(t)
-        values[o.name] = tensors if o.kind == "tensor_list" else tensors[0]
-    return plan.args_type(**values)
-
-
-def outputs(plan: tp.Plan, args: object) -> list[torch.Tensor]:  # type: ignore[type-arg]
-    return [getattr(args, o.name) for o in plan.descriptor.operands() if o.is_written]
 
 
 @pytest.mark.parametrize("op", SAMPLES)

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from triplan.backends.launcher import ENTER_HOOKS, EXIT_HOOKS, BoundLaunch, failed, launch
-from triplan.errors import InvalidProblem
+from triplan.backends.graph import NO_CONTEXT, graph_start
+from triplan.backends.launcher import ENTER_HOOKS, EXIT_HOOKS, BoundLaunch, launch
+from triplan.errors import InvalidProblem, KernelInternal
 
 # Private since torch 2.0 and cheaper than their public faces by half a microsecond each.
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 
 
@@ -32,28 +34,33 @@ class BoundRun:
 
 
 def _bound_call(calls: tuple[BoundLaunch, ...], index: int, counted: list[torch.Tensor]) -> Callable[..., None]:
-    if len(calls) != 1:
+    start = graph_start(calls, index)
+    if start is None:
 
-        def several(stream: torch.cuda.Stream | int | None = None) -> None:
+        def one_by_one(stream: torch.cuda.Stream | int | None = None) -> None:
             launch_all(calls, index, stream)
             increment_version(counted)
 
-        return several
-    start = calls[0].start
+        return one_by_one
     enter, leave = ENTER_HOOKS, EXIT_HOOKS  # read faster than globals
     alone = torch.cuda.device_count() == 1  # no other device can be current
 
-    def one(stream: torch.cuda.Stream | int | None = None) -> None:
+    def at_once(stream: torch.cuda.Stream | int | None = None) -> None:
         if stream is None and (alone or current_device() == index) and not enter and not leave:
-            try:
-                start(current_stream(index))
-            except RuntimeError as e:
-                raise failed(calls[0].kernel, e) from e
-        else:
-            launch_all(calls, index, stream)
+            handle = current_stream(index)
+            # A graph cannot be launched in a stream that is captured, nor torch's default stream (0) be captured.
+            if not (handle and is_capturing()):
+                error = start(handle)
+                if not error:
+                    increment_version(counted)
+                    return
+                if error != NO_CONTEXT:  # which the launcher makes
+                    names = ", ".join(call.kernel.launch.kernel.__name__ for call in calls)
+                    raise KernelInternal(f"launch of {names} failed: CUDA error {error}")
+        launch_all(calls, index, stream)
         increment_version(counted)
 
-    return one
+    return at_once
 
 
 def launch_all(calls: Sequence[BoundLaunch], index: int, stream: torch.cuda.Stream | int | None) -> None:

@@ -1,0 +1,104 @@
+"""Launches put together as one CUDA graph: the driver launches a graph, of any size, in half the time of one kernel.
+
+Relies on the driver's own functions, of CUDA 12 and 13, by ctypes (``tests/test_bound.py`` would notice):
+
+- ``cuGraphLaunch`` may be called for a graph that still runs, which the next run then follows, and a graph may be
+  destroyed while it runs.
+- It fails, and spoils the capture, in a stream that is being captured: the caller asks first.
+- What takes or frees memory spoils a capture, of this thread or another, unless the thread's own mode is relaxed.
+- Two threads may not launch one graph at once. ``PyDLL`` keeps the interpreter's lock, as torch's static launcher
+  does.
+
+Not ``torch.cuda.CUDAGraph``: each takes a memory pool, and while it captures random numbers fail in other threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from triplan.backends.launcher import BoundLaunch
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+#: What ``start`` returns in a thread that has used no device yet (CUDA_ERROR_INVALID_CONTEXT).
+NO_CONTEXT = 201
+
+
+def _driver() -> Any:
+    try:
+        library: Any = ctypes.PyDLL("libcuda.so.1")
+    except OSError:  # no GPU, and nothing to launch
+        return None
+    library.cuGraphLaunch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    return library
+
+
+_DRIVER = _driver()
+
+
+def graph_start(calls: Sequence[BoundLaunch], device: int) -> Callable[[int], int] | None:
+    """What launches ``calls`` in order on a stream (a raw handle) and returns the driver's error, 0 for none.
+
+    None if they are to be launched one by one: where there is no memory left for a graph, and for kernels that begin
+    before the launch ahead has ended, which nothing in a graph's first place does.
+    """
+    if _DRIVER is None or not calls or any(call.kernel.compiled.metadata.launch_pdl for call in calls):
+        return None
+    try:
+        with torch.cuda.device(device), _relaxed():
+            return _instantiate(calls)
+    except RuntimeError:
+        # Launching one by one is right as well, and says what is wrong if that is not for want of memory.
+        return None
+
+
+def _instantiate(calls: Sequence[BoundLaunch]) -> Callable[[int], int]:
+    """Captures the launches in a stream of our own, in which nobody else's can be."""
+    stream, captured, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    _check("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+    try:
+        _check("cuStreamBeginCapture_v2", stream, _RELAXED)
+        try:
+            for call in calls:
+                call.start(int(stream.value or 0))
+        finally:
+            _check("cuStreamEndCapture", stream, ctypes.byref(captured))
+        _check("cuGraphInstantiateWithFlags", ctypes.byref(graph), captured, ctypes.c_ulonglong(0))
+        start = partial(_DRIVER.cuGraphLaunch, graph)
+        weakref.finalize(start, _destroy, graph).atexit = False
+        # The first launch would otherwise do it.
+        _check("cuGraphUpload", graph, stream)
+    finally:
+        if captured:
+            _check("cuGraphDestroy", captured)
+        _check("cuStreamDestroy_v2", stream)
+    return start
+
+
+def _destroy(graph: ctypes.c_void_p) -> None:
+    with _relaxed():
+        _check("cuGraphExecDestroy", graph)
+
+
+@contextmanager
+def _relaxed() -> Iterator[None]:
+    """This thread may take and free memory while streams are captured."""
+    mode = ctypes.c_int(_RELAXED)
+    _check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        _check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+def _check(function: str, *args: Any) -> None:
+    code = getattr(_DRIVER, function)(*args)
+    if code:
+        raise RuntimeError(f"{function} failed: CUDA error {code}")
