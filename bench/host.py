@@ -183,14 +183,25 @@ def _launching(target: tp.Target, device: torch.device, calls: int, note: str) -
             args, workspace = plan_args(case, buffers), tp.Workspace.allocate(plan, device)
             if device.type == "cuda":
                 plan.prepare(device)
-            run = partial(plan.run, args, workspace)
+            bind = partial(plan.bind, args, workspace)
+            if op == "index_select" and size == SIZE:
+                yield Step("bind", op, bind, calls, note or f"{_bytes_each(bind) >> 10} KiB of the GPU's memory each")
+            run, bound = partial(plan.run, args, workspace), bind()
             yield Step(_into(op, size), "plan.run", run, calls, note, limit_of_torch=limit, launches=True)
-            bound = plan.bind(args, workspace)
             yield Step(_into(op, size), "BoundRun", bound, calls, note, BOUND_LIMIT, BOUND_RATIO, launches=True)
             yield Step(_into(op, size), "bare launch", _bare(plan, args, device), calls, note, launches=True)
             if op == "index_select":
                 jit = partial(jit_index_select, buffers.table, buffers.index, buffers.dense)
                 yield Step(_into(op, size), "triton jit", jit, calls, note, launches=True)
+
+
+def _bytes_each(make: Callable[[], object], count: int = 256) -> int:
+    """What the driver takes of the GPU's memory for each: it does so in pieces of 2 MiB."""
+    torch.cuda.synchronize()
+    before, _ = torch.cuda.mem_get_info()
+    made = [make() for _ in range(count)]
+    after, _ = torch.cuda.mem_get_info()
+    return (before - after) // len(made)
 
 
 def _bare(plan: tp.Plan[Any, Any], args: Any, device: torch.device) -> Callable[[], object]:
