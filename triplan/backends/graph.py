@@ -1,13 +1,13 @@
-"""Launches put together as one CUDA graph: the driver launches a graph, of any size, in half the time of one kernel.
+"""Launches put together as one CUDA graph: the host launches one sooner than a single kernel (``bench host``).
 
-Relies on the driver's own functions, of CUDA 12 and 13, by ctypes (``tests/test_bound.py`` would notice):
+Relies on the driver's own functions, of CUDA 12 and later, by ctypes (``tests/test_bound.py`` would notice):
 
 - ``cuGraphLaunch`` may be called for a graph that still runs, which the next run then follows, and a graph may be
   destroyed while it runs.
 - It fails, and spoils the capture, in a stream that is being captured: the caller asks first.
 - What takes or frees memory spoils a capture, of this thread or another, unless the thread's own mode is relaxed.
-- Two threads may not launch one graph at once. ``PyDLL`` keeps the interpreter's lock, as torch's static launcher
-  does.
+- Two threads may not launch one graph at once: ``cuGraphLaunch`` keeps the interpreter's lock, as torch's static
+  launcher does. (Python without that lock is not supported.)
 
 Not ``torch.cuda.CUDAGraph``: each takes a memory pool, and while it captures random numbers fail in other threads.
 """
@@ -15,6 +15,7 @@ Not ``torch.cuda.CUDAGraph``: each takes a memory pool, and while it captures ra
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,16 +28,15 @@ from triplan.backends.launcher import BoundLaunch
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-#: What ``start`` returns in a thread that has used no device yet (CUDA_ERROR_INVALID_CONTEXT).
-NO_CONTEXT = 201
 
 
 def _driver() -> Any:
     try:
-        library: Any = ctypes.PyDLL("libcuda.so.1")
+        library: Any = ctypes.CDLL("libcuda.so.1")
     except OSError:  # no GPU, and nothing to launch
         return None
-    library.cuGraphLaunch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    launch = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    library.cuGraphLaunch = launch(("cuGraphLaunch", library))
     return library
 
 
@@ -46,17 +46,27 @@ _DRIVER = _driver()
 def graph_start(calls: Sequence[BoundLaunch], device: int) -> Callable[[int], int] | None:
     """What launches ``calls`` in order on a stream (a raw handle) and returns the driver's error, 0 for none.
 
-    None if they are to be launched one by one: where there is no memory left for a graph, and for kernels that begin
-    before the launch ahead has ended, which nothing in a graph's first place does.
+    None if they are to be launched one by one: see ``_fits``, and where there is no memory left for a graph.
     """
-    if _DRIVER is None or not calls or any(call.kernel.compiled.metadata.launch_pdl for call in calls):
+    if _DRIVER is None or not calls or not all(_fits(call.kernel.compiled.metadata) for call in calls):
         return None
     try:
-        with torch.cuda.device(device), _relaxed():
-            return _instantiate(calls)
+        with torch.cuda.device(device):
+            torch.cuda.is_current_stream_capturing()  # makes the device's context current in a thread that had none
+            with _relaxed():
+                return _instantiate(calls)
     except RuntimeError:
         # Launching one by one is right as well, and says what is wrong if that is not for want of memory.
         return None
+
+
+def _fits(metadata: Any) -> bool:
+    """Whether a kernel can be launched by a graph.
+
+    Not with scratch memory, which Triton allocates for each launch; nor, without loss, one that begins before the
+    launch ahead has ended, as nothing in a graph's first place does.
+    """
+    return not (metadata.launch_pdl or metadata.global_scratch_size or metadata.profile_scratch_size)
 
 
 def _instantiate(calls: Sequence[BoundLaunch]) -> Callable[[int], int]:
@@ -72,9 +82,10 @@ def _instantiate(calls: Sequence[BoundLaunch]) -> Callable[[int], int]:
             _check("cuStreamEndCapture", stream, ctypes.byref(captured))
         _check("cuGraphInstantiateWithFlags", ctypes.byref(graph), captured, ctypes.c_ulonglong(0))
         start = partial(_DRIVER.cuGraphLaunch, graph)
-        weakref.finalize(start, _destroy, graph).atexit = False
-        # The first launch would otherwise do it.
+        weakref.finalize(start, _destroy, graph, os.getpid()).atexit = False
+        # The first launch would otherwise do it, and is not bound to follow it in another stream.
         _check("cuGraphUpload", graph, stream)
+        _check("cuStreamSynchronize", stream)
     finally:
         if captured:
             _check("cuGraphDestroy", captured)
@@ -82,9 +93,13 @@ def _instantiate(calls: Sequence[BoundLaunch]) -> Callable[[int], int]:
     return start
 
 
-def _destroy(graph: ctypes.c_void_p) -> None:
-    with _relaxed():
-        _check("cuGraphExecDestroy", graph)
+def _destroy(graph: ctypes.c_void_p, process: int) -> None:
+    """Errors are of no use here: after a fault every call of the driver returns the same one."""
+    if os.getpid() == process:  # a forked child has no graph
+        mode = ctypes.c_int(_RELAXED)
+        _DRIVER.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        _DRIVER.cuGraphExecDestroy(graph)
+        _DRIVER.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 @contextmanager

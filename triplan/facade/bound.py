@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from triplan.backends.graph import NO_CONTEXT, graph_start
+from triplan.backends.graph import graph_start
 from triplan.backends.launcher import ENTER_HOOKS, EXIT_HOOKS, BoundLaunch, launch
-from triplan.errors import InvalidProblem, KernelInternal
+from triplan.errors import InvalidProblem
 
 # Private since torch 2.0 and cheaper than their public faces by half a microsecond each.
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -48,16 +48,15 @@ def _bound_call(calls: tuple[BoundLaunch, ...], index: int, counted: list[torch.
     def at_once(stream: torch.cuda.Stream | int | None = None) -> None:
         if stream is None and (alone or current_device() == index) and not enter and not leave:
             handle = current_stream(index)
-            # A graph cannot be launched in a stream that is captured, nor torch's default stream (0) be captured.
-            if not (handle and is_capturing()):
-                error = start(handle)
-                if not error:
-                    increment_version(counted)
-                    return
-                if error != NO_CONTEXT:  # which the launcher makes
-                    names = ", ".join(call.kernel.launch.kernel.__name__ for call in calls)
-                    raise KernelInternal(f"launch of {names} failed: CUDA error {error}")
-        launch_all(calls, index, stream)
+            try:
+                # No graph can be launched in a stream that is captured; torch's default stream (0) never is.
+                done = not (handle and is_capturing()) and not start(handle)
+            except RuntimeError:  # the question may meet the fault of a launch before
+                done = False
+            if done:
+                increment_version(counted)
+                return
+        launch_all(calls, index, stream)  # which makes a context where there is none, and tells faults in words
         increment_version(counted)
 
     return at_once
