@@ -117,3 +117,14 @@ def make_args(plan: Plan, seed: int = 0) -> object:  # type: ignore[type-arg]
 
 def outputs(plan: Plan, args: object) -> list[torch.Tensor]:  # type: ignore[type-arg]
     return [getattr(args, o.name) for o in plan.descriptor.operands() if o.is_written]
+
+
+def refill(plan: Plan, args: object, fresh: object) -> None:  # type: ignore[type-arg]
+    """Copies the tensors of ``fresh`` into those of ``args``."""
+    for o in plan.descriptor.operands():
+        new, old = getattr(fresh, o.name), getattr(args, o.name)
+        if o.kind == "tensor":
+            old.copy_(new)
+        elif o.kind == "tensor_list":
+            for x, y in zip(old, new, strict=True):
+                x.copy_(y)

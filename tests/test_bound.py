@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import triton
-from samples import SAMPLES, make_args, outputs
+from samples import SAMPLES, make_args, outputs, refill
 
 import triplan as tp
 from triplan.backends import graph
@@ -317,18 +317,6 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def refill(plan: tp.Plan, args: Any, seed: int) -> None:  # type: ignore[type-arg]
-    """New values for all operands, in place."""
-    fresh = make_args(plan, seed)
-    for o in plan.descriptor.operands():
-        old, new = getattr(args, o.name), getattr(fresh, o.name)
-        if o.kind == "tensor":
-            old.copy_(new)
-        elif o.kind == "tensor_list":
-            for x, y in zip(old, new, strict=True):
-                x.copy_(y)
-
-
 def early(plan: tp.Plan) -> bool:  # type: ignore[type-arg]
     return any(launch.source().overlaps for launch in plan.launches)
 
@@ -371,8 +359,9 @@ def test_a_bound_run_writes_what_a_run_writes(op: str, preference: tp.PlanPrefer
     args, theirs, workspace = make_args(plan), make_args(plan), tp.Workspace.allocate(plan)
     run = plan.bind(args, workspace)
     for seed, (way, call) in enumerate(ways(run).items(), 1):
-        refill(plan, args, seed)
-        refill(plan, theirs, seed)
+        fresh = make_args(plan, seed)
+        refill(plan, args, fresh)
+        refill(plan, theirs, fresh)
         one_by_one.clear()
         torch.cuda.synchronize()
         call()

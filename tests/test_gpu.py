@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from samples import SAMPLES, known, make_args, outputs
+from samples import SAMPLES, known, make_args, outputs, refill
 
 import triplan as tp
 
@@ -37,13 +37,7 @@ def test_run_is_captured_replayed_and_allocates_nothing(op: str) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-        for o in plan.descriptor.operands():
-            new, old = getattr(fresh, o.name), getattr(args, o.name)
-            if o.kind == "tensor":
-                old.copy_(new)
-            elif o.kind == "tensor_list":
-                for x, y in zip(old, new, strict=True):
-                    x.copy_(y)
+        refill(plan, args, fresh)
         graph.replay()
         plan.run(fresh, workspace)
         for t, f in zip(outputs(plan, args), outputs(plan, fresh), strict=True):
