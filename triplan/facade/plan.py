@@ -246,11 +246,13 @@ class Plan(Preparing, Generic[D, A]):
         workspace serves one call at a time. Scalars keep the values they had. Raises as ``run``; GPU plans only.
 
         The launches are kept as a CUDA graph, for which the driver takes about 0.1 MiB of the GPU's memory beside what
-        torch allocates (``bench host`` measures it). Calls on several streams wait for one another, and a stream's
-        priority may not reach the kernels. They are launched one by one, as by ``run``, in a stream that is being
-        captured, in one that the call names, while another device is current, under a profiler's hooks, where there is
-        no memory for a graph, and if a kernel begins before the launch ahead has ended (``wgmma``, ``split_k`` and
-        ``split`` on sm90a).
+        torch allocates (``bench host`` measures it). CUDA runs one graph's launches one after the other, so that calls
+        wait for each other on whatever streams, and a stream's priority may not reach the kernels.
+
+        They are launched one by one, as by ``run``, in a stream that is being captured, in one that the call names,
+        while another device is current, under a profiler's hooks, where there is no memory for a graph, and if a kernel
+        takes scratch memory of Triton's or begins before the launch ahead has ended (on sm90a ``wgmma``,
+        ``wgmma_tiles``, ``split_k`` and the norms' ``split``).
         """
         if not self.target.is_gpu:
             raise Unsupported(f"{self!r} runs on the cpu: there is no launch to bind")
