@@ -255,8 +255,8 @@ def mismatch(truth: Truth, got: Tensor, guarantee: tp.PrecisionGuarantee) -> str
     """What in ``got`` breaks the guarantee; empty if nothing does.
 
     The plan's tolerance is the bound for as many terms as its descriptor allows. Here the terms of each element are
-    known, so its bound is that of its own count (see ``sum_tolerance`` in triplan.backends.triton.indexing), where
-    that is tighter: a contribution that was lost or added twice shows even in f16.
+    known, so its bound is that of its own count (see ``sum_tolerance`` of the indexing kernels), where that is
+    tighter: a contribution that was lost or added twice shows even in f16.
     """
     t = guarantee.tolerance
     u = guarantee.accumulator.unit_roundoff

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import triplan as tp
-from triplan.backends.launch import Launch
-from triplan.backends.triton import gemm_backward_wgmma as pairs
-from triplan.backends.triton import gemm_launch, gemm_split, gemm_wgmma
-from triplan.backends.triton.gemm_launch import Tile
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.gemm import launches as gemm_launch
+from triplan.backends.triton.gemm import split_k as gemm_split
+from triplan.backends.triton.gemm import wgmma as gemm_wgmma
+from triplan.backends.triton.gemm import wgmma_backward as pairs
+from triplan.backends.triton.gemm.launches import Tile
 from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 
 #: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.

@@ -18,7 +18,7 @@ from bench.jit_kernel import jit_index_select
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.stub import launch_stubbed
 from bench.timing import Contestant
-from triplan.backends import launcher
+from triplan.backends.runtime import launcher
 
 #: Small enough that the device is rarely the slower side: (rows of the table, width, rows moved).
 SIZES = ((1024, 256, 128), (4096, 1024, 512), (16384, 1024, 2048))

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 import triplan as tp
 from bench.rowwise_cases import COMPARED, Buffers
-from triplan.backends.triton import cross_entropy
-from triplan.backends.triton.cross_entropy import Loop
-from triplan.backends.triton.rows_launch import Tile
+from triplan.backends.triton.common.rows import Tile
+from triplan.backends.triton.losses import cross_entropy
+from triplan.backends.triton.losses.cross_entropy import Loop
 
 SHAPES = ((8192, 32768), (8192, 131072))
 Run = Callable[[int], Any]

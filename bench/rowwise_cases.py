@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 import triplan as tp
-from triplan.backends.compile import compile_source
-from triplan.backends.triton import norm, norm_launch, softmax
-from triplan.backends.triton.rows_launch import Tile, ceil_power
+from triplan.backends.runtime.compile import compile_source
+from triplan.backends.triton.common.rows import Tile, ceil_power
+from triplan.backends.triton.norms import entries as norm
+from triplan.backends.triton.norms import shared as norm_launch
+from triplan.backends.triton.softmax import entries as softmax
 
 SHAPES = ((4096, 4096), (8192, 8192), (8192, 32768), (65536, 256), (16, 262144))
 OPS = ("softmax", "log_softmax", "rms_norm", "layer_norm")

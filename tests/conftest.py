@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from samples import SetConstant
 
 import triplan as tp
-from triplan.backends.triton import sorting_launch
+from triplan.backends.triton.indexing import sorting as sorting_launch
 from triplan.sku import interpreting
 
 # No deadline: the first example of a process pays for imports and compiles. Derandomised under CI, so that a red run

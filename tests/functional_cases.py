@@ -16,8 +16,10 @@ import torch
 from hypothesis import strategies as st
 
 import triplan.functional as F  # noqa: N812
-from triplan.functional import gathering, putting, selecting
 from triplan.functional._ops import Op
+from triplan.functional.indexing import gather as gathering
+from triplan.functional.indexing import put as putting
+from triplan.functional.indexing import select as selecting
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

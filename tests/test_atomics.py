@@ -13,7 +13,7 @@ import pytest
 from proofs import COUNT, FAMILIES, FLOAT_ATOMIC, pinned
 
 import triplan as tp
-from triplan.backends.compile import compile_source
+from triplan.backends.runtime.compile import compile_source
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 

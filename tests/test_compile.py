@@ -11,7 +11,7 @@ from proofs import FLOAT_ATOMIC
 from samples import SAMPLES
 
 import triplan as tp
-from triplan.backends.compile import compile_source, compiled_count, record
+from triplan.backends.runtime.compile import compile_source, compiled_count, record
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 
@@ -134,7 +134,7 @@ def test_spills_would_be_seen() -> None:
     import triton
     import triton.language as tl
 
-    from triplan.backends.launch import Launch, Ptr
+    from triplan.backends.runtime.launch import Launch, Ptr
 
     @triton.jit
     def hungry(x, y, B: tl.constexpr):  # type: ignore[no-untyped-def]

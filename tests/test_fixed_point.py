@@ -17,9 +17,9 @@ import triton.language as tl
 from samples import ACCUMULATING, SAMPLES, SetConstant
 
 import triplan as tp
-from triplan.backends.triton import indexing_fixed as rows
-from triplan.backends.triton import stripes
-from triplan.backends.triton.geometry import geometry
+from triplan.backends.triton.indexing import fixed as rows
+from triplan.backends.triton.indexing import stripes
+from triplan.backends.triton.indexing.geometry import geometry
 from triplan.testing import check_plan
 from triplan.testing.oracle import judge
 

@@ -13,8 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import triplan.functional as F  # noqa: N812
-from triplan.functional import gathering, putting, selecting
 from triplan.functional._ops import Op
+from triplan.functional.indexing import gather as gathering
+from triplan.functional.indexing import put as putting
+from triplan.functional.indexing import select as selecting
 
 
 @pytest.fixture(params=DEVICES)

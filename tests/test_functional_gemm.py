@@ -11,7 +11,8 @@ from functional_cases import DEVICES, FLOATS, integers, laid_out
 from torch.autograd import gradcheck, gradgradcheck
 
 import triplan.functional as F  # noqa: N812
-from triplan.functional import _gemm_backward, _plans, multiplying
+from triplan.functional import _gemm_backward, _plans
+from triplan.functional import gemm as multiplying
 from triplan.functional._ops import Op
 
 OPS = {op.name: op for op in vars(multiplying).values() if isinstance(op, Op)}

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triplan as tp
-from triplan.backends.compile import sass
-from triplan.backends.launch import Launch, overlapping
-from triplan.backends.triton import gemm_launch, gemm_wgmma
-from triplan.backends.triton.gemm_wgmma import RINGS
+from triplan.backends.runtime.compile import sass
+from triplan.backends.runtime.launch import Launch, overlapping
+from triplan.backends.triton.gemm import launches as gemm_launch
+from triplan.backends.triton.gemm import wgmma as gemm_wgmma
+from triplan.backends.triton.gemm.wgmma import RINGS
 from triplan.testing import check_refusals, descriptors, oracle
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
@@ -233,7 +234,7 @@ def test_every_ring_and_tile_compiles_without_spills() -> None:
 
 
 def _no_spills(launches: Iterable[Launch], arch: str) -> int:
-    from triplan.backends.compile import record
+    from triplan.backends.runtime.compile import record
 
     for launch in launches:
         found = record(launch.source(), TARGETS[arch].arch)

@@ -26,10 +26,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triplan as tp
-from triplan.backends.compile import record, sass
-from triplan.backends.launch import Launch
-from triplan.backends.triton import gemm_backward_wgmma as pairs
-from triplan.backends.triton.gemm_backward import guarantee
+from triplan.backends.runtime.compile import record, sass
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.gemm import wgmma_backward as pairs
+from triplan.backends.triton.gemm.tiles_backward import guarantee
 from triplan.testing import check_refusals, descriptors, oracle
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)

@@ -11,7 +11,8 @@ import torch
 from gemm_cases import COLUMN, LOOSE_COLUMN, LOOSE_ROW, ROW, backward
 
 import triplan as tp
-from triplan.backends.triton import gemm, gemm_backward_launch
+from triplan.backends.triton.gemm import backward as gemm_backward_launch
+from triplan.backends.triton.gemm import tiles as gemm
 
 INTERPRETER = tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}

@@ -10,8 +10,8 @@ import pytest
 from gemm_cases import COLUMN, LOOSE_COLUMN, LOOSE_ROW, backward, pinned
 
 import triplan as tp
-from triplan.backends.compile import record
-from triplan.backends.triton.gemm_launch import extent
+from triplan.backends.runtime.compile import record
+from triplan.backends.triton.gemm.launches import extent
 
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")

@@ -10,11 +10,11 @@ import torch
 from gemm_cases import COLUMN, batched_grid, check, grid, pinned
 
 import triplan as tp
-from triplan.backends.compile import record
-from triplan.backends.launch import overlapping
-from triplan.backends.triton import gemm_split
-from triplan.backends.triton.gemm_launch import Tile
-from triplan.backends.triton.gemm_split import PIECES, Split
+from triplan.backends.runtime.compile import record
+from triplan.backends.runtime.launch import overlapping
+from triplan.backends.triton.gemm import split_k as gemm_split
+from triplan.backends.triton.gemm.launches import Tile
+from triplan.backends.triton.gemm.split_k import PIECES, Split
 
 INTERPRETER = tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}

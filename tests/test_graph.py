@@ -15,7 +15,7 @@ import torch
 from samples import make_args, outputs
 
 import triplan as tp
-from triplan.backends import graph
+from triplan.backends.runtime import graph
 
 gpu = pytest.mark.gpu
 COPY = tp.IndexSelectDescriptor(out_shape=(1000, 64), src_dim_size=1000, select_dim=0, element="f32")

@@ -18,9 +18,9 @@ from samples import SAMPLES
 
 import triplan as tp
 from bench.stub import launch_stubbed
-from triplan.backends import compile, launcher, tma_maps
-from triplan.backends.compile import compile_source, sass
-from triplan.backends.launch import (
+from triplan.backends.runtime import compile, launcher, tma_maps
+from triplan.backends.runtime.compile import compile_source, sass
+from triplan.backends.runtime.launch import (
     Float,
     Int,
     Launch,

@@ -12,7 +12,8 @@ from samples import SetConstant
 from torch.nn import functional
 
 import triplan as tp
-from triplan.backends.triton import cross_entropy, loss_launch
+from triplan.backends.triton.losses import cross_entropy
+from triplan.backends.triton.losses import shared as loss_launch
 from triplan.sku import interpreting
 from triplan.testing import args_for, check_plan, check_refusals, oracle
 from triplan.testing.values import Values, draw, draw_indices

@@ -14,7 +14,7 @@ from proofs_rowwise import TERMS
 from torch.nn import functional
 
 import triplan as tp
-from triplan.backends.triton.rows_kernels import rows_of
+from triplan.backends.triton.common.rows_kernels import rows_of
 from triplan.sku import interpreting
 from triplan.testing import args_for, check_plan, check_refusals, oracle
 from triplan.testing.values import Values

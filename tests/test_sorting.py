@@ -7,8 +7,8 @@ import torch
 from samples import SetConstant
 
 import triplan as tp
-from triplan.backends.interpreter import interpret
-from triplan.backends.triton import sorting_launch
+from triplan.backends.runtime.interpreter import interpret
+from triplan.backends.triton.indexing import sorting as sorting_launch
 
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 TARGET = tp.Target.cpu(interpret=True)

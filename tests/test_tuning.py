@@ -16,7 +16,7 @@ from samples import SAMPLES
 
 import triplan as tp
 from bench.stub import launch_stubbed
-from triplan.backends.launch import overlapping
+from triplan.backends.runtime.launch import overlapping
 from triplan.backends.storing import software
 
 tuning: Any = importlib.import_module("triplan.facade.tune")  # the package has a function of that name

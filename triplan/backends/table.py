@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from triplan.backends.launch import Launch, overlapping
+from triplan.backends.runtime.launch import Launch, overlapping
 from triplan.errors import InvalidProblem
 from triplan.sku import (
     GPU_ARCHS,

@@ -1,14 +1,15 @@
 """WHAT is asked: frozen models, one module an op family."""
 
-from triplan.descriptors.base import Descriptor, descriptor_types, parse_descriptor
+from triplan.descriptors.bad_indices import OutOfBounds
+from triplan.descriptors.base import Descriptor, RowwiseDescriptor, descriptor_types, parse_descriptor
 from triplan.descriptors.fields import AxisField, Extent, ExtentField, IndexValueField, Shape, ShapeField
 from triplan.descriptors.gemm import (
     BatchedGemmDescriptor,
+    GemmBackwardDescriptor,
     GemmDescriptor,
     MatrixProductDescriptor,
     MultiplyingDescriptor,
 )
-from triplan.descriptors.gemm_backward import GemmBackwardDescriptor
 from triplan.descriptors.indexing import (
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -19,7 +20,6 @@ from triplan.descriptors.indexing import (
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
-    OutOfBounds,
     ScatterAddDescriptor,
     ScatterDescriptor,
 )
@@ -32,17 +32,18 @@ from triplan.descriptors.losses import (
     NllLossDescriptor,
     ScaleGradientDescriptor,
 )
-from triplan.descriptors.operand import Operand, OperandKind, Role
-from triplan.descriptors.rowwise import (
+from triplan.descriptors.norms import (
     L2NormBackwardDescriptor,
     L2NormDescriptor,
     LayerNormBackwardDescriptor,
     LayerNormDescriptor,
-    LogSoftmaxBackwardDescriptor,
-    LogSoftmaxDescriptor,
     RmsNormBackwardDescriptor,
     RmsNormDescriptor,
-    RowwiseDescriptor,
+)
+from triplan.descriptors.operand import Operand, OperandKind, Role
+from triplan.descriptors.softmax import (
+    LogSoftmaxBackwardDescriptor,
+    LogSoftmaxDescriptor,
     SoftmaxBackwardDescriptor,
     SoftmaxDescriptor,
 )

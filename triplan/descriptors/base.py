@@ -14,7 +14,7 @@ from triplan.descriptors.fields import AxisField, ShapeField
 from triplan.descriptors.layout import Layout, Layouts
 from triplan.descriptors.operand import Operand, OperandKind
 from triplan.errors import InvalidProblem
-from triplan.sku import FrozenModel, OpCategory
+from triplan.sku import Element, FrozenModel, OpCategory
 
 _REGISTRY: dict[str, type[Descriptor]] = {}
 
@@ -157,3 +157,11 @@ def parse_descriptor(data: str | bytes | Mapping[str, Any]) -> Descriptor:
 def descriptor_types() -> dict[str, type[Descriptor]]:
     """Every registered descriptor class by its op, sorted."""
     return dict(sorted(_REGISTRY.items()))
+
+
+class RowwiseDescriptor(Descriptor):
+    """What softmax and norms share: ``element``, that of the values. f16 and bf16 are computed in f32."""
+
+    category: ClassVar[OpCategory] = OpCategory.ROWWISE
+
+    element: Element

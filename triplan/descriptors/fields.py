@@ -45,3 +45,5 @@ def to_tuple(value: Any) -> Any:
 NonNegative = Annotated[int, Field(ge=0, lt=2**62)]
 Extent = Annotated[int, Field(ge=0, lt=2**62), ExtentField()]
 Shape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField()]
+#: A batch of rows: at least one axis, then that of the row.
+RowsShape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField(min_rank=2)]

@@ -6,11 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from triplan.descriptors.bad_indices import OutOfBounds, check_bad_index
 from triplan.descriptors.base import Descriptor
-from triplan.descriptors.fields import AxisField, Shape
-from triplan.descriptors.indexing import OutOfBounds, check_bad_index
+from triplan.descriptors.fields import AxisField, RowsShape, Shape
 from triplan.descriptors.operand import Operand, Role
-from triplan.descriptors.rowwise import RowsShape
 from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory
 
 #: What becomes of the losses of rows, over the rows that are kept. ``mean``: sum(loss) / sum(weight[target]).

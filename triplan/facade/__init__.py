@@ -43,9 +43,7 @@ from triplan.facade.losses import (
     ScaleGradientArgs,
     ScaleGradientPlan,
 )
-from triplan.facade.plan import Plan, plan, plan_type
-from triplan.facade.prepared import PreparedIndices
-from triplan.facade.rowwise import (
+from triplan.facade.norms import (
     L2NormArgs,
     L2NormBackwardArgs,
     L2NormBackwardPlan,
@@ -54,14 +52,18 @@ from triplan.facade.rowwise import (
     LayerNormBackwardArgs,
     LayerNormBackwardPlan,
     LayerNormPlan,
-    LogSoftmaxArgs,
-    LogSoftmaxBackwardArgs,
-    LogSoftmaxBackwardPlan,
-    LogSoftmaxPlan,
     RmsNormArgs,
     RmsNormBackwardArgs,
     RmsNormBackwardPlan,
     RmsNormPlan,
+)
+from triplan.facade.plan import Plan, plan, plan_type
+from triplan.facade.prepared import PreparedIndices
+from triplan.facade.softmax import (
+    LogSoftmaxArgs,
+    LogSoftmaxBackwardArgs,
+    LogSoftmaxBackwardPlan,
+    LogSoftmaxPlan,
     SoftmaxArgs,
     SoftmaxBackwardArgs,
     SoftmaxBackwardPlan,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from triplan.backends.graph import graph_start
-from triplan.backends.launcher import ENTER_HOOKS, EXIT_HOOKS, BoundLaunch, launch
+from triplan.backends.runtime.graph import graph_start
+from triplan.backends.runtime.launcher import ENTER_HOOKS, EXIT_HOOKS, BoundLaunch, launch
 from triplan.errors import InvalidProblem
 
 # Private since torch 2.0 and cheaper than their public faces by half a microsecond each.

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from typing_extensions import Self
 
-from triplan.backends.compile import CompiledRecord, is_compiled, record
-from triplan.backends.interpreter import interpret
-from triplan.backends.launch import Launch
-from triplan.backends.launcher import STORAGE, BoundLaunch, LoadedKernel, Places, Template, load
 from triplan.backends.reference.run import run_reference
+from triplan.backends.runtime.compile import CompiledRecord, is_compiled, record
+from triplan.backends.runtime.interpreter import interpret
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launcher import STORAGE, BoundLaunch, LoadedKernel, Places, Template, load
 from triplan.backends.select import canonical_key, consult, select, sku_of, unknown_times
 from triplan.backends.table import TABLE, KernelRow
 from triplan.backends.tuning import TuningTable

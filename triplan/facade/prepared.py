@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from triplan.backends.interpreter import interpret
-from triplan.backends.launch import Launch
-from triplan.backends.launcher import STORAGE, WORKSPACE, LoadedKernel, Places
+from triplan.backends.runtime.interpreter import interpret
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launcher import STORAGE, WORKSPACE, LoadedKernel, Places
 from triplan.backends.table import TABLE, KernelRow, Preparation
 from triplan.descriptors import OperandKind
 from triplan.errors import InvalidProblem, Unsupported

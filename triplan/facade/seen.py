@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from triplan.backends.launcher import WORKSPACE, Places
+from triplan.backends.runtime.launcher import WORKSPACE, Places
 from triplan.descriptors import Descriptor, OperandKind
 from triplan.facade.check import is_same, span
 from triplan.facade.workspace import Workspace

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from triplan.backends import TABLE
-from triplan.backends.launcher import Places, launching
+from triplan.backends.runtime.launcher import Places, launching
 from triplan.facade.bound import current_device, current_stream, increment_version
 from triplan.facade.check import span
 from triplan.facade.seen import tensor_guard

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from triplan.backends.table import reference
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors import GemmBackwardDescriptor, MatrixProductDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 
 Tensor = torch.Tensor
@@ -74,3 +74,36 @@ def gemm(desc: MatrixProductDescriptor, x: Mapping[str, Any]) -> Mapping[str, Te
     if integer:
         found = found.to(torch.int32)
     return {"c": ACTIVATIONS[desc.activation](found), **({"pre": found} if desc.saves_pre else {})}
+
+
+def _backward_guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    compute = desc.element.compute
+    terms = {"da": desc.n, "db": desc.m, "dbias": desc.m}
+    return {
+        name: PrecisionGuarantee(
+            math_precision=MathPrecision(compute.value),
+            accumulator=compute,
+            deterministic=True,
+            # The library behind torch.matmul may divide a sum by the number of threads.
+            bit_stable_on_same_hardware=False,
+            batch_invariant=False,
+            order_invariant=False,
+            tolerance=tolerance(desc.element, desc.out, count),
+        )
+        for name, count in terms.items()
+        if getattr(desc, f"wants_{name}")
+    }
+
+
+@reference(op="gemm_backward", elements=ELEMENTS, guarantee=_backward_guarantee)
+def gemm_backward(desc: GemmBackwardDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """da = alpha * dc @ b.T; db = alpha * a.T @ dc; dbias = the sum of the rows of dc."""
+    alpha = 1.0 if x.get("alpha") is None else x["alpha"]
+    found: dict[str, Tensor] = {}
+    if desc.wants_da:
+        found["da"] = alpha * (x["dc"] @ x["b"].t())
+    if desc.wants_db:
+        found["db"] = alpha * (x["a"].t() @ x["dc"])
+    if desc.wants_dbias:
+        found["dbias"] = x["dc"].sum(0)
+    return found

@@ -24,7 +24,7 @@ from triplan.descriptors import (
     ScatterAddDescriptor,
     ScatterDescriptor,
 )
-from triplan.descriptors.indexing import NO_BAD_INDEX
+from triplan.descriptors.bad_indices import NO_BAD_INDEX
 from triplan.sku import Duplicates, ElementKind, IndexElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 
 Tensor = torch.Tensor

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from triplan.backends.table import Compute, reference
-from triplan.descriptors.indexing import NO_BAD_INDEX
+from triplan.descriptors.bad_indices import NO_BAD_INDEX
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 
 Tensor = torch.Tensor

@@ -1,0 +1,206 @@
+"""What planning decides, recorded, so that a change of the code's structure can be shown to change nothing else.
+
+``record FILE`` draws problems of every op and writes, for each problem, target and kernel: the canonical key, the SKU
+with its guarantee and numerics id, the workspace, and each launch (kernel, grid, arguments, constants, warps). With
+``--ptx`` it also compiles a share of the distinct binaries and writes a digest of each one's PTX. ``compare FILE``
+plans the problems of FILE again and lists what differs; it exits with 1 if anything does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+import triplan as tp
+from triplan.descriptors import descriptor_types
+from triplan.testing import descriptors
+
+TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
+#: Large problems, whose tiles, offsets and costs small ones do not reach: (rows, columns).
+LARGE = ((4096, 4096), (8192, 8192), (65536, 256), (16, 262144), (4000, 3001), (8192, 50257), (1 << 21, 1025))
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+
+
+def drawn(op: str, count: int) -> list[tp.Descriptor]:
+    """``count`` descriptors of ``op``, the same ones at every call."""
+    found: list[tp.Descriptor] = []
+
+    @settings(
+        max_examples=count, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(descriptors(descriptor_types()[op], 1 << 22))
+    def collect(desc: tp.Descriptor) -> None:
+        found.append(desc)
+
+    collect()
+    return found
+
+
+def large(op: str) -> Iterator[tp.Descriptor]:
+    """Problems of ``op`` at the sizes that benches use."""
+    cls = descriptor_types()[op]
+    fields = cls.model_fields
+    for element in ELEMENTS:
+        for rows, n in LARGE:
+            if "m" in fields:
+                for k in (64, n):
+                    extra = {"batch": 4} if "batch" in fields else {}
+                    yield cls(m=rows, n=min(n, 16384), k=min(k, 16384), element=element, **extra)
+            elif "input_shape" in fields:
+                axis = {"softmax_axis": 1} if "softmax_axis" in fields else {}
+                yield cls(input_shape=(rows, n), element=element, **axis)
+            elif "embedding_dim" in fields:
+                yield cls(index_shape=(rows,), num_embeddings=50304, embedding_dim=n, element=element)
+            elif op == "index_put":
+                yield cls(out_shape=(512, n), index_shape=(rows,), num_indices=1, element=element, accumulate=True)
+            else:
+                dims = {f: 0 for f in fields if f.endswith("_dim")}
+                sizes = {f: 1024 for f in fields if f.endswith("_dim_size")}
+                shapes = {f: (rows, n) for f in fields if f in ("out_shape", "src_shape")}
+                yield cls(**shapes, **dims, **sizes, element=element)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON that names functions and kernels without their module, which may move."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(v) for v in value]
+    if name := getattr(value, "__name__", None):
+        return name
+    return value if isinstance(value, (int, str, bool, type(None))) else repr(value)
+
+
+def facts(plan: Any) -> dict[str, Any]:
+    """All that one plan decides."""
+    launches = [
+        plain([x.kernel, x.grid, dict(x.args), dict(x.constexprs), x.num_warps, x.num_stages, x.overlaps,
+               x.max_registers or 0])
+        for x in plan.launches
+    ]  # fmt: skip
+    sku = json.loads(plan.sku().model_dump_json())
+    guarantees = {
+        o.name: json.loads(plan.precision_guarantee(output=o.name).model_dump_json())
+        for o in plan.descriptor.operands()
+        if o.is_written
+    }
+    return {
+        "key": plan.key,
+        "sku": sku,
+        "guarantees": guarantees,
+        "workspace": plan.workspace_size(),
+        "launches": hashlib.sha256(json.dumps(launches, sort_keys=True).encode()).hexdigest()[:16],
+        "grids": [x[:2] for x in launches],
+    }
+
+
+def planned(desc: tp.Descriptor) -> Iterator[tuple[str, Any]]:
+    """(name, plan or refusal) of ``desc``: as select chooses under each preference, then each kernel pinned."""
+    preferences = {
+        "default": tp.PlanPreference(deterministic=False),
+        "deterministic": tp.PlanPreference(deterministic=True),
+        "batch": tp.PlanPreference(deterministic=True, batch_invariant=True),
+    }
+    for row in tp.TABLE.rows(desc.op):
+        if row.backend is tp.BackendKind.TRITON:
+            preferences[row.name] = tp.PlanPreference(deterministic=False, kernel=row.name)
+    for arch, target in {**TARGETS, "cpu": tp.Target.cpu()}.items():
+        for name, preference in preferences.items():
+            if arch == "cpu" and name != "default":
+                continue
+            try:
+                yield f"{arch} {name}", tp.plan(desc, preference=preference, target=target)
+            except tp.Unsupported as refusal:
+                yield f"{arch} {name}", refusal
+
+
+def ptx_digest(ptx: str) -> str:
+    """Of the instructions: what names source lines and files is left out."""
+    kept = []
+    for line in ptx.split("\n"):
+        if re.match(r"\s*\.section\s+\.debug", line):
+            break
+        line = re.sub(r"//.*$", "", line).strip()
+        if line and not line.startswith((".loc", ".file")) and not line.startswith("$L__") and "$L__tmp" not in line:
+            kept.append(line)
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
+
+
+def observed(problems: list[tp.Descriptor], ptx: int) -> tuple[dict[str, Any], dict[str, str]]:
+    plans: dict[str, Any] = {}
+    sources: dict[str, dict[str, Any]] = {}
+    for desc in problems:
+        for name, plan in planned(desc):
+            where = f"{desc.model_dump_json()} | {name}"
+            plans[where] = {"refused": True} if isinstance(plan, tp.Unsupported) else facts(plan)
+            if not isinstance(plan, tp.Unsupported) and ptx and not name.startswith("cpu"):
+                arch = name.split()[0]
+                for launch in plan.launches:
+                    source = launch.source()
+                    parts = [source.name, source.signature, source.constexprs, source.attrs, source.num_warps]
+                    text = json.dumps(plain([*parts, source.overlaps, source.max_registers or 0]))
+                    sources.setdefault(f"{arch} {source.name}", {})[text] = (source, TARGETS[arch].arch)
+    digests = {}
+    for name, found in sorted(sources.items()):
+        chosen = sorted(found, key=lambda text: hashlib.sha256(text.encode()).hexdigest())[:ptx]
+        for text in chosen:
+            digests[f"{name} {text}"] = compiled(*found[text])
+        print(f"{name}: {len(chosen)} of {len(found)} compiled", file=sys.stderr, flush=True)
+    return plans, digests
+
+
+def compiled(source: Any, arch: Any) -> str:
+    try:
+        from triplan.backends.runtime.compile import compile_source
+    except ImportError:
+        from triplan.backends.runtime.compile import compile_source
+    return ptx_digest(compile_source(source, arch).asm["ptx"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("record", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--count", type=int, default=60, help="problems drawn of each op")
+    parser.add_argument("--ptx", type=int, default=0, help="binaries compiled of each kernel and architecture")
+    parser.add_argument("--ops", default="", help="only ops whose name contains this")
+    asked = parser.parse_args()
+    if asked.action == "record":
+        problems = [d for op in tp.TABLE.ops() if asked.ops in op for d in (*drawn(op, asked.count), *large(op))]
+        problems = list(dict.fromkeys(problems))
+        plans, digests = observed(problems, asked.ptx)
+        asked.file.write_text(
+            json.dumps({"problems": [d.model_dump_json() for d in problems], "plans": plans, "ptx": digests})
+        )
+        print(f"{len(problems)} problems, {len(plans)} plans, {len(digests)} binaries")
+        return 0
+    before = json.loads(asked.file.read_text())
+    problems = [tp.parse_descriptor(text) for text in before["problems"]]
+    problems = [d for d in problems if asked.ops in d.op]
+    plans, digests = observed(problems, asked.ptx)
+    differing = [
+        f"{where}: {part}: {was.get(part)} is now {plans.get(where, {}).get(part)}"
+        for where, was in before["plans"].items()
+        if where in plans or not asked.ops
+        for part in was
+        if was[part] != plans.get(where, {}).get(part)
+    ]
+    differing += [f"PTX of {name}" for name, found in digests.items() if before["ptx"].get(name, found) != found]
+    for line in differing[:40]:
+        print(line[:600])
+    compared = sum(name in before["ptx"] for name in digests)
+    print(f"{len(plans)} plans and {compared} binaries compared: {len(differing)} differences")
+    return bool(differing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""How any kernel is built and launched; nothing here knows a family."""

@@ -1,0 +1,245 @@
+"""Where the rows of a rowwise op lie, and how programs share them: strides, tiles, costs.
+
+A tile's extents depend on the rows' length, element and direction alone, never on how many rows there are: the same row
+then has the same bits in every batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import triton.language as tl
+
+from triplan.backends.runtime.launch import Arg, Int, Ptr, Stride, power_of_two_in
+from triplan.descriptors import Operand, packed_strides
+from triplan.sku import ElementKind, Target
+
+TL = {ElementKind.F32: tl.float32, ElementKind.F64: tl.float64}
+#: Widths to which lists of dimensions are padded: fewer distinct signatures, so fewer binaries.
+RANKS = (2, 4, 8)
+I32_LIMIT = 2**31 - 2**16
+#: One launch within a stream of them, in microseconds; bytes a microsecond of all multiprocessors, of one of them, and
+#: out of the L2 cache (H200).
+LAUNCH_US, BYTES_PER_US, SM_BYTES_PER_US, L2_BYTES_PER_US = 1.5, 3.8e6, 5e4, 7e6
+L2_BYTES = 40 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program holds at a time: ``rows`` x ``block`` elements, in ``warps`` warps."""
+
+    rows: int
+    block: int
+    warps: int
+
+
+class Rows:
+    """The rows along ``axis`` of operands of one shape.
+
+    Attributes:
+        n: elements of a row.
+        lanes: rows along the dimension that neighbours of one program walk.
+        outer: points of the other dimensions.
+        unit: whether each row is contiguous in every operand.
+        across: whether instead neighbouring rows lie side by side in every operand.
+        invariant: whether a row is read alike however many others there are, by what operands are promised to be:
+            extents of the batch then decide no load's width, and so no sum's order.
+        vectors: whether threads may load 16 bytes of a row at once. If not, they hold an address for each element.
+    """
+
+    def __init__(self, operands: Sequence[Operand], axis: int, in_order: bool = False) -> None:
+        """``in_order``: rows are to be numbered row-major, for operands that have one element a row."""
+        shape = operands[0].shape
+        self.axis, self.n = axis, shape[axis]
+        others = [a for a in range(len(shape)) if a != axis and shape[a] != 1]
+        if all(o.layout.packed for o in operands):
+            # Known strides: what lies before the axis is one dimension, and what lies behind it another.
+            groups = [g for g in ([a for a in others if a < axis], [a for a in others if a > axis]) if g]
+        else:
+            groups = [[a] for a in others]
+            unit = operands[0].layout.unit_axis
+            if unit in others and not in_order:
+                groups.sort(key=lambda g: g == [unit])
+        self._sizes = [math.prod(shape[a] for a in g) for g in groups]
+        self._groups = groups
+        self.lanes = self._sizes[-1] if groups else 1
+        self.outer = math.prod(self._sizes[:-1])
+        self.count = self.lanes * self.outer
+        self.unit = all(self._step(o, axis) is None for o in operands)
+        self.across = not self.unit and bool(groups) and all(self._step(o, groups[-1][-1]) is None for o in operands)
+        # (Along an inner axis of a packed operand, steps are multiples of the rows that lie side by side, if any do.)
+        self.invariant = all(
+            axis == len(shape) - 1 if o.layout.packed else o.layout.unit_axis in (None, axis) for o in operands
+        )
+        self.vectors = self.unit and all(min(o.alignment, self._apart(o) * o.element.itemsize) >= 16 for o in operands)
+
+    def _apart(self, o: Operand) -> int:
+        """What rows of ``o``, each contiguous, are multiples of elements apart: a power of two."""
+        return power_of_two_in(self.n) if o.layout.packed else o.layout.stride_multiple
+
+    def _step(self, o: Operand, axis: int) -> Arg:
+        """The stride along an axis; None where it is known to be 1."""
+        if o.shape[axis] == 1 and axis == self.axis:
+            return None
+        if o.layout.packed:
+            known = packed_strides(o.shape)[axis]
+            return None if known == 1 else Int(known, known >= I32_LIMIT, power_of_two_in(known))
+        return None if o.layout.unit_axis == axis else Stride(o.name, axis, divisibility=o.layout.stride_multiple)
+
+    def strides(self, o: Operand) -> Arg:
+        """(outer strides, lane stride, step along the row) of ``o``."""
+        outer = [self._step(o, g[-1]) or Int(1, True) for g in self._groups[:-1]]
+        # A lone row promises what neighbours would: a load's width, and with it the order of a sum, follows from that.
+        wide = not o.layout.packed or self.n >= I32_LIMIT
+        lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, wide, self._apart(o))
+        return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
+
+    def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
+        """``name``, which says all else that decides bits, with what operands are promised to be: it decides how many
+        neighbours a thread loads at once, and adds up first. None where the batch decides too."""
+        if not self.invariant:
+            return None
+        found = {o.name: self._promise(o) for o in operands}
+        if len(set(found.values())) == 1:  # one more operand of the same kind changes nothing
+            return f"{name}.{next(iter(found.values()))}"
+        return f"{name}.{','.join(f'{operand}={promise}' for operand, promise in found.items())}"
+
+    def _promise(self, o: Operand) -> str:
+        kind = "packed" if o.layout.packed else "strided" if o.layout.unit_axis is None else "unit"
+        multiple = f"x{o.layout.stride_multiple}" if o.layout.stride_multiple > 1 else ""
+        return f"{kind}{min(o.alignment, 16)}{multiple}"
+
+    def arguments(self, rows: int) -> dict[str, Arg]:
+        """Sizes, for programs of ``rows`` rows each."""
+        wide = max(self.outer, self.lanes) >= I32_LIMIT
+        outer = [Int(n, wide) for n in self._sizes[:-1]]
+        return {
+            "sizes": padded(outer, Int(1, wide)) if outer else None,
+            "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if self.across else 1),
+            "n": Int(self.n, self.n >= I32_LIMIT, power_of_two_in(self.n) if self.unit else 1),
+            "blocks": Int(-(-self.lanes // rows)),
+        }
+
+    def blocks(self, count: int) -> Int:
+        """The number of blocks that each row is divided into."""
+        return Int(count)
+
+    def programs(self, rows: int) -> int:
+        return self.outer * -(-self.lanes // rows)
+
+    # --- tiles ---
+
+    def whole(self, element: ElementKind, most: int, held: int = 4096) -> Tile | None:
+        """The tile that holds whole rows, of at most ``most`` elements; None if they are longer.
+
+        ``held``: bytes of several short ones. Two 16-byte loads a thread of four warps saturate memory; smaller
+        programs leave it idle, larger ones wait.
+        """
+        block = ceil_power(self.n)
+        if self.across:
+            rows = across_rows(element)
+            return (
+                Tile(rows, block, warps_for(rows * block, element.itemsize))
+                if rows * block <= min(most, 8192)
+                else None
+            )
+        size = self._size(element)
+        if block > (most if self.unit else min(most, 4096)):
+            return None
+        rows = max(held // size // block, 1)
+        return Tile(rows, block, warps_for(rows * block, size))
+
+    def _size(self, element: ElementKind) -> int:
+        """Bytes of registers that an element takes as it is loaded: where rows have gaps, those of its address."""
+        return element.itemsize if self.unit else 8
+
+    def piece(self, element: ElementKind, operands: int = 1, alone: bool = False) -> Tile:
+        """The tile that walks along rows of any length, holding so many operands at a time; ``alone``: of one row, even
+        where rows lie side by side."""
+        if self.across and not alone:
+            rows = across_rows(element)
+            return Tile(rows, 4096 // rows, warps_for(4096, element.itemsize))
+        size = self._size(element)
+        block = min(ceil_power(self.n), 32768 // size // operands, 8192)
+        return Tile(1, block, warps_for(block, size))
+
+    def walk(self, element: ElementKind, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
+        """The tile that walks along rows of so many operands, of any length, twice, the second time through the cache.
+
+        Programs are so large that the rows of all that are resident fit in the L2 cache. Threads hold ``held`` bytes of
+        an operand: the less, the more of them are resident. ``most_warps``: 16 of several operands, else 32.
+        """
+        if self.across:
+            return self.piece(element)
+        block, bytes_each = ceil_power(self.n), held if self.unit else 4 * element.itemsize
+        most_warps = most_warps or (16 if operands > 1 else 32)
+        warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * element.itemsize, most_warps)
+        block = min(block, 32 * warps * bytes_each // element.itemsize)
+        return Tile(1, block, min(warps, max(block * element.itemsize // (32 * bytes_each), 1)))
+
+    def unroll(self, tile: Tile, most: int) -> int:
+        """Tiles of one row to have on their way at a time: a power of two up to ``most``."""
+        while most > 1 and not (self.unit and tile.block * most <= self.n):
+            most //= 2
+        return most
+
+    def sectors(self, element: ElementKind) -> int:
+        """How often memory's sectors of 32 bytes are read if each program reads one row."""
+        return min(self.lanes, max(32 // element.itemsize, 1)) if self.across else 1
+
+    def vector(self, element: ElementKind, tile: Tile) -> int:
+        """Neighbours in a row that one thread loads at once."""
+        return min(16 // element.itemsize, tile.block) if self.unit else 1
+
+
+def across_rows(element: ElementKind) -> int:
+    """Neighbouring rows that fill two sectors of 32 bytes."""
+    return 64 // element.itemsize
+
+
+def warps_for(elements: int, size: int) -> int:
+    """Warps of which each thread holds about 32 bytes of an operand; at most 16, and 32 for what would not fit."""
+    wanted = ceil_power(elements * size // (32 * 32))
+    return 32 if elements >= 32768 else min(max(wanted, 1), 16)
+
+
+def registers_for(tile: Tile, programs: int) -> int:
+    """Registers a thread with which so many programs are resident, of a multiprocessor's 65,536: they go by eights."""
+    return min(65536 // (programs * 32 * tile.warps) // 8 * 8, 255)
+
+
+def ceil_power(n: int) -> int:
+    """The smallest power of two that is not below ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def padded(items: Sequence[Arg], filler: Arg) -> tuple[Arg, ...]:
+    """``items`` innermost first, filled outwards to one of RANKS."""
+    width = next(r for r in RANKS if r >= len(items))
+    return (*items[::-1], *(filler,) * (width - len(items)))
+
+
+def padded_bytes(n: int) -> int:
+    """``n`` rounded up to where another array in a workspace may begin."""
+    return -(-n // 16) * 16
+
+
+def values(operand: Operand) -> Ptr:
+    """The operand's address."""
+    return Ptr(operand.name, operand.element, operand.alignment)
+
+
+# --- costs, in microseconds on an H200 ---
+
+
+def waves_us(programs: int, nbytes: float, target: Target) -> float:
+    """``programs`` programs that move ``nbytes`` each: bound by memory, or by the busiest multiprocessor."""
+    alone = -(-programs // max(target.sm_count, 1)) * nbytes / SM_BYTES_PER_US
+    return LAUNCH_US + max(programs * nbytes / BYTES_PER_US, alone)
+
+
+def again_us(nbytes: float) -> float:
+    """Reading ``nbytes`` once more: from the L2 cache while they fit."""
+    return nbytes / (L2_BYTES_PER_US if nbytes <= L2_BYTES else BYTES_PER_US)

@@ -1,0 +1,377 @@
+"""Two matrix products in one launch on Hopper, and the sums of one operand's columns (Gluon).
+
+As ``gemm_wgmma_kernels``: one warp loads by TMA through a ring of slots, two warpgroups multiply, and tiles are dealt
+to as many programs as multiprocessors. The tiles of the second product follow those of the first in one list, and after
+them the strips of columns to be summed: what the last tiles leave idle then has work, and the second product's first
+operands arrive while the first's last results are written. Slots of both products are the same bytes; only their shape
+differs where an operand lies transposed.
+"""
+
+# mypy: ignore-errors
+# (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
+
+from triplan.backends.runtime.gluon import (
+    gl,
+    gluon,
+    load_tile,
+    mbarrier,
+    next_may_begin,
+    previous_wait,
+    reinterpret,
+    store_wait,
+)
+from triplan.backends.triton.gemm.strips_kernels import first_of, load_strips, sum_strips
+from triplan.backends.triton.gemm.wgmma_kernels import (
+    HALF,
+    following,
+    identity,
+    multiply_steps,
+    tile_of,
+    write_tile,
+)
+
+
+@gluon.jit
+def as_block(buffer, operand):
+    """A buffer as one that holds a block of ``operand``, a tensor map: of as many bytes."""
+    return reinterpret(buffer, operand.dtype, operand.block_type.shape, operand.layout)
+
+
+@gluon.jit
+def items_of(done, items):
+    """How many of ``items`` that follow ``done`` others in the list are this program's."""
+    return gl.cdiv(gl.maximum(items - first_of(done), 0), gl.num_programs(0))
+
+
+@gluon.jit
+def tiles_of(extent, BLOCK_N: gl.constexpr):
+    m, n, _ = extent
+    return gl.cdiv(m, 2 * HALF) * gl.cdiv(n, BLOCK_N)
+
+
+@gluon.jit
+def load_product(
+    maps,
+    ring,
+    extent,
+    group_m,
+    done,
+    slot,
+    phase,
+    X_ROWS: gl.constexpr,
+    Y_ROWS: gl.constexpr,
+    PIECES: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The operands of one product's tiles. Returns the slot that comes next, and the phase of its barriers."""
+    x, y = maps
+    sx, sy, full, empty, _ = ring
+    m, n, k = extent
+    tiles_m = gl.cdiv(m, 2 * HALF)
+    tiles_n = gl.cdiv(n, BLOCK_N)
+    steps = gl.cdiv(k, BLOCK_K)
+    BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (x.dtype.primitive_bitwidth // 8)
+    for tile in range(first_of(done), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
+        row = tile_m * 2 * HALF
+        column = tile_n * BLOCK_N
+        for step in range(steps):
+            depth = step * BLOCK_K
+            ready = full.index(slot)
+            mbarrier.wait(empty.index(slot), phase)
+            mbarrier.expect(ready, BYTES)
+            for piece in gl.static_range(PIECES):
+                part = as_block(sx.index(slot * PIECES + piece), x)
+                if X_ROWS:
+                    load_tile(x, [row + piece * HALF, depth], ready, part)
+                else:
+                    load_tile(x, [depth, row + piece * HALF], ready, part)
+            whole = as_block(sy.index(slot), y)
+            if Y_ROWS:
+                load_tile(y, [depth, column], ready, whole)
+            else:
+                load_tile(y, [column, depth], ready, whole)
+            slot, phase = following(slot, phase, STAGES)
+    return slot, phase
+
+
+@gluon.jit
+def load_both(
+    first,
+    second,
+    ring,
+    sums,
+    group_m,
+    X1_ROWS: gl.constexpr,
+    Y1_ROWS: gl.constexpr,
+    X2_ROWS: gl.constexpr,
+    Y2_ROWS: gl.constexpr,
+    PIECES: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    SUMS: gl.constexpr,
+):
+    """The loading warp. X1_ROWS and so on: the maps are row-major (else of the transposed matrix)."""
+    previous_wait()
+    maps, extent = first
+    none = gl.to_tensor(0)
+    phase = gl.to_tensor(1)  # the ring begins empty: the phase before the first is over
+    slot, phase = load_product(
+        maps, ring, extent, group_m, none, none, phase, X1_ROWS, Y1_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
+    )
+    done = tiles_of(extent, BLOCK_N)
+    maps, extent = second
+    slot, phase = load_product(
+        maps, ring, extent, group_m, done, slot, phase, X2_ROWS, Y2_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
+    )
+    if SUMS:
+        load_strips(sums, ring, done + tiles_of(extent, BLOCK_N), slot, phase, BLOCK_N, BLOCK_K, STAGES)
+
+
+@gluon.jit
+def multiply_product(
+    maps,
+    results,
+    ring,
+    extent,
+    group_m,
+    done,
+    turns,
+    taken,
+    WHICH: gl.constexpr,
+    X_ROWS: gl.constexpr,
+    Y_ROWS: gl.constexpr,
+    PIECES: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """One product's tiles, as ``gemm_wgmma_kernels.multiply`` does them.
+
+    ``turns``, ``taken``: tiles that this program has done, and steps. Returns what these are after the product.
+    """
+    x, y = maps
+    c, sc, alpha = results
+    sx, sy, full, empty, order = ring
+    m, n, k = extent
+    tiles_m = gl.cdiv(m, 2 * HALF)
+    tiles_n = gl.cdiv(n, BLOCK_N)
+    steps = gl.cdiv(k, BLOCK_K)
+    TURNS: gl.constexpr = PIECES == 1
+    ROWS: gl.constexpr = 2 * HALF // PIECES
+    BUFFERS: gl.constexpr = sc.shape[0] // 2
+    first: gl.constexpr = WHICH * BUFFERS
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    result = (c, alpha, alpha, n)
+    slots = (sx, sy, sc, full, empty, order)
+    mine = items_of(done, tiles_m * tiles_n)
+    last = 0
+    # In turns: the first of them that is this group's.
+    begin = (turns + WHICH) % 2 if TURNS else gl.to_tensor(0)
+    for i in range(begin, mine, 2 if TURNS else 1):
+        turn = turns + i
+        tile_m, tile_n = tile_of(first_of(done) + i * gl.num_programs(0), tiles_m, tiles_n, group_m)
+        at = taken + i * steps
+        slot = at % STAGES
+        phase = at // STAGES % 2
+        if TURNS:
+            # A phase is known by its parity alone: none of these slots may be two behind.
+            mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
+        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+        acc, slot, phase, last = multiply_steps(
+            acc, slots, steps, slot, phase, last, as_block, x, y, WHICH, X_ROWS, Y_ROWS, TURNS, STAGES
+        )
+        row = tile_m * 2 * HALF + (0 if TURNS else WHICH * HALF)
+        column = tile_n * BLOCK_N
+        write_tile(acc, alpha, result, sc, 0, row, column, layout, None, first, BUFFERS, False, identity)
+    return turns + mine, taken + mine * steps
+
+
+@gluon.jit
+def multiply_both(
+    first,
+    second,
+    ring,
+    sums,
+    group_m,
+    WHICH: gl.constexpr,
+    X1_ROWS: gl.constexpr,
+    Y1_ROWS: gl.constexpr,
+    X2_ROWS: gl.constexpr,
+    Y2_ROWS: gl.constexpr,
+    PIECES: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    SUMS: gl.constexpr,
+):
+    """A multiplying warpgroup."""
+    previous_wait()
+    maps, extent, results = first
+    none = gl.to_tensor(0)
+    turns, taken = multiply_product(
+        maps,
+        results,
+        ring,
+        extent,
+        group_m,
+        none,
+        none,
+        none,
+        WHICH,
+        X1_ROWS,
+        Y1_ROWS,
+        PIECES,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+    )
+    done = tiles_of(extent, BLOCK_N)
+    maps, extent, results = second
+    _, taken = multiply_product(
+        maps,
+        results,
+        ring,
+        extent,
+        group_m,
+        done,
+        turns,
+        taken,
+        WHICH,
+        X2_ROWS,
+        Y2_ROWS,
+        PIECES,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+    )
+    if SUMS:
+        sum_strips(sums, ring, done + tiles_of(extent, BLOCK_N), taken, WHICH, BLOCK_N, BLOCK_K, STAGES)
+    store_wait(0)
+
+
+@gluon.jit
+def wgmma_pair_kernel(
+    x1,
+    y1,
+    c1,
+    x2,
+    y2,
+    c2,
+    summed,
+    sums,
+    alpha,
+    m1,
+    n1,
+    k1,
+    m2,
+    n2,
+    k2,
+    rows,
+    columns,
+    group_m,
+    X1_ROWS: gl.constexpr,
+    Y1_ROWS: gl.constexpr,
+    X2_ROWS: gl.constexpr,
+    Y2_ROWS: gl.constexpr,
+    PIECES: gl.constexpr,
+    BUFFERS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """c1 = alpha * x1 @ y1 and c2 = alpha * x2 @ y2, in tiles of 128 by BLOCK_N; k1 and k2 are at least 1.
+
+    ``sums`` (columns,), if there is one, are those of ``summed`` (rows, columns), a map of blocks of BLOCK_K by half of
+    BLOCK_N; the ring then is of two PIECES.
+    Runs with 4 warps and 5 more.
+    """
+    sx = gl.allocate_shared_memory(x1.dtype, [STAGES * PIECES] + x1.block_type.shape, x1.layout)
+    sy = gl.allocate_shared_memory(y1.dtype, [STAGES] + y1.block_type.shape, y1.layout)
+    sc = gl.allocate_shared_memory(c1.dtype, [2 * BUFFERS] + c1.block_type.shape, c1.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=PIECES)
+    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(order.index(i), count=1)
+    next_may_begin()
+    ring = (sx, sy, full, empty, order)
+    one = ((x1, y1), (m1, n1, k1), (c1, sc, alpha))
+    two = ((x2, y2), (m2, n2, k2), (c2, sc, alpha))
+    SUMS: gl.constexpr = sums is not None
+    strips = (summed, sums, rows, columns) if SUMS else (alpha,)
+    loaded_one = ((x1, y1), (m1, n1, k1))
+    loaded_two = ((x2, y2), (m2, n2, k2))
+    gl.warp_specialize(
+        [
+            (
+                multiply_both,
+                (
+                    one,
+                    two,
+                    ring,
+                    strips,
+                    group_m,
+                    0,
+                    X1_ROWS,
+                    Y1_ROWS,
+                    X2_ROWS,
+                    Y2_ROWS,
+                    PIECES,
+                    BLOCK_N,
+                    BLOCK_K,
+                    STAGES,
+                    SUMS,
+                ),
+            ),
+            (
+                multiply_both,
+                (
+                    one,
+                    two,
+                    ring,
+                    strips,
+                    group_m,
+                    1,
+                    X1_ROWS,
+                    Y1_ROWS,
+                    X2_ROWS,
+                    Y2_ROWS,
+                    PIECES,
+                    BLOCK_N,
+                    BLOCK_K,
+                    STAGES,
+                    SUMS,
+                ),
+            ),
+            (
+                load_both,
+                (
+                    loaded_one,
+                    loaded_two,
+                    ring,
+                    strips,
+                    group_m,
+                    X1_ROWS,
+                    Y1_ROWS,
+                    X2_ROWS,
+                    Y2_ROWS,
+                    PIECES,
+                    BLOCK_N,
+                    BLOCK_K,
+                    STAGES,
+                    SUMS,
+                ),
+            ),
+        ],
+        [4, 1],
+        [232, 40],
+    )

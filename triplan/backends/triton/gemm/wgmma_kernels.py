@@ -1,0 +1,385 @@
+"""Matrix products on Hopper: TMA loads by one warp, ``wgmma`` by two warpgroups, tiles dealt to as many programs as
+multiprocessors (Gluon).
+
+The two warpgroups multiply halves of one tile, or take tiles in turns. The loading warp runs ahead through a ring of
+STAGES slots, across the ends of tiles, so that the next tile's operands arrive while the last one is written. Each slot
+has two barriers: ``full``, which the hardware arrives at with the bytes, and ``empty``, at which each warpgroup that
+multiplies by the slot arrives when its ``wgmma`` has read it; groups that take turns tell each other by ``order`` that
+they have met all of theirs. TMA reads zeros outside an operand and writes nothing
+outside C, so no extent need be a multiple of anything.
+"""
+
+# mypy: ignore-errors
+# (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
+
+from triplan.backends.runtime.gluon import (
+    fence_async_shared,
+    gl,
+    gluon,
+    load_tile,
+    mbarrier,
+    next_may_begin,
+    previous_wait,
+    reinterpret,
+    store_tile,
+    store_wait,
+    thread_barrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+#: The product of one warpgroup is 64 rows high.
+HALF = gl.constexpr(64)
+
+
+@gluon.jit
+def identity(x):
+    return x
+
+
+@gluon.jit
+def relu(x):
+    return gl.where(x < 0, 0.0, x)  # NaN stays, as a comparison with it is false
+
+
+@gluon.jit
+def gelu(x):
+    return x * 0.5 * (1 + gl.erf(x * 0.7071067811865476))
+
+
+@gluon.jit
+def silu(x):
+    return x / (1 + gl.exp(-x))
+
+
+@gluon.jit
+def tile_of(tile, tiles_m, tiles_n, group_m):
+    """(row, column) of a tile: ``group_m`` rows of tiles at a time, column by column, for the L2 cache."""
+    in_group = group_m * tiles_n
+    group = tile // in_group
+    first = group * group_m
+    height = gl.minimum(tiles_m - first, group_m)
+    within = tile % in_group
+    return first + within % height, within // height
+
+
+@gluon.jit
+def load_block(operand, which, x, y, ready, buffer, EACH: gl.constexpr, pred=True):
+    """Ask for a block of a matrix. EACH: None, or of matrix ``which`` of a batch (1), or of the one there is (0)."""
+    if EACH is None:
+        load_tile(operand, [x, y], ready, buffer, pred=pred)
+    else:
+        load_tile(operand, [which * EACH, x, y], ready, buffer, pred=pred)
+
+
+@gluon.jit
+def matrix(buffer, shared: gl.constexpr):
+    """What ``load_block`` filled, as a matrix. ``shared``: its layout, if it is of a batch."""
+    if shared is None:
+        return buffer
+    else:  # noqa: RET505 - what follows a return is compiled as well
+        return reinterpret(buffer, buffer.dtype, [buffer.shape[1], buffer.shape[2]], shared)
+
+
+@gluon.jit
+def following(slot, phase, STAGES: gl.constexpr):
+    """The slot after ``slot``, and the phase of its barriers."""
+    slot += 1
+    wraps = slot == STAGES
+    return gl.where(wraps, 0, slot), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def load_bias(result, column, COLUMNS: gl.constexpr, WARPS: gl.constexpr, HAS_BIAS: gl.constexpr):
+    """A tile's bias, asked for before the product and needed after it, in as few registers as there are; else alpha."""
+    _, bias, _, n = result
+    if HAS_BIAS:
+        layout: gl.constexpr = gl.BlockedLayout([max(COLUMNS // (32 * WARPS), 1)], [32], [WARPS], [0])
+        place = column + gl.arange(0, COLUMNS, layout=layout)
+        return gl.load(bias + place, mask=place < n, other=0.0)
+    else:  # noqa: RET505 - as above
+        return bias
+
+
+@gluon.jit
+def columns_in(x, PARTS: gl.constexpr):
+    """``x`` cut into PARTS (a power of two) along its columns."""
+    if PARTS == 1:
+        return (x,)
+    else:  # noqa: RET505 - as above
+        left, right = x.reshape((x.shape[0], 2, x.shape[1] // 2)).permute((0, 2, 1)).split()
+        return columns_in(left, PARTS // 2) + columns_in(right, PARTS // 2)
+
+
+@gluon.jit
+def write_tile(
+    acc,
+    held,
+    result,
+    buffers,
+    which,
+    row,
+    column,
+    layout: gl.constexpr,
+    SHARED: gl.constexpr,
+    FIRST: gl.constexpr,
+    BUFFERS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):
+    """C[row:, column:] = act(alpha * acc + bias), part by part, in turns through BUFFERS ``buffers`` from FIRST on.
+
+    ``held``: what ``load_bias`` gave.
+    """
+    c, _, alpha, _ = result
+    COLUMNS: gl.constexpr = acc.shape[1]
+    WIDTH: gl.constexpr = buffers.shape[len(buffers.shape) - 1]
+    value = acc * alpha
+    if HAS_BIAS:
+        value += gl.convert_layout(held, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
+    parts = columns_in(value, COLUMNS // WIDTH)
+    for i in gl.static_range(COLUMNS // WIDTH):
+        buffer = buffers.index(FIRST + i % BUFFERS)
+        store_wait(BUFFERS - 1)  # what these threads stored from this buffer before has left it
+        thread_barrier()
+        matrix(buffer, SHARED).store(ACTIVATION(parts[i]).to(c.dtype))
+        fence_async_shared()
+        thread_barrier()
+        if SHARED is None:
+            store_tile(c, [row, column + i * WIDTH], buffer)
+        else:
+            store_tile(c, [which, row, column + i * WIDTH], buffer)
+
+
+@gluon.jit
+def load_operands(
+    a,
+    b,
+    ring,
+    extent,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    A_EACH: gl.constexpr,
+    B_EACH: gl.constexpr,
+    PIECES: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The loading warp. A_ROWS, B_ROWS: the maps of A and B are row-major (else of the transposed matrix)."""
+    sa, sb, _, full, empty, _ = ring
+    batch, tiles_m, tiles_n, steps, group_m = extent
+    previous_wait()
+    BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
+    slot = 0
+    phase = 1  # the ring begins empty: the phase before the first is over
+    for tile in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
+        which = tile // (tiles_m * tiles_n)
+        tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+        row = tile_m * 2 * HALF
+        column = tile_n * BLOCK_N
+        for step in range(steps):
+            depth = step * BLOCK_K
+            ready = full.index(slot)
+            mbarrier.wait(empty.index(slot), phase)
+            mbarrier.expect(ready, BYTES)
+            for piece in gl.static_range(PIECES):
+                if A_ROWS:
+                    load_block(a, which, row + piece * HALF, depth, ready, sa.index(slot * PIECES + piece), A_EACH)
+                else:
+                    load_block(a, which, depth, row + piece * HALF, ready, sa.index(slot * PIECES + piece), A_EACH)
+            if B_ROWS:
+                load_block(b, which, depth, column, ready, sb.index(slot), B_EACH)
+            else:
+                load_block(b, which, column, depth, ready, sb.index(slot), B_EACH)
+            slot, phase = following(slot, phase, STAGES)
+
+
+@gluon.jit
+def multiply_steps(
+    acc,
+    ring,
+    steps,
+    slot,
+    phase,
+    last,
+    VIEW: gl.constexpr,
+    of_x,
+    of_y,
+    WHICH: gl.constexpr,
+    X_ROWS: gl.constexpr,
+    Y_ROWS: gl.constexpr,
+    TURNS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """A warpgroup's share of one tile, step by step of k through the ring. Returns the sums, the slot that follows with
+    the phase of its barriers, and the last one. ``VIEW``, of a buffer and ``of_x`` or ``of_y``, is what is multiplied.
+    """
+    sx, sy, _, full, empty, order = ring
+    for step in range(steps):
+        mbarrier.wait(full.index(slot), phase)
+        x = VIEW(sx.index(slot if TURNS else slot * 2 + WHICH), of_x)
+        y = VIEW(sy.index(slot), of_y)
+        x = x if X_ROWS else x.permute((1, 0))
+        y = y if Y_ROWS else y.permute((1, 0))
+        running = warpgroup_mma(x, y, acc, is_async=True)
+        # One product stays under way; the one before it has read its slot.
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
+        mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
+        last = slot
+        slot, phase = following(slot, phase, STAGES)
+    if TURNS:
+        mbarrier.arrive(order.index(1 - WHICH), count=1)
+    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+    mbarrier.arrive(empty.index(last), count=1)
+    return acc, slot, phase, last
+
+
+@gluon.jit
+def multiply(
+    result,
+    ring,
+    extent,
+    WHICH: gl.constexpr,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    PIECES: gl.constexpr,
+    BUFFERS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    A_SHARED: gl.constexpr,
+    B_SHARED: gl.constexpr,
+    C_SHARED: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):
+    """A multiplying warpgroup. Of two PIECES: rows WHICH * 64 to WHICH * 64 + 63 of each tile. Of one: every other
+    tile, so that one group's results are written while the other multiplies.
+    """
+    _, _, sc, _, _, order = ring
+    batch, tiles_m, tiles_n, steps, group_m = extent
+    previous_wait()
+    TURNS: gl.constexpr = PIECES == 1
+    ROWS: gl.constexpr = 2 * HALF // PIECES
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    slot = 0
+    phase = 0
+    last = 0
+    mine = gl.cdiv(batch * tiles_m * tiles_n - gl.program_id(0), gl.num_programs(0))
+    for turn in range(WHICH if TURNS else 0, mine, 2 if TURNS else 1):
+        tile = gl.program_id(0) + turn * gl.num_programs(0)
+        which = tile // (tiles_m * tiles_n)
+        tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+        if TURNS:
+            slot = turn * steps % STAGES
+            phase = turn * steps // STAGES % 2
+            # A phase is known by its parity alone: none of these slots may be two behind.
+            mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
+        held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
+        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+        acc, slot, phase, last = multiply_steps(
+            acc, ring, steps, slot, phase, last, matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, TURNS, STAGES
+        )
+        row = tile_m * 2 * HALF + (0 if TURNS else WHICH * HALF)
+        column = tile_n * BLOCK_N
+        first: gl.constexpr = WHICH * BUFFERS
+        write_tile(acc, held, result, sc, which, row, column, layout, C_SHARED, first, BUFFERS, HAS_BIAS, ACTIVATION)
+    store_wait(0)
+
+
+@gluon.jit
+def wgmma_kernel(
+    a,
+    b,
+    c,
+    bias,
+    alpha,
+    batch,
+    m,
+    n,
+    k,
+    group_m,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    A_EACH: gl.constexpr,
+    B_EACH: gl.constexpr,
+    A_SHARED: gl.constexpr,
+    B_SHARED: gl.constexpr,
+    C_SHARED: gl.constexpr,
+    PIECES: gl.constexpr,
+    BUFFERS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):
+    """C = act(alpha * A @ B + bias) in tiles of 128 by BLOCK_N; k is at least 1. Runs with 4 warps and 5 more.
+
+    Of a batch (``batch`` products, all maps of rank 3): A_EACH and B_EACH are 1, or 0 where one matrix serves all, and
+    A_SHARED, B_SHARED and C_SHARED the layouts of blocks as matrices; else all of them are None.
+    """
+    sa = gl.allocate_shared_memory(a.dtype, [STAGES * PIECES] + a.block_type.shape, a.layout)
+    sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
+    sc = gl.allocate_shared_memory(c.dtype, [2 * BUFFERS] + c.block_type.shape, c.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=PIECES)
+    for i in gl.static_range(2):
+        mbarrier.init(order.index(i), count=1)
+    next_may_begin()
+    ring = (sa, sb, sc, full, empty, order)
+    extent = (batch, gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
+    HAS_BIAS: gl.constexpr = bias is not None
+    result = (c, bias if HAS_BIAS else alpha, alpha, n)
+    gl.warp_specialize(
+        [
+            (
+                multiply,
+                (
+                    result,
+                    ring,
+                    extent,
+                    0,
+                    A_ROWS,
+                    B_ROWS,
+                    PIECES,
+                    BUFFERS,
+                    BLOCK_N,
+                    STAGES,
+                    A_SHARED,
+                    B_SHARED,
+                    C_SHARED,
+                    HAS_BIAS,
+                    ACTIVATION,
+                ),
+            ),
+            (
+                multiply,
+                (
+                    result,
+                    ring,
+                    extent,
+                    1,
+                    A_ROWS,
+                    B_ROWS,
+                    PIECES,
+                    BUFFERS,
+                    BLOCK_N,
+                    STAGES,
+                    A_SHARED,
+                    B_SHARED,
+                    C_SHARED,
+                    HAS_BIAS,
+                    ACTIVATION,
+                ),
+            ),
+            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, PIECES, BLOCK_N, BLOCK_K, STAGES)),
+        ],
+        [4, 1],
+        [232, 40],
+    )

@@ -1,0 +1,115 @@
+"""Matrix products on Hopper by TMA and ``wgmma``, one tile a program, whose warps load and multiply (Gluon)."""
+
+# mypy: ignore-errors
+# (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
+
+from triplan.backends.runtime.gluon import (
+    gl,
+    gluon,
+    load_tile,
+    mbarrier,
+    next_may_begin,
+    previous_wait,
+    reinterpret,
+    store_wait,
+    thread_barrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triplan.backends.triton.gemm.wgmma_kernels import following, load_bias, tile_of, write_tile
+
+
+@gluon.jit
+def load_step(
+    a,
+    b,
+    ring,
+    step,
+    slot,
+    row,
+    column,
+    wanted,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+):
+    """Ask for one step's operands, if it is ``wanted``."""
+    sa, sb, full = ring
+    ready = full.index(slot)
+    depth = step * BLOCK_K
+    mbarrier.expect(ready, (BLOCK_M + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8), pred=wanted)
+    if A_ROWS:
+        load_tile(a, [row, depth], ready, sa.index(slot), pred=wanted)
+    else:
+        load_tile(a, [depth, row], ready, sa.index(slot), pred=wanted)
+    if B_ROWS:
+        load_tile(b, [depth, column], ready, sb.index(slot), pred=wanted)
+    else:
+        load_tile(b, [column, depth], ready, sb.index(slot), pred=wanted)
+
+
+@gluon.jit
+def wgmma_tiles_kernel(
+    a,
+    b,
+    c,
+    bias,
+    alpha,
+    m,
+    n,
+    k,
+    group_m,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):
+    """As ``wgmma_kernel`` without warps of their own for loading: BLOCK_M // 16 warps load and multiply one tile."""
+    sa = gl.allocate_shared_memory(a.dtype, [STAGES] + a.block_type.shape, a.layout)
+    sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[BLOCK_M // 16, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    tile_m, tile_n = tile_of(gl.program_id(0), gl.cdiv(m, BLOCK_M), gl.cdiv(n, BLOCK_N), group_m)
+    row = tile_m * BLOCK_M
+    column = tile_n * BLOCK_N
+    steps = gl.cdiv(k, BLOCK_K)
+    ring = (sa, sb, full)
+    next_may_begin()
+    previous_wait()
+    for i in gl.static_range(STAGES - 1):
+        load_step(a, b, ring, i, i, row, column, i < steps, A_ROWS, B_ROWS, BLOCK_M, BLOCK_N, BLOCK_K)
+    HAS_BIAS: gl.constexpr = bias is not None
+    result = (c, bias if HAS_BIAS else alpha, alpha, n)
+    held = load_bias(result, column, BLOCK_N, BLOCK_M // 16, HAS_BIAS)
+    acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout)
+    slot = 0
+    phase = 0
+    last = STAGES - 1
+    for step in range(steps):
+        mbarrier.wait(full.index(slot), phase)
+        x = sa.index(slot) if A_ROWS else sa.index(slot).permute((1, 0))
+        y = sb.index(slot) if B_ROWS else sb.index(slot).permute((1, 0))
+        running = warpgroup_mma(x, y, acc, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
+        # Both warpgroups are done with the slot before it is filled anew: one of them may be ahead.
+        thread_barrier()
+        ahead = step + STAGES - 1
+        load_step(a, b, ring, ahead, last, row, column, ahead < steps, A_ROWS, B_ROWS, BLOCK_M, BLOCK_N, BLOCK_K)
+        last = slot
+        slot, phase = following(slot, phase, STAGES)
+    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+    thread_barrier()
+    # Both warpgroups are done with the ring: the whole tile goes through it, and no part waits for another.
+    PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
+    buffers = reinterpret(sb, c.dtype, [PARTS] + c.block_type.shape, c.layout)
+    write_tile(acc, held, result, buffers, 0, row, column, layout, None, 0, PARTS, HAS_BIAS, ACTIVATION)
+    store_wait(0)

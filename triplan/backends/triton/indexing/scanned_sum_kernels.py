@@ -1,0 +1,101 @@
+"""Sums of few contributions in one launch, without sorting them: the sums that ``segment_kernels`` defines."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.indexing.kernels import report, unravel
+from triplan.backends.triton.indexing.segments_kernels import add_contributions, walk
+from triplan.backends.triton.indexing.sorting_kernels import slot_keys
+
+
+@triton.jit
+def scanned_kernel(
+    dense,
+    table,
+    indices,
+    status,
+    padding,
+    order,
+    alpha,
+    count,
+    slots,
+    outer,
+    inner,
+    sizes,
+    index_strides,
+    position_strides,
+    extents,
+    key_strides,
+    outer_sizes,
+    outer_dense,
+    outer_table,
+    inner_sizes,
+    inner_dense,
+    inner_table,
+    step_sizes,
+    step_dense,
+    slot_sizes,
+    slot_strides,
+    REPORT: tl.constexpr,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
+    KEEP: tl.constexpr,
+    FLAT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """The same sums of at most BLOCK <= CHUNK * CHUNK contributions in one launch, without sorting them all.
+
+    A program looks at all keys. If its position is the first of its slot, it lists its equals, ascending, in ``order``
+    (where they would stand if all were sorted, so that no two slots' lists meet) and adds them.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(inner, COLS)
+    row_blocks = tl.cdiv(outer, ROWS)
+    item = pid // (col_blocks * row_blocks)
+    j = tl.arange(0, BLOCK)
+    live_key = j < count
+    key, inside = slot_keys(
+        indices, j, live_key, sizes, index_strides, None, extents, key_strides, padding, slots, WRAP, CLAMP
+    )
+    if REPORT:
+        if pid == 0:
+            report(status, live_key & (inside == 0), unravel(j, sizes, position_strides))
+    own_key = tl.sum(tl.where(j == item, key, 0), axis=0)
+    same = live_key & (key == own_key)
+    earlier = tl.sum((same & (j < item)).to(tl.int32), axis=0)
+    if (earlier == 0) & (own_key < slots):
+        length = tl.sum(same.to(tl.int32), axis=0)
+        start = tl.sum((live_key & (key < own_key)).to(tl.int32), axis=0)
+        # Programs of one slot's other columns write the same positions to the same places.
+        tl.store(order + start + tl.cumsum(same.to(tl.int32), axis=0) - 1, j, mask=same)
+        tl.debug_barrier()  # the list is read back by other threads than wrote it
+        row = (pid // col_blocks) % row_blocks * ROWS + tl.arange(0, ROWS)
+        col = pid % col_blocks * COLS + tl.arange(0, COLS)
+        live = (row < outer)[:, None] & (col < inner)[None, :]
+        lane = walk(row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)[:, None]
+        lane += walk(col, 1, inner_sizes, inner_dense, FLAT, OFFSET)[None, :]
+        to = walk(row, slots.to(OFFSET) * inner, outer_sizes, outer_table, FLAT, OFFSET)[:, None]
+        to += walk(col, 1, inner_sizes, inner_table, FLAT, OFFSET)[None, :]
+        own = table + (to + walk(own_key, inner, slot_sizes, slot_strides, FLAT, OFFSET))
+        if KEEP:
+            held = tl.load(own, mask=live, other=0)
+        acc = tl.zeros((ROWS, COLS), COMPUTE)
+        for done in range(0, length, CHUNK):
+            first = row * 0 + (start + done)
+            last = row * 0 + (start + tl.minimum(length, done + CHUNK))
+            acc += add_contributions(
+                tl.zeros((ROWS, COLS), COMPUTE), dense + lane, order, first, last, live, alpha, inner,
+                step_sizes, step_dense, FLAT, OFFSET, UNROLL,
+            )  # fmt: skip
+        if KEEP:
+            acc += held.to(COMPUTE)
+        tl.store(own, acc.to(table.dtype.element_ty), mask=live)

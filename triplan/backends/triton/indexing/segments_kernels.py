@@ -1,0 +1,370 @@
+"""Sums over sorted segments: the contributions to one slot, ascending in position, in an order that is fixed.
+
+The order is defined by the segment alone. Contributions are added one after another in chunks of CHUNK, counted from
+the segment's start; chunk sums one after another in groups of CHUNK chunks, the first group starting with the first
+chunk; group sums one after another; and the result is added to what the table held. No reduction across lanes takes
+part, so neither block sizes nor the number of warps can show in the bits.
+
+The first chunk of a segment is summed by ``segments_kernel``, which owns the table's elements. The others, of which at
+most one starts in any window of CHUNK sorted positions, are summed by ``chunks_kernel`` into a row of ``partials`` of
+that window, and the rows of whole groups by ``groups_kernel``: a slot that all contributions meet in is summed by all
+multiprocessors. Where no segment is long, both return after two or three loads.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.indexing.kernels import unravel
+from triplan.backends.triton.indexing.sorting_kernels import lower_bound
+
+
+@triton.jit
+def add_scaled(acc, x, alpha):
+    """acc + x * alpha with one rounding, stated, so that every kernel rounds alike whatever a compiler would fuse."""
+    x = x.to(acc.dtype)
+    if alpha is None:
+        acc += x
+    elif acc.dtype.is_floating():
+        # Interpreted, a number would pass through f32 on its way into fma.
+        acc = tl.fma(x, tl.full((), alpha, acc.dtype), acc)
+    else:
+        acc += x * alpha
+    return acc
+
+
+@triton.jit
+def walk(position, span, sizes, strides, FLAT: tl.constexpr, OFFSET: tl.constexpr):
+    """Elements from an operand's start to ``position`` along some dimensions: packed and ``span`` apart, or strided."""
+    if FLAT:
+        offset = position.to(OFFSET) * span
+    else:
+        offset = unravel(position.to(OFFSET), sizes, strides)
+    return offset
+
+
+@triton.jit
+def add_contributions(
+    acc, dense, order, first, last, live, alpha, inner, sizes, strides, FLAT: tl.constexpr, OFFSET: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """acc [ROWS, COLS] plus, in each row, contributions order[first:last] one after another.
+
+    ``dense`` [ROWS, COLS] addresses the lanes of the contribution at position 0.
+    """
+    length = tl.max(last - first, axis=0)
+    for step in range(0, length, UNROLL):
+        for u in tl.static_range(UNROLL):
+            valid = first + (step + u) < last
+            position = tl.load(order + first + (step + u), mask=valid, other=0)
+            offset = walk(position, inner, sizes, strides, FLAT, OFFSET)
+            hit = valid[:, None] & live
+            x = tl.load(dense + offset[:, None], mask=hit, other=0)
+            acc = tl.where(hit, add_scaled(acc, x, alpha), acc)
+    return acc
+
+
+@triton.jit
+def add_partials(acc, partials, lanes, row, first, last, stride, live, UNROLL: tl.constexpr):
+    """acc plus rows row + first, row + first + stride, ... below row + last of ``partials``, one after another."""
+    length = tl.max(last - first, axis=0)
+    for step in range(0, length, UNROLL * stride):
+        for u in tl.static_range(UNROLL):
+            k = first + (step + u * stride)
+            hit = (k < last)[:, None] & live
+            x = tl.load(partials + (row + k).to(tl.int64)[:, None] * lanes, mask=hit, other=0)
+            acc = tl.where(hit, acc + x, acc)
+    return acc
+
+
+@triton.jit
+def late_chunk(keys, count, window, slots, steps, CHUNK: tl.constexpr):
+    """The chunk, other than a segment's first, that starts in ``window``: its start, its number, whether there is one.
+
+    Such a chunk's segment covers the CHUNK positions before it as well, and with them the window's first position and
+    one half a window away from that: two loads tell most windows that they have none.
+    """
+    first = window * CHUNK
+    key = tl.load(keys + first)
+    before = tl.load(keys + first - CHUNK // 2, mask=first > 0, other=-1)
+    after = tl.load(keys + first + CHUNK // 2, mask=first + CHUNK // 2 < count, other=-1)
+    start = first
+    number = first * 0
+    found = (key < slots) & ((key == before) | (key == after))
+    if found:
+        segment = lower_bound(keys, key, first * 0, first, steps)
+        number = (first - segment + CHUNK - 1) // CHUNK
+        start = segment + number * CHUNK
+        found = (number > 0) & (tl.load(keys + start, mask=start < count, other=-1) == key)
+    return start, number, found
+
+
+@triton.jit
+def segment_end(keys, start, reach, count, steps):
+    """Where the equals of keys[start] end, or start + reach if that comes first."""
+    return lower_bound(keys, tl.load(keys + start) + 1, start, tl.minimum(start + reach, count), steps)
+
+
+@triton.jit
+def chunks_kernel(
+    dense,
+    keys,
+    order,
+    partials,
+    alpha,
+    count,
+    slots,
+    outer,
+    inner,
+    steps,
+    outer_sizes,
+    outer_dense,
+    inner_sizes,
+    inner_dense,
+    step_sizes,
+    step_dense,
+    FLAT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """partials[window, lane] = the sum of the late chunk that starts in ``window``, if there is one.
+
+    A program sums ROWS of the outer lanes times COLS of the inner ones.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(inner, COLS)
+    row_blocks = tl.cdiv(outer, ROWS)
+    window = pid // (row_blocks * col_blocks)
+    start, _, found = late_chunk(keys, count, window, slots, steps, CHUNK)
+    if found:
+        row = (pid // col_blocks) % row_blocks * ROWS + tl.arange(0, ROWS)
+        col = pid % col_blocks * COLS + tl.arange(0, COLS)
+        live = (row < outer)[:, None] & (col < inner)[None, :]
+        lane = walk(row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)[:, None]
+        lane += walk(col, 1, inner_sizes, inner_dense, FLAT, OFFSET)[None, :]
+        last = segment_end(keys, start, CHUNK, count, steps)
+        acc = add_contributions(
+            tl.zeros((ROWS, COLS), COMPUTE), dense + lane, order, row * 0 + start, row * 0 + last, live, alpha, inner,
+            step_sizes, step_dense, FLAT, OFFSET, UNROLL,
+        )  # fmt: skip
+        to = (window.to(tl.int64) * outer + row)[:, None] * inner + col[None, :]
+        tl.store(partials + to, acc, mask=live)
+
+
+@triton.jit
+def groups_kernel(
+    keys,
+    partials,
+    count,
+    slots,
+    lanes,
+    steps,
+    CHUNK: tl.constexpr,
+    COLS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """partials[w] += the following CHUNK - 1 rows, where a group other than a segment's first starts in window w.
+
+    A group is to CHUNK chunks what a chunk is to CHUNK positions: at most one starts in as many windows.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(lanes, COLS)
+    start, _, found = late_chunk(keys, count, pid // col_blocks, slots, steps, CHUNK * CHUNK)
+    if found:
+        window = start // CHUNK
+        last = segment_end(keys, start, CHUNK * CHUNK, count, steps)
+        chunks = (last - start + CHUNK - 1) // CHUNK
+        col = pid % col_blocks * COLS + tl.arange(0, COLS)
+        live = (col < lanes)[None, :]
+        first = tl.arange(0, 1)
+        own = partials + col.to(tl.int64)[None, :]
+        to = own + window.to(tl.int64) * lanes
+        acc = tl.load(to, mask=live, other=0)
+        acc = add_partials(acc, own, lanes, first + window, first + 1, first + chunks, 1, live, UNROLL)
+        tl.store(to, acc, mask=live)
+
+
+@triton.jit
+def segments_kernel(
+    dense,
+    table,
+    keys,
+    order,
+    starts,
+    partials,
+    alpha,
+    count,
+    slots,
+    items,
+    outer,
+    inner,
+    steps,
+    outer_sizes,
+    outer_dense,
+    outer_table,
+    inner_sizes,
+    inner_dense,
+    inner_table,
+    step_sizes,
+    step_dense,
+    slot_sizes,
+    slot_strides,
+    KEEP: tl.constexpr,
+    FLAT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """table = sums of segments, added to what it holds with KEEP (else every element is written).
+
+    A program takes COLS inner lanes of ROWS items: slots, whose segments ``starts`` bounds; or, where that is None,
+    sorted positions, of which those that start a segment do its work.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(inner, COLS)
+    item_blocks = tl.cdiv(items, ROWS)
+    item = (pid // col_blocks) % item_blocks * ROWS + tl.arange(0, ROWS)
+    live_item = item < items
+    if starts is None:
+        key = tl.load(keys + item, mask=live_item, other=slots)
+        former = tl.load(keys + item - 1, mask=live_item & (item > 0), other=-1)
+        owned = live_item & (key < slots) & (key != former)
+        slot = key
+        first = item
+        at = item[:, None] + 1 + tl.arange(0, CHUNK)[None, :]
+        inside = owned[:, None] & (at < count)
+        same = inside & (tl.load(keys + at, mask=inside, other=-1) == key[:, None])
+        last = first + owned.to(tl.int32) + tl.sum(same.to(tl.int32), axis=1)
+        if tl.max(last - first, axis=0) > CHUNK:
+            high = tl.where(last - first > CHUNK, count, last)
+            last = lower_bound(keys, key + 1, last, high, steps)
+    else:
+        slot = item
+        first = tl.load(starts + item, mask=live_item, other=0)
+        last = tl.load(starts + item + 1, mask=live_item, other=0)
+        if KEEP:
+            owned = live_item & (last > first)
+        else:
+            owned = live_item
+    if tl.max(owned.to(tl.int32), axis=0) > 0:
+        outer_row = pid // (col_blocks * item_blocks)
+        col = pid % col_blocks * COLS + tl.arange(0, COLS)
+        live = owned[:, None] & (col < inner)[None, :]
+        lane = walk(col, 1, inner_sizes, inner_dense, FLAT, OFFSET)
+        lane += walk(outer_row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)
+        to = walk(col, 1, inner_sizes, inner_table, FLAT, OFFSET)
+        to += walk(outer_row, slots.to(OFFSET) * inner, outer_sizes, outer_table, FLAT, OFFSET)
+        own = table + (walk(slot, inner, slot_sizes, slot_strides, FLAT, OFFSET)[:, None] + to[None, :])
+        if KEEP:
+            held = tl.load(own, mask=live, other=0)
+        acc = tl.zeros((ROWS, COLS), COMPUTE)
+        split = tl.minimum(last, first + CHUNK)
+        acc = add_contributions(
+            acc, dense + lane[None, :], order, first, split, live, alpha, inner,
+            step_sizes, step_dense, FLAT, OFFSET, UNROLL,
+        )  # fmt: skip
+        if partials is not None:
+            chunks = (last - first + CHUNK - 1) // CHUNK
+            longest = tl.max(chunks, axis=0)
+            if longest > 1:
+                row = first // CHUNK  # chunk k starts in window row + k
+                lanes = outer.to(tl.int64) * inner
+                sums = partials + (outer_row.to(tl.int64) * inner + col)[None, :]
+                grouped = tl.minimum(chunks, CHUNK)
+                acc = add_partials(acc, sums, lanes, row, first * 0 + 1, grouped, 1, live, UNROLL)
+                if longest > CHUNK:
+                    acc = add_partials(acc, sums, lanes, row, first * 0 + CHUNK, chunks, CHUNK, live, UNROLL)
+        if KEEP:
+            acc += held.to(COMPUTE)
+        tl.store(own, acc.to(table.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def wide_kernel(
+    dense,
+    table,
+    order,
+    starts,
+    partials,
+    alpha,
+    count,
+    slots,
+    outer,
+    inner,
+    KEEP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    COLS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LOOP: tl.constexpr,
+):
+    """The same for packed operands and wide rows, where programs go to slots: COLS lanes of LOOP slots, in turns.
+
+    A segment's bounds, its first positions and its first values depend on each other, each a trip to memory. The
+    first two of the next slot are on their way while this one is summed: only the third is waited for.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(inner, COLS)
+    blocks = tl.cdiv(slots, LOOP)
+    base = (pid // col_blocks) % blocks * LOOP
+    outer_row = pid // (col_blocks * blocks)
+    col = pid % col_blocks * COLS + tl.arange(0, COLS)
+    live = col < inner
+    dense += outer_row.to(OFFSET) * count * inner
+    table += outer_row.to(OFFSET) * slots * inner
+    first = tl.load(starts + base)
+    last = tl.load(starts + base + 1)
+    one = tl.load(order + first, mask=first < last, other=0)
+    two = tl.load(order + first + 1, mask=first + 1 < last, other=0)
+    for turn in range(LOOP):
+        slot = base + turn
+        end = tl.load(starts + slot + 2, mask=slot + 1 < slots, other=0)
+        next_one = tl.load(order + last, mask=last < end, other=0)
+        next_two = tl.load(order + last + 1, mask=last + 1 < end, other=0)
+        if slot < slots:
+            own = table + (slot.to(OFFSET) * inner + col)
+            if KEEP:
+                owned = live & (first < last)
+                held = tl.load(own, mask=owned, other=0)
+            else:
+                owned = live
+            # Both are asked for before either is added.
+            x = tl.load(dense + (one.to(OFFSET) * inner + col), mask=live & (first < last), other=0)
+            y = tl.load(dense + (two.to(OFFSET) * inner + col), mask=live & (first + 1 < last), other=0)
+            acc = tl.zeros((COLS,), COMPUTE)
+            acc = tl.where(first < last, add_scaled(acc, x, alpha), acc)
+            acc = tl.where(first + 1 < last, add_scaled(acc, y, alpha), acc)
+            split = tl.minimum(last, first + CHUNK)
+            for step in range(first + 2, split, UNROLL):
+                for u in tl.static_range(UNROLL):
+                    valid = step + u < split
+                    position = tl.load(order + step + u, mask=valid, other=0)
+                    z = tl.load(dense + (position.to(OFFSET) * inner + col), mask=live & valid, other=0)
+                    acc = tl.where(valid, add_scaled(acc, z, alpha), acc)
+            if partials is not None:
+                if last - first > CHUNK:
+                    chunks = (last - first + CHUNK - 1) // CHUNK
+                    lanes = outer.to(tl.int64) * inner
+                    sums = partials + (first // CHUNK) * lanes + outer_row.to(tl.int64) * inner
+                    grouped = tl.minimum(chunks, CHUNK)
+                    for k in range(1, grouped, UNROLL):
+                        for u in tl.static_range(UNROLL):
+                            valid = k + u < grouped
+                            part = tl.load(sums + (k + u) * lanes + col, mask=live & valid, other=0)
+                            acc = tl.where(valid, acc + part, acc)
+                    for k in range(CHUNK, chunks, CHUNK):
+                        acc += tl.load(sums + k * lanes + col, mask=live, other=0)
+            if KEEP:
+                acc += held.to(COMPUTE)
+            tl.store(own, acc.to(table.dtype.element_ty), mask=owned)
+        first, last, one, two = last, end, next_one, next_two

@@ -1,0 +1,171 @@
+"""rms_norm, layer_norm and l2_norm of rows of any length, block by block.
+
+CENTRED, LENGTH and the operands as in ``norm_kernels``.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.rows_kernels import rows_of
+from triplan.backends.triton.norms.rows_kernels import read, scale_of, start_of, two_sums, write
+
+
+@triton.jit
+def within(col, n, FULL: tl.constexpr):
+    """Which of the columns ``col`` there are; with FULL all, as the compiler then knows."""
+    live = col < n
+    if FULL:
+        live = tl.full(col.shape, True, tl.int1)
+    return live
+
+
+@triton.jit
+def neighbours(v, VECTOR: tl.constexpr):
+    """Sums of VECTOR neighbours each: those that one thread holds."""
+    if VECTOR > 1:
+        v = tl.sum(tl.reshape(v, (v.shape[0] // VECTOR, VECTOR)), 1)
+    return v
+
+
+@triton.jit
+def read_blocks(
+    at,
+    strides,
+    residual_at,
+    residual_strides,
+    first,
+    n,
+    COMPUTE: tl.constexpr,
+    POLICY: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """UNROLL blocks of a row from element ``first`` on, all of them on their way at a time."""
+    found = ()
+    for u in tl.static_range(UNROLL):
+        col = first + u * BLOCK + tl.arange(0, BLOCK)
+        live = within(col, n, FULL)
+        found = found + (read(at, strides, residual_at, residual_strides, col, live, COMPUTE, POLICY),)
+    return found
+
+
+@triton.jit
+def statistics(
+    at,
+    strides,
+    residual_at,
+    residual_strides,
+    n,
+    centre,
+    CENTRED: tl.constexpr,
+    FINDS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    VECTOR: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """(centre, what the mean is off it, the sum of squares about the mean, and about the centre) of a row.
+
+    FINDS takes the mean of the first block for ``centre``; without CENTRED there is none, and the sums are of squares.
+    While threads wait for each other nothing new is asked of memory: they wait but once, with UNROLL blocks on their
+    way; until then VECTOR neighbours, which one thread holds, are added up.
+    """
+    total = tl.zeros((BLOCK // VECTOR,), COMPUTE)
+    squares = tl.zeros((BLOCK // VECTOR,), COMPUTE)
+    for first in range(0, n, BLOCK * UNROLL):
+        found = read_blocks(
+            at, strides, residual_at, residual_strides, first, n, COMPUTE, "evict_last", BLOCK, UNROLL, FULL
+        )
+        if FINDS:
+            if first == 0:
+                centre = tl.sum(neighbours(found[0].to(COMPUTE), VECTOR), 0) / tl.minimum(n, BLOCK).to(COMPUTE)
+        for u in tl.static_range(UNROLL):
+            v = found[u].to(COMPUTE)
+            if CENTRED:
+                v = v - centre
+                if not FULL:
+                    v = tl.where(first + u * BLOCK + tl.arange(0, BLOCK) < n, v, 0.0)
+                total += neighbours(v, VECTOR)
+            squares += neighbours(v * v, VECTOR)
+    off = centre
+    if CENTRED:
+        total, raw = two_sums(total, squares, 0, False)
+        off = total / n.to(COMPUTE)
+        about = raw - total * off
+    else:
+        raw = tl.sum(squares, 0)
+        about = raw
+    return centre, off, about, raw
+
+
+@triton.jit
+def norm_looped_kernel(
+    x,
+    out,
+    mean,
+    rstd,
+    weight,
+    bias,
+    residual,
+    summed,
+    x_strides,
+    out_strides,
+    residual_strides,
+    summed_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    eps,
+    CENTRED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    VECTOR: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """One row, block by block: statistics, then, backwards, the results. FULL: UNROLL blocks at a time fill the row.
+
+    Deviations are from the mean of the row's first block, so that threads meet but twice: that mean is off the row's
+    own by little unless the row begins unlike its rest (Chan, Golub and LeVeque, section 3, shifted data). If the
+    squares of deviations are several times those from the row's mean, the row is read once more, with its own.
+    """
+    outer = tl.program_id(0) // blocks
+    lane = (tl.program_id(0) % blocks).to(tl.int64)
+    at = rows_of(x, x_strides, outer, sizes, lane)
+    to = rows_of(out, out_strides, outer, sizes, lane)
+    residual_at = start_of(residual, residual_strides, outer, sizes, lane)
+    row = outer.to(tl.int64) * lanes + lane
+    centre = tl.zeros((), COMPUTE)
+    centre, middle, squares, raw = statistics(
+        at, x_strides, residual_at, residual_strides, n, centre, CENTRED, CENTRED, COMPUTE, BLOCK, UNROLL, VECTOR, FULL
+    )
+    if CENTRED:
+        if raw > 4.0 * squares:
+            centre, middle, squares, raw = statistics(
+                at, x_strides, residual_at, residual_strides, n, centre + middle, CENTRED, False, COMPUTE, BLOCK,
+                UNROLL, VECTOR, FULL,
+            )  # fmt: skip
+        squares = tl.where(squares < 0, 0.0, squares)
+        tl.store(mean + row, centre + middle)
+    saved, scale = scale_of(squares, 1.0 / n.to(COMPUTE), eps, LENGTH)
+    tl.store(rstd + row, saved)
+    steps = tl.cdiv(n, BLOCK * UNROLL)
+    for walked in range(steps):
+        first = (steps - 1 - walked) * UNROLL * BLOCK
+        kept = read_blocks(
+            at, x_strides, residual_at, residual_strides, first, n, COMPUTE, "evict_first", BLOCK, UNROLL, FULL
+        )
+        for u in tl.static_range(UNROLL):
+            col = first + u * BLOCK + tl.arange(0, BLOCK)
+            write(
+                kept[u].to(COMPUTE), to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane,
+                col, within(col, n, FULL), centre, middle, scale, CENTRED, OFFSET,
+            )  # fmt: skip

@@ -1,0 +1,189 @@
+"""rms_norm, layer_norm and l2_norm along the last axis, and their backward ops."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from triplan.descriptors.base import RowwiseDescriptor
+from triplan.descriptors.fields import RowsShape
+from triplan.descriptors.operand import Operand, Role
+
+Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
+
+
+class _Norm(RowwiseDescriptor):
+    """Rows along the last axis, and statistics: one a row, in f32 (f64 for f64)."""
+
+    input_shape: RowsShape
+
+    @property
+    def _rows(self) -> tuple[int, ...]:
+        return self.input_shape[:-1]
+
+    def _whole(self, name: str, role: Role, present: bool = True) -> tuple[Operand, ...]:
+        batch = tuple(range(len(self._rows)))
+        return (Operand(name, role, self.element, self.input_shape, batch_axes=batch),) if present else ()
+
+    def _of_rows(self, name: str, role: Role) -> Operand:
+        return Operand(name, role, self.element.compute, self._rows, batch_axes=tuple(range(len(self._rows))))
+
+    def _shared(self, name: str, role: Role, present: bool) -> tuple[Operand, ...]:
+        return (Operand(name, role, self.element, self.input_shape[-1:]),) if present else ()
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        fields: dict[str, Any] = {"element": args.x.dtype, "input_shape": tuple(args.x.shape)}
+        tells = {"weight": ("weight",), "bias": ("bias", "dbias"), "residual": ("residual", "dsummed")}
+        for field, names in tells.items():
+            if field in cls.model_fields:
+                fields[field] = any(getattr(args, name, None) is not None for name in names)
+        return {**fields, **options}
+
+
+class _ScaledNorm(_Norm):
+    """``weight`` and ``bias`` say whether there are such operands (of a row's shape). ``weight_offset`` is added to the
+    weight, for weights that are stored as what they differ from 1 by.
+
+    ``residual``: the norm is that of x + residual, which is also written, rounded to ``element``, to ``summed``; it is
+    the sum in f32 (f64 for f64) that is normalised. The adjoint then adds ``dsummed``, the gradient of ``summed``.
+    """
+
+    weight: bool = True
+    weight_offset: Literal[0, 1] = 0
+    residual: bool = False
+
+    def check_problem(self) -> None:
+        if self.weight_offset and not self.weight:
+            raise ValueError("weight_offset = 1: there is no weight that it could be added to")
+
+
+class RmsNormDescriptor(_ScaledNorm):
+    """``out = x * rstd * weight`` with ``rstd = 1 / sqrt(mean(x**2) + eps)`` along the last axis (torch's rms_norm).
+
+    ``rstd`` (one a row, in f32, or f64 for f64) is written for the adjoint. The tolerance holds while
+    ``mean(x**2) + eps`` is a normal number of that element and ``4 * sum(x**2)`` is finite in it. Beyond, rows become 0
+    (large values) or, with an ``eps`` as small as their squares, infinite, as in torch.
+    """
+
+    op: Literal["rms_norm"] = "rms_norm"
+    eps: Epsilon = 1e-5
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            *self._whole("x", Role.INPUT),
+            *self._whole("out", Role.OUTPUT),
+            self._of_rows("rstd", Role.OUTPUT),
+            *self._shared("weight", Role.INPUT, self.weight),
+            *self._whole("residual", Role.INPUT, self.residual),
+            *self._whole("summed", Role.OUTPUT, self.residual),
+        )
+
+
+class RmsNormBackwardDescriptor(_ScaledNorm):
+    """``dx = rstd * (g - xhat * mean(g * xhat))`` with ``xhat = x * rstd`` and ``g = dout * weight``;
+    ``dweight = sum(dout * xhat)`` over all rows.
+
+    Where the forward had a residual, x is its ``summed``, and dx the gradient of both that were added.
+    """
+
+    op: Literal["rms_norm_backward"] = "rms_norm_backward"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            *self._whole("dout", Role.INPUT),
+            *self._whole("x", Role.INPUT),
+            self._of_rows("rstd", Role.INPUT),
+            *self._whole("dx", Role.OUTPUT),
+            *self._shared("weight", Role.INPUT, self.weight),
+            *self._shared("dweight", Role.OUTPUT, self.weight),
+            *self._whole("dsummed", Role.INPUT, self.residual),
+        )
+
+
+class LayerNormDescriptor(_ScaledNorm):
+    """``out = (x - mean) * rstd * weight + bias`` with ``rstd = 1 / sqrt(var + eps)`` along the last axis, ``var`` of
+    centred values (torch's layer_norm).
+
+    ``mean`` and ``rstd`` (one a row, in f32, or f64 for f64) are written for the adjoint. The tolerance holds while
+    ``var + eps`` is a normal number of that element, ``4 * sum((x - mean)**2)`` is finite in it, and the mean is less
+    than 2**18 standard deviations off zero, or, with a residual, a hundred. Beyond, rows may become 0 (large values),
+    infinite or NaN, as in torch.
+    """
+
+    op: Literal["layer_norm"] = "layer_norm"
+    eps: Epsilon = 1e-5
+    bias: bool = True
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            *self._whole("x", Role.INPUT),
+            *self._whole("out", Role.OUTPUT),
+            self._of_rows("mean", Role.OUTPUT),
+            self._of_rows("rstd", Role.OUTPUT),
+            *self._shared("weight", Role.INPUT, self.weight),
+            *self._shared("bias", Role.INPUT, self.bias),
+            *self._whole("residual", Role.INPUT, self.residual),
+            *self._whole("summed", Role.OUTPUT, self.residual),
+        )
+
+
+class LayerNormBackwardDescriptor(_ScaledNorm):
+    """``dx = rstd * (g - mean(g) - xhat * mean(g * xhat))`` with ``xhat = (x - mean) * rstd``, ``g = dout * weight``;
+    ``dweight = sum(dout * xhat)`` and ``dbias = sum(dout)`` over all rows.
+
+    Where the forward had a residual, x is its ``summed``, and dx the gradient of both that were added.
+    """
+
+    op: Literal["layer_norm_backward"] = "layer_norm_backward"
+    bias: bool = True
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            *self._whole("dout", Role.INPUT),
+            *self._whole("x", Role.INPUT),
+            self._of_rows("mean", Role.INPUT),
+            self._of_rows("rstd", Role.INPUT),
+            *self._whole("dx", Role.OUTPUT),
+            *self._shared("weight", Role.INPUT, self.weight),
+            *self._shared("dweight", Role.OUTPUT, self.weight),
+            *self._shared("dbias", Role.OUTPUT, self.bias),
+            *self._whole("dsummed", Role.INPUT, self.residual),
+        )
+
+
+class L2NormDescriptor(_Norm):
+    """``out = x / max(norm, eps)`` with ``norm = sqrt(sum(x**2))`` along the last axis (torch's normalize).
+
+    ``norm`` (one a row, in f32, or f64 for f64) is written for the adjoint. The tolerance holds while ``mean(x**2)``,
+    or ``eps**2`` by the elements of a row, is a normal number of that element, and ``4 * sum(x**2)`` is finite in it.
+    Beyond, rows become 0 (large values), infinite or NaN, as in torch.
+    """
+
+    op: Literal["l2_norm"] = "l2_norm"
+    eps: Epsilon = 1e-12
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            *self._whole("x", Role.INPUT),
+            *self._whole("out", Role.OUTPUT),
+            self._of_rows("norm", Role.OUTPUT),
+        )
+
+
+class L2NormBackwardDescriptor(_Norm):
+    """``dx = (dout - xhat * sum(dout * xhat)) / norm`` with ``xhat = x / norm``; where ``norm`` is below ``eps``, of
+    which the result then is a multiple, ``dx = dout / eps``.
+    """
+
+    op: Literal["l2_norm_backward"] = "l2_norm_backward"
+    eps: Epsilon = 1e-12
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            *self._whole("dout", Role.INPUT),
+            *self._whole("x", Role.INPUT),
+            self._of_rows("norm", Role.INPUT),
+            *self._whole("dx", Role.OUTPUT),
+        )

@@ -1,0 +1,64 @@
+"""softmax and log_softmax along any axis, and their backward ops."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from triplan.descriptors.base import RowwiseDescriptor
+from triplan.descriptors.fields import AxisField, Shape
+from triplan.descriptors.operand import Operand, Role
+
+
+class _Softmax(RowwiseDescriptor):
+    input_shape: Shape
+    softmax_axis: Annotated[int, AxisField("input_shape")]
+
+    def _operand(self, name: str, role: Role) -> Operand:
+        batch = tuple(a for a in range(len(self.input_shape)) if a != self.softmax_axis)
+        return Operand(name, role, self.element, self.input_shape, batch_axes=batch)
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (self._operand("x", Role.INPUT), self._operand("out", Role.OUTPUT))
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return {"element": args.out.dtype, "input_shape": tuple(args.out.shape), **options}
+
+
+class _SoftmaxBackward(_Softmax):
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            self._operand("dout", Role.INPUT),
+            self._operand("out", Role.INPUT),
+            self._operand("dx", Role.OUTPUT),
+        )
+
+
+class SoftmaxDescriptor(_Softmax):
+    """``out = exp(x - max) / sum(exp(x - max))`` along ``softmax_axis`` (torch.softmax).
+
+    A row with a NaN, with +inf or of nothing but -inf becomes NaN, as in torch.
+    """
+
+    op: Literal["softmax"] = "softmax"
+
+
+class SoftmaxBackwardDescriptor(_SoftmaxBackward):
+    """``dx = out * (dout - sum(dout * out))`` along ``softmax_axis``, where ``out`` is what softmax gave."""
+
+    op: Literal["softmax_backward"] = "softmax_backward"
+
+
+class LogSoftmaxDescriptor(_Softmax):
+    """``out = x - max - log(sum(exp(x - max)))`` along ``softmax_axis`` (torch.log_softmax).
+
+    A row with a NaN, with +inf or of nothing but -inf becomes NaN, as in torch.
+    """
+
+    op: Literal["log_softmax"] = "log_softmax"
+
+
+class LogSoftmaxBackwardDescriptor(_SoftmaxBackward):
+    """``dx = dout - exp(out) * sum(dout)`` along ``softmax_axis``, where ``out`` is what log_softmax gave."""
+
+    op: Literal["log_softmax_backward"] = "log_softmax_backward"

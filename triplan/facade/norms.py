@@ -1,0 +1,112 @@
+"""Args and plans of rms_norm, layer_norm and l2_norm. An Args' fields are the operands of its descriptor, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from triplan.descriptors import (
+    L2NormBackwardDescriptor,
+    L2NormDescriptor,
+    LayerNormBackwardDescriptor,
+    LayerNormDescriptor,
+    RmsNormBackwardDescriptor,
+    RmsNormDescriptor,
+)
+from triplan.facade.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormArgs:
+    """``weight``, and ``residual`` with ``summed``, as the descriptor says."""
+
+    x: Tensor
+    out: Tensor
+    rstd: Tensor
+    weight: Tensor | None = None
+    residual: Tensor | None = None
+    summed: Tensor | None = None
+
+
+class RmsNormPlan(Plan[RmsNormDescriptor, RmsNormArgs]):
+    descriptor_type, args_type = RmsNormDescriptor, RmsNormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormBackwardArgs:
+    """``rstd`` is what rms_norm gave; the last three as the descriptor says."""
+
+    dout: Tensor
+    x: Tensor
+    rstd: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    dweight: Tensor | None = None
+    dsummed: Tensor | None = None
+
+
+class RmsNormBackwardPlan(Plan[RmsNormBackwardDescriptor, RmsNormBackwardArgs]):
+    descriptor_type, args_type = RmsNormBackwardDescriptor, RmsNormBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormArgs:
+    """``weight``, ``bias``, and ``residual`` with ``summed``, as the descriptor says."""
+
+    x: Tensor
+    out: Tensor
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    summed: Tensor | None = None
+
+
+class LayerNormPlan(Plan[LayerNormDescriptor, LayerNormArgs]):
+    descriptor_type, args_type = LayerNormDescriptor, LayerNormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormBackwardArgs:
+    """``mean`` and ``rstd`` are what layer_norm gave; the last four as the descriptor says."""
+
+    dout: Tensor
+    x: Tensor
+    mean: Tensor
+    rstd: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+    dsummed: Tensor | None = None
+
+
+class LayerNormBackwardPlan(Plan[LayerNormBackwardDescriptor, LayerNormBackwardArgs]):
+    descriptor_type, args_type = LayerNormBackwardDescriptor, LayerNormBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class L2NormArgs:
+    x: Tensor
+    out: Tensor
+    norm: Tensor
+
+
+class L2NormPlan(Plan[L2NormDescriptor, L2NormArgs]):
+    descriptor_type, args_type = L2NormDescriptor, L2NormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class L2NormBackwardArgs:
+    """``norm`` is what l2_norm gave."""
+
+    dout: Tensor
+    x: Tensor
+    norm: Tensor
+    dx: Tensor
+
+
+class L2NormBackwardPlan(Plan[L2NormBackwardDescriptor, L2NormBackwardArgs]):
+    descriptor_type, args_type = L2NormBackwardDescriptor, L2NormBackwardArgs
