@@ -14,7 +14,8 @@ from torch.nn import functional
 
 import triplan as tp
 from triplan.backends.runtime.compile import compile_source
-from triplan.backends.triton.common.rows import Tile, ceil_power
+from triplan.backends.triton.common.offsets import ceil_power
+from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.norms import entries as norm
 from triplan.backends.triton.norms import shared as norm_launch
 from triplan.backends.triton.softmax import entries as softmax

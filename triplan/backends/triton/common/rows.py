@@ -10,16 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import triton.language as tl
-
-from triplan.backends.runtime.launch import Arg, Int, Ptr, Stride, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Int, Stride, power_of_two_in
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded
 from triplan.descriptors import Operand, packed_strides
 from triplan.sku import ElementKind, Target
 
-TL = {ElementKind.F32: tl.float32, ElementKind.F64: tl.float64}
-#: Widths to which lists of dimensions are padded: fewer distinct signatures, so fewer binaries.
-RANKS = (2, 4, 8)
-I32_LIMIT = 2**31 - 2**16
 #: One launch within a stream of them, in microseconds; bytes a microsecond of all multiprocessors, of one of them, and
 #: out of the L2 cache (H200).
 LAUNCH_US, BYTES_PER_US, SM_BYTES_PER_US, L2_BYTES_PER_US = 1.5, 3.8e6, 5e4, 7e6
@@ -208,27 +203,6 @@ def warps_for(elements: int, size: int) -> int:
 def registers_for(tile: Tile, programs: int) -> int:
     """Registers a thread with which so many programs are resident, of a multiprocessor's 65,536: they go by eights."""
     return min(65536 // (programs * 32 * tile.warps) // 8 * 8, 255)
-
-
-def ceil_power(n: int) -> int:
-    """The smallest power of two that is not below ``n``."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def padded(items: Sequence[Arg], filler: Arg) -> tuple[Arg, ...]:
-    """``items`` innermost first, filled outwards to one of RANKS."""
-    width = next(r for r in RANKS if r >= len(items))
-    return (*items[::-1], *(filler,) * (width - len(items)))
-
-
-def padded_bytes(n: int) -> int:
-    """``n`` rounded up to where another array in a workspace may begin."""
-    return -(-n // 16) * 16
-
-
-def values(operand: Operand) -> Ptr:
-    """The operand's address."""
-    return Ptr(operand.name, operand.element, operand.alignment)
 
 
 # --- costs, in microseconds on an H200 ---

@@ -92,3 +92,9 @@ def group_of(group, blocks, lanes, sizes, ROWS: tl.constexpr):
         outer = group // blocks
         group = group % blocks
     return outer, group.to(lanes.dtype) * ROWS
+
+
+@triton.jit
+def subtracted(top):
+    """What is taken off before the exponential: nothing where all is -inf so far, as -inf - -inf is NaN."""
+    return tl.where(top == -float("inf"), 0.0, top)

@@ -15,20 +15,18 @@ import torch
 
 from triplan.backends.runtime.launch import Launch, Scratch
 from triplan.backends.table import kernel
+from triplan.backends.triton.common.fill import fill_launch, fold_launch
+from triplan.backends.triton.common.offsets import bits, values
 from triplan.backends.triton.indexing import costs, kernels
 from triplan.backends.triton.indexing.geometry import geometry, keeps
 from triplan.backends.triton.indexing.launches import (
-    bits,
     elements_launch,
-    fill_launch,
     fits_rows,
-    fold_launch,
     ordered_launch,
     rows_launch,
     scattered_add,
     status_launch,
     table_bytes,
-    values,
 )
 from triplan.sku import (
     SUPPORTED,

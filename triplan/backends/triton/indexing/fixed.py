@@ -37,21 +37,13 @@ import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scalar, Scratch, power_of_two_in
 from triplan.backends.table import kernel
+from triplan.backends.triton.common.fill import fill_launch
+from triplan.backends.triton.common.offsets import I32_LIMIT, padded, strides, values
 from triplan.backends.triton.indexing import costs
 from triplan.backends.triton.indexing import fixed_kernels as fixed
 from triplan.backends.triton.indexing.entries import HALF, INDICES, SUMS, both, layout, only_if, outputs, zeroed
 from triplan.backends.triton.indexing.geometry import geometry, keeps
-from triplan.backends.triton.indexing.launches import (
-    I32_LIMIT,
-    elements_launch,
-    fill_launch,
-    fits_rows,
-    padded,
-    rows_launch,
-    status_launch,
-    strides,
-    values,
-)
+from triplan.backends.triton.indexing.launches import elements_launch, fits_rows, rows_launch, status_launch
 from triplan.backends.triton.indexing.stripes import PANEL, sample_launch, stripes, stripes_launch
 from triplan.sku import (
     SUPPORTED,

@@ -17,7 +17,8 @@ The dense element is read whether its index turns out to hit or not: the two loa
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.indexing.kernels import scaled, unravel
+from triplan.backends.triton.common.offsets_kernels import unravel
+from triplan.backends.triton.indexing.kernels import scaled
 
 INFINITY = tl.constexpr(float("inf"))
 

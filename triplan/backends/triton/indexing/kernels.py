@@ -15,9 +15,8 @@ Tuples of sizes and strides run from the innermost dimension outwards.
 import triton
 import triton.language as tl
 
-#: ``status`` where no index was bad: no position can be this large.
-NO_BAD_INDEX = tl.constexpr(2**63 - 1)
-
+from triplan.backends.triton.common.indices_kernels import NO_BAD_INDEX, report, resolve
+from triplan.backends.triton.common.offsets_kernels import unravel
 
 # --- what happens at a point ---
 
@@ -79,30 +78,6 @@ def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr)
     )
     both = tl.where(side == odd, x, -0.0).to(table.dtype.element_ty)
     tl.atomic_add(pair + side, both, mask=hit & (side >= 0), sem="relaxed")
-
-
-# --- indices ---
-
-
-@triton.jit
-def resolve(index, extent, live, WRAP: tl.constexpr, CLAMP: tl.constexpr):
-    """The position along the axis, and whether it may be touched."""
-    if WRAP:
-        index = tl.where(index < 0, index + extent, index)
-    if CLAMP:
-        index = tl.minimum(tl.maximum(index, 0), extent - 1)
-        inside = live & (extent > 0)
-    else:
-        inside = live & (index >= 0) & (index < extent)
-    return index, inside
-
-
-@triton.jit
-def report(status, bad, position):
-    """Lower ``status`` to the smallest bad position."""
-    first = tl.min(tl.where(bad, position.to(tl.int64), NO_BAD_INDEX))
-    if first < NO_BAD_INDEX:
-        tl.atomic_min(status, first, sem="relaxed")
 
 
 # --- traversals ---
@@ -168,16 +143,6 @@ def rows_kernel(
         base = (outer * extent + at.to(OFFSET))[:, None]
         hit = live & hit[:, None]
     POINT(table, base * inner + col[None, :], dense + offset, hit, live, alpha, COMPUTE)
-
-
-@triton.jit
-def unravel(point, sizes, strides):
-    """The offset of ``point``, numbered row-major over ``sizes``, under ``strides``."""
-    offset = (point * 0).to(strides[0].dtype)
-    for d in tl.static_range(len(sizes)):
-        offset += (point % sizes[d]) * strides[d]
-        point = point // sizes[d]
-    return offset
 
 
 @triton.jit
@@ -335,44 +300,3 @@ def ordered_kernel(
     if KEEP:
         live = live & written  # untouched elements keep their exact bits
     tl.store(own, acc.to(table.dtype.element_ty), mask=live)
-
-
-# --- helpers around atomics ---
-
-
-@triton.jit
-def fill_kernel(
-    out, numel, sizes, strides, VALUE: tl.constexpr, POINT_TYPE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr
-):
-    """out = VALUE."""
-    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.full((BLOCK,), VALUE, out.dtype.element_ty)
-    if FLAT:
-        tl.store(out + point, value, mask=point < numel)
-    else:
-        tl.store(out + unravel(point, sizes, strides), value, mask=point < numel)
-
-
-@triton.jit
-def fold_kernel(
-    sums,
-    out,
-    numel,
-    sizes,
-    strides,
-    KEEP: tl.constexpr,
-    POINT_TYPE: tl.constexpr,
-    FLAT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """out = sums, or out += sums with KEEP: the one rounding of sums kept in a wider element."""
-    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
-    live = point < numel
-    value = tl.load(sums + point, mask=live, other=0)
-    if FLAT:
-        at = out + point
-    else:
-        at = out + unravel(point, sizes, strides)
-    if KEEP:
-        value += tl.load(at, mask=live, other=0).to(value.dtype)
-    tl.store(at, value.to(out.dtype.element_ty), mask=live)

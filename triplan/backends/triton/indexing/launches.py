@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import triton.language as tl
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar, Scratch, Stride, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar, power_of_two_in
+from triplan.backends.triton.common.fill import fill_launch
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int, padded, strides
 from triplan.backends.triton.indexing import kernels
 from triplan.backends.triton.indexing.geometry import Axes, Geometry, geometry, keeps
-from triplan.descriptors import PACKED, Operand, packed_strides
+from triplan.descriptors import PACKED, Operand
 from triplan.descriptors.bad_indices import NO_BAD_INDEX
 from triplan.sku import ElementKind
 
-TL = {
-    ElementKind.F32: tl.float32,
-    ElementKind.F64: tl.float64,
-    ElementKind.I8: tl.int8,
-    ElementKind.I16: tl.int16,
-    ElementKind.I32: tl.int32,
-    ElementKind.I64: tl.int64,
-}
-#: Widths to which lists of dimensions are padded: fewer distinct signatures, so fewer binaries and launchers.
-RANKS = (2, 4, 8)
 L2_SHARE = 16 * 2**20  # of 40 MB (A100) to 60 MB (H200), which the other operands pass through as well
-I32_LIMIT = 2**31 - 2**16  # room for the last block's lanes to run past the end without wrapping
-
-
-def bits(operand: Operand) -> Ptr:
-    """The operand's address, read as integers of its element's width."""
-    return Ptr(operand.name, operand.element.bits, operand.alignment)
-
-
-def values(operand: Operand) -> Ptr:
-    """The operand's address, read as its element."""
-    return Ptr(operand.name, operand.element, operand.alignment)
 
 
 def index_pointers(g: Geometry) -> tuple[Ptr, ...]:
@@ -64,31 +45,6 @@ def common(desc: Any, g: Geometry) -> dict[str, Arg]:
         "alpha": Scalar("alpha", desc.element.compute, 1) if has_alpha else None,
         "padding": None if g.padding is None else Int(g.padding, wide=g.padding >= I32_LIMIT),
     }
-
-
-def extent_int(n: int) -> Int:
-    return Int(n, wide=n >= 2**31)
-
-
-def padded(items: Iterable[Arg], filler: Arg) -> tuple[Arg, ...]:
-    """``items`` innermost first, filled outwards to one of RANKS."""
-    found = tuple(items)[::-1] or (filler,)
-    width = next(r for r in RANKS if r >= len(found))
-    return (*found, *(filler,) * (width - len(found)))
-
-
-def strides(operand: Operand, axes: Sequence[int | None], wide_offsets: bool, item: int | None = None) -> list[Arg]:
-    """The operand's stride along each of ``axes``: a number if it is packed, else read at run time."""
-    known = packed_strides(operand.shape)
-    out: list[Arg] = []
-    for axis in axes:
-        if axis is None:
-            out.append(Int(0, wide_offsets))
-        elif operand.layout.packed:
-            out.append(Int(known[axis], wide_offsets))
-        else:
-            out.append(Stride(operand.name, axis, item))
-    return out
 
 
 class Walk:
@@ -182,7 +138,7 @@ def rows_launch(desc: Any, point: Any, dense: Arg, table: Arg, compute: ElementK
     g = geometry(desc)
     outer, count, inner = g.fold
     sums = isinstance(table, tuple)  # of 64 bits, each with a few more registers behind it than a plain addition
-    cols = min(max(_ceil_power(inner), 16), stripe(g) if g.full else 512 if sums else 1024)
+    cols = min(max(ceil_power(inner), 16), stripe(g) if g.full else 512 if sums else 1024)
     # Measured on an H200: two 16-byte loads a thread saturate memory when rows are contiguous; scattered elements want
     # four a thread, or two where atomics share a narrow stripe. Fewer, larger programs are slower at every size.
     if g.full:
@@ -264,8 +220,8 @@ def elements_launch(
 def ordered_tile(g: Geometry) -> tuple[int, int]:
     """(slots, lanes) of the table that one program of ``ordered_kernel`` owns."""
     lanes = g.fold[0] * g.fold[2]
-    block_lanes = min(max(_ceil_power(lanes), 16), 128)
-    return min(max(_ceil_power(g.slots), 1), 8), block_lanes  # 16 slots spill where strides are unknown
+    block_lanes = min(max(ceil_power(lanes), 16), 128)
+    return min(max(ceil_power(g.slots), 1), 8), block_lanes  # 16 slots spill where strides are unknown
 
 
 def ordered_launch(desc: Any, step: Any, pointer: Any, compute: ElementKind) -> Launch:
@@ -308,39 +264,6 @@ def ordered_launch(desc: Any, step: Any, pointer: Any, compute: ElementKind) -> 
     )
 
 
-def fill_launch(pointer: Arg, numel: int, value: int, operand: Operand | None = None) -> Launch:
-    """Fill a packed buffer, or ``operand`` under its promised strides."""
-    return _flat_launch(kernels.fill_kernel, {"out": pointer}, {"VALUE": value}, numel, operand)
-
-
-def fold_launch(sums: Scratch, operand: Operand, keep: bool) -> Launch:
-    """Round ``sums``, a packed buffer of the operand's shape, into the operand."""
-    return _flat_launch(
-        kernels.fold_kernel, {"sums": sums, "out": values(operand)}, {"KEEP": keep}, operand.numel, operand
-    )
-
-
-def _flat_launch(
-    kernel: Any, args: dict[str, Arg], constexprs: dict[str, Any], numel: int, operand: Operand | None
-) -> Launch:
-    flat = operand is None or operand.layout.packed
-    big = numel >= I32_LIMIT
-    shape = () if operand is None or flat else operand.shape
-    walked = [] if operand is None or flat else strides(operand, range(len(shape)), True)
-    block = 4096 if flat else 512  # offsets of strided elements take a register pair each
-    return Launch(
-        kernel,
-        -(-numel // block),
-        {
-            **args,
-            "numel": Int(numel, big, power_of_two_in(numel)),
-            "sizes": padded((Int(n, big) for n in shape), Int(1, big)),
-            "strides": padded(walked, Int(0, True)),
-        },
-        {**constexprs, "POINT_TYPE": tl.int64 if big else tl.int32, "FLAT": flat, "BLOCK": block},
-    )
-
-
 def status_launch(desc: Any) -> list[Launch]:
     """Reset ``status`` where the policy records bad indices; if no other launch meets the indices, record them too."""
     if desc.out_of_bounds != "error":
@@ -355,10 +278,6 @@ def status_launch(desc: Any) -> list[Launch]:
     bare = replace(g, sizes=g.index.shape, dense_axes=nowhere, table_axes=nowhere, index_axes=axes, padding=None)
     any_pointer = index_pointers(g)[0]
     return [reset, elements_launch(desc, kernels.no_point, any_pointer, any_pointer, ElementKind.I32, g=bare)]
-
-
-def _ceil_power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def table_bytes(desc: Any, element: ElementKind) -> int:

@@ -6,7 +6,8 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.indexing.kernels import report, unravel
+from triplan.backends.triton.common.indices_kernels import report
+from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.indexing.segments_kernels import add_contributions, walk
 from triplan.backends.triton.indexing.sorting_kernels import slot_keys
 

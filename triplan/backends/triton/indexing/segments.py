@@ -9,20 +9,12 @@ from typing import Any
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, padded, strides, values
 from triplan.backends.triton.indexing import scanned_sum_kernels as scanned
 from triplan.backends.triton.indexing import segments_kernels as segments
 from triplan.backends.triton.indexing import sorting as sort
 from triplan.backends.triton.indexing.geometry import keeps
-from triplan.backends.triton.indexing.launches import (
-    I32_LIMIT,
-    TL,
-    common,
-    padded,
-    policy,
-    strides,
-    values,
-    wide,
-)
+from triplan.backends.triton.indexing.launches import common, policy, wide
 from triplan.sku import ElementKind
 
 #: Up to this many, every program of one launch looks at all of them.

@@ -17,7 +17,7 @@ multiprocessors. Where no segment is long, both return after two or three loads.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.indexing.kernels import unravel
+from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.indexing.sorting_kernels import lower_bound
 
 

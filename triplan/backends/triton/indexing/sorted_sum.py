@@ -13,6 +13,8 @@ from typing import Any
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Preparation, kernel
+from triplan.backends.triton.common.fill import fill_launch, fold_launch
+from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.backends.triton.indexing import costs
 from triplan.backends.triton.indexing.entries import (
     ADDED,
@@ -26,7 +28,7 @@ from triplan.backends.triton.indexing.entries import (
     zeroed,
 )
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.launches import I32_LIMIT, fill_launch, fold_launch, status_launch
+from triplan.backends.triton.indexing.launches import status_launch
 from triplan.backends.triton.indexing.segments import (
     SCANNED,
     largest_grid,

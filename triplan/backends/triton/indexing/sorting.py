@@ -9,12 +9,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.triton.indexing import sorting_kernels as sorting
 from triplan.backends.triton.indexing.geometry import Geometry, geometry, keeps
-from triplan.backends.triton.indexing.launches import (
-    Walk,
-    axis_arguments,
-    common,
-    policy,
-)
+from triplan.backends.triton.indexing.launches import Walk, axis_arguments, common, policy
 from triplan.descriptors import packed_strides
 from triplan.sku import ElementKind
 

@@ -16,7 +16,8 @@ one-hot products and by packed prefix sums: 2.5 times as fast as the best.)
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.indexing.kernels import report, resolve, unravel
+from triplan.backends.triton.common.indices_kernels import report, resolve
+from triplan.backends.triton.common.offsets_kernels import unravel
 
 
 @triton.jit

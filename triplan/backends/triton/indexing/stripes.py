@@ -8,18 +8,10 @@ from typing import Any
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
+from triplan.backends.triton.common.offsets import TL, extent_int
 from triplan.backends.triton.indexing import stripes_kernels as kernels
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
-from triplan.backends.triton.indexing.launches import (
-    L2_SHARE,
-    TL,
-    common,
-    extent_int,
-    fits_rows,
-    index_pointers,
-    policy,
-    wide,
-)
+from triplan.backends.triton.indexing.launches import L2_SHARE, common, fits_rows, index_pointers, policy, wide
 from triplan.sku import ElementKind
 
 #: Columns of a wide stripe, and of a panel: rows of a panel are what a wide stripe's additions to one slot cover, and

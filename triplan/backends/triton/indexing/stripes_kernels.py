@@ -14,7 +14,7 @@ The choice steers the order in which programs visit points, and nothing else: in
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.indexing.kernels import report, resolve
+from triplan.backends.triton.common.indices_kernels import report, resolve
 
 #: Steps through the columns that a sample looks at: a prime, so that only its multiples share a factor with it.
 COLUMN_STEP = tl.constexpr(40487)

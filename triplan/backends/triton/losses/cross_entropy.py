@@ -14,16 +14,8 @@ from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Float, Launch, Scratch
 from triplan.backends.table import kernel
-from triplan.backends.triton.common.rows import (
-    L2_BYTES,
-    Tile,
-    across_rows,
-    again_us,
-    ceil_power,
-    padded_bytes,
-    registers_for,
-    waves_us,
-)
+from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
+from triplan.backends.triton.common.rows import L2_BYTES, Tile, across_rows, again_us, registers_for, waves_us
 from triplan.backends.triton.losses import cross_entropy_kernels as kernels
 from triplan.backends.triton.losses import shared as losses
 from triplan.backends.triton.losses import split_kernels

@@ -14,9 +14,8 @@ where ``share`` is what the row's loss is multiplied by in the reduced one. Rows
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import again, along, exponential, lanes_of, rows_of
+from triplan.backends.triton.common.rows_kernels import again, along, exponential, lanes_of, rows_of, subtracted
 from triplan.backends.triton.losses.shared_kernels import incoming, of_class, share_of, targets_of
-from triplan.backends.triton.softmax.kernels import subtracted
 
 
 @triton.jit

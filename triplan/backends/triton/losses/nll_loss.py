@@ -8,7 +8,8 @@ from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.table import kernel
-from triplan.backends.triton.common.rows import BYTES_PER_US, LAUNCH_US, TL, Rows, Tile, values, waves_us
+from triplan.backends.triton.common.offsets import TL, values
+from triplan.backends.triton.common.rows import BYTES_PER_US, LAUNCH_US, Rows, Tile, waves_us
 from triplan.backends.triton.losses import shared as losses
 from triplan.backends.triton.losses import shared_kernels as kernels
 from triplan.backends.triton.losses.shared import arguments, constants, launch, view

@@ -10,8 +10,8 @@ the whole adds up the at most PARTS results of the first step.
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.indices_kernels import report, resolve
 from triplan.backends.triton.common.rows_kernels import along, lanes_of, rows_of
-from triplan.backends.triton.indexing.kernels import report, resolve
 
 
 @triton.jit

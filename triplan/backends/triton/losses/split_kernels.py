@@ -9,7 +9,7 @@ Arguments and the gradient as in ``cross_entropy_kernels``.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import along, exponential, rows_of
+from triplan.backends.triton.common.rows_kernels import along, exponential, rows_of, subtracted
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     gradient_of,
     loss_of,
@@ -19,7 +19,6 @@ from triplan.backends.triton.losses.cross_entropy_kernels import (
     weights_at,
 )
 from triplan.backends.triton.losses.shared_kernels import share_of, targets_of
-from triplan.backends.triton.softmax.kernels import subtracted
 
 
 @triton.jit

@@ -12,13 +12,7 @@ from typing import Any
 
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.table import kernel
-from triplan.backends.triton.common.rows import (
-    L2_BYTES,
-    LAUNCH_US,
-    Tile,
-    registers_for,
-    waves_us,
-)
+from triplan.backends.triton.common.rows import L2_BYTES, LAUNCH_US, Tile, registers_for, waves_us
 from triplan.backends.triton.norms import backward_kernels as adjoints
 from triplan.backends.triton.norms import looped_kernels
 from triplan.backends.triton.norms import rows_kernels as kernels

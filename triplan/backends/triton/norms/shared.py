@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scratch
-from triplan.backends.triton.common.rows import LAUNCH_US, TL, Rows, Tile, ceil_power, padded_bytes, values
+from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
+from triplan.backends.triton.common.rows import LAUNCH_US, Rows, Tile
 from triplan.backends.triton.norms import backward_kernels as adjoints
 from triplan.sku import (
     SUPPORTED,

@@ -12,15 +12,8 @@ from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
-from triplan.backends.triton.common.rows import (
-    LAUNCH_US,
-    Tile,
-    again_us,
-    ceil_power,
-    padded_bytes,
-    registers_for,
-    waves_us,
-)
+from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
+from triplan.backends.triton.common.rows import LAUNCH_US, Tile, again_us, registers_for, waves_us
 from triplan.backends.triton.norms import backward_kernels as adjoints
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.shared import (

@@ -16,18 +16,8 @@ import torch
 
 from triplan.backends.runtime.launch import Arg, Launch, Scratch
 from triplan.backends.table import kernel
-from triplan.backends.triton.common.rows import (
-    L2_BYTES,
-    TL,
-    Rows,
-    Tile,
-    again_us,
-    ceil_power,
-    padded_bytes,
-    registers_for,
-    values,
-    waves_us,
-)
+from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
+from triplan.backends.triton.common.rows import L2_BYTES, Rows, Tile, again_us, registers_for, waves_us
 from triplan.backends.triton.softmax import kernels
 from triplan.sku import (
     SUPPORTED,

@@ -10,7 +10,15 @@ as the hardware's does: a NaN then enters the sum, and through it the whole row.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import UNPARTED, again, along, exponential, lanes_of, rows_of
+from triplan.backends.triton.common.rows_kernels import (
+    UNPARTED,
+    again,
+    along,
+    exponential,
+    lanes_of,
+    rows_of,
+    subtracted,
+)
 
 
 @triton.jit
@@ -18,12 +26,6 @@ def finished(v, top, total, LOG: tl.constexpr):
     """The result from an element, its row's maximum and its row's sum of exponentials."""
     v = v - top
     return v - tl.log(total) if LOG else exponential(v) * (1.0 / total)
-
-
-@triton.jit
-def subtracted(top):
-    """What is taken off before the exponential: nothing where all is -inf so far, as -inf - -inf is NaN."""
-    return tl.where(top == -float("inf"), 0.0, top)
 
 
 # --- forward ---

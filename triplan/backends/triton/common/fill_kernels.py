@@ -1,0 +1,47 @@
+"""Filling a buffer, and rounding a buffer of sums into an operand."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.offsets_kernels import unravel
+
+
+@triton.jit
+def fill_kernel(
+    out, numel, sizes, strides, VALUE: tl.constexpr, POINT_TYPE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """out = VALUE."""
+    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.full((BLOCK,), VALUE, out.dtype.element_ty)
+    if FLAT:
+        tl.store(out + point, value, mask=point < numel)
+    else:
+        tl.store(out + unravel(point, sizes, strides), value, mask=point < numel)
+
+
+@triton.jit
+def fold_kernel(
+    sums,
+    out,
+    numel,
+    sizes,
+    strides,
+    KEEP: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    FLAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out = sums, or out += sums with KEEP: the one rounding of sums kept in a wider element."""
+    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    live = point < numel
+    value = tl.load(sums + point, mask=live, other=0)
+    if FLAT:
+        at = out + point
+    else:
+        at = out + unravel(point, sizes, strides)
+    if KEEP:
+        value += tl.load(at, mask=live, other=0).to(value.dtype)
+    tl.store(at, value.to(out.dtype.element_ty), mask=live)
