@@ -1,0 +1,113 @@
+"""Tolerances and guarantees from a few facts, for kernels and references alike.
+
+A family says how large the relative error of its result and the error per term are, and how much may be flushed; the
+narrowing of the result, the subnormal numbers of its element and the shape of a guarantee are decided here.
+
+|got - ref| <= rtol * |ref| + ctol * sum|terms| + underflow, as ``Tolerance`` has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from triplan.descriptors import Descriptor
+from triplan.sku import Duplicates, ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
+from triplan.sku.facts import fact
+
+#: Largest d with exp(-d) > 0: d(exp x) / exp x = dx, so the argument's relative error is amplified by at most d.
+MOST_EXPONENT = {ElementKind.F32: 104, ElementKind.F64: 746}
+
+
+def compounded(exponent: float) -> float:
+    """exp(exponent) - 1: the relative error of n roundings u is (1 + u)^n - 1, and ``exponent`` n * u or n * log1p(u).
+
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2.) Beyond 700 it would overflow; a tolerance
+    that large accepts everything anyhow.
+    """
+    return math.expm1(min(exponent, 700.0))
+
+
+@fact
+def smallest_normal(element: ElementKind) -> float:
+    """What a unit that flushes subnormal numbers may lose in one operation."""
+    return float(torch.finfo(element.torch).smallest_normal)
+
+
+@fact
+def smallest_subnormal(element: ElementKind) -> float:
+    """What rounding to ``element`` may lose of a result that is nearly 0."""
+    info = torch.finfo(element.torch)
+    return float(info.smallest_normal * info.eps)
+
+
+def flushed(element: ElementKind) -> float:
+    """What one operation in ``element`` may lose: in f32 approximations, atomics and tensor cores flush subnormals."""
+    return smallest_normal(element) if element is ElementKind.F32 else smallest_subnormal(element)
+
+
+def narrowing(out: ElementKind, compute: ElementKind) -> float:
+    """The relative error of rounding a result of ``compute`` to ``out``; 0 where they are one."""
+    return out.unit_roundoff if out is not compute else 0.0
+
+
+def tolerance(
+    out: ElementKind,
+    compute: ElementKind,
+    *,
+    relative: float = 0.0,
+    per_term: float = 0.0,
+    last: float | None = None,
+    lost: tuple[float, ...] = (),
+) -> Tolerance:
+    """The tolerance of a result in ``out``, computed in ``compute``.
+
+    Args:
+        relative: error relative to the result.
+        per_term: error relative to sum|terms|.
+        last: by how much the rounding of the result enlarges ``per_term``; by default the narrowing to ``out``.
+        lost: absolute losses by underflow on the way, beside that of the result.
+    """
+    narrowed = narrowing(out, compute)
+    underflow = smallest_subnormal(out)
+    for loss in lost:
+        underflow += loss
+    return Tolerance(
+        rtol=relative + narrowed, ctol=per_term * (1 + (narrowed if last is None else last)), underflow=underflow
+    )
+
+
+def guarantee(
+    accumulator: ElementKind,
+    tolerance: Tolerance,
+    *,
+    math_precision: MathPrecision | None = None,
+    deterministic: bool = True,
+    bit_stable: bool | None = None,
+    batch: bool = False,
+    order: bool = False,
+    duplicates: Duplicates | None = None,
+) -> PrecisionGuarantee:
+    """The guarantee of one output.
+
+    ``math_precision``: by default the accumulator's; ``bit_stable``: by default as ``deterministic``; ``batch`` and
+    ``order``: whether the bits are invariant under them.
+    """
+    return PrecisionGuarantee(
+        math_precision=MathPrecision(accumulator.value) if math_precision is None else math_precision,
+        accumulator=accumulator,
+        deterministic=deterministic,
+        bit_stable_on_same_hardware=deterministic if bit_stable is None else bit_stable,
+        batch_invariant=batch,
+        order_invariant=order,
+        duplicates=duplicates,
+        tolerance=tolerance,
+    )
+
+
+def of_outputs(desc: Descriptor, found: PrecisionGuarantee) -> Mapping[str, PrecisionGuarantee]:
+    """``found`` for each output of ``desc``; ``status``, the lowest bad position, is a minimum: no order changes it."""
+    status = PrecisionGuarantee.exact(ElementKind.I64)
+    return {o.name: status if o.name == "status" else found for o in desc.operands() if o.is_written}

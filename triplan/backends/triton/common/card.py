@@ -1,0 +1,24 @@
+"""What the card gives: bandwidths, latencies and caches that cost models share, one value for each fact.
+
+Costs are microseconds on an H200 for every target: select only compares them, and a target enters by its number of
+multiprocessors. What was fitted to one kernel alone (its latency around a loop, its share of a limit) stays beside that
+kernel.
+"""
+
+from __future__ import annotations
+
+#: Microseconds of one launch within a stream of them. (Launches of empty kernels on an H200; triton-only overhead.)
+LAUNCH_US = 1.5
+#: Bytes that a streaming kernel moves in a microsecond. Source: ``bench/results/rowwise-nvidia-h200.csv``, softmax and
+#: norms of 8192 x 8192; torch's copy of 4 GiB reaches 4.28e6.
+BYTES_PER_US = 3.8e6
+#: Bytes a microsecond that one multiprocessor moves when it is alone. Untuned.
+SM_BYTES_PER_US = 5e4
+#: Bytes a microsecond out of the L2 cache. Untuned.
+L2_BYTES_PER_US = 7e6
+#: Bytes that the L2 cache keeps for one kernel: 40 MB on an A100; of an H200's 60 MB, what other traffic leaves.
+L2_BYTES = 40 << 20
+#: Bytes of the L2 cache that a table of sums may take while the other operands pass through it as well.
+L2_SHARE = 16 << 20
+#: Bytes of a sector: the least that memory and the L2 cache exchange.
+SECTOR = 32
