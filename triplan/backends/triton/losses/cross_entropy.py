@@ -16,9 +16,8 @@ from triplan.backends.runtime.launch import Arg, Float, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.common.rows import L2_BYTES, Tile, across_rows, again_us, registers_for, waves_us
-from triplan.backends.triton.losses import cross_entropy_kernels as kernels
+from triplan.backends.triton.losses import blocks_kernels, looped_kernels, rows_kernels, split_kernels
 from triplan.backends.triton.losses import shared as losses
-from triplan.backends.triton.losses import split_kernels
 from triplan.backends.triton.losses.shared import arguments, constants, launch, view
 from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target, interpreting
 
@@ -244,7 +243,7 @@ def whole_launches(desc: Any, tile: Tile) -> list[Launch]:
     constexprs = {**_constexprs(desc), "ROWS": tile.rows, "BLOCK": tile.block, "NARROW": narrow}
     grid, args = view(desc).programs(tile.rows), _arguments(desc, tile.rows)
     registers = min(registers_for(tile, 2), 128) if narrow else 0
-    main = launch(kernels.cross_entropy_rows_kernel, grid, args, constexprs, tile.warps, max_registers=registers)
+    main = launch(rows_kernels.cross_entropy_rows_kernel, grid, args, constexprs, tile.warps, max_registers=registers)
     return _with_sums(desc, [main])
 
 
@@ -254,7 +253,7 @@ def looped_launches(desc: Any, tile: Loop) -> list[Launch]:
         return _with_sums(desc, [])
     constexprs = {**_constexprs(desc), "ROWS": tile.rows, "COLS": tile.cols, "VEC": tile.vec}
     grid, args = view(desc).programs(tile.rows), _arguments(desc, tile.rows)
-    return _with_sums(desc, [launch(kernels.cross_entropy_looped_kernel, grid, args, constexprs, tile.warps)])
+    return _with_sums(desc, [launch(looped_kernels.cross_entropy_looped_kernel, grid, args, constexprs, tile.warps)])
 
 
 def _rows(desc: Any, target: Target) -> list[Launch]:
@@ -309,7 +308,7 @@ def _blockwise(desc: Any, target: Target) -> list[Launch]:
     constexprs = {**constants(desc), "ROWS": tile.rows, "BLOCK": tile.block}
     grid = r.programs(tile.rows) * max(-(-r.n // tile.block), 1)
     args = _arguments(desc, tile.rows)
-    return [*first, launch(kernels.cross_entropy_backward_kernel, grid, args, constexprs, tile.warps)]
+    return [*first, launch(blocks_kernels.cross_entropy_backward_kernel, grid, args, constexprs, tile.warps)]
 
 
 def _workspace(desc: Any, target: Target) -> int:

@@ -10,8 +10,8 @@ from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.offsets import TL, values
 from triplan.backends.triton.common.rows import BYTES_PER_US, LAUNCH_US, Rows, Tile, waves_us
+from triplan.backends.triton.losses import blocks_kernels, elements_kernels, rows_kernels
 from triplan.backends.triton.losses import shared as losses
-from triplan.backends.triton.losses import shared_kernels as kernels
 from triplan.backends.triton.losses.shared import arguments, constants, launch, view
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
@@ -68,7 +68,7 @@ def _build(desc: Any, target: Target) -> list[Launch]:
         return [*first, *last]
     grid = view(desc).programs(ROWS)
     args, constexprs = arguments(desc, ROWS), {**constants(desc), "ROWS": ROWS}
-    return [*first, launch(kernels.nll_loss_kernel, grid, args, constexprs, 4), *last]
+    return [*first, launch(rows_kernels.nll_loss_kernel, grid, args, constexprs, 4), *last]
 
 
 def _backward(desc: Any, target: Target) -> list[Launch]:
@@ -79,7 +79,7 @@ def _backward(desc: Any, target: Target) -> list[Launch]:
     grid = r.programs(tile.rows) * max(-(-r.n // tile.block), 1)
     constexprs = {**constants(desc), "ROWS": tile.rows, "BLOCK": tile.block}
     args = arguments(desc, tile.rows)
-    return [*first, launch(kernels.nll_loss_backward_kernel, grid, args, constexprs, tile.warps)]
+    return [*first, launch(blocks_kernels.nll_loss_backward_kernel, grid, args, constexprs, tile.warps)]
 
 
 def _workspace(desc: Any, target: Target) -> int:
@@ -134,7 +134,7 @@ def _scale(desc: Any, target: Target) -> list[Launch]:
     args.setdefault("unscaled", args["dx"])
     args["numel"] = Int(out.numel, out.numel >= 2**31 - 2**16, 16 if out.numel % 16 == 0 else 1)
     constexprs = {"IN_PLACE": desc.in_place, "COMPUTE": TL[desc.element.compute], "BLOCK": BLOCK}
-    return [Launch(kernels.scale_gradient_kernel, grid, args, constexprs, 16)]
+    return [Launch(elements_kernels.scale_gradient_kernel, grid, args, constexprs, 16)]
 
 
 def _scale_lines(desc: Any, target: Target) -> list[Launch]:
@@ -150,7 +150,9 @@ def _scale_lines(desc: Any, target: Target) -> list[Launch]:
         args.setdefault(name, args[name.replace("unscaled", "dx")])
     constexprs = {"IN_PLACE": desc.in_place, "COMPUTE": TL[desc.element.compute], "ROWS": tile.rows}
     grid = min(tiles, RESIDENT * max(target.sm_count, 1))
-    return [Launch(kernels.scale_gradient_rows_kernel, grid, args, {**constexprs, "BLOCK": tile.block}, tile.warps)]
+    return [
+        Launch(rows_kernels.scale_gradient_rows_kernel, grid, args, {**constexprs, "BLOCK": tile.block}, tile.warps)
+    ]
 
 
 def _register() -> None:

@@ -1,7 +1,7 @@
-"""What all losses over classes share: targets, sums over rows, nll_loss, and the scaling of a finished gradient.
+"""What all losses over classes share: targets, and sums over rows.
 
-Sums over rows are made in two steps of fixed order, without atomics: a program adds up ``each`` rows, and whoever needs
-the whole adds up the at most PARTS results of the first step.
+Sums over rows are made in two steps of fixed order, without atomics: a program reduces ``each`` rows, and whoever needs
+the whole reduces the at most PARTS results of the first step.
 """
 
 # mypy: ignore-errors
@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.indices_kernels import report, resolve
-from triplan.backends.triton.common.rows_kernels import along, lanes_of, rows_of
 
 
 @triton.jit
@@ -50,7 +49,14 @@ def share_of(share, counts, parts, at, kept, MEAN: tl.constexpr, COMPUTE: tl.con
     return found
 
 
-# --- sums over rows ---
+@triton.jit
+def incoming(dloss, row, live, EACH: tl.constexpr, COMPUTE: tl.constexpr):
+    """The gradient of each row's loss, or of the one loss."""
+    if EACH:
+        found = tl.load(dloss + row, mask=live, other=0.0).to(COMPUTE)
+    else:
+        found = tl.load(dloss).to(COMPUTE)
+    return found
 
 
 @triton.jit
@@ -134,140 +140,3 @@ def class_sum_kernel(weight, total, n, COMPUTE: tl.constexpr, BLOCK: tl.constexp
         at = start + tl.arange(0, BLOCK)
         found += tl.load(weight + at, mask=at < n, other=0.0)
     tl.store(total, tl.sum(found, 0))
-
-
-# --- nll_loss ---
-
-
-@triton.jit
-def nll_loss_kernel(
-    x,
-    target,
-    losses,
-    weight,
-    status,
-    x_strides,
-    sizes,
-    lanes,
-    n,
-    blocks,
-    ignore,
-    CLAMP: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """One element of each row."""
-    outer = tl.program_id(0) // blocks
-    lane = (tl.program_id(0) % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = lane < lanes
-    row = outer.to(tl.int64) * lanes + lane
-    at, kept = targets_of(target, row, live, n, ignore, status, CLAMP)
-    v = tl.load(rows_of(x, x_strides, outer, sizes, lane) + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
-    found = tl.where(kept, -v * of_class(weight, at, kept, COMPUTE), 0.0)
-    tl.store(losses + row, found, mask=live)
-
-
-@triton.jit
-def nll_loss_backward_kernel(
-    dloss,
-    target,
-    dx,
-    weight,
-    share,
-    counts,
-    status,
-    dx_strides,
-    sizes,
-    lanes,
-    n,
-    blocks,
-    ignore,
-    parts,
-    MEAN: tl.constexpr,
-    EACH: tl.constexpr,
-    CLAMP: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Zeros, and one other element a row. A program has one block of its rows' columns."""
-    columns = tl.maximum(tl.cdiv(n, BLOCK), 1)
-    group = tl.program_id(0) // columns
-    outer, lane = lanes_of(group, blocks, lanes, sizes, ROWS)
-    live = lane < lanes
-    row = outer.to(tl.int64) * lanes + lane
-    at, kept = targets_of(target, row, live, n, ignore, status, CLAMP)
-    g = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS) * of_class(weight, at, kept, COMPUTE)
-    g = g * incoming(dloss, row, live, EACH, COMPUTE)
-    col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    found = tl.where((col == at) & kept, -g, 0.0)
-    to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
-    tl.store(to, found.to(dx.dtype.element_ty), mask=live & (col < n))
-
-
-@triton.jit
-def incoming(dloss, row, live, EACH: tl.constexpr, COMPUTE: tl.constexpr):
-    """The gradient of each row's loss, or of the one loss."""
-    if EACH:
-        found = tl.load(dloss + row, mask=live, other=0.0).to(COMPUTE)
-    else:
-        found = tl.load(dloss).to(COMPUTE)
-    return found
-
-
-# --- a gradient that is there already ---
-
-
-@triton.jit
-def scale_gradient_kernel(
-    dloss, unscaled, dx, numel, IN_PLACE: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """dx = dloss * unscaled. Few programs, each of many blocks: where there is nothing to do, they are soon gone."""
-    factor = tl.load(dloss).to(COMPUTE)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    step = tl.num_programs(0).to(tl.int64) * BLOCK
-    last = numel.to(tl.int64)
-    if IN_PLACE:
-        if factor == 1.0:
-            last = start
-    while start < last:
-        at = start + tl.arange(0, BLOCK)
-        v = tl.load(unscaled + at, mask=at < numel, other=0.0).to(COMPUTE)
-        tl.store(dx + at, (v * factor).to(dx.dtype.element_ty), mask=at < numel)
-        start += step
-
-
-@triton.jit
-def scale_gradient_rows_kernel(
-    dloss,
-    unscaled,
-    dx,
-    unscaled_strides,
-    dx_strides,
-    sizes,
-    lanes,
-    n,
-    blocks,
-    tiles,
-    IN_PLACE: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The same by rows, of whatever strides."""
-    factor = tl.load(dloss).to(COMPUTE)
-    columns = tl.cdiv(n, BLOCK)
-    last = tiles
-    if IN_PLACE:
-        if factor == 1.0:
-            last = 0
-    for tile in range(tl.program_id(0), last, tl.num_programs(0)):
-        group = tile // columns
-        outer, lane = lanes_of(group, blocks, lanes, sizes, ROWS)
-        col = (tile % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
-        live = (lane < lanes) & (col < n)
-        at = rows_of(unscaled, unscaled_strides, outer, sizes, lane) + along(col, unscaled_strides[2])
-        to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
-        v = tl.load(at, mask=live, other=0.0).to(COMPUTE)
-        tl.store(to, (v * factor).to(dx.dtype.element_ty), mask=live)

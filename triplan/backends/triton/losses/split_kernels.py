@@ -1,6 +1,6 @@
-"""Cross-entropy of rows split between programs: partial results of blocks, then the rest from all of a row's.
+"""cross_entropy of rows split between programs: partial results of blocks, then the rest from all of a row's.
 
-Arguments and the gradient as in ``cross_entropy_kernels``.
+Arguments and gradient: see ``cross_entropy_kernels``.
 """
 
 # mypy: ignore-errors
@@ -9,7 +9,12 @@ Arguments and the gradient as in ``cross_entropy_kernels``.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import along, exponential, rows_of, subtracted
+from triplan.backends.triton.common.rows_kernels import (
+    along,
+    exponential,
+    rows_of,
+    subtracted,
+)
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     gradient_of,
     loss_of,

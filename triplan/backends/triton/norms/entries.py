@@ -13,9 +13,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.rows import L2_BYTES, LAUNCH_US, Tile, registers_for, waves_us
-from triplan.backends.triton.norms import backward_kernels as adjoints
-from triplan.backends.triton.norms import looped_kernels
-from triplan.backends.triton.norms import rows_kernels as kernels
+from triplan.backends.triton.norms import looped_kernels, parameters_kernels, rows_kernels
 from triplan.backends.triton.norms.shared import (
     ELEMENTS,
     MOST,
@@ -96,14 +94,17 @@ def whole_launches(desc: Any, tile: Tile, stages: int = 3) -> list[Launch]:
     args, constexprs = operand_arguments(desc, tile.rows), constexprs_of(desc, tile)
     if not backward:
         constexprs |= {"FULL": r.n == tile.block, "ABREAST": abreast(desc, tile), "ADDS_UP": adds_up(desc, tile)}
-        return [launch_of(kernels.norm_rows_kernel, r.programs(tile.rows), args, constexprs, tile.warps)]
+        return [launch_of(rows_kernels.norm_rows_kernel, r.programs(tile.rows), args, constexprs, tile.warps)]
     constexprs["STAGES"] = stages
     lines, each = lines_of(desc, tile)
     args |= {"each": Int(each), **{name: parts for name, (parts, _) in parts_of(desc, tile).items()}}
     if not parts_of(desc, tile):  # nothing is shared: a program for each group of rows
         lines, args["each"] = -(-r.count // tile.rows), Int(1)
     most_registers = registers_for(tile, 1) if _fits_once(desc, tile) else 0
-    return [launch_of(adjoints.norm_backward_rows_kernel, lines, args, constexprs, tile.warps, most_registers), *folds]
+    return [
+        launch_of(rows_kernels.norm_backward_rows_kernel, lines, args, constexprs, tile.warps, most_registers),
+        *folds,
+    ]
 
 
 def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: int = 0) -> list[Launch]:
@@ -121,7 +122,7 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
         # (Left alone, ptxas may spill a few of f64's to fit another program.)
         most_registers = registers_for(tile, 1) if desc.element is ElementKind.F64 else 0
         return [launch_of(looped_kernels.norm_looped_kernel, r.count, args, constexprs, tile.warps, most_registers)]
-    first = launch_of(adjoints.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
+    first = launch_of(looped_kernels.norm_backward_looped_kernel, r.count, args, constexprs, tile.warps)
     if not parts_of(desc, shared):
         return [first]
     lines, each = lines_of(desc, shared)
@@ -129,7 +130,11 @@ def looped_launches(desc: Any, tile: Tile, shared: Tile | None = None, unroll: i
     args |= {"each": Int(each), "blocks": Int(blocks)}
     args |= {name: parts for name, (parts, _) in parts_of(desc, shared).items()}
     constexprs = constexprs_of(desc, shared)
-    return [first, launch_of(adjoints.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps), *folds]
+    return [
+        first,
+        launch_of(parameters_kernels.norm_parameters_kernel, lines * blocks, args, constexprs, shared.warps),
+        *folds,
+    ]
 
 
 def _rows(desc: Any, target: Target) -> list[Launch]:

@@ -1,6 +1,6 @@
-"""rms_norm, layer_norm and l2_norm of rows of any length, block by block.
+"""rms_norm, layer_norm, l2_norm and their backward: rows of any length, read block by block, twice.
 
-CENTRED, LENGTH and the operands as in ``norm_kernels``.
+CENTRED, LENGTH and the operands: see ``shared_kernels``.
 """
 
 # mypy: ignore-errors
@@ -9,8 +9,17 @@ CENTRED, LENGTH and the operands as in ``norm_kernels``.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import rows_of
-from triplan.backends.triton.norms.rows_kernels import read, scale_of, start_of, two_sums, write
+from triplan.backends.triton.common.rows_kernels import along, placed, rows_of
+from triplan.backends.triton.norms.shared_kernels import (
+    affine,
+    read,
+    scale_again,
+    scale_of,
+    start_of,
+    two_sums,
+    write,
+    write_gradient,
+)
 
 
 @triton.jit
@@ -168,4 +177,78 @@ def norm_looped_kernel(
             write(
                 kept[u].to(COMPUTE), to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane,
                 col, within(col, n, FULL), centre, middle, scale, CENTRED, OFFSET,
+            )  # fmt: skip
+
+
+@triton.jit
+def norm_backward_looped_kernel(
+    dout,
+    x,
+    mean,
+    rstd,
+    dx,
+    weight,
+    dsummed,
+    dout_strides,
+    x_strides,
+    dx_strides,
+    dsummed_strides,
+    sizes,
+    lanes,
+    n,
+    eps,
+    CENTRED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """One row, block by block: the sums, then, backwards, the gradients of x."""
+    row = tl.program_id(0).to(tl.int64)
+    outer, lane = placed(row, sizes, lanes)
+    dout_at = rows_of(dout, dout_strides, outer, sizes, lane)
+    x_at = rows_of(x, x_strides, outer, sizes, lane)
+    to = rows_of(dx, dx_strides, outer, sizes, lane)
+    saved = tl.load(rstd + row)
+    scale = scale_again(saved, eps, LENGTH)
+    centre = tl.zeros((), COMPUTE)
+    if CENTRED:
+        centre = tl.load(mean + row)
+    total = tl.zeros((BLOCK,), COMPUTE)
+    projected = tl.zeros((BLOCK,), COMPUTE)
+    for start in range(0, n, BLOCK * UNROLL):
+        for u in tl.static_range(UNROLL):
+            col = start + u * BLOCK + tl.arange(0, BLOCK)
+            live = col < n
+            g = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
+            g = affine(g.to(COMPUTE), weight, None, col, live, OFFSET)
+            v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+            if CENTRED:
+                total += g
+            projected += g * ((v - centre) * scale)
+    terms = 1.0 if LENGTH else n.to(COMPUTE)
+    projected = tl.sum(projected, 0) / terms
+    if LENGTH:
+        projected = tl.where(saved < eps, 0.0, projected)
+    middle = tl.zeros((), COMPUTE)
+    if CENTRED:
+        middle = tl.sum(total, 0) / terms
+    steps = tl.cdiv(n, BLOCK * UNROLL)
+    for step in range(steps):
+        kept = ()
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            live = col < n
+            dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            kept = kept + (dy, v)
+        for u in tl.static_range(UNROLL):
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            live = col < n
+            g = affine(kept[2 * u].to(COMPUTE), weight, None, col, live, OFFSET)
+            v = kept[2 * u + 1].to(COMPUTE)
+            write_gradient(
+                g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, middle,
+                scale, projected, CENTRED, COMPUTE,
             )  # fmt: skip

@@ -1,12 +1,6 @@
-"""rms_norm, layer_norm and l2_norm of rows held whole. (Rows in a loop: ``norm_looped_kernels``; adjoints:
-``norm_adjoint_kernels``.)
+"""rms_norm, layer_norm, l2_norm and their backward: whole rows in registers.
 
-All come from the same kernels: CENTRED takes the mean off, LENGTH divides by a row's length in place of the root of its
-mean square. Deviations are centred twice: the mean that a sum gives is off by a rounding of its own size, which the
-mean of the deviations from it corrects; without that, rows far from 0 would lose as many digits as their mean has over
-their spread (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance", equation 1.7, corrected
-two-pass). Each operand of whole rows comes with (outer strides, lane stride, step along the row); see ``rows_kernels``.
-Statistics, weight and bias are packed.
+CENTRED, LENGTH and the operands: see ``shared_kernels``.
 """
 
 # mypy: ignore-errors
@@ -15,121 +9,21 @@ Statistics, weight and bias are packed.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import along, group_of, rows_of
-from triplan.sku import interpreting
-
-#: Whether several sums are reduced at once. The interpreter would walk through them one element at a time.
-TOGETHER = tl.constexpr(not interpreting())
-
-
-@triton.jit
-def parameter(at, col, live_col):
-    """What weight or bias hold for the columns ``col``; None of what is absent."""
-    found = None
-    if at is not None:
-        found = tl.load(at + col, mask=live_col, other=0.0, eviction_policy="evict_last")
-    return found
-
-
-@triton.jit
-def transformed(v, w, b, OFFSET: tl.constexpr):
-    """``v * (w + OFFSET) + b``, of which either may be absent."""
-    if w is not None:
-        w = w.to(v.dtype)
-        if OFFSET:
-            w += OFFSET
-        v = v * w
-    if b is not None:
-        v = v + b.to(v.dtype)
-    return v
-
-
-@triton.jit
-def affine(v, weight, bias, col, live_col, OFFSET: tl.constexpr):
-    """``transformed`` by the parameters of the columns ``col``."""
-    return transformed(v, parameter(weight, col, live_col), parameter(bias, col, live_col), OFFSET)
-
-
-@triton.jit
-def both(a, b, c, d):
-    """Two sums at once."""
-    return a + c, b + d
-
-
-@triton.jit
-def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
-    """Of ``a`` and of ``b``, for which threads meet once."""
-    if TOGETHER:
-        found = tl.reduce((a, b), axis, both, keep_dims=keep_dims)
-    else:
-        found = (tl.sum(a, axis, keep_dims=keep_dims), tl.sum(b, axis, keep_dims=keep_dims))
-    return found
-
-
-@triton.jit
-def scale_of(squares, share, eps, LENGTH: tl.constexpr):
-    """(the statistic that is saved, what a row is multiplied by) from its sum of squares and ``share``, 1 / n."""
-    if LENGTH:
-        length = tl.sqrt(squares)
-        saved = length
-        scale = 1.0 / tl.where(length < eps, eps, length)  # NaN stays NaN
-    else:
-        scale = tl.rsqrt(squares * share + eps)
-        saved = scale
-    return saved, scale
-
-
-@triton.jit
-def read(at, strides, residual_at, residual_strides, col, live, COMPUTE: tl.constexpr, POLICY: tl.constexpr):
-    """What is normalised: x, as narrow as it is, or x + residual."""
-    v = tl.load(at + along(col, strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
-    if residual_at is not None:
-        v = v.to(COMPUTE)
-        more = tl.load(residual_at + along(col, residual_strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
-        v += more.to(COMPUTE)
-    return v
-
-
-@triton.jit
-def write(
-    v,
-    at,
-    out,
-    summed,
-    weight,
-    bias,
-    out_strides,
-    summed_strides,
-    sizes,
-    outer,
-    lane,
-    col,
-    live,
-    centre,
-    middle,
-    scale,
-    CENTRED: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
-    """Elements ``col`` of a row, whose results begin at ``at``, from what is normalised, which goes into ``summed``."""
-    if summed is not None:
-        sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
-        tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
-    if CENTRED:
-        v = (v - centre) * scale - middle * scale  # one fused multiplication and addition
-    else:
-        v = v * scale
-    y = affine(v, weight, bias, col, live, OFFSET)
-    tl.store(at + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
-
-
-@triton.jit
-def start_of(pointer, strides, outer, sizes, lane):
-    """Addresses of the first elements of rows; None of an operand that is absent."""
-    found = None
-    if pointer is not None:
-        found = rows_of(pointer, strides, outer, sizes, lane)
-    return found
+from triplan.backends.triton.common.rows_kernels import (
+    along,
+    group_of,
+    placed,
+    rows_of,
+)
+from triplan.backends.triton.norms.shared_kernels import (
+    parameter,
+    read,
+    scale_again,
+    scale_of,
+    start_of,
+    transformed,
+    two_sums,
+)
 
 
 @triton.jit
@@ -225,3 +119,90 @@ def norm_rows_kernel(
     tl.store(rstd + row, saved, mask=inside)
     if CENTRED:
         tl.store(mean + row, centre + rest, mask=inside)
+
+
+@triton.jit
+def norm_backward_rows_kernel(
+    dout,
+    x,
+    mean,
+    rstd,
+    dx,
+    weight,
+    dsummed,
+    dweights,
+    dbiases,
+    dout_strides,
+    x_strides,
+    dx_strides,
+    dsummed_strides,
+    sizes,
+    lanes,
+    n,
+    rows,
+    each,
+    eps,
+    CENTRED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Whole rows in registers, ``each`` groups of ROWS rows a program.
+
+    It adds up its rows' share of the weight's and the bias's gradients as it goes, and writes them into line
+    ``program`` of ``dweights`` and ``dbiases``.
+    """
+    program = tl.program_id(0)
+    col = tl.arange(0, BLOCK)[None, :]
+    live_col = col < n
+    terms = 1.0 if LENGTH else n.to(COMPUTE)
+    w = tl.full((1, BLOCK), 1.0, COMPUTE)
+    if weight is not None:
+        w = tl.load(weight + col, mask=live_col, other=0.0).to(COMPUTE)
+        if OFFSET:
+            w += OFFSET
+    # Row by row of the tile: the rows meet once, at the end.
+    dw = tl.zeros((ROWS, BLOCK), COMPUTE)
+    db = tl.zeros((ROWS, BLOCK), COMPUTE)
+    for group in tl.range(each, num_stages=STAGES):  # the next rows are on their way meanwhile
+        row = (program.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = row < rows
+        live = inside & live_col
+        outer, lane = placed(row, sizes, lanes)
+        dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), live, other=0.0)
+        v = tl.load(rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]), live, other=0.0).to(COMPUTE)
+        dy = dy.to(COMPUTE)
+        saved = tl.load(rstd + row, mask=inside, other=0.0)
+        scale = scale_again(saved, eps, LENGTH)
+        if CENTRED:
+            v = v - tl.load(mean + row, mask=inside, other=0.0)  # beyond the row ``dy`` is 0
+        hat = v * scale
+        g = dy * w
+        if dweights is not None:
+            dw += dy * hat
+        if dbiases is not None:
+            db += dy
+        if CENTRED:
+            middle, projected = two_sums(g, g * hat, 1, True)
+        else:
+            projected = tl.sum(g * hat, 1, keep_dims=True)
+        projected = projected / terms
+        if LENGTH:
+            projected = tl.where(saved < eps, 0.0, projected)
+        d = g - hat * projected
+        if CENTRED:
+            d = d - middle / terms
+        d = d * scale
+        if dsummed is not None:
+            more = rows_of(dsummed, dsummed_strides, outer, sizes, lane) + along(col, dsummed_strides[2])
+            d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
+        to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
+        tl.store(to, d.to(dx.dtype.element_ty), mask=live)
+    line = program.to(tl.int64) * n + col
+    if dweights is not None:
+        tl.store(dweights + line, tl.sum(dw, 0, keep_dims=True), mask=live_col)
+    if dbiases is not None:
+        tl.store(dbiases + line, tl.sum(db, 0, keep_dims=True), mask=live_col)

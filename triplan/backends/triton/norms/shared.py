@@ -13,7 +13,7 @@ import torch
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scratch
 from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
 from triplan.backends.triton.common.rows import LAUNCH_US, Rows, Tile
-from triplan.backends.triton.norms import backward_kernels as adjoints
+from triplan.backends.triton.norms import parameters_kernels
 from triplan.sku import (
     SUPPORTED,
     ElementKind,
@@ -301,7 +301,7 @@ def folds_of(desc: Any, tile: Tile) -> list[Launch]:
     blocks = -(-n // columns)
     args |= {"n": Int(n, n >= 2**31), "lines": Int(lines), "blocks": Int(blocks)}
     constexprs = {"ROWS": held, "BLOCK": columns}
-    return [launch_of(adjoints.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
+    return [launch_of(parameters_kernels.norm_fold_kernel, len(parts) * blocks, args, constexprs, FOLD_WARPS)]
 
 
 def numerics(kind: str, tiled: Callable[[Any], Tile | None], desc: Any) -> str | None:

@@ -14,7 +14,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.common.rows import LAUNCH_US, Tile, again_us, registers_for, waves_us
-from triplan.backends.triton.norms import backward_kernels as adjoints
+from triplan.backends.triton.norms import parameters_kernels
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.shared import (
     ELEMENTS,
@@ -127,7 +127,7 @@ def _launches(desc: Any) -> list[Launch]:
     # In f64 sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
     most = registers_for(shared, 2) if desc.element is ElementKind.F64 else 0
     return [
-        launch_of(adjoints.norm_parameters_kernel, lines * parts(desc), of_parts, added, shared.warps, most),
+        launch_of(parameters_kernels.norm_parameters_kernel, lines * parts(desc), of_parts, added, shared.warps, most),
         launch_of(kernels.norm_backward_finish_kernel, grid, args, found, tile.warps),
         *folds,
     ]

@@ -1,6 +1,6 @@
-"""rms_norm, layer_norm, l2_norm and their adjoints with each row divided among programs: its parts, then the rest.
+"""rms_norm, layer_norm, l2_norm and their backward: each row split between programs, in two launches.
 
-CENTRED, LENGTH and the operands as in ``norm_kernels``. The adjoints' parts come from ``norm_parameters_kernel``.
+CENTRED, LENGTH and the operands: see ``shared_kernels``. The backward begins with ``norm_parameters_kernel``.
 """
 
 # mypy: ignore-errors
@@ -11,8 +11,16 @@ import triton.language as tl
 
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.rows_kernels import along, placed, rows_of
-from triplan.backends.triton.norms.backward_kernels import scale_again, write_gradient
-from triplan.backends.triton.norms.rows_kernels import affine, read, scale_of, start_of, two_sums, write
+from triplan.backends.triton.norms.shared_kernels import (
+    affine,
+    read,
+    scale_again,
+    scale_of,
+    start_of,
+    two_sums,
+    write,
+    write_gradient,
+)
 
 
 @triton.jit

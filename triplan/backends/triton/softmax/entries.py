@@ -18,7 +18,7 @@ from triplan.backends.runtime.launch import Arg, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
 from triplan.backends.triton.common.rows import L2_BYTES, Rows, Tile, again_us, registers_for, waves_us
-from triplan.backends.triton.softmax import kernels
+from triplan.backends.triton.softmax import looped_kernels, rows_kernels, split_kernels
 from triplan.sku import (
     SUPPORTED,
     ElementKind,
@@ -201,11 +201,11 @@ def whole_launches(desc: Any, tile: Tile, narrow: bool | None = None) -> list[La
     args, constexprs = _common(desc, tile)
     constexprs["ROWS"], grid = tile.rows, r.programs(tile.rows)
     if is_backward(desc):
-        return [Launch(kernels.softmax_backward_rows_kernel, grid, args, constexprs, tile.warps)]
+        return [Launch(rows_kernels.softmax_backward_rows_kernel, grid, args, constexprs, tile.warps)]
     narrow = holds_narrow(desc, tile) if narrow is None else narrow
     constexprs["NARROW"] = narrow and not interpreting()
     most = registers_for(tile, 2) if constexprs["NARROW"] else 0
-    return [Launch(kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps, max_registers=most)]
+    return [Launch(rows_kernels.softmax_rows_kernel, grid, args, constexprs, tile.warps, max_registers=most)]
 
 
 def looped_launches(desc: Any, tile: Tile, unroll: int = 0) -> list[Launch]:
@@ -217,9 +217,9 @@ def looped_launches(desc: Any, tile: Tile, unroll: int = 0) -> list[Launch]:
     constexprs["ROWS"], grid = tile.rows, r.programs(tile.rows)
     if is_backward(desc):
         constexprs["UNROLL"] = unroll or r.unroll(tile, 2 if r.vectors else 1)
-        return [Launch(kernels.softmax_backward_looped_kernel, grid, args, constexprs, tile.warps)]
+        return [Launch(looped_kernels.softmax_backward_looped_kernel, grid, args, constexprs, tile.warps)]
     constexprs |= {"UNROLL": unroll or r.unroll(tile, 4), "VECTOR": r.vector(desc.element, tile)}
-    return [Launch(kernels.softmax_looped_kernel, grid, args, constexprs, tile.warps)]
+    return [Launch(looped_kernels.softmax_looped_kernel, grid, args, constexprs, tile.warps)]
 
 
 def _rows(desc: Any, target: Target) -> list[Launch]:
@@ -252,8 +252,8 @@ def _split(desc: Any, target: Target) -> list[Launch]:
     args |= _scratch(desc)[0]
     args["blocks"] = r.blocks(_blocks(desc))
     backward = is_backward(desc)
-    partial_kernel = kernels.softmax_backward_partial_kernel if backward else kernels.softmax_partial_kernel
-    finish_kernel = kernels.softmax_backward_finish_kernel if backward else kernels.softmax_finish_kernel
+    partial_kernel = split_kernels.softmax_backward_partial_kernel if backward else split_kernels.softmax_partial_kernel
+    finish_kernel = split_kernels.softmax_backward_finish_kernel if backward else split_kernels.softmax_finish_kernel
     read = {name: arg for name, arg in args.items() if name in partial_kernel.arg_names}
     first = {name: value for name, value in constexprs.items() if name in partial_kernel.arg_names}
     grid = r.count * _blocks(desc)

@@ -1,0 +1,26 @@
+"""scale_gradient of packed operands: element by element."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale_gradient_kernel(
+    dloss, unscaled, dx, numel, IN_PLACE: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """dx = dloss * unscaled. Few programs, each of many blocks: where there is nothing to do, they are soon gone."""
+    factor = tl.load(dloss).to(COMPUTE)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    last = numel.to(tl.int64)
+    if IN_PLACE:
+        if factor == 1.0:
+            last = start
+    while start < last:
+        at = start + tl.arange(0, BLOCK)
+        v = tl.load(unscaled + at, mask=at < numel, other=0.0).to(COMPUTE)
+        tl.store(dx + at, (v * factor).to(dx.dtype.element_ty), mask=at < numel)
+        start += step
