@@ -14,7 +14,7 @@ PY := $(VENV)/bin/python
 # Two processes where pytest-xdist is there; a machine without a network may lack it.
 PARALLEL = $$($(PY) -c 'import xdist; print("-n 2")' 2>/dev/null || true)
 
-.PHONY: help setup demo test lint unit gpu interpret compile-newest ops format clean
+.PHONY: help setup demo test lint unit gpu interpret compile-newest ops api format clean
 
 help:
 	@echo "make demo            the main job, on real data"
@@ -25,6 +25,7 @@ help:
 	@echo "make interpret       Triton kernels in Triton's interpreter"
 	@echo "make compile-newest  the compile matrix and the launcher's tests under $(TRITON_NEWEST)"
 	@echo "make ops             write OPS.md and README's table anew"
+	@echo "make api             write the record of the public API anew: tests/core/api.txt"
 	@echo "make format          ruff's fixes and formatting"
 
 setup: $(STAMP)
@@ -71,6 +72,9 @@ compile-newest: $(STAMP)
 ops: $(STAMP)
 	$(PY) -m triplan.cli ops --markdown > OPS.md.new && mv OPS.md.new OPS.md
 	$(PY) -m triplan.cli ops --summary | $(PY) tools/readme_table.py
+
+api: $(STAMP)
+	$(PY) tools/api.py > tests/core/api.txt.new && mv tests/core/api.txt.new tests/core/api.txt
 
 format: $(STAMP)
 	$(PY) -m ruff check --fix . && $(PY) -m ruff format .
