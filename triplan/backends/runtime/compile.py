@@ -1,7 +1,7 @@
-"""Compiling launches, with or without a GPU, and reading what came out.
+"""Compile launches, with or without a GPU, and read registers and spills off the binaries.
 
-Relies on ``triton.compile(ASTSource(...), target=GPUTarget(...))`` (for Gluon ``GluonASTSource``), ``is_gluon`` of a
-kernel and ``get_ptxas``, unchanged from Triton 3.6 to 3.9, and on the ``cuobjdump`` inside Triton's wheel.
+Relies on ``triton.compile(ASTSource(...), target=GPUTarget(...))`` (``GluonASTSource`` for Gluon), ``is_gluon`` of a
+kernel and ``get_ptxas``, unchanged from Triton 3.6 to 3.9, and on the ``cuobjdump`` in Triton's wheel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 import threading
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from triplan.backends.runtime.gluon import GluonASTSource
 from triplan.backends.runtime.launch import Source
 from triplan.errors import KernelInternal, Unsupported
 from triplan.sku import ArchSku, interpreting
+from triplan.sku.facts import fact
 
 _lock = threading.Lock()
 _compiled: dict[tuple[Source, ArchSku, int | None], Any] = {}
@@ -32,7 +32,7 @@ _compiled: dict[tuple[Source, ArchSku, int | None], Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class CompiledRecord:
-    """One compiled kernel: sizes in bytes, registers a thread."""
+    """One compiled kernel. Sizes are bytes; ``registers`` is per thread."""
 
     name: str
     arch: ArchSku
@@ -44,7 +44,7 @@ class CompiledRecord:
 
 
 def compile_source(source: Source, arch: ArchSku, device: int | None = None) -> Any:
-    """Triton's compiled kernel for ``source``; one a device, as its function handle belongs to one.
+    """Triton's compiled kernel for ``source``, which is compiled once. Each device has its own, with a function handle.
 
     Raises ``KernelInternal`` if Triton or ptxas refuses, ``Unsupported`` where kernels are interpreted.
     """
@@ -77,7 +77,7 @@ def _compile(source: Source, arch: ArchSku) -> Any:
         constexprs=dict(source.constexprs),
         attrs={path: [["tt.divisibility", value]] for path, value in source.attrs},
     )
-    # fp-fusion is stated because its default flips in Triton 3.10, and bits would change with it.
+    # Triton 3.10 flips the default of enable_fp_fusion, which would change bits.
     options: dict[str, Any] = {
         "num_warps": source.num_warps,
         "num_stages": source.num_stages,
@@ -91,23 +91,31 @@ def _compile(source: Source, arch: ArchSku) -> Any:
         raise KernelInternal(f"{source.name} did not compile for {arch}: {e}") from e
 
 
-@lru_cache(maxsize=1024)
+@fact
 def record(source: Source, arch: ArchSku) -> CompiledRecord:
     """Compile ``source`` and read registers, spills and shared memory off the binary."""
     compiled = compile_source(source, arch)
-    ptx = compiled.asm["ptx"]
-    registers, spilled = _resource_usage(ptx, arch)
-    return CompiledRecord(
-        source.name, arch, ptx, compiled.asm["cubin"], registers, spilled, int(compiled.metadata.shared)
-    )
+    ptx, cubin = compiled.asm["ptx"], compiled.asm["cubin"]
+    registers, stack = _resource_usage(cubin)
+    spilled = _spill_bytes(ptx, arch) if stack else 0
+    return CompiledRecord(source.name, arch, ptx, cubin, registers, spilled, int(compiled.metadata.shared))
 
 
-def _tool(name: str) -> str:
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
+def _resource_usage(cubin: bytes) -> tuple[int, int]:
+    """(registers a thread, bytes of stack a thread)."""
+    out = _cuobjdump("--dump-resource-usage", cubin)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", out)
+    if found is None:
+        raise KernelInternal(f"cuobjdump printed no resource usage: {out!r}")
+    return int(found[1]), int(found[2])
 
 
-def _resource_usage(ptx: str, arch: ArchSku) -> tuple[int, int]:
-    """(registers a thread, bytes spilled): assembled once more, as only ptxas tells spills from other stack use."""
+def _spill_bytes(ptx: str, arch: ArchSku) -> int:
+    """Bytes of register spills, stores and loads together.
+
+    Spills use the stack, but so does an array that is indexed at run time. Only ``ptxas -v`` tells them apart, so it
+    assembles the PTX once more. That takes 25 times as long as reading the cubin: call it only where there is a stack.
+    """
     name = {"sm80": "sm_80", "sm90a": "sm_90a"}[arch.value]
     with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
         file.write(ptx)
@@ -115,16 +123,19 @@ def _resource_usage(ptx: str, arch: ArchSku) -> tuple[int, int]:
         command = [get_ptxas(arch.capability).path, "-v", f"--gpu-name={name}", file.name, "-o", os.devnull]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", out)
-    registers = re.search(r"Used (\d+) registers", out)
-    if spills is None or registers is None:
-        raise KernelInternal(f"ptxas printed no resource usage: {out!r}")
-    return int(registers[1]), int(spills[1]) + int(spills[2])
+    if spills is None:
+        raise KernelInternal(f"ptxas printed no spills: {out!r}")
+    return int(spills[1]) + int(spills[2])
 
 
 def sass(cubin: bytes) -> str:
     """The disassembly of a cubin."""
+    return _cuobjdump("-sass", cubin)
+
+
+def _cuobjdump(option: str, cubin: bytes) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [_tool("cuobjdump"), "-sass", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
