@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from triplan.sku.support import Candidate
 
+__all__ = ["InvalidProblem", "KernelInternal", "MisalignedOperand", "TriplanError", "Unsupported", "WorkspaceTooSmall"]
+
 
 class TriplanError(Exception):
     """Base of everything that triplan raises on purpose."""

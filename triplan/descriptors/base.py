@@ -16,6 +16,8 @@ from triplan.descriptors.operand import Operand, OperandKind
 from triplan.errors import InvalidProblem
 from triplan.sku import Element, FrozenModel, OpCategory
 
+__all__ = ["Descriptor", "descriptor_types", "parse_descriptor"]
+
 _REGISTRY: dict[str, type[Descriptor]] = {}
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+__all__ = ["AxisField", "Extent", "ExtentField", "IndexValueField", "Shape", "ShapeField"]
+
 MAX_RANK = 8
 
 

@@ -11,6 +11,9 @@ from triplan.descriptors.fields import Extent
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.sku import Element, ElementKind, Math, MathPrecision, OpCategory
 
+__all__ = ["BatchedGemmDescriptor"]
+__all__ += ["GemmBackwardDescriptor", "GemmDescriptor"]
+
 #: What happens to the product before it is rounded, in the accumulator. ``gelu`` is the exact one, by erf.
 Epilogue = Literal["identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu"]
 

@@ -17,6 +17,11 @@ from triplan.descriptors.fields import MAX_RANK, AxisField, Extent, IndexValueFi
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory
 
+__all__ = ["GatherBackwardDescriptor", "GatherDescriptor"]
+__all__ += ["IndexSelectBackwardDescriptor", "IndexSelectDescriptor"]
+__all__ += ["EmbeddingBackwardDescriptor", "EmbeddingDescriptor"]
+__all__ += ["IndexAddDescriptor", "IndexPutDescriptor", "ScatterAddDescriptor", "ScatterDescriptor"]
+
 
 class IndexingDescriptor(Descriptor):
     """Fields that all indexing ops share.

@@ -10,6 +10,8 @@ from typing_extensions import Self
 
 from triplan.sku import FrozenModel
 
+__all__ = ["Layout"]
+
 #: Bytes that vector loads want; what torch's allocators give, and the default promise.
 VECTOR_BYTES = 16
 

@@ -12,6 +12,10 @@ from triplan.descriptors.fields import AxisField, RowsShape, Shape
 from triplan.descriptors.operand import Operand, Role
 from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory
 
+__all__ = ["CrossEntropyBackwardDescriptor", "CrossEntropyDescriptor"]
+__all__ += ["NllLossBackwardDescriptor", "NllLossDescriptor"]
+__all__ += ["ScaleGradientDescriptor"]
+
 #: What becomes of the losses of rows, over the rows that are kept. ``mean``: sum(loss) / sum(weight[target]).
 #: ``byte_mean``: sum(loss * bytes[target]) / sum(bytes[target]). ``none``: nothing.
 Reduction = Literal["mean", "sum", "none", "byte_mean"]

@@ -10,6 +10,10 @@ from triplan.descriptors.base import RowwiseDescriptor
 from triplan.descriptors.fields import RowsShape
 from triplan.descriptors.operand import Operand, Role
 
+__all__ = ["L2NormBackwardDescriptor", "L2NormDescriptor"]
+__all__ += ["LayerNormBackwardDescriptor", "LayerNormDescriptor"]
+__all__ += ["RmsNormBackwardDescriptor", "RmsNormDescriptor"]
+
 Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 

@@ -9,6 +9,8 @@ from enum import Enum
 from triplan.descriptors.layout import PACKED, Layout
 from triplan.sku import ElementKind
 
+__all__ = ["Operand", "OperandKind", "Role"]
+
 
 class Role(str, Enum):
     """``in_out`` operands are read and written; ``output`` operands may hold anything before the run."""

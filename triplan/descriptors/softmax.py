@@ -8,6 +8,9 @@ from triplan.descriptors.base import RowwiseDescriptor
 from triplan.descriptors.fields import AxisField, Shape
 from triplan.descriptors.operand import Operand, Role
 
+__all__ = ["LogSoftmaxBackwardDescriptor", "LogSoftmaxDescriptor"]
+__all__ += ["SoftmaxBackwardDescriptor", "SoftmaxDescriptor"]
+
 
 class _Softmax(RowwiseDescriptor):
     input_shape: Shape

@@ -1,141 +1,15 @@
 """What users hold: plans, their args, workspaces, caches."""
 
-from triplan.facade.cache import CacheStats, LoadReport, PlanCache
-from triplan.facade.gemm import (
-    BatchedGemmArgs,
-    BatchedGemmPlan,
-    GemmArgs,
-    GemmBackwardArgs,
-    GemmBackwardPlan,
-    GemmPlan,
-)
-from triplan.facade.indexing import (
-    EmbeddingArgs,
-    EmbeddingBackwardArgs,
-    EmbeddingBackwardPlan,
-    EmbeddingPlan,
-    GatherArgs,
-    GatherBackwardArgs,
-    GatherBackwardPlan,
-    GatherPlan,
-    IndexAddArgs,
-    IndexAddPlan,
-    IndexPutArgs,
-    IndexPutPlan,
-    IndexSelectArgs,
-    IndexSelectBackwardArgs,
-    IndexSelectBackwardPlan,
-    IndexSelectPlan,
-    ScatterAddArgs,
-    ScatterAddPlan,
-    ScatterArgs,
-    ScatterPlan,
-)
-from triplan.facade.losses import (
-    CrossEntropyArgs,
-    CrossEntropyBackwardArgs,
-    CrossEntropyBackwardPlan,
-    CrossEntropyPlan,
-    NllLossArgs,
-    NllLossBackwardArgs,
-    NllLossBackwardPlan,
-    NllLossPlan,
-    ScaleGradientArgs,
-    ScaleGradientPlan,
-)
-from triplan.facade.norms import (
-    L2NormArgs,
-    L2NormBackwardArgs,
-    L2NormBackwardPlan,
-    L2NormPlan,
-    LayerNormArgs,
-    LayerNormBackwardArgs,
-    LayerNormBackwardPlan,
-    LayerNormPlan,
-    RmsNormArgs,
-    RmsNormBackwardArgs,
-    RmsNormBackwardPlan,
-    RmsNormPlan,
-)
-from triplan.facade.plan import Plan, plan, plan_type
-from triplan.facade.prepared import PreparedIndices
-from triplan.facade.softmax import (
-    LogSoftmaxArgs,
-    LogSoftmaxBackwardArgs,
-    LogSoftmaxBackwardPlan,
-    LogSoftmaxPlan,
-    SoftmaxArgs,
-    SoftmaxBackwardArgs,
-    SoftmaxBackwardPlan,
-    SoftmaxPlan,
-)
-from triplan.facade.tune import tune
-from triplan.facade.workspace import Workspace
+from triplan._exports import export as _export
+from triplan.facade.cache import *
+from triplan.facade.gemm import *
+from triplan.facade.indexing import *
+from triplan.facade.losses import *
+from triplan.facade.norms import *
+from triplan.facade.plan import *
+from triplan.facade.prepared import *
+from triplan.facade.softmax import *
+from triplan.facade.tune import *
+from triplan.facade.workspace import *
 
-__all__ = [
-    "BatchedGemmArgs",
-    "BatchedGemmPlan",
-    "CacheStats",
-    "CrossEntropyArgs",
-    "CrossEntropyBackwardArgs",
-    "CrossEntropyBackwardPlan",
-    "CrossEntropyPlan",
-    "EmbeddingArgs",
-    "EmbeddingBackwardArgs",
-    "EmbeddingBackwardPlan",
-    "EmbeddingPlan",
-    "GatherArgs",
-    "GatherBackwardArgs",
-    "GatherBackwardPlan",
-    "GatherPlan",
-    "GemmArgs",
-    "GemmBackwardArgs",
-    "GemmBackwardPlan",
-    "GemmPlan",
-    "IndexAddArgs",
-    "IndexAddPlan",
-    "IndexPutArgs",
-    "IndexPutPlan",
-    "IndexSelectArgs",
-    "IndexSelectBackwardArgs",
-    "IndexSelectBackwardPlan",
-    "IndexSelectPlan",
-    "L2NormArgs",
-    "L2NormBackwardArgs",
-    "L2NormBackwardPlan",
-    "L2NormPlan",
-    "LayerNormArgs",
-    "LayerNormBackwardArgs",
-    "LayerNormBackwardPlan",
-    "LayerNormPlan",
-    "LoadReport",
-    "LogSoftmaxArgs",
-    "LogSoftmaxBackwardArgs",
-    "LogSoftmaxBackwardPlan",
-    "LogSoftmaxPlan",
-    "NllLossArgs",
-    "NllLossBackwardArgs",
-    "NllLossBackwardPlan",
-    "NllLossPlan",
-    "Plan",
-    "PlanCache",
-    "PreparedIndices",
-    "RmsNormArgs",
-    "RmsNormBackwardArgs",
-    "RmsNormBackwardPlan",
-    "RmsNormPlan",
-    "ScaleGradientArgs",
-    "ScaleGradientPlan",
-    "ScatterAddArgs",
-    "ScatterAddPlan",
-    "ScatterArgs",
-    "ScatterPlan",
-    "SoftmaxArgs",
-    "SoftmaxBackwardArgs",
-    "SoftmaxBackwardPlan",
-    "SoftmaxPlan",
-    "Workspace",
-    "plan",
-    "plan_type",
-    "tune",
-]
+_export(__name__)

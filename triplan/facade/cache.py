@@ -23,6 +23,8 @@ from triplan.errors import InvalidProblem, TriplanError
 from triplan.facade.plan import Plan, plan_type
 from triplan.sku import NO_PREFERENCE, KernelSku, PlanPreference, Target
 
+__all__ = ["CacheStats", "LoadReport", "PlanCache"]
+
 AnyPlan = Plan[Any, Any]
 _FORMAT = 1
 _caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()

@@ -9,6 +9,9 @@ from torch import Tensor
 from triplan.descriptors import BatchedGemmDescriptor, GemmBackwardDescriptor, GemmDescriptor
 from triplan.facade.plan import Plan
 
+__all__ = ["BatchedGemmArgs", "BatchedGemmPlan"]
+__all__ += ["GemmArgs", "GemmBackwardArgs", "GemmBackwardPlan", "GemmPlan"]
+
 
 @dataclass(frozen=True, slots=True)
 class GemmArgs:

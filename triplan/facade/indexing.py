@@ -21,6 +21,14 @@ from triplan.descriptors import (
 )
 from triplan.facade.plan import Plan
 
+__all__ = ["GatherArgs", "GatherBackwardArgs", "GatherBackwardPlan", "GatherPlan"]
+__all__ += ["IndexSelectArgs", "IndexSelectBackwardArgs", "IndexSelectBackwardPlan", "IndexSelectPlan"]
+__all__ += ["EmbeddingArgs", "EmbeddingBackwardArgs", "EmbeddingBackwardPlan", "EmbeddingPlan"]
+__all__ += ["IndexAddArgs", "IndexAddPlan"]
+__all__ += ["IndexPutArgs", "IndexPutPlan"]
+__all__ += ["ScatterArgs", "ScatterPlan"]
+__all__ += ["ScatterAddArgs", "ScatterAddPlan"]
+
 
 @dataclass(frozen=True, slots=True)
 class GatherArgs:

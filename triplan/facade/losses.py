@@ -15,6 +15,10 @@ from triplan.descriptors import (
 )
 from triplan.facade.plan import Plan
 
+__all__ = ["CrossEntropyArgs", "CrossEntropyBackwardArgs", "CrossEntropyBackwardPlan", "CrossEntropyPlan"]
+__all__ += ["NllLossArgs", "NllLossBackwardArgs", "NllLossBackwardPlan", "NllLossPlan"]
+__all__ += ["ScaleGradientArgs", "ScaleGradientPlan"]
+
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropyArgs:

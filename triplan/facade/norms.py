@@ -16,6 +16,10 @@ from triplan.descriptors import (
 )
 from triplan.facade.plan import Plan
 
+__all__ = ["L2NormArgs", "L2NormBackwardArgs", "L2NormBackwardPlan", "L2NormPlan"]
+__all__ += ["LayerNormArgs", "LayerNormBackwardArgs", "LayerNormBackwardPlan", "LayerNormPlan"]
+__all__ += ["RmsNormArgs", "RmsNormBackwardArgs", "RmsNormBackwardPlan", "RmsNormPlan"]
+
 
 @dataclass(frozen=True, slots=True)
 class RmsNormArgs:

@@ -37,6 +37,8 @@ from triplan.sku import (
     Target,
 )
 
+__all__ = ["Plan", "plan", "plan_type"]
+
 D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A")
 

@@ -19,6 +19,8 @@ from triplan.facade.check import check_memory, check_operand, named_tensors
 from triplan.facade.workspace import Workspace
 from triplan.sku import Candidate, Target
 
+__all__ = ["PreparedIndices"]
+
 
 class PreparedIndices:
     """Made by ``Plan.prepare_indices``, taken by ``Plan.run`` and ``Plan.bind`` of plans with the same key.

@@ -14,6 +14,9 @@ from triplan.descriptors import (
 )
 from triplan.facade.plan import Plan
 
+__all__ = ["LogSoftmaxArgs", "LogSoftmaxBackwardArgs", "LogSoftmaxBackwardPlan", "LogSoftmaxPlan"]
+__all__ += ["SoftmaxArgs", "SoftmaxBackwardArgs", "SoftmaxBackwardPlan", "SoftmaxPlan"]
+
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxArgs:

@@ -18,6 +18,8 @@ from triplan.facade.plan import Plan, plan_type
 from triplan.facade.workspace import Workspace
 from triplan.sku import BackendKind, PlanPreference, Target
 
+__all__ = ["tune"]
+
 #: Configurations that their own cost model takes for this many times as slow as the row's best are not timed.
 HOPELESS = 2.0
 #: Device time to aim for in one graph of launches, in microseconds, the most launches in it, and timed repeats.

@@ -9,6 +9,8 @@ import torch
 
 from triplan.errors import InvalidProblem, MisalignedOperand
 
+__all__ = ["Workspace"]
+
 
 class Workspace:
     """A run of bytes on one device, at an address that is a multiple of ``ALIGNMENT``. One call uses it at a time."""

@@ -19,6 +19,8 @@ from triplan.functional._ops import Op, _transformed, check_out
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import broadcast, check_same_device, require
 
+__all__ = ["addmm", "bmm", "linear", "matmul", "mm"]
+
 Tensor = torch.Tensor
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -14,6 +14,8 @@ from triplan.functional._losses import How
 from triplan.functional._ops import _nothing_watches, _transformed, needs_grad
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
 
+__all__ = ["cross_entropy", "nll_loss"]
+
 Tensor = torch.Tensor
 REDUCTIONS = get_args(Reduction)
 

@@ -11,6 +11,8 @@ from triplan.functional import _norms
 from triplan.functional._autocast import widened
 from triplan.sku import ElementKind
 
+__all__ = ["l2_norm", "layer_norm", "rms_norm"]
+
 Tensor = torch.Tensor
 
 

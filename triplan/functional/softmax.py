@@ -16,6 +16,8 @@ from triplan.functional._ops import Op
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import axis
 
+__all__ = ["log_softmax", "softmax"]
+
 Tensor = torch.Tensor
 #: Of more axes only three are told apart: those before, the one, and those behind.
 _MOST_AXES = 8

@@ -1,6 +1,7 @@
 """Modules on top of ``triplan.functional``: what torch.nn has by these names, with its parameters and state dicts."""
 
-from triplan.nn.losses import CrossEntropyLoss
-from triplan.nn.norms import LayerNorm, RMSNorm
+from triplan._exports import export as _export
+from triplan.nn.losses import *
+from triplan.nn.norms import *
 
-__all__ = ["CrossEntropyLoss", "LayerNorm", "RMSNorm"]
+_export(__name__)

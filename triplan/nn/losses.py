@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from triplan import functional
 
+__all__ = ["CrossEntropyLoss"]
+
 
 class CrossEntropyLoss(nn.Module):
     """``functional.cross_entropy`` as a module (torch.nn.CrossEntropyLoss, whose state dicts it loads).

@@ -8,6 +8,8 @@ import torch
 
 from triplan import functional
 
+__all__ = ["LayerNorm", "RMSNorm"]
+
 Tensor = torch.Tensor
 
 

@@ -1,35 +1,20 @@
 """WHO answers, as pure data."""
 
-from triplan.sku.element import Element, ElementKind, IndexElement, IndexElementKind
-from triplan.sku.guarantee import PrecisionGuarantee, Tolerance
-from triplan.sku.kernel_sku import KernelSku
-from triplan.sku.kinds import GPU_ARCHS, ArchSku, BackendKind, Duplicates, Math, MathPrecision, OpCategory
-from triplan.sku.model import FrozenModel
-from triplan.sku.preference import NO_PREFERENCE, PlanPreference
-from triplan.sku.support import SUPPORTED, Candidate, Support
-from triplan.sku.target import Target, interpreting
+from triplan._exports import export as _export
+from triplan.sku.element import *
+from triplan.sku.element import Element as Element
+from triplan.sku.element import IndexElement as IndexElement
+from triplan.sku.guarantee import *
+from triplan.sku.kernel_sku import *
+from triplan.sku.kinds import *
+from triplan.sku.kinds import GPU_ARCHS as GPU_ARCHS
+from triplan.sku.kinds import Math as Math
+from triplan.sku.model import FrozenModel as FrozenModel
+from triplan.sku.preference import *
+from triplan.sku.preference import NO_PREFERENCE as NO_PREFERENCE
+from triplan.sku.support import *
+from triplan.sku.support import SUPPORTED as SUPPORTED
+from triplan.sku.target import *
+from triplan.sku.target import interpreting as interpreting
 
-__all__ = [
-    "GPU_ARCHS",
-    "NO_PREFERENCE",
-    "SUPPORTED",
-    "ArchSku",
-    "BackendKind",
-    "Candidate",
-    "Duplicates",
-    "Element",
-    "ElementKind",
-    "FrozenModel",
-    "IndexElement",
-    "IndexElementKind",
-    "KernelSku",
-    "Math",
-    "MathPrecision",
-    "OpCategory",
-    "PlanPreference",
-    "PrecisionGuarantee",
-    "Support",
-    "Target",
-    "Tolerance",
-    "interpreting",
-]
+_export(__name__)

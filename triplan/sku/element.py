@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import torch
 from pydantic import BeforeValidator
 
+__all__ = ["ElementKind", "IndexElementKind"]
+
 
 class ElementKind(str, Enum):
     """The type of one tensor element."""

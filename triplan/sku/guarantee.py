@@ -12,6 +12,8 @@ from triplan.sku.element import Element, ElementKind
 from triplan.sku.kinds import Duplicates, MathPrecision
 from triplan.sku.model import FrozenModel
 
+__all__ = ["PrecisionGuarantee", "Tolerance"]
+
 _NonNegative = Annotated[float, Field(ge=0, strict=False)]
 
 

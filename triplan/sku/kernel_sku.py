@@ -9,6 +9,8 @@ from triplan.sku.guarantee import PrecisionGuarantee
 from triplan.sku.kinds import ArchSku, BackendKind, OpCategory
 from triplan.sku.model import FrozenModel
 
+__all__ = ["KernelSku"]
+
 
 class KernelSku(FrozenModel):
     """Identity of the kernel behind a plan: what it *is*, not what was asked.

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+__all__ = ["ArchSku", "BackendKind", "Duplicates", "MathPrecision", "OpCategory"]
+
 
 class _Name(str, Enum):
     def __str__(self) -> str:

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator, NonNegativeInt
 from triplan.sku.kinds import BackendKind
 from triplan.sku.model import FrozenModel
 
+__all__ = ["PlanPreference"]
+
 
 def _features(value: Any) -> Any:
     if isinstance(value, (list, set, frozenset, tuple)) and all(isinstance(v, str) for v in value):

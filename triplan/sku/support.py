@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from triplan.errors import TriplanError, Unsupported
 
+__all__ = ["Candidate", "Support"]
+
 
 @dataclass(frozen=True, slots=True)
 class Support:

@@ -13,6 +13,8 @@ from triplan.errors import InvalidProblem, Unsupported
 from triplan.sku.kinds import ArchSku
 from triplan.sku.model import FrozenModel
 
+__all__ = ["Target"]
+
 
 class Target(FrozenModel):
     """Architecture, multiprocessor count and shared memory per block in bytes. ``name`` is for people only."""

@@ -7,24 +7,11 @@
 - ``oracle(desc, args)``: the reference in float64.
 """
 
-from triplan.testing.args import PlacedArgs, args_for
-from triplan.testing.check import CheckReport, check_plan
-from triplan.testing.mutations import Mutation, check_refusals, mutations
-from triplan.testing.oracle import magnitudes, oracle
-from triplan.testing.strategies import descriptors, extents, layouts, shapes
+from triplan._exports import export as _export
+from triplan.testing.args import *
+from triplan.testing.check import *
+from triplan.testing.mutations import *
+from triplan.testing.oracle import *
+from triplan.testing.strategies import *
 
-__all__ = [
-    "CheckReport",
-    "Mutation",
-    "PlacedArgs",
-    "args_for",
-    "check_plan",
-    "check_refusals",
-    "descriptors",
-    "extents",
-    "layouts",
-    "magnitudes",
-    "mutations",
-    "oracle",
-    "shapes",
-]
+_export(__name__)

@@ -15,6 +15,8 @@ from triplan.sku import ElementKind
 from triplan.testing.placing import Region, place, write
 from triplan.testing.values import Indices, Values, draw, draw_indices, draw_scalar
 
+__all__ = ["PlacedArgs", "args_for"]
+
 
 @dataclass
 class PlacedArgs:

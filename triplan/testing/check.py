@@ -15,6 +15,8 @@ from triplan.testing.duplicates import check_any, meets_distinctly
 from triplan.testing.oracle import Magnitude, Outputs, bit_oracle, judge, magnitudes, moved_bits, oracle
 from triplan.testing.values import Indices, Values
 
+__all__ = ["CheckReport", "check_plan"]
+
 
 @dataclass(frozen=True)
 class CheckReport:

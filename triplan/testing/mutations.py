@@ -15,6 +15,8 @@ from triplan.sku import ElementKind
 from triplan.testing.args import PlacedArgs, args_for, poisoned
 from triplan.testing.placing import Region, allocate, draw_strides, place, reach
 
+__all__ = ["Mutation", "check_refusals", "mutations"]
+
 
 @dataclasses.dataclass
 class Mutation:

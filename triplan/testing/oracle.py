@@ -15,6 +15,8 @@ from triplan.backends.table import TABLE, KernelTable
 from triplan.descriptors import Descriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 
+__all__ = ["magnitudes", "oracle"]
+
 Outputs = Mapping[str, torch.Tensor]
 #: From (descriptor, float64 inputs by operand) to sum|terms| by output.
 Magnitude = Callable[[Any, Mapping[str, Any]], Outputs]

@@ -25,6 +25,8 @@ from triplan.errors import InvalidProblem, Unsupported
 from triplan.facade import plan
 from triplan.sku import ElementKind, IndexElementKind, Target
 
+__all__ = ["descriptors", "extents", "layouts", "shapes"]
+
 D = TypeVar("D", bound=Descriptor)
 #: Around the edges of vectors, warps and blocks, where masks go wrong.
 EDGES = (15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257, 1023, 1025)

@@ -25,6 +25,8 @@ from triplan.functional._shapes import (
     narrowed,
 )
 
+__all__ = ["gather", "gather_with_grad", "scatter", "scatter_add", "scatter_add_"]
+
 Tensor = torch.Tensor
 
 

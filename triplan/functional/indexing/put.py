@@ -19,6 +19,8 @@ from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import INDEX_DTYPES, broadcast, check_same_device
 from triplan.functional.indexing.select import index_select
 
+__all__ = ["index_put"]
+
 Tensor = torch.Tensor
 
 

@@ -30,6 +30,8 @@ from triplan.functional._shapes import (
     require,
 )
 
+__all__ = ["embedding", "index_add", "index_add_", "index_select"]
+
 Tensor = torch.Tensor
 
 
