@@ -60,7 +60,8 @@ gpu: $(STAMP)
 interpret: $(STAMP)
 	TRITON_INTERPRET=1 $(PY) -m pytest -m interpret $(PARALLEL)
 
-COMPILED := tests/test_compile.py tests/test_gemm.py tests/test_gemm_backward.py tests/test_launcher.py
+COMPILED := tests/families/indexing/test_compile.py tests/families/gemm/test_products.py \
+  tests/families/gemm/test_backward.py tests/core/test_launcher.py
 
 compile-newest: $(STAMP)
 	@if [ ! -e $(NEWEST)/done ]; then rm -rf $(NEWEST); \

@@ -1,6 +1,6 @@
 """Launches put together as one CUDA graph: the host launches one sooner than a single kernel (``bench host``).
 
-Relies on the driver's own functions, of CUDA 12 and later, by ctypes (``tests/test_graph.py`` would notice):
+Relies on the driver's own functions, of CUDA 12 and later, by ctypes (``tests/core/test_graph.py`` would notice):
 
 - ``cuGraphLaunch`` may be called for a graph that still runs, which the next run then follows, and a graph may be
   destroyed while it runs.

@@ -1,6 +1,6 @@
 """Launching compiled kernels with little host work.
 
-What this module relies on, and what breaks if it changes (``tests/test_launcher.py`` would notice):
+What this module relies on, and what breaks if it changes (``tests/core/test_launcher.py`` would notice):
 
 - torch's ``_C._StaticCudaLauncher._launch_kernel(function, x, y, z, warps, shared, types, args, stream)``, by which
   inductor launches Triton kernels, from torch 2.7 on: ``types`` has a letter for each kernel parameter, constexprs left

@@ -5,8 +5,8 @@ the steps of one program after another (each waits for memory, ``stages - 1`` of
 operands. Where two take nearly as long, they get in each other's way: hence the sum of powers.
 
 The constants were fitted, by least squares of logarithms, to the kernels' tiles in the committed runs of ``python -m
-bench gemm --sweep``; ``tests/test_gemm_costs.py`` holds the choices that follow against them. What was not measured,
-the other elements and sm80, is scaled by the peak of its unit.
+bench gemm --sweep``; ``tests/families/gemm/test_costs.py`` holds the choices that follow against them. What was not
+measured, the other elements and sm80, is scaled by the peak of its unit.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Ring:
 #: squares of logarithms to the rings' times in the committed runs of ``python -m bench gemm --sweep``; then moved by
 #: hand so that what measured fastest is taken: the first ring in turns and ``AROUND_US`` of a loading warp for products
 #: of one round of tiles and batches, what one of 128 columns multiplies for cubes of 4096, and what that of 64 by 64
-#: streams for 64 rows. ``tests/test_gemm_costs.py`` holds the choices.
+#: streams for 64 rows. ``tests/families/gemm/test_costs.py`` holds the choices.
 RATES = {
     Ring(128, 256, 64, 4, True, group=4): (5.20, 3.96),
     Ring(128, 256, 64, 3, True): (5.18, 3.96),

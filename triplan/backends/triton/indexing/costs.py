@@ -1,7 +1,7 @@
 """What each row of the indexing family costs, in microseconds on an H200: the figures that select compares.
 
 Only which is smaller matters. The models were fitted to runs of ``python -m bench determinism --rows`` and ``bench
-indexing``; ``tests/test_costs.py`` holds the choices that follow against the committed run,
+indexing``; ``tests/families/indexing/test_costs.py`` holds the choices that follow against the committed run,
 ``bench/results/determinism-nvidia-h200.json``. Indices are not known when planning: they are taken to be spread evenly.
 """
 

@@ -1,0 +1,1 @@
+"""Problems that the tests of several files share."""

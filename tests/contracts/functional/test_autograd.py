@@ -1,0 +1,332 @@
+"""Gradients of triplan.functional: right, double, never dropped, deterministic when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, forget_recipes, integers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.forward_ad import dual_level, make_dual
+
+import triplan.functional as F  # noqa: N812
+from triplan import PlanCache
+from triplan.functional import _plans, _recipe
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def on_copies(call: Call, which: Any) -> Any:
+    """``which`` as a function of the values. An in-place call works on a copy (a leaf refuses it), which is read."""
+
+    def function(*values: torch.Tensor) -> torch.Tensor:
+        if call.name not in IN_PLACE:
+            return call.run(which, list(values))
+        target = values[0].clone()
+        call.run(which, [target, *values[1:]])
+        return target
+
+    return function
+
+
+def gradients(call: Call, which: Any, seed: int = 9) -> tuple[torch.Tensor, ...]:
+    values = call.copies(requires_grad=True)
+    out = on_copies(call, which)(*values)
+    weight = integers(tuple(out.shape), out.dtype, str(out.device), seed)
+    return torch.autograd.grad(out, values, weight)
+
+
+# --- right ---
+
+
+@pytest.mark.parametrize("device_type", DEVICES)
+@settings(max_examples=150)
+@given(data=st.data())
+def test_gradients_equal_torchs(device_type: str, data: st.DataObject) -> None:
+    call = data.draw(calls(device_type, (torch.float64, torch.float32)))
+    for ours, theirs in zip(gradients(call, call.ours), gradients(call, call.theirs), strict=True):
+        assert ours.shape == theirs.shape
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", FIXED)
+def test_gradients_in_every_dtype(name: str, dtype: torch.dtype, device: str) -> None:
+    call = fixed(device, dtype, torch.int32)[name]
+    for ours, theirs in zip(gradients(call, call.ours), gradients(call, call.theirs), strict=True):
+        assert ours.dtype == dtype
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", [n for n in FIXED if n != "embedding_padded"])  # which is no derivative, on purpose
+def test_gradcheck(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    values = call.copies(requires_grad=True)
+    assert gradcheck(on_copies(call, call.ours), values)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_gradgradcheck(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    function = on_copies(call, call.ours)
+    assert gradgradcheck(lambda *values: function(*values) ** 2, call.copies(requires_grad=True))
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_gradient_of_an_expanded_gradient(name: str, device: str) -> None:
+    """sum() hands back one number in every place."""
+    call = fixed(device)[name]
+    ours, theirs = (
+        torch.autograd.grad(on_copies(call, which)(*values).sum(), values)
+        for which, values in ((call.ours, call.copies(True)), (call.theirs, call.copies(True)))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_padding_row_gets_no_gradient(device: str) -> None:
+    weight = torch.ones(3, 2, device=device, requires_grad=True)
+    index = torch.tensor([0, 2, 2, 1], device=device)
+    F.embedding(index, weight, -1).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_embedding_without_width(device: str) -> None:
+    weight = torch.ones(3, 0, device=device, requires_grad=True)
+    out = F.embedding(torch.tensor([0, 2], device=device), weight)
+    assert out.shape == (2, 0)
+    (grad,) = torch.autograd.grad(out, weight, torch.ones_like(out))
+    assert grad.shape == (3, 0)
+
+
+# --- recorded when, and only when, torch would ---
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_each_argument_alone_is_recorded(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    everything = gradients(call, call.ours)
+    for at, expected in enumerate(everything):
+        values = [v.requires_grad_(i == at) for i, v in enumerate(call.copies())]
+        out = on_copies(call, call.ours)(*values)
+        assert out.requires_grad
+        (got,) = torch.autograd.grad(out, [values[at]], integers(tuple(out.shape), out.dtype, device, 9))
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_nothing_is_recorded_without_need(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    assert not call.run(call.ours, call.copies()).requires_grad
+    with torch.no_grad():
+        assert call.run(call.ours, call.copies(requires_grad=True)).grad_fn is None
+
+
+def test_integers_are_not_differentiated(device: str) -> None:
+    x = torch.arange(4, device=device)
+    assert not F.gather(x, 0, x).requires_grad
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_modified_index_is_detected(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    out = on_copies(call, call.ours)(*call.copies(requires_grad=True))
+    index = next(t for a in call.args for t in (a if isinstance(a, tuple) else (a,)) if _is_index(t))
+    index.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def _is_index(t: Any) -> bool:
+    return isinstance(t, torch.Tensor) and not t.is_floating_point()
+
+
+# --- in place ---
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_change_of_a_saved_tensor_is_detected(name: str, device: str) -> None:
+    x = torch.ones(3, device=device, requires_grad=True)
+    saved = x.exp()  # its backward reads its result
+    getattr(F, name)(saved, 0, torch.tensor([1], device=device), torch.ones(1, device=device))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("view", [False, True])
+def test_in_place_refuses_a_leaf_untouched(name: str, view: bool, device: str) -> None:
+    leaf = torch.ones(3, device=device, requires_grad=True)
+    target = leaf[1:] if view else leaf
+    message = "a view of a leaf Variable that requires grad" if view else "a leaf Variable that requires grad"
+    with pytest.raises(RuntimeError, match=message):
+        getattr(F, name)(target, 0, torch.tensor([1], device=device), torch.ones(1, device=device))
+    assert leaf.tolist() == [1, 1, 1]
+    with torch.no_grad():
+        getattr(F, name)(target, 0, torch.tensor([1], device=device), torch.ones(1, device=device))
+    assert leaf.sum().item() == 4
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_on_a_view_reaches_its_base(name: str, device: str) -> None:
+    index = torch.tensor([2, 0, 0], device=device)
+
+    def through(which: Any) -> tuple[torch.Tensor, ...]:
+        x = integers((5, 4), torch.float64, device, 1).requires_grad_()
+        src = integers((3,), torch.float64, device, 2).requires_grad_()
+        base = x * x
+        view = base[1:, 1]
+        assert which(view, 0, index, src * src) is view
+        return (base.detach(), *torch.autograd.grad((base * base).sum(), (x, src)))
+
+    ours, theirs = through(getattr(F, name)), through(getattr(torch.Tensor, name))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_makes_a_plain_tensor_part_of_the_graph(name: str, device: str) -> None:
+    total, src = torch.zeros(2, device=device), torch.ones(3, device=device, requires_grad=True)
+    getattr(F, name)(total, 0, torch.tensor([0, 1, 1], device=device), src)
+    (total * torch.tensor([5.0, 7.0], device=device)).sum().backward()
+    assert src.grad is not None
+    assert src.grad.tolist() == [5, 7, 7]
+
+
+@pytest.mark.parametrize("op", ["scatter_add_", "index_add_", "scatter_", "index_put_", "gather_out", "index_add_out"])
+def test_registered_mutating_ops_refuse_gradients(op: str) -> None:
+    x, index = torch.zeros(3, requires_grad=True), torch.zeros(3, dtype=torch.int64)
+    args: dict[str, tuple[Any, ...]] = {
+        "index_put_": (x.detach(), [index], x),
+        "gather_out": (x.detach(), x, 0, index),
+        "index_add_out": (x.detach(), x, 0, index, x),
+    }
+    with pytest.raises(RuntimeError, match="records no gradient"):
+        getattr(torch.ops.triplan, op)(*args.get(op, (x.detach(), 0, index, x)))
+
+
+# --- determinism ---
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("name", FIXED)
+def test_determinism_is_asked_of_every_plan(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PlanCache()
+    monkeypatch.setattr(_plans, "PLANS", cache)
+    # A recipe repeats a plan that was asked for earlier; whether it may is a test of its own.
+    monkeypatch.setattr(_recipe, "make_recipe", lambda *args: None)
+    forget_recipes()
+    call = fixed(device)[name]
+    out = on_copies(call, call.ours)(*call.copies(requires_grad=True))
+    forward = cache.stats()
+    assert forward.misses > 0
+    out.sum().backward()
+    both = cache.stats()
+    assert both.hits + both.misses > forward.hits + forward.misses
+    for plan in cache._plans.values():
+        assert plan.preference.deterministic
+        assert plan.precision_guarantee().deterministic
+
+
+def test_determinism_is_not_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PlanCache()
+    monkeypatch.setattr(_plans, "PLANS", cache)
+    F.index_add(torch.zeros(3), 0, torch.tensor([0]), torch.ones(1))
+    assert [p.preference.deterministic for p in cache._plans.values()] == [False]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_bits_repeat(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(16, 64, generator=g).to("cuda", dtype).requires_grad_()
+    index = torch.randint(0, 16, (4096,), generator=g).cuda()
+    src = torch.randn(4096, 64, generator=g).to("cuda", dtype).requires_grad_()
+
+    def once() -> tuple[torch.Tensor, ...]:
+        out = F.index_add(F.index_select(x, 0, index), 0, index.flip(0), src)
+        total = F.scatter_add(x, 0, index[:, None].expand(-1, 64), out)
+        return (total, *torch.autograd.grad((total * total).sum(), (x, src)))
+
+    first = once()
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
+
+
+# --- torch.func and forward mode ---
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_func_transforms(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    values = tuple(call.copies())
+    everything = tuple(range(len(values)))
+
+    def loss(which: Any) -> Any:
+        function = on_copies(call, which)
+        return lambda *values: (function(*values) ** 3).sum()
+
+    batch = tuple(torch.stack([v, 2 * v, v + 1]) for v in values)
+    for transform in (
+        lambda f: torch.func.grad(f, everything)(*values),
+        lambda f: torch.func.vmap(torch.func.grad(f, everything))(*batch),
+        lambda f: torch.func.jacrev(torch.func.grad(f, everything), everything)(*values)[0],
+        lambda f: (
+            torch.func.vmap(f, in_dims=(-1, *[None] * (len(values) - 1)))(batch[0].movedim(0, -1), *values[1:]),
+        ),
+    ):
+        ours, theirs = transform(loss(call.ours)), transform(loss(call.theirs))
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_vmap_over_the_index(device: str) -> None:
+    x = integers((4,), torch.float64, device, 1)
+    index = torch.tensor([[0, 3], [1, 1], [2, 0]], device=device)
+    assert torch.equal(torch.func.vmap(lambda i: F.gather(x, 0, i))(index), x[index])
+    assert torch.equal(torch.func.vmap(lambda i: F.index_select(x, 0, i))(index), x[index])
+    got = torch.func.vmap(lambda i: F.index_put(x, (i,), x.new_ones(())))(index)
+    assert torch.equal(got, torch.stack([x.index_put((i,), x.new_ones(())) for i in index]))
+    with pytest.raises(RuntimeError, match="vmap over a batch of 0"):
+        torch.func.vmap(lambda i: F.gather(x, 0, i))(index[:0])
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_forward_mode_is_refused_not_dropped(name: str) -> None:
+    call = fixed("cpu")[name]
+    with dual_level():
+        values = [make_dual(v, torch.ones_like(v)) for v in call.copies()]
+        with pytest.raises(RuntimeError, match="jvp"):
+            call.run(call.ours, values)
+        x, out = make_dual(torch.ones(2), torch.ones(2)), torch.ones(1)
+        with pytest.raises(RuntimeError, match=r"out=\.\.\. is not supported"):
+            F.gather(x, 0, torch.tensor([1]), out=out)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_graphs_refuse_forward_mode(name: str) -> None:
+    """The op that a graph holds would drop the tangents."""
+    call = fixed("cpu")[name]
+    values = tuple(call.copies())
+
+    def tangent(*values: torch.Tensor) -> Any:
+        return torch.func.jvp(on_copies(call, call.ours), values, values)
+
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no jvp"):
+        torch.compile(tangent, fullgraph=True, backend="aot_eager")(*values)

@@ -1,0 +1,210 @@
+"""triplan's ops as torch.library sees them: opcheck, compiled graphs, fake tensors, dispatch modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases.functional import DEVICES, FIXED, IN_PLACE, WITH_OUT, Call, fixed, integers
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import triplan.functional as F  # noqa: N812
+from triplan.functional._ops import Op
+from triplan.functional.indexing import gather as gathering
+from triplan.functional.indexing import put as putting
+from triplan.functional.indexing import select as selecting
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    # torch's caches on disk do not know when the gradient of a registered op has changed.
+    with torch.compiler.config.patch(force_disable_caches=True):
+        yield
+
+
+OPS = {op.name: op for m in (gathering, selecting, putting) for op in vars(m).values() if isinstance(op, Op)}
+
+
+def samples(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Arguments of every registered op, less ``check_indices``."""
+    x = integers((4, 5), torch.float64, device, 1)
+    index = torch.tensor([[3, 1, 0], [1, 2, 0]], device=device)
+    vector = index[0]
+    src, rows = integers((2, 3), torch.float64, device, 2), integers((3, 5), torch.float64, device, 3)
+    return {
+        "gather": [(x, 0, index), (x, 1, index.int()), (x[0, 0], 0, index[0, 2])],
+        "gather_backward": [(src, 0, index, [4, 5]), (src, -1, index, [2, 4]), (src[0, 0], 0, index[0, 2], [])],
+        "scatter_add": [(x, 0, index, rows), (x.t(), 1, index, src)],
+        "scatter": [(x, 0, index, src)],
+        "index_select": [(x, 1, vector), (x, -2, vector[0]), (x[0, 0], 0, vector[2])],
+        "index_select_backward": [(rows, 0, vector, [4, 5])],
+        "index_add": [(x, 0, vector, rows), (x, -2, vector.int(), rows, 0.5)],
+        "index_put": [(x, [vector, vector], rows[0, :3]), (x, [vector], rows[:, :1], True)],
+        "embedding": [(x, index), (x, index, 1), (x, index[0, 0])],
+        "embedding_backward": [(integers((2, 3, 5), torch.float64, device, 4), index, 4, 1)],
+    }
+
+
+def test_every_registered_op_has_samples() -> None:
+    assert samples("cpu").keys() == OPS.keys()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", OPS)
+def test_opcheck(name: str, requires_grad: bool, device: str) -> None:
+    for args in samples(device)[name]:
+        prepared = tuple(_leaf(a, requires_grad) for a in args)
+        torch.library.opcheck(OPS[name].overload, prepared)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_opcheck_of_mutating_ops(name: str, device: str) -> None:
+    op = OPS[name]
+    for args in samples(device)[name]:
+        torch.library.opcheck(op.out_overload, (torch.zeros_like(op.overload(*args)), *args))
+        if op.update is not None:
+            torch.library.opcheck(op.in_place_overload, tuple(_leaf(a, False) for a in args))
+
+
+def _leaf(a: Any, requires_grad: bool) -> Any:
+    if not isinstance(a, torch.Tensor) or not a.is_floating_point():
+        return a
+    return a.detach().clone().requires_grad_(requires_grad)
+
+
+# --- torch.compile ---
+
+
+def both_ways(call: Call, backend: Any, dynamic: bool | None = None) -> None:
+    """Values and gradients of the compiled call are those of the plain one."""
+
+    def function(*values: torch.Tensor) -> torch.Tensor:
+        target = values[0] * 1
+        result = call.run(call.ours, [target, *values[1:]])
+        return (target if call.name in IN_PLACE else result) * 2
+
+    compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
+    plain, other = call.copies(requires_grad=True), call.copies(requires_grad=True)
+    expected, got = function(*plain), compiled(*other)
+    assert torch.equal(got, expected)
+    weight = integers(tuple(got.shape), got.dtype, str(got.device), 5)
+    for a, b in zip(torch.autograd.grad(got, other, weight), torch.autograd.grad(expected, plain, weight), strict=True):
+        assert torch.equal(a, b)
+    with torch.no_grad():
+        assert torch.equal(compiled(*other), expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", FIXED)
+def test_compiles_whole(name: str, dynamic: bool, device: str) -> None:
+    both_ways(fixed(device)[name], "aot_eager", dynamic)
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter_add_"])
+def test_compiles_with_inductor(name: str, device: str) -> None:
+    both_ways(fixed(device)[name], "inductor")
+
+
+def test_one_graph_for_every_size(device: str) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, backend=counter, dynamic=True)
+    def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        picked = F.index_select(x, 0, index)
+        return F.scatter_add(x, 0, index[:, None].expand(-1, x.shape[1]), picked)
+
+    for rows, width, n in ((4, 5, 3), (7, 2, 9), (3, 8, 2)):
+        x = integers((rows, width), torch.float64, device, n).requires_grad_()
+        index = torch.arange(n, device=device) % rows
+        got, expected = function(x, index), x.index_add(0, index, x.index_select(0, index))
+        assert torch.equal(got, expected)
+        assert torch.equal(torch.autograd.grad(got.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_compiled_in_place_writes_its_argument(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    compiled = torch.compile(lambda *values: call.run(call.ours, list(values)), fullgraph=True, backend="aot_eager")
+    values = call.copies()
+    assert compiled(*values) is values[0]
+    assert torch.equal(values[0], call.run(call.theirs, call.copies()))
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_compiled_out(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    expected = call.run(call.theirs, call.copies())
+    compiled = torch.compile(
+        lambda out: call.ours(*call.args, **call.kwargs, out=out), fullgraph=True, backend="aot_eager"
+    )
+    out = torch.zeros_like(expected)
+    compiled(out)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_compiled_bad_index_raises(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    big = integers((1,), torch.int64, device, 0) * 0 + 99
+    args = [big.expand(a.shape) if isinstance(a, torch.Tensor) and not a.is_floating_point() else a for a in call.args]
+    args = [tuple(big.expand(i.shape) for i in a) if isinstance(a, tuple) else a for a in args]
+    compiled = torch.compile(
+        lambda: call.ours(*args, **call.kwargs, check_indices=True), fullgraph=True, backend="aot_eager"
+    )
+    with pytest.raises(IndexError, match="99"):
+        compiled()
+
+
+# --- whoever watches sees the ops ---
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_dispatch_modes_see_one_op(name: str, requires_grad: bool, device: str) -> None:
+    call = fixed(device)[name]
+    values = call.copies(requires_grad)
+    if call.name in IN_PLACE:
+        values[0] = values[0].clone()
+    with Seen() as seen:
+        call.run(call.ours, values)
+    registered = [op for op in seen.ops if op.startswith("triplan.")]
+    assert registered == [f"triplan.{call.name.removesuffix('_with_grad')}.default"]
+    assert not any("gather" in op or "index" in op or "scatter" in op for op in seen.ops if op not in registered)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_fake_tensors(name: str) -> None:
+    call = fixed("cpu")[name]
+    expected = call.run(call.ours, call.copies())
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        got = call.run(call.ours, [mode.from_tensor(v) for v in call.copies()])
+    assert isinstance(got, FakeTensor)
+    assert (got.shape, got.dtype, got.stride()) == (expected.shape, expected.dtype, expected.stride())
+
+
+def test_meta_tensors_are_checked() -> None:
+    x, index = torch.empty(3, 4, device="meta"), torch.empty(2, 4, dtype=torch.int64, device="meta")
+    assert F.gather(x, 0, index).shape == (2, 4)
+    with pytest.raises(RuntimeError, match="no larger than input"):
+        F.gather(x, 1, torch.empty(5, 4, dtype=torch.int64, device="meta"))

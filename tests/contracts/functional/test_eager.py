@@ -1,0 +1,358 @@
+"""triplan.functional against torch: results, out=, in-place, refusals."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from cases.functional import DEVICES, FIXED, IN_PLACE, SUMMED, WITH_OUT, Call, calls, fixed, integers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import triplan
+import triplan.functional as F  # noqa: N812
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+# --- results ---
+
+
+@pytest.mark.parametrize("device_type", DEVICES)
+@settings(max_examples=250)
+@given(data=st.data())
+def test_equals_torch(device_type: str, data: st.DataObject) -> None:
+    call = data.draw(calls(device_type))
+    mine, torchs = call.copies(), call.copies()
+    got, expected = call.run(call.ours, mine), call.run(call.theirs, torchs)
+    assert got.dtype == expected.dtype
+    assert got.device == expected.device
+    assert got.shape == expected.shape
+    assert torch.equal(got, expected)
+    for ours, theirs in zip(mine, torchs, strict=True):  # only an in-place call writes, and only its first argument
+        assert torch.equal(ours, theirs)
+    assert (got is mine[0]) == (call.name in IN_PLACE)
+
+
+@pytest.mark.parametrize("dtype", SUMMED, ids=str)
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("name", FIXED)
+def test_every_dtype(name: str, dtype: torch.dtype, index_dtype: torch.dtype, device: str) -> None:
+    call = fixed(device, dtype, index_dtype)[name]
+    assert torch.equal(call.run(call.ours, call.copies()), call.run(call.theirs, call.copies()))
+
+
+def test_half_sums_round_once(device: str) -> None:
+    """2⁻¹² is less than half of f16's step at 1: rounded one by one, all 512 additions would be lost."""
+    index = torch.zeros(512, dtype=torch.int64, device=device)
+    tiny = torch.full((512,), 2.0**-12, dtype=torch.float16, device=device)
+    with _deterministic():
+        got = F.index_add(torch.ones(1, dtype=torch.float16, device=device), 0, index, tiny)
+    assert got.item() == 1.125
+
+
+@pytest.mark.parametrize("rank", [1, 8])
+def test_high_ranks(rank: int, device: str) -> None:
+    shape = (2,) * rank
+    x, index = integers(shape, torch.float32, device, 3), integers(shape, torch.int64, device, 4) % 2
+    assert torch.equal(F.gather(x, -1, index), torch.gather(x, -1, index))
+    rows = integers((2, 3), torch.float32, device, 5)
+    assert torch.equal(F.embedding(index, rows), torch.nn.functional.embedding(index, rows))
+
+
+def test_last_write_stays_when_deterministic(device: str) -> None:
+    index = torch.tensor([[1, 1, 1]], device=device)
+    src = torch.tensor([[5.0, 6.0, 7.0]], device=device)
+    with _deterministic():
+        assert F.scatter(torch.zeros(1, 2, device=device), 1, index, src).tolist() == [[0, 7]]
+        assert F.index_put(torch.zeros(2, device=device), (index[0],), src[0]).tolist() == [0, 7]
+
+
+def test_index_put_takes_trailing_none_and_mixed_indices(device: str) -> None:
+    x = torch.zeros(2, 3, 4, device=device)
+    rows, columns = torch.tensor([0, 1], dtype=torch.int32, device=device), torch.tensor([2, -1], device=device)
+    got = F.index_put(x, [rows, columns, None], torch.tensor(1.0, device=device))
+    assert torch.equal(got, torch.index_put(x, (rows.long(), columns), torch.tensor(1.0, device=device)))
+
+
+def test_lazy_negation_is_resolved(device: str) -> None:
+    x = torch._neg_view(torch.arange(4.0, device=device))
+    assert x.is_neg()
+    index = torch.tensor([3, 1], device=device)
+    assert F.gather(x, 0, index).tolist() == [-3, -1]
+    assert F.index_add(torch.zeros(4, device=device), 0, index, x[:2]).tolist() == [0, -1, 0, 0]
+    assert F.index_select(x, 0, index).tolist() == [-3, -1]
+
+
+class _deterministic:  # noqa: N801
+    def __enter__(self) -> None:
+        self.before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+
+    def __exit__(self, *_: object) -> None:
+        torch.use_deterministic_algorithms(self.before)
+
+
+# --- indices out of bounds ---
+
+
+def _bad(name: str, device: str, position: int) -> Call:
+    """The op's fixed call with one index replaced; the others are in bounds."""
+    call = fixed(device)[name]
+
+    def replaced(a: Any) -> Any:
+        if isinstance(a, tuple):
+            return (*a[:-1], replaced(a[-1]))
+        if not isinstance(a, torch.Tensor) or a.is_floating_point():
+            return a
+        a = a.clone()
+        a.view(-1)[-1] = position
+        return a
+
+    return Call(call.name, tuple(map(replaced, call.args)), call.values, call.theirs, call.kwargs)
+
+
+@pytest.mark.parametrize("position", [5, -6, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("name", FIXED)
+def test_bad_index_raises(name: str, position: int, device: str) -> None:
+    call = _bad(name, device, position)
+    with pytest.raises(IndexError, match=rf"= \(?.*{position}\)? is out of bounds"):
+        call.ours(*call.args, **call.kwargs, check_indices=True)
+    torch.ones(1, device=device).add_(1).cpu()  # the device is still usable
+
+
+@pytest.mark.parametrize("name", [n for n in FIXED if not n.startswith("index_put")])
+def test_negative_index_raises_where_torch_refuses_it(name: str, device: str) -> None:
+    call = _bad(name, device, -1)
+    with pytest.raises(IndexError, match="= -1 is out of bounds"):
+        call.ours(*call.args, **call.kwargs, check_indices=True)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_cpu_always_checks(name: str) -> None:
+    call = _bad(name, "cpu", 9)
+    with pytest.raises(IndexError):
+        call.ours(*call.args, **call.kwargs)
+
+
+def test_checked_good_indices_pass(device: str) -> None:
+    for call in fixed(device).values():
+        call.kwargs["check_indices"] = True
+        got = call.run(call.ours, call.copies())
+        del call.kwargs["check_indices"]
+        assert torch.equal(got, call.run(call.theirs, call.copies()))
+
+
+@pytest.mark.gpu
+def test_cuda_skips_unless_asked() -> None:
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    index = torch.tensor([3, 4, -1], device="cuda")
+    src = torch.full((3,), 2.0, device="cuda", requires_grad=True)
+    assert F.gather(x, 0, index).tolist() == [1, 0, 0]
+    assert F.index_select(x, 0, index).tolist() == [1, 0, 0]
+    assert F.index_add(x, 0, index, src).tolist() == [1, 1, 1, 3]
+    assert F.index_put(x, (index,), src).tolist() == [1, 1, 1, 2]  # -1 is the last, too
+    F.scatter_add(x, 0, index, src).sum().backward()
+    assert src.grad is not None
+    assert src.grad.tolist() == [1, 0, 0]
+
+
+# --- refusals ---
+
+X, V, I64 = torch.zeros(3, 4), torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+I2 = torch.zeros(2, 4, dtype=torch.int64)
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "gather: axis": (lambda: F.gather(X, 2, I2), IndexError, r"range of \[-2, 1\], but got 2"),
+    "gather: axis of a scalar": (lambda: F.gather(V[0], 1, I64[0]), IndexError, r"range of \[-1, 0\], but got 1"),
+    "gather: index dtype": (lambda: F.gather(X, 0, I2.float()), RuntimeError, "Expected dtype int32/int64 for index"),
+    "gather: index i16": (lambda: F.gather(X, 0, I2.short()), RuntimeError, "Expected dtype int32/int64 for index"),
+    "gather: rank": (lambda: F.gather(X, 0, I64), RuntimeError, "same number of dimensions as input"),
+    "gather: too wide": (lambda: F.gather(X, 1, I2.repeat(2, 1)), RuntimeError, r"\[4, 4\] to be no larger than input"),
+    "gather: element": (lambda: F.gather(X.cfloat(), 0, I2), triplan.InvalidProblem, "complex64"),
+    "scatter_add: dtype": (lambda: F.scatter_add(X, 0, I2, X.double()), RuntimeError, "self.dtype to be equal"),
+    "scatter_add: src small": (lambda: F.scatter_add(X, 0, I2, X[:1]), RuntimeError, "no larger than src"),
+    "scatter_add: index wide": (lambda: F.scatter_add(X[:, :2], 0, I2, X), RuntimeError, "no larger than self"),
+    "scatter_add: src rank": (lambda: F.scatter_add(X, 0, I2, V), RuntimeError, "dimensions as src tensor"),
+    "scatter_add_: element": (lambda: F.scatter_add_(X.bool(), 0, I2, X.bool()), triplan.Unsupported, "element bool"),
+    "scatter: dtype": (lambda: F.scatter(X, 0, I2, X.half()), RuntimeError, "Expected self.dtype to be equal"),
+    "index_select: matrix": (lambda: F.index_select(X, 0, I2), IndexError, "Index is supposed to be a vector"),
+    "index_select: dtype": (lambda: F.index_select(X, 0, V), RuntimeError, "Expected dtype int32/int64"),
+    "index_select: scalar": (lambda: F.index_select(V[0], 0, I64), RuntimeError, "scalar can have only 1 value"),
+    "index_add: length": (lambda: F.index_add(X, 0, I64[:2], X), RuntimeError, r"indices \(2\) .* source.size\(dim\)"),
+    "index_add: shape": (lambda: F.index_add(X, 0, I64, X[:, :2]), RuntimeError, "source tensor shape must match"),
+    "index_add: rank": (lambda: F.index_add(X, 0, I64, V), RuntimeError, "dimensions"),
+    "index_add: alpha": (lambda: F.index_add(I64, 0, I64, I64, alpha=0.5), RuntimeError, "not be a floating point"),
+    "index_add: bool alpha": (lambda: F.index_add(V, 0, I64, V, alpha=True), RuntimeError, "Boolean alpha"),
+    "index_add_: dtype": (lambda: F.index_add_(X, 0, I64, X.half()), RuntimeError, "source.dtype"),
+    "index_put: none": (lambda: F.index_put(X, (), V), IndexError, "at least one index"),
+    "index_put: too many": (lambda: F.index_put(V, (I64, I64), V), IndexError, r"dimension 1 \(got 2\)"),
+    "index_put: mask": (lambda: F.index_put(V, (V > 0,), V), triplan.Unsupported, r"nonzero\(as_tuple=True\)"),
+    "index_put: leading None": (lambda: F.index_put(X, (None, I64), V), triplan.Unsupported, "movedim"),
+    "index_put: float index": (lambda: F.index_put(V, (V,), V), IndexError, "must be int32 or int64"),
+    "index_put: indices": (lambda: F.index_put(X, (I64, I64[:2]), V), IndexError, "could not be broadcast together"),
+    "index_put: values": (lambda: F.index_put(X, (I64,), V), RuntimeError, r"value tensor of shape \[3\]"),
+    "index_put: values wide": (lambda: F.index_put(V, (I64[:1],), V), RuntimeError, r"value tensor of shape \[3\]"),
+    "index_put: dtype": (lambda: F.index_put(V, (I64,), V.half()), RuntimeError, "dtypes match"),
+    "embedding: weight": (lambda: F.embedding(I64, V), RuntimeError, "'weight' must be 2-D"),
+    "embedding: index": (lambda: F.embedding(V, X), RuntimeError, "Expected dtype int32/int64"),
+    "embedding: padding": (lambda: F.embedding(I64, X, 3), RuntimeError, "within num_embeddings = 3"),
+    "embedding: padding low": (lambda: F.embedding(I64, X, -4), RuntimeError, "within num_embeddings = 3"),
+    "index_add_: overlap": (
+        lambda: F.index_add_(V[:1].expand(3), 0, I64, V), RuntimeError, "more than one element of the written-to",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refuses(what: str) -> None:
+    call, error, message = REFUSED[what]
+    with pytest.raises(error, match=message):
+        call()
+    assert not X.any()
+    assert not V.any()
+
+
+@pytest.mark.gpu
+def test_refuses_two_devices() -> None:
+    with pytest.raises(RuntimeError, match="found at least two devices"):
+        F.gather(X.cuda(), 0, I2)
+    with pytest.raises(RuntimeError, match="found at least two devices"):
+        F.index_add_(X.cuda(), 0, I64.cuda(), X)
+
+
+# --- out= ---
+
+
+def _out_call(name: str, device: str) -> tuple[Call, torch.Tensor]:
+    call = fixed(device)[name]
+    return call, call.run(call.theirs, call.copies())
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_out_is_written_and_returned(name: str, device: str) -> None:
+    call, expected = _out_call(name, device)
+    out = torch.full_like(expected, 99)
+    version = out._version
+    assert call.ours(*call.args, **call.kwargs, out=out) is out
+    assert torch.equal(out, expected)
+    assert out._version > version
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_out_keeps_its_strides(name: str, device: str) -> None:
+    call, expected = _out_call(name, device)
+    whole = torch.full((*reversed(expected.shape), 2), 99, dtype=expected.dtype, device=device)
+    out = whole[..., 0].t()
+    call.ours(*call.args, **call.kwargs, out=out)
+    assert torch.equal(whole[..., 0].t(), expected)
+    assert (whole[..., 1] == 99).all()
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_out_is_resized(name: str, device: str) -> None:
+    call, expected = _out_call(name, device)
+    empty = torch.empty(0, dtype=expected.dtype, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(call.ours(*call.args, **call.kwargs, out=empty), expected)
+    with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+        assert torch.equal(call.ours(*call.args, **call.kwargs, out=torch.ones(7, out=empty)), expected)
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_out_refusals(name: str, device: str) -> None:
+    call, expected = _out_call(name, device)
+    with pytest.raises(RuntimeError, match=r"Expected out .* dtype torch\.float64, but got torch\.float32"):
+        call.ours(*call.args, **call.kwargs, out=expected.float())
+    out = torch.full_like(expected, 99)
+    for values in ([v.requires_grad_(i == 0) for i, v in enumerate(call.copies())], call.copies(requires_grad=True)):
+        call.kwargs["out"] = out
+        with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
+            call.run(call.ours, values)
+        assert (out == 99).all()
+        with torch.no_grad():
+            assert torch.equal(call.run(call.ours, values), expected)
+        out.fill_(99)
+    call.kwargs["out"] = out.requires_grad_()
+    with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
+        call.run(call.ours)
+    call.kwargs["out"] = expected[:1, :1].expand(expected.shape)
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        call.run(call.ours)
+
+
+@pytest.mark.parametrize("name", ["scatter_add", "scatter", "index_add"])
+def test_out_may_be_an_input(name: str, device: str) -> None:
+    call, expected = _out_call(name, device)
+    target, src = call.copies()
+    call.kwargs["out"] = target
+    assert torch.equal(call.run(call.ours, [target, src]), expected)
+    target, src = call.copies()
+    wide = torch.zeros(8, 5, dtype=src.dtype, device=device)
+    wide[:3] = src
+    call.kwargs["out"] = wide[1:5]
+    assert torch.equal(call.run(call.ours, [target, wide[:3]]), expected)
+
+
+# --- in place ---
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_reads_before_it_writes(name: str, device: str) -> None:
+    index = torch.tensor([2, 0, 0], device=device)
+    got, expected = (integers((3,), torch.float32, device, 6) for _ in range(2))
+    getattr(F, name)(got, 0, index, got)
+    getattr(expected, name)(0, index, expected.clone())
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_on_a_slice(name: str, device: str) -> None:
+    index = torch.tensor([2, 0, 0], device=device)
+    got, expected = (integers((5, 4), torch.float32, device, 6) for _ in range(2))
+    src = integers((3,), torch.float32, device, 7)
+    version = got._version
+    getattr(F, name)(got[1:, 1], 0, index, src)
+    getattr(expected[1:, 1], name)(0, index, src)
+    assert torch.equal(got, expected)
+    assert got._version > version
+
+
+# --- modes ---
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_inference_mode(name: str, device: str) -> None:
+    with torch.inference_mode():
+        call = fixed(device)[name]
+        got = call.run(call.ours, call.copies())
+        assert got.is_inference()
+        assert torch.equal(got, call.run(call.theirs, call.copies()))
+    if name in IN_PLACE:
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+            call.ours(*call.args, **call.kwargs)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_autocast_changes_nothing(name: str, device: str) -> None:
+    call = fixed(device, torch.float32)[name]
+    expected = call.run(call.ours, call.copies())
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got = call.run(call.ours, call.copies(requires_grad=name not in IN_PLACE))
+    assert got.dtype == torch.float32
+    assert torch.equal(got, expected)
+
+
+def test_import_of_triplan_does_not_register_ops() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, triplan; assert 'triplan.functional' not in sys.modules; import triplan.functional as F; F.gather"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

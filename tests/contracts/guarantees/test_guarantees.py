@@ -1,0 +1,323 @@
+"""Every row of the kernel table is held to every word of its guarantees, and each proof is shown to be able to fail.
+
+References run on the CPU, Triton rows in the interpreter and on the GPU. ``proofs.py`` says what a family brings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from proofs import (
+    COUNT,
+    FAMILIES,
+    KINDS,
+    MARKS,
+    RUNS,
+    as_args,
+    bits,
+    cases,
+    claims,
+    digest_bytes,
+    pinned,
+    repeated,
+    run,
+    target,
+)
+
+import triplan as tp
+from triplan.sku import interpreting
+from triplan.testing import magnitudes, oracle
+from triplan.testing.oracle import bit_oracle, judge, moved_bits
+
+#: An interpreted segment longer than any piece that a kernel sums at once.
+LONG = 300
+BUSY_RUNS = 200
+H200 = tp.Target.preset("h200")
+
+
+def row_of(op: str, name: str) -> tp.KernelRow:
+    return next(r for r in tp.TABLE.rows(op) if r.name == name)
+
+
+def test_every_op_of_the_table_joins() -> None:
+    assert {op for op in tp.TABLE.ops() if "::" not in op} == set(FAMILIES)  # a user's ops have two colons
+
+
+# --- deterministic ---
+
+
+@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.deterministic))
+def test_deterministic(where: str, op: str, row: str) -> None:
+    """Run after run the same bits: on the GPU beside other work, everywhere over other rubbish."""
+    held = 0
+    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+        if not plan.precision_guarantee().deterministic:
+            continue
+        first: dict[str, torch.Tensor] = {}
+        for outputs in repeated(plan, problem.values, RUNS[where]):
+            first = first or {name: t.clone() for name, t in outputs.items()}
+            for name, t in outputs.items():
+                assert torch.equal(bits(t), bits(first[name])), f"{name}: other bits from {plan.key}"
+        held += 1
+    assert held > 0
+
+
+@pytest.mark.parametrize(
+    ("where", "op", "row"),
+    claims(lambda element, g: not g.deterministic and g.duplicates is tp.Duplicates.SUM, only=("gpu",)),
+)
+def test_what_is_not_called_deterministic_is_not(where: str, op: str, row: str) -> None:
+    """Other bits are seen to come, so the test above is known to be able to fail.
+
+    (Rows whose guarantee says that any of several writes may stay have said it in that word.)
+    """
+    shown = 0
+    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+        if plan.precision_guarantee().deterministic:
+            continue
+        first: dict[str, torch.Tensor] = {}
+        for outputs in repeated(plan, problem.values, BUSY_RUNS):
+            first = first or {name: t.clone() for name, t in outputs.items()}
+            if any(not torch.equal(bits(t), bits(first[name])) for name, t in outputs.items()):
+                break
+        else:
+            pytest.fail(f"{BUSY_RUNS} runs gave the same bits: {plan.key}")
+        shown += 1
+    assert shown > 0
+
+
+# --- batch_invariant ---
+
+
+def hold_parts(problem: Any, plan: tp.Plan[Any, Any]) -> None:
+    whole = run(plan, problem.values)
+    parts = list(problem.parts())
+    assert parts
+    for part in parts:
+        smaller = pinned(part.problem, plan.sku().kernel, plan.target)
+        assert smaller is not None
+        assert smaller.sku().numerics_id == plan.sku().numerics_id
+        got = run(smaller, part.problem.values)
+        assert part.own(got).numel() > 0
+        assert torch.equal(bits(part.own(got)), bits(part.whole(whole))), f"{smaller.key} against {plan.key}"
+
+
+@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.batch_invariant))
+def test_batch_invariant(where: str, op: str, row: str) -> None:
+    """A segment alone, or amid others, here or elsewhere, in plans of other batch sizes: the same bits."""
+    held = 0
+    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+        if plan.precision_guarantee().batch_invariant:
+            hold_parts(problem, plan)
+            held += 1
+    assert held > 0
+
+
+def test_the_proof_of_batch_invariance_can_fail() -> None:
+    """Parts that are summed in another order than within the whole are told apart."""
+    problem = FAMILIES["index_add"].make(COUNT["cpu"], tp.ElementKind.F32, "cancelling")
+    plan = tp.plan(problem.desc, target=target("cpu"))
+    whole = run(plan, problem.values)
+    for part in problem.parts():
+        other = part.problem.reordered().problem
+        again = pinned(other, "reference", plan.target)
+        assert again is not None
+        assert not torch.equal(bits(part.own(run(again, other.values))), bits(part.whole(whole)))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=MARKS["interpret"])
+        for _, op, row in (p.values for p in claims(lambda element, g: g.batch_invariant, only=("interpret",)))
+        if op == "index_add"
+    ],
+)
+def test_batch_invariant_where_interpreted_segments_are_long(row: str) -> None:
+    """Long segments may be summed in pieces: where the pieces part must not depend on the batch."""
+    elements = row_of("index_add", row).elements
+    element = tp.ElementKind.F32 if tp.ElementKind.F32 in elements else min(elements)
+    problem = FAMILIES["index_add"].make(LONG, element, "cancelling")
+    plan = pinned(problem, row, target("interpret"))
+    assert plan is not None
+    if plan.precision_guarantee().batch_invariant:
+        hold_parts(problem, plan)
+
+
+#: Ops that add up along rows.
+SUMS = ("cross_entropy", *(op for op in FAMILIES if "softmax" in op or "_norm" in op))
+STRIDED, NARROW = tp.Layout.strided(), tp.Layout(alignment=4)
+
+
+def along(op: str, axis: int, lanes: int, layouts: Sequence[tp.Layout]) -> Any:
+    """``lanes`` rows of 200 elements along ``axis``, with the layouts of operands of that shape."""
+    cls, shape = tp.descriptor_types()[op], (200, lanes) if axis == 0 else (lanes, 200)
+    options = {"softmax_axis": axis, "class_axis": axis, "reduction": "none", "weight": False, "bias": False}
+    desc = cls(input_shape=shape, element="f32", **{k: v for k, v in options.items() if k in cls.model_fields})
+    return desc.replace(layouts=dict(zip((o.name for o in desc.operands() if o.shape == shape), layouts, strict=False)))
+
+
+@pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
+@pytest.mark.parametrize("op", SUMS)
+def test_equal_numerics_are_one_binary(op: str) -> None:
+    """Which elements a thread loads together decides the order of sums, and follows from alignments, strides and, where
+    rows lie side by side, their number. A row claims batch invariance whatever that number is, or never."""
+    binaries: dict[str, set[Any]] = {}
+    claimed = set()
+    for axis in (1,) if "_norm" in op else (0, 1):
+        unit, other = (tp.Layout.strided(unit_axis=a, alignment=16) for a in (axis, 1 - axis))
+        apart = unit.model_copy(update={"stride_multiple": 4})
+        uniform = [(layout,) * 3 for layout in (tp.Layout(alignment=16), NARROW, STRIDED, unit, other, apart)]
+        for row in (r for r in tp.TABLE.rows(op) if r.backend is tp.BackendKind.TRITON):
+            for layouts in (*uniform, (uniform[0][0], STRIDED, STRIDED), (unit, STRIDED), (NARROW,), (STRIDED,)):
+                found = set()
+                for desc in (along(op, axis, lanes, layouts) for lanes in (1, 62, 63, 64)):
+                    claims = all(g.batch_invariant for g in row.guarantee(desc).values())
+                    numerics = row.numerics(desc) if row.supports(desc, H200) else None
+                    assert claims or numerics is None
+                    found.add(numerics)
+                    if numerics is not None:
+                        launches = row.launches(desc, H200)
+                        binaries.setdefault(numerics, set()).add(tuple(launch.source() for launch in launches))
+                assert len(found) == 1, found
+                claimed.add((row.name, axis, *found))
+    assert all(len(sources) == 1 for sources in binaries.values())
+    # Along the last axis all claim it, and along another where nothing is promised that lanes could decide.
+    assert {name for name, axis, numerics in claimed if numerics} == {"rows", "looped", "split"}
+    assert "_norm" in op or any(numerics for _, axis, numerics in claimed if axis == 0)
+
+
+# --- order_invariant ---
+
+
+def reordering_changes_bits(problem: Any, plan: tp.Plan[Any, Any]) -> bool:
+    other = problem.reordered()
+    again = pinned(other.problem, plan.sku().kernel, plan.target)
+    assert again is not None
+    return not torch.equal(
+        bits(other.own(run(again, other.problem.values))), bits(other.whole(run(plan, problem.values)))
+    )
+
+
+@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.order_invariant))
+def test_order_invariant(where: str, op: str, row: str) -> None:
+    held = 0
+    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+        if plan.precision_guarantee().order_invariant:
+            assert not reordering_changes_bits(problem, plan), plan.key
+            held += 1
+    assert held > 0
+
+
+@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.deterministic and not g.order_invariant))
+def test_what_is_not_called_order_invariant_is_not(where: str, op: str, row: str) -> None:
+    """Deterministic, and yet another order gives other bits: what the test above compares can differ."""
+    shown = 0
+    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+        g = plan.precision_guarantee()
+        if g.deterministic and not g.order_invariant:
+            assert reordering_changes_bits(problem, plan), f"the same bits in another order: {plan.key}"
+            shown += 1
+    assert shown > 0
+
+
+# --- tolerance ---
+
+
+@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.duplicates is not tp.Duplicates.ANY))
+def test_tolerance_of_adversarial_values(where: str, op: str, row: str) -> None:
+    """Against the float64 oracle at the guarantee's own tolerance, or to the last bit where elements are only moved.
+
+    (Where any of several writes may stay, ``triplan.testing.check_plan`` judges which did.)
+    """
+    held = 0
+    for kind in KINDS[where]:
+        for problem, plan in cases(where, op, row_of(op, row), COUNT[where], kind):
+            if plan.precision_guarantee().duplicates is tp.Duplicates.ANY:
+                continue
+            x, desc = as_args(problem), problem.desc
+            wide, native = oracle(desc, x), bit_oracle(desc, x)
+            terms = magnitudes(desc, x, FAMILIES[op].magnitude)
+            for name, got in run(plan, problem.values).items():
+                g = plan.precision_guarantee(name)
+                ref = native[name] if moved_bits(g) else wide[name]
+                verdict = judge(got, ref, terms[name], g)
+                assert not bool(verdict.wrong.any()), f"{kind}: {verdict.describe(name, got, ref)} from {plan.key}"
+                held += got.numel()
+    assert held > 0
+
+
+# --- bit_stable_on_same_hardware ---
+
+
+def digests(where: str, op: str) -> dict[str, str]:
+    """A hash of what every row of an op writes that claims to be bit-stable."""
+    found = {}
+    for row in tp.TABLE.rows(op):
+        for problem, plan in cases(where, op, row, COUNT[where]):
+            # Another process compiles everything anew on the GPU; two elements stand for all.
+            if plan.precision_guarantee().bit_stable_on_same_hardware and (
+                where != "gpu" or problem.desc.element in ("f32", "bf16")  # type: ignore[attr-defined]
+            ):
+                digest = hashlib.sha256(digest_bytes(run(plan, problem.values))).hexdigest()
+                found[f"{plan.sku().id} {problem.desc.key}"] = digest
+    return found
+
+
+def elsewhere(where: str, ops: list[str], folder: Path) -> dict[str, str]:
+    """The digests of another process, with an empty Triton cache, another number of threads and another hash seed."""
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "7",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, __file__, where, *ops]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+#: A process an op on the GPU, where compiling takes the time; elsewhere one for all.
+PROCESSES = [
+    *(pytest.param(where, sorted(FAMILIES), id=where, marks=MARKS[where]) for where in ("cpu", "interpret")),
+    *(pytest.param("gpu", [op], id=f"gpu-{op}", marks=MARKS["gpu"]) for op in sorted(FAMILIES)),
+]
+
+
+@pytest.mark.parametrize(("where", "ops"), PROCESSES)
+def test_bit_stable_between_processes(where: str, ops: list[str], tmp_path: Path) -> None:
+    here = {key: digest for op in ops for key, digest in digests(where, op).items()}
+    assert len(here) >= len(ops)
+    assert elsewhere(where, ops, tmp_path) == here
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("torch.cuda.device_count() < 2")
+@pytest.mark.parametrize("op", sorted(FAMILIES))
+def test_bit_stable_between_devices(op: str) -> None:
+    with torch.cuda.device(1):
+        other = digests("gpu", op)
+    assert other == digests("gpu", op)
+
+
+def test_the_digests_tell_results_apart() -> None:
+    problem = FAMILIES["index_add"].make(COUNT["cpu"], tp.ElementKind.F32, "cancelling")
+    other = problem.reordered()
+    plan = tp.plan(problem.desc, target=target("cpu"))
+    assert digest_bytes(run(plan, problem.values)) != digest_bytes(run(plan, other.problem.values))
+
+
+if __name__ == "__main__":
+    print(json.dumps({key: digest for op in sys.argv[2:] for key, digest in digests(sys.argv[1], op).items()}))

@@ -1,0 +1,80 @@
+"""Select's choices of kernel and tile for matrix products, against the sweeps in ``bench/results``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import triplan as tp
+from bench import gemm
+
+FILES = sorted((Path(__file__).parents[3] / "bench" / "results").glob("gemm-*-sweep.json"))
+H200 = tp.Target.preset("h200")
+#: What a choice of kernel and configuration may cost beside the best one, as clocks drift by a few per cent in a run;
+#: and of a tile by pointers, where others may be far better still.
+SLOWER, SLOWER_TILE = 1.07, 1.10
+Times = dict[str, dict[str, float]]
+
+
+def measured() -> Iterator[tuple[str, str, Times]]:
+    """(dtype, case, microseconds by row and configuration) of each case of which configurations were timed."""
+    for path in FILES:
+        content = json.loads(path.read_text())
+        found: dict[str, Times] = {}
+        for r in content["rows"]:
+            row, _, way = str(r["contestant"]).partition(" ")
+            if "device_us" in r and row in ROWS and way:
+                found.setdefault(r["case"], {}).setdefault(row, {})[way] = r["device_us"]
+        for case, times in found.items():
+            yield content["settings"]["dtype"], case, times
+
+
+ROWS = [row.name for row in tp.TABLE.rows("gemm")]
+PROBLEMS = {f"{dtype} {case}": (dtype, case, times) for dtype, case, times in measured()}
+
+
+def problem(dtype: str, name: str) -> tp.Descriptor:
+    case = next(c for c in gemm.cases(False, sweep=True) if c.name == name)
+    small = gemm.make(case, gemm.DTYPES[dtype], torch.device("meta"), None)
+    return gemm.described(gemm.work(case, small))
+
+
+def costs(row: str, desc: tp.Descriptor) -> dict[str, float]:
+    """Of each configuration of a row, as its model estimates them."""
+    found = next(r for r in tp.TABLE.rows(desc.op) if r.name == row).configurations(desc, H200)
+    return {name: way.cost for name, way in found.items()}
+
+
+def chosen(row: str, desc: tp.Descriptor, times: dict[str, float]) -> str:
+    """The configuration that the model takes, of those that were timed."""
+    return min((cost, way) for way, cost in costs(row, desc).items() if way in times)[1]
+
+
+def test_small_products_and_large_ones_were_measured() -> None:
+    assert len(PROBLEMS) >= 7
+    rows = [row for _, _, times in PROBLEMS.values() for row in times]
+    assert all(rows.count(row) >= 5 for row in ("tiles", "wgmma"))
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_tile_by_pointers_is_about_the_fastest(name: str) -> None:
+    dtype, case, times = PROBLEMS[name]
+    for row in {"tiles", "split_k"} & times.keys():
+        desc = problem(dtype, case)
+        way, best = chosen(row, desc, times[row]), min(times[row][way] for way in costs(row, desc) if way in times[row])
+        assert times[row][way] <= SLOWER_TILE * best, f"{row} {way}: {times[row][way]:.1f} us, the best took {best:.1f}"
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_kernel_is_about_the_fastest(name: str) -> None:
+    dtype, case, times = PROBLEMS[name]
+    desc = problem(dtype, case)
+    plan = tp.plan(desc, preference=tp.PlanPreference(deterministic=False), target=H200)
+    row = next(c.kernel for c in plan.candidates if c.kernel in times)  # the first is the cheapest
+    got = times[row][chosen(row, desc, times[row])]
+    best, other = min((us, f"{row} {way}") for row, ways in times.items() for way, us in ways.items())
+    assert got <= SLOWER * best, f"{row} took {got:.1f} us, {other} {best:.1f}"

@@ -1,0 +1,149 @@
+"""Matrix products whose bits must not depend on the number of rows: one tile for all, or another numerics_id."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, ROW, backward
+
+import triplan as tp
+from triplan.backends.triton.gemm import backward as gemm_backward_launch
+from triplan.backends.triton.gemm import tiles as gemm
+
+INTERPRETER = tp.Target.cpu(interpret=True)
+TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
+INVARIANT = tp.PlanPreference(batch_invariant=True)
+STRIDED = tp.Layout.strided()
+
+
+def test_one_tile_for_every_number_of_rows() -> None:
+    tiles = set()
+    for m in (1, 16, 64, 512, 8192):
+        desc = tp.GemmDescriptor(m=m, n=4096, k=4096, element="bf16")
+        plan = tp.plan(desc, preference=INVARIANT, target=TARGETS["sm90a"])
+        assert plan.sku().kernel == "tiles_invariant"
+        (launch,) = plan.launches
+        tiles.add(tuple(launch.constexprs[f"BLOCK_{x}"] for x in "MNK"))
+    assert len(tiles) == 1
+
+
+def test_one_tile_for_every_number_of_rows_of_the_adjoint() -> None:
+    tiles = set()
+    for m in (1, 64, 8192):
+        desc = backward(m, 4096, 1024, "bf16", (1, 0, 0))
+        plan = tp.plan(desc, preference=INVARIANT, target=TARGETS["sm90a"])
+        assert plan.sku().kernel == "tiles_invariant"
+        (launch,) = plan.launches
+        tiles.add(tuple(launch.constexprs[f"BLOCK_{x}"] for x in "MNK"))
+    assert len(tiles) == 1
+    with pytest.raises(tp.Unsupported, match="batch"):  # rows are what db and dbias sum
+        tp.plan(desc.replace(wants_dbias=True), preference=INVARIANT, target=TARGETS["sm90a"])
+
+
+@pytest.mark.parametrize("element", ["f16", "f32"])
+def test_equal_ids_mean_one_tile(element: str) -> None:
+    """Of every mix of layouts, with one row and with several."""
+    layouts = (None, ROW, COLUMN, LOOSE_ROW, LOOSE_COLUMN, STRIDED)
+    tiles = defaultdict(set)
+    for m, k, *each in product((1, 2, 64), (40, 41), layouts, layouts, layouts):
+        reads_c0 = m == 2
+        named: dict[str, Any] = {name: x for name, x in zip("abc", each, strict=True) if x is not None}
+        desc = tp.GemmDescriptor(m=m, n=72, k=k, element=element, math="tf32" if element == "f32" else None)
+        desc = desc.replace(reads_c0=reads_c0, layouts=named)
+        tiles[gemm.invariant_numerics(desc)].add(tuple(gemm.invariant_tile(desc, t) for t in TARGETS.values()))
+    assert len(tiles) > 1
+    assert all(len(found) == 1 for found in tiles.values()), tiles
+
+
+def test_equal_ids_of_the_adjoint_mean_one_product() -> None:
+    layouts = (None, ROW, COLUMN, STRIDED)
+    row = next(r for r in tp.TABLE.rows("gemm_backward") if r.name == "tiles_invariant")
+    tiles = defaultdict(set)
+    for m, *each in product((1, 64), layouts, layouts, layouts):
+        named = {name: x for name, x in zip(("dc", "b", "da"), each, strict=True) if x is not None}
+        desc = backward(m, 72, 40, "f16", (1, 0, 0), layouts=named)
+        da = gemm_backward_launch.products(desc)["da"]
+        tile = gemm.invariant_tile(da.desc, TARGETS["sm90a"], da.fixed)
+        tiles[row.numerics(desc)].add((tile, da.roles["c"][1]))
+    assert len(tiles) > 2
+    assert all(len(found) == 1 for found in tiles.values()), tiles
+
+
+def test_lines_of_any_end_have_one_id() -> None:
+    """How a matrix with an axis of rows is read, by vectors or not, hangs on where lines begin and end."""
+    x = torch.empty(1 << 16, dtype=torch.float16)
+
+    def identity(desc: tp.Descriptor) -> str | None:
+        return tp.plan(desc, target=TARGETS["sm90a"], preference=INVARIANT).sku().numerics_id
+
+    ids = set()
+    for m in (1, 2, 8, 63, 64):
+        for a in (x[: m * 72].view(m, 72), x[: m * 72].view(72, m).t(), x[1 : m * 81 + 1].view(m, 81)[:, :72]):
+            args = tp.GemmArgs(a=a, b=x[: 72 * 40].view(72, 40), c=x[: m * 40].view(m, 40))
+            ids.add(identity(tp.GemmDescriptor.from_args(args)))
+    assert len(ids) == 1
+    ids = set()
+    for m in (2, 8, 63, 64):
+        for dc in (x[: m * 72].view(m, 72), x[: m * 72].view(72, m).t()):
+            back = tp.GemmBackwardArgs(dc=dc, b=x[: 72 * 40].view(40, 72), da=x[: m * 40].view(40, m).t())
+            ids.add(identity(tp.GemmBackwardDescriptor.from_args(back)))
+    assert len(ids) == 1
+
+
+# --- bits ---
+
+
+def ran(args: Any, result: str, target: tp.Target) -> tuple[str | None, torch.Tensor]:
+    """The numerics_id of the plan for ``args`` as they lie, and the first row of its result."""
+    desc = {tp.GemmArgs: tp.GemmDescriptor, tp.GemmBackwardArgs: tp.GemmBackwardDescriptor}[type(args)].from_args(args)
+    plan = tp.plan(desc, target=target, preference=INVARIANT)
+    plan.run(args, tp.Workspace.allocate(plan))
+    return plan.sku().numerics_id, getattr(args, result)[0].clone()
+
+
+def one_row_is_as_among_others(element: str, target: tp.Target, device: str) -> None:
+    """Of a column-major A, of a column of a wider C, and of the adjoint's column-major dc; results are in f32, whose
+    last bits show in which order they were added."""
+    g = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}[element])
+
+    def x(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=g).to(dtype).to(device)
+
+    columns, rows, b, vector, wide = x(300, 64).t(), x(64, 300), x(300, 40), x(300, 1), x(40, 300)
+    for result, make in (
+        ("c", lambda m: tp.GemmArgs(a=columns[:m], b=b, c=torch.empty(m, 40, device=device))),
+        ("c", lambda m: tp.GemmArgs(a=rows[:m], b=vector, c=torch.empty(64, 8, device=device)[:m, :1])),
+        ("da", lambda m: tp.GemmBackwardArgs(dc=columns[:m], b=wide, da=torch.empty(m, 40, device=device))),
+    ):
+        (one, alone), (all_, among) = (ran(make(m), result, target) for m in (1, 64))
+        assert one == all_ is not None
+        assert torch.equal(alone, among)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("element", ["f16", "bf16"])
+def test_one_row_is_as_among_others_interpreted(element: str) -> None:
+    one_row_is_as_among_others(element, INTERPRETER, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32"])
+def test_one_row_is_as_among_others_on_the_gpu(element: str) -> None:
+    one_row_is_as_among_others(element, tp.Target.current(), "cuda")
+
+
+def test_an_axis_of_one_may_be_the_unit_axis() -> None:
+    """One row of a column-major matrix is column-major, as two are, and one column of a row-major one row-major."""
+    x = torch.empty(64, 24, dtype=torch.float16)
+    for t in (x.t()[:1], x.t()[:2], x[:, :1], x[:, :2], x[None, :, :1]):
+        layout = tp.Layout.of(t.shape, t.stride(), 16, 2)
+        assert layout.unit_axis == t.stride().index(1)
+        assert layout.stride_multiple == 8
+        assert layout.broken_by(t.shape, t.stride()) is None
+    assert tp.Layout.of((1, 5), (1, 1), 16, 2).packed
+    assert tp.Layout.of((5, 1, 3), (1, 1, 7), 16, 2).unit_axis == 0

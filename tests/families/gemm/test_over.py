@@ -1,0 +1,91 @@
+"""Products that are added to a matrix where it lies: c is c0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.gemm import pinned
+
+import triplan as tp
+
+CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
+ROWS = ("tiles", "tiles_invariant", "split_k")
+
+
+def adds_in_place(row: str, target: tp.Target, device: str, size: tuple[int, int, int]) -> None:
+    """To the bits of the same product with a c of its own; of lines with gaps, and of a batch."""
+    m, n, k = size
+    g = torch.Generator().manual_seed(0)
+
+    def x(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=g).half().to(device)
+
+    for lead in ((), (2,)):
+        a, b, wide, bias = x(*lead, m, k), x(*lead, k, n), x(*lead, m, 2 * n), x(n)
+        c0 = wide[..., :n]
+        args: dict[str, Any] = {"a": a, "b": b, "c0": c0, "bias": bias, "alpha": 0.5, "beta": -2.0}
+        apart = tp.GemmArgs(**args, c=torch.empty_like(wide)[..., :n])
+        kind = tp.BatchedGemmDescriptor if lead else tp.GemmDescriptor
+        plan = pinned(kind.from_args(apart, epilogue="bias_relu"), row, target)
+        assert plan is not None
+        workspace = tp.Workspace.allocate(plan)
+        plan.run(plan.args_type(**args, c=apart.c), workspace)
+        beside, version = wide[..., n:].clone(), wide._version
+        plan.run(plan.args_type(**args, c=c0), workspace)
+        assert torch.equal(c0, apart.c)
+        assert torch.equal(wide[..., n:], beside)
+        assert wide._version > version
+
+
+def test_adds_in_place() -> None:
+    adds_in_place("reference", CPU, "cpu", (5, 8, 7))
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("row", ROWS)
+def test_adds_in_place_interpreted(row: str) -> None:
+    adds_in_place(row, INTERPRETER, "cpu", (5, 136, 40))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", ROWS)
+def test_adds_in_place_on_the_gpu(row: str) -> None:
+    for size in ((5, 136, 40), (300, 1000, 1000), (4099, 2056, 64)):
+        adds_in_place(row, tp.Target.current(), "cuda", size)
+
+
+def test_other_overlaps_are_refused() -> None:
+    memory = torch.zeros(200, dtype=torch.float32)
+    a, b, square = torch.ones(4, 3), torch.ones(3, 4), memory[:16].view(4, 4)
+    strided = dict.fromkeys(("a", "b", "c", "c0"), "strided")
+    desc = tp.GemmDescriptor(m=4, n=4, k=3, element="f32", reads_c0=True, saves_pre=True, layouts=strided)
+    plan, pre = tp.plan(desc, target=CPU), torch.empty(4, 4)
+    assert plan.can_implement(tp.GemmArgs(a=a, b=b, c=square, c0=square.view(4, 4), pre=pre))
+    for change in (
+        {"c": memory[4:20].view(4, 4)},
+        {"c": square.t()},
+        {"c": memory[:20].view(4, 5)[:, :4]},
+        {"a": square[:, :3]},
+        {"pre": square},
+    ):
+        named: dict[str, Any] = {"a": a, "b": b, "c": square, "c0": square, "pre": pre, **change}
+        refused = plan.can_implement(tp.GemmArgs(**named))
+        assert not refused
+        assert "shares memory" in refused.reason
+
+
+def test_a_call_like_the_last_one_needs_no_other_check() -> None:
+    desc = tp.GemmDescriptor(m=4, n=4, k=3, element="f32", reads_c0=True)
+    plan, a, b = tp.plan(desc, target=CPU), torch.ones(4, 3), torch.ones(3, 4)
+    c, d = torch.zeros(4, 4), torch.zeros(4, 4)
+    plan.run(tp.GemmArgs(a=a, b=b, c=c, c0=c))
+    seen = plan._seen
+    assert seen is not None
+    plan.run(tp.GemmArgs(a=a, b=b, c=d, c0=d))
+    assert plan._seen is seen
+    assert seen.match(tp.GemmArgs(a=a, b=b, c=c, c0=d), None) is None
+    assert seen.match(tp.GemmArgs(a=a, b=b, c=a, c0=a), None) is None
+    plan.run(tp.GemmArgs(a=a, b=b, c=c, c0=d))
+    assert torch.equal(c, torch.full((4, 4), 6.0))

@@ -1,0 +1,104 @@
+"""What a product's activation was given, saved for the adjoint."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from cases.gemm import COLUMN, LOOSE_COLUMN, check, pinned
+
+import triplan as tp
+from triplan.testing import check_refusals
+
+CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
+TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
+ROWS = (
+    *((row, element) for row in ("split_k", "tiles", "tiles_invariant") for element in ("f16", "f32")),
+    ("integer_tiles", "i8"),
+)
+BATCHED_COLUMN = tp.Layout.strided(unit_axis=1)
+
+
+def problems(element: str, m: int, n: int, k: int) -> list[tp.Descriptor]:
+    """Packed, transposed and of any strides; one product and several."""
+    last, out = ("relu", "i32") if element == "i8" else ("gelu", element)
+    wide = "f32" if element in ("f16", "bf16") else None
+    one = tp.GemmDescriptor(m=m, n=n, k=k, element=element, epilogue=f"bias_{last}", saves_pre=True)
+    several = tp.BatchedGemmDescriptor(batch=2, m=m, n=n, k=k, element=element, epilogue="relu", saves_pre=True)
+    assert one.operand("pre").element == out
+    return [
+        one,
+        one.replace(layouts={"pre": COLUMN}, reads_c0=True),
+        one.replace(layouts=dict.fromkeys(("a", "b", "c", "pre"), "strided"), out_element=wide),
+        several,
+        several.replace(layouts={"pre": BATCHED_COLUMN}),
+        one.replace(m=0),
+        one.replace(k=0),
+    ]
+
+
+@pytest.mark.parametrize("element", ["bf16", "f64", "i8"])
+def test_the_cpu_backend_saves_it(element: str) -> None:
+    for turn, desc in enumerate(problems(element, 17, 35, 20)):
+        plan = tp.plan(desc, target=CPU)
+        check(plan, turn)
+        assert check_refusals(plan, seed=turn) > 0
+
+
+def test_it_is_what_the_activation_is_given() -> None:
+    a, b, bias = torch.randn(3, 4).double(), torch.randn(4, 5).double(), torch.randn(5).double()
+    c, pre = torch.empty(3, 5).double(), torch.empty(3, 5).double()
+    args = tp.GemmArgs(a=a, b=b, c=c, bias=bias, pre=pre)
+    desc = tp.GemmDescriptor.from_args(args, epilogue="bias_silu")
+    assert desc.saves_pre
+    tp.plan(desc, target=CPU).run(args)
+    torch.testing.assert_close(pre, a @ b + bias)
+    torch.testing.assert_close(c, torch.nn.functional.silu(pre))
+
+
+def test_rows_that_write_nothing_else_say_so() -> None:
+    desc = tp.GemmDescriptor(m=64, n=64, k=64, element="f16", epilogue="bias_relu", saves_pre=True)
+    plan = tp.plan(desc, target=TARGETS["sm90a"])
+    refused = {c.kernel: c.reason for c in plan.candidates if c.cost_us is None}
+    assert all("pre" in refused[row] for row in ("wgmma", "wgmma_tiles"))
+    assert plan.precision_guarantee("pre") == plan.precision_guarantee("c")
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("row", "element"), [("tiles", "bf16"), ("split_k", "f32"), ("integer_tiles", "i8")])
+def test_every_layout_interpreted(row: str, element: str) -> None:
+    held = 0
+    for turn, desc in enumerate(problems(element, 5, 35, 20)):
+        plan = pinned(desc, row, INTERPRETER)
+        assert plan is not None
+        held += check(plan, turn)
+    assert held > 0
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("element", ["f16", "f32"])
+def test_it_compiles_without_spills(element: str, arch: str) -> None:
+    base = tp.GemmDescriptor(m=4096, n=4096, k=4096, element=element, epilogue="bias_silu", saves_pre=True)
+    for desc in (
+        base.replace(layouts={"b": COLUMN}),
+        base.replace(epilogue="bias_gelu", m=64, layouts={"pre": LOOSE_COLUMN}),
+    ):
+        for row in ("split_k", "tiles", "tiles_invariant"):
+            plan = pinned(desc, row, TARGETS[arch])
+            assert plan is not None
+            assert [record.spill_bytes for record in plan.compile()] == [0] * len(plan.launches)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("row", "element"), ROWS)
+def test_every_layout_on_the_gpu(row: str, element: str) -> None:
+    held = 0
+    for sizes in ((17, 35, 70), (136, 264, 200)):
+        for turn, desc in enumerate(problems(element, *sizes)):
+            plan = pinned(desc, row, tp.Target.current())
+            assert plan is not None
+            held += check(plan, turn)
+    assert held > 0

@@ -1,0 +1,126 @@
+"""Matrix products by pieces of k: how k is cut, what is added in which order, and what the workspace holds."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+
+import pytest
+import torch
+from cases.gemm import COLUMN, batched_grid, check, grid, pinned
+
+import triplan as tp
+from triplan.backends.runtime.compile import record
+from triplan.backends.runtime.launch import overlapping
+from triplan.backends.triton.gemm import split_k as gemm_split
+from triplan.backends.triton.gemm.launches import Tile
+from triplan.backends.triton.gemm.split_k import PIECES, Split
+
+INTERPRETER = tp.Target.cpu(interpret=True)
+TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
+DECODE = tp.GemmDescriptor(m=16, n=4096, k=4096, element="bf16", epilogue="bias", layouts={"b": COLUMN})
+
+
+def by(split: Split, desc: tp.Descriptor, target: tp.Target) -> tp.Plan:  # type: ignore[type-arg]
+    """The plan of ``split_k`` that cuts k as ``split`` says."""
+    name = f"split_k {split}"
+    row = next(r for r in tp.TABLE.rows(desc.op) if r.name == "split_k")
+    tp.kernel(
+        op=desc.op,
+        name=name,
+        elements=row.elements,
+        guarantee=row.guarantee,
+        rank=lambda desc, target: 1e9,
+        workspace=lambda desc, target: gemm_split.partial_bytes(desc, split),
+    )(lambda desc, target: gemm_split.split_launch(desc, split))
+    try:
+        plan = pinned(desc, name, target)
+        assert plan is not None
+        _ = plan.launches, plan.workspace_size()  # asked of the row while it is there
+        return plan
+    finally:
+        tp.TABLE.unregister(desc.op, name)
+
+
+@pytest.mark.parametrize("k", [0, 1, 31, 32, 33, 64, 65, 1000, 4096])
+@pytest.mark.parametrize("pieces", PIECES)
+def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> None:
+    split = Split(Tile(16, 32, 32, 4, 3), pieces)
+    depth, count = split.depth(k), split.of(k)
+    assert depth % 32 == 0
+    assert 1 <= count <= pieces
+    assert (count - 1) * depth < max(k, 1) <= count * depth
+
+
+def test_few_tiles_and_a_long_k_are_cut_and_many_tiles_are_not() -> None:
+    long = tp.plan(
+        tp.GemmDescriptor(m=16, n=1024, k=8192, element="f16", layouts={"b": COLUMN}), target=TARGETS["sm90a"]
+    )
+    assert long.sku().kernel == "split_k"
+    assert len(long.launches) == 2
+    split = gemm_split.chosen_split(long.descriptor, TARGETS["sm90a"])
+    assert long.workspace_size() == split.of(8192) * 16 * 1024 * 4
+    assert split.of(8192) > 1
+    square = tp.plan(tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32"), target=TARGETS["sm90a"])
+    assert square.sku().kernel == "tiles"
+    with pytest.raises(tp.Unsupported, match="batch_invariant"):
+        tp.plan(DECODE, target=TARGETS["sm90a"], preference=tp.PlanPreference(kernel="split_k", batch_invariant=True))
+    nothing = pinned(DECODE.replace(m=0), "split_k", TARGETS["sm90a"])
+    assert nothing is not None
+    assert (nothing.launches, nothing.workspace_size()) == ((), 0)
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("element", ["bf16", "f32"])
+def test_every_layout_interpreted(element: str) -> None:
+    """Two pieces and three, of which the last is shorter."""
+    held = 0
+    tile = Tile(16, 32, 32, 4, 3)
+    for turn, desc in enumerate([*grid(element, 5, 35, 70), *islice(batched_grid(element, 2, 5, 9, 70), 1, 4)]):
+        plan = by(Split(tile, PIECES[turn % 2]), desc, INTERPRETER)
+        assert plan.workspace_size() == (2, 3)[turn % 2] * desc.operand("c").numel * 4
+        held += check(plan, turn)
+    assert held > 0
+
+
+@pytest.mark.interpret
+def test_pieces_are_added_in_order_interpreted() -> None:
+    """1e8 + 1 - 1e8 in single precision: 0 if added from the first piece to the last, 1 in other orders."""
+    a = torch.zeros(1, 64)
+    a[0, 0], a[0, 16], a[0, 32] = 1e8, 1.0, -1e8
+    desc = tp.GemmDescriptor(m=1, n=1, k=64, element="f32")
+    for order, want in (([0, 16, 32], 0.0), ([0, 32, 16], 1.0)):
+        plan = by(Split(Tile(16, 16, 16, 4, 3), 4), desc, INTERPRETER)
+        x, c = torch.zeros(1, 64), torch.empty(1, 1)
+        x[0, [0, 16, 32]] = a[0, order]
+        plan.run(tp.GemmArgs(a=x, b=torch.ones(64, 1), c=c), tp.Workspace.allocate(plan))
+        assert c.item() == want
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
+@pytest.mark.parametrize("arch", TARGETS)
+def test_every_tile_compiles_without_spills(arch: str) -> None:
+    target = TARGETS[arch]
+    launches = [x for s in gemm_split.splits_of(DECODE, target) for x in gemm_split.split_launch(DECODE, s)]
+    sources = {launch.source() for launch in overlapping(launches, target)}
+    assert len(sources) > len(PIECES)
+    for source in sources:
+        found = record(source, target.arch)
+        assert found.spill_bytes == 0, source.constexprs
+        assert found.shared_bytes <= target.shared_memory
+        if source.name == "split_kernel":
+            assert "cp.async.cg" in found.ptx
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
+def test_every_split_on_the_gpu(element: str) -> None:
+    """Few rows and many, pieces of one step and of several, a last one that is shorter."""
+    target = tp.Target.current()
+    ran = 0
+    for m, n, k in ((3, 72, 200), (40, 136, 1096)):
+        desc = tp.GemmDescriptor(m=m, n=n, k=k, element=element, epilogue="bias_gelu", layouts={"b": COLUMN})
+        for turn, split in enumerate(gemm_split.splits_of(desc, target)):
+            ran += check(by(split, desc, target), turn)
+    assert ran > 0

@@ -1,0 +1,82 @@
+"""Select's choices against what was measured: ``bench/results/determinism-nvidia-h200.json``, with ``--rows``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triplan as tp
+from bench.cases import DTYPES, Case, descriptor
+
+MEASURED = Path(__file__).parents[3] / "bench" / "results" / "determinism-nvidia-h200.json"
+H200 = tp.Target.preset("h200")
+PREFERENCES = {
+    "any": tp.PlanPreference(deterministic=False),
+    "deterministic": tp.PlanPreference(deterministic=True),
+    "order_invariant": tp.PlanPreference(deterministic=False, order_invariant=True),
+}
+#: What a choice may cost beside the best one. Where indices lie is not known when planning.
+SLOWER = 1.25
+KNOWN = ("uniform",)
+
+
+def measured() -> dict[str, tuple[tp.Descriptor, dict[str, float]]]:
+    """Of each problem that was timed: its descriptor, and microseconds by kernel."""
+    found: dict[str, tuple[tp.Descriptor, dict[str, float]]] = {}
+    for r in json.loads(MEASURED.read_text())["kernels"]:
+        if r["pattern"] not in KNOWN:
+            continue
+        case = Case("rows", r["op"], r["rows"], r["width"], r["count"], r["pattern"])
+        dtype = next(d for d in DTYPES.values() if str(tp.ElementKind.of(d)) == r["element"])
+        name = f"{case.name} {r['element']} {r['pattern']}"
+        _, times = found.setdefault(name, (descriptor(case, dtype), {}))
+        times[r["kernel"]] = r["device_us"]
+    return found
+
+
+PROBLEMS = measured()
+
+
+def chosen(desc: tp.Descriptor, preference: tp.PlanPreference) -> tuple[str, list[str]]:
+    """The kernel that select takes, and all that it could have."""
+    plan = tp.plan(desc, preference=preference, target=H200)
+    return plan.sku().kernel, [c.kernel for c in plan.candidates if c.cost_us is not None]
+
+
+def test_problems_of_every_size_class_were_measured() -> None:
+    assert len(PROBLEMS) >= 30
+    times: list[dict[str, float]] = [t for _, t in PROBLEMS.values()]
+    for kernel in (
+        "atomic_rows",
+        "atomic_elements",
+        "atomic_f32",
+        "sorted_sum",
+        "scanned_sum",
+        "fixed_f16",
+        "fixed_scaled",
+    ):
+        assert sum(kernel in t for t in times) >= 3, kernel
+
+
+@pytest.mark.parametrize("preference", PREFERENCES)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_is_chosen_is_about_the_fastest(problem: str, preference: str) -> None:
+    desc, times = PROBLEMS[problem]
+    kernel, able = chosen(desc, PREFERENCES[preference])
+    best = min((times[k], k) for k in able if k in times)
+    assert kernel in times
+    assert times[kernel] <= SLOWER * best[0], f"{kernel} took {times[kernel]:.1f} us, {best[1]} {best[0]:.1f}"
+
+
+def test_the_fastest_is_often_deterministic() -> None:
+    """Where it is, it is what users get who asked for nothing."""
+    got: list[Any] = []
+    for desc, times in PROBLEMS.values():
+        kernel, _ = chosen(desc, PREFERENCES["any"])
+        fastest = min(times, key=lambda k: times[k])
+        if fastest in ("sorted_sum", "scanned_sum") and times[kernel] > 1.05 * times[fastest]:
+            got.append((desc, kernel))
+    assert got == []

@@ -1,0 +1,145 @@
+"""Every Triton row of every op in Triton's interpreter, on problems of one or two programs.
+
+Each program costs about a millisecond an operation, so shapes are tiny; what needs size (offsets past 2**31, many
+blocks at once) is for the GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from cases.indexing import POLICIES, ROWS, accumulate_of, build, elements_of, grid, pinned
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import triplan as tp
+from triplan.testing import check_plan, check_refusals, descriptors
+from triplan.testing.values import Values
+
+pytestmark = [
+    pytest.mark.interpret,
+    # numpy, under the interpreter, warns of what the hardware does silently: inf - inf, x % 0 in lanes that are masked.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+TARGET = tp.Target.cpu(interpret=True)
+#: The last axis is wide enough for the rows kernels and no multiple of any block.
+SHAPE, EXTENT = (2, 3, 17), 5
+
+
+def passes_of(row: str, seed: int) -> tuple[Values, ...]:
+    if row in ("rows", "elements", "ordered_last"):
+        return ("bits",)
+    # The ordered kernel walks all contributions, each an interpreted step: one kind of values at a time.
+    sums: tuple[Values, ...] = ("integers", "special")
+    return sums[seed % 2 :][:1] if row in ("ordered_sum", "scanned_sum") else sums
+
+
+def check(plan: tp.Plan[Any, Any], row: str, seed: int) -> int:
+    return check_plan(plan, seed=seed, runs=2, passes=passes_of(row, seed)).exact
+
+
+@triton.jit
+def halved(x):  # type: ignore[no-untyped-def]
+    return tl.sum(x, 0) / 2
+
+
+@triton.jit
+def halves(src, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    lane = tl.arange(0, BLOCK)
+    at = tl.program_id(0)
+    tl.store(out + at, halved(tl.load(src + at * BLOCK + lane)) + tl.max(tl.zeros((BLOCK,), tl.float32), 0))
+
+
+def test_kernels_of_ones_own_run_between_plans() -> None:
+    """What makes plans' kernels faster here leaves Triton's language as it was."""
+    desc = build("gather", SHAPE, 0, EXTENT, element="f32")
+    for _ in range(3):
+        plan = pinned(desc, "elements", TARGET)
+        assert plan is not None
+        check(plan, "elements", 1)
+        src, out = torch.randn(5, 16), torch.empty(5)
+        halves[(5,)](src, out, BLOCK=16)
+        torch.testing.assert_close(out, src.sum(1) / 2)
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_every_element_index_and_layout(op: str, row: str) -> None:
+    exact = planned = 0
+    for element in elements_of(op, row):
+        for desc in grid(op, row, element, SHAPE, EXTENT, every_policy=False):
+            plan = pinned(desc, row, TARGET)
+            if plan is not None:
+                planned += 1
+                exact += check(plan, row, planned)
+    assert planned > 0
+    assert exact > 0
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_every_policy_and_axis(op: str, row: str) -> None:
+    planned = 0
+    element = "i32" if "i32" in elements_of(op, row) else "f16"
+    for axis in range(3):
+        for turn, (policy, wrap) in enumerate(POLICIES):
+            options = {"out_of_bounds": policy, "wrap_negative": wrap}
+            accumulate = accumulate_of(op, row, turn + axis)
+            desc = build(op, SHAPE, axis, EXTENT, element=element, accumulate=accumulate, **options)
+            plan = pinned(desc, row, TARGET)
+            if plan is not None:
+                planned += 1
+                check(plan, row, 10 * axis + turn)
+    assert planned > 0
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_refusals(op: str, row: str) -> None:
+    planned = 0
+    for axis in range(3):
+        desc = build(op, SHAPE, axis, EXTENT, element="f16", accumulate=accumulate_of(op, row, 0))
+        plan = pinned(desc, row, TARGET)
+        if plan is not None:
+            planned += 1
+            assert check_refusals(plan, seed=axis) > 20
+    assert planned > 0
+
+
+# The rows kernels take packed, wide problems only, which a free draw rarely hits.
+@pytest.mark.parametrize(("op", "row"), [r for r in ROWS if r[1] not in ("rows", "atomic_rows")])
+def test_any_problem(op: str, row: str) -> None:
+    fixed = {"accumulate": accumulate_of(op, row, 0)} if op == "index_put" else {}
+    # Triton's interpreter has no bf16 atomics.
+    elements = [e for e in elements_of(op, row) if e != "bf16" or row != "atomic_elements"]
+
+    @settings(max_examples=4, database=None, phases=[Phase.generate])
+    @given(st.data(), st.integers(0, 2**31))
+    def holds(data: st.DataObject, seed: int) -> None:
+        element = data.draw(st.sampled_from(elements))
+        desc = data.draw(descriptors(tp.descriptor_types()[op], 512, fixed={"element": element, **fixed}))
+        plan = pinned(desc, row, TARGET)
+        assert plan is not None
+        check(plan, row, seed)
+
+    holds()
+
+
+@pytest.mark.parametrize(("op", "row"), ROWS)
+def test_empty_problems(op: str, row: str) -> None:
+    """No points, no places to point to, or neither: what must be filled is filled, and a bad index is reported."""
+    planned = 0
+    element = "f32" if "f32" in elements_of(op, row) else elements_of(op, row)[0]
+    for shape, extent in (((0, 3, 17), 5), ((2, 3, 17), 0), ((0, 3, 17), 0), ((2, 0, 17), 5), ((2, 3, 0), 5)):
+        for policy in ("skip", "clamp", "error"):
+            for accumulate in (True, False):
+                if op == "index_put" and accumulate != accumulate_of(op, row, 0):
+                    continue
+                desc = build(op, shape, 0, extent, element=element, out_of_bounds=policy, accumulate=accumulate)
+                plan = pinned(desc, row, TARGET)
+                if plan is not None:
+                    planned += 1
+                    check(plan, row, planned)
+    assert planned > 0

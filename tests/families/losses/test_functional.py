@@ -1,0 +1,368 @@
+"""cross_entropy and nll_loss of triplan.functional, and nn.CrossEntropyLoss, beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases.functional import DEVICES, FLOATS
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn import functional
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan import nn
+from triplan.functional import _losses
+
+SHAPES = ((7,), (5, 7), (2, 6, 3), (2, 4, 3, 2), (3, 1))
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        yield
+
+
+def problem(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits, targets of which some are ignored (0), weights and bytes of the classes."""
+    g = torch.Generator().manual_seed(0)
+    classes = shape[1] if len(shape) > 1 else shape[0]
+    x = torch.randn(shape, generator=g, dtype=torch.float64).to(dtype).to(device).requires_grad_()
+    target = torch.randint(0, classes, (*shape[:1], *shape[2:]) if len(shape) > 1 else (), generator=g)
+    weight, counts = (torch.rand(classes, generator=g, dtype=torch.float64) + 0.1 for _ in range(2))
+    return x, target.to(device), weight.to(dtype).to(device), counts.to(dtype).to(device)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_results_and_gradients_are_torchs(reduction: str, dtype: torch.dtype, device: str) -> None:
+    """Of narrow elements torch's are taken from their values in f32: torch rounds log-probabilities in between."""
+    eps = torch.finfo(dtype).eps
+    for shape in SHAPES:
+        x, target, weight, _ = problem(shape, dtype, device)
+        wide = x.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+        for smoothing, w in ((0.0, None), (0.2, weight)):
+            options: dict[str, Any] = {"ignore_index": 0, "reduction": reduction}
+            smooth = {"label_smoothing": smoothing}
+            theirs_w = None if w is None else w.to(wide.dtype)
+            pairs = [
+                (F.cross_entropy(x, target, w, **options, **smooth),
+                 functional.cross_entropy(wide, target, theirs_w, **options, **smooth)),
+                (F.nll_loss(x, target.int(), w, **options), functional.nll_loss(wide, target, theirs_w, **options)),
+            ]  # fmt: skip
+            for ours, theirs in pairs:
+                assert ours.dtype == dtype
+                torch.testing.assert_close(ours.to(wide.dtype), theirs, rtol=8 * eps, atol=32 * eps, equal_nan=True)
+                g = torch.randn(theirs.shape, dtype=torch.float64).to(dtype).to(device)
+                (got,) = torch.autograd.grad(ours, x, g)
+                (wanted,) = torch.autograd.grad(theirs, wide, g.to(wide.dtype))
+                assert got.dtype == dtype
+                torch.testing.assert_close(got.to(wide.dtype), wanted, rtol=8 * eps, atol=32 * eps, equal_nan=True)
+
+
+def losses(device: str) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Of logits (4, 5), by name."""
+    target = torch.tensor([1, 2, -100, 4], device=device)
+    weight, counts = torch.rand(5, device=device) + 0.1, torch.tensor([3.0, 0, 1, 2, 7], device=device)
+    found = {}
+    for reduction in ("mean", "sum", "none", "byte_mean"):
+        given = {"reduction": reduction, "bytes": counts if reduction == "byte_mean" else None}
+        found[f"cross_entropy {reduction}"] = lambda x, given=given: F.cross_entropy(
+            x, target, weight, label_smoothing=0.1, **given
+        )
+        found[f"nll_loss {reduction}"] = lambda x, given=given: F.nll_loss(x, target, weight, **given)
+    return found
+
+
+NAMES = tuple(losses("cpu"))
+
+
+def logits(device: str) -> torch.Tensor:
+    return torch.randn(4, 5, dtype=torch.float64, device=device, requires_grad=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(name: str, device: str) -> None:
+    f, x = losses(device)[name], logits(device)
+    assert gradcheck(f, x)
+    assert gradgradcheck(f, x)
+    # Third derivatives too.
+    assert gradgradcheck(lambda x: torch.autograd.grad((f(x) ** 3).sum(), x, create_graph=True), x)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_second_derivatives_are_torchs(shape: tuple[int, ...], reduction: str, device: str) -> None:
+    x, target, weight, _ = problem(shape, torch.float64, device)
+    for smoothing, w in ((0.0, None), (0.2, weight), (1.0, None)):
+        # Column by column, all at once, and by torch.func.
+        def every(f: Any, smoothing: float = smoothing, w: torch.Tensor | None = w) -> Any:
+            options = {"ignore_index": 0, "reduction": reduction, "label_smoothing": smoothing}
+            total = lambda x: (f.cross_entropy(x, target, w, **options) ** 2).sum()  # noqa: E731
+            for vectorize in (False, True):
+                yield torch.autograd.functional.hessian(total, x, vectorize=vectorize)
+            yield torch.func.jacrev(torch.func.grad(total))(x.detach())
+
+        for got, wanted in zip(every(F), every(functional), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_func_transforms(name: str, device: str) -> None:
+    f, x = losses(device)[name], logits(device).detach()
+    total = lambda x: (f(x) ** 3).sum()  # noqa: E731
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(total(x), x)[0]
+
+    batch = torch.stack([x, x + 1, 2 * x])
+    torch.testing.assert_close(torch.func.grad(total)(x), eager(x))
+    each = torch.stack([*map(eager, batch)])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(batch), each)
+    torch.testing.assert_close(torch.func.grad(lambda b: torch.func.vmap(total)(b).sum())(batch), each)
+    for create_graph in (False, True):
+        leaf = x.clone().requires_grad_()
+        out = f(leaf)
+        several = torch.randn(2, *out.shape, dtype=out.dtype, device=device)
+        (got,) = torch.autograd.grad(out, leaf, several, is_grads_batched=True, create_graph=create_graph)
+        again = [torch.autograd.grad(f(leaf), leaf, g)[0] for g in several]
+        torch.testing.assert_close(got, torch.stack(again))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_forward_mode_is_refused_not_dropped(name: str, device: str) -> None:
+    f, x = losses(device)[name], logits(device).detach()
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(f, (x,), (x,))
+    whole = torch.compile(lambda x: torch.func.jvp(f, (x,), (x,)), fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no jvp"):
+        whole(x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiles_whole(name: str, dynamic: bool, device: str) -> None:
+    f, x = losses(device)[name], logits(device)
+    compiled = torch.compile(lambda x: f(x) * 2, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    out, wanted = compiled(x), f(x) * 2
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x), torch.autograd.grad(wanted.sum(), x))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck(requires_grad: bool, device: str) -> None:
+    ops: Any = torch.ops.triplan
+    target, weight = torch.tensor([1, 2, -100, 4], device=device), torch.rand(5, dtype=torch.float64, device=device)
+    x = logits(device).detach().requires_grad_(requires_grad)
+    for reduction, w in (("mean", None), ("none", weight)):
+        torch.library.opcheck(ops.cross_entropy.default, (x, target, w, None, reduction, -100, 0.1, False))
+        torch.library.opcheck(ops.nll_loss.default, (x, target, w, None, reduction, -100, 0.0, False))
+    lse, dloss = torch.logsumexp(x.detach(), 1), torch.ones((), dtype=torch.float64, device=device)
+    last = (weight, weight, "byte_mean", -100, 0.0, False)
+    dloss.requires_grad_(requires_grad)
+    torch.library.opcheck(ops.cross_entropy_backward.default, (dloss, x, target, lse, *last))
+    torch.library.opcheck(ops.nll_loss_backward.default, (dloss, x, target, *last))
+
+
+# --- the gradient that the forward writes ---
+
+
+def test_a_retained_graph_never_scales_twice(device: str) -> None:
+    x, (ours, theirs) = logits(device), [torch.tensor([1, 2, 0, 4], device=device)] * 2
+    loss, wanted = F.cross_entropy(x, ours), functional.cross_entropy(x, theirs)
+    for scale, retained in ((3.0, True), (0.0, True), (1.0, True), (-2.0, True), (5.0, False)):
+        g = torch.tensor(scale, dtype=torch.float64, device=device)
+        (got,) = torch.autograd.grad(loss, x, g, retain_graph=retained)
+        (ref,) = torch.autograd.grad(wanted, x, g, retain_graph=True)
+        torch.testing.assert_close(got, ref)
+        got.fill_(torch.nan)  # what was given away is the receiver's
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, x)
+
+
+def test_gradients_add_up_over_calls(device: str) -> None:
+    """A leaf may take the gradient that it is given as its own, and add the next one into it."""
+    x, target = logits(device), torch.tensor([1, 2, 0, 4], device=device)
+    loss = F.cross_entropy(x, target)
+    for retained in (True, True, False):
+        loss.backward(retain_graph=retained)
+    F.cross_entropy(x, target).backward()
+    (once,) = torch.autograd.grad(functional.cross_entropy(x, target), x)
+    torch.testing.assert_close(x.grad, 4 * once)
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_one_loss_of_several(retained: bool, device: str) -> None:
+    x, target = logits(device), torch.tensor([1, 2, 0, 4], device=device)
+
+    def total(f: Callable[..., torch.Tensor]) -> torch.Tensor:
+        y = x * 2
+        return 3 * f(y, target) + f(y + 1, target.flip(0), reduction="sum") + y.sum()
+
+    loss, wanted = total(F.cross_entropy), total(functional.cross_entropy)
+    for _ in range(1 + retained):
+        (got,) = torch.autograd.grad(loss, x, retain_graph=retained)
+        torch.testing.assert_close(got, torch.autograd.grad(wanted, x, retain_graph=True)[0])
+
+
+def test_without_gradients_only_the_loss_is_computed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, target, seen = logits(device), torch.tensor([1, 2, 0, 4], device=device), []
+    ran = _losses.run
+    monkeypatch.setattr(
+        _losses, "run", lambda plan, *a, **o: seen.append((plan, o.get("gradient"))) or ran(plan, *a, **o)
+    )
+    F.cross_entropy(x.detach(), target)
+    with torch.no_grad():
+        F.cross_entropy(x, target)
+    assert seen == [(tp.CrossEntropyPlan, False)] * 2
+    F.cross_entropy(x, target).backward()
+    assert seen[2:] == [(tp.CrossEntropyPlan, True), (tp.ScaleGradientPlan, None)]
+
+
+@pytest.mark.parametrize("element", [torch.float32, torch.bfloat16], ids=str)
+def test_no_logits_are_kept_for_second_derivatives(element: torch.dtype, device: str) -> None:
+    """What is kept is the gradient, of which they are found, a few roundings of the element from what they are."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 100, generator=g).to(element).to(device).requires_grad_()
+    v = torch.randn(64, 100, generator=g).to(element).to(device)
+    target, kept = torch.randint(100, (64,), generator=g).to(device), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        loss = F.cross_entropy(x, target, label_smoothing=0.1)
+    assert sum(t.untyped_storage().nbytes() for t in kept if t.is_floating_point()) <= x.nbytes + x.itemsize
+    assert all(t.data_ptr() != x.data_ptr() for t in kept)
+    wide = x.detach().double().requires_grad_()
+
+    def both(loss: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        return first.detach(), torch.autograd.grad((first * v).sum(), x)[0]
+
+    wanted = both(functional.cross_entropy(wide, target, label_smoothing=0.1), wide)
+    for got, ref in zip(both(loss, x), wanted, strict=True):
+        assert got.dtype == element
+        assert float((got.double() - ref).norm() / ref.norm()) < 8 * torch.finfo(element).eps
+
+
+def test_small_gradients_of_f16_survive_a_loss_scale(device: str) -> None:
+    """A gradient over the number of rows is below what f16 holds, until the scale is there."""
+    x = torch.randn(256, 512, device=device).half().requires_grad_()
+    target = torch.randint(512, (256,), device=device)
+    scale = torch.tensor(2.0**15, dtype=torch.float16, device=device)
+    (got,) = torch.autograd.grad(F.cross_entropy(x, target) * scale, x)
+    wide = x.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(functional.cross_entropy(wide, target) * scale.double(), wide)
+    torch.testing.assert_close(got.double(), wanted, rtol=2 * torch.finfo(torch.float16).eps, atol=2.0**-24)
+
+
+# --- edges ---
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_nothing_kept_and_nothing_there_as_in_torch(reduction: str, device: str) -> None:
+    for rows in (3, 0):
+        x = torch.randn(rows, 4, device=device, requires_grad=True)
+        target = torch.full((rows,), -100, device=device)
+        got, wanted = (f.cross_entropy(x, target, reduction=reduction) for f in (F, functional))
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+        assert not torch.autograd.grad(got.sum(), x)[0].any()
+
+
+def test_strided_logits(device: str) -> None:
+    x = torch.randn(6, 5, 4, device=device).transpose(0, 2).requires_grad_()
+    target = torch.randint(0, 5, (4, 6), device=device)
+    for reduction in ("mean", "none"):
+        got, wanted = (f.cross_entropy(x, target, reduction=reduction) for f in (F, functional))
+        torch.testing.assert_close(got, wanted)
+        g = torch.ones((), device=device).expand(got.shape)
+        torch.testing.assert_close(torch.autograd.grad(got, x, g), torch.autograd.grad(wanted, x, g))
+
+
+def test_a_target_outside_the_classes(device: str) -> None:
+    x, target = logits(device), torch.tensor([1, 5, 0, -1], device=device)
+    for f in (F.cross_entropy, F.nll_loss):
+        with pytest.raises(IndexError, match="out of bounds"):
+            f(x, target, check_indices=True)
+        if device == "cuda":
+            torch.testing.assert_close(f(x, target), f(x, torch.tensor([1, -100, 0, -100], device=device)))
+
+
+@pytest.mark.parametrize("what", ["weight", "bytes"])
+def test_tables_have_no_gradient(what: str, device: str) -> None:
+    x, target, weight, counts = problem((5, 7), torch.float32, device)
+    tables = {"weight": weight, "bytes": counts}
+    tables[what].requires_grad_()
+    for f in (F.cross_entropy, F.nll_loss):
+        with pytest.raises(RuntimeError, match=f"not differentiable with respect to argument '{what}'"):
+            f(x, target, reduction="byte_mean", **tables)
+        with torch.no_grad():
+            f(x, target, reduction="byte_mean", **tables)
+
+
+def test_targets_of_bytes_and_inputs_of_many_axes(device: str) -> None:
+    x, target, _, _ = problem((2, 4, 3, 1, 2, 1, 1, 2, 1, 2), torch.float64, device)
+    for reduction in ("mean", "none"):
+        for t in (target, target.to(torch.uint8)):
+            got = F.cross_entropy(x, t, reduction=reduction)
+            wanted = functional.cross_entropy(x, target, reduction=reduction)
+            torch.testing.assert_close(got, wanted)
+            g = torch.randn_like(wanted)
+            torch.testing.assert_close(torch.autograd.grad(got, x, g), torch.autograd.grad(wanted, x, g))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_computes_in_f32(name: str, device: str) -> None:
+    f, x = losses(device)[name], logits(device).detach().bfloat16().requires_grad_()
+    wide = x.detach().float().requires_grad_()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got = f(x)
+    assert got.dtype == torch.float32
+    assert got.grad_fn.name() == f(wide).grad_fn.name()  # by the same route, which keeps no logits if it can
+    torch.testing.assert_close(got, f(wide))
+    (grad,), (wanted,) = torch.autograd.grad(got.sum(), x), torch.autograd.grad(f(wide).sum(), wide)
+    torch.testing.assert_close(grad, wanted.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"target": torch.zeros(4)}, RuntimeError, "class indices"),
+        ({"target": torch.zeros(3, dtype=torch.int64)}, RuntimeError, "target"),
+        ({"target": torch.zeros(4, dtype=torch.int16)}, RuntimeError, "int32/int64"),
+        ({"input": torch.zeros(4, 5, dtype=torch.int64)}, RuntimeError, "floating-point"),
+        ({"weight": torch.zeros(4)}, RuntimeError, "weight"),
+        ({"reduction": "median"}, ValueError, "reduction"),
+        ({"label_smoothing": 1.5}, RuntimeError, "label_smoothing"),
+        ({"reduction": "byte_mean"}, ValueError, "bytes"),
+        ({"bytes": torch.zeros(5)}, ValueError, "bytes"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    given: dict[str, Any] = {"input": torch.zeros(4, 5), "target": torch.zeros(4, dtype=torch.int64), **change}
+    with pytest.raises(error, match=message):
+        F.cross_entropy(**given)
+
+
+def test_the_module_is_torchs(device: str) -> None:
+    x, target, weight, counts = problem((5, 7), torch.float32, device)
+    theirs = torch.nn.CrossEntropyLoss(weight, ignore_index=0, reduction="sum", label_smoothing=0.1)
+    ours = nn.CrossEntropyLoss(torch.ones_like(weight), ignore_index=0, reduction="sum", label_smoothing=0.1)
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(ours(x, target), theirs(x, target))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    by_bytes = nn.CrossEntropyLoss(reduction="byte_mean", bytes=counts)
+    assert by_bytes.state_dict() == torch.nn.CrossEntropyLoss().state_dict() == {}
+    rows = functional.cross_entropy(x, target, reduction="none")
+    torch.testing.assert_close(by_bytes(x, target), (rows * counts[target]).sum() / counts[target].sum())
+    assert "byte_mean" in repr(by_bytes)

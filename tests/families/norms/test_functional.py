@@ -1,0 +1,330 @@
+"""softmax, log_softmax, rms_norm and layer_norm of triplan.functional beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases.functional import DEVICES, FLOATS
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn import functional
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+
+Calls = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], list[torch.Tensor]]
+NAMES = (
+    "softmax",
+    "softmax across",
+    "log_softmax",
+    "rms_norm",
+    "rms_norm bare",
+    "rms_norm added",
+    "layer_norm",
+    "layer_norm bias",
+    "layer_norm added",
+    "l2_norm",
+    "l2_norm across",
+)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        yield
+
+
+def call(name: str, device: str, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (3, 4, 6)) -> Calls:
+    """Ours, torch's, and their arguments, which want gradients."""
+    g = torch.Generator().manual_seed(0)
+
+    def tensor(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=g, dtype=torch.float64).to(dtype).to(device).requires_grad_()
+
+    x, n = tensor(*shape), shape[-1]
+    op = name.split()[0]
+    if op == "l2_norm":
+        dim = 1 if "across" in name else -1
+        return (lambda x: F.l2_norm(x, dim)), (lambda x: functional.normalize(x, dim=dim)), [x]
+    ours, theirs = getattr(F, op), getattr(functional, op)
+    if "added" in name:
+        # Both results enter, so that both have gradients.
+        def joined(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+            out, summed = ours(x, (n,), w, eps=1e-3, weight_offset=1, residual=r)
+            return out * summed
+
+        def apart(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+            # What is normalised is the sum before it is rounded, computed as ours is.
+            wide = torch.promote_types(x.dtype, torch.float32)
+            summed, one = x.to(wide) + r.to(wide), w.to(wide) + 1
+            return theirs(summed, (n,), one, eps=1e-3).to(x.dtype) * summed.to(x.dtype)
+
+        return joined, apart, [x, tensor(n), tensor(*shape)]
+    if "softmax" in op:
+        dim = 1 if "across" in name else -1
+        return (lambda x: ours(x, dim)), (lambda x: theirs(x, dim)), [x]
+    if name == "rms_norm":
+        return (lambda x, w: ours(x, (n,), w)), (lambda x, w: theirs(x, (n,), w)), [x, tensor(n)]
+    if name == "rms_norm bare":
+        return (lambda x: ours(x, shape[1:])), (lambda x: theirs(x, shape[1:])), [x]
+    if name == "layer_norm":
+        return (
+            (lambda x, w, b: ours(x, shape[1:], w, b, 1e-3)),
+            (lambda x, w, b: theirs(x, shape[1:], w, b, 1e-3)),
+            [x, tensor(*shape[1:]), tensor(*shape[1:])],
+        )
+    # torch's has no second derivative without a weight.
+    return (lambda x, b: ours(x, (n,), None, b)), (lambda x, b: theirs(x, (n,), b * 0 + 1, b)), [x, tensor(n)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_results_and_gradients_are_torchs(name: str, dtype: torch.dtype, device: str) -> None:
+    """torch rounds narrow results once or twice: a few of their roundings apart at most."""
+    ours, theirs, args = call(name, device, dtype, (5, 7, 33))
+    out, wanted = ours(*args), theirs(*args)
+    eps = torch.finfo(dtype).eps
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, wanted, rtol=4 * eps, atol=8 * eps)
+    weight = torch.randn_like(out)
+    for got, ref in zip(torch.autograd.grad(out, args, weight), torch.autograd.grad(wanted, args, weight), strict=True):
+        torch.testing.assert_close(got, ref, rtol=8 * eps, atol=8 * eps * max(1.0, float(ref.abs().max())))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(name: str, device: str) -> None:
+    ours, _, args = call(name, device, shape=(2, 3, 4))
+    assert gradcheck(ours, args)
+    assert gradgradcheck(ours, args)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_third_derivatives(name: str, device: str) -> None:
+    ours, _, args = call(name, device, shape=(1, 2, 3))
+    x, rest = args[0], [a.detach() for a in args[1:]]
+    total = lambda x: (ours(x, *rest) ** 3).sum()  # noqa: E731
+    assert gradgradcheck(lambda x: torch.autograd.grad(total(x), x, create_graph=True), x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_func_transforms(name: str, device: str) -> None:
+    ours, theirs, args = call(name, device, shape=(2, 3, 4))
+    values = tuple(a.detach() for a in args)
+    batch, everything = tuple(torch.stack([v, 2 * v, v + 1]) for v in values), tuple(range(len(values)))
+
+    def every(f: Callable[..., torch.Tensor]) -> Any:
+        total = lambda *values: (f(*values) ** 3).sum()  # noqa: E731
+        yield torch.func.grad(total, everything)(*values)
+        yield torch.func.vmap(torch.func.grad(total, everything))(*batch)
+        yield torch.func.grad(lambda *b: torch.func.vmap(total)(*b).sum(), everything)(*batch)
+        yield torch.func.jacrev(torch.func.grad(total, everything), everything)(*values)
+        out = f(*args)
+        each = torch.stack([torch.ones_like(out), out.detach()])
+        yield torch.autograd.grad(out, args, each, is_grads_batched=True)
+
+    for got, wanted in zip(every(ours), every(theirs), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_forward_mode_is_refused_not_dropped(name: str, device: str) -> None:
+    ours, _, args = call(name, device)
+    values = tuple(a.detach() for a in args)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(ours, values, values)
+    whole = torch.compile(lambda *v: torch.func.jvp(ours, v, v), fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no jvp"):
+        whole(*values)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_what_was_added_has_a_gradient_each(name: str, compiled: bool, device: str) -> None:
+    """Leaves may keep the gradients that they are given, and add the next ones into them."""
+    x, residual = (torch.randn(3, 2, 4, device=device, requires_grad=True) for _ in range(2))
+
+    def total(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        out, summed = getattr(F, name)(x, (4,), residual=residual)
+        return (out * summed).sum()
+
+    f = torch.compile(total, fullgraph=True, backend="aot_eager") if compiled else total
+    f(x, residual).backward()
+    assert x.grad is not None
+    assert residual.grad is not None
+    assert x.grad.data_ptr() != residual.grad.data_ptr()
+    once = x.grad.clone()
+    f(x, residual).backward()
+    for grad in (x.grad, residual.grad):
+        torch.testing.assert_close(grad, 2 * once)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_only_the_sum_is_used(name: str, device: str) -> None:
+    x, residual = (torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2))
+    _, summed = getattr(F, name)(x, (4,), residual=residual)
+    for grad in torch.autograd.grad((summed**2).sum(), (x, residual)):
+        torch.testing.assert_close(grad, 2 * (x + residual))
+
+
+@pytest.mark.parametrize("element", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_parameters_of_a_wider_element(name: str, element: torch.dtype, device: str) -> None:
+    """Nothing but the result is rounded: all is computed in the wider element."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 33, generator=g).to(element).to(device).requires_grad_()
+    parameters = [torch.randn(33, generator=g).to(device).requires_grad_() for _ in range(1 + (name == "layer_norm"))]
+    wide = x.detach().float().requires_grad_()
+    out, wanted = getattr(F, name)(x, (33,), *parameters), getattr(functional, name)(wide, (33,), *parameters)
+    assert out.dtype == element
+    assert torch.equal(out, getattr(F, name)(wide, (33,), *parameters).to(element))
+    torch.testing.assert_close(out.float(), wanted, rtol=2 * torch.finfo(element).eps, atol=1e-5)
+    dout = torch.randn(out.shape, generator=g).to(element).to(device)
+    got = torch.autograd.grad(out, [x, *parameters], dout)
+    for grad, like, ref in zip(
+        got, [x, *parameters], torch.autograd.grad(wanted, [wide, *parameters], dout.float()), strict=True
+    ):
+        assert grad.dtype == like.dtype
+        torch.testing.assert_close(grad.float(), ref, rtol=2 * torch.finfo(grad.dtype).eps, atol=1e-5)
+
+
+def test_parameters_of_any_floating_element_as_in_torch(device: str) -> None:
+    x, weight = torch.randn(3, 4, device=device), torch.rand(4, device=device)
+    for element in FLOATS:
+        got, wanted = (f.rms_norm(x, (4,), weight.to(element)) for f in (F, functional))
+        assert got.dtype == wanted.dtype == x.dtype
+        torch.testing.assert_close(got, wanted)
+    with pytest.raises(RuntimeError, match="floating-point"):
+        F.rms_norm(x, (4,), weight.int())
+
+
+@pytest.mark.parametrize("eps", [1.0, 2.5])
+def test_any_eps(eps: float, device: str) -> None:
+    x = torch.randn(3, 4, device=device)
+    for name in ("rms_norm", "layer_norm"):
+        got, wanted = (getattr(f, name)(x, (4,), eps=eps) for f in (F, functional))
+        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(F.l2_norm(x, 1, eps), functional.normalize(x, dim=1, eps=eps))
+    for bad in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(tp.InvalidProblem, match="eps"):
+            F.layer_norm(x, (4,), eps=bad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_computes_in_f32(name: str, device: str) -> None:
+    ours, _, args = call(name, device, torch.bfloat16)
+    if "added" in name:
+        ours = lambda x, w, r: getattr(F, name.split()[0])(x, (6,), w, residual=r)[0]  # noqa: E731
+    wide = [a.detach().float().requires_grad_() for a in args]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = ours(*args)
+    wanted = ours(*wide)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, wanted)
+    dout = torch.randn_like(out)
+    for got, ref in zip(torch.autograd.grad(out, args, dout), torch.autograd.grad(wanted, wide, dout), strict=True):
+        assert torch.equal(got, ref.bfloat16())
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert ours(*(a.double() for a in args)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_of_an_expanded_gradient(name: str, device: str) -> None:
+    ours, theirs, args = call(name, device)
+    for got, ref in zip(
+        torch.autograd.grad(ours(*args).sum(), args), torch.autograd.grad(theirs(*args).sum(), args), strict=True
+    ):
+        torch.testing.assert_close(got, ref)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_strided_inputs(name: str, device: str) -> None:
+    ours, theirs, args = call(name, device, shape=(6, 5, 6))
+    x = args[0].detach().transpose(0, 2)
+    torch.testing.assert_close(ours(x, *args[1:]), theirs(x, *args[1:]))
+    x = args[0].detach()[::2].expand(3, 5, 6)
+    rest = [a[::2] if a.dim() == 3 else a for a in args[1:]]
+    torch.testing.assert_close(ours(x, *rest), theirs(x, *rest))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiles_whole(name: str, dynamic: bool, device: str) -> None:
+    ours, _, args = call(name, device)
+    compiled = torch.compile(lambda *a: ours(*a) * 2, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    out, wanted = compiled(*args), ours(*args) * 2
+    assert torch.equal(out, wanted)
+    weight = torch.randn_like(out)
+    for got, ref in zip(torch.autograd.grad(out, args, weight), torch.autograd.grad(wanted, args, weight), strict=True):
+        assert torch.equal(got, ref)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck(requires_grad: bool, device: str) -> None:
+    def t(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, dtype=torch.float64, device=device, requires_grad=requires_grad)
+
+    ops: Any = torch.ops.triplan
+    for op in (ops.softmax, ops.log_softmax):
+        torch.library.opcheck(op.default, (t(3, 4), 1))
+        torch.library.opcheck(op.default, (t(3, 4, 2), -2))
+    for op in (ops.softmax_backward, ops.log_softmax_backward):
+        torch.library.opcheck(op.default, (t(3, 4), t(3, 4), 0))
+    torch.library.opcheck(ops.rms_norm.default, (t(3, 4), 1, t(4), None, t(3, 4), 1e-5, 1))
+    torch.library.opcheck(ops.rms_norm.default, (t(2, 3, 4), 2, None, None, None, 1e-5, 0))
+    torch.library.opcheck(ops.rms_norm.default, (t(3, 4).detach().float(), 1, t(4), None, None, 1e-5, 0))
+    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), 1, t(4), t(4), t(3, 4), 1e-5, 1))
+    torch.library.opcheck(ops.layer_norm.default, (t(3, 4), 1, None, None, None, 1e-5, 0))
+    torch.library.opcheck(ops.l2_norm.default, (t(3, 4), 1e-12))
+    dout, x, mean, rstd, weight, bias = (t(*shape) for shape in ((3, 4), (3, 4), (3,), (3,), (4,), (4,)))
+    added, absent = t(3, 4), t(0)
+    torch.library.opcheck(ops.rms_norm_backward.default, (dout, x, absent, rstd, weight, None, added, 1, 1))
+    torch.library.opcheck(ops.layer_norm_backward.default, (dout, x, mean, rstd, weight, bias, None, 1, 0))
+    torch.library.opcheck(ops.l2_norm_backward.default, (dout, x, rstd, 1e-12))
+
+
+def test_edges(device: str) -> None:
+    assert F.softmax(torch.tensor(3.0, device=device), 0).item() == 1
+    assert F.softmax(torch.ones(0, 3, device=device), 1).shape == (0, 3)
+    assert F.log_softmax(torch.ones(3, 0, device=device), 1).shape == (3, 0)
+    deep = torch.randn(1, 2, 1, 2, 1, 2, 1, 2, 3, device=device)
+    torch.testing.assert_close(F.softmax(deep, 3), torch.softmax(deep, 3))
+    whole = torch.ones(2, 3, device=device, dtype=torch.int64)
+    torch.testing.assert_close(F.softmax(whole, 0, torch.float32), torch.softmax(whole, 0, torch.float32))
+    weight = torch.randn(3, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(F.rms_norm(torch.ones(0, 3, device=device), (3,), weight).sum(), weight)
+    assert torch.equal(grad, torch.zeros_like(weight))
+
+
+def test_what_does_not_fit_is_refused_as_torch_does(device: str) -> None:
+    x = torch.randn(2, 3, device=device)
+    for ours, theirs in ((F.softmax, torch.softmax), (F.log_softmax, torch.log_softmax)):
+        for f in (ours, theirs):
+            with pytest.raises(IndexError, match="Dimension out of range"):
+                f(x, 2)
+            with pytest.raises(RuntimeError):
+                f(x.int(), 0)
+        with pytest.raises(TypeError, match="dim"):
+            ours(x, None)
+    for norm in (F.layer_norm, functional.layer_norm, F.rms_norm, functional.rms_norm):
+        with pytest.raises(RuntimeError, match="normalized_shape"):
+            norm(x, (4,))
+        with pytest.raises(RuntimeError, match="same shape"):
+            norm(x, (3,), torch.ones(2, device=device))
+
+
+@pytest.mark.parametrize("eps", [None, 1e-3])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_default_eps_is_torchs(dtype: torch.dtype, eps: float | None, device: str) -> None:
+    x = torch.full((1, 8), 1e-3 if dtype != torch.float64 else 1e-8, dtype=dtype, device=device)
+    torch.testing.assert_close(F.rms_norm(x, (8,), eps=eps), functional.rms_norm(x, (8,), eps=eps))

@@ -1,0 +1,265 @@
+"""What the proofs of guarantees are made of: places to run, problems by op, and the claims of the kernel table.
+
+A family of ops joins by ``@joins(op)`` over a function that builds a ``Problem``, in a module of this package. Its
+kernels, and those that are added later, are then held to every word of their guarantees by ``tests/contracts``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+import triplan as tp
+from triplan.testing.oracle import Magnitude
+from triplan.testing.values import draw as draw_values
+
+#: Where a row is run: references on the CPU, Triton rows in the interpreter and on the GPU.
+MARKS: dict[str, Any] = {"cpu": (), "interpret": pytest.mark.interpret, "gpu": pytest.mark.gpu}
+#: Contributions of a problem: a few in the interpreter, where each step costs milliseconds; elsewhere so many that a
+#: segment passes every block and every kernel's bound on what it sums in one piece.
+COUNT = {"cpu": 600, "interpret": 16, "gpu": 5000}
+RUNS = {"cpu": 5, "interpret": 2, "gpu": 50}
+#: The interpreter is slow; bits of other elements pass through the same lines of the kernels.
+INTERPRETED = frozenset({"f32", "bf16", "i64"})
+
+#: What a problem's operands hold. ``cancelling``: wide exponents, and an opposite to each contribution, so that exact
+#: sums vanish and what remains is the rounding of one order of adding: any other order shows, in f16 results as well.
+#: The others are for tolerances: exponents over the whole range; subnormals; values near the largest; one value.
+Kind = Literal["cancelling", "wide", "subnormal", "huge", "equal"]
+ADVERSARIAL: tuple[Kind, ...] = ("cancelling", "huge", "wide", "subnormal", "equal")
+KINDS = {"cpu": ADVERSARIAL, "interpret": ADVERSARIAL[:1], "gpu": ADVERSARIAL}
+
+Values = Mapping[str, Any]
+Outputs = Mapping[str, Tensor]
+Pick = Callable[[Outputs], Tensor]
+
+
+class Problem(ABC):
+    """A descriptor and CPU values for its inputs and in-outs, by operand.
+
+    Subclasses say which bits must not change when the batch or the order of contributions does.
+    """
+
+    desc: tp.Descriptor
+    values: Values
+
+    @abstractmethod
+    def parts(self) -> Iterator[Variant]:
+        """Less of the batch, at other places, for plans of other sizes; one part is a row or segment alone."""
+
+    @abstractmethod
+    def reordered(self) -> Variant:
+        """The same contributions (where nothing meets: the same batch) in another order."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another problem: ``own`` of its outputs must have the bits of ``whole`` of the original's."""
+
+    problem: Problem
+    own: Pick
+    whole: Pick
+
+
+@dataclass(frozen=True)
+class Family:
+    """How problems of an op are built: ``make(n, element, kind, **option)`` for each of ``options``.
+
+    ``magnitude`` is sum|terms| for ops that are not linear in their inputs, as ``triplan.testing`` takes it.
+    """
+
+    make: Callable[..., Problem]
+    options: tuple[dict[str, Any], ...]
+    magnitude: Magnitude | None
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def joins(
+    op: str, *options: dict[str, Any], magnitude: Magnitude | None = None
+) -> Callable[[Callable[..., Problem]], Callable[..., Problem]]:
+    """Register how problems of ``op`` are built; ``options`` are descriptor fields that its rows tell apart."""
+
+    def register(make: Callable[..., Problem]) -> Callable[..., Problem]:
+        FAMILIES[op] = Family(make, options or ({},), magnitude)
+        return make
+
+    return register
+
+
+# --- claims ---
+
+
+def target(where: str) -> tp.Target:
+    """What rows run on; without a GPU an H200 stands for it, so that tests are collected alike everywhere."""
+    if where == "gpu":
+        return tp.Target.current() if torch.cuda.is_available() else tp.Target.preset("h200")
+    return tp.Target.cpu(interpret=where == "interpret")
+
+
+def pinned(problem: Problem, row: str, where: tp.Target) -> tp.Plan[Any, Any] | None:
+    """The plan of exactly this row, or None where the row does not apply."""
+    try:
+        preference = tp.PlanPreference(deterministic=False, kernel=row)
+        return tp.plan(problem.desc, preference=preference, target=where)
+    except tp.Unsupported:
+        return None
+
+
+def cases(
+    where: str, op: str, row: tp.KernelRow, n: int, kind: Kind = "cancelling"
+) -> Iterator[tuple[Problem, tp.Plan[Any, Any]]]:
+    """A problem and its plan for each element and option that the row takes: ``n`` contributions, or a tenth of that
+    where the row is for small problems. In the interpreter, which is slow, elements and options take turns."""
+    family = FAMILIES[op]
+    fewer = [e for e in row.elements if where == "interpret" and e in INTERPRETED]
+    elements, options = sorted(fewer or row.elements), family.options
+    pairs = list(product(elements, options))
+    if where == "interpret":
+        turns = range(max(len(elements), len(options)))
+        pairs = [(elements[i % len(elements)], options[i % len(options)]) for i in turns]
+    for element, option in pairs:
+        for count in (n, max(n // 20, 1) * 2):
+            problem = family.make(count, element, kind, **option)
+            plan = pinned(problem, row.name, target(where))
+            if plan is not None:
+                yield problem, plan
+                break
+
+
+@cache
+def _guarantees(where: str, op: str, row: tp.KernelRow) -> tuple[tuple[Any, tp.PrecisionGuarantee], ...]:
+    return tuple((p.desc.element, plan.precision_guarantee()) for p, plan in cases(where, op, row, 24))  # type: ignore[attr-defined]
+
+
+def places(row: tp.KernelRow) -> tuple[str, ...]:
+    if row.backend is tp.BackendKind.REFERENCE:
+        return ("cpu",)
+    return ("interpret", "gpu") if row.interpretable else ("gpu",)
+
+
+def claims(
+    holds: Callable[[Any, tp.PrecisionGuarantee], bool] = lambda element, g: True, only: tuple[str, ...] = tuple(MARKS)
+) -> list[Any]:
+    """(where, op, row) as parameters: every row of the table for one of whose elements ``holds`` is true."""
+    return [
+        pytest.param(where, op, row.name, marks=MARKS[where], id=f"{where}-{op}-{row.name}")
+        for op in sorted(FAMILIES)
+        for row in tp.TABLE.rows(op)
+        for where in places(row)
+        if where in only and any(holds(*found) for found in _guarantees(where, op, row))
+    ]
+
+
+# --- running ---
+
+
+def bits(t: Tensor) -> Tensor:
+    return t.contiguous().view(torch.uint8)
+
+
+def digest_bytes(outputs: Outputs) -> bytes:
+    return b"".join(bits(outputs[name]).numpy().tobytes() for name in sorted(outputs))
+
+
+class _Busy:
+    """A second stream that keeps the GPU at other work, so that blocks of what is tested start at other times."""
+
+    def __init__(self) -> None:
+        self.stream, self.a = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
+
+    def __call__(self) -> None:
+        with torch.cuda.stream(self.stream):
+            self.a @ self.a
+
+
+def repeated(plan: tp.Plan[Any, Any], values: Values, runs: int) -> Iterator[dict[str, Tensor]]:
+    """``runs`` runs on the same inputs: outputs where they are, good until the next.
+
+    Outputs and workspace hold other rubbish every time; on a GPU other work runs beside from the second run on.
+    """
+    device = plan.target.device_type
+    fields: dict[str, Any] = {}
+    for o in plan.descriptor.operands():
+        if o.kind == "host_scalar":
+            fields[o.name] = values.get(o.name)
+        elif o.kind == "tensor_list":
+            fields[o.name] = [t.to(device, copy=True) for t in values[o.name]]
+        elif o.role == "output":
+            fields[o.name] = torch.empty(o.shape, dtype=o.element.torch, device=device)
+        else:
+            fields[o.name] = values[o.name].to(device, copy=True)
+    args, workspace = plan.args_type(**fields), tp.Workspace.allocate(plan)
+    written = {o.name: fields[o.name] for o in plan.descriptor.operands() if o.is_written}
+    start = {name: t.clone() for name, t in written.items() if name in values}
+    busy = _Busy() if device == "cuda" and runs > 1 else None
+    for run in range(runs):
+        workspace.tensor.fill_((0xA5, 0xFF, 0x00, 0x3C)[run % 4])
+        for name, t in written.items():
+            if name in start:
+                t.copy_(start[name])
+            else:
+                bits(t).fill_((0x5A, 0xFF, 0x01)[run % 3] if t.dtype is not torch.bool else run % 2)
+        if busy is not None and run:
+            busy()
+        plan.run(args, workspace)
+        yield written
+
+
+def run(plan: tp.Plan[Any, Any], values: Values) -> dict[str, Tensor]:
+    """What one run writes, on the CPU."""
+    (outputs,) = repeated(plan, values, 1)
+    return {name: t.cpu() for name, t in outputs.items()}
+
+
+def as_args(problem: Problem) -> Any:
+    """The problem's values as an oracle reads them."""
+    given = {o.name: problem.values.get(o.name) for o in problem.desc.operands()}
+    return SimpleNamespace(**given)
+
+
+def draw(shape: tuple[int, ...], element: tp.ElementKind, kind: Kind, terms: int, g: torch.Generator) -> Tensor:
+    """CPU values of a kind, up to ``terms`` of which are summed. Cancelling is the business of the problem's make."""
+    if not element.is_floating_point:
+        high = 2 if element == "bool" else 2**31 - 1
+        return torch.randint(0, high, shape, generator=g).to(element.torch)
+    info = torch.finfo(element.torch)
+    if kind == "wide":
+        return draw_values(shape, element, "wide", terms, g)
+    unit = torch.randn(shape, generator=g, dtype=torch.float64)
+    if kind == "subnormal":
+        return (unit * info.smallest_normal / 2).to(element.torch)
+    if kind == "huge":
+        # Sums in f64 would leave the range of the oracle as well, which has no wider element.
+        top = info.max / (4 * terms) if element == "f64" else info.max
+        return ((unit.sign() * (0.25 + 0.7 * torch.rand(shape, generator=g, dtype=torch.float64))) * top).to(
+            element.torch
+        )
+    if kind == "equal":
+        return torch.full(shape, 0.1, dtype=torch.float64).to(element.torch)
+    low, high = (-10, 9) if element == "f16" else (-20, 20)
+    return (unit * 2.0 ** torch.randint(low, high, shape, generator=g)).to(element.torch)
+
+
+# --- PTX ---
+
+#: Additions of floating-point numbers in memory, in any spelling of PTX's ``atom`` and ``red`` (PTX ISA, "Parallel
+#: Synchronization and Communication Instructions"), and compare-and-swap, by whose loops they are emulated.
+FLOAT_ATOMIC = re.compile(r"\b(?:atom|red)\.(?:[\w:]+\.)*?(?:cas\b|(?=[\w.:]*\badd\b)[\w.:]*\bb?f(?:16|16x2|32|64)\b)")
+
+# Last, as they import what stands above.
+for _module in sorted(Path(__file__).parent.glob("[!_]*.py")):
+    importlib.import_module(f"proofs.{_module.stem}")

@@ -1,0 +1,119 @@
+"""The indexing family's problems for the proofs: a table of rows, contributions (n, WIDTH), and where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triplan as tp
+from proofs import Kind, Outputs, Problem, Variant, draw, joins
+
+WIDTH, TABLE = 32, 10
+#: Positions g and g + GROUPS belong together: a full index has lanes of one contribution at either.
+GROUPS = TABLE // 2
+
+DESCRIBE: dict[str, Callable[..., tp.Descriptor]] = {
+    "gather": lambda n, **o: tp.GatherDescriptor(out_shape=(n, WIDTH), gather_dim=0, src_dim_size=TABLE, **o),
+    "gather_backward": lambda n, **o: tp.GatherBackwardDescriptor(
+        out_shape=(n, WIDTH), gather_dim=0, src_dim_size=TABLE, **o
+    ),
+    "index_select": lambda n, **o: tp.IndexSelectDescriptor(
+        out_shape=(n, WIDTH), select_dim=0, src_dim_size=TABLE, **o
+    ),
+    "index_select_backward": lambda n, **o: tp.IndexSelectBackwardDescriptor(
+        out_shape=(n, WIDTH), select_dim=0, src_dim_size=TABLE, **o
+    ),
+    "scatter": lambda n, **o: tp.ScatterDescriptor(src_shape=(n, WIDTH), scatter_dim=0, out_dim_size=TABLE, **o),
+    "scatter_add": lambda n, **o: tp.ScatterAddDescriptor(src_shape=(n, WIDTH), scatter_dim=0, out_dim_size=TABLE, **o),
+    "index_add": lambda n, **o: tp.IndexAddDescriptor(src_shape=(n, WIDTH), add_dim=0, out_dim_size=TABLE, **o),
+    "index_put": lambda n, **o: tp.IndexPutDescriptor(out_shape=(TABLE, WIDTH), index_shape=(n,), **o),
+    "embedding": lambda n, **o: tp.EmbeddingDescriptor(
+        index_shape=(n,), num_embeddings=TABLE, embedding_dim=WIDTH, **o
+    ),
+    "embedding_backward": lambda n, **o: tp.EmbeddingBackwardDescriptor(
+        index_shape=(n,), num_embeddings=TABLE, embedding_dim=WIDTH, **o
+    ),
+}
+
+
+class Indexing(Problem):
+    """``table`` (TABLE, WIDTH), ``dense`` (n, WIDTH), ``index`` (n,) or (n, WIDTH), ``group`` (n,) of the positions.
+
+    Half of all contributions meet at one hot group, most of them in position 0.
+    """
+
+    def __init__(self, op: str, options: dict[str, Any], parts: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        self.op, self.options = op, options
+        self.table, self.dense, self.index, self.group = parts
+        self.desc = DESCRIBE[op](len(self.dense), **options)
+        self.values: dict[str, Any] = {}
+        for o in self.desc.operands():
+            if o.index_extents:
+                self.values[o.name] = [self.index] if o.kind == "tensor_list" else self.index
+            elif o.kind != "host_scalar" and o.role != "output":
+                self.values[o.name] = self.table if o.is_written or self._gathers else self.dense
+
+    def parts(self) -> Iterator[Variant]:
+        yield self._where(self.group % 2 == 0, shift=0)
+        yield self._where(self.group == 0, shift=3)
+        yield self._where(self.group == self.group.max(), shift=1)
+
+    def _where(self, kept: Tensor, shift: int) -> Variant:
+        """Contributions of some groups only, in their order, with every position moved by ``shift``."""
+        at = (self.index[kept].long() + shift) % TABLE
+        parts = (self.table.roll(shift, 0), self.dense[kept], at.to(self.index.dtype), self.group[kept])
+        part = Indexing(self.op, self.options, parts)
+        if self._gathers:
+            return Variant(part, self._result, lambda out: self._result(out)[kept])
+        groups = self.group[kept].unique()
+        positions = torch.cat([groups, groups + GROUPS])
+        return Variant(
+            part,
+            lambda out: self._result(out).roll(-shift, 0)[positions],
+            lambda out: self._result(out)[positions],
+        )
+
+    def reordered(self) -> Variant:
+        order = torch.randperm(len(self.dense), generator=torch.Generator().manual_seed(1))
+        parts = (self.table, self.dense[order], self.index[order], self.group[order])
+        other = Indexing(self.op, self.options, parts)
+        return Variant(
+            other, self._result, lambda out: self._result(out)[order] if self._gathers else self._result(out)
+        )
+
+    @property
+    def _gathers(self) -> bool:
+        return self.op in ("gather", "index_select", "embedding")
+
+    def _result(self, out: Outputs) -> Tensor:
+        (found,) = out.values()
+        return found
+
+
+def make(op: str, n: int, element: tp.ElementKind, kind: Kind, **options: Any) -> Indexing:
+    """``n`` (even) contributions. In ``cancelling`` the second half opposes the first, and all are shuffled."""
+    g = torch.Generator().manual_seed(0)
+    options = {"element": element, **options}
+    (shape,) = (o.shape for o in DESCRIBE[op](n, **options).operands() if o.index_extents)
+    table, dense = draw((TABLE, WIDTH), element, kind, n, g), draw((n, WIDTH), element, kind, n, g)
+    group = torch.where(torch.arange(n) % 2 == 0, 0, torch.randint(0, GROUPS, (n,), generator=g))
+    far = torch.rand(shape, generator=g) < 0.2
+    at = group.reshape(-1, *[1] * (len(shape) - 1)) + GROUPS * far
+    if kind == "cancelling":
+        half, order = n // 2, torch.randperm(n, generator=g)
+        if element.is_floating_point:
+            table *= 2.0**-10  # small beside what is rounded off
+            if element != "f16":  # which has no room for it
+                dense[group % 2 == 1] *= 2.0**40  # a scale that is taken from all the batch shows in a part without
+            dense[half:] = -dense[:half]
+            group[half:], at[half:] = group[:half], at[:half]
+        dense, group, at = dense[order], group[order], at[order]
+    return Indexing(op, options, (table, dense, at, group))
+
+
+for _op in DESCRIBE:
+    joins(_op, *([{"accumulate": False}, {"accumulate": True}] if _op == "index_put" else []))(partial(make, _op))
