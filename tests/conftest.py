@@ -11,9 +11,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from samples import SetConstant
 
-import triplan as tp
 from triplan.backends.triton.indexing import sorting as sorting_launch
 from triplan.sku import interpreting
+from triplan.sku.facts import forget_facts
 
 # No deadline: the first example of a process pays for imports and compiles. Derandomised under CI, so that a red run
 # can be repeated; elsewhere every run looks at new problems.
@@ -44,22 +44,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(no_gpu)
 
 
-def _forget_rows() -> None:
+def _forget() -> None:
     sorting_launch.buffers.cache_clear()
-    for op in tp.TABLE.ops():
-        for row in tp.TABLE.rows(op):
-            for asked in (row.guarantee, row.supports, row.workspace, row.rank):
-                getattr(asked, "cache_clear", lambda: None)()
+    forget_facts()
 
 
 @pytest.fixture
 def constant(monkeypatch: pytest.MonkeyPatch) -> Iterator[SetConstant]:
-    """Sets a module's constant for one test. What rows found out under another value is dropped, before and after."""
+    """Sets a module's constant for one test. Facts found under another value are forgotten, before and after."""
 
     def change(module: Any, name: str, value: Any) -> None:
         monkeypatch.setattr(module, name, value)
-        _forget_rows()
+        _forget()
 
     yield change
     monkeypatch.undo()
-    _forget_rows()
+    _forget()

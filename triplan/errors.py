@@ -1,22 +1,29 @@
-"""The error types. Every message quotes what was asked, what was found, and what would do."""
+"""Error types. Every message quotes what was asked for, what was found, and what would be accepted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from triplan.sku.support import Candidate
+from dataclasses import dataclass
 
 __all__ = ["InvalidProblem", "KernelInternal", "MisalignedOperand", "TriplanError", "Unsupported", "WorkspaceTooSmall"]
 
 
 class TriplanError(Exception):
-    """Base of everything that triplan raises on purpose."""
+    """Base class of every error that triplan raises on purpose."""
 
 
-class Unsupported(TriplanError, NotImplementedError):  # noqa: N818 (the field's name for it)
-    """Nothing can meet the request. ``candidates`` holds every kernel considered, each with its reason."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel that select considered. ``cost_us``: estimated or measured microseconds; None if it was refused."""
+
+    kernel: str
+    reason: str
+    cost_us: float | None = None
+    chosen: bool = False
+
+
+class Unsupported(TriplanError, NotImplementedError):  # noqa: N818 (the standard name of this error)
+    """No kernel can meet the request. ``candidates`` holds every kernel that was considered, and why it was refused."""
 
     def __init__(self, message: str, candidates: Sequence[Candidate] = ()) -> None:
         self.candidates = tuple(candidates)
@@ -37,7 +44,7 @@ class MisalignedOperand(TriplanError, ValueError):  # noqa: N818
 
 
 class WorkspaceTooSmall(TriplanError, ValueError):  # noqa: N818
-    """The scratch handed to ``run`` is missing or short. ``needed`` and ``got`` are bytes."""
+    """The workspace that ``run`` was given is missing or too small. ``needed`` and ``got`` are bytes."""
 
     def __init__(self, message: str, needed: int, got: int) -> None:
         super().__init__(message)
@@ -48,4 +55,4 @@ class WorkspaceTooSmall(TriplanError, ValueError):  # noqa: N818
 
 
 class KernelInternal(TriplanError, RuntimeError):  # noqa: N818
-    """A kernel failed to compile, load or launch: a fault of triplan or its toolchain, not of the request."""
+    """A kernel failed to compile, load or launch: a fault of triplan or of its toolchain, not of the request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 
-@lru_cache(maxsize=1)
+@cache
 def software() -> MappingProxyType[str, str]:
     """Versions of triplan, triton and torch."""
     try:

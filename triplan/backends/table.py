@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch, overlapping
@@ -21,6 +20,7 @@ from triplan.sku import (
     Support,
     Target,
 )
+from triplan.sku.facts import fact
 
 Guarantee = Callable[[Any], Mapping[str, PrecisionGuarantee]]
 Build = Callable[[Any, Target], Sequence[Launch]]
@@ -207,9 +207,6 @@ def kernel(
     The arguments are the fields of ``KernelRow``. Raises ``InvalidProblem`` if the name is taken.
     """
 
-    # All are pure, and asked again at every select.
-    once = lru_cache(maxsize=1024)
-
     def register(build: Build) -> Build:
         table.register(
             KernelRow(
@@ -220,10 +217,10 @@ def kernel(
                 index_elements=frozenset(IndexElementKind.of(e) for e in index_elements),
                 archs=frozenset(archs),
                 version=version,
-                guarantee=once(guarantee),
-                supports=once(supports),
-                workspace=once(workspace),
-                rank=once(rank),
+                guarantee=fact(guarantee),
+                supports=fact(supports),
+                workspace=fact(workspace),
+                rank=fact(rank),
                 numerics=numerics,
                 priority=priority,
                 features=frozenset(features),

@@ -1,7 +1,8 @@
-"""One cache for what follows from descriptors, elements and targets alone."""
+"""One cache for pure functions of descriptors, elements and targets."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar, cast
@@ -9,19 +10,24 @@ from typing import Any, ParamSpec, TypeVar, cast
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Entries of each function. A select asks a dozen functions about one descriptor, and a plan cache holds 1,024 plans.
+#: Results kept per function. A select asks a dozen functions about one descriptor; a plan cache holds 1,024 plans.
 MAX_FACTS = 4096
-_cached: list[Any] = []
+_facts: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def fact(function: Callable[P, R]) -> Callable[P, R]:
-    """Cache a pure function of hashable arguments; the least recently used of ``MAX_FACTS`` results is dropped."""
-    found = lru_cache(maxsize=MAX_FACTS)(function)
-    _cached.append(found)
-    return cast(Callable[P, R], found)
+    """Cache a pure function of hashable arguments, and drop the least recently used result beyond ``MAX_FACTS``.
+
+    A function that is a fact already is returned unchanged.
+    """
+    if function in _facts:
+        return function
+    cached = lru_cache(maxsize=MAX_FACTS)(function)
+    _facts.add(cached)
+    return cast(Callable[P, R], cached)
 
 
 def forget_facts() -> None:
-    """Empty every such cache, for tests that change a constant."""
-    for found in _cached:
-        found.cache_clear()
+    """Empty all of these caches, for tests that change a constant."""
+    for cached in _facts:
+        cached.cache_clear()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Annotated
 
 from pydantic import Field
 
 from triplan.sku.element import Element, ElementKind
+from triplan.sku.facts import fact
 from triplan.sku.kinds import Duplicates, MathPrecision
 from triplan.sku.model import FrozenModel
 
@@ -60,7 +60,7 @@ class PrecisionGuarantee(FrozenModel):
     tolerance: Tolerance = Tolerance()
 
     @classmethod
-    @lru_cache(maxsize=64)
+    @fact
     def exact(cls, element: ElementKind) -> PrecisionGuarantee:
         """The guarantee of a copy: every bit, always."""
         return cls(

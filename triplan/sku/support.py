@@ -1,17 +1,17 @@
-"""Support: a yes, or a no that carries its reason and the error it would raise."""
+"""Support: yes, or no with the reason and the error to raise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triplan.errors import TriplanError, Unsupported
+from triplan.errors import Candidate, TriplanError, Unsupported
 
 __all__ = ["Candidate", "Support"]
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Truthy, or falsy with ``reason`` and ``error``."""
+    """Truthy if supported; otherwise falsy, with ``reason`` and ``error``."""
 
     reason: str = ""
     error: TriplanError | None = None
@@ -21,7 +21,7 @@ class Support:
 
     @classmethod
     def no(cls, error: TriplanError | str) -> Support:
-        """A refusal; a plain string becomes ``Unsupported``."""
+        """A refusal. A plain string becomes the message of an ``Unsupported``."""
         if isinstance(error, str):
             error = Unsupported(error)
         return cls(str(error), error)
@@ -29,13 +29,3 @@ class Support:
 
 #: The one truthy value.
 SUPPORTED = Support()
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One kernel that select considered. ``cost_us`` is its rank, in estimated microseconds; None if refused."""
-
-    kernel: str
-    reason: str
-    cost_us: float | None = None
-    chosen: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache, lru_cache
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -78,12 +78,12 @@ class Target(FrozenModel):
         return Target.cpu(interpret=interpreting())
 
 
-@lru_cache(maxsize=1)
+@cache
 def _gpu_present() -> bool:
     return not interpreting() and torch.cuda.is_available()
 
 
-@lru_cache(maxsize=1)
+@cache
 def interpreting() -> bool:
     """Whether Triton was told to interpret: ``TRITON_INTERPRET=1``, read once, as Triton's kernels are when defined."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")

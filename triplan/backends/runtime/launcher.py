@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -35,6 +35,7 @@ from triplan.backends.runtime.compile import compile_source
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.errors import KernelInternal
 from triplan.sku import ArchSku
+from triplan.sku.facts import fact
 
 #: Where a call's changing values stand in one flat tuple: (operand, item of a list) to position; see ``WORKSPACE``.
 Places = Mapping[tuple[str, int | None], int]
@@ -192,7 +193,7 @@ def _flat_places(order: Order) -> Iterator[int]:
         yield order
 
 
-@lru_cache(maxsize=1024)
+@fact
 def _arranging(order: Order) -> CodeType:
     """The code of a function of changing values ``v``, whose defaults are the constants, that returns all arguments.
 
