@@ -14,7 +14,7 @@ from proofs.rowwise import TERMS
 from torch.nn import functional
 
 import triplan as tp
-from triplan.backends.triton.common.rows_kernels import rows_of
+from triplan.backends.triton.common.rows_kernels import row_pointers
 from triplan.sku import interpreting
 from triplan.testing import args_for, check_plan, check_refusals, oracle
 from triplan.testing.values import Values
@@ -291,7 +291,7 @@ def test_infinities_and_nan_interpreted(op: str, row: str, name: str) -> None:
 
 @triton.jit
 def last_offset_kernel(out, outer, lane, sizes, strides):  # type: ignore[no-untyped-def]
-    tl.store(out, rows_of(0, strides, outer, sizes, lane))
+    tl.store(out, row_pointers(0, strides, outer, sizes, lane))
 
 
 @pytest.mark.interpret

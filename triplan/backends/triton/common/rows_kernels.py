@@ -1,9 +1,16 @@
-"""How every rowwise kernel finds its rows: shared by softmax, norms and cross-entropy.
+"""What the row kernels of softmax, norms and losses share: addresses of rows, and the exponential.
 
-Rows of ``n`` elements lie in ``lanes`` (the axis that neighbouring rows of one program walk) and in outer dimensions,
-one of whose points a program works at. A step of None is a stride that is known to be 1: the compiler then sees
-contiguous addresses. Tuples of sizes and strides run from the innermost dimension outwards; ``sizes`` is None where
-there are no outer dimensions, as divisions of 64-bit numbers would cost more than a short row's own work.
+A row has ``n`` elements along one axis. The other dimensions of an operand are its *outer* dimensions and, innermost,
+``lanes``: the dimension along which the rows of one program are neighbours (not the lanes of a warp). An *outer point*
+is one index into all outer dimensions. Every kernel takes
+
+- ``x`` and ``x_strides``, the same for each operand of whole rows: the address, and (strides of the outer dimensions,
+  stride between lanes, stride between elements of a row), in elements. A stride of None is known to be 1: the compiler
+  then sees contiguous addresses;
+- ``sizes``: extents of the outer dimensions, innermost first, like their strides. None if there are none: the
+  divisions of 64-bit integers would cost more than a short row's own work;
+- ``lanes`` and ``n``: extents;
+- ``blocks``: groups of ROWS lanes at one outer point; in ``split`` kernels, blocks of BLOCK elements in a row.
 """
 
 # mypy: ignore-errors
@@ -14,43 +21,32 @@ import triton.language as tl
 
 #: log2(e)
 LOG2_E = tl.constexpr(1.4426950408889634)
-#: Whether reductions leave a kernel one block of code, in which ptxas keeps whatever is computed twice. Triton 3.6 has
-#: their stores to and loads from shared memory under predicates, which part it.
-UNPARTED = tl.constexpr(not triton.__version__.startswith("3.6."))
+#: Whether a kernel with reductions stays one basic block, in which ptxas keeps a value rather than compute it twice.
+#: Triton 3.6 puts predicates on the reductions' accesses to shared memory, which divides the block.
+ONE_BASIC_BLOCK = tl.constexpr(not triton.__version__.startswith("3.6."))
+
+
+# --- addresses ---
 
 
 @triton.jit
-def exponential(v):
-    """exp(v). In f32 by ex2.approx.ftz: Triton's ``exp`` takes thrice the instructions, for subnormal results."""
-    if v.dtype == tl.float64:
-        return tl.exp(v)
-    return tl.exp2(v * LOG2_E)
+def axis_offset(position, stride):
+    """position * stride, where a stride of None is 1.
 
-
-@triton.jit
-def along(position, step):
-    """The offset of ``position`` along an axis of stride ``step``."""
+    ``position``: integers of any shape. The product has 64 bits.
+    """
     offset = position
-    if step is not None:
-        offset = position.to(tl.int64) * step
+    if stride is not None:
+        offset = position.to(tl.int64) * stride
     return offset
 
 
 @triton.jit
-def again(v, COVERED: tl.constexpr = False):
-    """``v``, of 16 bits an element, as if it were new: what is computed from it is computed again.
-
-    A compiler otherwise keeps the first conversion to f32, which takes twice the registers. Not for the interpreter.
-    With COVERED ptxas does not see that it is the same either, as it does through a move: for what another ``again``
-    has led to before.
-    """
-    MOVE: tl.constexpr = "prmt.b32 $0, $1, $1, 0x3210;" if COVERED else "mov.b32 $0, $1;"
-    return tl.inline_asm_elementwise(MOVE, "=r,r", [v], dtype=v.dtype, is_pure=False, pack=2)
-
-
-@triton.jit
 def outer_offset(outer, sizes, strides):
-    """The offset of the outer point number ``outer``."""
+    """Offset of outer point number ``outer``, numbered row-major over ``sizes``; 0 if there are no outer dimensions.
+
+    ``outer``: a scalar or a block of integers. The products have 64 bits even if ``strides`` have 32.
+    """
     offset = tl.zeros((), tl.int64)
     if sizes is not None:
         for d in tl.static_range(len(sizes)):
@@ -60,8 +56,20 @@ def outer_offset(outer, sizes, strides):
 
 
 @triton.jit
-def placed(row, sizes, lanes):
-    """(outer point, lane) of row number ``row``."""
+def row_pointers(pointer, strides, outer, sizes, lane):
+    """Addresses of the first elements of the rows at ``outer`` and ``lane``, which broadcast against each other."""
+    return pointer + outer_offset(outer, sizes, strides[0]) + axis_offset(lane, strides[1])
+
+
+@triton.jit
+def element_pointers(pointer, strides, outer, sizes, lane, col):
+    """Addresses of the elements ``col`` of the rows at ``outer`` and ``lane``; all three broadcast."""
+    return row_pointers(pointer, strides, outer, sizes, lane) + axis_offset(col, strides[2])
+
+
+@triton.jit
+def outer_and_lane(row, sizes, lanes):
+    """(outer point, lane) of row number ``row``, numbered row-major."""
     outer = row
     lane = row
     if sizes is not None:
@@ -71,22 +79,11 @@ def placed(row, sizes, lanes):
 
 
 @triton.jit
-def rows_of(pointer, strides, outer, sizes, lane):
-    """Addresses of the first elements of the rows ``lane``; ``strides`` are (outer strides, lane stride)."""
-    return pointer + outer_offset(outer, sizes, strides[0]) + along(lane, strides[1])
+def group_start(group, blocks, lanes, sizes, ROWS: tl.constexpr):
+    """(outer point, first lane) of group number ``group`` of ROWS rows; each outer point has ``blocks`` groups.
 
-
-@triton.jit
-def lanes_of(group, blocks, lanes, sizes, ROWS: tl.constexpr):
-    """(outer point, its rows [ROWS, 1]) of group number ``group``; each outer point has ``blocks`` groups. Where there
-    are no outer dimensions nothing is divided: a short row's addresses would wait for it."""
-    outer, first = group_of(group, blocks, lanes, sizes, ROWS)
-    return outer, first + tl.arange(0, ROWS)[:, None]
-
-
-@triton.jit
-def group_of(group, blocks, lanes, sizes, ROWS: tl.constexpr):
-    """(outer point, its first row) of group number ``group``, as in ``lanes_of``."""
+    Without outer dimensions nothing is divided: the addresses of a short row would wait for the quotient.
+    """
     outer = group * 0
     if sizes is not None:
         outer = group // blocks
@@ -95,6 +92,40 @@ def group_of(group, blocks, lanes, sizes, ROWS: tl.constexpr):
 
 
 @triton.jit
-def subtracted(top):
-    """What is taken off before the exponential: nothing where all is -inf so far, as -inf - -inf is NaN."""
+def group_lanes(group, blocks, lanes, sizes, ROWS: tl.constexpr):
+    """(outer point, lanes [ROWS, 1]) of group number ``group``, as in ``group_start``."""
+    outer, first = group_start(group, blocks, lanes, sizes, ROWS)
+    return outer, first + tl.arange(0, ROWS)[:, None]
+
+
+# --- maths ---
+
+
+@triton.jit
+def exponential(v):
+    """exp(v) of floats of any shape.
+
+    In f32 it is ex2.approx.ftz: Triton's ``exp`` takes three times the instructions, to get subnormal results.
+    """
+    if v.dtype == tl.float64:
+        return tl.exp(v)
+    return tl.exp2(v * LOG2_E)
+
+
+@triton.jit
+def finite_shift(top):
+    """What to subtract before an exponential: the maximum ``top``, or 0 where it is -inf, as -inf - -inf is NaN."""
     return tl.where(top == -float("inf"), 0.0, top)
+
+
+@triton.jit
+def rematerialize(v, OPAQUE: tl.constexpr = False):
+    """A copy of ``v``, of 16-bit elements, that the compiler takes for a new value.
+
+    What follows from the copy is computed again. Without it the compiler keeps the f32 values of the first conversion,
+    which take twice the registers of ``v``. ptxas sees through the move; with OPAQUE the copy is a byte permutation,
+    which it does not see through: needed for a second copy in one basic block.
+    Not for the interpreter, which has no inline assembly.
+    """
+    COPY: tl.constexpr = "prmt.b32 $0, $1, $1, 0x3210;" if OPAQUE else "mov.b32 $0, $1;"
+    return tl.inline_asm_elementwise(COPY, "=r,r", [v], dtype=v.dtype, is_pure=False, pack=2)

@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import along, lanes_of, rows_of
+from triplan.backends.triton.common.rows_kernels import axis_offset, group_lanes, row_pointers
 from triplan.backends.triton.losses.cross_entropy_kernels import gradient_of, parts_of, weights_at
 from triplan.backends.triton.losses.shared_kernels import (
     incoming,
@@ -49,7 +49,7 @@ def cross_entropy_backward_kernel(
     """Each element by itself, from its row's logsumexp. A program has one block of its rows' columns."""
     columns = tl.maximum(tl.cdiv(n, BLOCK), 1)
     group = tl.program_id(0) // columns
-    outer, lane = lanes_of(group, blocks, lanes, sizes, ROWS)
+    outer, lane = group_lanes(group, blocks, lanes, sizes, ROWS)
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
@@ -59,7 +59,7 @@ def cross_entropy_backward_kernel(
     known = tl.load(lse + row, mask=kept, other=0.0)
     col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
     v = tl.load(
-        rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]),
+        row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(col, x_strides[2]),
         mask=kept & (col < n),
         other=-float("inf"),
         eviction_policy="evict_first",
@@ -67,7 +67,7 @@ def cross_entropy_backward_kernel(
     weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
     factor = scale * (picked + spread * whole)
     g = gradient_of(v, col, at, weights, known, factor, scale * picked, scale * spread, SMOOTH)
-    to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
+    to = row_pointers(dx, dx_strides, outer, sizes, lane) + axis_offset(col, dx_strides[2])
     tl.store(to, g.to(dx.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
 
 
@@ -98,7 +98,7 @@ def nll_loss_backward_kernel(
     """Zeros, and one other element a row. A program has one block of its rows' columns."""
     columns = tl.maximum(tl.cdiv(n, BLOCK), 1)
     group = tl.program_id(0) // columns
-    outer, lane = lanes_of(group, blocks, lanes, sizes, ROWS)
+    outer, lane = group_lanes(group, blocks, lanes, sizes, ROWS)
     live = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     at, kept = targets_of(target, row, live, n, ignore, status, CLAMP)
@@ -106,5 +106,5 @@ def nll_loss_backward_kernel(
     g = g * incoming(dloss, row, live, EACH, COMPUTE)
     col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
     found = tl.where((col == at) & kept, -g, 0.0)
-    to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
+    to = row_pointers(dx, dx_strides, outer, sizes, lane) + axis_offset(col, dx_strides[2])
     tl.store(to, found.to(dx.dtype.element_ty), mask=live & (col < n))

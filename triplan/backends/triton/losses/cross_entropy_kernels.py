@@ -14,7 +14,7 @@ where ``share`` is what the row's loss is multiplied by in the reduced one. Rows
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import along, exponential
+from triplan.backends.triton.common.rows_kernels import axis_offset, exponential
 from triplan.backends.triton.losses.shared_kernels import of_class
 
 
@@ -77,7 +77,9 @@ def gradient_of(v, col, at, weights, top, factor, picked, spread, SMOOTH: tl.con
 @triton.jit
 def read_block(from_row, col, step, n, kept, policy: tl.constexpr):
     """Logits at the columns ``col``; -inf beyond their number, and in rows that are not kept."""
-    return tl.load(from_row + along(col, step), mask=kept & (col < n), other=-float("inf"), eviction_policy=policy)
+    return tl.load(
+        from_row + axis_offset(col, step), mask=kept & (col < n), other=-float("inf"), eviction_policy=policy
+    )
 
 
 @triton.jit
@@ -88,7 +90,7 @@ def write_block(
     g = exponential(v.to(COMPUTE) - top) * factor
     if SMOOTH:
         g -= spread * weights_at(weight, col, col < n, COMPUTE)
-    to = to_row + along(col, step)
+    to = to_row + axis_offset(col, step)
     tl.store(to, g.to(to_row.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
 
 
@@ -100,4 +102,4 @@ def write_target(
     tl.debug_barrier()
     weights = weights_at(weight, at, kept, COMPUTE) if SMOOTH else 0.0
     g = gradient_of(mine, at, at, weights, top, factor, picked, spread, SMOOTH)
-    tl.store(to_row + along(at, step), g.to(to_row.dtype.element_ty), mask=kept)
+    tl.store(to_row + axis_offset(at, step), g.to(to_row.dtype.element_ty), mask=kept)

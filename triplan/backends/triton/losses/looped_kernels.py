@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
-    along,
+    axis_offset,
     exponential,
-    rows_of,
-    subtracted,
+    finite_shift,
+    row_pointers,
 )
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     loss_of,
@@ -32,7 +32,7 @@ def absorbed(v, col, n, kept, top, total, plain, shift, weight, SMOOTH: tl.const
     """Maxima, sums of exponentials and of weighted logits less ``shift``, with a block's added: [rows, cols] each."""
     v = v.to(COMPUTE)
     new = tl.maximum(top, tl.max(v, 2))
-    base = subtracted(new)
+    base = finite_shift(new)
     total = total * exponential(top - base) + tl.sum(exponential(v - base[:, :, None]), 2)
     if SMOOTH:
         plain += plain_of(v, shift, weight, col, kept, n, 2, COMPUTE)
@@ -84,8 +84,8 @@ def cross_entropy_looped_kernel(
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
-    from_row = rows_of(x, x_strides, outer, sizes, lane)
-    mine = tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+    from_row = row_pointers(x, x_strides, outer, sizes, lane)
+    mine = tl.load(from_row + axis_offset(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
     picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
     from_row = from_row[:, None, None]
     read = kept[:, None, None]
@@ -101,7 +101,7 @@ def cross_entropy_looped_kernel(
         v = read_block(from_row, col, x_strides[2], n, read, KEEP)
         top, total, plain = absorbed(v, col, n, read, top, total, plain, shift[:, None, None], weight, SMOOTH, COMPUTE)
     tops = tl.max(top, 1)
-    totals = tl.sum(total * exponential(top - subtracted(tops)[:, None]), 1)
+    totals = tl.sum(total * exponential(top - finite_shift(tops)[:, None]), 1)
     plains = tl.sum(plain, 1)
     tl.store(losses + row, loss_of(mine, tops, totals, plains, shift, kept, picked, spread, whole, SMOOTH), mask=inside)
     tl.store(lse + row, tops + tl.log(totals), mask=inside)
@@ -113,7 +113,7 @@ def cross_entropy_looped_kernel(
         tops = tl.where(kept, tops, 0.0)
         picked = scale * picked
         spread = scale * spread
-        to_rows = rows_of(dx, dx_strides, outer, sizes, lane)
+        to_rows = row_pointers(dx, dx_strides, outer, sizes, lane)
         to_row = to_rows[:, None, None]
         live = inside[:, None, None]
         t = tops[:, None, None]

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
-    again,
-    along,
+    axis_offset,
     exponential,
-    lanes_of,
-    rows_of,
-    subtracted,
+    finite_shift,
+    group_lanes,
+    rematerialize,
+    row_pointers,
 )
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     loss_of,
@@ -61,12 +61,12 @@ def cross_entropy_rows_kernel(
     With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. The target's
     gradient is written on its own, last.
     """
-    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
-    from_row = rows_of(x, x_strides, outer, sizes, lane)
-    mine = tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+    from_row = row_pointers(x, x_strides, outer, sizes, lane)
+    mine = tl.load(from_row + axis_offset(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
     col = tl.arange(0, BLOCK)[None, :]
     held = read_block(from_row, col, x_strides[2], n, kept, "evict_first")
     picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
@@ -74,8 +74,8 @@ def cross_entropy_rows_kernel(
     v = held.to(COMPUTE)
     top = tl.max(v, 1, keep_dims=True)
     if NARROW:
-        v = again(held).to(COMPUTE)
-    total = tl.sum(exponential(v - subtracted(top)), 1, keep_dims=True)
+        v = rematerialize(held).to(COMPUTE)
+    total = tl.sum(exponential(v - finite_shift(top)), 1, keep_dims=True)
     plain = 0.0
     if SMOOTH:
         plain = plain_of(v, top, weight, col, kept, n, 1, COMPUTE)[:, None]
@@ -86,9 +86,9 @@ def cross_entropy_rows_kernel(
         picked = scale * picked
         spread = scale * spread
         top = tl.where(kept, top, 0.0)
-        to_row = rows_of(dx, dx_strides, outer, sizes, lane)
+        to_row = row_pointers(dx, dx_strides, outer, sizes, lane)
         if NARROW:
-            held = again(held)
+            held = rematerialize(held)
         # Where the gradient goes over x, every thread has its row's target by now.
         tl.debug_barrier()
         write_block(held, to_row, col, dx_strides[2], n, inside, top, factor, spread, weight, SMOOTH, COMPUTE)
@@ -118,7 +118,9 @@ def nll_loss_kernel(
     live = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     at, kept = targets_of(target, row, live, n, ignore, status, CLAMP)
-    v = tl.load(rows_of(x, x_strides, outer, sizes, lane) + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+    v = tl.load(
+        row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(at, x_strides[2]), mask=kept, other=0.0
+    ).to(COMPUTE)
     found = tl.where(kept, -v * of_class(weight, at, kept, COMPUTE), 0.0)
     tl.store(losses + row, found, mask=live)
 
@@ -149,10 +151,10 @@ def scale_gradient_rows_kernel(
             last = 0
     for tile in range(tl.program_id(0), last, tl.num_programs(0)):
         group = tile // columns
-        outer, lane = lanes_of(group, blocks, lanes, sizes, ROWS)
+        outer, lane = group_lanes(group, blocks, lanes, sizes, ROWS)
         col = (tile % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
         live = (lane < lanes) & (col < n)
-        at = rows_of(unscaled, unscaled_strides, outer, sizes, lane) + along(col, unscaled_strides[2])
-        to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
+        at = row_pointers(unscaled, unscaled_strides, outer, sizes, lane) + axis_offset(col, unscaled_strides[2])
+        to = row_pointers(dx, dx_strides, outer, sizes, lane) + axis_offset(col, dx_strides[2])
         v = tl.load(at, mask=live, other=0.0).to(COMPUTE)
         tl.store(to, (v * factor).to(dx.dtype.element_ty), mask=live)

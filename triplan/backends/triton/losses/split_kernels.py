@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
-    along,
+    axis_offset,
     exponential,
-    rows_of,
-    subtracted,
+    finite_shift,
+    row_pointers,
 )
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     gradient_of,
@@ -50,20 +50,20 @@ def cross_entropy_partial_kernel(
     row = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
     block = tl.program_id(0) % blocks
     at, kept = targets_of(target, row, row >= 0, n, ignore, None, CLAMP)
-    from_row = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
+    from_row = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = kept & (col < n)
-    v = tl.load(from_row + along(col, x_strides[2]), mask=live, other=-float("inf"), eviction_policy="evict_last").to(
-        COMPUTE
-    )
+    v = tl.load(
+        from_row + axis_offset(col, x_strides[2]), mask=live, other=-float("inf"), eviction_policy="evict_last"
+    ).to(COMPUTE)
     top = tl.max(v, 0)
     tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - subtracted(top)), 0))
+    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - finite_shift(top)), 0))
     if SMOOTH:
-        mine = tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+        mine = tl.load(from_row + axis_offset(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
         tl.store(plains + tl.program_id(0), plain_of(v, shift_of(mine), weight, col, kept, n, 0, COMPUTE))
     if block == 0:
-        tl.store(mines + row, tl.load(from_row + along(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
+        tl.store(mines + row, tl.load(from_row + axis_offset(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def cross_entropy_finish_kernel(
     part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
     part_totals = tl.load(totals + first + part, mask=known, other=0.0)
     top = tl.max(part_tops, 0)
-    total = tl.sum(part_totals * exponential(part_tops - subtracted(top)), 0)
+    total = tl.sum(part_totals * exponential(part_tops - finite_shift(top)), 0)
     plain = tl.sum(tl.load(plains + first + part, mask=known, other=0.0), 0) if SMOOTH else 0.0
     picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
     if block == 0:
@@ -127,14 +127,14 @@ def cross_entropy_finish_kernel(
         scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
         factor = tl.where(kept, scale * (picked + spread * whole) / total, 0.0)
         col = block * BLOCK + tl.arange(0, BLOCK)
-        from_row = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
+        from_row = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
         v = tl.load(
-            from_row + along(col, x_strides[2]),
+            from_row + axis_offset(col, x_strides[2]),
             mask=kept & (col < n),
             other=-float("inf"),
             eviction_policy="evict_first",
         ).to(COMPUTE)
         weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
         g = gradient_of(v, col, at, weights, tl.where(kept, top, 0.0), factor, scale * picked, scale * spread, SMOOTH)
-        to = rows_of(dx, dx_strides, row // lanes, sizes, row % lanes) + along(col, dx_strides[2])
+        to = row_pointers(dx, dx_strides, row // lanes, sizes, row % lanes) + axis_offset(col, dx_strides[2])
         tl.store(to, g.to(dx.dtype.element_ty), mask=col < n)

@@ -9,7 +9,7 @@ CENTRED, LENGTH and the operands: see ``shared_kernels``.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import along, placed, rows_of
+from triplan.backends.triton.common.rows_kernels import axis_offset, outer_and_lane, row_pointers
 from triplan.backends.triton.norms.shared_kernels import (
     affine,
     read,
@@ -148,8 +148,8 @@ def norm_looped_kernel(
     """
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64)
-    at = rows_of(x, x_strides, outer, sizes, lane)
-    to = rows_of(out, out_strides, outer, sizes, lane)
+    at = row_pointers(x, x_strides, outer, sizes, lane)
+    to = row_pointers(out, out_strides, outer, sizes, lane)
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
     row = outer.to(tl.int64) * lanes + lane
     centre = tl.zeros((), COMPUTE)
@@ -206,10 +206,10 @@ def norm_backward_looped_kernel(
 ):
     """One row, block by block: the sums, then, backwards, the gradients of x."""
     row = tl.program_id(0).to(tl.int64)
-    outer, lane = placed(row, sizes, lanes)
-    dout_at = rows_of(dout, dout_strides, outer, sizes, lane)
-    x_at = rows_of(x, x_strides, outer, sizes, lane)
-    to = rows_of(dx, dx_strides, outer, sizes, lane)
+    outer, lane = outer_and_lane(row, sizes, lanes)
+    dout_at = row_pointers(dout, dout_strides, outer, sizes, lane)
+    x_at = row_pointers(x, x_strides, outer, sizes, lane)
+    to = row_pointers(dx, dx_strides, outer, sizes, lane)
     saved = tl.load(rstd + row)
     scale = scale_again(saved, eps, LENGTH)
     centre = tl.zeros((), COMPUTE)
@@ -221,9 +221,11 @@ def norm_backward_looped_kernel(
         for u in tl.static_range(UNROLL):
             col = start + u * BLOCK + tl.arange(0, BLOCK)
             live = col < n
-            g = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
+            g = tl.load(dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
             g = affine(g.to(COMPUTE), weight, None, col, live, OFFSET)
-            v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+            v = tl.load(x_at + axis_offset(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(
+                COMPUTE
+            )
             if CENTRED:
                 total += g
             projected += g * ((v - centre) * scale)
@@ -240,8 +242,10 @@ def norm_backward_looped_kernel(
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
             live = col < n
-            dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-            v = tl.load(x_at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            dy = tl.load(
+                dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first"
+            )
+            v = tl.load(x_at + axis_offset(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
             kept = kept + (dy, v)
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)

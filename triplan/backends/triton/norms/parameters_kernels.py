@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.common.rows_kernels import along, placed, rows_of
+from triplan.backends.triton.common.rows_kernels import axis_offset, outer_and_lane, row_pointers
 from triplan.backends.triton.norms.shared_kernels import affine, scale_again, two_sums
 
 
@@ -58,11 +58,15 @@ def norm_parameters_kernel(
         row = (part.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
         live = inside & live_col
-        outer, lane = placed(row, sizes, lanes)
-        dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), live, other=0.0)
+        outer, lane = outer_and_lane(row, sizes, lanes)
+        dy = tl.load(
+            row_pointers(dout, dout_strides, outer, sizes, lane) + axis_offset(col, dout_strides[2]), live, other=0.0
+        )
         dy = dy.to(COMPUTE)
         if dweights is not None or projections is not None:
-            v = tl.load(rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]), live, other=0.0)
+            v = tl.load(
+                row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(col, x_strides[2]), live, other=0.0
+            )
             v = v.to(COMPUTE)
             if CENTRED:
                 v = v - tl.load(mean + row, mask=inside, other=0.0)

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
-    along,
-    group_of,
-    placed,
-    rows_of,
+    axis_offset,
+    group_start,
+    outer_and_lane,
+    row_pointers,
 )
 from triplan.backends.triton.norms.shared_kernels import (
     parameter,
@@ -68,7 +68,7 @@ def norm_rows_kernel(
     a row is exact, unless some elements are far smaller than others; what the mean is off by then follows from it,
     without another sum. Threads wait for each other before they write statistics, so the results go first.
     """
-    outer, first = group_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    outer, first = group_start(tl.program_id(0), blocks, lanes, sizes, ROWS)
     lane = first + tl.arange(0, ABREAST)[:, None, None] + tl.arange(0, ROWS // ABREAST)[None, :, None] * ABREAST
     col = tl.arange(0, BLOCK)[None, None, :]
     inside = lane < lanes
@@ -76,14 +76,14 @@ def norm_rows_kernel(
     if FULL:
         live = inside
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
-    at = rows_of(x, x_strides, outer, sizes, lane)
+    at = row_pointers(x, x_strides, outer, sizes, lane)
     v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "").to(COMPUTE)
     place = tl.broadcast_to(col, (ABREAST, 1, BLOCK))
     if not CENTRED:  # two sums leave no registers for what comes early
         w = parameter(weight, place, place < n)
         b = parameter(bias, place, place < n)
     if summed is not None:
-        sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
+        sums_to = row_pointers(summed, summed_strides, outer, sizes, lane) + axis_offset(col, summed_strides[2])
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
     count = n.to(COMPUTE)
     share = 1.0 / count  # once: divisions are many instructions
@@ -114,7 +114,7 @@ def norm_rows_kernel(
         w = parameter(weight, place, place < n)
         b = parameter(bias, place, place < n)
     y = transformed(v, w, b, OFFSET)
-    to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
+    to = row_pointers(out, out_strides, outer, sizes, lane) + axis_offset(col, out_strides[2])
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
     tl.store(rstd + row, saved, mask=inside)
     if CENTRED:
@@ -171,9 +171,13 @@ def norm_backward_rows_kernel(
         row = (program.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
         live = inside & live_col
-        outer, lane = placed(row, sizes, lanes)
-        dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), live, other=0.0)
-        v = tl.load(rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2]), live, other=0.0).to(COMPUTE)
+        outer, lane = outer_and_lane(row, sizes, lanes)
+        dy = tl.load(
+            row_pointers(dout, dout_strides, outer, sizes, lane) + axis_offset(col, dout_strides[2]), live, other=0.0
+        )
+        v = tl.load(
+            row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(col, x_strides[2]), live, other=0.0
+        ).to(COMPUTE)
         dy = dy.to(COMPUTE)
         saved = tl.load(rstd + row, mask=inside, other=0.0)
         scale = scale_again(saved, eps, LENGTH)
@@ -197,9 +201,9 @@ def norm_backward_rows_kernel(
             d = d - middle / terms
         d = d * scale
         if dsummed is not None:
-            more = rows_of(dsummed, dsummed_strides, outer, sizes, lane) + along(col, dsummed_strides[2])
+            more = row_pointers(dsummed, dsummed_strides, outer, sizes, lane) + axis_offset(col, dsummed_strides[2])
             d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
-        to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
+        to = row_pointers(dx, dx_strides, outer, sizes, lane) + axis_offset(col, dx_strides[2])
         tl.store(to, d.to(dx.dtype.element_ty), mask=live)
     line = program.to(tl.int64) * n + col
     if dweights is not None:

@@ -14,7 +14,7 @@ corrected two-pass). Each operand of whole rows comes with (outer strides, lane 
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import along, rows_of
+from triplan.backends.triton.common.rows_kernels import axis_offset, row_pointers
 from triplan.sku import interpreting
 
 #: Whether several sums are reduced at once. The interpreter would walk through them one element at a time.
@@ -92,17 +92,19 @@ def start_of(pointer, strides, outer, sizes, lane):
     """Addresses of the first elements of rows; None of an operand that is absent."""
     found = None
     if pointer is not None:
-        found = rows_of(pointer, strides, outer, sizes, lane)
+        found = row_pointers(pointer, strides, outer, sizes, lane)
     return found
 
 
 @triton.jit
 def read(at, strides, residual_at, residual_strides, col, live, COMPUTE: tl.constexpr, POLICY: tl.constexpr):
     """What is normalised: x, as narrow as it is, or x + residual."""
-    v = tl.load(at + along(col, strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
+    v = tl.load(at + axis_offset(col, strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
     if residual_at is not None:
         v = v.to(COMPUTE)
-        more = tl.load(residual_at + along(col, residual_strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
+        more = tl.load(
+            residual_at + axis_offset(col, residual_strides[2]), mask=live, other=0.0, eviction_policy=POLICY
+        )
         v += more.to(COMPUTE)
     return v
 
@@ -130,14 +132,14 @@ def write(
 ):
     """Elements ``col`` of a row, whose results begin at ``at``, from what is normalised, which goes into ``summed``."""
     if summed is not None:
-        sums_to = rows_of(summed, summed_strides, outer, sizes, lane) + along(col, summed_strides[2])
+        sums_to = row_pointers(summed, summed_strides, outer, sizes, lane) + axis_offset(col, summed_strides[2])
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
     if CENTRED:
         v = (v - centre) * scale - middle * scale  # one fused multiplication and addition
     else:
         v = v * scale
     y = affine(v, weight, bias, col, live, OFFSET)
-    tl.store(at + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+    tl.store(at + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
@@ -168,6 +170,6 @@ def write_gradient(
         d = d - middle
     d = d * scale
     if dsummed is not None:
-        more = rows_of(dsummed, dsummed_strides, outer, sizes, lane) + along(col, dsummed_strides[2])
+        more = row_pointers(dsummed, dsummed_strides, outer, sizes, lane) + axis_offset(col, dsummed_strides[2])
         d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
-    tl.store(at + along(col, dx_strides[2]), d.to(dx.dtype.element_ty), mask=live)
+    tl.store(at + axis_offset(col, dx_strides[2]), d.to(dx.dtype.element_ty), mask=live)

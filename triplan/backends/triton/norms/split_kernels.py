@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.common.rows_kernels import along, placed, rows_of
+from triplan.backends.triton.common.rows_kernels import axis_offset, outer_and_lane, row_pointers
 from triplan.backends.triton.norms.shared_kernels import (
     affine,
     read,
@@ -50,11 +50,11 @@ def norm_partial_kernel(
     """Of one block of one row, of which there are ``blocks`` a row: the sum of squares; of what is CENTRED the mean, as
     a number and what that is off by, and the sum of squared deviations from it."""
     begin(OVERLAPS)
-    outer, lane = placed((tl.program_id(0) // blocks).to(tl.int64), sizes, lanes)
+    outer, lane = outer_and_lane((tl.program_id(0) // blocks).to(tl.int64), sizes, lanes)
     block = tl.program_id(0) % blocks
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = col < n
-    at = rows_of(x, x_strides, outer, sizes, lane)
+    at = row_pointers(x, x_strides, outer, sizes, lane)
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
     v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_last").to(COMPUTE)
     if CENTRED:
@@ -108,7 +108,7 @@ def norm_finish_kernel(
     """
     begin(OVERLAPS)
     row = (tl.program_id(0) // blocks).to(tl.int64)
-    outer, lane = placed(row, sizes, lanes)
+    outer, lane = outer_and_lane(row, sizes, lanes)
     block = tl.program_id(0) % blocks
     part = tl.arange(0, BLOCKS)
     known = part < blocks
@@ -139,10 +139,10 @@ def norm_finish_kernel(
             tl.store(mean + row, centre + middle)
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = col < n
-    at = rows_of(x, x_strides, outer, sizes, lane)
+    at = row_pointers(x, x_strides, outer, sizes, lane)
     residual_at = start_of(residual, residual_strides, outer, sizes, lane)
     v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_first").to(COMPUTE)
-    to = rows_of(out, out_strides, outer, sizes, lane)
+    to = row_pointers(out, out_strides, outer, sizes, lane)
     write(
         v, to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, live, centre, middle,
         scale, CENTRED, OFFSET,
@@ -181,7 +181,7 @@ def norm_backward_finish_kernel(
     """The gradients of one block of x, of which there are ``blocks`` a row, from the ``parts`` of its row's sums."""
     begin(OVERLAPS)
     row = (tl.program_id(0) // blocks).to(tl.int64)
-    outer, lane = placed(row, sizes, lanes)
+    outer, lane = outer_and_lane(row, sizes, lanes)
     part = tl.arange(0, PARTS)
     known = part < parts
     saved = tl.load(rstd + row)
@@ -192,8 +192,8 @@ def norm_backward_finish_kernel(
         projected = tl.where(saved < eps, 0.0, projected)
     col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     live = col < n
-    dout_at = rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2])
-    x_at = rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2])
+    dout_at = row_pointers(dout, dout_strides, outer, sizes, lane) + axis_offset(col, dout_strides[2])
+    x_at = row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(col, x_strides[2])
     g = tl.load(dout_at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
     g = affine(g, weight, None, col, live, OFFSET)
     v = tl.load(x_at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
@@ -202,7 +202,7 @@ def norm_backward_finish_kernel(
     if CENTRED:
         centre = tl.load(mean + row)
         middle = tl.sum(tl.load(totals + row * parts + part, mask=known, other=0.0), 0) / terms
-    to = rows_of(dx, dx_strides, outer, sizes, lane)
+    to = row_pointers(dx, dx_strides, outer, sizes, lane)
     write_gradient(
         g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, middle, scale,
         projected, CENTRED, COMPUTE,

@@ -1,7 +1,11 @@
-"""softmax, log_softmax and their backward: rows of any length, read block by block, twice.
+"""softmax, log_softmax and their backward, entry ``looped``: rows of any length, read block by block, twice.
 
-Operands: see ``common/rows_kernels``. The maximum ignores NaN, as the hardware's does: a NaN then enters the sum of
-exponentials, and through it every element of the row.
+Operands of shape [outer, lanes, n], their strides and ``blocks``: see ``common/rows_kernels``.
+The maximum ignores NaN, as the hardware's does. A NaN then enters the sum, and through it every element of its row.
+
+Both passes have the loads of UNROLL blocks in flight at a time. The second pass runs backward: what the first one read
+last is still in the cache. The first pass loads with ``evict_last``, to keep the rows there, the second one with
+``evict_first``.
 """
 
 # mypy: ignore-errors
@@ -11,13 +15,13 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
-    along,
+    axis_offset,
     exponential,
-    lanes_of,
-    rows_of,
-    subtracted,
+    finite_shift,
+    group_lanes,
+    row_pointers,
 )
-from triplan.backends.triton.softmax.shared_kernels import derived, finished, term
+from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
 
 @triton.jit
@@ -37,46 +41,48 @@ def softmax_looped_kernel(
     VECTOR: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Rows block by block with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867), then once more.
+    """out = exp(x - max(x)) / sum(exp(x - max(x))) along each row; with LOG, its logarithm.
 
-    Every VECTOR neighbours of a block, one thread's, have a maximum and a sum of their own, which meet at the end:
-    while threads wait for each other nothing is on its way from memory. The second pass goes backwards: what was read
-    last is still in the cache. Both have UNROLL blocks on their way at a time.
+    x, out: [outer, lanes, n] of f16, bf16, f32 or f64. A program walks along ROWS rows by blocks of BLOCK elements.
+
+    The first pass keeps a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867), not of the row but of
+    each VECTOR neighbours that one thread loads: they merge after the loop. A reduction between threads within the loop
+    would make them wait for each other, with no loads in flight.
     """
-    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
-    at = rows_of(x, x_strides, outer, sizes, lane)[:, :, None]
-    to = rows_of(out, out_strides, outer, sizes, lane)[:, :, None]
+    outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    at = row_pointers(x, x_strides, outer, sizes, lane)[:, :, None]
+    to = row_pointers(out, out_strides, outer, sizes, lane)[:, :, None]
     inside = (lane < lanes)[:, :, None]
-    own = tl.arange(0, BLOCK // VECTOR)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
+    place = tl.arange(0, BLOCK // VECTOR)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
     top = tl.full((ROWS, BLOCK // VECTOR, 1), -float("inf"), COMPUTE)
     total = tl.zeros((ROWS, BLOCK // VECTOR, 1), COMPUTE)
     for start in range(0, n, BLOCK * UNROLL):
         for u in tl.static_range(UNROLL):
-            col = start + u * BLOCK + own
+            col = start + u * BLOCK + place
             v = tl.load(
-                at + along(col, x_strides[2]),
+                at + axis_offset(col, x_strides[2]),
                 mask=inside & (col < n),
                 other=-float("inf"),
                 eviction_policy="evict_last",
             ).to(COMPUTE)
             new = tl.maximum(top, tl.max(v, 2, keep_dims=True))
-            base = subtracted(new)
-            total = total * exponential(top - base) + tl.sum(exponential(v - base), 2, keep_dims=True)
+            shift = finite_shift(new)
+            total = total * exponential(top - shift) + tl.sum(exponential(v - shift), 2, keep_dims=True)
             top = new
-    best = tl.max(top, 1, keep_dims=True)
-    total = tl.sum(total * exponential(top - subtracted(best)), 1, keep_dims=True)
+    row_top = tl.max(top, 1, keep_dims=True)
+    total = tl.sum(total * exponential(top - finite_shift(row_top)), 1, keep_dims=True)
     steps = tl.cdiv(n, BLOCK * UNROLL)
     for step in range(steps):
-        kept = ()
+        loaded = ()
         for u in tl.static_range(UNROLL):
-            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + own
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + place
             live = inside & (col < n)
-            v = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-            kept = kept + (v,)
+            v = tl.load(at + axis_offset(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            loaded = loaded + (v,)
         for u in tl.static_range(UNROLL):
-            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + own
-            y = finished(kept[u].to(COMPUTE), best, total, LOG)
-            tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=inside & (col < n))
+            col = ((steps - 1 - step) * UNROLL + u) * BLOCK + place
+            y = softmax_of(loaded[u].to(COMPUTE), row_top, total, LOG)
+            tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=inside & (col < n))
 
 
 @triton.jit
@@ -97,42 +103,52 @@ def softmax_backward_looped_kernel(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Rows block by block: the sum, in each column of the blocks, then, backwards, the gradients.
+    """dx = out * (dout - sum(dout * out)) along each row; with LOG, dx = dout - exp(out) * sum(dout).
 
-    Cached are the rows until they are read again; what is written makes no room for itself there.
+    dout, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64. A program walks along ROWS rows by blocks of BLOCK
+    elements.
+
+    The first pass accumulates a sum for each column of the blocks, reduced between threads after the loop. The second
+    pass also stores with ``evict_first``: gradients must not displace the rows that are still to be read.
     """
-    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
-    dout_at = rows_of(dout, dout_strides, outer, sizes, lane)
-    out_at = rows_of(out, out_strides, outer, sizes, lane)
-    to = rows_of(dx, dx_strides, outer, sizes, lane)
+    outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    dout_at = row_pointers(dout, dout_strides, outer, sizes, lane)
+    out_at = row_pointers(out, out_strides, outer, sizes, lane)
+    to = row_pointers(dx, dx_strides, outer, sizes, lane)
     inside = lane < lanes
     total = tl.zeros((ROWS, BLOCK), COMPUTE)
     for start in range(0, n, BLOCK * UNROLL):
         for u in tl.static_range(UNROLL):
             col = start + u * BLOCK + tl.arange(0, BLOCK)[None, :]
             live = inside & (col < n)
-            dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
+            dy = tl.load(
+                dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last"
+            )
             dy = dy.to(COMPUTE)
             y = dy
             if not LOG:
-                y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
+                y = tl.load(
+                    out_at + axis_offset(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_last"
+                )
                 y = y.to(COMPUTE)
-            total += term(dy, y, LOG)
+            total += gradient_term(dy, y, LOG)
     total = tl.sum(total, 1, keep_dims=True)
     steps = tl.cdiv(n, BLOCK * UNROLL)
     for step in range(steps):
-        kept = ()
+        loaded = ()
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)[None, :]
             live = inside & (col < n)
-            dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-            y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-            kept = kept + (dy, y)
+            dy = tl.load(
+                dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first"
+            )
+            y = tl.load(out_at + axis_offset(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            loaded = loaded + (dy, y)
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)[None, :]
-            g = derived(kept[2 * u].to(COMPUTE), kept[2 * u + 1].to(COMPUTE), total, LOG)
+            g = gradient_of(loaded[2 * u].to(COMPUTE), loaded[2 * u + 1].to(COMPUTE), total, LOG)
             tl.store(
-                to + along(col, dx_strides[2]),
+                to + axis_offset(col, dx_strides[2]),
                 g.to(dx.dtype.element_ty),
                 mask=inside & (col < n),
                 eviction_policy="evict_first",

@@ -1,7 +1,7 @@
-"""softmax, log_softmax and their backward: whole rows in registers.
+"""softmax, log_softmax and their backward, entry ``rows``: whole rows in registers.
 
-Operands: see ``common/rows_kernels``. The maximum ignores NaN, as the hardware's does: a NaN then enters the sum of
-exponentials, and through it every element of the row.
+Operands of shape [outer, lanes, n], their strides and ``blocks``: see ``common/rows_kernels``.
+The maximum ignores NaN, as the hardware's does. A NaN then enters the sum, and through it every element of its row.
 """
 
 # mypy: ignore-errors
@@ -11,14 +11,13 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
-    UNPARTED,
-    again,
-    along,
+    ONE_BASIC_BLOCK,
+    element_pointers,
     exponential,
-    lanes_of,
-    rows_of,
+    group_lanes,
+    rematerialize,
 )
-from triplan.backends.triton.softmax.shared_kernels import derived, finished, term
+from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
 
 @triton.jit
@@ -37,25 +36,27 @@ def softmax_rows_kernel(
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """Whole rows in registers: each element is read once and written once.
+    """out = exp(x - max(x)) / sum(exp(x - max(x))) along each row; with LOG, its logarithm.
 
-    With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time.
+    x, out: [outer, lanes, n] of f16, bf16, f32 or f64. A program holds a tile [ROWS, BLOCK] in COMPUTE, BLOCK >= n.
+
+    Each element is read once and written once. With NARROW registers hold the elements of 16 bits as loaded, and each
+    use converts them to COMPUTE: two programs then fit on a multiprocessor.
     """
-    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
-    at = rows_of(x, x_strides, outer, sizes, lane) + along(col, x_strides[2])
-    kept = tl.load(at, mask=live, other=-float("inf"))
-    v = kept.to(COMPUTE)
+    loaded = tl.load(element_pointers(x, x_strides, outer, sizes, lane, col), mask=live, other=-float("inf"))
+    v = loaded.to(COMPUTE)
     top = tl.max(v, 1, keep_dims=True)
     if NARROW:
-        v = again(kept).to(COMPUTE)
+        v = rematerialize(loaded).to(COMPUTE)
     total = tl.sum(exponential(v - top), 1, keep_dims=True)
     if NARROW:
-        # The exponentials as well, rather than be kept: in f32 they would not fit.
-        v = again(kept, UNPARTED).to(COMPUTE)
-    y = finished(v, top, total, LOG)
-    to = rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2])
+        # The exponentials are computed again too: as f32 they would not fit in registers.
+        v = rematerialize(loaded, ONE_BASIC_BLOCK).to(COMPUTE)
+    y = softmax_of(v, top, total, LOG)
+    to = element_pointers(out, out_strides, outer, sizes, lane, col)
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
 
 
@@ -76,14 +77,19 @@ def softmax_backward_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Whole rows in registers."""
-    outer, lane = lanes_of(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    """dx = out * (dout - sum(dout * out)) along each row; with LOG, dx = dout - exp(out) * sum(dout).
+
+    dout, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64. A program holds tiles [ROWS, BLOCK] in COMPUTE.
+
+    Each element is read once and written once.
+    """
+    outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
-    dy = tl.load(rows_of(dout, dout_strides, outer, sizes, lane) + along(col, dout_strides[2]), mask=live, other=0.0)
-    y = tl.load(rows_of(out, out_strides, outer, sizes, lane) + along(col, out_strides[2]), mask=live, other=0.0)
+    dy = tl.load(element_pointers(dout, dout_strides, outer, sizes, lane, col), mask=live, other=0.0)
+    y = tl.load(element_pointers(out, out_strides, outer, sizes, lane, col), mask=live, other=0.0)
     dy = dy.to(COMPUTE)
     y = y.to(COMPUTE)
-    total = tl.sum(term(dy, y, LOG), 1, keep_dims=True)
-    to = rows_of(dx, dx_strides, outer, sizes, lane) + along(col, dx_strides[2])
-    tl.store(to, derived(dy, y, total, LOG).to(dx.dtype.element_ty), mask=live)
+    total = tl.sum(gradient_term(dy, y, LOG), 1, keep_dims=True)
+    to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
+    tl.store(to, gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty), mask=live)

@@ -1,4 +1,7 @@
-"""The formulas of softmax, log_softmax and their backward, one element at a time."""
+"""The formulas of softmax, log_softmax and their backward, which the kernels of all entries share.
+
+Elements are in the compute element: f32, or f64 for operands of f64.
+"""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -10,19 +13,25 @@ from triplan.backends.triton.common.rows_kernels import exponential
 
 
 @triton.jit
-def finished(v, top, total, LOG: tl.constexpr):
-    """The result from an element, its row's maximum and its row's sum of exponentials."""
+def softmax_of(v, top, total, LOG: tl.constexpr):
+    """exp(v - top) / total; with LOG, v - top - log(total).
+
+    ``v``: elements; ``top`` and ``total``: their row's maximum and sum of exp(x - top).
+    """
     v = v - top
     return v - tl.log(total) if LOG else exponential(v) * (1.0 / total)
 
 
 @triton.jit
-def term(dy, y, LOG: tl.constexpr):
-    """What a row's sum is made of."""
+def gradient_term(dy, y, LOG: tl.constexpr):
+    """dy * y; with LOG, dy: the terms of the row's sum in ``gradient_of``."""
     return dy if LOG else dy * y
 
 
 @triton.jit
-def derived(dy, y, total, LOG: tl.constexpr):
-    """The gradient of an element from its row's sum."""
+def gradient_of(dy, y, total, LOG: tl.constexpr):
+    """y * (dy - total); with LOG, dy - exp(y) * total.
+
+    ``dy`` and ``y``: gradients of the output, and the output; ``total``: the row's sum of ``gradient_term``.
+    """
     return dy - exponential(y) * total if LOG else y * (dy - total)

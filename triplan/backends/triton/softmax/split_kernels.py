@@ -1,8 +1,12 @@
-"""softmax, log_softmax and their backward: each row split between programs, in two launches.
+"""softmax, log_softmax and their backward, entry ``split``: each row divided among ``blocks`` programs.
 
-The first launch reduces each block of a row, the second merges the blocks' results and writes the output.
-Operands: see ``common/rows_kernels``. The maximum ignores NaN, as the hardware's does: a NaN then enters the sum of
-exponentials, and through it every element of the row.
+Two launches: the ``partial`` kernel reduces each block of a row, the ``finish`` kernel merges the partial results of
+the row and writes a block of the output. Every program merges them in the same order, so all get the same bits.
+
+Operands of shape [outer, lanes, n] and their strides: see ``common/rows_kernels``. Partial results are [rows, blocks].
+The maximum ignores NaN, as the hardware's does. A NaN then enters the sum, and through it every element of its row.
+The first launch loads with ``evict_last``, to keep the rows in the cache for the second, which loads with
+``evict_first``.
 """
 
 # mypy: ignore-errors
@@ -11,13 +15,8 @@ exponentials, and through it every element of the row.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import (
-    along,
-    exponential,
-    rows_of,
-    subtracted,
-)
-from triplan.backends.triton.softmax.shared_kernels import derived, finished, term
+from triplan.backends.triton.common.rows_kernels import axis_offset, exponential, finite_shift, row_pointers
+from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
 
 @triton.jit
@@ -33,16 +32,19 @@ def softmax_partial_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Maximum and sum of one block of one row, of which there are ``blocks`` a row."""
+    """tops = max(x), totals = sum(exp(x - max(x))) of one block of one row.
+
+    x: [outer, lanes, n] of f16, bf16, f32 or f64; tops, totals: [rows, blocks] of COMPUTE.
+    """
     row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     col = block * BLOCK + tl.arange(0, BLOCK)
-    at = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
-    v = tl.load(at + along(col, x_strides[2]), mask=col < n, other=-float("inf"), eviction_policy="evict_last")
+    at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
+    v = tl.load(at + axis_offset(col, x_strides[2]), mask=col < n, other=-float("inf"), eviction_policy="evict_last")
     v = v.to(COMPUTE)
     top = tl.max(v, 0)
     tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - subtracted(top)), 0))
+    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - finite_shift(top)), 0))
 
 
 @triton.jit
@@ -62,7 +64,10 @@ def softmax_finish_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """The rest for one block, from all partial results of its row, which every program adds up in the same order."""
+    """out = exp(x - top) / total for one block of one row; with LOG, its logarithm; top and total are the row's.
+
+    x, out: [outer, lanes, n] of f16, bf16, f32 or f64; tops, totals: [rows, blocks] of COMPUTE; BLOCKS >= blocks.
+    """
     row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     part = tl.arange(0, BLOCKS)
@@ -71,14 +76,14 @@ def softmax_finish_kernel(
     part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
     part_totals = tl.load(totals + first + part, mask=known, other=0.0)
     top = tl.max(part_tops, 0)
-    total = tl.sum(part_totals * exponential(part_tops - subtracted(top)), 0)
+    total = tl.sum(part_totals * exponential(part_tops - finite_shift(top)), 0)
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = col < n
-    at = rows_of(x, x_strides, row // lanes, sizes, row % lanes)
-    to = rows_of(out, out_strides, row // lanes, sizes, row % lanes)
-    v = tl.load(at + along(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
-    y = finished(v, top, total, LOG)
-    tl.store(to + along(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+    at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
+    to = row_pointers(out, out_strides, row // lanes, sizes, row % lanes)
+    v = tl.load(at + axis_offset(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+    y = softmax_of(v, top, total, LOG)
+    tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
@@ -96,18 +101,23 @@ def softmax_backward_partial_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The sum of one block of one row."""
+    """totals = sum(dout * out) of one block of one row; with LOG, sum(dout).
+
+    dout, out: [outer, lanes, n] of f16, bf16, f32 or f64; totals: [rows, blocks] of COMPUTE.
+    """
     row = tl.program_id(0) // blocks
     col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     live = col < n
-    dout_at = rows_of(dout, dout_strides, row // lanes, sizes, row % lanes)
-    dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+    dout_at = row_pointers(dout, dout_strides, row // lanes, sizes, row % lanes)
+    dy = tl.load(dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(
+        COMPUTE
+    )
     y = dy
     if not LOG:
-        out_at = rows_of(out, out_strides, row // lanes, sizes, row % lanes)
-        y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
+        out_at = row_pointers(out, out_strides, row // lanes, sizes, row % lanes)
+        y = tl.load(out_at + axis_offset(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
         y = y.to(COMPUTE)
-    tl.store(totals + tl.program_id(0), tl.sum(term(dy, y, LOG), 0))
+    tl.store(totals + tl.program_id(0), tl.sum(gradient_term(dy, y, LOG), 0))
 
 
 @triton.jit
@@ -128,17 +138,20 @@ def softmax_backward_finish_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """The gradients of one block, from all partial sums of its row."""
+    """dx = out * (dout - total) for one block of one row; with LOG, dx = dout - exp(out) * total; total is the row's.
+
+    dout, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64; totals: [rows, blocks] of COMPUTE; BLOCKS >= blocks.
+    """
     row = tl.program_id(0) // blocks
     part = tl.arange(0, BLOCKS)
     first = row.to(tl.int64) * blocks
     total = tl.sum(tl.load(totals + first + part, mask=part < blocks, other=0.0), 0)
     col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     live = col < n
-    dout_at = rows_of(dout, dout_strides, row // lanes, sizes, row % lanes)
-    out_at = rows_of(out, out_strides, row // lanes, sizes, row % lanes)
-    to = rows_of(dx, dx_strides, row // lanes, sizes, row % lanes)
-    dy = tl.load(dout_at + along(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-    y = tl.load(out_at + along(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-    g = derived(dy.to(COMPUTE), y.to(COMPUTE), total, LOG)
-    tl.store(to + along(col, dx_strides[2]), g.to(dx.dtype.element_ty), mask=live)
+    dout_at = row_pointers(dout, dout_strides, row // lanes, sizes, row % lanes)
+    out_at = row_pointers(out, out_strides, row // lanes, sizes, row % lanes)
+    to = row_pointers(dx, dx_strides, row // lanes, sizes, row % lanes)
+    dy = tl.load(dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+    y = tl.load(out_at + axis_offset(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+    g = gradient_of(dy.to(COMPUTE), y.to(COMPUTE), total, LOG)
+    tl.store(to + axis_offset(col, dx_strides[2]), g.to(dx.dtype.element_ty), mask=live)
