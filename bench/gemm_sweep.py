@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import triplan as tp
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.gemm import launches as gemm_launch
-from triplan.backends.triton.gemm import split_k as gemm_split
-from triplan.backends.triton.gemm import wgmma as gemm_wgmma
-from triplan.backends.triton.gemm import wgmma_backward as pairs
-from triplan.backends.triton.gemm.launches import Tile
+from triplan.backends.triton.gemm import rings as gemm_rings
+from triplan.backends.triton.gemm import split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
+from triplan.backends.triton.gemm.rings import Ring
+from triplan.backends.triton.gemm.tile_costs import tile_us
+from triplan.backends.triton.gemm.tile_shapes import Tile, tiles_of
 from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
 
 #: Configurations of a row that a sweep leaves out: those that its own cost model takes for this many times as slow.
@@ -83,29 +83,28 @@ def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[C
         yield from backward_configurations(desc, target)
         return
     assert isinstance(desc, Product)
-    few: tuple[Tile, ...] = next((tiles for rows, tiles in FEW_ROWS.items() if desc.m <= rows), ())
+    few: tuple[Tile, ...] = next((found for rows, found in FEW_ROWS.items() if desc.m <= rows), ())
     tried = few or (SHALLOW if desc.k <= SHALLOW_K else ())
-    known, size = gemm_launch.tiles_of(desc, target), desc.element.itemsize
+    known, size = tiles_of(desc, target), desc.element.itemsize
     fitting = [t for t in tried if t not in known and t.shared_bytes(size) <= target.shared_memory]
-    tiles = [*known, *fitting]
     by_tiles = [
-        Configuration("tiles", str(tile), gemm_launch.tiles_launch(desc, tile))
-        for tile in promising(tiles, lambda tile: gemm_launch.tile_us(desc, tile, target))
+        Configuration("tiles", str(tile), tiles.launches(desc, tile))
+        for tile in promising([*known, *fitting], lambda tile: tile_us(desc, tile, target))
     ]
     yield from by_tiles
     if few:
-        splits = [*gemm_split.splits_of(desc, target), *gemm_split.cuts(fitting, desc.k)]
+        splits = [*split_k.splits_of(desc, target), *split_k.splits_with(fitting, desc.k)]
         by_splits = [
-            Configuration("split_k", str(s), gemm_split.split_launch(desc, s), gemm_split.partial_bytes(desc, s))
-            for s in promising(splits, lambda s: gemm_split.split_us(desc, s, target), HOPELESS_SPLIT)
+            Configuration("split_k", str(s), split_k.launches(desc, s), split_k.partial_bytes(desc, s))
+            for s in promising(splits, lambda s: split_k.split_us(desc, s, target), HOPELESS_SPLIT)
         ]
         yield from by_splits
     if pinned(desc, "wgmma", target) is None:
         return
     kinds = (True, False) if desc.op == "gemm" else (True,)
     rings = promising(
-        [ring for specialised in kinds for ring in gemm_wgmma.rings_of(desc, target, specialised)],
-        lambda ring: gemm_wgmma.ring_us(desc, ring, target),
+        [ring for specialised in kinds for ring in gemm_rings.rings_of(desc, target, specialised)],
+        lambda ring: gemm_rings.ring_us(desc, ring, target),
     )
     for ring in rings:
         yield configuration(desc, ring, target)
@@ -114,9 +113,11 @@ def configurations(desc: MultiplyingDescriptor, target: tp.Target) -> Iterator[C
             yield configuration(desc, replace(rings[0], group=group), target)
 
 
-def configuration(desc: Product, ring: gemm_wgmma.Ring, target: tp.Target) -> Configuration:
-    row = "wgmma" if ring.specialised else "wgmma_tiles"
-    return Configuration(row, str(ring), gemm_wgmma.wgmma_launch(desc, ring, target))
+def configuration(desc: Product, ring: Ring, target: tp.Target) -> Configuration:
+    if ring.specialised:
+        return Configuration("wgmma", str(ring), wgmma.launches(desc, ring, target))
+    assert isinstance(desc, tp.GemmDescriptor)
+    return Configuration("wgmma_tiles", str(ring), wgmma_tiles.launches(desc, ring))
 
 
 def backward_configurations(desc: tp.GemmBackwardDescriptor, target: tp.Target) -> Iterator[Configuration]:
@@ -124,12 +125,13 @@ def backward_configurations(desc: tp.GemmBackwardDescriptor, target: tp.Target) 
     groups."""
     if pinned(desc, "wgmma", target) is None:
         return
-    every = pairs.configurations(desc, target)
+    every = wgmma_backward.configurations(desc, target)
     for name in promising([*every], lambda name: every[name].cost):
         yield Configuration("wgmma", name, [*every[name].build()], every[name].workspace)
-    best = pairs.chosen_ring(desc, target)
+    best = wgmma_backward.cheapest_ring(desc, target)
     for ring in (replace(best, group=group) for group in GROUPS if group != best.group):  # the same binary
-        launches, workspace = pairs.wgmma_launches(desc, ring, target), pairs.workspace_of(desc, ring, target)
+        launches = wgmma_backward.launches(desc, ring, target)
+        workspace = wgmma_backward.workspace_with(desc, ring, target)
         yield Configuration("wgmma", str(ring), launches, workspace)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from functools import partial
 from typing import Any
 
 import pytest
@@ -28,8 +27,8 @@ from hypothesis import strategies as st
 import triplan as tp
 from triplan.backends.runtime.compile import record, sass
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.gemm import wgmma_backward as pairs
-from triplan.backends.triton.gemm.tiles_backward import guarantee
+from triplan.backends.triton.gemm import wgmma_backward
+from triplan.backends.triton.gemm.guarantees import backward_guarantee
 from triplan.testing import check_refusals, descriptors, oracle
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
@@ -190,12 +189,12 @@ def test_every_ring_compiles_without_spills() -> None:
         {"layouts": {"dc": COLUMN, "b": COLUMN}},
         {"layouts": {"a": COLUMN, "b": COLUMN, "db": COLUMN}, "out_element": "f32"},
     )
-    for turn, ring in enumerate(pairs.rings_of(backward(1032, 1032, 1032, "f16", (1, 1, 1)), target)):
+    for turn, ring in enumerate(wgmma_backward.rings_of(backward(1032, 1032, 1032, "f16", (1, 1, 1)), target)):
         desc = backward(1032, 1032, 1032, "f16", (1, 1, 1), **variants[turn % len(variants)])
-        if ring not in pairs.rings_of(desc, target):
+        if ring not in wgmma_backward.rings_of(desc, target):
             desc = backward(1032, 1032, 1032, "f16", (1, 1, 1))
-        beside.add(sums := pairs.sums_beside(desc, ring, target))
-        found = record(pairs.pair_launch(desc, ring, target, sums).source(), target.arch)
+        beside.add(sums := wgmma_backward.sums_within(desc, ring, target))
+        found = record(wgmma_backward.pair_launch(desc, ring, target, sums).source(), target.arch)
         assert found.spill_bytes == 0, ring
         assert found.shared_bytes <= target.shared_memory
     assert beside == {True, False}
@@ -221,7 +220,7 @@ def test_the_hopper_row_says_why_it_is_not_taken() -> None:
         ({"wants_da": False, "wants_db": False}, "nothing to multiply"),
         ({"layouts": {"a": "strided"}}, "no unit stride"),
         ({"layouts": {"db": "strided"}}, "no unit stride"),
-        ({"layouts": {"dc": LOOSE_ROW}}, "aligned"),
+        ({"layouts": {"dc": LOOSE_ROW}}, "alignment"),
         # Rows that end within 16 bytes: TMA would write beyond them.
         ({"n": 68, "layouts": {"dc": ROW, "b": ROW, "db": ROW}}, "68"),
     ):
@@ -324,10 +323,10 @@ def test_every_ring_on_the_gpu(element: str) -> None:
         (None, {"dc": COLUMN}),
     ):
         desc = backward(1032, 1048, 1064, element, (1, 1, 1), layouts=layouts, out_element=out)
-        for ring in pairs.rings_of(desc, target):
-            beside.add(pairs.sums_beside(desc, ring, target))
-            launches = pairs.wgmma_launches(desc, ring, target)
-            plan = plan_of(desc, f"wgmma {ring}", launches, pairs.workspace_of(desc, ring, target), target)
+        for ring in wgmma_backward.rings_of(desc, target):
+            beside.add(wgmma_backward.sums_within(desc, ring, target))
+            launches = wgmma_backward.launches(desc, ring, target)
+            plan = plan_of(desc, f"wgmma {ring}", launches, wgmma_backward.workspace_with(desc, ring, target), target)
             args = gradients(desc, 3)
             plan.run(args, tp.Workspace.allocate(plan, "cuda"))
             keeps_its_word(plan, args)
@@ -342,7 +341,7 @@ def plan_of(
         op="gemm_backward",
         name=name,
         elements=("f16", "bf16"),
-        guarantee=partial(guarantee, lambda desc: desc.m),
+        guarantee=lambda desc: backward_guarantee(desc, desc.m),
         rank=lambda desc, target: 1e9,
         workspace=lambda desc, target: workspace,
     )(lambda desc, target: launches)

@@ -11,8 +11,8 @@ import torch
 from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, ROW, backward
 
 import triplan as tp
-from triplan.backends.triton.gemm import backward as gemm_backward_launch
-from triplan.backends.triton.gemm import tiles as gemm
+from triplan.backends.triton.gemm import tiles_invariant
+from triplan.backends.triton.gemm.products import gradient_products
 
 INTERPRETER = tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
@@ -54,7 +54,9 @@ def test_equal_ids_mean_one_tile(element: str) -> None:
         named: dict[str, Any] = {name: x for name, x in zip("abc", each, strict=True) if x is not None}
         desc = tp.GemmDescriptor(m=m, n=72, k=k, element=element, math="tf32" if element == "f32" else None)
         desc = desc.replace(reads_c0=reads_c0, layouts=named)
-        tiles[gemm.invariant_numerics(desc)].add(tuple(gemm.invariant_tile(desc, t) for t in TARGETS.values()))
+        tiles[tiles_invariant.numerics(desc)].add(
+            tuple(tiles_invariant.invariant_tile(desc, t) for t in TARGETS.values())
+        )
     assert len(tiles) > 1
     assert all(len(found) == 1 for found in tiles.values()), tiles
 
@@ -66,9 +68,9 @@ def test_equal_ids_of_the_adjoint_mean_one_product() -> None:
     for m, *each in product((1, 64), layouts, layouts, layouts):
         named = {name: x for name, x in zip(("dc", "b", "da"), each, strict=True) if x is not None}
         desc = backward(m, 72, 40, "f16", (1, 0, 0), layouts=named)
-        da = gemm_backward_launch.products(desc)["da"]
-        tile = gemm.invariant_tile(da.desc, TARGETS["sm90a"], da.fixed)
-        tiles[row.numerics(desc)].add((tile, da.roles["c"][1]))
+        da = gradient_products(desc)["da"]
+        tile = tiles_invariant.invariant_tile(da.desc, TARGETS["sm90a"], da.fixed)
+        tiles[row.numerics(desc)].add((tile, da.views["c"].transposed))
     assert len(tiles) > 2
     assert all(len(found) == 1 for found in tiles.values()), tiles
 

@@ -11,7 +11,7 @@ from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, backward, pinned
 
 import triplan as tp
 from triplan.backends.runtime.compile import record
-from triplan.backends.triton.gemm.launches import extent
+from triplan.backends.triton.gemm.arguments import extent
 
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
 compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")

@@ -10,7 +10,7 @@ import torch
 from cases.gemm import COLUMN, EDGES, TF32_SMALLEST, TF32X3_LEAST, batched_grid, check, factors, grid, pinned
 
 import triplan as tp
-from triplan.backends.triton.gemm.tiles import tolerance
+from triplan.backends.triton.gemm.guarantees import tolerance
 from triplan.testing import check_refusals
 from triplan.testing.values import draw
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import triplan as tp
 from triplan.backends.runtime.compile import sass
 from triplan.backends.runtime.launch import Launch, overlapping
-from triplan.backends.triton.gemm import launches as gemm_launch
-from triplan.backends.triton.gemm import wgmma as gemm_wgmma
-from triplan.backends.triton.gemm.wgmma import RINGS
+from triplan.backends.triton.gemm import tiles, wgmma, wgmma_tiles
+from triplan.backends.triton.gemm.rings import RINGS, Ring, rings_of
+from triplan.backends.triton.gemm.tile_shapes import tiles_of
 from triplan.testing import check_refusals, descriptors, oracle
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
@@ -218,6 +218,10 @@ def test_the_machine_code_has_tensor_core_instructions() -> None:
         assert not re.search(r"\b(STL|LDL)\b", code)
 
 
+def of_ring(desc: tp.GemmDescriptor, ring: Ring, target: tp.Target) -> list[Launch]:
+    return wgmma.launches(desc, ring, target) if ring.specialised else wgmma_tiles.launches(desc, ring)
+
+
 @compiles
 def test_every_ring_and_tile_compiles_without_spills() -> None:
     """Those that no figure of the cost model chooses today among them."""
@@ -225,11 +229,11 @@ def test_every_ring_and_tile_compiles_without_spills() -> None:
     built = 0
     for desc in (bare, bare.replace(epilogue="bias_gelu"), bare.replace(out_element="f32")):
         for specialised in (True, False):
-            for ring in gemm_wgmma.rings_of(desc, TARGETS["sm90a"], specialised):
-                built += _no_spills(gemm_wgmma.wgmma_launch(desc, ring, TARGETS["sm90a"]), "sm90a")
+            for ring in rings_of(desc, TARGETS["sm90a"], specialised):
+                built += _no_spills(of_ring(desc, ring, TARGETS["sm90a"]), "sm90a")
         for arch, target in TARGETS.items():
-            for tile in gemm_launch.tiles_of(desc, target):
-                built += _no_spills(overlapping(gemm_launch.tiles_launch(desc, tile), target), arch)
+            for tile in tiles_of(desc, target):
+                built += _no_spills(overlapping(tiles.launches(desc, tile), target), arch)
     assert built > 2 * len(RINGS)
 
 
@@ -260,7 +264,7 @@ def test_the_hopper_row_says_why_it_is_not_taken() -> None:
         ({"k": 63}, "a is not promised"),
         ({"n": 63}, "b is not promised"),
         ({"k": 0}, "k is 0"),
-        ({"n": 60, "layouts": {"b": COLUMN, "c": ROW}}, "n is no multiple of 8"),
+        ({"n": 60, "layouts": {"b": COLUMN, "c": ROW}}, "n is not a multiple of 8"),
         ({"reads_c0": True}, "c0"),
         ({"layouts": {"a": "strided"}}, "a is promised no unit stride"),
         ({"layouts": {"b": tp.Layout.strided(unit_axis=0, alignment=16)}}, "b is not promised"),
@@ -331,11 +335,11 @@ def test_every_ring_and_tile_on_the_gpu(element: str) -> None:
     g = torch.Generator(device="cuda").manual_seed(0)
     a, w = (torch.randn(s, generator=g, device="cuda").to(desc.element.torch) for s in ((1544, 1096), (2056, 1096)))
     bias = torch.randn(2056, generator=g, device="cuda").to(desc.element.torch)
-    made = {f"tiles {x}": gemm_launch.tiles_launch(desc, x) for x in gemm_launch.tiles_of(desc, target)}
+    made = {f"tiles {x}": tiles.launches(desc, x) for x in tiles_of(desc, target)}
     if target.arch is tp.ArchSku.SM90A:
-        for x in gemm_wgmma.RINGS:
+        for x in RINGS:
             if x.fits(desc, target):
-                made[f"{x.specialised} {x}"] = gemm_wgmma.wgmma_launch(desc, x, target)
+                made[f"{x.specialised} {x}"] = of_ring(desc, x, target)
     for name, launches in made.items():
         # A row of its own, so that the plan's own machinery runs it.
         tp.kernel(

@@ -12,9 +12,9 @@ from cases.gemm import COLUMN, batched_grid, check, grid, pinned
 import triplan as tp
 from triplan.backends.runtime.compile import record
 from triplan.backends.runtime.launch import overlapping
-from triplan.backends.triton.gemm import split_k as gemm_split
-from triplan.backends.triton.gemm.launches import Tile
+from triplan.backends.triton.gemm import split_k
 from triplan.backends.triton.gemm.split_k import PIECES, Split
+from triplan.backends.triton.gemm.tile_shapes import Tile
 
 INTERPRETER = tp.Target.cpu(interpret=True)
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
@@ -31,8 +31,8 @@ def by(split: Split, desc: tp.Descriptor, target: tp.Target) -> tp.Plan:  # type
         elements=row.elements,
         guarantee=row.guarantee,
         rank=lambda desc, target: 1e9,
-        workspace=lambda desc, target: gemm_split.partial_bytes(desc, split),
-    )(lambda desc, target: gemm_split.split_launch(desc, split))
+        workspace=lambda desc, target: split_k.partial_bytes(desc, split),
+    )(lambda desc, target: split_k.launches(desc, split))
     try:
         plan = pinned(desc, name, target)
         assert plan is not None
@@ -46,7 +46,7 @@ def by(split: Split, desc: tp.Descriptor, target: tp.Target) -> tp.Plan:  # type
 @pytest.mark.parametrize("pieces", PIECES)
 def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> None:
     split = Split(Tile(16, 32, 32, 4, 3), pieces)
-    depth, count = split.depth(k), split.of(k)
+    depth, count = split.depth(k), split.count(k)
     assert depth % 32 == 0
     assert 1 <= count <= pieces
     assert (count - 1) * depth < max(k, 1) <= count * depth
@@ -58,9 +58,9 @@ def test_few_tiles_and_a_long_k_are_cut_and_many_tiles_are_not() -> None:
     )
     assert long.sku().kernel == "split_k"
     assert len(long.launches) == 2
-    split = gemm_split.chosen_split(long.descriptor, TARGETS["sm90a"])
-    assert long.workspace_size() == split.of(8192) * 16 * 1024 * 4
-    assert split.of(8192) > 1
+    split = split_k.cheapest_split(long.descriptor, TARGETS["sm90a"])
+    assert long.workspace_size() == split.count(8192) * 16 * 1024 * 4
+    assert split.count(8192) > 1
     square = tp.plan(tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32"), target=TARGETS["sm90a"])
     assert square.sku().kernel == "tiles"
     with pytest.raises(tp.Unsupported, match="batch_invariant"):
@@ -102,7 +102,7 @@ def test_pieces_are_added_in_order_interpreted() -> None:
 @pytest.mark.parametrize("arch", TARGETS)
 def test_every_tile_compiles_without_spills(arch: str) -> None:
     target = TARGETS[arch]
-    launches = [x for s in gemm_split.splits_of(DECODE, target) for x in gemm_split.split_launch(DECODE, s)]
+    launches = [x for s in split_k.splits_of(DECODE, target) for x in split_k.launches(DECODE, s)]
     sources = {launch.source() for launch in overlapping(launches, target)}
     assert len(sources) > len(PIECES)
     for source in sources:
@@ -121,6 +121,6 @@ def test_every_split_on_the_gpu(element: str) -> None:
     ran = 0
     for m, n, k in ((3, 72, 200), (40, 136, 1096)):
         desc = tp.GemmDescriptor(m=m, n=n, k=k, element=element, epilogue="bias_gelu", layouts={"b": COLUMN})
-        for turn, split in enumerate(gemm_split.splits_of(desc, target)):
+        for turn, split in enumerate(split_k.splits_of(desc, target)):
             ran += check(by(split, desc, target), turn)
     assert ran > 0

@@ -22,3 +22,9 @@ L2_BYTES = 40 << 20
 L2_SHARE = 16 << 20
 #: Bytes of a sector: the least that memory and the L2 cache exchange.
 SECTOR = 32
+#: 32-bit registers of a multiprocessor.
+SM_REGISTERS = 1 << 16
+#: Registers that one thread can use.
+MAX_THREAD_REGISTERS = 255
+#: Bytes of shared memory of a multiprocessor, on Hopper; Ampere has less.
+SM_SHARED_BYTES = 227 << 10

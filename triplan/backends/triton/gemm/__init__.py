@@ -1,5 +1,25 @@
-"""Matrix products, forward and backward."""
+"""Matrix products, forward and backward: importing this package registers their kernels."""
 
-from triplan.backends.triton.gemm import split_k, tiles, tiles_backward, wgmma, wgmma_backward
+from triplan.backends.triton.gemm import (
+    integer_tiles,
+    split_k,
+    tiles,
+    tiles_backward,
+    tiles_invariant,
+    tiles_invariant_backward,
+    wgmma,
+    wgmma_backward,
+    wgmma_tiles,
+)
 
-__all__ = ["split_k", "tiles", "tiles_backward", "wgmma", "wgmma_backward"]
+__all__ = [
+    "integer_tiles",
+    "split_k",
+    "tiles",
+    "tiles_backward",
+    "tiles_invariant",
+    "tiles_invariant_backward",
+    "wgmma",
+    "wgmma_backward",
+    "wgmma_tiles",
+]

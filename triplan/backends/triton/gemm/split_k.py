@@ -1,6 +1,7 @@
-"""The kernel table's row ``split_k`` for matrix products: k in pieces, for products with few tiles.
+"""Kernel ``split_k``: a matrix product with k cut into pieces, for products with fewer tiles than multiprocessors.
 
-Partial sums lie in the workspace, one matrix a piece, and are added in the order of the pieces: no atomics.
+A first launch writes each piece's partial sums into the workspace, a second one adds the pieces in order and applies
+the epilogue. There are no atomics, so the bits are the same on every run.
 """
 
 from __future__ import annotations
@@ -8,30 +9,41 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import Configuration, kernel
-from triplan.backends.triton.gemm import launches as launching
+from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
+from triplan.backends.triton.common.offsets import TL
 from triplan.backends.triton.gemm import split_k_kernels as kernels
-from triplan.backends.triton.gemm.costs import pieces_us
-from triplan.backends.triton.gemm.launches import Tile
-from triplan.backends.triton.gemm.tiles import ELEMENTS, guarantee, layout
+from triplan.backends.triton.gemm.arguments import epilogue_arguments, pointer, product_arguments
+from triplan.backends.triton.gemm.guarantees import guarantee
+from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, layout
+from triplan.backends.triton.gemm.tile_costs import tile_us
+from triplan.backends.triton.gemm.tile_shapes import ELEMENTS, Tile, programs_of, tiles_of
 from triplan.descriptors import MatrixProductDescriptor
-from triplan.sku import SUPPORTED, ElementKind, Support, Target
+from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
+from triplan.sku.facts import fact
 
-#: Into how many pieces k may be cut: each power of two is a binary of the second kernel.
+#: Pieces that k may be cut into. Each power of two is one binary of the second kernel.
 PIECES = (2, 4, 8, 16)
-#: Rows of a tile at most, by size of an element: taller ones are of products that fill the card, or have no registers
-#: for wide operands.
-MOST_ROWS = {2: 64, 4: 32, 8: 32}
-#: What a program of the second kernel adds up: 16 bytes a thread of 4 warps.
-SUM_M, SUM_N = 4, 128
+#: Most rows of a tile, by bytes of an element. Taller tiles serve products that fill the card anyhow; wide elements
+#: have no registers for them.
+MAX_TILE_ROWS = {2: 64, 4: 32, 8: 32}
+#: Rows of C per program of the second kernel.
+SUM_M = 4
+#: Columns of C per program of the second kernel: with ``SUM_M`` rows, 16 bytes per thread of 4 warps.
+SUM_N = 128
+#: Microseconds of the second launch. On sm90a both launches are placed while the one ahead of them ends, which saves
+#: 0.3 us more than the second one takes; but two launches cost more host time than one, so some cost is kept.
+SUM_LAUNCH_US = {ArchSku.SM90A: 0.4, ArchSku.SM80: 0.7, ArchSku.CPU: 0.7}
+#: Bytes of partial sums per microsecond that pass the L2 cache. Fitted, as in ``tile_costs``.
+PARTIAL_BYTES_PER_US = 3.6e6
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A tile, and into how many pieces k is cut, if it is long enough."""
+    """A tile, and the number of pieces that k is cut into if it is long enough."""
 
     tile: Tile
     pieces: int
@@ -40,135 +52,142 @@ class Split:
         return f"{self.tile} x{self.pieces}"
 
     def depth(self, k: int) -> int:
-        """Extent of a piece: whole steps of the tile."""
+        """Extent of a piece along k: whole steps of the tile."""
         steps = -(-k // self.tile.k)
         return max(-(-steps // self.pieces), 1) * self.tile.k
 
-    def of(self, k: int) -> int:
-        """Pieces that hold something; 1 for an empty k."""
+    def count(self, k: int) -> int:
+        """Pieces that are not empty; 1 for k = 0."""
         return max(-(-k // self.depth(k)), 1)
 
 
-def cuts(tiles: Iterable[Tile], k: int) -> list[Split]:
+def splits_with(tiles: Iterable[Tile], k: int) -> list[Split]:
     """Each tile with every number of pieces that ``k`` is long enough for, and with the fewest in any case."""
     return [Split(t, p) for t in tiles for p in PIECES if p == PIECES[0] or t.k * p <= k]
 
 
-@lru_cache(maxsize=4096)
+@fact
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
-    """Every cut of every tile that is not too tall."""
-    most = MOST_ROWS[desc.element.itemsize]
-    return tuple(cuts((t for t in launching.tiles_of(desc, target) if t.m <= most), desc.k))
+    """Every split of the tiles that are not too tall."""
+    most = MAX_TILE_ROWS[desc.element.itemsize]
+    return tuple(splits_with((t for t in tiles_of(desc, target) if t.m <= most), desc.k))
 
 
-@lru_cache(maxsize=4096)
-def chosen_split(desc: MatrixProductDescriptor, target: Target) -> Split:
-    """The cheapest."""
+@fact
+def cheapest_split(desc: MatrixProductDescriptor, target: Target) -> Split:
+    """The split of the lowest estimate; of equal ones that of the fewest pieces."""
     return min(splits_of(desc, target), key=lambda split: (split_us(desc, split, target), split.pieces))
 
 
 def split_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
     """Estimated microseconds of both kernels."""
-    return launching.tile_us(desc, split.tile, target, split.pieces) + pieces_us(desc, split.pieces, target)
+    written_and_read = 2 * split.pieces * math.prod(desc.lead) * desc.m * desc.n * desc.sums.itemsize
+    summing = SUM_LAUNCH_US[target.arch] + written_and_read / PARTIAL_BYTES_PER_US
+    return tile_us(desc, split.tile, target, split.pieces) + summing
 
 
 def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
     """Exact bytes of the partial sums."""
-    return split.of(desc.k) * desc.operand("c").numel * desc.sums.itemsize
+    return split.count(desc.k) * desc.operand("c").numel * desc.sums.itemsize
 
 
-def split_launch(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
+def _sum_programs(desc: MatrixProductDescriptor) -> int:
+    return math.prod(desc.lead) * -(-desc.m // SUM_M) * -(-desc.n // SUM_N)
+
+
+def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     """Both kernels; nothing for an empty C."""
     c = desc.operand("c")
     if c.numel == 0:
         return []
-    products, pieces, compute = math.prod(desc.lead), split.of(desc.k), desc.sums
-    args, constants = launching.product_arguments(desc, split.tile)
-    depth = split.depth(desc.k)
-    of_c, c_known = launching.epilogue_arguments(desc)
-    extents = {name: args[name] for name in ("m", "n")}
+    pieces, depth, compute = split.count(desc.k), split.depth(desc.k), desc.sums
+    args, constants = product_arguments(desc, split.tile)
+    epilogue, epilogue_constants = epilogue_arguments(desc)
     return [
         Launch(
             kernels.split_kernel,
-            pieces * launching.programs_of(desc, split.tile),
+            pieces * programs_of(desc, split.tile),
             {
                 **args,
                 "partial": Scratch(0, compute),
-                "products": Int(products) if desc.lead else None,
+                "products": Int(math.prod(desc.lead)) if desc.lead else None,
                 "depth": Int(depth, divisibility=power_of_two_in(depth)),
             },
             constants,
             num_warps=split.tile.warps,
             num_stages=split.tile.stages,
             overlaps=True,
-            max_registers=launching.MAX_REGISTERS,
+            max_registers=MAX_THREAD_REGISTERS,
         ),
         Launch(
             kernels.pieces_kernel,
-            products * -(-desc.m // SUM_M) * -(-desc.n // SUM_N),
+            _sum_programs(desc),
             {
-                **extents,
-                **of_c,
+                "m": args["m"],
+                "n": args["n"],
+                **epilogue,
                 "partial": Scratch(0, compute),
-                "c": launching.pointer(c),
+                "c": pointer(c),
                 "pieces": Int(pieces),
                 "slab": Int(c.numel, wide=True, divisibility=16 if c.numel % 16 == 0 else 1),
             },
             {
-                **c_known,
+                **epilogue_constants,
                 "BLOCK_M": SUM_M,
                 "BLOCK_N": SUM_N,
                 "MOST_PIECES": 1 << (pieces - 1).bit_length(),
-                "ACC": launching.accumulator(desc),
+                "ACC": TL[compute],
             },
             overlaps=True,
-            max_registers=launching.MAX_REGISTERS if compute is ElementKind.F64 else None,
+            max_registers=MAX_THREAD_REGISTERS if compute is ElementKind.F64 else None,
         ),
     ]
 
 
-# --- row ---
-
-
-def split_rank(desc: MatrixProductDescriptor, target: Target) -> float:
-    return split_us(desc, chosen_split(desc, target), target)
-
-
-def split_applies(desc: MatrixProductDescriptor, target: Target) -> Support:
-    most = PIECES[-1] * max(launching.programs_of(desc, split.tile) for split in splits_of(desc, target))
-    sums = math.prod(desc.lead) * -(-desc.m // SUM_M) * -(-desc.n // SUM_N)
-    if max(most, sums) < 2**31 and desc.k < launching.COUNTED:
+def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
+    """Whether i32 counts the programs of both launches, and the steps along k."""
+    most = max(
+        PIECES[-1] * max(programs_of(desc, split.tile) for split in splits_of(desc, target)), _sum_programs(desc)
+    )
+    if most < 2**31 and desc.k < I32_COUNTER_LIMIT:
         return SUPPORTED
-    return Support.no(f"up to {max(most, sums)} programs for k = {desc.k}; both are counted in 31 bits")
+    return Support.no(f"up to {most} programs, k = {desc.k}: both are counted in 31 bits")
 
 
-def split_workspace(desc: MatrixProductDescriptor, target: Target) -> int:
-    return partial_bytes(desc, chosen_split(desc, target))
+def rank(desc: MatrixProductDescriptor, target: Target) -> float:
+    """Estimated microseconds with the cheapest split."""
+    return split_us(desc, cheapest_split(desc, target), target)
 
 
-def split_k(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
-    return split_launch(desc, chosen_split(desc, target))
+def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
+    """Bytes of the partial sums."""
+    return partial_bytes(desc, cheapest_split(desc, target))
 
 
-def split_configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str, Configuration]:
+def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str, Configuration]:
+    """Each split that suits ``desc``."""
     return {
         str(split): Configuration(
-            split_us(desc, split, target), partial(split_launch, desc, split), partial_bytes(desc, split)
+            split_us(desc, split, target), partial(launches, desc, split), partial_bytes(desc, split)
         )
         for split in splits_of(desc, target)
     }
 
 
-for _op in ("gemm", "batched_gemm"):
-    _row = kernel(
-        op=_op,
-        name="split_k",
-        elements=ELEMENTS,
-        guarantee=guarantee,
-        layout=layout,
-        supports=split_applies,
-        rank=split_rank,
-        workspace=split_workspace,
-        configurations=split_configurations,
-    )
-    _row(split_k)
+_entry = partial(
+    kernel,
+    name="split_k",
+    elements=ELEMENTS,
+    supports=supports,
+    rank=rank,
+    workspace=workspace,
+    guarantee=guarantee,
+    layout=layout,
+    configurations=configurations,
+)
+
+
+@_entry(op="gemm")
+@_entry(op="batched_gemm")
+def split_k(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
+    return launches(desc, cheapest_split(desc, target))

@@ -20,7 +20,7 @@ from triplan.backends.runtime.gluon import (
     reinterpret,
     store_wait,
 )
-from triplan.backends.triton.gemm.strips_kernels import first_of, load_strips, sum_strips
+from triplan.backends.triton.gemm.wgmma_column_sums_kernels import first_of, load_strips, sum_strips
 from triplan.backends.triton.gemm.wgmma_kernels import (
     HALF,
     following,

@@ -1,0 +1,104 @@
+"""dbias: the sums of dc's columns, in one launch, or in two over chunks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.offsets import TL
+from triplan.backends.triton.gemm import column_sums_kernels as kernels
+from triplan.backends.triton.gemm.arguments import extent, matrix_strides, pointer, vector_stride
+from triplan.backends.triton.gemm.matrices import unit_axis
+from triplan.descriptors import GemmBackwardDescriptor
+
+#: Rows that a program adds at a time.
+BLOCK_ROWS = 32
+#: Columns per program.
+BLOCK_COLUMNS = 128
+#: Columns per program where dc has no unit stride: each element then has an address of its own, of two registers.
+BLOCK_COLUMNS_ELEMENTWISE = 32
+#: Programs of the first launch: four per multiprocessor of an H200. One number for all targets, because the number of
+#: chunks enters the tolerance.
+PROGRAMS = 528
+#: Microseconds that the sums wait for the products, and the next launch for the sums, on an H200.
+GAPS_US = 4.0
+
+
+def _block_columns(desc: GemmBackwardDescriptor) -> int:
+    return BLOCK_COLUMNS_ELEMENTWISE if unit_axis(desc.operand("dc")) is None else BLOCK_COLUMNS
+
+
+def _chunks(desc: GemmBackwardDescriptor) -> tuple[int, int]:
+    """The number of chunks that dc's rows are cut into, and the rows of each: a multiple of ``BLOCK_ROWS``."""
+    blocks = max(-(-desc.n // _block_columns(desc)), 1)
+    chunks = max(min(-(-desc.m // BLOCK_ROWS), -(-PROGRAMS // blocks)), 1)
+    each = -(-desc.m // (chunks * BLOCK_ROWS)) * BLOCK_ROWS
+    return max(-(-desc.m // max(each, 1)), 1), each
+
+
+def workspace(desc: GemmBackwardDescriptor) -> int:
+    """Bytes of the chunks' partial sums; none for a single chunk."""
+    chunks, _ = _chunks(desc)
+    return chunks * desc.n * desc.element.compute.itemsize if desc.wants_dbias and chunks > 1 else 0
+
+
+def roundings(desc: GemmBackwardDescriptor) -> int:
+    """The most additions that an element of dc goes through."""
+    chunks, each = _chunks(desc)
+    return -(-each // BLOCK_ROWS) + -(-chunks // BLOCK_ROWS) + 2 * BLOCK_ROWS
+
+
+def launches(desc: GemmBackwardDescriptor) -> list[Launch]:
+    """The sums of each chunk into the workspace, then the sums of those; a single chunk is written to dbias at once."""
+    if not desc.wants_dbias or desc.n == 0:
+        return []
+    dc, dbias = desc.operand("dc"), desc.operand("dbias")
+    chunks, each = _chunks(desc)
+    out_stride, out_known = vector_stride(dbias, "out_n")
+    dc_strides, dc_known = matrix_strides(dc, ("xm", "xn", "batch"))
+    del dc_strides["batch"]
+    from_dc: dict[str, Arg] = {"x": pointer(dc), **dc_strides}
+    to_dbias: dict[str, Arg] = {"out": pointer(dbias), "out_m": Int(0), **out_stride}
+    if chunks == 1:
+        return [_launch(desc, desc.m, each, 1, {**from_dc, **to_dbias}, {**dc_known, **out_known})]
+    partial = Scratch(0, desc.element.compute)
+    columns = extent(desc.n, desc.element.itemsize)
+    to_partial: dict[str, Arg] = {"out": partial, "out_m": columns}
+    from_partial: dict[str, Arg] = {"x": partial, "xm": columns}
+    return [
+        _launch(desc, desc.m, each, chunks, {**from_dc, **to_partial}, {**dc_known, "out_n": 1}),
+        _launch(desc, chunks, chunks, 1, {**from_partial, **to_dbias}, {"xn": 1, **out_known}),
+    ]
+
+
+def _launch(
+    desc: GemmBackwardDescriptor,
+    rows: int,
+    each: int,
+    chunks: int,
+    args: Mapping[str, Arg],
+    constexprs: Mapping[str, int],
+) -> Launch:
+    blocks = -(-desc.n // _block_columns(desc))
+    return Launch(
+        kernels.column_sums_kernel,
+        chunks * blocks,
+        {
+            "rows": Int(rows, wide=rows >= 2**31),
+            "columns": extent(desc.n, desc.element.itemsize),
+            "each": Int(each, wide=each >= 2**31),
+            "blocks": Int(blocks),
+            **args,
+        },
+        {**constexprs, "ROWS": BLOCK_ROWS, "BLOCK": _block_columns(desc), "ACC": TL[desc.element.compute]},
+    )
+
+
+def cost_us(desc: GemmBackwardDescriptor) -> float:
+    """Estimated microseconds of ``launches``."""
+    if not desc.wants_dbias:
+        return 0.0
+    nbytes = desc.m * desc.n * desc.element.itemsize + 2 * workspace(desc)
+    count = 2 if _chunks(desc)[0] > 1 else 1
+    return LAUNCH_US * count + GAPS_US + nbytes / BYTES_PER_US

@@ -1,0 +1,182 @@
+"""Rings: the tiles of the Hopper kernels, which stream operands by TMA through slots of shared memory; and their cost.
+
+Costs are microseconds on an H200, which select compares. Two limits bound such a kernel: the waves of tiles that the
+tensor cores multiply, and the bytes that stream from memory. A p-norm combines them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from triplan.backends.triton.gemm.arguments import GROUP_M
+from triplan.backends.triton.gemm.tile_costs import combined
+from triplan.descriptors import MatrixProductDescriptor
+from triplan.sku import Target
+from triplan.sku.facts import fact
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One configuration of a Hopper kernel.
+
+    Attributes:
+        m, n: rows and columns of a tile of C.
+        k: extent of a step along k.
+        stages: slots of the ring, each with the operands of one step.
+        specialised: a warp of its own loads (``wgmma``, two warpgroups multiply); else all warps load and multiply
+            (``wgmma_tiles``).
+        pingpong: the two warpgroups take tiles in turns, so that one writes while the other multiplies; else they
+            share each tile.
+        group: rows of tiles that are dealt together, for the L2 cache.
+    """
+
+    m: int
+    n: int
+    k: int
+    stages: int
+    specialised: bool
+    pingpong: bool = False
+    group: int = GROUP_M
+
+    def __str__(self) -> str:
+        # Tuning tables and bench/results name ping-pong "turns".
+        return f"{self.m}x{self.n}x{self.k} s{self.stages} g{self.group}{' turns' if self.pingpong else ''}"
+
+    @property
+    def pieces(self) -> int:
+        """Warpgroups that share a tile; each writes rows of its own."""
+        return 2 if self.specialised and not self.pingpong else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile per warpgroup that shares it."""
+        return self.m // self.pieces
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulators per thread: 128 threads of a warpgroup for a piece, or two threads for each row of a tile."""
+        return self.rows * self.n // 128 if self.specialised else self.n // 2
+
+    @property
+    def buffer_columns(self) -> int:
+        """Columns of C in one staging buffer."""
+        return min(self.n, 64)
+
+    @property
+    def buffers(self) -> int:
+        """Staging buffers of C for each warpgroup, in specialised kernels."""
+        return min(self.n // self.buffer_columns, 1 if self.pingpong else 2)
+
+    def shared_bytes(self, out_itemsize: int) -> int:
+        """Shared memory of a ring of 2-byte elements, the staging buffers, the barriers and a tile of bias."""
+        staging = 2 * self.rows * self.buffer_columns * self.buffers * out_itemsize if self.specialised else 0
+        return (self.m + self.n) * self.k * 2 * self.stages + staging + 3072
+
+    def fits(self, desc: MatrixProductDescriptor, target: Target) -> bool:
+        """Whether nothing spills and shared memory suffices."""
+        # gelu (erf) spills beside 128 accumulators. With f32 output silu (exp) spills too, on Triton 3.9.
+        wide = self.specialised and desc.out.itemsize > 2
+        most = 64 if desc.activation == "gelu" or (desc.activation == "silu" and wide) else 128
+        # Without staging buffers a tile of C leaves through B's slots, which must hold it.
+        staged = self.specialised or self.stages * self.k * 2 >= self.m * desc.out.itemsize
+        return self.accumulators <= most and staged and self.shared_bytes(desc.out.itemsize) <= target.shared_memory
+
+
+class Rates(NamedTuple):
+    """What a ring reaches.
+
+    Attributes:
+        compute: TFLOP/s of one multiprocessor while all are busy.
+        stream: TB/s at which the card streams operands.
+    """
+
+    compute: float
+    stream: float
+
+
+#: Each ring and its rates. Fitted, as are the constants below, by least squares of logarithms to the rings' times in
+#: ``bench/results/gemm-*-sweep`` (``python -m bench gemm --sweep``). Then moved by hand so that the fastest ring is
+#: chosen: the first ping-pong ring and ``FIXED_US`` of a specialised kernel for products of one wave and for batches,
+#: the compute rate of the first ring of 128 columns for cubes of 4096, and the stream rate of the one of 64 by 64 for
+#: 64 rows. ``tests/families/gemm/test_costs.py`` holds the choices.
+RATES = {
+    # m, n, k, stages
+    Ring(128, 256, 64, 4, specialised=True, group=4): Rates(5.20, 3.96),
+    Ring(128, 256, 64, 3, specialised=True): Rates(5.18, 3.96),
+    Ring(128, 128, 64, 6, specialised=True): Rates(5.16, 3.96),
+    Ring(128, 128, 64, 4, specialised=True): Rates(5.00, 3.79),
+    Ring(128, 64, 64, 6, specialised=True): Rates(3.68, 2.44),
+    Ring(128, 128, 64, 6, specialised=True, pingpong=True): Rates(5.34, 3.98),
+    Ring(128, 128, 64, 5, specialised=True, pingpong=True): Rates(5.33, 3.41),
+    Ring(128, 128, 64, 4, specialised=True, pingpong=True): Rates(5.05, 3.18),
+    Ring(128, 256, 64, 4, specialised=False): Rates(5.10, 3.96),
+    Ring(128, 256, 64, 3, specialised=False): Rates(5.09, 3.96),
+    Ring(128, 128, 64, 6, specialised=False): Rates(5.10, 3.64),
+    Ring(128, 128, 64, 4, specialised=False): Rates(4.80, 3.18),
+    Ring(128, 64, 64, 6, specialised=False): Rates(3.25, 1.93),
+    Ring(64, 128, 64, 8, specialised=False): Rates(4.15, 3.96),
+    Ring(64, 128, 128, 4, specialised=False): Rates(4.01, 3.96),
+    Ring(64, 64, 128, 6, specialised=False): Rates(2.84, 4.40),
+    Ring(64, 32, 128, 8, specialised=False): Rates(2.17, 3.22),
+}
+RINGS = tuple(RATES)
+_RATES_OF_ANY_GROUP = {replace(ring, group=GROUP_M): rates for ring, rates in RATES.items()}
+#: Microseconds of a kernel outside its tiles, by whether it is specialised.
+FIXED_US = {True: 2.8, False: 1.52}
+#: Exponent p of the p-norm that combines the limits; p → inf is max().
+LIMITS_POWER = 4.5
+#: Floating-point operations from which on a product is taken to reach the card's power limit by itself. Set by hand: in
+#: the committed sweep ping-pong reached 1.04 of addmm's speed at 4096 (with a bias), and 0.97 in the committed bench,
+#: when the card was cool; from 9e11 operations on ping-pong led in every run.
+POWER_LIMITED_FLOPS = 5e11
+#: Factor on the compute time of ping-pong rings in shorter products. Set by hand, with ``POWER_LIMITED_FLOPS``.
+COOL_PINGPONG = 1.05
+#: By how much one multiprocessor multiplies faster alone: the card's power is shared.
+ALONE_SPEEDUP = 0.48
+#: By how much operands stream slower where none of a tile's rows lie within A.
+OUTSIDE_SLOWDOWN = 0.4
+
+
+def _rates(ring: Ring) -> Rates:
+    return _RATES_OF_ANY_GROUP[replace(ring, group=GROUP_M)]
+
+
+def rings_of(desc: MatrixProductDescriptor, target: Target, specialised: bool) -> tuple[Ring, ...]:
+    """The rings that suit ``desc`` and fit ``target``."""
+    return tuple(r for r in RINGS if r.specialised == specialised and r.fits(desc, target))
+
+
+def tiles_in(desc: MatrixProductDescriptor, ring: Ring) -> int:
+    """Tiles of C, of all products."""
+    return math.prod(desc.lead) * -(-desc.m // ring.m) * -(-desc.n // ring.n)
+
+
+def tile_us(ring: Ring, k: int, busy: float = 1.0) -> float:
+    """Estimated microseconds of one tile while the share ``busy`` of the multiprocessors works."""
+    return 2 * ring.m * ring.n * k / (_rates(ring).compute * 1e6 * (1 + ALONE_SPEEDUP * (1 - busy)))
+
+
+def is_short(desc: MatrixProductDescriptor) -> bool:
+    """Whether a product may end before it reaches the card's power limit."""
+    return 2 * math.prod(desc.lead) * desc.m * desc.n * desc.k < POWER_LIMITED_FLOPS
+
+
+def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
+    """Estimated microseconds of one kernel."""
+    batch, sms = math.prod(desc.lead), max(target.sm_count, 1)
+    tiles = tiles_in(desc, ring)
+    compute = math.ceil(tiles / sms) * tile_us(ring, desc.k, min(tiles / sms, 1.0))
+    if ring.pingpong and is_short(desc):
+        compute *= COOL_PINGPONG
+    nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
+    within = min(desc.m / ring.m, 1.0)
+    memory = nbytes / (_rates(ring).stream * 1e6 * (1 - OUTSIDE_SLOWDOWN * (1 - within)))
+    return FIXED_US[ring.specialised] + combined(compute, memory, power=LIMITS_POWER)
+
+
+@fact
+def cheapest_ring(desc: MatrixProductDescriptor, target: Target, specialised: bool) -> Ring:
+    """The ring of the lowest estimate; of equal ones that of the narrowest tile."""
+    return min(rings_of(desc, target, specialised), key=lambda r: (ring_us(desc, r, target), r.n))

@@ -1,0 +1,113 @@
+"""Tiles of the kernels that read through pointers, and the tiles that a problem may take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from triplan.backends.triton.gemm.matrices import has_elementwise_access
+from triplan.descriptors import MatrixProductDescriptor
+from triplan.sku import ArchSku, ElementKind, MathPrecision, Target
+
+#: Elements of the floating-point kernels.
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows and columns of C per program, extent of a step along k, warps per program, and stages of the pipeline: its
+    steps in flight."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} w{self.warps} s{self.stages}"
+
+    @property
+    def accumulators(self) -> int:
+        """Elements of the tile that one thread accumulates."""
+        return self.m * self.n // (32 * self.warps)
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """Shared memory of the operands of all stages."""
+        return (self.m + self.n) * self.k * itemsize * self.stages
+
+
+_SMALL = (
+    Tile(64, 64, 64, 4, 4),
+    Tile(64, 64, 128, 4, 4),
+    Tile(32, 64, 128, 4, 4),
+    Tile(16, 64, 128, 4, 4),
+    Tile(16, 32, 128, 4, 4),
+    Tile(16, 32, 256, 4, 4),
+)
+#: For elements of 2 bytes. The largest read shared memory seldom enough to keep the tensor cores busy; smaller ones
+#: fill the card with smaller problems; those of 16 rows are for few rows of A, where B is streamed once.
+TILES_2_BYTES = {
+    ArchSku.SM80: (Tile(128, 128, 32, 8, 4), Tile(64, 128, 32, 4, 4), *_SMALL),
+    ArchSku.SM90A: (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), *_SMALL),
+    ArchSku.CPU: (Tile(64, 128, 64, 4, 4), *_SMALL),
+}
+TILES_TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 4))
+#: Each operand is split into two parts of tf32, which both lie in registers.
+TILES_TF32X3 = TILES_TF32[1:]
+TILES_I8 = (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4))
+#: Without tensor cores the operands' registers bound the tile.
+TILES_F32 = (Tile(64, 64, 16, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
+TILES_F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
+#: For elements of 1 or 2 bytes with elementwise access: each element has an address of its own, of two registers.
+TILES_ELEMENTWISE = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
+
+#: Most accumulators per thread without register spills.
+MAX_ACCUMULATORS = 128
+#: The same beside the temporaries of an error function, elements of C0, or addresses of a second output.
+MAX_ACCUMULATORS_EPILOGUE = 64
+#: The same with elementwise access.
+MAX_ACCUMULATORS_ELEMENTWISE = 32
+
+
+def max_accumulators(desc: MatrixProductDescriptor, elementwise: bool) -> int:
+    """Most accumulators per thread that do not spill. ``elementwise``: each element has an address of its own."""
+    if elementwise:
+        return MAX_ACCUMULATORS_ELEMENTWISE
+    heavy = desc.activation == "gelu" or desc.reads_c0 or desc.saves_pre
+    return MAX_ACCUMULATORS_EPILOGUE if heavy else MAX_ACCUMULATORS
+
+
+def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
+    """The tiles that suit ``desc`` and fit ``target``; at least one."""
+    return tiles_for(desc, target, has_elementwise_access(desc))
+
+
+def tiles_for(desc: MatrixProductDescriptor, target: Target, elementwise: bool) -> tuple[Tile, ...]:
+    """``tiles_of`` with elementwise access decided by the caller."""
+    itemsize, most = desc.element.itemsize, max_accumulators(desc, elementwise)
+    return tuple(
+        t
+        for t in _candidates(desc, target, elementwise)
+        if t.accumulators <= most and (not target.is_gpu or t.shared_bytes(itemsize) <= target.shared_memory)
+    )
+
+
+def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool) -> tuple[Tile, ...]:
+    itemsize = desc.element.itemsize
+    if elementwise and itemsize <= 2:
+        return TILES_ELEMENTWISE
+    if itemsize == 2:
+        return TILES_2_BYTES[target.arch]
+    if itemsize == 1:
+        return TILES_I8
+    if desc.multiplicands is MathPrecision.TF32X3:
+        return TILES_TF32X3
+    if desc.multiplicands is MathPrecision.TF32:
+        return TILES_TF32
+    return TILES_F32 if desc.element is ElementKind.F32 else TILES_F64
+
+
+def programs_of(desc: MatrixProductDescriptor, tile: Tile) -> int:
+    """Programs of a launch: one per tile of every product."""
+    return math.prod(desc.lead) * -(-desc.m // tile.m) * -(-desc.n // tile.n)
