@@ -14,7 +14,7 @@ PY := $(VENV)/bin/python
 # Two processes where pytest-xdist is there; a machine without a network may lack it.
 PARALLEL = $$($(PY) -c 'import xdist; print("-n 2")' 2>/dev/null || true)
 
-.PHONY: help setup demo test lint unit gpu interpret compile-newest ops api format clean
+.PHONY: help setup demo test lint unit gpu interpret compile-newest ops api weight format clean
 
 help:
 	@echo "make demo            the main job, on real data"
@@ -26,6 +26,7 @@ help:
 	@echo "make compile-newest  the compile matrix and the launcher's tests under $(TRITON_NEWEST)"
 	@echo "make ops             write OPS.md and README's table anew"
 	@echo "make api             write the record of the public API anew: tests/core/api.txt"
+	@echo "make weight          figures of the tree beside their goals"
 	@echo "make format          ruff's fixes and formatting"
 
 setup: $(STAMP)
@@ -76,6 +77,9 @@ ops: $(STAMP)
 
 api: $(STAMP)
 	$(PY) tools/api.py > tests/core/api.txt.new && mv tests/core/api.txt.new tests/core/api.txt
+
+weight:
+	$(PYTHON) tools/weight.py
 
 format: $(STAMP)
 	$(PY) -m ruff check --fix . && $(PY) -m ruff format .

@@ -1,0 +1,177 @@
+"""How much the tree weighs, each figure beside its goal: ``make weight``.
+
+It reads the sources alone and imports nothing of them, so it can also weigh another checkout: ``weight.py ROOT``. The
+rules without a figure (names, directions of imports) are held by ``tests/core/test_house.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
+TRITON = ROOT / "triplan" / "backends" / "triton"
+#: The families that share the engine of ``common/rows``.
+ROW_FAMILIES = ("softmax", "norms", "losses")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def files(folder: Path, host_only: bool = False) -> list[Path]:
+    """The modules below ``folder``; with ``host_only`` those that Triton does not compile."""
+    return [p for p in sorted(folder.rglob("*.py")) if not (host_only and p.stem.endswith("kernels"))]
+
+
+def lines(paths: list[Path]) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def calls(path: Path, names: set[str]) -> int:
+    """How often ``path`` calls one of ``names``."""
+    found = (node.func for node in ast.walk(tree(path)) if isinstance(node, ast.Call))
+    return sum(isinstance(function, ast.Name) and function.id in names for function in found)
+
+
+# --- the figures ---
+
+
+def ops() -> dict[str, str]:
+    """The family of each op, by the module or folder of its descriptor."""
+    declared = re.compile(r"^    op: Literal\[(.*?)\]", re.MULTILINE)
+    folder = ROOT / "triplan" / "descriptors"
+    return {
+        op: path.relative_to(folder).with_suffix("").parts[0]
+        for path in files(folder)
+        for literal in declared.findall(path.read_text())
+        for op in re.findall(r'"(\w+)"', literal)
+    }
+
+
+def words(path: Path) -> Iterator[str]:
+    """Names and strings of the code, without docstrings and imports."""
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree(path))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree(path)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield from re.findall(r"\w+", node.value)
+
+
+def files_of_ops() -> dict[str, int]:
+    """In how many modules of the library each op's name stands, also as a class of its own (``GatherPlan``)."""
+    by_file = [{word.lower().replace("_", "") for word in words(p)} for p in files(ROOT / "triplan")]
+    found = {}
+    for op in ops():
+        bare = op.replace("_", "")
+        spellings = {bare, *(f"{bare}{suffix}" for suffix in ("descriptor", "args", "plan", "kernel"))}
+        found[op] = sum(not spellings.isdisjoint(words) for words in by_file)
+    return found
+
+
+def arrows() -> int:
+    """Imports among the folders of ``backends/triton`` (among its modules, if it has no folders)."""
+    found = set()
+    for path in files(TRITON):
+        own = path.relative_to(TRITON).with_suffix("").parts[0]
+        for name in re.findall(r"^\s*from triplan\.backends\.triton\.(\w+)", path.read_text(), re.MULTILINE):
+            found.add((own, name))
+    return sum(own != other for own, other in found)
+
+
+def rows_engine() -> int:
+    engine = [p for p in files(TRITON / "common", host_only=True) if p.stem.startswith("rows")]
+    return lines(engine + [p for family in ROW_FAMILIES for p in files(TRITON / family, host_only=True)])
+
+
+def export_lines() -> int:
+    """Lines of the packages' ``__init__`` modules that are neither blank nor docstring nor comment."""
+    total = 0
+    for path in files(ROOT / "triplan"):
+        if path.stem == "__init__":
+            docs = [
+                node for node in tree(path).body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            ]
+            code = [node for node in tree(path).body if node not in docs]
+            total += sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in code)
+    return total
+
+
+def guarantee_builders() -> int:
+    backends = files(ROOT / "triplan" / "backends")
+    return sum(calls(p, {"PrecisionGuarantee", "Tolerance"}) for p in backends if p.stem != "bounds")
+
+
+def hardware_facts() -> int:
+    """Constants that ``common/card`` holds too, and bandwidths written as literals, in host code elsewhere."""
+    card = TRITON / "common" / "card.py"
+    facts = set(re.findall(r"^([A-Z]\w+) =", card.read_text(), re.MULTILINE)) if card.exists() else set()
+    found = 0
+    for path in files(TRITON, host_only=True):
+        if path == card:
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Assign):
+                found += sum(isinstance(n, ast.Name) and n.id in facts for t in node.targets for n in ast.walk(t))
+            elif isinstance(node, ast.Constant):
+                found += isinstance(node.value, float) and 1e6 <= node.value < 1e8
+    return found
+
+
+def lines_an_op(family: str) -> int:
+    """Lines of every module of the family, in all rooms of the library, for each of its ops."""
+    own = [p for p in files(ROOT / "triplan") if family in p.relative_to(ROOT).with_suffix("").parts]
+    return round(lines(own) / list(ops().values()).count(family))
+
+
+def table() -> Iterator[tuple[str, object, str]]:
+    """(figure, its value, its goal)."""
+    folders = [p for p in TRITON.iterdir() if p.is_dir() and list(p.glob("*.py"))]
+    yield "folders of backends/triton", len(folders), "one a family, and common"
+    yield "arrows among them", arrows(), "one a family, to common"
+    for folder in sorted(folders):
+        yield f"  modules in {folder.name}", len(files(folder)) - 1, ""
+    of_ops = files_of_ops()
+    most = max(of_ops, key=lambda op: of_ops[op])
+    yield "files an op's name stands in: median", statistics.median(of_ops.values()), "<= 6"
+    yield f"files an op's name stands in: most ({most})", of_ops[most], "<= 6"
+    yield "rows engine and its families: host lines", rows_engine(), "<= 1400"
+    yield "lines of exports in packages", export_lines(), "<= 70"
+    anys = [len(re.findall(r"\bdesc: Any\b", p.read_text())) for p in files(TRITON, host_only=True)]
+    yield "`desc: Any` in the kernels' host code", sum(anys), "0"
+    yield "guarantees and tolerances built outside common/bounds", guarantee_builders(), "0"
+    yield "hardware facts outside common/card", hardware_facts(), "0"
+    for family in sorted(set(ops().values())):
+        yield f"lines an op: {family}", lines_an_op(family), "<= 20 in a table family"
+    library, tests = lines(files(ROOT / "triplan")), lines(files(ROOT / "tests"))
+    yield f"test lines a library line ({tests} / {library})", f"{tests / library:.2f}", "<= 0.45"
+
+
+def main() -> None:
+    found = list(table())
+    width = max(len(figure) for figure, _, _ in found)
+    for figure, value, goal in found:
+        print(f"{figure:{width}}  {value!s:>6}  {goal}".rstrip())
+
+
+if __name__ == "__main__":
+    main()
