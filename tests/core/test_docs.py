@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,33 +19,36 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "docs/guarantees.md",
     "docs/accumulation.md",
+    "docs/testing.md",
     "docs/tuning.md",
 ]
 
 
-def test_readme_code_runs_and_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def run_alone(block: str, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    """The names that a block of code leaves, run without those of other blocks, and what it printed."""
+    names: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    return names, capsys.readouterr().out
+
+
+def test_each_code_block_of_readme_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    out = capsys.readouterr().out
-    assert "deterministic=True" in out
-    assert "candidates" in out
-    assert "rows_kernel" in out or "elements_kernel" in out
-    dout, index, dsrc, src = (names[n] for n in ("dout", "index", "dsrc", "src"))
-    assert isinstance(dout, torch.Tensor)
-    assert isinstance(index, torch.Tensor)
-    assert isinstance(dsrc, torch.Tensor)
-    assert isinstance(src, torch.Tensor)
-    wanted = torch.zeros_like(dsrc, dtype=torch.float64).scatter_add_(0, index, dout.double())
-    terms = torch.zeros_like(wanted).scatter_add_(0, index, dout.double().abs())
-    plan = names["plan"]
-    assert isinstance(plan, tp.Plan)
-    t = plan.precision_guarantee("dsrc").tolerance
-    assert ((dsrc.double() - wanted).abs() <= t.rtol * wanted.abs() + t.ctol * terms + t.underflow).all()
-    assert src.grad is not None
-    assert torch.equal(src.grad, torch.zeros_like(src).scatter_add_(0, index, torch.ones_like(dout)))
+    planned, compiled, functional = (run_alone(block, capsys) for block in blocks)
+
+    names, printed = planned
+    assert "deterministic=True" in printed
+    assert "candidates" in printed
+    index, src, out = names["index"], names["src"].double(), names["out"].double()
+    wanted, terms = (torch.zeros_like(out).index_add_(0, index, values) for values in (src, src.abs()))
+    t = names["plan"].precision_guarantee("out").tolerance
+    assert ((out - wanted).abs() <= t.rtol * wanted.abs() + t.ctol * terms + t.underflow).all()
+
+    assert "rows_kernel" in compiled[1] or "looped_kernel" in compiled[1]
+
+    x = functional[0]["x"]
+    sums = x.grad.sum(1)  # softmax less one-hot: the gradient of each row sums to 0
+    assert x.grad.any()
+    torch.testing.assert_close(sums, torch.zeros_like(sums), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_every_word_of_a_guarantee_is_explained() -> None:
 def test_links_and_named_paths_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
-    paths = re.findall(r"`((?:tests|tools|bench|\.ci)/[\w./]*)`", text)
+    paths = re.findall(r"`((?:triplan|tests|tools|bench|docs|\.ci)/[\w./]*)`", text)
     for path in paths:
         assert (ROOT / path).exists(), path
     for path in links:
@@ -99,7 +103,7 @@ ACCUMULATION = {
     "the same, f32": "index_add (131072, 1024)/262144 fp32",
     "embedding_backward, 65,536 Zipf tokens, 50,304 x 1,024 bf16": "embedding_backward (50304, 1024)/65536 bf16 zipf",
     "index_add, 65,536 x 1,024 f16, all into one row": "index_add (16384, 1024)/65536 fp16 one",
-    "scatter_add, an index an element, 262,144 x 1,024 f16 into 131,072 rows": "scatter_add (131072, 1024)/262144 fp16",
+    "scatter_add, one per element, 262,144 x 1,024 f16 into 131,072 rows": "scatter_add (131072, 1024)/262144 fp16",
     "the same, f16, equal indices along each row": "scatter_add (131072, 1024)/262144 fp16 rowwise",
     "the same, f32, equal indices along each row": "scatter_add (131072, 1024)/262144 fp32 rowwise",
 }

@@ -1,4 +1,4 @@
-"""The commands. Each parses its input, asks a Plan, and prints what it says."""
+"""The commands. Each parses its input, makes a plan, and prints what the plan says."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Our errors, and the operating system's, become a message on stderr and an exit code."""
+    """Turns triplan's and the operating system's errors into a message on stderr and an exit code."""
     try:
         yield
     except Unsupported as e:
@@ -73,7 +73,7 @@ def _fail(message: str, code: int) -> None:
 
 
 def _console() -> Console:
-    # A pipe has no width, and rich would assume 80 columns.
+    # For a pipe, which has no width, rich would assume 80 columns.
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
@@ -84,7 +84,7 @@ def _target(name: str) -> Target:
 
 
 def _required(deterministic: bool, batch_invariant: bool, order_invariant: bool) -> PlanPreference:
-    # False, not None: what a command prints must not depend on torch's global settings.
+    # False, not None: None would follow torch's global setting, and the output must depend on the arguments alone.
     return PlanPreference(deterministic=deterministic, batch_invariant=batch_invariant, order_invariant=order_invariant)
 
 
@@ -100,8 +100,8 @@ def _candidates(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
 @app.command()
 def ops(
     as_json: AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown: what OPS.md holds.")] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="Print the Markdown table that README holds.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print OPS.md.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Print the Markdown table of README.md.")] = False,
 ) -> None:
     """List every op with its kernels, elements, architectures and guarantees."""
     from triplan.cli import render
@@ -109,15 +109,15 @@ def ops(
 
     if as_json + as_markdown + summary > 1:
         _fail("ops: --json, --markdown and --summary exclude each other", BAD_INPUT)
-    entries = catalog()
+    lines = catalog()
     if as_json:
-        print(render.as_json(entries))
+        print(render.as_json(lines))
     elif as_markdown:
-        print(render.as_markdown(entries), end="")
+        print(render.as_markdown(lines), end="")
     elif summary:
-        print(render.as_summary(entries))
+        print(render.as_summary(lines))
     else:
-        _console().print(render.as_table(entries))
+        _console().print(render.as_table(lines))
 
 
 @app.command()
@@ -129,7 +129,7 @@ def explain(
     order_invariant: OrderInvariant = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say which kernel answers a descriptor, what it guarantees, and why every other kernel was not taken."""
+    """Show which kernel a descriptor selects, what it guarantees, and why every other kernel was not chosen."""
     with _errors():
         try:
             found = _plan(file, target, _required(deterministic, batch_invariant, order_invariant))
@@ -161,14 +161,14 @@ def compile_(
     batch_invariant: BatchInvariant = False,
     order_invariant: OrderInvariant = False,
 ) -> None:
-    """Build a plan's kernels, with or without a GPU, and write them with a manifest."""
+    """Compile a plan's kernels, with or without a GPU; write PTX, cubins and a manifest."""
     with _errors():
         found = _plan(file, target, _required(deterministic, batch_invariant, order_invariant))
         records = found.compile()
         out.mkdir(parents=True, exist_ok=True)
         kernels = []
         for position, r in enumerate(records):
-            # A plan may hold one kernel twice, with other constants.
+            # Numbered: a plan may launch one kernel twice, with other constants.
             stem = f"{position}-{r.name}"
             ptx = r.ptx.encode()
             (out / f"{stem}.ptx").write_bytes(ptx)
@@ -203,7 +203,7 @@ def _sha256(data: bytes) -> str:
 
 @app.command()
 def demo() -> None:
-    """Plan, explain and run on real data: class sums of scikit-learn's digits, with and without determinism."""
+    """Plan, explain and run on real data: sums of scikit-learn's digits by class, with and without determinism."""
     try:
         import sklearn  # noqa: F401
     except ModuleNotFoundError:

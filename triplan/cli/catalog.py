@@ -1,7 +1,7 @@
-"""What the kernel table can do, as records: one for each op, kernel and group of elements with equal guarantees.
+"""What the kernel table can do, as lines: one for each op, kernel and group of elements with equal guarantees.
 
-A guarantee is a function of a descriptor, so each row is asked about a small example of its op, built from nothing but
-the field annotations: an op added later, or by a user, appears here without saying so.
+A guarantee is a function of a descriptor, so each entry of the table is asked about a small example of its op. The
+example is built from the descriptor's field annotations alone, so that an op of a user's own appears here by itself.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from triplan.descriptors import AxisField, Descriptor, ShapeField, descriptor_ty
 from triplan.errors import InvalidProblem
 from triplan.sku import ArchSku, ElementKind, IndexElementKind, OpCategory, PrecisionGuarantee, Target
 
-#: One target an architecture: the archs of a row are those whose target its ``supports`` takes.
+#: One target for each architecture; an entry supports an architecture if its ``supports`` accepts this target.
 TARGETS = {ArchSku.SM80: Target.sm80(), ArchSku.SM90A: Target.sm90a(), ArchSku.CPU: Target.cpu()}
 FLAGS = ("deterministic", "bit_stable_on_same_hardware", "batch_invariant", "order_invariant")
-#: The extents of the example: enough elements behind the first axis for kernels that move whole rows.
+#: Extents of the example: the inner one is long enough for kernels that move whole rows.
 OUTER, INNER = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the catalogue.
+class Line:
+    """One line of the catalogue: an entry of the kernel table, for those of its elements that share a guarantee.
 
-    ``accumulator`` is ``"own"`` where each element accumulates in itself, ``math_precision`` where it is computed in
-    itself (the narrow floats in f32).
+    Attributes:
+        accumulator: the element that sums are kept in; ``"own"`` if that is each operand's own element.
+        math_precision: ``"own"`` if each element is computed in itself (f16 and bf16 in f32).
+        guarantees: those of ``FLAGS`` that hold.
     """
 
     op: str
@@ -46,24 +48,23 @@ class Entry:
     features: tuple[str, ...]
 
 
-def catalog(table: KernelTable = TABLE) -> list[Entry]:
-    """Every op with a descriptor and a kernel, sorted by op, backend and kernel name."""
+def catalog(table: KernelTable = TABLE) -> list[Line]:
+    """The lines of every op that has a descriptor, sorted by op, backend (Triton first) and kernel name."""
     types_by_op = descriptor_types()
-    entries = [
-        entry
+    lines = [
+        line
         for op in table.ops()
         if op in types_by_op
-        for row in table.rows(op)
-        for entry in _entries(types_by_op[op], row)
+        for entry in table.rows(op)
+        for line in _lines(types_by_op[op], entry)
     ]
-    # Triton rows first: the reference is what they are compared with.
-    return sorted(entries, key=lambda e: (e.op, e.backend != "triton", e.kernel, e.archs))
+    return sorted(lines, key=lambda line: (line.op, line.backend != "triton", line.kernel, line.archs))
 
 
-def _entries(cls: type[Descriptor], row: KernelRow) -> Iterator[Entry]:
+def _lines(cls: type[Descriptor], entry: KernelRow) -> Iterator[Line]:
     groups: dict[tuple[Any, ...], list[str]] = {}
-    for element in (e for e in ElementKind if e in row.elements):
-        found = _supported(cls, row, element)
+    for element in (e for e in ElementKind if e in entry.elements):
+        found = _supported(cls, entry, element)
         if found is None:
             continue
         g, archs = found
@@ -73,42 +74,43 @@ def _entries(cls: type[Descriptor], row: KernelRow) -> Iterator[Entry]:
         held = tuple(flag for flag in FLAGS if getattr(g, flag))
         groups.setdefault((archs, held, precision, accumulator, duplicates), []).append(str(element))
     for (archs, held, precision, accumulator, duplicates), elements in groups.items():
-        yield Entry(
-            op=row.op,
-            kernel=row.name,
-            version=row.version,
-            backend=str(row.backend),
+        yield Line(
+            op=entry.op,
+            kernel=entry.name,
+            version=entry.version,
+            backend=str(entry.backend),
             elements=tuple(elements),
-            index_elements=tuple(str(i) for i in IndexElementKind if i in row.index_elements),
+            index_elements=tuple(str(i) for i in IndexElementKind if i in entry.index_elements),
             archs=archs,
             guarantees=held,
             math_precision=precision,
             accumulator=accumulator,
             duplicates=duplicates,
-            features=tuple(sorted(row.features)),
+            features=tuple(sorted(entry.features)),
         )
 
 
 def _supported(
-    cls: type[Descriptor], row: KernelRow, element: ElementKind
+    cls: type[Descriptor], entry: KernelRow, element: ElementKind
 ) -> tuple[PrecisionGuarantee, tuple[str, ...]] | None:
-    """The guarantee for the first example that the row takes anywhere, and the archs that it takes it on."""
+    """The guarantee for the first example that ``entry`` supports on any architecture, and those architectures."""
     for desc in examples(cls, element=element):
-        archs = tuple(str(arch) for arch, target in TARGETS.items() if arch in row.archs and row.supports(desc, target))
+        targets = ((arch, target) for arch, target in TARGETS.items() if arch in entry.archs)
+        archs = tuple(str(arch) for arch, target in targets if entry.supports(desc, target))
         if archs:
-            return PrecisionGuarantee.weakest(row.guarantee(desc).values()), archs
+            return PrecisionGuarantee.weakest(entry.guarantee(desc).values()), archs
     return None
 
 
 def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     """Small valid descriptors of ``cls``: the defaults first, then every combination of its options.
 
-    Options are axes and the boolean and literal fields: a kernel may answer only one value of them. Nothing is yielded
-    for a class whose required fields cannot be guessed from their annotations.
+    Options are the axes and the boolean and literal fields: a kernel may support only one of their values. Yields
+    nothing if the annotations do not say what the required fields may hold.
     """
     required: dict[str, Any] = {}
     options: dict[str, list[Any]] = {}
-    axes = [1, 0] if cls.category is OpCategory.ROWWISE else [0, 1]  # rows lie along the last axis, as a rule
+    axes = [1, 0] if cls.category is OpCategory.ROWWISE else [0, 1]  # most kernels want rows along the last axis
     for name, info in cls.model_fields.items():
         if name in fixed or name in ("op", "schema_version", "layouts"):
             continue

@@ -1,8 +1,9 @@
 """``triplan demo``: plan, explain, query the guarantee and run, on scikit-learn's 1,797 scanned digits.
 
-An epoch selects shuffled mini-batches by index and adds up the images of each class. Everything shown is computed here:
-whether repeated runs agree in every bit, and whether the sums are within the plan's own tolerance of float64 numpy.
-Images are standardised, so that sums round: small integers would add up exactly in any order, and show nothing.
+The demo sums the images of each class, and runs two epochs of shuffled mini-batches selected by index. Everything shown
+is computed here: whether repeated runs agree in every bit, and whether the sums are within the plan's own tolerance of
+numpy's in float64. The images are standardised so that their sums round: sums of small integers are exact in any order,
+and would show nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SHADES = " ░▒▓█"
 
 @dataclass(frozen=True)
 class Digits:
-    """``images`` (n, 64) f32 of mean 0 and variance 1 each, ``labels`` (n,) i64."""
+    """``images`` (n, 64) f32, each of mean 0 and variance 1; ``labels`` (n,) i64."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -54,7 +55,7 @@ class Digits:
         return len(self.labels)
 
     def oracle(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Class sums of the images, and of their magnitudes, in float64."""
+        """Sums by class of the images and of their magnitudes, in float64."""
         images, labels = self.images.double().cpu().numpy(), self.labels.cpu().numpy()
         sums, terms = np.zeros((2, CLASSES, PIXELS))
         np.add.at(sums, labels, images)
@@ -76,19 +77,19 @@ def class_sums(plan: tp.Plan[Any, Any], digits: Digits, workspace: tp.Workspace)
 def worst_share(
     got: torch.Tensor, oracle: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], plan: tp.Plan[Any, Any]
 ) -> float:
-    """The largest |got - ref| as a share of what the plan's guarantee allows: at most 1 where it holds."""
+    """The largest |got - ref| divided by what the plan's guarantee allows: at most 1 if it holds."""
     (ref, terms), t = oracle, plan.precision_guarantee("out").tolerance
     allowed = t.rtol * np.abs(ref) + t.ctol * terms + t.underflow
     return float((np.abs(got.double().cpu().numpy() - ref) / allowed).max())
 
 
 def distinct(runs: Iterator[torch.Tensor]) -> int:
-    """How many different bit patterns the runs gave."""
+    """The number of different bit patterns among the runs' results."""
     return len({out.cpu().numpy().tobytes() for out in runs})
 
 
 def microseconds(call: Callable[[], object], device: str) -> float:
-    """Median time of ``call`` until its result is there."""
+    """Median time of ``call``, in microseconds, until its result is complete."""
 
     def wait() -> None:
         if device == "cuda":
@@ -109,10 +110,10 @@ def yes(ok: bool) -> str:
 
 
 def run(console: Console) -> bool:
-    """The whole demo. False if a guarantee did not hold."""
+    """Run the whole demo. Returns False if a guarantee did not hold."""
     target = tp.Target.current()
     if target.interpret:
-        raise tp.Unsupported("the demo starts Triton's interpreter in a process of its own: unset TRITON_INTERPRET")
+        raise tp.Unsupported("the demo starts Triton's interpreter in its own process: unset TRITON_INTERPRET")
     digits = Digits.load(target.device_type)
     console.print(f"{len(digits)} digits of {SIDE}x{SIDE} pixels on [bold]{target.name}[/]\n")
     parts = [_sums(console, digits, target), _epoch(console, digits, target)]
@@ -126,8 +127,8 @@ def run(console: Console) -> bool:
 
 
 def _sums(console: Console, digits: Digits, target: tp.Target) -> bool:
-    """Plan class sums twice, ask before running, then repeat and compare."""
-    console.rule("class sums by index_add: planned, explained, repeated")
+    """Plan the sums with and without determinism, print the guarantees, then run repeatedly and compare bits."""
+    console.rule("sums by class with index_add: planned, explained, repeated")
     plans = {required: class_sum_plan(len(digits), target, required) for required in (False, True)}
     console.print(plans[True].explain(), highlight=False, markup=False, soft_wrap=True)
     console.print()
@@ -138,16 +139,16 @@ def _sums(console: Console, digits: Digits, target: tp.Target) -> bool:
         plan.prepare()
         workspace = tp.Workspace.allocate(plan)
         out = class_sums(plan, digits, workspace)
-        seen = distinct(class_sums(plan, digits, workspace) for _ in range(RUNS))
+        patterns = distinct(class_sums(plan, digits, workspace) for _ in range(RUNS))
         share = worst_share(out, oracle, plan)
         took = microseconds(lambda p=plan, w=workspace: class_sums(p, digits, w), target.device_type)  # type: ignore[misc]
         promised = plan.precision_guarantee().deterministic
-        ok = ok and share <= 1 and (seen == 1 or not promised)
+        ok = ok and share <= 1 and (patterns == 1 or not promised)
         table.add_row(
             "required" if required else "not required",
             plan.sku().kernel,
             "same bits" if promised else "bits may differ",
-            "same bits" if seen == 1 else f"{seen} bit patterns",
+            "same bits" if patterns == 1 else f"{patterns} bit patterns",
             f"{share:.2g}",
             f"{took:.0f} us",
         )
@@ -161,7 +162,7 @@ def _sums(console: Console, digits: Digits, target: tp.Target) -> bool:
             yield class_sums(plan, Digits(digits.images[order], digits.labels[order]), workspace)
 
     console.print(
-        f"The deterministic plan on {RUNS} shufflings of the images: {distinct(shuffled())} bit patterns; "
+        f"The deterministic plan, on {RUNS} shuffled orders of the images: {distinct(shuffled())} bit patterns; "
         f"its guarantee says order_invariant={plan.precision_guarantee().order_invariant}.\n"
     )
     return ok
@@ -172,7 +173,7 @@ def _order(n: int, seed: int) -> torch.Tensor:
 
 
 def _epoch(console: Console, digits: Digits, target: tp.Target) -> bool:
-    """Two epochs of shuffled mini-batches, through the plan cache: each batch size is planned once."""
+    """Two epochs of shuffled mini-batches with a plan cache: each batch size is planned once."""
     console.rule("two epochs of shuffled mini-batches")
     cache, device, n = tp.PlanCache(), digits.images.device, len(digits)
     exact, kernels, seconds = True, dict[str, int](), 0.0
@@ -184,12 +185,10 @@ def _epoch(console: Console, digits: Digits, target: tp.Target) -> bool:
             b = len(index)
             images, labels = torch.empty(b, PIXELS, device=device), torch.empty(b, dtype=torch.int64, device=device)
             select = tp.IndexSelectDescriptor(
-                out_shape=(b, PIXELS), select_dim=0, src_dim_size=n, element=tp.ElementKind.F32, out_of_bounds="skip"
+                out_shape=(b, PIXELS), select_dim=0, src_dim_size=n, element=F32, out_of_bounds="skip"
             )
-            gather = tp.GatherDescriptor(out_shape=(b,), gather_dim=0, src_dim_size=n, element=tp.ElementKind.I64)
-            add = tp.IndexAddDescriptor(
-                src_shape=(b, PIXELS), add_dim=0, out_dim_size=CLASSES, element=tp.ElementKind.F32
-            )
+            gather = tp.GatherDescriptor(out_shape=(b,), gather_dim=0, src_dim_size=n, element=I64)
+            add = tp.IndexAddDescriptor(src_shape=(b, PIXELS), add_dim=0, out_dim_size=CLASSES, element=F32)
             for desc, args in (
                 (select, tp.IndexSelectArgs(src=digits.images, index=index, out=images)),
                 (gather, tp.GatherArgs(src=digits.labels, index=index, out=labels)),
@@ -200,7 +199,7 @@ def _epoch(console: Console, digits: Digits, target: tp.Target) -> bool:
                 seconds += time.perf_counter() - start
                 plan.run(args, workspace=tp.Workspace.allocate(plan))
                 kernels[plan.sku().id] = kernels.get(plan.sku().id, 0) + 1
-            # torch's own indexing says what a batch holds.
+            # The expected batch comes from torch's own indexing.
             exact = exact and torch.equal(images, digits.images[index]) and torch.equal(labels, digits.labels[index])
     for kernel, count in kernels.items():
         console.print(f"  {count:3d} x {kernel}", highlight=False)
@@ -209,13 +208,13 @@ def _epoch(console: Console, digits: Digits, target: tp.Target) -> bool:
     console.print(f"Every batch equal to torch's own indexing: {yes(exact)}")
     console.print(
         f"Plan cache: {stats.misses} plans made, {stats.hits} of {calls} calls were hits, "
-        f"{seconds / calls * 1e6:.0f} us a call with planning.\n"
+        f"{seconds / calls * 1e6:.0f} us per call, planning included.\n"
     )
     return exact
 
 
 def _interpreter(console: Console) -> bool:
-    """A Triton kernel on the CPU: Triton's interpreter must be on before Triton is imported, so in another process."""
+    """Run a Triton kernel on the CPU, in a new process: Triton reads TRITON_INTERPRET when it is imported."""
     console.rule("the Triton kernel itself, in Triton's interpreter")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "triplan.cli.demo"]
@@ -225,15 +224,15 @@ def _interpreter(console: Console) -> bool:
         return False
     r = json.loads(done.stdout)
     console.print(
-        f"  {r['sku']}: class sums of {r['images']} images in {r['seconds']:.1f} s, {r['patterns']} bit pattern(s) in "
-        f"{r['runs']} runs, error / allowed {r['share']:.2g}\n",
+        f"  {r['sku']}: sums of {r['images']} images by class in {r['seconds']:.1f} s, {r['patterns']} bit "
+        f"pattern(s) in {r['runs']} runs, error / allowed {r['share']:.2g}\n",
         highlight=False,
     )
     return bool(r["share"] <= 1 and r["patterns"] == 1)
 
 
 def interpreted(count: int = 48, runs: int = 2) -> dict[str, Any]:
-    """What ``_interpreter`` shows, measured in a process under ``TRITON_INTERPRET=1``."""
+    """What ``_interpreter`` prints; to be called in a process with ``TRITON_INTERPRET=1``."""
     digits, target = Digits.load("cpu", count), tp.Target.current()
     plan = class_sum_plan(count, target, deterministic=True)
     workspace = tp.Workspace.allocate(plan)
@@ -251,7 +250,7 @@ def interpreted(count: int = 48, runs: int = 2) -> dict[str, Any]:
 
 
 def _compiled(console: Console, n: int, target: tp.Target) -> None:
-    """Plan and compile for a GPU; none is needed."""
+    """Plan and compile for a GPU, with or without one."""
     console.rule(f"compiled for {target.name} ({target.arch})")
     table = Table("plan", "kernel", "registers", "spilled", "shared", "PTX", "cubin", caption="sizes in bytes")
     for deterministic in (False, True):
