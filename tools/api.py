@@ -37,7 +37,8 @@ def public_names(package: ModuleType) -> list[str]:
 
 
 def signature(function: Any) -> str:
-    text = str(inspect.signature(function))
+    """Without addresses, and without the names of functions that are defaults, which are private."""
+    text = re.sub(r"<function [\w.<>]+ at 0x[0-9a-f]+>", "<function>", str(inspect.signature(function)))
     return re.sub(r" at 0x[0-9a-f]+", "", text.replace("'", ""))
 
 

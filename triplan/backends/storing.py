@@ -1,4 +1,4 @@
-"""What files that outlive a process hold and how they are written: versions of software, JSON in one piece."""
+"""Files that outlive a process: the software versions they record, and how they are written atomically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 @cache
 def software() -> MappingProxyType[str, str]:
-    """Versions of triplan, triton and torch."""
+    """Versions of triplan, triton and torch, by name."""
     try:
         own = version("triplan")
     except PackageNotFoundError:
@@ -25,7 +25,7 @@ def software() -> MappingProxyType[str, str]:
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    """Atomically: a reader sees the old file or the new one."""
+    """Write ``content`` atomically: a reader sees the old file or the new one, never a part of it."""
     target = Path(path)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
     try:

@@ -1,4 +1,4 @@
-"""The kernel table: one row a kernel. It is open: users register rows, and ops of their own, the same way."""
+"""The kernel table: one entry for each kernel of each op. Users register entries, and their own ops, the same way."""
 
 from __future__ import annotations
 
@@ -28,18 +28,14 @@ Compute = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 Configurations = Callable[[Any, Target], "Mapping[str, Configuration]"]
 
 
-def _one_way(desc: Any, target: Target) -> Mapping[str, Configuration]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Preparation:
-    """How a row keeps what it makes of the indices alone, for any number of runs.
+    """How an entry stores what it computes from the indices alone, so that any number of runs can use it.
 
     Attributes:
         size: exact bytes of storage.
-        build: the launches that fill the storage; the index operand is all that they read.
-        run: the launches of a run that uses it. Neither needs more workspace than an ordinary run.
+        build: the launches that fill the storage. They read only the index operand.
+        run: the launches of a run that uses the storage. Neither needs more workspace than an ordinary run.
     """
 
     size: Callable[[Any, Target], int]
@@ -49,12 +45,12 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One way to launch a row, of several among which its cost model chooses; ``tp.tune`` times each.
+    """One way to launch an entry, where its cost model chooses among several. ``tp.tune`` times each.
 
     Attributes:
         cost: estimated microseconds.
         build: its launches.
-        workspace: exact bytes of scratch.
+        workspace: exact bytes of workspace.
     """
 
     cost: float
@@ -62,33 +58,38 @@ class Configuration:
     workspace: int = 0
 
 
+def _no_configurations(desc: Any, target: Target) -> Mapping[str, Configuration]:
+    return {}
+
+
 @dataclass(frozen=True)
 class KernelRow:
-    """One kernel that can answer an op.
+    """An entry of the kernel table: one kernel that can compute an op.
 
     Attributes:
         op: the descriptor's ``op``.
-        name: unique within the op; what ``PlanPreference.kernel`` pins and the SKU shows.
+        name: unique within the op. ``PlanPreference.kernel`` pins it, the SKU shows it.
         backend: triton or reference.
-        elements: the elements it takes.
-        index_elements: the index elements it takes; empty where the op has no indices.
-        archs: where it runs.
-        version: bumped when, and only when, its bits may change.
+        elements: the elements it supports.
+        index_elements: the index elements it supports; empty for an op without indices.
+        archs: the architectures it runs on.
+        version: incremented when, and only when, its bits may change.
         guarantee: the PrecisionGuarantee of every output, by operand name.
-        supports: further conditions, beyond elements, archs and preference.
-        workspace: exact bytes of scratch.
+        supports: conditions beyond elements, architectures and preference.
+        workspace: exact bytes of workspace.
         rank: estimated microseconds; select takes the smallest.
-        priority: what decides before ``rank`` where ``batch_invariant`` is required, the smallest first. Rank sees
-            batch extents, so it may then choose only among rows of one ``numerics_id``: others differ in priority.
-        numerics: the ``numerics_id``, or None where no equality of bits is claimed.
+        priority: compared before ``rank`` if ``batch_invariant`` is required; the smallest wins. ``rank`` depends on
+            batch extents, so it may then choose only among entries of one ``numerics_id``. Entries with different
+            ids have different priorities.
+        numerics: the ``numerics_id``; None if no equality of bits is claimed.
         features: what ``PlanPreference.exclude`` can rule out, such as ``"tma"``.
-        interpretable: whether Triton's interpreter runs it.
-        build: its launches (triton rows).
-        compute: plain torch from inputs to outputs (reference rows).
+        interpretable: whether Triton's interpreter can run it.
+        build: its launches (Triton backend).
+        compute: plain torch from inputs to outputs (reference backend).
         layout: the SKU's layout, ``"packed"`` or ``"strided"``.
-        preparation: how its indices can be prepared, where they can.
-        configurations: the ways to launch it, by name, where there are several. None may change what the row
-            guarantees; where it is ``batch_invariant``, there is one.
+        preparation: how to prepare its indices; None if they cannot be prepared.
+        configurations: the ways to launch it, by name; empty if there is only one. All keep the entry's guarantee. A
+            ``batch_invariant`` entry has only one.
     """
 
     op: str
@@ -110,14 +111,14 @@ class KernelRow:
     compute: Compute | None = None
     layout: Callable[[Any], str | None] = lambda desc: None
     preparation: Preparation | None = None
-    configurations: Configurations = _one_way
+    configurations: Configurations = _no_configurations
 
     def launches(self, desc: Any, target: Target) -> tuple[Launch, ...]:
-        """What a run launches, as data; nothing for a reference row."""
+        """What a run launches, as data; empty for the reference."""
         return () if self.build is None else overlapping(self.build(desc, target), target)
 
     def configured(self, desc: Any, target: Target, name: str) -> KernelRow | None:
-        """The row that launches ``desc`` in one of its configurations; None if there is none of that name."""
+        """This entry, launched in its configuration ``name``; None if there is none of that name."""
         found = self.configurations(desc, target).get(name)
         if found is None:
             return None
@@ -125,44 +126,44 @@ class KernelRow:
 
 
 class KernelTable:
-    """Rows by op. Registration order never decides anything: rows are kept sorted by name."""
+    """Entries by op, sorted by name, so that the order of registration never decides anything."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, dict[str, KernelRow]] = {}
+        self._entries: dict[str, dict[str, KernelRow]] = {}
         self._lock = threading.Lock()
-        #: Grows with every registration: what a cache of selections must compare.
+        #: Incremented by every registration. A cache of selections compares it.
         self.generation = 0
 
     def register(self, row: KernelRow) -> None:
-        """Add ``row``. Raises ``InvalidProblem`` if its op already has a row of that name."""
+        """Add the entry ``row``. Raises ``InvalidProblem`` if its op already has an entry of that name."""
         with self._lock:
-            rows = self._rows.get(row.op, {})
-            if row.name in rows:
+            entries = self._entries.get(row.op, {})
+            if row.name in entries:
                 raise InvalidProblem(f"op {row.op!r} already has a kernel named {row.name!r}")
-            self._rows[row.op] = dict(sorted({**rows, row.name: row}.items()))
+            self._entries[row.op] = dict(sorted({**entries, row.name: row}.items()))
             self.generation += 1
 
     def unregister(self, op: str, name: str) -> None:
-        """Remove a row (for tests and for users who replace one of ours). Raises ``KeyError``."""
+        """Remove an entry (for tests, and for users who replace one of ours). Raises ``KeyError``."""
         with self._lock:
-            rows = dict(self._rows[op])
-            del rows[name]
-            self._rows[op] = rows
+            entries = dict(self._entries[op])
+            del entries[name]
+            self._entries[op] = entries
             self.generation += 1
 
     def rows(self, op: str) -> tuple[KernelRow, ...]:
-        """The rows of ``op``, sorted by name; empty for an unknown op."""
-        return tuple(self._rows.get(op, {}).values())
+        """The entries of ``op``, sorted by name; empty for an unknown op."""
+        return tuple(self._entries.get(op, {}).values())
 
     def ops(self) -> tuple[str, ...]:
-        """Every op with a row, sorted."""
-        return tuple(sorted(op for op, rows in self._rows.items() if rows))
+        """Every op that has an entry, sorted."""
+        return tuple(sorted(op for op, entries in self._entries.items() if entries))
 
     def reference(self, op: str) -> KernelRow:
-        """The reference row of ``op``: what tests compare with. Raises ``KeyError``."""
-        for row in self.rows(op):
-            if row.backend is BackendKind.REFERENCE:
-                return row
+        """The reference of ``op``, with which tests compare. Raises ``KeyError``."""
+        for entry in self.rows(op):
+            if entry.backend is BackendKind.REFERENCE:
+                return entry
         raise KeyError(f"op {op!r} has no reference")
 
 
@@ -173,7 +174,7 @@ def _supported(desc: Any, target: Target) -> Support:
     return SUPPORTED
 
 
-def _nothing(desc: Any, target: Target) -> int:
+def _no_workspace(desc: Any, target: Target) -> int:
     return 0
 
 
@@ -192,17 +193,17 @@ def kernel(
     archs: Collection[ArchSku] = GPU_ARCHS,
     version: int = 1,
     supports: Callable[[Any, Target], Support] = _supported,
-    workspace: Callable[[Any, Target], int] = _nothing,
+    workspace: Callable[[Any, Target], int] = _no_workspace,
     numerics: Callable[[Any], str | None] = _no_numerics,
     priority: int = 0,
     features: Collection[str] = (),
     interpretable: bool = True,
     layout: Callable[[Any], str | None] = lambda desc: None,
     preparation: Preparation | None = None,
-    configurations: Configurations = _one_way,
+    configurations: Configurations = _no_configurations,
     table: KernelTable = TABLE,
 ) -> Callable[[Build], Build]:
-    """Register the decorated function, which turns (descriptor, target) into launches, as a Triton row.
+    """Register the decorated function, which turns (descriptor, target) into launches, as an entry of Triton's backend.
 
     The arguments are the fields of ``KernelRow``. Raises ``InvalidProblem`` if the name is taken.
     """
@@ -247,9 +248,9 @@ def reference(
 ) -> Callable[[Compute], Compute]:
     """Register the decorated function as the op's reference.
 
-    It takes (descriptor, inputs by operand name) and returns the outputs by name, computing in whatever element the
-    inputs have: float64 as the tests' oracle, the operands' own (f32 for narrower floats) as the CPU backend. In-out
-    operands are among the inputs, and must not be modified.
+    It takes (descriptor, inputs by operand name) and returns the outputs by name. It computes in the inputs' element:
+    float64 as the tests' oracle, the operands' own (f32 for narrower floats) as the CPU backend. In-out operands are
+    among the inputs; it must not modify them.
     """
 
     def register(compute: Compute) -> Compute:
@@ -264,7 +265,7 @@ def reference(
                 version=version,
                 guarantee=guarantee,
                 supports=_supported,
-                workspace=_nothing,
+                workspace=_no_workspace,
                 rank=lambda desc, target: 0.0,
                 numerics=_no_numerics,
                 compute=compute,

@@ -1,4 +1,4 @@
-"""Tuning tables: measured times that select may be given. They reorder rows; they never invent one."""
+"""Tuning tables: measured times that select may use. They change the order of entries, never add one."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ Microseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Measured(NamedTuple):
-    """Microseconds by row, ``"row"`` or ``"row configuration"``, for one problem; or why there are none."""
+    """Microseconds of one problem by ``"entry"`` or ``"entry configuration"``; if there are none, ``miss`` says why."""
 
     times: Mapping[str, float]
     miss: str = ""
 
 
 class TuningTable(FrozenModel):
-    """Measured microseconds by problem and row, and what they depend on.
+    """Measured microseconds by problem and kernel, and the conditions under which they were measured.
 
-    Its digest enters the canonical key of every plan selected with it. What was measured otherwise than here, on
-    another device, with other versions of software or of a kernel, is a miss, and ``plan.explain()`` says why.
+    Its digest is part of the canonical key of every plan selected with it. Times measured under other conditions
+    (another device, other versions of the software or of a kernel) are ignored; ``plan.explain()`` says why.
 
     Attributes:
-        times: (problem, ((row, microseconds), ...)) pairs, a problem being ``TuningTable.problem(desc_key, target)``
-            and a row its name, or its name, a space and one of its configurations. Finite, and not negative.
-        software: versions of triplan, triton and torch, by name; empty in a table made by hand, which is never stale.
-        kernels: versions of the rows that were timed, by ``op/row``.
+        times: (problem, ((kernel, microseconds), ...)) pairs. A problem is ``TuningTable.problem(desc_key, target)``. A
+            kernel is an entry's name, or that name, a space and one of its configurations. Times are finite and not
+            negative.
+        software: versions of triplan, triton and torch, by name. Empty in a table made by hand, which is never stale.
+        kernels: versions of the entries that were timed, by ``op/entry``.
         device: the model of GPU that was timed.
-        foreign: why nothing in the table holds here; empty if it does. ``here`` finds that out; no file holds it.
+        foreign: why no time in the table is valid here; empty if they are. ``here`` sets it; files do not store it.
     """
 
     times: tuple[tuple[str, tuple[tuple[str, Microseconds], ...]], ...] = ()
@@ -74,7 +75,10 @@ class TuningTable(FrozenModel):
         )
 
     def joined(self, newer: TuningTable) -> TuningTable:
-        """Both tables' problems, ``newer``'s times where both have one; ``newer`` alone if this one holds no more."""
+        """Both tables' problems, with ``newer``'s times where both have one.
+
+        ``newer`` alone if this table is stale or of another device.
+        """
         if self.stale or self.device != newer.device:
             return newer
         by_problem = {problem: dict(rows) for problem, rows in (*self.times, *newer.times)}
@@ -89,7 +93,7 @@ class TuningTable(FrozenModel):
 
     @cached_property
     def stale(self) -> str:
-        """Why nothing in the table holds any more; empty if it does."""
+        """Why no time in the table is valid any more; empty if they are."""
         here = software()
         changed = [f"{name} {then}, here {here[name]}" for name, then in self.software if here.get(name) != then]
         return self.foreign or (f"measured with {'; '.join(changed)}" if changed else "")
@@ -99,7 +103,7 @@ class TuningTable(FrozenModel):
         return {problem: dict(rows) for problem, rows in self.times}
 
     def measured(self, descriptor_key: str, target: Target, rows: Sequence[KernelRow] = ()) -> Measured:
-        """The times of one problem. ``rows``: those of its op, whose versions must be the ones that were timed."""
+        """The times of one problem. ``rows``: its op's entries, whose versions must be the ones that were timed."""
         if self.stale:
             return Measured({}, self.stale)
         found = self._by_problem.get(self.problem(descriptor_key, target))
@@ -107,14 +111,14 @@ class TuningTable(FrozenModel):
             others = any(problem.startswith(f"{descriptor_key}|") for problem in self._by_problem)
             return Measured({}, f"measured for another target than {target.key}" if others else "never measured")
         timed = dict(self.kernels)
-        for row in rows:
-            then = timed.get(f"{row.op}/{row.name}", row.version)
-            if then != row.version and any(name.partition(" ")[0] == row.name for name in found):
-                return Measured({}, f"version {then} of {row.name} was measured, here is version {row.version}")
+        for entry in rows:
+            then = timed.get(f"{entry.op}/{entry.name}", entry.version)
+            if then != entry.version and any(name.partition(" ")[0] == entry.name for name in found):
+                return Measured({}, f"version {then} of {entry.name} was measured, here is version {entry.version}")
         return Measured(found)
 
     def here(self) -> TuningTable:
-        """The table as it holds on this machine: ``foreign`` where the current GPU is another model."""
+        """The table as it is valid on this machine: ``foreign`` if the current GPU is another model."""
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         other = name and self.device and name != self.device
         foreign = f"measured on {self.device}, here is {name}" if other else ""
@@ -126,7 +130,7 @@ class TuningTable(FrozenModel):
 
     @classmethod
     def from_json(cls, data: str) -> TuningTable:
-        """What ``to_json`` wrote, as it holds here. Raises ``InvalidProblem``."""
+        """Read what ``to_json`` wrote, as it is valid here. Raises ``InvalidProblem``."""
         return cls.model_validate_json(data).here()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -135,9 +139,9 @@ class TuningTable(FrozenModel):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TuningTable:
-        """Read what ``save`` wrote. On a machine whose current GPU is another model, the table is ``foreign``.
+        """Read what ``save`` wrote. The table is ``foreign`` on a machine whose current GPU is another model.
 
-        Raises ``InvalidProblem`` for a file that is no saved table.
+        Raises ``InvalidProblem`` if the file is no saved table.
         """
         try:
             content = json.loads(Path(path).read_text())

@@ -1,4 +1,4 @@
-"""The oracle and the CPU backend: plain torch, written from the definitions. Importing it registers every entry."""
+"""The tests' oracle and the CPU backend, in plain torch. Importing it registers every reference."""
 
 from triplan.backends.reference import gemm, indexing, losses, norms, softmax
 

@@ -1,4 +1,4 @@
-"""Running a reference row on CPU tensors, and evaluating it in float64 as the oracle."""
+"""Run a reference on CPU tensors, and prepare its inputs in float64 for use as the oracle."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from triplan.sku import MathPrecision
 
 
 def inputs_of(desc: Descriptor, args: Any, wide: torch.dtype | None = None, *, as_is: bool = False) -> dict[str, Any]:
-    """What a reference reads: inputs and in-outs, floats converted to their compute element, or to ``wide``.
+    """The inputs and in-outs that a reference reads. Floats are converted to their compute element, or to ``wide``.
 
-    ``as_is`` converts nothing: for ops that only move elements (a conversion would quieten or merge NaNs).
+    ``as_is`` converts nothing. Ops that only move elements need it: a conversion would change the bits of NaNs.
     """
     found: dict[str, Any] = {}
     for o in desc.operands():
@@ -33,13 +33,13 @@ def inputs_of(desc: Descriptor, args: Any, wide: torch.dtype | None = None, *, a
     return found
 
 
-def run_reference(row: KernelRow, desc: Descriptor, args: Any) -> None:
-    """Compute, then round each output once into the caller's tensor. Where all is exact, bits are moved as they are."""
-    assert row.compute is not None
-    guarantees = row.guarantee(desc).values()
+def run_reference(entry: KernelRow, desc: Descriptor, args: Any) -> None:
+    """Compute, then round each output once into the caller's tensor. Exact ops move bits unchanged."""
+    assert entry.compute is not None
+    guarantees = entry.guarantee(desc).values()
     moves = all(g.math_precision is MathPrecision.EXACT and g.tolerance.exact for g in guarantees)
-    # Under autocast torch would multiply in a type of its own choice.
+    # Under autocast torch would choose the type that it multiplies in.
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        outputs: Mapping[str, torch.Tensor] = row.compute(desc, inputs_of(desc, args, as_is=moves))
+        outputs: Mapping[str, torch.Tensor] = entry.compute(desc, inputs_of(desc, args, as_is=moves))
         for name, value in outputs.items():
             getattr(args, name).detach().copy_(value)

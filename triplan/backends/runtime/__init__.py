@@ -1,1 +1,1 @@
-"""How any kernel is built and launched; nothing here knows a family."""
+"""How any kernel is compiled and launched. Nothing here depends on a family of ops."""

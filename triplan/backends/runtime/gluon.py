@@ -1,4 +1,4 @@
-"""Gluon's names, one set for Triton 3.6 to 3.9: what changed between them is known here alone.
+"""Gluon's names, the same for Triton 3.6 to 3.9. Only this module knows what changed between those versions:
 
 - ``tma.async_copy_global_to_shared`` and ``async_copy_shared_to_global`` became ``async_load`` and ``async_store``.
 - ``gl.thread_barrier`` became ``gl.barrier``.
@@ -24,16 +24,16 @@ _tma: Any = hopper.tma
 load_tile: Any = getattr(_tma, "async_load", None) or _tma.async_copy_global_to_shared
 store_tile: Any = getattr(_tma, "async_store", None) or _tma.async_copy_shared_to_global
 store_wait: Any = _tma.store_wait
-#: Of the threads of one warp-specialised partition.
+#: A barrier for the threads of one warp-specialised partition.
 thread_barrier: Any = getattr(gl, "thread_barrier", None) or gl.barrier
-#: For launches that may begin before the one ahead of them ends: wait for its end, and let the next one begin.
+#: Programmatic dependent launch: wait until the previous launch has ended; allow the next one to begin.
 previous_wait: Any = cuda.gdc_wait
 next_may_begin: Any = cuda.gdc_launch_dependents
 
 
 @builtin
 def reinterpret(buffer, dtype, shape, layout, _semantic=None):  # type: ignore[no-untyped-def]
-    """A buffer's bytes, or as many of them as are needed, as another kind of buffer."""
+    """A view of a buffer's bytes, or of the first of them, with another dtype, shape and layout."""
     method = buffer.reinterpret if hasattr(buffer, "reinterpret") else buffer._reinterpret
     return method(dtype, shape, layout, _semantic=_semantic)
 

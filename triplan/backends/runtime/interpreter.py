@@ -1,12 +1,16 @@
-"""Running launches in Triton's interpreter, on CPU tensors.
+"""Run launches in Triton's interpreter, on CPU tensors.
 
-Relies on: a ``@triton.jit`` function defined under ``TRITON_INTERPRET=1`` being callable as ``fn[grid](**kwargs)``, and
-on ``triton.runtime.interpreter._convert_float`` doing its conversions. From 3.6 to 3.9 that function truncates f32 to
-bf16 where the hardware rounds to nearest even (and turns some NaNs into infinities), and takes subnormals of bf16 for
-other ones of f32; and ``InterpreterBuilder.create_dot`` takes the bits of bf16 for integers, and lets BLAS multiply,
-whose sums depend on the number of threads and on where in a product a row stands. ``_repair`` replaces all of these, so
-that the guarantees hold here too. It also spares half of the time: each call of a function within a kernel would patch
-all of ``triton.language`` anew. numpy >= 2.4 breaks run-time loops in Triton 3.6.
+Relies on a ``@triton.jit`` function, if defined under ``TRITON_INTERPRET=1``, being callable as ``fn[grid](**kwargs)``.
+numpy >= 2.4 breaks run-time loops in Triton 3.6.
+
+``_repair`` replaces three parts of the interpreter of Triton 3.6 to 3.9, so that the guarantees hold here too:
+
+- ``_convert_float`` truncates f32 to bf16, where the hardware rounds to nearest even. It turns some NaNs into
+  infinities, and converts subnormal numbers of bf16 to wrong ones of f32.
+- ``InterpreterBuilder.create_dot`` reads the bits of bf16 as integers. It lets BLAS multiply, whose sums depend on the
+  number of threads and on the row's position in the product.
+- ``_patch_lang`` patches all of ``triton.language`` again for each function that a kernel calls. That takes half of the
+  interpreter's time.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from triplan.sku import interpreting
 def interpret(
     launches: Sequence[Launch], args: Any, workspace: torch.Tensor | None, storage: torch.Tensor | None = None
 ) -> None:
-    """Run ``launches`` on the tensors of ``args``; ``storage`` is that of prepared indices.
+    """Run ``launches`` on the tensors of ``args``. ``storage``: the storage of prepared indices.
 
     Raises ``Unsupported`` outside interpreter mode.
     """
@@ -91,26 +95,27 @@ def _repair() -> None:
             bits = x.dtype.scalar == tl.bfloat16
             values = convert(x.data, tl.bfloat16, tl.float32, None).view(np.float32) if bits else x.data
             factors.append(values.astype(d.data.dtype, order="C", copy=False))
-        # Each element alike, by one thread.
+        # One thread computes every element in the same way, wherever it stands.
         return interpreter.TensorHandle(np.einsum("...ik,...kj->...ij", *factors) + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
     patch, start = interpreter._patch_lang, interpreter.GridExecutor.__call__
-    patched: set[frozenset[int]] = set()  # for the kernel that runs, by what its functions see of the language
+    #: What has been patched for the running kernel, by the modules of the language that a function refers to.
+    patched: set[frozenset[int]] = set()
 
     @cache
     def languages(function: Any) -> frozenset[int]:
         return frozenset(id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
 
     def patch_once(function: Any) -> Any:
-        seen = languages(function)
-        if seen in patched:
+        modules = languages(function)
+        if modules in patched:
             return interpreter._LangPatchScope()
-        patched.add(seen)
+        patched.add(modules)
         return patch(function)
 
-    def start_anew(self: Any, *args: Any, **kwargs: Any) -> None:
+    def start_kernel(self: Any, *args: Any, **kwargs: Any) -> None:
         patched.clear()
         start(self, *args, **kwargs)
 
-    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, start_anew
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, start_kernel

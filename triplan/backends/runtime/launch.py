@@ -1,7 +1,7 @@
 """Launches as data: which kernel, over which grid, with which arguments, before any tensor exists.
 
-A row of the kernel table describes its work once, from descriptor and target alone; the compiler, the launcher, the
-interpreter and the tests all read that one description.
+An entry of the kernel table describes its launches once, from descriptor and target alone. The compiler, the launcher,
+the interpreter and the tests all read that one description.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRITON_TYPE = {
 
 @dataclass(frozen=True, slots=True)
 class Ptr:
-    """Address of an operand (or of one tensor of a list), read as ``element``. None where an optional is absent."""
+    """Address of an operand (or of tensor ``item`` of a list), read as ``element``. None if an optional is absent."""
 
     operand: str
     element: ElementKind
@@ -40,7 +40,7 @@ class Ptr:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Address within the workspace, ``offset`` bytes from its start; or, if ``stored``, within prepared indices."""
+    """Address in the workspace, ``offset`` bytes from its start; in the storage of prepared indices if ``stored``."""
 
     offset: int
     element: ElementKind
@@ -49,7 +49,10 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Int:
-    """An integer known when planning. ``divisibility`` (a power of two) is compiled in, the value is not."""
+    """An integer known when planning. ``divisibility`` (a power of two) is compiled in, the value is not.
+
+    ``wide``: passed as i64 instead of i32.
+    """
 
     value: int
     wide: bool = False
@@ -66,9 +69,9 @@ class Float:
 
 @dataclass(frozen=True, slots=True)
 class Stride:
-    """The stride of an operand's axis, in elements, read off the tensor at run time.
+    """The stride of an operand's axis, in elements, read from the tensor at run time.
 
-    ``divisibility`` (a power of two), as its layout promises it, is compiled in.
+    ``divisibility`` (a power of two), which the operand's layout promises, is compiled in.
     """
 
     operand: str
@@ -79,7 +82,7 @@ class Stride:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A host scalar among the Args, passed as ``element``; ``default`` where it is None."""
+    """A host scalar of the Args, passed as ``element``; ``default`` if it is None."""
 
     operand: str
     element: ElementKind
@@ -90,9 +93,10 @@ class Scalar:
 class TensorMap:
     """A TMA descriptor of a whole operand, made on the host, for blocks of shape ``block``.
 
-    The kernel sees Triton's tensor descriptor. The operand must be promised 16-byte aligned, with a unit-stride last
-    axis and other strides that are multiples of 16 bytes; or, if ``transposed``, its transpose must, which is then what
-    the kernel sees. ``shared`` is Gluon's layout of a block in shared memory; None in Triton's own language.
+    The kernel sees Triton's tensor descriptor. The operand's layout must promise 16-byte alignment, unit stride along
+    the last axis and other strides that are multiples of 16 bytes. If ``transposed``, the kernel sees the operand's
+    transpose, which must have these properties instead. ``shared``: Gluon's layout of a block in shared memory; None in
+    Triton's own language.
     """
 
     operand: str
@@ -102,17 +106,17 @@ class TensorMap:
     shared: Any = None
 
 
-#: One kernel argument; tuples become Triton tuples.
+#: One kernel argument. A tuple becomes a Triton tuple.
 Arg = Ptr | Scratch | Int | Float | Stride | Scalar | TensorMap | None | tuple["Arg", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one binary is compiled from: equal sources share it, process-wide."""
+    """What one binary is compiled from. Equal sources share a binary, process-wide."""
 
     kernel: Any
     signature: tuple[tuple[str, Any], ...]
-    #: By name; by path, where an absent argument stands within a tuple.
+    #: By name; for an absent argument inside a tuple, by its path.
     constexprs: tuple[tuple[str | tuple[int, ...], Any], ...]
     attrs: tuple[tuple[tuple[int, ...], int], ...]
     num_warps: int
@@ -127,12 +131,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch. ``grid`` is one-dimensional: products of grid extents overflow in Triton's launcher.
+    """One kernel launch.
 
-    ``overlaps``: it may begin while the launch ahead of it still runs (programmatic dependent launch); the kernel waits
-    for that one's end before it touches memory.
-    ``max_registers``: of a thread. With fewer, more programs are resident; where nothing is said, ptxas may spill a few
-    to fit one more.
+    Attributes:
+        grid: number of programs. One-dimensional: products of grid extents overflow in Triton's launcher.
+        overlaps: it may begin while the previous launch still runs (programmatic dependent launch). The kernel waits
+            for the previous launch to end before it touches memory.
+        max_registers: limit per thread, which raises occupancy. Without it ptxas may spill a few registers to raise
+            occupancy by one program.
     """
 
     kernel: Any
@@ -149,7 +155,7 @@ class Launch:
             raise ValueError(f"grid of {self.grid} programs; CUDA takes 1 to 2**31 - 1")
 
     def source(self) -> Source:
-        """The part that decides the binary: types and promises, not values."""
+        """The part that determines the binary: types and promised divisibilities, not values."""
         signature: list[tuple[str, Any]] = []
         constexprs: dict[str | tuple[int, ...], Any] = dict(self.constexprs.items())
         attrs: list[tuple[tuple[int, ...], int]] = []
@@ -177,8 +183,10 @@ class Launch:
 
 
 def overlapping(launches: Iterable[Launch], target: Target) -> tuple[Launch, ...]:
-    """``launches`` for ``target``: kernels in Triton's language are told, by OVERLAPS, whether they must wait for the
-    launch ahead, as on Hopper alone they may."""
+    """``launches`` for ``target``, with OVERLAPS set for the kernels in Triton's language that have this parameter.
+
+    It says whether the kernel must wait for the previous launch. Only Hopper can overlap launches.
+    """
     found = []
     for launch in launches:
         if "OVERLAPS" in launch.kernel.arg_names:
@@ -206,7 +214,7 @@ def _type(arg: Arg) -> Any:
 
 
 def _absent(arg: tuple[Arg, ...], path: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Where None stands within a tuple."""
+    """The paths of None inside a tuple."""
     for i, a in enumerate(arg):
         if a is None:
             yield (*path, i)
@@ -219,7 +227,7 @@ def _collect_attrs(arg: Arg, path: tuple[int, ...], out: list[tuple[tuple[int, .
         for i, a in enumerate(arg):
             _collect_attrs(a, (*path, i), out)
         return
-    # Scratch offsets are multiples of 16 within a workspace of at least that alignment.
+    # Scratch offsets are multiples of 16, in a workspace with at least that alignment.
     divisibility = {Ptr: "alignment", Int: "divisibility", Stride: "divisibility"}.get(type(arg))
     value = 16 if isinstance(arg, Scratch) else min(getattr(arg, divisibility), 16) if divisibility else 1
     if value > 1:
@@ -227,5 +235,5 @@ def _collect_attrs(arg: Arg, path: tuple[int, ...], out: list[tuple[tuple[int, .
 
 
 def power_of_two_in(value: int, limit: int = 16) -> int:
-    """The largest power of two, at most ``limit``, that divides ``value``."""
+    """The largest power of two that divides ``value``, at most ``limit``."""
     return min(value & -value, limit) if value else limit

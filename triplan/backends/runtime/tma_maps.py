@@ -1,12 +1,13 @@
-"""TMA tensor maps of host-made descriptors: encoded once for an address, then reused.
+"""TMA tensor maps of descriptors made on the host: each is encoded once per address and then reused.
 
-Triton encodes them anew at every launch (about 8 us for three). A map is nothing but its address, shape, strides, block
-and swizzle; a ``Maps`` fixes all of these but the address, by which it keeps what it has encoded. So an address that
-another allocation reuses, under another shape, meets another ``Maps``, and under the same shape the same bits.
+Triton encodes the maps again at every launch (about 8 us for three). Address, shape, strides, block and swizzle
+determine a map. A ``Maps`` fixes all of these except the address, and caches the encoded maps by address. Reuse is
+safe: another allocation at the same address has either another shape, hence another ``Maps``, or the same shape and
+therefore the same map.
 
-Relies on Triton 3.6: ``make_tensordesc_arg(descriptor, meta)`` gives [encoded map, *shape, *strides], and ``launch`` of
-Triton's launcher closes over the C function ``launcher`` with the arguments ``_BASE_ARGS_FORMAT``. From 3.7 on the C
-call is another, and Triton encodes at every launch (``ENCODED`` is False).
+Relies on Triton 3.6: ``make_tensordesc_arg(descriptor, meta)`` returns [encoded map, *shape, *strides], and ``launch``
+of Triton's launcher is a closure over the C function ``launcher``, whose arguments are ``_BASE_ARGS_FORMAT``. From 3.7
+on the C function is called differently, and Triton encodes at every launch (``ENCODED`` is False).
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ from triton.backends.nvidia import driver
 
 from triplan.backends.runtime.launch import TensorMap
 
-#: Grid, stream, function, cooperative, dependent launch, two scratches, metadata twice, two hooks.
+#: Grid, stream, function, cooperative, dependent launch, two scratch pointers, metadata twice, two hooks.
 _C_FORMAT = "iiiKKppOOOOOO"
 ENCODED = triton.__version__.startswith("3.6.") and getattr(driver, "_BASE_ARGS_FORMAT", "") == _C_FORMAT
-#: A training step meets as many addresses as it has buffers; past this, a loop over fresh ones would only grow this.
+#: Maps cached per operand. A training step reuses a limited set of buffers; a loop over new ones must not fill memory.
 _MOST_MAPS = 256
 
 
 class _Encoded(tuple[Any, ...]):
-    """A map, its shape and strides: what stands for one descriptor in the C call."""
+    """A map, its shape and its strides: the arguments of one descriptor in the C call."""
 
     __slots__ = ()
 
 
 class Maps:
-    """The tensor maps of one operand with one shape and strides, by address."""
+    """The tensor maps of one operand, with one shape and strides, by address."""
 
     __slots__ = ("_by_address", "_meta", "_shape", "_spec", "_strides")
 
     def __init__(self, spec: TensorMap, tensor: torch.Tensor, meta: Any) -> None:
-        """``meta``: what the compiler chose for this descriptor (swizzle, block); None where it uses no TMA."""
+        """``meta``: what the compiler chose for this descriptor (swizzle, block); None if the kernel uses no TMA."""
         self._spec, self._meta = spec, meta
-        seen = tensor.mT if spec.transposed else tensor
-        # An axis of stride 0 is one of one. No element is reached by the stride of such; the driver refuses some that
-        # they have: here a multiple of 16 bytes that is no less than a row.
-        row = -(-seen.shape[-1] // 16) * 16
-        self._shape = [n if s else 1 for n, s in zip(seen.shape, seen.stride(), strict=True)]
-        strides = [row if n == 1 else s for n, s in zip(self._shape, seen.stride(), strict=True)]
+        view = tensor.mT if spec.transposed else tensor
+        # An axis of stride 0 becomes one of size 1. The stride of a size-1 axis is never used, but cuTensorMapEncode
+        # rejects some values, so we pass a valid one: a multiple of 16 bytes that is at least a row.
+        row = -(-view.shape[-1] // 16) * 16
+        self._shape = [n if s else 1 for n, s in zip(view.shape, view.stride(), strict=True)]
+        strides = [row if n == 1 else s for n, s in zip(self._shape, view.stride(), strict=True)]
         self._strides = [*strides[:-1], 1]
         self._by_address: dict[int, Any] = {}
 
     def __call__(self, address: int) -> Any:
-        """What the launcher takes for the operand at ``address``."""
+        """The launcher's argument for the operand at ``address``."""
         found = self._by_address.get(address)
         if found is None:
             if len(self._by_address) >= _MOST_MAPS:
@@ -76,7 +77,10 @@ class Maps:
 def starting(
     run: Any, grid: int, compiled: Any, values: Sequence[Any], hooks: tuple[Any, Any, Any] = (None, None, None)
 ) -> Callable[[int], None]:
-    """What launches on a stream with encoded maps among ``values``; ``hooks`` are (launch metadata, enter, exit)."""
+    """A function that launches on a stream with encoded maps among ``values``.
+
+    ``hooks``: (launch metadata, enter hook, exit hook).
+    """
     flat: list[Any] = []
     for value in values:
         if type(value) is _Encoded:
