@@ -1,4 +1,4 @@
-"""Matrix products: ``c = act(alpha * a @ b + beta * c0 + bias)``."""
+"""Matrix products, ``c = act(alpha * a @ b + beta * c0 + bias)``, and their gradients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from triplan.sku import Element, ElementKind, Math, MathPrecision, OpCategory
 __all__ = ["BatchedGemmDescriptor"]
 __all__ += ["GemmBackwardDescriptor", "GemmDescriptor"]
 
-#: What happens to the product before it is rounded, in the accumulator. ``gelu`` is the exact one, by erf.
+#: What is applied to the product in the accumulator, before the one rounding. ``gelu`` is the exact one, by erf.
 Epilogue = Literal["identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu"]
 
 
 class MultiplyingDescriptor(Descriptor):
-    """Fields that matrix products and their adjoints share.
+    """Fields that matrix products and their backward ops share.
 
     Attributes:
         m, n, k: extents of ``c = a @ b``: (m, n) = (m, k) @ (k, n).
-        element: element of what is multiplied. With i8 all is computed in i32, modulo 2**32.
-        out_element: element of what is written: f32 for products of f16 or bf16; by default ``element``, or i32 for i8.
-        math: precision of the multiplicands: tf32 for f32, where that suffices, or tf32x3, which is nearer (in their
-            tolerances a smaller multiplicand counts for 2**-126 and 2**-116, and an infinity times one below 2**-136
-            may be NaN); by default ``element``'s own.
-        accumulator: in which products are added: by default f64 for f64, i32 for i8, else f32.
+        element: element of the factors. i8 is computed in i32, modulo 2**32.
+        out_element: element of the results; f16 and bf16 may be written as f32. By default ``element``, or i32 for i8.
+        math: precision of the multiplicands of an f32 product: tf32, or the more precise tf32x3. In tolerances
+            multiplicands below 2**-126 (tf32) or 2**-116 (tf32x3) count as that large, and an infinity times a value
+            below 2**-136 may be NaN. By default ``element``'s own precision.
+        accumulator: element of the accumulator; only the default is supported: f64 for f64, i32 for i8, else f32.
     """
 
     category: ClassVar[OpCategory] = OpCategory.GEMM
@@ -44,13 +44,13 @@ class MultiplyingDescriptor(Descriptor):
     @model_validator(mode="before")
     @classmethod
     def _spelled_defaults(cls, data: Any) -> Any:
-        """Defaults that are spelled out become None: equal problems have equal keys."""
+        """Turn defaults that are spelled out into None: equal problems have equal keys."""
         if not isinstance(data, dict) or data.get("element") is None:
             return data
         try:
             element = ElementKind.of(data["element"])
         except ValueError:
-            return data  # the field's own error says it better
+            return data  # the field's own validator raises the better error
         integer = element is ElementKind.I8
         sums = ElementKind.I32 if integer else element.compute
         math: Any = MathPrecision.EXACT if integer else element
@@ -66,7 +66,7 @@ class MultiplyingDescriptor(Descriptor):
         if self.element is ElementKind.I8:
             self._check_integers()
         if not self.element.is_floating_point:
-            return  # which kernels refuse, but for i8
+            return  # kernels refuse every integer but i8
         narrow = self.element.itemsize == 2
         if self.out_element not in (None, self.element, *((ElementKind.F32,) if narrow else ())):
             raise ValueError(
@@ -85,17 +85,17 @@ class MultiplyingDescriptor(Descriptor):
 
     @property
     def out(self) -> ElementKind:
-        """The element of what is written."""
+        """The element of the results."""
         return self.out_element or (self.sums if self.element is ElementKind.I8 else self.element)
 
     @property
     def sums(self) -> ElementKind:
-        """The element in which products are added, and alpha and beta applied."""
+        """The accumulator's element, in which alpha and beta are applied too."""
         return ElementKind.I32 if self.element is ElementKind.I8 else self.element.compute
 
     @property
     def multiplicands(self) -> MathPrecision:
-        """What is multiplied is rounded to this."""
+        """The precision that the factors are rounded to before they are multiplied."""
         if not self.element.is_floating_point:
             return MathPrecision.EXACT
         return self.math or MathPrecision(self.element.value)
@@ -105,20 +105,19 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
     """Fields that all matrix products share: ``c = act(alpha * a @ b + beta * c0 + bias)``.
 
     Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
-    epilogue adds one. ``alpha`` and ``beta`` are Args, 1 where None is passed; with beta = 0 ``c0`` is not read. ``c``
-    may be ``c0`` itself, which is then added to.
+    epilogue adds one; ``pre`` (m, n) with ``saves_pre``. ``alpha`` and ``beta`` are Args; None means 1. With beta = 0,
+    ``c0`` is not read. ``c`` may be ``c0`` itself, which the product is then added to.
 
-    A transposed matrix is one of another layout, and is never copied: ``Layout.strided(unit_axis=0)`` is column-major
-    with any leading dimension, ``unit_axis=1`` row-major; ``stride_multiple`` says what its leading dimension is a
-    multiple of, and ``alignment`` its address.
+    A transposed matrix is a matrix of another layout, never a copy: ``Layout.strided(unit_axis=0)`` is column-major
+    with any leading dimension, ``unit_axis=1`` row-major. ``stride_multiple`` promises a divisor of the leading
+    dimension, ``alignment`` one of the address.
 
     Attributes:
-        m, n, k, element, out_element, math, accumulator: as ``MultiplyingDescriptor`` says; ``element`` is that of
-            ``a`` and ``b``, ``out_element`` of ``c``, ``c0`` and ``bias``. With k = 0 the product is zero.
+        m, n, k, element, out_element, math, accumulator: see ``MultiplyingDescriptor``. ``element`` is that of ``a``
+            and ``b``; ``out_element`` that of ``c``, ``c0``, ``bias`` and ``pre``. With k = 0 the product is zero.
         epilogue: bias and activation, applied in the accumulator, before the one rounding.
         reads_c0: whether there is a ``c0``.
-        saves_pre: whether there is a ``pre`` (m, n), of ``c``'s element, that receives what the activation is given, as
-            an adjoint needs it.
+        saves_pre: whether the argument of the activation is written to ``pre``, for the backward pass.
     """
 
     epilogue: Epilogue = "identity"
@@ -132,7 +131,7 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The operands that are written."""
+        """The names of the outputs."""
         return ("c", "pre") if self.saves_pre else ("c",)
 
     @property
@@ -141,12 +140,12 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
 
     @property
     def activation(self) -> str:
-        """``identity``, ``relu``, ``gelu`` or ``silu``."""
+        """The epilogue without its bias: ``identity``, ``relu``, ``gelu`` or ``silu``."""
         return self.epilogue.removeprefix("bias").removeprefix("_") or "identity"
 
     @property
     def lead(self) -> tuple[int, ...]:
-        """Extents before those of the matrices: of a batch."""
+        """The batch extents, which stand before those of each matrix; empty without a batch."""
         return ()
 
     def declare_operands(self) -> tuple[Operand, ...]:
@@ -190,7 +189,7 @@ class GemmDescriptor(MatrixProductDescriptor):
     """``c = act(alpha * a @ b + beta * c0 + bias)`` (BLAS's gemm, with an epilogue).
 
     Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
-    epilogue adds one. Fields and Args as ``MatrixProductDescriptor`` says.
+    epilogue adds one; ``pre`` (m, n) with ``saves_pre``. Fields and Args: see ``MatrixProductDescriptor``.
     """
 
     op: Literal["gemm"] = "gemm"
@@ -199,8 +198,8 @@ class GemmDescriptor(MatrixProductDescriptor):
 class BatchedGemmDescriptor(MatrixProductDescriptor):
     """``c[i] = act(alpha * a[i] @ b[i] + beta * c0[i] + bias)`` for each of ``batch`` products of one shape.
 
-    Operands as of gemm, but for ``bias`` with ``batch`` before the matrices' extents. One that is the same for all is
-    promised with ``zero_axes=(0,)``, as ``expand`` makes it.
+    Operands are those of gemm; all but ``bias`` have the axis ``batch`` first. A matrix that all products share is
+    promised with ``zero_axes=(0,)``, which is what ``expand`` gives.
     """
 
     op: Literal["batched_gemm"] = "batched_gemm"
@@ -212,16 +211,16 @@ class BatchedGemmDescriptor(MatrixProductDescriptor):
 
 
 class GemmBackwardDescriptor(MultiplyingDescriptor):
-    """Gradients of ``c = alpha * a @ b + bias``: ``da = alpha * dc @ b.T``, ``db = alpha * a.T @ dc``, ``dbias = dc``
-    summed over its rows; any of the three.
+    """Gradients of ``c = alpha * a @ b + bias``, any of ``da = alpha * dc @ b.T``, ``db = alpha * a.T @ dc`` and
+    ``dbias = dc.sum(0)``.
 
-    Operands: ``dc`` (m, n), the gradient of ``c``; ``a`` (m, k) where ``db`` is wanted and ``b`` (k, n) where ``da``
-    is, as the product had them; ``da`` (m, k), ``db`` (k, n), ``dbias`` (n,). ``alpha`` is an Arg, 1 where None is
-    passed; ``dbias`` does not have it. A transposed matrix is one of another layout, and is never copied.
+    Operands: ``dc`` (m, n), the gradient of ``c``; ``a`` (m, k) if ``db`` is wanted, ``b`` (k, n) if ``da`` is;
+    ``da`` (m, k), ``db`` (k, n), ``dbias`` (n,). ``alpha`` is an Arg; None means 1; ``dbias`` does not depend on it. A
+    transposed matrix is a matrix of another layout, never a copy.
 
     Attributes:
-        wants_da, wants_db, wants_dbias: which gradients are computed: one at least. An operand that is of no use to
-            them is absent. db and dbias add up rows: with either, no kernel is batch-invariant.
+        wants_da, wants_db, wants_dbias: the gradients to compute, at least one. Operands that none of them needs are
+            absent. db and dbias sum over the rows, so with either no kernel is batch-invariant.
         m, n, k, element, out_element, math, accumulator: as of gemm; ``out_element`` is that of the gradients.
     """
 
@@ -233,7 +232,7 @@ class GemmBackwardDescriptor(MultiplyingDescriptor):
     def check_problem(self) -> None:
         super().check_problem()
         if not (self.wants_da or self.wants_db or self.wants_dbias):
-            raise ValueError("wants_da, wants_db and wants_dbias are all False: one gradient at least must be wanted")
+            raise ValueError("wants_da, wants_db and wants_dbias are all False: at least one gradient must be wanted")
 
     def declare_operands(self) -> tuple[Operand, ...]:
         a, b, rows = (self.m, self.k), (self.k, self.n), (0,)
@@ -261,7 +260,7 @@ class GemmBackwardDescriptor(MultiplyingDescriptor):
         return {
             "m": m,
             "n": n,
-            "k": a.shape[1] if a is not None else b.shape[0] if b is not None else 0,  # on which nothing else depends
+            "k": a.shape[1] if a is not None else b.shape[0] if b is not None else 0,  # dbias alone: no operand has a k
             "element": args.dc.dtype,
             "out_element": None if out == args.dc.dtype else out,
             **{f"wants_{name}": t is not None for name, t in outputs.items()},

@@ -15,8 +15,8 @@ __all__ += ["GemmArgs", "GemmBackwardArgs", "GemmBackwardPlan", "GemmPlan"]
 
 @dataclass(frozen=True, slots=True)
 class GemmArgs:
-    """``c0`` and ``beta`` only with ``reads_c0``, ``bias`` only where the epilogue adds one, ``pre`` only with
-    ``saves_pre``; None scalars are 1."""
+    """Operands of gemm. ``c0`` and ``beta`` belong to ``reads_c0``, ``bias`` to an epilogue with a bias, ``pre`` to
+    ``saves_pre``; where these are not set, None is passed. A scalar that is None is 1."""
 
     a: Tensor
     b: Tensor
@@ -34,7 +34,7 @@ class GemmPlan(Plan[GemmDescriptor, GemmArgs]):
 
 @dataclass(frozen=True, slots=True)
 class BatchedGemmArgs:
-    """As ``GemmArgs``, with the batch's axis first in all matrices."""
+    """Operands of batched_gemm: those of ``GemmArgs``, with the batch axis first in every matrix."""
 
     a: Tensor
     b: Tensor
@@ -52,7 +52,8 @@ class BatchedGemmPlan(Plan[BatchedGemmDescriptor, BatchedGemmArgs]):
 
 @dataclass(frozen=True, slots=True)
 class GemmBackwardArgs:
-    """``a`` and ``db`` only with ``wants_db``, ``b`` and ``da`` with ``wants_da``, ``dbias`` with ``wants_dbias``."""
+    """Operands of gemm_backward. ``a`` and ``db`` belong to ``wants_db``, ``b`` and ``da`` to ``wants_da``, ``dbias``
+    to ``wants_dbias``; where these are not set, None is passed. ``alpha`` is 1 if it is None."""
 
     dc: Tensor
     a: Tensor | None = None

@@ -1,7 +1,7 @@
 """Matrix products: mm, bmm, matmul, addmm and linear, as torch has them.
 
-The adjoint of a product is two products with one factor transposed: other strides, which plans take as they are. Where
-several gradients are wanted, of a bias too, ``gemm_backward`` gives them together (``_gemm_backward``).
+The gradients of a product are products with one transposed factor. A transposed factor is one of other strides, which
+plans take as they are, so nothing is copied. ``gemm_backward`` computes several gradients of one product in one plan.
 """
 
 from __future__ import annotations
@@ -12,17 +12,27 @@ from typing import Any
 
 import torch
 
-from triplan.facade import BatchedGemmPlan, GemmPlan
+from triplan.facade import BatchedGemmPlan, GemmBackwardPlan, GemmPlan
 from triplan.functional._autocast import narrowed
-from triplan.functional._gemm_backward import gemm_backward, tf32_allowed
-from triplan.functional._ops import Op, _transformed, check_out
+from triplan.functional._ops import Op, Recorded, _transformed, check_out
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import broadcast, check_same_device, require
 
 __all__ = ["addmm", "bmm", "linear", "matmul", "mm"]
 
 Tensor = torch.Tensor
+Gradients = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def _tf32_allowed(t: Tensor) -> bool:
+    """Whether torch's settings let f32 products on CUDA multiply in tf32."""
+    if t.dtype != torch.float32 or not t.is_cuda:
+        return False
+    if _precision is not None:  # once this setting is set, torch refuses to read the legacy flag
+        return bool(_precision("cuda", "matmul") == "tf32")
+    return bool(torch._C._get_cublas_allow_tf32())
 
 
 def _check_factors(op: str, first: Tensor, second: Tensor, *others: Tensor) -> None:
@@ -36,7 +46,7 @@ def _check_factors(op: str, first: Tensor, second: Tensor, *others: Tensor) -> N
         raise NotImplementedError(f'"{op}" not implemented for {first.dtype}')
 
 
-def _product(
+def _run_product(
     a: Tensor,
     b: Tensor,
     c: Tensor,
@@ -46,9 +56,9 @@ def _product(
     c0: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Ran | None:
-    """c = alpha * a @ b + beta * c0 + bias, by a plan, of matrices or of batches of them.
+    """Run a plan: c = alpha * a @ b + beta * c0 + bias, for matrices or batches of matrices.
 
-    None if the call is more than its tensors.
+    None if the call depends on more than its tensors, so that it must not be repeated from them alone.
     """
     operands = {"a": a, "b": b, "c": c}
     options: dict[str, Any] = {}
@@ -59,10 +69,10 @@ def _product(
     if bias is not None:
         operands["bias"] = bias
         options["epilogue"] = "bias"
-    if tf32 := tf32_allowed(a):
+    if tf32 := _tf32_allowed(a):
         options["math"] = "tf32"
     ran = run(GemmPlan if a.dim() == 2 else BatchedGemmPlan, operands, scalars=scalars, **options)
-    # A repeated call would not see other numbers, nor that torch's precision has changed.
+    # A repeated call would not notice other scalars, nor a change of torch's precision setting.
     return None if scalars or tf32 or a.dtype == torch.float32 else ran
 
 
@@ -85,7 +95,7 @@ def _mm_shape(input: Tensor, mat2: Tensor, alpha: float = 1) -> Sequence[int]:
 
 
 def _mm_fill(out: Tensor, input: Tensor, mat2: Tensor, alpha: float = 1) -> Ran | None:
-    return _product(input, mat2, out, alpha=alpha)
+    return _run_product(input, mat2, out, alpha=alpha)
 
 
 def _mm_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -99,20 +109,6 @@ def _mm_grad(ctx: Any, grad: Tensor) -> Any:
     return (*_gradients(grad, input, mat2, to_input, to_mat2, alpha=ctx.alpha)[:2], None)
 
 
-def _gradients(
-    grad: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool = False, *, alpha: float = 1
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Those of ``alpha * a @ b + bias`` that are wanted. Each can be differentiated again."""
-    if to_a + to_b + to_bias > 1 and not _transformed():
-        da, db, dbias = gemm_backward(grad, a, b, to_a, to_b, to_bias, alpha)
-        return da if to_a else None, db if to_b else None, dbias if to_bias else None
-    return (
-        _mm(grad, b.t(), alpha) if to_a else None,
-        _mm(a.t(), grad, alpha) if to_b else None,
-        grad.sum(0) if to_bias else None,
-    )
-
-
 _mm = Op(
     "mm",
     "Tensor input, Tensor mat2, Scalar alpha=1",
@@ -124,15 +120,98 @@ _mm = Op(
 
 
 def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """``input @ mat2`` (torch.mm) of (m, k) and (k, n): f16, bf16, f32 or f64, both alike, of any strides.
+    """``input @ mat2`` (torch.mm) of (m, k) and (k, n): f16, bf16, f32 or f64, one dtype for both, of any strides.
 
-    Halves are added in f32; f32 is multiplied in f32, or in tf32 where torch's settings allow it. Differentiable in
-    both. Under autocast the product is one of the autocast dtype, but for f64 and ``out=``, as torch's are. Raises
+    f16 and bf16 accumulate in f32. f32 multiplies in f32, or in tf32 where torch's settings allow it. Differentiable in
+    both. Under autocast the product has the autocast dtype, except for f64 and with ``out=``, as in torch. Raises
     ``RuntimeError`` for ranks, shapes, dtypes and devices that do not fit.
     """
     if out is not None:
         return _mm.into(out, input, mat2, 1)
     return _mm(*narrowed(input, mat2), 1)
+
+
+# --- gemm_backward ---
+
+
+def _empty_gradients(
+    dc: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for da, db and dbias. da and db have the strides of dense factors; what is not wanted is empty."""
+    return (
+        torch.empty_like(a) if to_a else a.new_empty(0),
+        torch.empty_like(b) if to_b else b.new_empty(0),
+        dc.new_empty(dc.shape[1] if to_bias else 0),
+    )
+
+
+def _run_backward(
+    dc: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(da, db, dbias) of ``alpha * a @ b + bias``: dc (m, n), a (m, k) and b (k, n) of one dtype."""
+    da, db, dbias = found = _empty_gradients(dc, a, b, to_a, to_b, to_bias, alpha)
+    operands: dict[str, Any] = {"dc": dc}
+    operands |= {"a": a} if to_b else {}
+    operands |= {"b": b, "da": da} if to_a else {}
+    operands |= {"db": db} if to_b else {}
+    operands |= {"dbias": dbias} if to_bias else {}
+    options: dict[str, Any] = {"math": "tf32"} if _tf32_allowed(dc) else {}
+    scalars = {"alpha": alpha} if alpha != 1 and (to_a or to_b) else {}
+    run(GemmBackwardPlan, operands, scalars=scalars, **options)
+    return found
+
+
+def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    dc, a, b, *ctx.wanted, ctx.alpha = inputs
+    ctx.save_for_backward(dc, a, b)
+    ctx.set_materialize_grads(False)
+
+
+def _backward_grad(ctx: Any, of_da: Tensor | None, of_db: Tensor | None, of_dbias: Tensor | None) -> Any:
+    """da = alpha * dc @ b.T and db = alpha * a.T @ dc are linear in each of their factors.
+
+    An incoming gradient that is None contributes nothing: zeros in its place would turn infinite factors into NaN.
+    """
+    dc, a, b = ctx.saved_tensors
+    of_da, of_db, of_dbias = (g if on else None for g, on in zip((of_da, of_db, of_dbias), ctx.wanted, strict=True))
+    to_dc, to_a, to_b = ctx.needs_input_grad[:3]
+    terms: list[Tensor] = []
+    if to_dc and of_da is not None:
+        terms.append(_mm(of_da, b, ctx.alpha))
+    if to_dc and of_db is not None:
+        terms.append(_mm(a, of_db, ctx.alpha))
+    if to_dc and of_dbias is not None:
+        terms.append(of_dbias.expand_as(dc))
+    return (
+        sum(terms[1:], terms[0]) if terms else None,
+        _mm(dc, of_db.t(), ctx.alpha) if to_a and of_db is not None else None,
+        _mm(of_da.t(), dc, ctx.alpha) if to_b and of_da is not None else None,
+        *(None,) * 4,
+    )
+
+
+_gemm_backward = Recorded(
+    "gemm_backward",
+    "(Tensor dc, Tensor a, Tensor b, bool to_a, bool to_b, bool to_bias, Scalar alpha) -> (Tensor, Tensor, Tensor)",
+    _run_backward,
+    _empty_gradients,
+    setup=_backward_setup,
+    backward=_backward_grad,
+)
+
+
+def _gradients(
+    grad: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool = False, *, alpha: float = 1
+) -> Gradients:
+    """The wanted gradients of ``alpha * a @ b + bias``, each differentiable again."""
+    if to_a + to_b + to_bias > 1 and not _transformed():
+        da, db, dbias = _gemm_backward(grad, a, b, to_a, to_b, to_bias, alpha)
+        return da if to_a else None, db if to_b else None, dbias if to_bias else None
+    return (
+        _mm(grad, b.t(), alpha) if to_a else None,
+        _mm(a.t(), grad, alpha) if to_b else None,
+        grad.sum(0) if to_bias else None,
+    )
 
 
 # --- bmm ---
@@ -174,7 +253,7 @@ _bmm = Op(
 
 
 def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """``input[i] @ mat2[i]`` for each i (torch.bmm), of (b, m, k) and (b, k, n): otherwise as ``mm``.
+    """``input[i] @ mat2[i]`` for each i (torch.bmm) of (b, m, k) and (b, k, n). All else is as in ``mm``.
 
     A factor that ``expand`` repeats over the batch is not copied.
     """
@@ -212,14 +291,14 @@ def _addmm_shape(input: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alp
 def _addmm_fill(
     out: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alpha: float = 1
 ) -> Ran | None:
-    if alpha == 0:  # what the factors hold, NaN too, is not to be seen
+    if alpha == 0:  # the factors are not read: NaN in them must not reach the result
         mat1, mat2 = mat1[:, :0], mat2[:0]
     if beta == 0:
-        return _product(mat1, mat2, out, alpha=alpha)
+        return _run_product(mat1, mat2, out, alpha=alpha)
     row = input if input.dim() == 1 else input[0] if input.dim() == 2 and input.size(0) == 1 else None
     if beta == 1 and row is not None and row.size(0) == out.size(1):
-        return _product(mat1, mat2, out, alpha=alpha, bias=row)
-    return _product(mat1, mat2, out, alpha=alpha, beta=beta, c0=input.expand(out.shape))
+        return _run_product(mat1, mat2, out, alpha=alpha, bias=row)
+    return _run_product(mat1, mat2, out, alpha=alpha, beta=beta, c0=input.expand(out.shape))
 
 
 def _addmm_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -231,7 +310,7 @@ def _addmm_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 def _addmm_grad(ctx: Any, grad: Tensor) -> Any:
     mat1, mat2 = ctx.saved_tensors
     to_input, to_mat1, to_mat2 = ctx.needs_input_grad[:3]
-    row = to_input and tuple(ctx.shape) in ((grad.size(1),), (1, grad.size(1)))  # a bias for every row
+    row = to_input and tuple(ctx.shape) in ((grad.size(1),), (1, grad.size(1)))  # one bias for every row
     to_1, to_2, added = _gradients(grad, mat1, mat2, to_mat1, to_mat2, row, alpha=ctx.alpha)
     if to_input:
         added = grad.sum_to_size(ctx.shape) if added is None else added.reshape(ctx.shape)
@@ -254,9 +333,9 @@ def addmm(
 ) -> Tensor:
     """``beta * input + alpha * mat1 @ mat2`` (torch.addmm), rounded once.
 
-    ``mat1`` (m, k) and ``mat2`` (k, n) as for ``mm``; ``input`` is of their dtype and broadcasts to (m, n); with beta =
-    0 it is not read, and with alpha = 0 the factors are not. Differentiable in all three. Raises ``RuntimeError`` for
-    what does not fit.
+    ``mat1`` (m, k) and ``mat2`` (k, n) are as for ``mm``; ``input`` has their dtype and broadcasts to (m, n). With beta
+    = 0, ``input`` is not read; with alpha = 0, the factors are not. Differentiable in all three. Raises
+    ``RuntimeError`` for shapes, dtypes and devices that do not fit.
     """
     if out is not None:
         return _addmm.into(out, input, mat1, mat2, beta, alpha)
@@ -293,10 +372,10 @@ def _as_matrix(t: Tensor) -> Tensor:
 
 def _linear_fill(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ran | None:
     if out.dim() == 2 or out.is_contiguous():
-        return _product(_as_matrix(input), weight.t(), _as_matrix(out), bias=bias)
-    # A caller's out of more axes, whose rows may not lie at one stride.
+        return _run_product(_as_matrix(input), weight.t(), _as_matrix(out), bias=bias)
+    # An ``out`` of more than two axes whose rows may have no common stride: it cannot be viewed as a matrix.
     packed = torch.empty(out.shape, dtype=out.dtype, device=out.device)
-    _product(_as_matrix(input), weight.t(), _as_matrix(packed), bias=bias)
+    _run_product(_as_matrix(input), weight.t(), _as_matrix(packed), bias=bias)
     out.copy_(packed)
     return None
 
@@ -310,7 +389,7 @@ def _linear_grad(ctx: Any, grad: Tensor) -> Any:
     input, weight = ctx.saved_tensors
     to_input, to_weight, to_bias = (*ctx.needs_input_grad, False)[:3]
     rows = _as_matrix(grad)
-    # In terms of the product of input and weight.t(), whose gradient is that of weight, transposed.
+    # Gradients of input @ weight.t(): db is the transpose of weight's.
     da, db, dbias = _gradients(rows, _as_matrix(input), weight.t(), to_input, to_weight, to_bias)
     return None if da is None else da.reshape(input.shape), None if db is None else db.t(), dbias
 
@@ -328,9 +407,9 @@ _linear = Op(
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``input @ weight.T + bias`` (torch.nn.functional.linear), rounded once.
 
-    ``input`` (..., k), ``weight`` (n, k) and ``bias`` (n,), or what broadcasts to the result, of one dtype, as for
-    ``mm``; the result is (..., n). A weight (k,) has no n, nor has its result, and its bias no axis. Differentiable in
-    all three. Raises ``RuntimeError`` for what does not fit.
+    ``input`` (..., k), ``weight`` (n, k) and ``bias`` (n,), or a bias that broadcasts to the result, have one dtype, as
+    for ``mm``; the result is (..., n). With a weight (k,), the result is (...) and the bias has no axis. Differentiable
+    in all three. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit.
     """
     input, weight = narrowed(input, weight)
     (bias,) = narrowed(bias)
@@ -350,8 +429,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``input @ other`` (torch.matmul): vectors, matrices, and batches of matrices whose axes broadcast.
 
-    Composed of ``mm`` and ``bmm``: a vector becomes a matrix of one row or column, and where ``other`` is no batch all
-    rows of ``input`` are one matrix. Raises as they do.
+    Composed of ``mm`` and ``bmm``: a vector becomes a matrix of one row or column, and if ``other`` is no batch, all
+    rows of ``input`` form one matrix. Raises as ``mm`` and ``bmm`` do.
     """
     if out is None:
         return _matmul(*narrowed(input, other))

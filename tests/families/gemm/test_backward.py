@@ -70,7 +70,7 @@ def test_from_args_wants_what_is_given() -> None:
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        ({"wants_da": False, "wants_db": False}, ("wants_da", "wants_dbias", "one gradient at least")),
+        ({"wants_da": False, "wants_db": False}, ("wants_da", "wants_dbias", "at least one gradient")),
         ({"out_element": "f16"}, ("out_element", "f16", "bf16 or f32")),
         ({"math": "tf32"}, ("math", "tf32", "bf16")),
         ({"layouts": {"dbias": "strided"}}, ("dbias",)),
