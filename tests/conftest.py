@@ -11,7 +11,6 @@ import torch
 from hypothesis import HealthCheck, settings
 from samples import SetConstant
 
-from triplan.backends.triton.indexing import sorting as sorting_launch
 from triplan.sku import interpreting
 from triplan.sku.facts import forget_facts
 
@@ -45,7 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _forget() -> None:
-    sorting_launch.buffers.cache_clear()
     forget_facts()
 
 

@@ -17,8 +17,7 @@ import triton.language as tl
 from samples import ACCUMULATING, SAMPLES, SetConstant
 
 import triplan as tp
-from triplan.backends.triton.indexing import fixed as rows
-from triplan.backends.triton.indexing import stripes
+from triplan.backends.triton.indexing import fixed_point, stripes
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.testing import check_plan
 from triplan.testing.oracle import judge
@@ -167,7 +166,7 @@ def test_the_tolerance_holds_against_exact_sums(
 ) -> None:
     """Exponents over the element's whole range, in both classes of headroom, by the guarantee's own tolerance."""
     if bits == 31:
-        constant(rows, "HEADROOM", (0, 31))  # what 2**23 contributions would get
+        constant(fixed_point, "HEADROOM", (0, 31))  # what 2**23 contributions would get
         if kernel == "fixed_f16":
             pytest.skip("refuses that many")
     n, width, table = 24, 64, 2
@@ -265,7 +264,7 @@ def test_f16_is_not_rounded_by_way_of_f32(where: str, kernel: str) -> None:
 def test_terms_are_rounded_to_the_nearest_unit(where: str, bits: int, constant: SetConstant) -> None:
     """Beside a largest term of 1 the unit is 2**-39, or 2**-31: what the module's error bound is derived from."""
     if bits == 31:
-        constant(rows, "HEADROOM", (0, 31))
+        constant(fixed_point, "HEADROOM", (0, 31))
     unit = 2.0 ** -(63 - bits - 1)
     cases = [[1, x * unit, -1] for x in (0.75, -0.75, 0.25, -0.25, 0.5, 1.0, 3.25)]
     got = columns(where, "fixed_scaled", cases, "f32", [0] * len(cases))
@@ -364,10 +363,10 @@ def test_the_width_of_stripes_shows_in_no_bit(
     once(few + (shape[-1] > 16))
     for fixed in (16, 32, 64):
         widths = stripes.Stripes(fixed, fixed)
-        constant(rows, "stripes", lambda g, itemsize, found=widths: found)
+        constant(fixed_point, "stripes", lambda g, itemsize, found=widths: found)
         once(few)
     # The same binary, made to find either width by what it asks of the sample.
-    constant(rows, "stripes", lambda g, itemsize: stripes.Stripes(16, 64))
+    constant(fixed_point, "stripes", lambda g, itemsize: stripes.Stripes(16, 64))
     for enough in (0, stripes.SAMPLES + 1):
         constant(stripes, "ENOUGH", enough)
         once(few + 1)
@@ -390,7 +389,7 @@ def test_stripes_are_as_wide_as_the_indices_suggest(where: str, shape: tuple[int
     one_a_row = torch.randint(0, 700, (*shape[:-1], 1), generator=g).expand(shape).contiguous()
     scattered = torch.randint(0, 700, shape, generator=g)
     runs = torch.arange(math.prod(shape)).reshape(shape) // 8 % 700
-    pad = rows.Scratchpad(desc, exact=True)
+    pad = fixed_point.scratchpad(desc, exact=True)
     for index, width in ((one_a_row, 64), (scattered, 16), (runs, 16)):
         device = plan.target.device_type
         workspace = tp.Workspace.allocate(plan)
@@ -420,9 +419,9 @@ def test_an_index_of_stride_zero(where: str, kernel: str, element: str) -> None:
 
 def test_sums_have_room_for_their_terms() -> None:
     """Fewer than 2**bits terms and, of whatever exponent, the largest mantissa: below 2**63."""
-    for bits in rows.HEADROOM:
+    for bits in fixed_point.HEADROOM:
         assert ((2**24 - 1) << (63 - bits - 24)) * (2**bits - 1) < 2**63
-    assert 65504 * 2**24 * (2 ** rows.HEADROOM[0] - 1) < 2**63
+    assert 65504 * 2**24 * (2 ** fixed_point.HEADROOM[0] - 1) < 2**63
 
 
 def test_counts_that_could_overflow_are_refused() -> None:

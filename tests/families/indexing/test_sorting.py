@@ -8,7 +8,7 @@ from samples import SetConstant
 
 import triplan as tp
 from triplan.backends.runtime.interpreter import interpret
-from triplan.backends.triton.indexing import sorting as sorting_launch
+from triplan.backends.triton.indexing import sorting, sorting_kernels
 
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 TARGET = tp.Target.cpu(interpret=True)
@@ -35,19 +35,19 @@ def made(kind: str, count: int, slots: int) -> torch.Tensor:
 @pytest.mark.parametrize("ranked", [True, False])
 @pytest.mark.parametrize(("count", "slots"), [(1, 1), (130, 3), (700, 600), (1000, 1 << 19)])
 def test_the_sort_is_stable(kind: str, ranked: bool, count: int, slots: int, constant: SetConstant) -> None:
-    constant(sorting_launch, "RANKED", 8192 if ranked else 0)
-    constant(sorting_launch, "MAX_TILES", 4)  # several blocks a tile
+    constant(sorting, "RANKED", 8192 if ranked else 0)
+    constant(sorting, "MAX_TILES", 4)  # several blocks a tile
     desc = problem(count, slots)
-    buffers = sorting_launch.buffers(desc)
+    buffers, view = sorting.buffers(desc), sorting.sorted_view(desc)
     index = made(kind, count, slots)
-    launches = [x for x in sorting_launch.sort_launches(desc) if x.kernel is not sorting_launch.sorting.starts_kernel]
-    assert len(launches) == (1 if ranked else 3 * sorting_launch.passes(sorting_launch.view(desc))[0])
+    launches = [x for x in sorting.sort_launches(desc) if x.kernel is not sorting_kernels.starts_kernel]
+    assert len(launches) == (1 if ranked else 3 * view.passes)
     workspace = torch.full((buffers.nbytes,), 0xA5, dtype=torch.uint8)
     values = torch.zeros(count, 1), torch.zeros(slots, 1)
     interpret(launches, tp.IndexAddArgs(index=index, src=values[0], out=values[1]), workspace)
 
     def read(at: tuple[object, ...]) -> torch.Tensor:
-        found = at[sorting_launch.passes(sorting_launch.view(desc))[0] % 2 if not ranked else 0]
+        found = at[view.passes % 2 if not ranked else 0]
         return workspace[found.offset :].view(torch.int32)[:count]  # type: ignore[attr-defined]
 
     want = index.sort(stable=True)
@@ -77,7 +77,7 @@ LONG = [(64, n) for n in (63, 64, 65, 129)] + [(8, n) for n in (64, 65, 127, 128
 @pytest.mark.parametrize(("chunk", "length"), LONG)
 def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, constant: SetConstant) -> None:
     """To the last bit, wherever the segment starts; values of very different magnitude show any other order."""
-    constant(sorting_launch, "CHUNK", chunk)
+    constant(sorting, "CHUNK", chunk)
     g = torch.Generator().manual_seed(length)
     lead = length % 37
     count = lead + length + 5

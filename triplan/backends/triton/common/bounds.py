@@ -19,6 +19,8 @@ from triplan.sku.facts import fact
 
 #: Largest d with exp(-d) > 0: d(exp x) / exp x = dx, so the argument's relative error is amplified by at most d.
 MOST_EXPONENT = {ElementKind.F32: 104, ElementKind.F64: 746}
+#: The tolerance of what is copied, or added modulo 2^n.
+EXACT = Tolerance()
 
 
 def compounded(exponent: float) -> float:

@@ -1,17 +1,17 @@
-"""One shape for every indexing op: points, a dense side, a table, and the indices between them.
+"""One geometry for every indexing op: an iteration space, a dense operand, a table, and the indices into the table.
 
-For a point ``c`` of the iteration space, the dense side is at ``sum c[d] * dense_stride[d]`` and the table at
-``sum c[d] * table_stride[d] + sum_k index_k(c) * axis_stride[k]``. An op of the family is the few lines below that say
-which axes those are.
+A point ``c`` of the iteration space has its dense element at offset ``sum_d c[d] * dense_stride[d]`` and its table
+element at ``sum_d c[d] * table_stride[d] + sum_k index_k(c) * axis_stride[k]``. ``geometry`` says for each op which
+axes these are; kernels need nothing else of an op.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property
 
+from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.descriptors import (
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
@@ -24,20 +24,35 @@ from triplan.descriptors import (
     IndexSelectDescriptor,
     Operand,
     OperandKind,
+    Role,
     ScatterAddDescriptor,
     ScatterDescriptor,
     packed_strides,
 )
+from triplan.sku.facts import fact
 
+#: Elements of the shortest row that ``rows_kernel`` takes: shorter ones do not fill vectors. Untuned.
+MIN_ROW = 16
+
+#: For each iteration dimension, the operand's axis that it advances along; None: it does not move in that operand.
 Axes = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Which axis of each operand every iteration dimension walks (None: it stays put), outermost first.
+    """How an op iterates over its operands. Dimensions are ordered outermost first.
 
-    ``loop`` are the iteration dimensions that the table does not walk: along them contributions meet. They are
-    adjacent in every op. ``table_axes`` of the others, and the k-th index selects along table axis ``indexed[k]``.
+    Attributes:
+        sizes: extents of the iteration space.
+        dense: the operand with one element per point.
+        dense_axes: its axis for each dimension.
+        table: the operand that the indices point into.
+        table_axes: its axis for each dimension; None for the dimensions along which contributions to one table element
+            meet. Those dimensions (``loop``) are adjacent in every op.
+        index: the index operand, one tensor or a list.
+        index_axes: its axis for each dimension.
+        indexed: the k-th index selects along table axis ``indexed[k]``.
+        padding: the index value whose contributions are dropped.
     """
 
     sizes: tuple[int, ...]
@@ -52,6 +67,7 @@ class Geometry:
 
     @cached_property
     def numel(self) -> int:
+        """Points of the iteration space."""
         return math.prod(self.sizes)
 
     @cached_property
@@ -60,36 +76,48 @@ class Geometry:
         return self.numel == 0 or (self.table.is_written and self.table.numel == 0)
 
     @cached_property
+    def keeps(self) -> bool:
+        """Whether a written table keeps its contents where nothing is written, and adds to them where something is."""
+        return self.table.role is Role.IN_OUT
+
+    @cached_property
     def loop(self) -> tuple[int, ...]:
+        """The dimensions that do not move in the table: contributions to one table element differ only in these."""
         return tuple(d for d, axis in enumerate(self.table_axes) if axis is None)
 
     @cached_property
     def fold(self) -> tuple[int, int, int]:
-        """(outer, count, inner): the iteration space with the loop in the middle."""
+        """(outer, count, inner): the iteration space folded to three dimensions, ``loop`` in the middle."""
         first, last = self.loop[0], self.loop[-1] + 1
         return math.prod(self.sizes[:first]), math.prod(self.sizes[first:last]), math.prod(self.sizes[last:])
 
     @cached_property
+    def most_contributions(self) -> int:
+        """The most contributions that one table element can receive."""
+        return self.fold[1]
+
+    @cached_property
     def full(self) -> bool:
-        """Whether the index differs between the lanes of a slice (one an element, as in torch.gather)."""
+        """Whether every element has an index of its own (as in torch.gather); else one index serves a whole slice."""
         return any(axis is not None for d, axis in enumerate(self.index_axes) if d not in self.loop)
 
     @cached_property
     def sliced(self) -> Geometry:
-        """The same, with an index that is promised not to differ between the lanes of a slice taken at its word."""
+        """The same geometry, not ``full`` where the index's layout promises one index per slice (stride 0)."""
         zero = self.index.layout.zero_axes
         still = {a for a in self.index_axes if a is not None and (a in zero or self.index.shape[a] == 1)}
         axes = tuple(None if d not in self.loop and a in still else a for d, a in enumerate(self.index_axes))
         return replace(self, index_axes=axes)
 
     @cached_property
-    def slots(self) -> int:
-        """Positions of the table under the indices."""
-        return math.prod(self.table.shape[a] for a in self.indexed)
+    def extents(self) -> tuple[int, ...]:
+        """The table's extent along each indexed axis."""
+        return tuple(self.table.shape[a] for a in self.indexed)
 
     @cached_property
-    def extents(self) -> tuple[int, ...]:
-        return tuple(self.table.shape[a] for a in self.indexed)
+    def slots(self) -> int:
+        """Positions of the table that the indices can select."""
+        return math.prod(self.extents)
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
@@ -100,27 +128,37 @@ class Geometry:
         return all(o.layout.packed for o in self.operands)
 
     @cached_property
+    def layout(self) -> str:
+        """The SKU's layout."""
+        return "packed" if self.packed else "strided"
+
+    @cached_property
+    def fits_rows(self) -> bool:
+        """Whether ``rows_kernel`` applies: packed operands, one index, and rows long enough for vector accesses."""
+        return self.packed and len(self.indexed) == 1 and self.fold[2] >= MIN_ROW
+
+    @cached_property
+    def wide(self) -> bool:
+        """Whether offsets need 64 bits: an operand passes 2**31 elements, or its strides are unknown."""
+        return not self.packed or max(self.numel, *(o.numel for o in self.operands)) >= I32_LIMIT
+
+    @cached_property
     def index_items(self) -> tuple[int | None, ...]:
-        """Which tensor of the index operand each index is; None where it is a single tensor."""
+        """Position of each index tensor in the index operand's list; (None,) where the operand is a single tensor."""
         if self.index.kind is OperandKind.TENSOR_LIST:
             return tuple(range(self.index.count))
         return (None,)
 
     @cached_property
-    def position_axes(self) -> tuple[int, ...]:
-        """Strides, by iteration dimension, that number the elements of the index tensor row-major."""
+    def position_strides(self) -> tuple[int, ...]:
+        """For each dimension, its stride in the row-major numbering of the index tensor's elements."""
         strides = packed_strides(self.index.shape)
         return tuple(0 if axis is None else strides[axis] for axis in self.index_axes)
 
-    @cached_property
-    def duplicates_possible(self) -> int:
-        """How many contributions can meet in one element of the table."""
-        return self.fold[1]
 
-
-@lru_cache(maxsize=4096)
+@fact
 def geometry(desc: IndexingDescriptor) -> Geometry:
-    """The geometry of an indexing descriptor."""
+    """The geometry of ``desc``."""
     o = {operand.name: operand for operand in desc.operands()}
     match desc:
         case GatherDescriptor():
@@ -144,13 +182,18 @@ def geometry(desc: IndexingDescriptor) -> Geometry:
     raise TypeError(f"no indexing geometry for {type(desc).__name__}")
 
 
+# In each of these the iteration space is the dense operand's shape, so dense axes are 0, 1, 2, ...
+
+
 def _full(shape: tuple[int, ...], dim: int, dense: Operand, table: Operand, index: Operand) -> Geometry:
+    """One index per element, along ``dim``."""
     axes: Axes = tuple(range(len(shape)))
     table_axes = tuple(None if a == dim else a for a in range(len(shape)))
     return Geometry(shape, dense, axes, table, table_axes, index, axes, (dim,))
 
 
 def _slices(shape: tuple[int, ...], dim: int, dense: Operand, table: Operand, index: Operand) -> Geometry:
+    """A 1-D index: one per slice along ``dim``."""
     axes: Axes = tuple(range(len(shape)))
     table_axes = tuple(None if a == dim else a for a in range(len(shape)))
     index_axes = tuple(0 if a == dim else None for a in range(len(shape)))
@@ -158,20 +201,9 @@ def _slices(shape: tuple[int, ...], dim: int, dense: Operand, table: Operand, in
 
 
 def _leading(dense: Operand, table: Operand, index: Operand, indexed: int = 1, padding: int | None = None) -> Geometry:
+    """Indices into the ``indexed`` leading axes of the table; the dense operand has their shape, then the rest."""
     axes: Axes = tuple(range(len(dense.shape)))
     n = len(index.shape)
     table_axes: Axes = (*(None,) * n, *range(indexed, len(table.shape)))
     index_axes: Axes = (*range(n), *(None,) * (len(dense.shape) - n))
     return Geometry(dense.shape, dense, axes, table, table_axes, index, index_axes, tuple(range(indexed)), padding)
-
-
-def accumulates(desc: Any) -> bool:
-    """Whether the op adds into its table."""
-    return not isinstance(
-        desc, (GatherDescriptor, IndexSelectDescriptor, EmbeddingDescriptor, ScatterDescriptor)
-    ) and not (isinstance(desc, IndexPutDescriptor) and not desc.accumulate)
-
-
-def keeps(desc: Any) -> bool:
-    """Whether the table's former contents enter the result (as an addend, or where nothing is written)."""
-    return isinstance(desc, IndexPutDescriptor) or getattr(desc, "accumulate", True)

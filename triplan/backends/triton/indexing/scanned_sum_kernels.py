@@ -1,4 +1,4 @@
-"""Sums of few contributions in one launch, without sorting them: the sums that ``segment_kernels`` defines."""
+"""Sums of few contributions in one launch, without a sort, in the order that ``segments_kernels`` defines."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -53,10 +53,12 @@ def scanned_kernel(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """The same sums of at most BLOCK <= CHUNK * CHUNK contributions in one launch, without sorting them all.
+    """table[slot] = sum of the contributions whose key is ``slot``, added to what the table holds with KEEP.
 
-    A program looks at all keys. If its position is the first of its slot, it lists its equals, ascending, in ``order``
-    (where they would stand if all were sorted, so that no two slots' lists meet) and adds them.
+    ``dense`` (count, outer x inner lanes), ``table`` (slots, outer x inner), of any strides; count <= BLOCK <= CHUNK *
+    CHUNK; ``order`` (count,) i32. A program looks at all keys. If its own position is the first with its key, it lists
+    the positions with this key, ascending, in ``order`` (at the place that a sort would give them, so that the lists of
+    two slots never overlap) and adds their contributions, ROWS x COLS lanes at a time.
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, COLS)
@@ -76,9 +78,9 @@ def scanned_kernel(
     if (earlier == 0) & (own_key < slots):
         length = tl.sum(same.to(tl.int32), axis=0)
         start = tl.sum((live_key & (key < own_key)).to(tl.int32), axis=0)
-        # Programs of one slot's other columns write the same positions to the same places.
+        # Programs of the same slot's other lanes write the same positions to the same places.
         tl.store(order + start + tl.cumsum(same.to(tl.int32), axis=0) - 1, j, mask=same)
-        tl.debug_barrier()  # the list is read back by other threads than wrote it
+        tl.debug_barrier()  # threads read what other threads of the program have written
         row = (pid // col_blocks) % row_blocks * ROWS + tl.arange(0, ROWS)
         col = pid % col_blocks * COLS + tl.arange(0, COLS)
         live = (row < outer)[:, None] & (col < inner)[None, :]

@@ -1,88 +1,160 @@
-"""From sorted indices to the launches that sum their segments."""
+"""Launches that sum sorted segments into the table, and what may be said of such sums.
+
+A segment is the run of sorted contributions to one slot. ``segments_kernels`` defines the order of the additions:
+``sorted_sum`` and ``scanned_sum`` both keep to it, and have one numerics id.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import triton.language as tl
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, padded, strides, values
-from triplan.backends.triton.indexing import scanned_sum_kernels as scanned
-from triplan.backends.triton.indexing import segments_kernels as segments
-from triplan.backends.triton.indexing import sorting as sort
-from triplan.backends.triton.indexing.geometry import keeps
-from triplan.backends.triton.indexing.launches import common, policy, wide
-from triplan.sku import ElementKind
+from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, padded, strides, values
+from triplan.backends.triton.indexing import segments_kernels as kernels
+from triplan.backends.triton.indexing import sorting
+from triplan.backends.triton.indexing.arguments import alpha
+from triplan.backends.triton.indexing.geometry import geometry
+from triplan.backends.triton.indexing.registration import fits_grid
+from triplan.backends.triton.indexing.sorting import Buffers, Sorted, buffers, sorted_view
+from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
+from triplan.descriptors import IndexingDescriptor
+from triplan.sku import PrecisionGuarantee, Support
 
-#: Up to this many, every program of one launch looks at all of them.
-SCANNED = 512
-#: Columns of a program that sums groups of chunks.
+#: Columns of the widest tile, for elements of up to 4 bytes and for longer ones.
+MAX_COLS = 1024
+MAX_COLS_64_BIT = 512
+#: A row at least this wide gets a program of its own.
+WIDE_COLS = 256
+#: Columns per warp of such a program.
+WARP_COLS = 256
+#: Threads of a program of narrow rows, each with one 16-byte vector.
+THREADS = 128
+VECTOR_BYTES = 16
+WARP_BYTES = 32 * VECTOR_BYTES
+#: Contributions that a program has in flight.
+UNROLL = 4
+#: The same in ``chunks_kernel``, where ptxas spills an address in some configurations with more. It has many programs.
+CHUNKS_UNROLL = 2
+#: Columns of a program of ``groups_kernel``: wide, as nearly all programs find nothing to do.
 GROUP_COLS = 1024
-#: Slots that a program of wide rows sums in turns, and contributions that it asks for at a time after the first two.
-LOOP, AT_A_TIME = 4, 2
+GROUP_WARP_COLS = 128
+GROUP_UNROLL = 8
+#: Slots that a program of ``wide_kernel`` sums one after another, and contributions that it loads at a time after the
+#: first two of a slot.
+LOOP = 4
+LOOP_UNROLL = 2
+#: Sorted positions for which a tile is chosen where programs are launched for positions: a program looks at CHUNK keys
+#: behind each.
+POSITIONS = 16
+
+
+# --- guarantees ---
+
+
+def most_additions(count: int) -> int:
+    """The most additions that one of ``count`` contributions passes through.
+
+    Those of its chunk, of its group, of the groups, and of what the table held.
+    """
+    chunks = -(-count // sorting.CHUNK)
+    return min(count, sorting.CHUNK) + min(chunks, sorting.CHUNK) + -(-chunks // sorting.CHUNK) + 1
+
+
+def guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    additions = most_additions(geometry(desc).most_contributions)
+    return sum_guarantee(desc, desc.element.compute, ordered=True, additions=additions)
+
+
+def numerics(desc: IndexingDescriptor) -> str | None:
+    return sum_numerics(desc, "sorted-sum")
+
+
+# --- tiles ---
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """ROWS by COLS of a program, its warps, and how many contributions it has in flight."""
+    """``rows`` x ``cols`` elements of a program, and its warps."""
 
     rows: int
     cols: int
     warps: int
-    unroll: int
 
-    @property
-    def constexprs(self) -> dict[str, int]:
-        return {"ROWS": self.rows, "COLS": self.cols, "UNROLL": self.unroll}
+    def programs(self, rows: int, cols: int) -> int:
+        return -(-rows // self.rows) * -(-cols // self.cols)
 
 
-def tile(desc: Any, rows: int, inner: int) -> Tile:
-    """A wide row gets a program of its own, at 256 columns a warp; narrow ones share one, at 16 bytes a thread."""
-    cols = min(_ceil_power(inner), 1024 if desc.element.itemsize < 8 else 512)
-    if cols >= 256:
-        return Tile(1, cols, cols // 256, 4)
-    vector = min(16 // desc.element.itemsize, cols)
-    return Tile(min(128 * vector // cols, _ceil_power(rows)), cols, 4, 4)
+def tile(desc: IndexingDescriptor, rows: int, inner: int) -> Tile:
+    """The tile for ``rows`` rows of ``inner`` elements: one wide row, or as many narrow ones as fill the threads."""
+    cols = min(ceil_power(inner), MAX_COLS if desc.element.itemsize < 8 else MAX_COLS_64_BIT)
+    if cols >= WIDE_COLS:
+        return Tile(1, cols, cols // WARP_COLS)
+    vector = min(VECTOR_BYTES // desc.element.itemsize, cols)
+    return Tile(min(THREADS * vector // cols, ceil_power(rows)), cols, THREADS // 32)
 
 
-def _filled(desc: Any, t: Tile) -> int:
-    """Warps of a tile, but no more than 16 bytes a thread fill."""
-    itemsize: int = desc.element.itemsize
-    return min(t.warps, max(t.rows * t.cols * itemsize // 512, 1))
+def lanes_tile(desc: IndexingDescriptor, s: Sorted) -> Tile:
+    """The tile of one contribution's lanes."""
+    return tile(desc, s.outer, s.inner)
 
 
-def _lane_arguments(desc: Any, s: sort.Sorted) -> tuple[dict[str, Arg], dict[str, Any]]:
-    """Arguments and constexprs that say where contributions and slots lie."""
+def _items(s: Sorted) -> int:
+    """What ``segments_kernel`` launches programs for: slots, or sorted positions."""
+    return s.slots if s.by_slot else s.count
+
+
+def _items_tile(desc: IndexingDescriptor, s: Sorted) -> Tile:
+    return tile(desc, s.slots if s.by_slot else min(s.count, POSITIONS), s.inner)
+
+
+def _windows(s: Sorted) -> int:
+    return -(-s.count // sorting.CHUNK)
+
+
+def fits_grids(desc: IndexingDescriptor) -> Support:
+    """Whether the largest launch fits in a grid."""
+    s = sorted_view(desc)
+    own = s.outer * _items_tile(desc, s).programs(_items(s), s.inner)
+    chunks = lanes_tile(desc, s).programs(s.outer, s.inner)
+    return fits_grid(max(own, _windows(s) * max(chunks, -(-s.lanes // GROUP_COLS))))
+
+
+# --- launches ---
+
+
+def lane_arguments(desc: IndexingDescriptor, s: Sorted) -> tuple[dict[str, Arg], dict[str, Any]]:
+    """Arguments and constexprs that say where contributions lie."""
     g = s.g
-    offsets_wide = wide(g)
     flat = g.dense.layout.packed and g.table.layout.packed
     args: dict[str, Arg] = {
         "dense": values(g.dense),
-        "alpha": common(desc, g)["alpha"],
+        "alpha": alpha(desc, desc.element.compute),
         "count": Int(s.count),
         "slots": Int(s.slots),
         "outer": Int(s.outer),
-        "inner": Int(s.inner, offsets_wide, power_of_two_in(s.inner)),
+        "inner": Int(s.inner, g.wide, power_of_two_in(s.inner)),
         "outer_sizes": None if flat else s.before.sizes(),
         "outer_dense": None if flat else s.before.dense(),
         "inner_sizes": None if flat else s.behind.sizes(),
         "inner_dense": None if flat else s.behind.dense(),
-        "step_sizes": None if flat else s.loop.sizes(),
-        "step_dense": None if flat else s.loop.dense(),
+        "step_sizes": None if flat else s.steps.sizes(),
+        "step_dense": None if flat else s.steps.dense(),
     }
     constexprs = {
         "FLAT": flat,
-        "OFFSET": tl.int64 if offsets_wide else tl.int32,
+        "OFFSET": tl.int64 if g.wide else tl.int32,
         "COMPUTE": TL[desc.element.compute],
-        "CHUNK": sort.CHUNK,
+        "CHUNK": sorting.CHUNK,
     }
     return args, constexprs
 
 
-def _table_arguments(s: sort.Sorted, flat: bool) -> dict[str, Arg]:
+def table_arguments(s: Sorted, flat: bool) -> dict[str, Arg]:
+    """Arguments that say where slots lie."""
     table = s.g.table
     return {
         "table": values(table),
@@ -93,120 +165,76 @@ def _table_arguments(s: sort.Sorted, flat: bool) -> dict[str, Arg]:
     }
 
 
-def sum_launches(desc: Any, stored: bool = False) -> list[Launch]:
-    """Sums of the sorted segments into the table."""
-    s, b, at = sort.view(desc), sort.buffers(desc, stored), sort.sorted_in(desc)
-    lanes, constexprs = _lane_arguments(desc, s)
+def sum_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]:
+    """Sums of the sorted segments into the table: of all late chunks and groups first, then of each segment."""
+    s, b = sorted_view(desc), buffers(desc, stored)
+    lanes, constexprs = lane_arguments(desc, s)
     args: dict[str, Arg] = {
         **lanes,
-        "keys": b.keys[at],
-        "order": b.order[at],
-        "partials": b.partials if s.count > sort.CHUNK else None,
+        "keys": b.keys[s.result],
+        "order": b.order[s.result],
+        "partials": b.partials if s.count > sorting.CHUNK else None,
         "steps": Int(s.count.bit_length()),
     }
-    return [*_long_launches(desc, s, args, constexprs), _segment_launch(desc, s, b, args, constexprs)]
+    launches = []
+    if s.count > sorting.CHUNK:
+        launches.append(_chunks_launch(desc, s, args, constexprs))
+    if s.count > sorting.CHUNK * sorting.CHUNK:
+        launches.append(_groups_launch(s, args))
+    t = _items_tile(desc, s)
+    if s.by_slot and t.rows == 1 and constexprs["FLAT"]:
+        return [*launches, _wide_launch(s, b, t, args, constexprs)]
+    return [*launches, _segments_launch(s, b, t, args, constexprs)]
 
 
-def scanned_launch(desc: Any) -> Launch:
-    """The one launch for up to SCANNED contributions; it keeps their positions at the start of the workspace."""
-    s = sort.view(desc)
-    args, constexprs = _lane_arguments(desc, s)
-    keys = sort.key_arguments(desc, s)
-    del keys["lane_strides"]  # None: one index serves a slice
-    t = tile(desc, s.outer, s.inner)
-    unroll = t.unroll if constexprs["FLAT"] else 1  # ptxas spills an address of strided operands otherwise
+def _chunks_launch(desc: IndexingDescriptor, s: Sorted, args: dict[str, Arg], constexprs: dict[str, Any]) -> Launch:
+    t = lanes_tile(desc, s)
+    filled = max(t.rows * t.cols * desc.element.itemsize // WARP_BYTES, 1)
     return Launch(
-        scanned.scanned_kernel,
-        scanned_grid(desc),
-        {
-            **args,
-            **keys,
-            **_table_arguments(s, constexprs["FLAT"]),
-            "order": Scratch(0, ElementKind.I32),
-        },
-        {**constexprs, **policy(desc, s.g), "KEEP": keeps(desc), **t.constexprs, "UNROLL": unroll, "BLOCK": SCANNED},
-        num_warps=4,
+        kernels.chunks_kernel,
+        _windows(s) * t.programs(s.outer, s.inner),
+        args,
+        {**constexprs, "ROWS": t.rows, "COLS": t.cols, "UNROLL": CHUNKS_UNROLL},
+        num_warps=min(t.warps, filled),
     )
 
 
-def scanned_grid(desc: Any) -> int:
-    """Programs of ``scanned_launch``."""
-    s = sort.view(desc)
-    t = tile(desc, s.outer, s.inner)
-    return s.count * -(-s.outer // t.rows) * -(-s.inner // t.cols)
-
-
-def _long_launches(desc: Any, s: sort.Sorted, args: dict[str, Arg], constexprs: dict[str, Any]) -> Iterator[Launch]:
-    """Sums of all chunks but a segment's first, where a segment can have several, and of groups of them."""
-    windows = -(-s.count // sort.CHUNK)
-    if s.count <= sort.CHUNK:
-        return
-    t = tile(desc, s.outer, s.inner)
-    programs = windows * -(-s.outer // t.rows) * -(-s.inner // t.cols)
-    # Two contributions in flight: else ptxas spills an address in some configurations. There are many programs.
-    constexprs = {**constexprs, **t.constexprs, "UNROLL": 2}
-    yield Launch(segments.chunks_kernel, programs, args, constexprs, num_warps=_filled(desc, t))
-    if s.count <= sort.CHUNK * sort.CHUNK:
-        return
-    cols = min(_ceil_power(s.lanes), GROUP_COLS)  # wide: nearly all programs find nothing to do
-    yield Launch(
-        segments.groups_kernel,
-        -(-windows // sort.CHUNK) * -(-s.lanes // cols),
+def _groups_launch(s: Sorted, args: dict[str, Arg]) -> Launch:
+    cols = min(ceil_power(s.lanes), GROUP_COLS)
+    return Launch(
+        kernels.groups_kernel,
+        -(-_windows(s) // sorting.CHUNK) * -(-s.lanes // cols),
         {
             **{name: args[name] for name in ("keys", "partials", "count", "slots", "steps")},
             "lanes": Int(s.lanes, s.lanes >= I32_LIMIT, power_of_two_in(s.lanes)),
         },
-        {"CHUNK": sort.CHUNK, "COLS": cols, "UNROLL": 8},
-        num_warps=max(cols // 128, 1),
+        {"CHUNK": sorting.CHUNK, "COLS": cols, "UNROLL": GROUP_UNROLL},
+        num_warps=max(cols // GROUP_WARP_COLS, 1),
     )
 
 
-def _segment_launch(
-    desc: Any, s: sort.Sorted, b: sort.Buffers, args: dict[str, Arg], constexprs: dict[str, Any]
-) -> Launch:
-    slots, t = sort.by_slot(desc, s), _segment_tile(desc, s)
-    if slots and t.rows == 1 and constexprs["FLAT"]:
-        wide_args = ("dense", "order", "partials", "alpha", "count", "slots", "outer", "inner")
-        known = {name: constexprs[name] for name in ("OFFSET", "COMPUTE", "CHUNK")}
-        return Launch(
-            segments.wide_kernel,
-            s.outer * -(-s.slots // LOOP) * -(-s.inner // t.cols),
-            {**{name: args[name] for name in wide_args}, "table": values(s.g.table), "starts": b.starts},
-            {**known, "KEEP": keeps(desc), "COLS": t.cols, "UNROLL": AT_A_TIME, "LOOP": LOOP},
-            num_warps=t.warps,
-        )
-    items = s.slots if slots else s.count
+def _wide_launch(s: Sorted, b: Buffers, t: Tile, args: dict[str, Arg], constexprs: dict[str, Any]) -> Launch:
+    shared = ("dense", "order", "partials", "alpha", "count", "slots", "outer", "inner")
+    known = {name: constexprs[name] for name in ("OFFSET", "COMPUTE", "CHUNK")}
     return Launch(
-        segments.segments_kernel,
-        s.outer * -(-items // t.rows) * -(-s.inner // t.cols),
-        {
-            **args,
-            **_table_arguments(s, constexprs["FLAT"]),
-            "starts": b.starts if slots else None,
-            "items": Int(items),
-        },
-        {**constexprs, "KEEP": keeps(desc), **t.constexprs},
+        kernels.wide_kernel,
+        s.outer * -(-s.slots // LOOP) * -(-s.inner // t.cols),
+        {**{name: args[name] for name in shared}, "table": values(s.g.table), "starts": b.starts},
+        {**known, "KEEP": s.g.keeps, "COLS": t.cols, "UNROLL": LOOP_UNROLL, "LOOP": LOOP},
         num_warps=t.warps,
     )
 
 
-def _segment_tile(desc: Any, s: sort.Sorted) -> Tile:
-    items = s.slots if sort.by_slot(desc, s) else min(s.count, 16)  # a program looks at CHUNK keys behind each position
-    return tile(desc, items, s.inner)
-
-
-def largest_grid(desc: Any) -> int:
-    """Programs of the largest launch."""
-    s = sort.view(desc)
-    own, late = _segment_tile(desc, s), tile(desc, s.outer, s.inner)
-    items = s.slots if sort.by_slot(desc, s) else s.count
-    chunks = -(-s.outer // late.rows) * -(-s.inner // late.cols)
-    windows = -(-s.count // sort.CHUNK)
-    return max(
-        s.outer * -(-items // own.rows) * -(-s.inner // own.cols),
-        windows * max(chunks, -(-s.lanes // GROUP_COLS)),
+def _segments_launch(s: Sorted, b: Buffers, t: Tile, args: dict[str, Arg], constexprs: dict[str, Any]) -> Launch:
+    return Launch(
+        kernels.segments_kernel,
+        s.outer * t.programs(_items(s), s.inner),
+        {
+            **args,
+            **table_arguments(s, constexprs["FLAT"]),
+            "starts": b.starts if s.by_slot else None,
+            "items": Int(_items(s)),
+        },
+        {**constexprs, "KEEP": s.g.keeps, "ROWS": t.rows, "COLS": t.cols, "UNROLL": UNROLL},
+        num_warps=t.warps,
     )
-
-
-def _ceil_power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()

@@ -1,14 +1,14 @@
-"""Sums over sorted segments: the contributions to one slot, ascending in position, in an order that is fixed.
+"""Sums over sorted segments: a segment is the run of contributions to one slot, ascending in position.
 
-The order is defined by the segment alone. Contributions are added one after another in chunks of CHUNK, counted from
-the segment's start; chunk sums one after another in groups of CHUNK chunks, the first group starting with the first
-chunk; group sums one after another; and the result is added to what the table held. No reduction across lanes takes
-part, so neither block sizes nor the number of warps can show in the bits.
+The order of the additions is defined by the segment alone. Contributions are added one after another in chunks of
+CHUNK, counted from the segment's start; then the chunks' sums one after another in groups of CHUNK chunks, the first
+group starting with the first chunk; then the groups' sums one after another; and the result is added to what the table
+held. No reduction across lanes takes part, so the bits depend neither on block sizes nor on the number of warps.
 
-The first chunk of a segment is summed by ``segments_kernel``, which owns the table's elements. The others, of which at
-most one starts in any window of CHUNK sorted positions, are summed by ``chunks_kernel`` into a row of ``partials`` of
-that window, and the rows of whole groups by ``groups_kernel``: a slot that all contributions meet in is summed by all
-multiprocessors. Where no segment is long, both return after two or three loads.
+The first chunk of a segment is summed by ``segments_kernel``, which owns the table's elements. Of the others (*late*
+chunks) at most one starts in any window of CHUNK sorted positions: ``chunks_kernel`` sums it into the row of
+``partials`` of that window, and ``groups_kernel`` sums the rows of whole groups. So even a slot that receives all
+contributions is summed by all multiprocessors. Where no segment is long, both return after two or three loads.
 """
 
 # mypy: ignore-errors
@@ -23,12 +23,15 @@ from triplan.backends.triton.indexing.sorting_kernels import lower_bound
 
 @triton.jit
 def add_scaled(acc, x, alpha):
-    """acc + x * alpha with one rounding, stated, so that every kernel rounds alike whatever a compiler would fuse."""
+    """acc + x * alpha with one rounding.
+
+    The FMA is explicit: otherwise the compiler would fuse in one kernel and not in another, and their bits differ.
+    """
     x = x.to(acc.dtype)
     if alpha is None:
         acc += x
     elif acc.dtype.is_floating():
-        # Interpreted, a number would pass through f32 on its way into fma.
+        # A tensor, because in Triton's interpreter a plain number would pass through f32 on its way into fma.
         acc = tl.fma(x, tl.full((), alpha, acc.dtype), acc)
     else:
         acc += x * alpha
@@ -37,7 +40,7 @@ def add_scaled(acc, x, alpha):
 
 @triton.jit
 def walk(position, span, sizes, strides, FLAT: tl.constexpr, OFFSET: tl.constexpr):
-    """Elements from an operand's start to ``position`` along some dimensions: packed and ``span`` apart, or strided."""
+    """position * span if FLAT, else the offset of ``position``, numbered over ``sizes``, under ``strides``."""
     if FLAT:
         offset = position.to(OFFSET) * span
     else:
@@ -50,9 +53,10 @@ def add_contributions(
     acc, dense, order, first, last, live, alpha, inner, sizes, strides, FLAT: tl.constexpr, OFFSET: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """acc [ROWS, COLS] plus, in each row, contributions order[first:last] one after another.
+    """acc[r, c] + sum of alpha * dense[order[i], c] for i in first[r] ... last[r] - 1, one after another.
 
-    ``dense`` [ROWS, COLS] addresses the lanes of the contribution at position 0.
+    ``acc`` (ROWS, COLS); ``first`` and ``last`` (ROWS,); ``dense`` (ROWS, COLS) addresses the lanes of the contribution
+    at position 0. UNROLL contributions are loaded at a time.
     """
     length = tl.max(last - first, axis=0)
     for step in range(0, length, UNROLL):
@@ -68,7 +72,10 @@ def add_contributions(
 
 @triton.jit
 def add_partials(acc, partials, lanes, row, first, last, stride, live, UNROLL: tl.constexpr):
-    """acc plus rows row + first, row + first + stride, ... below row + last of ``partials``, one after another."""
+    """acc[r, c] + sum of partials[row[r] + k, c] for k in range(first[r], last[r], stride), one after another.
+
+    ``acc`` (ROWS, COLS); ``row``, ``first`` and ``last`` (ROWS,); ``partials`` addresses row 0, rows ``lanes`` apart.
+    """
     length = tl.max(last - first, axis=0)
     for step in range(0, length, UNROLL * stride):
         for u in tl.static_range(UNROLL):
@@ -81,10 +88,11 @@ def add_partials(acc, partials, lanes, row, first, last, stride, live, UNROLL: t
 
 @triton.jit
 def late_chunk(keys, count, window, slots, steps, CHUNK: tl.constexpr):
-    """The chunk, other than a segment's first, that starts in ``window``: its start, its number, whether there is one.
+    """(start, number within its segment, whether it exists) of the late chunk that starts in ``window``.
 
-    Such a chunk's segment covers the CHUNK positions before it as well, and with them the window's first position and
-    one half a window away from that: two loads tell most windows that they have none.
+    ``keys`` (count,) i32, sorted. The segment of such a chunk also covers the CHUNK positions before it, and so the
+    window's first position and the one half a window before or behind that: two loads suffice to see that most windows
+    have no late chunk.
     """
     first = window * CHUNK
     key = tl.load(keys + first)
@@ -103,7 +111,7 @@ def late_chunk(keys, count, window, slots, steps, CHUNK: tl.constexpr):
 
 @triton.jit
 def segment_end(keys, start, reach, count, steps):
-    """Where the equals of keys[start] end, or start + reach if that comes first."""
+    """The end of the run of keys equal to keys[start], at most start + reach."""
     return lower_bound(keys, tl.load(keys + start) + 1, start, tl.minimum(start + reach, count), steps)
 
 
@@ -133,9 +141,10 @@ def chunks_kernel(
     COLS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """partials[window, lane] = the sum of the late chunk that starts in ``window``, if there is one.
+    """partials[window, lane] = sum of the late chunk that starts in ``window``, if there is one.
 
-    A program sums ROWS of the outer lanes times COLS of the inner ones.
+    ``dense`` (count, outer x inner lanes), of any strides; ``keys`` and ``order`` (count,) i32; ``partials`` (windows,
+    outer * inner) in COMPUTE. A program sums ROWS of the outer lanes times COLS of the inner ones.
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, COLS)
@@ -169,9 +178,10 @@ def groups_kernel(
     COLS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """partials[w] += the following CHUNK - 1 rows, where a group other than a segment's first starts in window w.
+    """partials[w] += sum of partials[w + 1 ... w + CHUNK - 1], where a group other than a segment's first starts in w.
 
-    A group is to CHUNK chunks what a chunk is to CHUNK positions: at most one starts in as many windows.
+    ``keys`` (count,) i32; ``partials`` (windows, lanes). A group has CHUNK chunks as a chunk has CHUNK positions: at
+    most one starts in CHUNK windows.
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(lanes, COLS)
@@ -224,10 +234,12 @@ def segments_kernel(
     COLS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """table = sums of segments, added to what it holds with KEEP (else every element is written).
+    """table[slot, lane] = sum of the slot's segment, added to what the table holds with KEEP.
 
-    A program takes COLS inner lanes of ROWS items: slots, whose segments ``starts`` bounds; or, where that is None,
-    sorted positions, of which those that start a segment do its work.
+    ``dense`` (count, outer x inner lanes) and ``table`` (slots, outer x inner), of any strides; ``keys`` and ``order``
+    (count,) i32; ``starts`` (slots + 1,) i32; ``partials`` (windows, outer * inner) in COMPUTE. A program takes COLS
+    inner lanes of ROWS items: slots, whose segments ``starts`` bounds; or, if ``starts`` is None, sorted positions, and
+    the position that starts a segment sums it. With KEEP slots without contributions are not written.
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, COLS)
@@ -308,10 +320,12 @@ def wide_kernel(
     UNROLL: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    """The same for packed operands and wide rows, where programs go to slots: COLS lanes of LOOP slots, in turns.
+    """table[slot, lane] = sum of the slot's segment, added to what the table holds with KEEP.
 
-    A segment's bounds, its first positions and its first values depend on each other, each a trip to memory. The
-    first two of the next slot are on their way while this one is summed: only the third is waited for.
+    As ``segments_kernel`` with ``starts``, for packed operands and wide rows: a program takes COLS inner lanes of LOOP
+    slots, one after another. A segment's bounds, its first positions and its first values depend on each other, and
+    each is a round trip to memory. The bounds and positions of the next slot are loaded while this one is summed, so
+    that only the values are waited for.
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, COLS)
@@ -338,7 +352,7 @@ def wide_kernel(
                 held = tl.load(own, mask=owned, other=0)
             else:
                 owned = live
-            # Both are asked for before either is added.
+            # Both loads are issued before either value is added.
             x = tl.load(dense + (one.to(OFFSET) * inner + col), mask=live & (first < last), other=0)
             y = tl.load(dense + (two.to(OFFSET) * inner + col), mask=live & (first + 1 < last), other=0)
             acc = tl.zeros((COLS,), COMPUTE)

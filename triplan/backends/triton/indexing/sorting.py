@@ -1,33 +1,139 @@
-"""From an indexing geometry to the launches that sort its indices, and to the scratch of sorted sums."""
+"""Launches that sort the contributions of a descriptor by table slot, and the scratch of sums over the sorted segments.
+
+Contributions, keys and slots are those of ``Sorted``; ``sorting_kernels`` says how the sort works.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
-from triplan.backends.triton.indexing import sorting_kernels as sorting
-from triplan.backends.triton.indexing.geometry import Geometry, geometry, keeps
-from triplan.backends.triton.indexing.launches import Walk, axis_arguments, common, policy
-from triplan.descriptors import packed_strides
+from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch
+from triplan.backends.triton.common.offsets import padded_bytes
+from triplan.backends.triton.indexing import sorting_kernels as kernels
+from triplan.backends.triton.indexing.arguments import Walk, axis_arguments, padding, policy, status
+from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.descriptors import IndexingDescriptor, packed_strides
 from triplan.sku import ElementKind
+from triplan.sku.facts import fact
 
-#: Contributions in a chunk and chunks in a group: part of what ``sorted-sum`` means, so it can't change without it.
+#: Contributions in a chunk, and chunks in a group. Part of the meaning of the numerics id ``sorted-sum``: a change is a
+#: new version.
 CHUNK = 32
-#: Up to this many contributions are ranked by comparing all pairs, in one launch.
+#: The most contributions that are ranked by comparing all pairs, in one launch. Untuned.
 RANKED = 4096
-#: Bits of a digit of the radix sort: as wide as a block's histogram stays cheap, as few passes and launches as can be.
+#: Contributions that a program of ``rank_kernel`` ranks, and those that it compares with them at a time. Untuned.
+RANK_OWN = 16
+RANK_BLOCK = 512
+#: Bits of a digit of the radix sort: few passes, and a block's histogram is still cheap.
 DIGIT_BITS = 9
-#: Keys sorted at a time, the most tiles of them, and the tiles that a program scans at a time.
-SORT_BLOCK, MAX_TILES, SCAN_TILES = 512, 2048, 256
-#: With more slots than this many a contribution, programs go to contributions instead of slots.
+#: Fewer bits make no pass cheaper.
+MIN_DIGIT_BITS = 8
+#: Keys that a program sorts at a time.
+SORT_BLOCK = 512
+#: The most tiles (programs) of the radix sort.
+MAX_TILES = 2048
+#: Tiles and digits that a program of ``scan_kernel`` scans at a time, and its warps. Untuned.
+SCAN_TILES = 256
+SCAN_DIGITS = 8
+SCAN_WARPS = 8
+#: Slots of a program of ``starts_kernel``. Untuned.
+STARTS_BLOCK = 256
+#: With more slots per contribution than this, programs are launched for contributions instead of slots. Untuned.
 SPARSE = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Sorted:
+    """What is sorted.
+
+    Where one index serves a slice, a contribution is a slice of ``outer`` times ``inner`` lanes, and its key the
+    position under its indices. Where every element has an index, a contribution is one element (one lane), and its key
+    the number of its table element, row-major.
+
+    Attributes:
+        g: the geometry.
+        count: contributions.
+        slots: the number of different keys; the key of a dropped contribution is ``slots``.
+        outer, inner: lanes before and behind the dimensions along which contributions are numbered.
+        steps: those dimensions.
+        before, behind: the dimensions of ``outer`` and of ``inner``.
+        slot_axes: the table's axes that a key numbers.
+    """
+
+    g: Geometry
+    count: int
+    slots: int
+    outer: int
+    inner: int
+    steps: Walk
+    before: Walk
+    behind: Walk
+    slot_axes: tuple[int, ...]
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a contribution."""
+        return self.outer * self.inner
+
+    @property
+    def by_slot(self) -> bool:
+        """Whether programs are launched for slots: every slot must be written, or there are few enough."""
+        return not self.g.keeps or self.slots <= SPARSE * self.count
+
+    @property
+    def radix(self) -> bool:
+        """Whether the radix sort is used; else all pairs are compared."""
+        return self.count > RANKED
+
+    @property
+    def passes(self) -> int:
+        """Passes of the radix sort over keys 0 to ``slots``."""
+        return max(1, -(-self.slots.bit_length() // DIGIT_BITS))
+
+    @property
+    def digit_bits(self) -> int:
+        """Bits of a digit in each pass."""
+        return max(-(-self.slots.bit_length() // self.passes), MIN_DIGIT_BITS)
+
+    @property
+    def result(self) -> int:
+        """Which of the two buffers of keys and positions holds them sorted."""
+        return self.passes % 2 if self.radix else 0
+
+    @property
+    def tiling(self) -> tuple[int, int]:
+        """(tiles, blocks of SORT_BLOCK keys in each) of the radix sort."""
+        blocks = -(-self.count // SORT_BLOCK)
+        each = -(-blocks // MAX_TILES)
+        return -(-blocks // each), each
+
+
+@fact
+def sorted_view(desc: IndexingDescriptor) -> Sorted:
+    """How the contributions of ``desc`` are sorted."""
+    g = geometry(desc).sliced
+    outer, count, inner = g.fold
+    dims = range(len(g.sizes))
+    if g.full:
+        axes = tuple(range(len(g.table.shape)))
+        return Sorted(g, g.numel, g.table.numel, 1, 1, Walk(g, dims), Walk(g, []), Walk(g, []), axes)
+    before, behind = Walk(g, dims[: g.loop[0]]), Walk(g, dims[g.loop[-1] + 1 :])
+    return Sorted(g, count, g.slots, outer, inner, Walk(g, g.loop), before, behind, g.indexed)
+
+
+@dataclass(frozen=True, slots=True)
 class Buffers:
-    """Where the scratch of one plan lies, in bytes: keys and positions twice, counts, segment starts, partial sums."""
+    """Where the scratch of one plan lies.
+
+    Attributes:
+        keys, order: keys and positions, of which the sort uses two buffers each (one, where all pairs are compared).
+        counts, totals: of digits, by tile and in all.
+        starts: the first sorted position of each slot, and the end.
+        partials: sums of chunks.
+        status: the lowest bad position that a stored sort found.
+        nbytes: bytes of the workspace.
+        stored_nbytes: bytes of prepared indices.
+    """
 
     keys: tuple[Scratch, Scratch]
     order: tuple[Scratch, Scratch]
@@ -40,172 +146,96 @@ class Buffers:
     stored_nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sorted:
-    """What is sorted, and what each sorted thing moves.
+@fact
+def buffers(desc: IndexingDescriptor, stored: bool = False) -> Buffers:
+    """The scratch of a sorted sum of ``desc``.
 
-    Where one index serves a slice, contributions are slices, each of ``outer`` times ``inner`` lanes, and keys are
-    positions under the indices. Where the index differs between elements, contributions are elements, and keys are
-    elements of the table, numbered row-major.
+    ``stored``: the sort's results lie in storage of their own (prepared indices), together with ``status``.
     """
-
-    g: Geometry
-    count: int
-    slots: int
-    outer: int
-    inner: int
-    loop: Walk
-    before: Walk
-    behind: Walk
-    slot_axes: tuple[int, ...]
-
-    @property
-    def lanes(self) -> int:
-        return self.outer * self.inner
-
-
-@lru_cache(maxsize=1024)
-def view(desc: Any) -> Sorted:
-    """How ``desc`` is sorted."""
-    g = geometry(desc).sliced
-    outer, count, inner = g.fold
-    dims = range(len(g.sizes))
-    if g.full:
-        axes = tuple(range(len(g.table.shape)))
-        return Sorted(g, g.numel, g.table.numel, 1, 1, Walk(g, dims), Walk(g, []), Walk(g, []), axes)
-    before, behind = Walk(g, dims[: g.loop[0]]), Walk(g, dims[g.loop[-1] + 1 :])
-    return Sorted(g, count, g.slots, outer, inner, Walk(g, g.loop), before, behind, g.indexed)
-
-
-def passes(g: Sorted) -> tuple[int, int]:
-    """(passes, bits of a digit) of the radix sort of keys 0 to ``g.slots``. At least 8 bits: fewer save nothing."""
-    bits = g.slots.bit_length()
-    number = max(1, -(-bits // DIGIT_BITS))
-    return number, max(-(-bits // number), 8)
-
-
-def tiling(count: int) -> tuple[int, int]:
-    """(tiles, blocks of SORT_BLOCK keys in each)."""
-    blocks = -(-count // SORT_BLOCK)
-    each = -(-blocks // MAX_TILES)
-    return -(-blocks // each), each
-
-
-def by_slot(desc: Any, g: Sorted) -> bool:
-    """Whether programs go to slots: all must be written, or there are few enough."""
-    return not keeps(desc) or g.slots <= SPARSE * g.count
-
-
-@lru_cache(maxsize=1024)
-def buffers(desc: Any, stored: bool = False) -> Buffers:
-    """The scratch of a sorted sum for ``desc``, exact to the byte (each part rounded up to 16).
-
-    ``stored``: what a run needs of the sort lies in storage of its own instead, and so does ``status``.
-    """
-    s = view(desc)
-    radix = s.count > RANKED
+    s = sorted_view(desc)
     sizes = {False: 0, True: 0}
 
     def take(numel: int, element: ElementKind = ElementKind.I32, kept: bool = False) -> Scratch:
         kept = kept and stored
         found = Scratch(sizes[kept], element, kept)
-        sizes[kept] += -(-numel * element.itemsize // 16) * 16
+        sizes[kept] += padded_bytes(numel * element.itemsize)
         return found
 
     keys, order = take(s.count, kept=True), take(s.count, kept=True)
-    tiles, digits = tiling(s.count)[0], 1 << passes(s)[1]
-    pairs = [(keys, order), (take(s.count), take(s.count)) if radix else (keys, order)]
-    if sorted_in(desc) == 1:
+    tiles, digits = (s.tiling[0], 1 << s.digit_bits) if s.radix else (0, 0)
+    pairs = [(keys, order), (take(s.count), take(s.count)) if s.radix else (keys, order)]
+    if s.result == 1:
         pairs.reverse()
-    counts, totals = take(tiles * digits if radix else 0), take(digits if radix else 0)
-    starts = take(s.slots + 1 if by_slot(desc, s) else 0, kept=True)
+    counts, totals = take(tiles * digits), take(digits)
+    starts = take(s.slots + 1 if s.by_slot else 0, kept=True)
     partials = take(-(-s.count // CHUNK) * s.lanes if s.count > CHUNK else 0, desc.element.compute)
-    status = take(1, ElementKind.I64, kept=True) if stored and desc.out_of_bounds == "error" else None
+    bad = take(1, ElementKind.I64, kept=True) if stored and desc.out_of_bounds == "error" else None
     (keys, order), (other_keys, other_order) = pairs
     return Buffers(
-        (keys, other_keys), (order, other_order), counts, totals, starts, partials, status, sizes[False], sizes[True]
+        (keys, other_keys), (order, other_order), counts, totals, starts, partials, bad, sizes[False], sizes[True]
     )
 
 
-def sorted_in(desc: Any) -> int:
-    """Which of the two buffers holds the sorted keys and positions."""
-    g = view(desc)
-    return passes(g)[0] % 2 if g.count > RANKED else 0
+def sort_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]:
+    """Sort keys and positions; find the start of every slot, if programs are launched for slots."""
+    s, b = sorted_view(desc), buffers(desc, stored)
+    launches = _radix_launches(desc, s, b) if s.radix else [_rank_launch(desc, s, b)]
+    return [*launches, _starts_launch(s, b)] if s.by_slot else launches
 
 
-def sort_launches(desc: Any, stored: bool = False) -> list[Launch]:
-    """Keys from indices, sorted with their positions, and where every slot's segment starts if programs go to slots."""
-    g, b = view(desc), buffers(desc, stored)
-    count = g.count
-    first = b.keys[sorted_in(desc)]
-    launches = _radix_launches(desc, g, b) if count > RANKED else [_rank_launch(desc, g, b)]
-    if by_slot(desc, g):
-        block = 256
-        known: dict[str, Arg] = {"count": Int(count), "numel": Int(g.slots + 1), "steps": Int(count.bit_length())}
-        launches.append(
-            Launch(
-                sorting.starts_kernel,
-                -(-(g.slots + 1) // block),
-                {"keys": first, "starts": b.starts, **known},
-                {"BLOCK": block},
-                num_warps=4,
-            )
-        )
-    return launches
-
-
-def key_arguments(desc: Any, s: Sorted, status: Scratch | None = None) -> dict[str, Arg]:
+def key_arguments(desc: IndexingDescriptor, s: Sorted, bad: Ptr | Scratch | None) -> dict[str, Arg]:
+    """What ``slot_keys`` reads; ``bad``: where the lowest bad position is recorded."""
     g = s.g
-    axes, shared = axis_arguments(g), common(desc, g)
-    shape = [g.table.shape[a] for a in s.slot_axes]
-    strides = dict(zip(s.slot_axes, packed_strides(shape), strict=True))
+    axes = axis_arguments(g)
+    strides = dict(zip(s.slot_axes, packed_strides([g.table.shape[a] for a in s.slot_axes]), strict=True))
     return {
         "indices": axes["indices"],
         "extents": axes["extents"],
-        "status": shared["status"] if status is None else status,
-        "padding": shared["padding"],
+        "status": bad,
+        "padding": padding(g),
         "count": Int(s.count),
         "slots": Int(s.slots),
-        "sizes": s.loop.sizes(),
-        "index_strides": s.loop.index(),
-        "lane_strides": s.loop.packed_table() if g.full else None,
-        "position_strides": s.loop.position(),
+        "sizes": s.steps.sizes(),
+        "index_strides": s.steps.index(),
+        "lane_strides": s.steps.packed_table() if g.full else None,
+        "position_strides": s.steps.position(),
         "key_strides": tuple(Int(strides[a]) for a in g.indexed)[::-1],
     }
 
 
-def _rank_launch(desc: Any, g: Sorted, b: Buffers) -> Launch:
-    own = 16
+def _rank_launch(desc: IndexingDescriptor, s: Sorted, b: Buffers) -> Launch:
     return Launch(
-        sorting.rank_kernel,
-        -(-g.count // own),
-        {**key_arguments(desc, g, b.status), "keys": b.keys[0], "order": b.order[0]},
-        {**policy(desc, g.g), "OWN": own, "BLOCK": 512},
+        kernels.rank_kernel,
+        -(-s.count // RANK_OWN),
+        {**key_arguments(desc, s, b.status or status(desc)), "keys": b.keys[0], "order": b.order[0]},
+        {**policy(desc, s.g), "OWN": RANK_OWN, "BLOCK": RANK_BLOCK},
         num_warps=4,
     )
 
 
-def _radix_launches(desc: Any, g: Sorted, b: Buffers) -> list[Launch]:
-    tiles, blocks = tiling(g.count)
-    number, bits = passes(g)
-    count, each = Int(g.count), Int(blocks)
-    radix = {"RADIX": 1 << bits, "BLOCK": SORT_BLOCK}
+def _radix_launches(desc: IndexingDescriptor, s: Sorted, b: Buffers) -> list[Launch]:
+    """Three launches for each digit, the lowest first; each pass moves from one buffer to the other."""
+    tiles, blocks = s.tiling
+    digits = 1 << s.digit_bits
+    count, each = Int(s.count), Int(blocks)
+    radix = {"RADIX": digits, "BLOCK": SORT_BLOCK}
     out: list[Launch] = []
-    for turn in range(number):
-        source, to, shift = turn % 2, 1 - turn % 2, Int(turn * bits)
+    for turn in range(s.passes):
+        source, to, shift = turn % 2, 1 - turn % 2, Int(turn * s.digit_bits)
         if turn == 0:
-            args = {**key_arguments(desc, g, b.status), "keys": b.keys[0], "counts": b.counts, "blocks": each}
-            out.append(Launch(sorting.keys_kernel, tiles, args, {**policy(desc, g.g), **radix}))
+            keys = key_arguments(desc, s, b.status or status(desc))
+            args = {**keys, "keys": b.keys[0], "counts": b.counts, "blocks": each}
+            out.append(Launch(kernels.keys_kernel, tiles, args, {**policy(desc, s.g), **radix}))
         else:
             args = {"keys": b.keys[source], "counts": b.counts, "count": count, "blocks": each, "shift": shift}
-            out.append(Launch(sorting.digits_kernel, tiles, args, radix))
+            out.append(Launch(kernels.digits_kernel, tiles, args, radix))
         out.append(
             Launch(
-                sorting.scan_kernel,
-                (1 << bits) // 8,
+                kernels.scan_kernel,
+                digits // SCAN_DIGITS,
                 {"counts": b.counts, "totals": b.totals, "tiles": Int(tiles)},
-                {"RADIX": 1 << bits, "TILES": SCAN_TILES, "DIGITS": 8},
-                num_warps=8,
+                {"RADIX": digits, "TILES": SCAN_TILES, "DIGITS": SCAN_DIGITS},
+                num_warps=SCAN_WARPS,
             )
         )
         args = {
@@ -219,5 +249,22 @@ def _radix_launches(desc: Any, g: Sorted, b: Buffers) -> list[Launch]:
             "blocks": each,
             "shift": shift,
         }
-        out.append(Launch(sorting.scatter_kernel, tiles, args, radix))
+        out.append(Launch(kernels.scatter_kernel, tiles, args, radix))
     return out
+
+
+def _starts_launch(s: Sorted, b: Buffers) -> Launch:
+    numel = s.slots + 1
+    return Launch(
+        kernels.starts_kernel,
+        -(-numel // STARTS_BLOCK),
+        {
+            "keys": b.keys[s.result],
+            "starts": b.starts,
+            "count": Int(s.count),
+            "numel": Int(numel),
+            "steps": Int(s.count.bit_length()),
+        },
+        {"BLOCK": STARTS_BLOCK},
+        num_warps=4,
+    )

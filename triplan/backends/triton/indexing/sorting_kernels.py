@@ -1,13 +1,13 @@
-"""Stable sorting of indices: positions in ascending order of the table slot that they point to.
+"""Stable sort of contributions by the table slot that their indices select.
 
-A key is the linear slot under a contribution's indices, or ``slots`` where the contribution is dropped, so that those
-sort last. Few keys are ranked in one launch (``rank_kernel``); more go through a least-significant-digit radix sort,
-three launches a digit: ``keys_kernel`` or ``digits_kernel`` counts digits a tile, ``scan_kernel`` turns counts into
-offsets, ``scatter_kernel`` moves. Every destination is computed from integers, so no order is left to chance.
+The key of a contribution is the number of its slot, or ``slots`` where the contribution is dropped: those sort last.
+Few keys are ranked in one launch (``rank_kernel``). More go through a radix sort, lowest digit first, with three
+launches per digit: ``keys_kernel`` or ``digits_kernel`` counts the digits of each tile, ``scan_kernel`` turns counts
+into offsets, ``scatter_kernel`` moves. Every destination is computed from integers, so the result is deterministic.
 
-Within a block, keys are put in order of their digits by Triton's bitonic sort, which costs the same whatever the radix:
-that makes wide digits, and with them few passes and launches, cheap. (Measured against ranks by comparing all pairs, by
-one-hot products and by packed prefix sums: 2.5 times as fast as the best.)
+Within a block, Triton's bitonic sort orders keys by their digit. It costs the same whatever the radix, so wide digits,
+and with them few passes and launches, are cheap. (Measured: 2.5 times as fast as the best of ranks by comparing all
+pairs, by one-hot products and by packed prefix sums.)
 """
 
 # mypy: ignore-errors
@@ -35,9 +35,10 @@ def slot_keys(
     WRAP: tl.constexpr,
     CLAMP: tl.constexpr,
 ):
-    """The keys of contributions at ``position``, and whether their indices are all inside the table.
+    """key = sum_k indices[k] * key_strides[k], or ``slots`` if dropped; and whether all indices are inside the table.
 
-    ``lane_strides`` is None where one index serves a whole slice; else an element's key also says which lane it is in.
+    ``position`` i32, any shape; the keys are i32 of that shape. ``lane_strides`` is None where one index serves a whole
+    slice; else the key of an element also counts which lane it is in.
     """
     inside = live
     hit = live
@@ -76,7 +77,10 @@ def rank_kernel(
     OWN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sort by counting: OWN positions a program, each compared with all others."""
+    """keys, order = the sorted keys, and their positions: rank[i] = number of keys that sort before key i.
+
+    ``keys`` and ``order`` (count,), i32. A program ranks OWN positions, each by comparison with all others.
+    """
     i = tl.program_id(0) * OWN + tl.arange(0, OWN)
     live = i < count
     own, inside = slot_keys(
@@ -99,7 +103,7 @@ def rank_kernel(
 
 @triton.jit
 def digit_of(key, live, shift, RADIX: tl.constexpr):
-    """A digit. Positions past the end take the largest: they come after everything that could count them."""
+    """The digit of ``key`` at bit ``shift``; RADIX - 1 for positions past the end, which then come after all others."""
     return tl.where(live, (key >> shift) & (RADIX - 1), RADIX - 1)
 
 
@@ -125,7 +129,10 @@ def keys_kernel(
     RADIX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """keys of all contributions, and counts[tile, digit] of their lowest digits."""
+    """keys[i] = key of contribution i, and counts[tile, digit] = occurrences of their lowest digits.
+
+    ``keys`` (count,) and ``counts`` (tiles, RADIX), i32. A program takes one tile: ``blocks`` blocks of BLOCK keys.
+    """
     tile = tl.program_id(0)
     found = tl.zeros((RADIX,), tl.int32)
     for block in range(blocks):
@@ -143,7 +150,10 @@ def keys_kernel(
 
 @triton.jit
 def digits_kernel(keys, counts, count, blocks, shift, RADIX: tl.constexpr, BLOCK: tl.constexpr):
-    """counts[tile, digit] of the digits at ``shift``."""
+    """counts[tile, digit] = occurrences of the digits at bit ``shift`` in each tile.
+
+    ``keys`` (count,) and ``counts`` (tiles, RADIX), i32. A program takes one tile: ``blocks`` blocks of BLOCK keys.
+    """
     tile = tl.program_id(0)
     found = tl.zeros((RADIX,), tl.int32)
     for block in range(blocks):
@@ -156,7 +166,10 @@ def digits_kernel(keys, counts, count, blocks, shift, RADIX: tl.constexpr, BLOCK
 
 @triton.jit
 def scan_kernel(counts, totals, tiles, RADIX: tl.constexpr, TILES: tl.constexpr, DIGITS: tl.constexpr):
-    """counts becomes, for each digit, its occurrences in earlier tiles; totals[digit] those in all."""
+    """counts[tile, digit] = sum of counts[earlier tiles, digit]; totals[digit] = sum over all tiles.
+
+    ``counts`` (tiles, RADIX) and ``totals`` (RADIX,), i32. A program takes DIGITS digits, TILES tiles at a time.
+    """
     digit = tl.program_id(0) * DIGITS + tl.arange(0, DIGITS)
     before = tl.zeros((DIGITS,), tl.int32)
     for start in range(0, tiles, TILES):
@@ -183,9 +196,10 @@ def scatter_kernel(
     RADIX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Move keys and positions to where the digits at ``shift`` put them, equal digits in their former order.
+    """sorted_keys, sorted_order = keys and positions, stably sorted by the digits at bit ``shift``.
 
-    ``order`` is None in the first pass, where positions are still ascending.
+    All (count,), i32; ``counts`` (tiles, RADIX) and ``totals`` (RADIX,) from ``scan_kernel``. ``order`` is None in the
+    first pass, where positions are still ascending.
     """
     tile = tl.program_id(0)
     digits = tl.arange(0, RADIX)
@@ -214,9 +228,10 @@ def scatter_kernel(
 
 @triton.jit
 def lower_bound(keys, wanted, low, high, steps):
-    """The first position in [low, high) of sorted ``keys`` whose key is not less than ``wanted``; else ``high``.
+    """min{i in [low, high): keys[i] >= wanted}, or ``high`` if there is none.
 
-    ``steps`` bisections: at least the bit length of high - low.
+    ``keys`` sorted i32; ``wanted``, ``low`` and ``high`` of one shape. ``steps`` bisections: at least the bit length of
+    high - low.
     """
     for _ in range(steps):
         open = low < high
@@ -229,7 +244,10 @@ def lower_bound(keys, wanted, low, high, steps):
 
 @triton.jit
 def starts_kernel(keys, starts, count, numel, steps, BLOCK: tl.constexpr):
-    """starts[slot] = the first position in sorted ``keys`` of a key that is at least ``slot``."""
+    """starts[slot] = min{i: keys[i] >= slot}, or ``count``.
+
+    ``keys`` (count,) sorted, ``starts`` (numel,), i32.
+    """
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     start = lower_bound(keys, slot, slot * 0, slot * 0 + count, steps)
     tl.store(starts + slot, start, mask=slot < numel)

@@ -1,11 +1,11 @@
-"""Visiting a table stripe by stripe of columns, as wide as the indices suggest.
+"""Visits a table one stripe of columns after the other; the device chooses how wide the stripes are.
 
 Where every element has an index of its own, contributions to one row of the table may come from anywhere. If neighbours
-point to different rows, each addition is a request of its own, and it is fast only while the stripe that all programs
-are at fits in the L2 cache: narrow stripes. If neighbours point to the same row, their additions share requests, the
-fewer the longer the runs: wide stripes. Only the device has the indices, so it chooses, by a sample.
+point to different rows, each addition is a memory request of its own, and it is fast only while the stripe on which all
+programs work fits in the L2 cache: narrow stripes. If neighbours point to the same row, their additions share requests,
+and the longer the runs, the fewer requests: wide stripes. Only the device has the indices, so it takes a sample.
 
-The choice steers the order in which programs visit points, and nothing else: integer sums come out the same.
+The choice decides the order in which programs visit points, and nothing else: integer sums come out the same.
 """
 
 # mypy: ignore-errors
@@ -16,15 +16,17 @@ import triton.language as tl
 
 from triplan.backends.triton.common.indices_kernels import report, resolve
 
-#: Steps through the columns that a sample looks at: a prime, so that only its multiples share a factor with it.
+#: Columns between one sampled pair and the next, modulo the row: a prime, so that the pairs spread over all columns
+#: (unless a row has a multiple of it).
 COLUMN_STEP = tl.constexpr(40487)
 
 
 @triton.jit
 def sample_kernel(index, stripe, n_rows, inner, enough, wide, narrow, SAMPLES: tl.constexpr):
-    """stripe = wide if ``enough`` of SAMPLES pairs of neighbours in ``index`` (n_rows, inner) are equal, else narrow.
+    """stripe = wide if at least ``enough`` of SAMPLES pairs of neighbours in ``index`` are equal, else narrow.
 
-    One program. ``wide`` and ``narrow`` are logarithms, base 2, of numbers of columns.
+    ``index`` (n_rows, inner), i32 or i64; ``stripe`` one i32. ``wide`` and ``narrow`` are logarithms, base 2, of
+    numbers of columns. One program.
     """
     k = tl.arange(0, SAMPLES)
     row = k.to(tl.int64) * n_rows // SAMPLES
@@ -56,22 +58,23 @@ def stripes_kernel(
     PANEL: tl.constexpr,
     LOG_BLOCK: tl.constexpr,
 ):
-    """Packed operands folded to (outer, count, inner), an index an element: one stripe of columns after the other.
+    """POINT at every point of packed operands: dense[o, c, i] with table[o, index[o, c, i], i].
 
-    A stripe has 2**stripe columns, at most PANEL and 2**LOG_BLOCK; ``stripe`` is that number, or an address where it
-    lies. The grid must suffice for every stripe that may be found there. ``count`` is absent if outer is 1. The table
-    is packed panel by panel: PANEL columns, or what is left, of all its ``slots`` = outer * extent rows.
+    ``dense`` and ``index`` (i32 or i64) (outer, count, inner), n_rows = outer * count; ``count`` is None if outer is 1.
+    ``table`` has ``slots`` = outer * extent rows of ``inner`` columns, and is packed panel by panel: PANEL columns, or
+    what is left, of all rows. A stripe has 2**stripe columns, at most PANEL and 2**LOG_BLOCK; ``stripe`` is that
+    exponent, or its address. The grid must suffice for every stripe that may be found there.
     """
     if stripe.dtype.is_ptr():
         stripe = tl.load(stripe)
-    # Lanes walk along rows and no lane takes two elements in a row: an atomic instruction of a warp then covers
-    # neighbours, and its additions to one cache line are one request.
+    # Consecutive lanes take consecutive elements of a row: an atomic instruction of a warp then covers neighbours, and
+    # its additions to one cache line are one request.
     log_rows = LOG_BLOCK - stripe
     row_blocks = (n_rows + (1 << log_rows) - 1) >> log_rows
     pid = tl.program_id(0)
     lane = tl.arange(0, 1 << LOG_BLOCK)
     row = ((pid % row_blocks).to(OFFSET) << log_rows) + (lane >> stripe)
-    start = (pid // row_blocks).to(OFFSET) << stripe  # beyond ``inner`` in programs that this stripe has no need of
+    start = (pid // row_blocks).to(OFFSET) << stripe  # beyond ``inner`` in programs that this stripe does not need
     col = start + (lane & ((1 << stripe) - 1))
     live = (row < n_rows) & (col < inner)
     position = row * inner + col

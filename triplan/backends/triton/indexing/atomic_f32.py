@@ -1,0 +1,52 @@
+"""Entry ``atomic_f32``: sums of half types by atomic additions to an f32 copy of the table in the workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triplan.backends.runtime.launch import Launch, Scratch
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.fill import fill_launch, fold_launch
+from triplan.backends.triton.common.offsets import padded_bytes, values
+from triplan.backends.triton.indexing import atomics
+from triplan.backends.triton.indexing import points_kernels as points
+from triplan.backends.triton.indexing.costs import index_us
+from triplan.backends.triton.indexing.geometry import geometry
+from triplan.backends.triton.indexing.registration import HALF, SUMS, entry
+from triplan.backends.triton.indexing.sums import first_launches, sum_guarantee
+from triplan.backends.triton.indexing.traversals import scratch_launch, status_launches
+from triplan.descriptors import IndexingDescriptor
+from triplan.sku import ElementKind, PrecisionGuarantee, Target
+
+F32_BYTES = ElementKind.F32.itemsize
+
+
+def guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    return sum_guarantee(desc, ElementKind.F32, ordered=False)
+
+
+def rank(desc: IndexingDescriptor, target: Target) -> float:
+    g = geometry(desc)
+    added = atomics.scattered_us(g, F32_BYTES) if g.full else atomics.vector_us(g, F32_BYTES)
+    # The f32 table is cleared and read, the op's own read and written.
+    folded = (2 * F32_BYTES + 2 * desc.element.itemsize) * g.table.numel / BYTES_PER_US
+    return 3 * LAUNCH_US + index_us(g) + added + folded
+
+
+def workspace(desc: IndexingDescriptor, target: Target) -> int:
+    g = geometry(desc)
+    return padded_bytes(g.table.numel * F32_BYTES) if g.numel else 0
+
+
+@entry("atomic_f32", SUMS, elements=HALF, rank=rank, guarantee=guarantee, workspace=workspace)
+def launches(desc: IndexingDescriptor, target: Target) -> list[Launch]:
+    g = geometry(desc)
+    if g.idle:
+        return first_launches(desc)
+    sums = Scratch(0, ElementKind.F32)
+    return [
+        *status_launches(desc),
+        fill_launch(sums, g.table.numel, 0),
+        scratch_launch(desc, points.atomic_point, values(g.dense), sums, ElementKind.F32),
+        fold_launch(sums, g.table, g.keeps),
+    ]

@@ -1,0 +1,66 @@
+"""What the entries that add by floating-point atomics share: when they apply, their guarantee, cost and launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from triplan.backends.triton.common.card import SECTOR
+from triplan.backends.triton.indexing import points_kernels as points
+from triplan.backends.triton.indexing.costs import miss_rate
+from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
+from triplan.backends.triton.indexing.traversals import Point
+from triplan.descriptors import IndexingDescriptor
+from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+
+# Fitted: runs of elements that share an index are added by vector atomics; bytes per microsecond of the additions, and
+# of the table's traffic (read and written) where it misses the cache.
+VECTOR_BYTES_PER_US = 1.75e6
+MISSED_BYTES_PER_US = 6e6
+# Fitted: elements each with an index of its own; microseconds of an addition, and of waiting for memory, once for each
+# sector of the table that is reached.
+ADDITION_US = 11.6e-6
+SECTOR_US = 35e-6
+
+
+def applies(desc: IndexingDescriptor, target: Target) -> Support:
+    """Whether the hardware has atomic additions of the element."""
+    if desc.element is not ElementKind.BF16:
+        return SUPPORTED
+    if target.interpret:
+        return Support.no("Triton's interpreter has no bf16 atomics")
+    if target.arch == "sm80":
+        return Support.no("sm80 has no bf16 atomic addition, only compare-and-swap loops")
+    return SUPPORTED
+
+
+def guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Of sums in the element itself, in no fixed order."""
+    return sum_guarantee(desc, desc.element, ordered=False)
+
+
+def numerics(desc: IndexingDescriptor) -> str | None:
+    return sum_numerics(desc, None)
+
+
+def vector_us(g: Geometry, itemsize: int) -> float:
+    """Adding runs of elements that share an index, into a table of ``itemsize`` bytes an element."""
+    nbytes = g.numel * itemsize
+    missed = 2 * nbytes * miss_rate(g.table.numel * itemsize)
+    return nbytes / VECTOR_BYTES_PER_US + missed / MISSED_BYTES_PER_US
+
+
+def scattered_us(g: Geometry, itemsize: int) -> float:
+    """Adding elements each with an index of its own, into a table of ``itemsize`` bytes an element."""
+    sectors = max(g.table.numel / (SECTOR // itemsize), 1)
+    reached = sectors * -math.expm1(-g.numel / sectors)  # expected, of points spread evenly
+    return ADDITION_US * g.numel + SECTOR_US * reached
+
+
+def scattered_point(desc: IndexingDescriptor) -> Point:
+    """The point function of additions that do not form vectors: in pairs where the hardware adds only pairs."""
+    table = geometry(desc).table
+    half = desc.element.is_floating_point and table.element.itemsize == 2
+    pairs_inside = table.layout.packed and table.alignment >= 4 and table.numel % 2 == 0
+    return points.atomic_pair_point if half and pairs_inside else points.atomic_point

@@ -1,0 +1,62 @@
+"""What the entries that only move elements share: their guarantees, cost and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.bounds import EXACT, guarantee, of_outputs
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.offsets import bits
+from triplan.backends.triton.indexing.costs import index_us
+from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.traversals import Point, status_launches
+from triplan.descriptors import IndexingDescriptor
+from triplan.sku import Duplicates, ElementKind, MathPrecision, PrecisionGuarantee
+from triplan.sku.facts import fact
+
+# --- guarantees ---
+
+
+def gather_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Every bit, always."""
+    return of_outputs(desc, PrecisionGuarantee.exact(desc.element))
+
+
+def gather_numerics(desc: IndexingDescriptor) -> str:
+    return f"exact.{desc.element}"
+
+
+@fact
+def _store_guarantee(element: ElementKind, duplicates: Duplicates) -> PrecisionGuarantee:
+    known = duplicates is Duplicates.LAST
+    return guarantee(
+        element, EXACT, math_precision=MathPrecision.EXACT, deterministic=known, batch=known, duplicates=duplicates
+    )
+
+
+def any_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Of the writes to one element, any one stays."""
+    return of_outputs(desc, _store_guarantee(desc.element, Duplicates.ANY))
+
+
+def last_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Of the writes to one element, that of the largest position stays."""
+    return of_outputs(desc, _store_guarantee(desc.element, Duplicates.LAST))
+
+
+# --- cost and launches ---
+
+
+def copy_us(g: Geometry) -> float:
+    """Reading and writing each point's element once, and reading the indices."""
+    return LAUNCH_US + 2 * g.numel * g.dense.element.itemsize / BYTES_PER_US + index_us(g)
+
+
+def copy_launches(desc: IndexingDescriptor, point: Point, traverse: Callable[..., Launch]) -> list[Launch]:
+    """``point`` at every point, of the operands' bits, by ``rows_launch`` or ``elements_launch``."""
+    g = geometry(desc)
+    before = status_launches(desc)
+    if g.idle:
+        return before
+    return [*before, traverse(desc, point, bits(g.dense), bits(g.table), desc.element.bits)]

@@ -1,0 +1,100 @@
+"""The launch of ``ordered_kernel``, in which each table element has one owner; what its two entries share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton.language as tl
+
+from triplan.backends.runtime.launch import Int, Launch, Ptr
+from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power
+from triplan.backends.triton.indexing import ordered_kernels as kernels
+from triplan.backends.triton.indexing.arguments import Walk, axis_arguments, policy, traversal_arguments
+from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.registration import fits_grid
+from triplan.backends.triton.indexing.traversals import status_launches
+from triplan.descriptors import IndexingDescriptor, Operand
+from triplan.sku import ElementKind, Support, Target
+
+#: Slots of a program, at most: 16 spill where strides are unknown.
+MAX_SLOTS = 8
+#: Lanes of a program, at least and at most. Untuned.
+MIN_LANES = 16
+MAX_LANES = 128
+#: Estimates, untuned: warp instructions that a program issues per step, those that a multiprocessor issues per
+#: microsecond (4 per cycle at 1,700 MHz), and the latency of a step in microseconds.
+STEP_INSTRUCTIONS = 1000
+SM_INSTRUCTIONS_PER_US = 4 * 1700
+STEP_US = 0.5
+
+
+def tile(g: Geometry) -> tuple[int, int]:
+    """(slots, lanes) of the table that one program owns."""
+    lanes = g.fold[0] * g.fold[2]
+    block_slots = min(max(ceil_power(g.slots), 1), MAX_SLOTS)
+    return block_slots, min(max(ceil_power(lanes), MIN_LANES), MAX_LANES)
+
+
+def programs(g: Geometry) -> int:
+    block_slots, block_lanes = tile(g)
+    return -(-g.slots // block_slots) * -(-(g.fold[0] * g.fold[2]) // block_lanes)
+
+
+def applies(desc: IndexingDescriptor, target: Target) -> Support:
+    return fits_grid(programs(geometry(desc)))
+
+
+def rank(desc: IndexingDescriptor, target: Target) -> float:
+    """Every program visits every step: bound by the instructions of all programs, or by the latency of one."""
+    g = geometry(desc)
+    steps = g.fold[1]
+    issue_us = programs(g) * steps * STEP_INSTRUCTIONS / (max(target.sm_count, 1) * SM_INSTRUCTIONS_PER_US)
+    return LAUNCH_US + max(issue_us, STEP_US * steps)
+
+
+def ordered_launches(
+    desc: IndexingDescriptor, step: Any, pointer: Callable[[Operand], Ptr], compute: ElementKind
+) -> list[Launch]:
+    """The jit function ``step`` at every point; ``pointer`` says how the operands' elements are read."""
+    g = geometry(desc)
+    before = status_launches(desc)
+    if g.table.numel == 0 or (g.numel == 0 and g.keeps):
+        return before
+    lanes = Walk(g, [d for d in range(len(g.sizes)) if d not in g.loop])
+    steps = Walk(g, g.loop)
+    block_slots, block_lanes = tile(g)
+    big = max(g.slots, lanes.numel, steps.numel) >= I32_LIMIT
+    launch = Launch(
+        kernels.ordered_kernel,
+        max(1, programs(g)),
+        {
+            **traversal_arguments(desc, g),
+            **axis_arguments(g),
+            "dense": pointer(g.dense),
+            "table": pointer(g.table),
+            "slots": Int(g.slots, big),
+            "lanes": Int(lanes.numel, big),
+            "steps": Int(steps.numel, big),
+            "lane_sizes": lanes.sizes(),
+            "lane_dense": lanes.dense(),
+            "lane_table": lanes.table(),
+            "lane_index": lanes.index(),
+            "lane_position": lanes.position(),
+            "step_sizes": steps.sizes(),
+            "step_dense": steps.dense(),
+            "step_index": steps.index(),
+            "step_position": steps.position(),
+        },
+        {
+            **policy(desc, g),
+            "STEP": step,
+            "KEEP": g.keeps,
+            "POINT_TYPE": tl.int64 if big else tl.int32,
+            "COMPUTE": TL[compute],
+            "BLOCK_SLOTS": block_slots,
+            "BLOCK_LANES": block_lanes,
+        },
+    )
+    return [*before, launch]

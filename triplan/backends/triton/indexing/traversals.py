@@ -1,0 +1,169 @@
+"""Launches that visit every point once: ``rows_kernel`` (packed operands, long rows), ``elements_kernel`` (the rest).
+
+What happens at a point (a copy, an atomic addition, ...) is a jit function that the caller passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import triton.language as tl
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
+from triplan.backends.triton.common.card import L2_SHARE
+from triplan.backends.triton.common.fill import fill_launch
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int
+from triplan.backends.triton.indexing import points_kernels as points
+from triplan.backends.triton.indexing import traversals_kernels as kernels
+from triplan.backends.triton.indexing.arguments import (
+    Walk,
+    axis_arguments,
+    index_pointers,
+    policy,
+    status,
+    traversal_arguments,
+)
+from triplan.backends.triton.indexing.geometry import Axes, Geometry, geometry
+from triplan.descriptors import PACKED, IndexingDescriptor
+from triplan.descriptors.bad_indices import NO_BAD_INDEX
+from triplan.sku import ElementKind
+
+#: A ``@triton.jit`` function of ``points_kernels`` or ``fixed_point_kernels`` (Triton is untyped).
+Point = Any
+
+# Block sizes of ``rows_kernel``, from ``python -m bench indexing`` on an H200. Fewer, larger programs are slower.
+#: Bytes a program reads where one index serves a row: two 16-byte loads per thread of 128 saturate memory.
+ROW_BYTES = 4096
+#: Elements a program adds to 64-bit sums: each needs a few more registers than a plain addition.
+SUM_ELEMENTS = 512
+#: Columns at most where one index serves a row.
+MAX_COLS = 1024
+#: Elements a program moves where every element has an index: four per thread.
+SCATTERED_ELEMENTS = 512
+#: The same for atomics whose programs share a stripe below ``WIDE_STRIPE`` columns: two per thread.
+SCATTERED_ATOMICS = 256
+WIDE_STRIPE = 256
+#: Narrowest and widest stripe of the table, in columns. Narrower ones would split the runs of equal indices that are
+#: common: measured, that costs more than the cache gives.
+MIN_STRIPE = 64
+MAX_STRIPE = 512
+#: Points per program of ``elements_kernel``: four per thread. Untuned.
+ELEMENTS_BLOCK = 512
+
+
+def stripe(g: Geometry) -> int:
+    """Columns of the table whose every row together fits in ``L2_SHARE``: a power of two within the limits above."""
+    fitting = L2_SHARE // max(g.extents[0] * g.table.element.itemsize, 1)
+    return min(MAX_STRIPE, max(MIN_STRIPE, 1 << max(fitting, 1).bit_length() - 1))
+
+
+def rows_tile(desc: IndexingDescriptor, point: Point, sums: bool) -> tuple[int, int]:
+    """(rows, columns) of a program of ``rows_kernel``; ``sums``: ``point`` adds to 64-bit sums."""
+    g = geometry(desc)
+    widest = stripe(g) if g.full else SUM_ELEMENTS if sums else MAX_COLS
+    cols = min(max(ceil_power(g.fold[2]), 16), widest)
+    if g.full:
+        copies = point is points.gather_point
+        elements = SCATTERED_ELEMENTS if copies or cols >= WIDE_STRIPE else SCATTERED_ATOMICS
+    else:
+        elements = max(SUM_ELEMENTS if sums else ROW_BYTES // desc.element.itemsize, cols)
+    return elements // cols, cols
+
+
+def rows_launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, compute: ElementKind) -> Launch:
+    """One launch of ``rows_kernel``; ``table`` is a tuple where ``point`` adds to 64-bit sums."""
+    g = geometry(desc)
+    outer, count, inner = g.fold
+    rows, cols = rows_tile(desc, point, sums=isinstance(table, tuple))
+    return Launch(
+        kernels.rows_kernel,
+        -(-outer * count // rows) * -(-inner // cols),
+        {
+            **traversal_arguments(desc, g),
+            "dense": dense,
+            "table": table,
+            "index": index_pointers(g)[0],
+            "n_rows": Int(outer * count, g.wide),
+            "count": Int(count, g.wide),
+            "inner": Int(inner, g.wide, power_of_two_in(inner)),
+            "extent": extent_int(g.extents[0]),
+        },
+        {
+            **policy(desc, g),
+            "POINT": point,
+            "FULL": g.full,
+            "OFFSET": tl.int64 if g.wide else tl.int32,
+            "COMPUTE": TL[compute],
+            "BLOCK_ROWS": rows,
+            "BLOCK_COLS": cols,
+        },
+    )
+
+
+def elements_launch(
+    desc: IndexingDescriptor,
+    point: Point,
+    dense: Arg,
+    table: Arg,
+    compute: ElementKind,
+    packed_table: bool = False,
+    g: Geometry | None = None,
+) -> Launch:
+    """One launch of ``elements_kernel``, over ``g`` (default: the descriptor's geometry).
+
+    ``packed_table``: ``table`` has the table operand's shape, but is packed.
+    """
+    g = geometry(desc) if g is None else g
+    if packed_table and not g.table.layout.packed:
+        g = replace(g, table=replace(g.table, layout=PACKED))
+    walk = Walk(g, range(len(g.sizes)))
+    return Launch(
+        kernels.elements_kernel,
+        -(-g.numel // ELEMENTS_BLOCK),
+        {
+            **traversal_arguments(desc, g),
+            **axis_arguments(g),
+            "dense": dense,
+            "table": table,
+            "numel": Int(g.numel, g.numel >= I32_LIMIT),
+            "sizes": walk.sizes(),
+            "dense_strides": walk.dense(),
+            "table_strides": walk.table(),
+            "index_strides": walk.index(),
+            "position_strides": walk.position(),
+        },
+        {
+            **policy(desc, g),
+            "POINT": point,
+            "POINT_TYPE": tl.int64 if g.numel >= I32_LIMIT else tl.int32,
+            "COMPUTE": TL[compute],
+            "DENSE_FLAT": g.dense.layout.packed,
+            "INDEX_FLAT": g.index.layout.packed and None not in g.index_axes,
+            "BLOCK": ELEMENTS_BLOCK,
+        },
+    )
+
+
+def scratch_launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, compute: ElementKind) -> Launch:
+    """One launch over a ``table`` in the workspace: packed, whatever the table operand's layout."""
+    if geometry(desc).fits_rows:
+        return rows_launch(desc, point, dense, table, compute)
+    return elements_launch(desc, point, dense, table, compute, packed_table=True)
+
+
+def status_launches(desc: IndexingDescriptor) -> list[Launch]:
+    """Reset ``status`` where the policy records bad indices; if no other launch reads the indices, record them too."""
+    pointer = status(desc)
+    if pointer is None:
+        return []
+    reset = fill_launch(pointer, 1, NO_BAD_INDEX)
+    g = geometry(desc)
+    if not g.idle or not g.index.numel:
+        return [reset]
+    # There is nothing to move or add, but there are indices, and they may be bad: visit them alone.
+    axes = tuple(range(len(g.index.shape)))
+    nowhere: Axes = (None,) * len(axes)
+    bare = replace(g, sizes=g.index.shape, dense_axes=nowhere, table_axes=nowhere, index_axes=axes, padding=None)
+    unused = index_pointers(g)[0]
+    return [reset, elements_launch(desc, points.no_point, unused, unused, ElementKind.I32, g=bare)]

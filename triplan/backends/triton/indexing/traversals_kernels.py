@@ -1,0 +1,132 @@
+"""Kernels that visit every point once and call POINT there (see ``points_kernels``).
+
+Tuples of sizes and strides run from the innermost dimension outwards.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.indices_kernels import report, resolve
+from triplan.backends.triton.common.offsets_kernels import unravel
+
+
+@triton.jit
+def rows_kernel(
+    dense,
+    table,
+    index,
+    status,
+    alpha,
+    padding,
+    n_rows,
+    count,
+    inner,
+    extent,
+    POINT: tl.constexpr,
+    FULL: tl.constexpr,
+    REPORT: tl.constexpr,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """POINT at every point of packed operands: dense[o, c, i] with table[o, index[c], i].
+
+    ``dense`` (outer, count, inner), n_rows = outer * count; ``table`` (outer, extent, inner); ``index`` (count,), or
+    with FULL (outer, count, inner), i32 or i64. A program takes BLOCK_ROWS rows times BLOCK_COLS columns of ``inner``.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(inner, BLOCK_COLS)
+    if FULL:
+        # All rows of one stripe of columns, then the next stripe: the table's part of a stripe stays in the L2 cache.
+        row_blocks = tl.num_programs(0) // col_blocks
+        row_block, col_block = pid % row_blocks, pid // row_blocks
+    else:
+        row_block, col_block = pid // col_blocks, pid % col_blocks
+    row = row_block.to(OFFSET) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = col_block * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    live_row = row < n_rows
+    live = live_row[:, None] & (col < inner)[None, :]
+    outer = row // count
+    offset = row[:, None] * inner + col[None, :]
+    if FULL:
+        position = offset
+        given = tl.load(index + position, mask=live, other=0)
+        at, hit = resolve(given, extent, live, WRAP, CLAMP)
+        if REPORT:
+            report(status, live & (hit == 0), position)
+        if padding is not None:
+            hit = hit & (at != padding)
+        base = (outer * extent)[:, None] + at.to(OFFSET)
+    else:
+        position = row - outer * count
+        given = tl.load(index + position, mask=live_row, other=0)
+        at, hit = resolve(given, extent, live_row, WRAP, CLAMP)
+        if REPORT:
+            report(status, live_row & (hit == 0), position)
+        if padding is not None:
+            hit = hit & (at != padding)
+        base = (outer * extent + at.to(OFFSET))[:, None]
+        hit = live & hit[:, None]
+    POINT(table, base * inner + col[None, :], dense + offset, hit, live, alpha, COMPUTE)
+
+
+@triton.jit
+def elements_kernel(
+    dense,
+    table,
+    indices,
+    status,
+    alpha,
+    padding,
+    numel,
+    sizes,
+    dense_strides,
+    table_strides,
+    index_strides,
+    position_strides,
+    extents,
+    axis_strides,
+    POINT: tl.constexpr,
+    REPORT: tl.constexpr,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    DENSE_FLAT: tl.constexpr,
+    INDEX_FLAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """POINT at every point of operands of any strides: dense[c] with table[c, indices[0][c], indices[1][c], ...].
+
+    ``numel`` points c over ``sizes``; the k-th index, i32 or i64, selects along an axis of ``extents[k]`` and
+    ``axis_strides[k]``. DENSE_FLAT and INDEX_FLAT: that operand's elements are numbered as the points are, so that its
+    loads stay vectors. One point per lane.
+    """
+    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    live = point < numel
+    inside = live
+    hit = live
+    offset = unravel(point, sizes, table_strides)
+    for k in tl.static_range(len(indices)):
+        if INDEX_FLAT:
+            given = tl.load(indices[k] + point, mask=live, other=0)
+        else:
+            given = tl.load(indices[k] + unravel(point, sizes, index_strides[k]), mask=live, other=0)
+        at, valid = resolve(given, extents[k], live, WRAP, CLAMP)
+        inside = inside & valid
+        if padding is not None:
+            valid = valid & (at != padding)
+        hit = hit & valid
+        offset += at.to(axis_strides[k].dtype) * axis_strides[k]
+    if REPORT:
+        report(status, live & (inside == 0), unravel(point, sizes, position_strides))
+    if DENSE_FLAT:
+        POINT(table, offset, dense + point, hit, live, alpha, COMPUTE)
+    else:
+        POINT(table, offset, dense + unravel(point, sizes, dense_strides), hit, live, alpha, COMPUTE)
