@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,10 @@ from torch.nn import functional
 
 import triplan as tp
 from triplan.backends.runtime.compile import compile_source
+from triplan.backends.triton import norms, softmax
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Tile
-from triplan.backends.triton.norms import entries as norm
-from triplan.backends.triton.norms import shared as norm_launch
-from triplan.backends.triton.softmax import entries as softmax
+from triplan.backends.triton.common.rows_entries import Entry
 
 SHAPES = ((4096, 4096), (8192, 8192), (8192, 32768), (65536, 256), (16, 262144))
 OPS = ("softmax", "log_softmax", "rms_norm", "layer_norm")
@@ -230,33 +230,38 @@ def spoil(b: Buffers) -> None:
 # --- a sweep of tiles ---
 
 
-def swept(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Kernels that could stand in ``case``: the table row's fields that differ, by name."""
-    family: Any = norm if case.is_norm else softmax
-    desc = descriptor(case)
+def with_tile(entry: Entry[Any], name: str, tile: Tile, **options: Any) -> Entry[Any]:
+    """``entry`` under another name, with another tile and with ``options`` of its launches."""
+    found = copy(entry)
+    main = partial(type(entry).main, found, **options)
+    vars(found).update(name=name, tile=lambda desc: tile, main=main)
+    return found
+
+
+def swept(case: Case) -> Iterator[Entry[Any]]:
+    """Entries that could stand in ``case``."""
+    family: Any = norms if case.is_norm else softmax
     block = ceil_power(case.n)
+    held = family.rows.MOST_BACKWARD if case.backward else family.rows.MOST_FORWARD
     least, most = (4096, 8192) if case.backward else (1024, 4096)  # elements of several rows
     for rows in (1, 2, 4, 8, 16, 32):
-        if not least <= rows * block <= max(most, block) or block > 2 * family.MOST[case.op]:
+        if not least <= rows * block <= max(most, block) or block > 2 * held:
             continue
         for warps in (1, 2, 4, 8, 16, 32):
             tile, each = Tile(rows, block, warps), rows * block // (32 * warps)
             if not 8 <= each <= (16 if case.backward else 128 if block >= 32768 else 32):
                 continue
             for how, options in _fetching(case, tile):
-                build = partial(family.whole_launches, tile=tile, **options)
-                yield f"rows {rows}x{block} w{warps}{how}", _row(family, desc, tile, tile, build)
+                yield with_tile(family.rows.ROWS, f"rows {rows}x{block} w{warps}{how}", tile, **options)
     for block in (2048, 4096, 8192):
         for warps in (8, 16, 32):
-            tile = Tile(1, block, warps)
             if not case.n >= 16384 or not 4 <= block // (32 * warps) <= 16:
                 continue
-            shared = norm_launch.strip(desc) if case.is_norm else tile
             for unroll in (1, 2, 4, 8):
                 if block * unroll > case.n:
                     continue
-                build = partial(family.looped_launches, tile=tile, unroll=unroll)
-                yield f"looped {block} w{warps} u{unroll}", _row(family, desc, tile, shared, build)
+                name = f"looped {block} w{warps} u{unroll}"
+                yield with_tile(family.looped.LOOPED, name, Tile(1, block, warps), unroll=unroll)
 
 
 def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -273,19 +278,6 @@ def _fetching(case: Case, tile: Tile) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "", {"narrow": False}
 
 
-def _row(family: Any, desc: tp.Descriptor, tile: Tile, shared: Tile, build: Callable[[Any], Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "build": lambda desc, target: build(desc),
-        "supports": lambda desc, target: tp.Support(),
-    }
-    if family is norm:
-        found["guarantee"] = partial(norm_launch.guarantee, lambda desc: tile, lambda desc: shared)
-        found["workspace"] = partial(norm_launch.workspace, lambda desc: shared)
-    else:
-        found["guarantee"] = partial(softmax.guarantee, lambda desc: tile)
-    return found
-
-
 def compile_share(case: Case, target: tp.Target, first: int, step: int) -> None:
     """Compile each ``step``-th swept kernel of ``case`` into Triton's cache on disk."""
     with registered(case) as names:
@@ -297,15 +289,20 @@ def compile_share(case: Case, target: tp.Target, first: int, step: int) -> None:
 
 @contextmanager
 def registered(case: Case) -> Iterator[list[str]]:
-    """The swept kernels of ``case`` in the kernel table, for as long as this lasts: their names."""
-    held = {r.name: r for r in tp.TABLE.rows(case.op)}
-    found = [replace(held["looped"], name=name, **fields) for name, fields in swept(case)]
-    names = []
+    """The swept entries of ``case`` in the kernel table, for as long as this lasts: their names."""
+    with in_table(case.op, swept(case)) as names:
+        yield names
+
+
+@contextmanager
+def in_table(op: str, entries: Iterable[Entry[Any]]) -> Iterator[list[str]]:
+    """``entries`` in the kernel table, for as long as this lasts: their names."""
+    names: list[str] = []
     try:
-        for row in found:
-            tp.TABLE.register(row)
-            names.append(row.name)
+        for entry in entries:
+            entry.register(op)
+            names.append(entry.name)
         yield names
     finally:
         for name in names:
-            tp.TABLE.unregister(case.op, name)
+            tp.TABLE.unregister(op, name)

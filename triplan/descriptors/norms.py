@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -191,3 +191,11 @@ class L2NormBackwardDescriptor(_Norm):
             self._of_rows("norm", Role.INPUT),
             *self._whole("dx", Role.OUTPUT),
         )
+
+
+#: A descriptor of an op that may have a weight and a residual.
+ScaledNormDescriptor: TypeAlias = (
+    RmsNormDescriptor | RmsNormBackwardDescriptor | LayerNormDescriptor | LayerNormBackwardDescriptor
+)
+#: A descriptor of any op of this family.
+NormDescriptor: TypeAlias = ScaledNormDescriptor | L2NormDescriptor | L2NormBackwardDescriptor

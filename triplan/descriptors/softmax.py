@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from triplan.descriptors.base import RowwiseDescriptor
 from triplan.descriptors.fields import AxisField, Shape
@@ -13,6 +13,8 @@ __all__ += ["SoftmaxBackwardDescriptor", "SoftmaxDescriptor"]
 
 
 class _Softmax(RowwiseDescriptor):
+    """Rows along ``softmax_axis`` of operands of shape ``input_shape``."""
+
     input_shape: Shape
     softmax_axis: Annotated[int, AxisField("input_shape")]
 
@@ -29,6 +31,8 @@ class _Softmax(RowwiseDescriptor):
 
 
 class _SoftmaxBackward(_Softmax):
+    """The backward ops read ``out``, what the forward op wrote, instead of ``x``."""
+
     def declare_operands(self) -> tuple[Operand, ...]:
         return (
             self._operand("dout", Role.INPUT),
@@ -40,14 +44,14 @@ class _SoftmaxBackward(_Softmax):
 class SoftmaxDescriptor(_Softmax):
     """``out = exp(x - max) / sum(exp(x - max))`` along ``softmax_axis`` (torch.softmax).
 
-    A row with a NaN, with +inf or of nothing but -inf becomes NaN, as in torch.
+    A row that holds a NaN or +inf, or nothing but -inf, becomes NaN, as in torch.
     """
 
     op: Literal["softmax"] = "softmax"
 
 
 class SoftmaxBackwardDescriptor(_SoftmaxBackward):
-    """``dx = out * (dout - sum(dout * out))`` along ``softmax_axis``, where ``out`` is what softmax gave."""
+    """``dx = out * (dout - sum(dout * out))`` along ``softmax_axis``, where ``out`` is the output of softmax."""
 
     op: Literal["softmax_backward"] = "softmax_backward"
 
@@ -55,13 +59,19 @@ class SoftmaxBackwardDescriptor(_SoftmaxBackward):
 class LogSoftmaxDescriptor(_Softmax):
     """``out = x - max - log(sum(exp(x - max)))`` along ``softmax_axis`` (torch.log_softmax).
 
-    A row with a NaN, with +inf or of nothing but -inf becomes NaN, as in torch.
+    A row that holds a NaN or +inf, or nothing but -inf, becomes NaN, as in torch.
     """
 
     op: Literal["log_softmax"] = "log_softmax"
 
 
 class LogSoftmaxBackwardDescriptor(_SoftmaxBackward):
-    """``dx = dout - exp(out) * sum(dout)`` along ``softmax_axis``, where ``out`` is what log_softmax gave."""
+    """``dx = dout - exp(out) * sum(dout)`` along ``softmax_axis``, where ``out`` is the output of log_softmax."""
 
     op: Literal["log_softmax_backward"] = "log_softmax_backward"
+
+
+#: A descriptor of any op of this family.
+AnySoftmaxDescriptor: TypeAlias = (
+    SoftmaxDescriptor | SoftmaxBackwardDescriptor | LogSoftmaxDescriptor | LogSoftmaxBackwardDescriptor
+)

@@ -113,3 +113,41 @@ def of_outputs(desc: Descriptor, found: PrecisionGuarantee) -> Mapping[str, Prec
     """``found`` for each output of ``desc``; ``status``, the lowest bad position, is a minimum: no order changes it."""
     status = PrecisionGuarantee.exact(ElementKind.I64)
     return {o.name: status if o.name == "status" else found for o in desc.operands() if o.is_written}
+
+
+@fact
+def rounded(
+    out: ElementKind,
+    compute: ElementKind,
+    *,
+    relative: float,
+    per_term: float,
+    flushes: float,
+    lost: float = 0.0,
+    batch: bool = False,
+    order: bool = False,
+) -> PrecisionGuarantee:
+    """The guarantee of a result in ``out`` that was computed in ``compute``, in a fixed order.
+
+    Args:
+        relative: roundings on its path that are relative to the result.
+        per_term: roundings that are relative to its terms.
+        flushes: operations that may flush a subnormal number.
+        lost: a further absolute loss by underflow.
+        batch: whether the bits are batch-invariant.
+        order: whether the bits are order-invariant.
+    """
+    u, final = compute.unit_roundoff, out.unit_roundoff
+    return guarantee(
+        compute,
+        tolerance(
+            out,
+            compute,
+            relative=compounded(relative * u),
+            per_term=compounded(per_term * u),
+            last=final,
+            lost=(flushes * smallest_normal(compute), lost),
+        ),
+        batch=batch,
+        order=order,
+    )

@@ -1,7 +1,7 @@
-"""Where the rows of a rowwise op lie, and how programs share them: strides, tiles, costs.
+"""Where the rows of a rowwise op lie, the tiles that programs hold of them, and what traffic costs.
 
-A tile's extents depend on the rows' length, element and direction alone, never on how many rows there are: the same row
-then has the same bits in every batch.
+A tile depends on the rows' length, element and direction alone, never on how many rows there are: the same row then has
+the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Arg, Int, Stride, power_of_two_in
+from triplan.backends.triton.common.card import (
+    BYTES_PER_US,
+    L2_BYTES,
+    L2_BYTES_PER_US,
+    LAUNCH_US,
+    SECTOR,
+    SM_BYTES_PER_US,
+)
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded
 from triplan.descriptors import Operand, packed_strides
 from triplan.sku import ElementKind, Target
-
-#: One launch within a stream of them, in microseconds; bytes a microsecond of all multiprocessors, of one of them, and
-#: out of the L2 cache (H200).
-LAUNCH_US, BYTES_PER_US, SM_BYTES_PER_US, L2_BYTES_PER_US = 1.5, 3.8e6, 5e4, 7e6
-L2_BYTES = 40 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +32,42 @@ class Tile:
     block: int
     warps: int
 
+    @property
+    def text(self) -> str:
+        """The tile within a numerics id."""
+        return f"{self.rows}x{self.block}w{self.warps}"
+
+    def additions(self, n: int, each_block: int = 1) -> float:
+        """Roundings on the path of one term of a sum over ``n`` elements: within a thread, between threads, and
+        ``each_block`` for each block of the row."""
+        return self.rows * self.block // (32 * self.warps) + 12 + each_block * -(-n // self.block)
+
 
 class Rows:
     """The rows along ``axis`` of operands of one shape.
 
+    The other axes are numbered in groups. Neighbouring rows of one program lie along the last group, the *lanes*; the
+    other groups are *outer* dimensions, and a program works at one point of them.
+
     Attributes:
         n: elements of a row.
-        lanes: rows along the dimension that neighbours of one program walk.
-        outer: points of the other dimensions.
+        lanes: rows along the last group.
+        outer: points of the outer dimensions.
+        count: rows in all.
         unit: whether each row is contiguous in every operand.
-        across: whether instead neighbouring rows lie side by side in every operand.
-        invariant: whether a row is read alike however many others there are, by what operands are promised to be:
-            extents of the batch then decide no load's width, and so no sum's order.
-        vectors: whether threads may load 16 bytes of a row at once. If not, they hold an address for each element.
+        across: whether instead neighbouring rows are adjacent in memory, in every operand.
+        invariant: whether the promised layouts make a row's loads the same in every batch. Otherwise the batch's
+            extents decide the width of loads, and so the order of sums.
+        vectors: whether a thread may load 16 bytes of a row at once. Otherwise it holds an address for each element.
     """
 
     def __init__(self, operands: Sequence[Operand], axis: int, in_order: bool = False) -> None:
-        """``in_order``: rows are to be numbered row-major, for operands that have one element a row."""
+        """``in_order``: rows are numbered row-major, as operands with one element a row require."""
         shape = operands[0].shape
         self.axis, self.n = axis, shape[axis]
         others = [a for a in range(len(shape)) if a != axis and shape[a] != 1]
         if all(o.layout.packed for o in operands):
-            # Known strides: what lies before the axis is one dimension, and what lies behind it another.
+            # Strides are known: the axes before ``axis`` form one dimension, and those behind it another.
             groups = [g for g in ([a for a in others if a < axis], [a for a in others if a > axis]) if g]
         else:
             groups = [[a] for a in others]
@@ -64,14 +81,16 @@ class Rows:
         self.count = self.lanes * self.outer
         self.unit = all(self._step(o, axis) is None for o in operands)
         self.across = not self.unit and bool(groups) and all(self._step(o, groups[-1][-1]) is None for o in operands)
-        # (Along an inner axis of a packed operand, steps are multiples of the rows that lie side by side, if any do.)
+        # (Elements of packed rows along an inner axis are as many elements apart as there are adjacent rows.)
         self.invariant = all(
             axis == len(shape) - 1 if o.layout.packed else o.layout.unit_axis in (None, axis) for o in operands
         )
-        self.vectors = self.unit and all(min(o.alignment, self._apart(o) * o.element.itemsize) >= 16 for o in operands)
+        self.vectors = self.unit and all(
+            min(o.alignment, self._distance(o) * o.element.itemsize) >= 16 for o in operands
+        )
 
-    def _apart(self, o: Operand) -> int:
-        """What rows of ``o``, each contiguous, are multiples of elements apart: a power of two."""
+    def _distance(self, o: Operand) -> int:
+        """A power of two that divides the distance, in elements, between contiguous rows of ``o``."""
         return power_of_two_in(self.n) if o.layout.packed else o.layout.stride_multiple
 
     def _step(self, o: Operand, axis: int) -> Arg:
@@ -83,28 +102,15 @@ class Rows:
             return None if known == 1 else Int(known, known >= I32_LIMIT, power_of_two_in(known))
         return None if o.layout.unit_axis == axis else Stride(o.name, axis, divisibility=o.layout.stride_multiple)
 
+    # --- arguments of kernels ---
+
     def strides(self, o: Operand) -> Arg:
         """(outer strides, lane stride, step along the row) of ``o``."""
         outer = [self._step(o, g[-1]) or Int(1, True) for g in self._groups[:-1]]
-        # A lone row promises what neighbours would: a load's width, and with it the order of a sum, follows from that.
+        # A lone row has the divisibility that neighbours would have: it decides a load's width, and so a sum's order.
         wide = not o.layout.packed or self.n >= I32_LIMIT
-        lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, wide, self._apart(o))
+        lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, wide, self._distance(o))
         return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
-
-    def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
-        """``name``, which says all else that decides bits, with what operands are promised to be: it decides how many
-        neighbours a thread loads at once, and adds up first. None where the batch decides too."""
-        if not self.invariant:
-            return None
-        found = {o.name: self._promise(o) for o in operands}
-        if len(set(found.values())) == 1:  # one more operand of the same kind changes nothing
-            return f"{name}.{next(iter(found.values()))}"
-        return f"{name}.{','.join(f'{operand}={promise}' for operand, promise in found.items())}"
-
-    def _promise(self, o: Operand) -> str:
-        kind = "packed" if o.layout.packed else "strided" if o.layout.unit_axis is None else "unit"
-        multiple = f"x{o.layout.stride_multiple}" if o.layout.stride_multiple > 1 else ""
-        return f"{kind}{min(o.alignment, 16)}{multiple}"
 
     def arguments(self, rows: int) -> dict[str, Arg]:
         """Sizes, for programs of ``rows`` rows each."""
@@ -117,29 +123,41 @@ class Rows:
             "blocks": Int(-(-self.lanes // rows)),
         }
 
-    def blocks(self, count: int) -> Int:
-        """The number of blocks that each row is divided into."""
-        return Int(count)
-
     def programs(self, rows: int) -> int:
+        """Programs of ``rows`` rows each."""
         return self.outer * -(-self.lanes // rows)
+
+    def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
+        """The numerics id: ``name``, which holds all else that decides bits, and the promised layouts.
+
+        A layout decides how many neighbours a thread loads at once, and accumulates first. None where the batch decides
+        bits as well.
+        """
+        if not self.invariant:
+            return None
+        found = {o.name: self._promise(o) for o in operands}
+        if len(set(found.values())) == 1:  # one more operand of the same kind changes nothing
+            return f"{name}.{next(iter(found.values()))}"
+        return f"{name}.{','.join(f'{operand}={promise}' for operand, promise in found.items())}"
+
+    def _promise(self, o: Operand) -> str:
+        kind = "packed" if o.layout.packed else "strided" if o.layout.unit_axis is None else "unit"
+        multiple = f"x{o.layout.stride_multiple}" if o.layout.stride_multiple > 1 else ""
+        return f"{kind}{min(o.alignment, 16)}{multiple}"
 
     # --- tiles ---
 
-    def whole(self, element: ElementKind, most: int, held: int = 4096) -> Tile | None:
-        """The tile that holds whole rows, of at most ``most`` elements; None if they are longer.
+    def whole_tile(self, element: ElementKind, most: int, held: int = 4096) -> Tile | None:
+        """The tile that holds whole rows, at most ``most`` elements; None if rows are longer.
 
-        ``held``: bytes of several short ones. Two 16-byte loads a thread of four warps saturate memory; smaller
-        programs leave it idle, larger ones wait.
+        ``held``: bytes of a tile of several short rows. Two 16-byte loads a thread of four warps saturate memory;
+        smaller programs leave it idle, in larger ones threads wait for each other.
         """
         block = ceil_power(self.n)
         if self.across:
             rows = across_rows(element)
-            return (
-                Tile(rows, block, warps_for(rows * block, element.itemsize))
-                if rows * block <= min(most, 8192)
-                else None
-            )
+            fits = rows * block <= min(most, 8192)
+            return Tile(rows, block, warps_for(rows * block, element.itemsize)) if fits else None
         size = self._size(element)
         if block > (most if self.unit else min(most, 4096)):
             return None
@@ -147,12 +165,14 @@ class Rows:
         return Tile(rows, block, warps_for(rows * block, size))
 
     def _size(self, element: ElementKind) -> int:
-        """Bytes of registers that an element takes as it is loaded: where rows have gaps, those of its address."""
+        """Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps."""
         return element.itemsize if self.unit else 8
 
-    def piece(self, element: ElementKind, operands: int = 1, alone: bool = False) -> Tile:
-        """The tile that walks along rows of any length, holding so many operands at a time; ``alone``: of one row, even
-        where rows lie side by side."""
+    def block_tile(self, element: ElementKind, operands: int = 1, alone: bool = False) -> Tile:
+        """The tile that holds one block of rows of any length, of ``operands`` operands at a time.
+
+        ``alone``: of one row, even where neighbouring rows are adjacent.
+        """
         if self.across and not alone:
             rows = across_rows(element)
             return Tile(rows, 4096 // rows, warps_for(4096, element.itemsize))
@@ -160,14 +180,15 @@ class Rows:
         block = min(ceil_power(self.n), 32768 // size // operands, 8192)
         return Tile(1, block, warps_for(block, size))
 
-    def walk(self, element: ElementKind, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
-        """The tile that walks along rows of so many operands, of any length, twice, the second time through the cache.
+    def loop_tile(self, element: ElementKind, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
+        """The tile of a loop that reads rows of any length twice, the second time from the L2 cache.
 
-        Programs are so large that the rows of all that are resident fit in the L2 cache. Threads hold ``held`` bytes of
-        an operand: the less, the more of them are resident. ``most_warps``: 16 of several operands, else 32.
+        Programs are so large that the rows of all resident ones fit in the L2 cache. A thread holds ``held`` bytes of
+        each of ``operands`` operands: the fewer, the more programs are resident. ``most_warps``: by default 32, or 16
+        with several operands.
         """
         if self.across:
-            return self.piece(element)
+            return self.block_tile(element)
         block, bytes_each = ceil_power(self.n), held if self.unit else 4 * element.itemsize
         most_warps = most_warps or (16 if operands > 1 else 32)
         warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * element.itemsize, most_warps)
@@ -175,14 +196,14 @@ class Rows:
         return Tile(1, block, min(warps, max(block * element.itemsize // (32 * bytes_each), 1)))
 
     def unroll(self, tile: Tile, most: int) -> int:
-        """Tiles of one row to have on their way at a time: a power of two up to ``most``."""
+        """Blocks of one row that a loop loads at a time: a power of two up to ``most``."""
         while most > 1 and not (self.unit and tile.block * most <= self.n):
             most //= 2
         return most
 
     def sectors(self, element: ElementKind) -> int:
-        """How often memory's sectors of 32 bytes are read if each program reads one row."""
-        return min(self.lanes, max(32 // element.itemsize, 1)) if self.across else 1
+        """How often each sector of memory is read if every program reads one row."""
+        return min(self.lanes, max(SECTOR // element.itemsize, 1)) if self.across else 1
 
     def vector(self, element: ElementKind, tile: Tile) -> int:
         """Neighbours in a row that one thread loads at once."""
@@ -190,18 +211,21 @@ class Rows:
 
 
 def across_rows(element: ElementKind) -> int:
-    """Neighbouring rows that fill two sectors of 32 bytes."""
-    return 64 // element.itemsize
+    """Adjacent rows that fill two sectors."""
+    return 2 * SECTOR // element.itemsize
 
 
 def warps_for(elements: int, size: int) -> int:
-    """Warps of which each thread holds about 32 bytes of an operand; at most 16, and 32 for what would not fit."""
+    """Warps whose threads hold about 32 bytes of an operand each: at most 16, but 32 for 32,768 elements or more."""
     wanted = ceil_power(elements * size // (32 * 32))
     return 32 if elements >= 32768 else min(max(wanted, 1), 16)
 
 
 def registers_for(tile: Tile, programs: int) -> int:
-    """Registers a thread with which so many programs are resident, of a multiprocessor's 65,536: they go by eights."""
+    """Registers a thread with which ``programs`` programs are resident.
+
+    A multiprocessor has 65,536, and gives each thread a multiple of eight.
+    """
     return min(65536 // (programs * 32 * tile.warps) // 8 * 8, 255)
 
 

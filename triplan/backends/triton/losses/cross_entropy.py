@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Float, Launch, Scratch
+from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Scratch
 from triplan.backends.table import kernel
+from triplan.backends.triton.common.card import L2_BYTES
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
-from triplan.backends.triton.common.rows import L2_BYTES, Tile, across_rows, again_us, registers_for, waves_us
+from triplan.backends.triton.common.rows import Tile, across_rows, again_us, registers_for, waves_us
 from triplan.backends.triton.losses import blocks_kernels, looped_kernels, rows_kernels, split_kernels
 from triplan.backends.triton.losses import shared as losses
 from triplan.backends.triton.losses.shared import arguments, constants, launch, view
@@ -52,7 +53,7 @@ def whole(desc: Any) -> Tile | None:
     r, block = view(desc), ceil_power(view(desc).n)
     if is_narrow(desc, block) and r.vectors:
         return Tile(1, block, block // (32 * NARROW))
-    return r.whole(desc.element, MOST // (4 if desc.element is ElementKind.F64 else 1))
+    return r.whole_tile(desc.element, MOST // (4 if desc.element is ElementKind.F64 else 1))
 
 
 def is_narrow(desc: Any, block: int) -> bool:
@@ -62,7 +63,7 @@ def is_narrow(desc: Any, block: int) -> bool:
 
 
 def piece(desc: Any) -> Tile:
-    return view(desc).piece(desc.element, alone=True)
+    return view(desc).block_tile(desc.element, alone=True)
 
 
 def loop(desc: Any) -> Loop:
@@ -85,7 +86,7 @@ def loop(desc: Any) -> Loop:
 def tile_of(desc: Any) -> Tile:
     """The tile of the adjoint."""
     tile = whole(desc)
-    return view(desc).piece(desc.element) if tile is None or tile.block > 4096 else tile
+    return view(desc).block_tile(desc.element) if tile is None or tile.block > 4096 else tile
 
 
 # --- what may be said ---
@@ -283,7 +284,7 @@ def _split(desc: Any, target: Target) -> list[Launch]:
     r, tile, blocks = view(desc), piece(desc), _blocks(desc)
     if not r.count:
         return _with_sums(desc, [])
-    args = {**_arguments(desc, 1), "plains": None, **_split_scratch(desc)[0], "blocks": r.blocks(blocks)}
+    args = {**_arguments(desc, 1), "plains": None, **_split_scratch(desc)[0], "blocks": Int(blocks)}
     constexprs = {**_constexprs(desc), "BLOCK": tile.block, "BLOCKS": ceil_power(blocks)}
     return _with_sums(
         desc,

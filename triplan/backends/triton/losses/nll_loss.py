@@ -8,8 +8,9 @@ from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.table import kernel
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import TL, values
-from triplan.backends.triton.common.rows import BYTES_PER_US, LAUNCH_US, Rows, Tile, waves_us
+from triplan.backends.triton.common.rows import Rows, Tile, waves_us
 from triplan.backends.triton.losses import blocks_kernels, elements_kernels, rows_kernels
 from triplan.backends.triton.losses import shared as losses
 from triplan.backends.triton.losses.shared import arguments, constants, launch, view
@@ -44,7 +45,7 @@ def scale_guarantee(desc: Any) -> Mapping[str, PrecisionGuarantee]:
 
 def tile_of(desc: Any) -> Tile:
     r = view(desc)
-    return r.whole(desc.element, 4096) or r.piece(desc.element)
+    return r.whole_tile(desc.element, 4096) or r.block_tile(desc.element)
 
 
 def _applies(desc: Any, target: Target) -> Support:
@@ -109,7 +110,7 @@ def _scale_rank(desc: Any, target: Target) -> float:
 def _lines(desc: Any) -> tuple[Rows, Tile, int]:
     """The rows along the last axis, what a program scales at a time, and how many of those there are."""
     r = Rows([o for o in desc.operands() if o.name != "dloss"], len(desc.input_shape) - 1)
-    tile = r.whole(desc.element, BLOCK) or r.piece(desc.element)
+    tile = r.whole_tile(desc.element, BLOCK) or r.block_tile(desc.element)
     return r, tile, r.programs(tile.rows) * -(-r.n // tile.block)
 
 

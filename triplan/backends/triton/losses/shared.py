@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import TL, padded_bytes, values
-from triplan.backends.triton.common.rows import LAUNCH_US, Rows
+from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.losses import shared_kernels as kernels
 from triplan.descriptors.bad_indices import NO_BAD_INDEX
 from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Tolerance

@@ -1,0 +1,48 @@
+"""``rows`` of softmax: a program holds whole rows in registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.rows import Tile, registers_for
+from triplan.backends.triton.common.rows_entries import WholeRows, is_backward
+from triplan.backends.triton.softmax import rows_kernels as kernels
+from triplan.backends.triton.softmax.shared import OPS, SOFTMAX
+from triplan.descriptors.softmax import AnySoftmaxDescriptor
+from triplan.sku import ElementKind, interpreting
+
+#: Elements of a row at most: registers hold one operand of them (forward), or two (backward).
+MOST_FORWARD = 32768
+MOST_BACKWARD = 16384
+#: Elements of a row from which on threads hold 16-bit elements as they are read: in f32 they would fill a
+#: multiprocessor's registers.
+NARROW = 32768
+
+
+class SoftmaxRows(WholeRows[AnySoftmaxDescriptor]):
+    family = SOFTMAX
+
+    def tile(self, desc: AnySoftmaxDescriptor) -> Tile | None:
+        most = MOST_BACKWARD if is_backward(desc) else MOST_FORWARD
+        tile = SOFTMAX.rows(desc).whole_tile(desc.element, most // (4 if desc.element is ElementKind.F64 else 1))
+        if tile is not None and not is_backward(desc) and self.holds_narrow(desc, tile):
+            return replace(tile, warps=8)  # 128 elements a thread, two to a register
+        return tile
+
+    def holds_narrow(self, desc: AnySoftmaxDescriptor, tile: Tile) -> bool:
+        """Whether threads hold elements as they are read. (With an address for each, narrow ones would not fit.)"""
+        return desc.element.itemsize == 2 and tile.block >= NARROW and SOFTMAX.rows(desc).vectors
+
+    def main(self, desc: AnySoftmaxDescriptor, tile: Tile, narrow: bool | None = None) -> list[Launch]:
+        """``narrow``: by default as ``holds_narrow``."""
+        grid = self.programs(desc, tile)
+        if is_backward(desc):
+            return [self.launch(desc, kernels.softmax_backward_rows_kernel, grid, tile)]
+        narrow = (self.holds_narrow(desc, tile) if narrow is None else narrow) and not interpreting()
+        most = registers_for(tile, 2) if narrow else 0
+        return [self.launch(desc, kernels.softmax_rows_kernel, grid, tile, max_registers=most, NARROW=narrow)]
+
+
+ROWS = SoftmaxRows()
+ROWS.register(*OPS)

@@ -1,0 +1,56 @@
+"""What all softmax kernels share: arguments, traffic and guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.rows import Tile
+from triplan.backends.triton.common.rows_entries import Family, Traffic, is_backward
+from triplan.descriptors.softmax import AnySoftmaxDescriptor
+from triplan.sku import PrecisionGuarantee
+
+OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
+
+
+class SoftmaxFamily(Family[AnySoftmaxDescriptor]):
+    version = 2
+    in_order = False  # no operand has one element a row
+
+    def axis(self, desc: AnySoftmaxDescriptor) -> int:
+        return desc.softmax_axis
+
+    def constants(self, desc: AnySoftmaxDescriptor) -> dict[str, Any]:
+        return {"LOG": desc.op.startswith("log_")}
+
+    def traffic(self, desc: AnySoftmaxDescriptor) -> Traffic:
+        row = self.rows(desc).n * desc.element.itemsize
+        read = 2 * row if is_backward(desc) else row
+        return Traffic(first=read, second=row, again=read)
+
+    def guarantee(self, desc: AnySoftmaxDescriptor, tile: Tile, shared: Tile) -> Mapping[str, PrecisionGuarantee]:
+        """A term of the sum is rounded by each addition on its path; in each block also by an exponential and a product
+        where the sum is rescaled to a new maximum.
+
+        The computed exp(-d) has its own error (2 ulp of ex2.approx, CUDA C Programming Guide) and that of its argument:
+        one rounding each of x - max, of the product with log2(e) and of that constant, amplified by d; and d is at most
+        ``MOST_EXPONENT``. The sum is of positive terms. In log_softmax the sum's error becomes absolute, of the size of
+        the largest term: sum|terms| is 1.
+        """
+        r, compute = self.rows(desc), desc.element.compute
+        additions = tile.additions(r.n, each_block=6)
+        exponential = 0 if desc.op == "softmax_backward" else 3 * bounds.MOST_EXPONENT[compute]
+        roundings = additions + 16 + exponential
+        found = bounds.rounded(
+            desc.element,
+            compute,
+            relative=roundings,
+            per_term=roundings,
+            flushes=additions + 4,  # ex2.approx and products flush subnormals
+            batch=r.invariant,
+        )
+        return bounds.of_outputs(desc, found)
+
+
+SOFTMAX = SoftmaxFamily()
