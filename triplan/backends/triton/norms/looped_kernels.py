@@ -1,6 +1,10 @@
-"""rms_norm, layer_norm, l2_norm and their backward: rows of any length, read block by block, twice.
+"""rms_norm, layer_norm, l2_norm and their backward, entry ``looped``: rows of any length, read block by block, twice.
 
-CENTRED, LENGTH and the operands: see ``shared_kernels``.
+CENTRED, LENGTH, formulas and operands: see ``shared_kernels``; strides and ``blocks``: see ``common/rows_kernels``.
+
+Both passes have the loads of UNROLL blocks in flight at a time. The second pass runs backward: what the first one read
+last is still in the cache. The first pass loads with ``evict_last``, to keep the rows there, the second one with
+``evict_first``.
 """
 
 # mypy: ignore-errors
@@ -11,20 +15,21 @@ import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import axis_offset, outer_and_lane, row_pointers
 from triplan.backends.triton.norms.shared_kernels import (
-    affine,
-    read,
-    scale_again,
-    scale_of,
-    start_of,
+    load_affine,
+    load_input,
+    optional_row_pointers,
+    projection_of,
+    scale_of_statistic,
+    statistic_and_scale,
+    store_gradient,
+    store_output,
     two_sums,
-    write,
-    write_gradient,
 )
 
 
 @triton.jit
-def within(col, n, FULL: tl.constexpr):
-    """Which of the columns ``col`` there are; with FULL all, as the compiler then knows."""
+def column_mask(col, n, FULL: tl.constexpr):
+    """col < n; with FULL, a constant: the compiler then knows that all columns exist."""
     live = col < n
     if FULL:
         live = tl.full(col.shape, True, tl.int1)
@@ -32,15 +37,15 @@ def within(col, n, FULL: tl.constexpr):
 
 
 @triton.jit
-def neighbours(v, VECTOR: tl.constexpr):
-    """Sums of VECTOR neighbours each: those that one thread holds."""
+def sum_neighbours(v, VECTOR: tl.constexpr):
+    """Sums of VECTOR neighbours of ``v`` [BLOCK] each, which one thread holds: [BLOCK / VECTOR]."""
     if VECTOR > 1:
         v = tl.sum(tl.reshape(v, (v.shape[0] // VECTOR, VECTOR)), 1)
     return v
 
 
 @triton.jit
-def read_blocks(
+def load_blocks(
     at,
     strides,
     residual_at,
@@ -53,13 +58,13 @@ def read_blocks(
     UNROLL: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """UNROLL blocks of a row from element ``first`` on, all of them on their way at a time."""
-    found = ()
+    """UNROLL blocks [BLOCK] of a row of x + residual, from element ``first`` on; their loads are in flight together."""
+    blocks = ()
     for u in tl.static_range(UNROLL):
         col = first + u * BLOCK + tl.arange(0, BLOCK)
-        live = within(col, n, FULL)
-        found = found + (read(at, strides, residual_at, residual_strides, col, live, COMPUTE, POLICY),)
-    return found
+        live = column_mask(col, n, FULL)
+        blocks = blocks + (load_input(at, strides, residual_at, residual_strides, col, live, COMPUTE, POLICY),)
+    return blocks
 
 
 @triton.jit
@@ -71,45 +76,46 @@ def statistics(
     n,
     centre,
     CENTRED: tl.constexpr,
-    FINDS: tl.constexpr,
+    FIND_CENTRE: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
     VECTOR: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """(centre, what the mean is off it, the sum of squares about the mean, and about the centre) of a row.
+    """(centre, mean - centre, sum of squares about the mean, sum of squares about ``centre``) of a row; all scalars.
 
-    FINDS takes the mean of the first block for ``centre``; without CENTRED there is none, and the sums are of squares.
-    While threads wait for each other nothing new is asked of memory: they wait but once, with UNROLL blocks on their
-    way; until then VECTOR neighbours, which one thread holds, are added up.
+    FIND_CENTRE takes the mean of the first block for ``centre``. Without CENTRED centre and mean are 0.
+
+    Within the loop a thread reduces only the VECTOR neighbours that it holds, with UNROLL blocks in flight. A reduction
+    between threads would make them wait for each other, with no new loads in flight: there is one, after the loop.
     """
     total = tl.zeros((BLOCK // VECTOR,), COMPUTE)
     squares = tl.zeros((BLOCK // VECTOR,), COMPUTE)
     for first in range(0, n, BLOCK * UNROLL):
-        found = read_blocks(
+        loaded = load_blocks(
             at, strides, residual_at, residual_strides, first, n, COMPUTE, "evict_last", BLOCK, UNROLL, FULL
         )
-        if FINDS:
+        if FIND_CENTRE:
             if first == 0:
-                centre = tl.sum(neighbours(found[0].to(COMPUTE), VECTOR), 0) / tl.minimum(n, BLOCK).to(COMPUTE)
+                centre = tl.sum(sum_neighbours(loaded[0].to(COMPUTE), VECTOR), 0) / tl.minimum(n, BLOCK).to(COMPUTE)
         for u in tl.static_range(UNROLL):
-            v = found[u].to(COMPUTE)
+            v = loaded[u].to(COMPUTE)
             if CENTRED:
                 v = v - centre
                 if not FULL:
                     v = tl.where(first + u * BLOCK + tl.arange(0, BLOCK) < n, v, 0.0)
-                total += neighbours(v, VECTOR)
-            squares += neighbours(v * v, VECTOR)
-    off = centre
+                total += sum_neighbours(v, VECTOR)
+            squares += sum_neighbours(v * v, VECTOR)
+    correction = centre
     if CENTRED:
-        total, raw = two_sums(total, squares, 0, False)
-        off = total / n.to(COMPUTE)
-        about = raw - total * off
+        total, about_centre = two_sums(total, squares, 0, False)
+        correction = total / n.to(COMPUTE)
+        about_mean = about_centre - total * correction
     else:
-        raw = tl.sum(squares, 0)
-        about = raw
-    return centre, off, about, raw
+        about_centre = tl.sum(squares, 0)
+        about_mean = about_centre
+    return centre, correction, about_mean, about_centre
 
 
 @triton.jit
@@ -140,43 +146,46 @@ def norm_looped_kernel(
     VECTOR: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """One row, block by block: statistics, then, backwards, the results. FULL: UNROLL blocks at a time fill the row.
+    """out = (x - mean) * scale * (weight + OFFSET) + bias along each row; the mean is 0 without CENTRED.
 
-    Deviations are from the mean of the row's first block, so that threads meet but twice: that mean is off the row's
-    own by little unless the row begins unlike its rest (Chan, Golub and LeVeque, section 3, shifted data). If the
-    squares of deviations are several times those from the row's mean, the row is read once more, with its own.
+    x, out, residual, summed: [outer, lanes, n]; mean, rstd: [rows]; weight, bias: [n]. A program walks along one row by
+    blocks of BLOCK elements; FULL: BLOCK * UNROLL divides n.
+
+    Deviations are taken from the mean of the row's first block, so that threads synchronize only twice. It is close to
+    the row's mean unless the row begins unlike its rest (Chan, Golub and LeVeque, section 3, shifted data). If the
+    squares about it are more than four times those about the row's mean, the row is read again, with that mean.
     """
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64)
     at = row_pointers(x, x_strides, outer, sizes, lane)
     to = row_pointers(out, out_strides, outer, sizes, lane)
-    residual_at = start_of(residual, residual_strides, outer, sizes, lane)
+    residual_at = optional_row_pointers(residual, residual_strides, outer, sizes, lane)
     row = outer.to(tl.int64) * lanes + lane
     centre = tl.zeros((), COMPUTE)
-    centre, middle, squares, raw = statistics(
+    centre, correction, squares, about_centre = statistics(
         at, x_strides, residual_at, residual_strides, n, centre, CENTRED, CENTRED, COMPUTE, BLOCK, UNROLL, VECTOR, FULL
     )
     if CENTRED:
-        if raw > 4.0 * squares:
-            centre, middle, squares, raw = statistics(
-                at, x_strides, residual_at, residual_strides, n, centre + middle, CENTRED, False, COMPUTE, BLOCK,
+        if about_centre > 4.0 * squares:
+            centre, correction, squares, about_centre = statistics(
+                at, x_strides, residual_at, residual_strides, n, centre + correction, CENTRED, False, COMPUTE, BLOCK,
                 UNROLL, VECTOR, FULL,
             )  # fmt: skip
         squares = tl.where(squares < 0, 0.0, squares)
-        tl.store(mean + row, centre + middle)
-    saved, scale = scale_of(squares, 1.0 / n.to(COMPUTE), eps, LENGTH)
-    tl.store(rstd + row, saved)
+        tl.store(mean + row, centre + correction)
+    statistic, scale = statistic_and_scale(squares, 1.0 / n.to(COMPUTE), eps, LENGTH)
+    tl.store(rstd + row, statistic)
     steps = tl.cdiv(n, BLOCK * UNROLL)
-    for walked in range(steps):
-        first = (steps - 1 - walked) * UNROLL * BLOCK
-        kept = read_blocks(
+    for step in range(steps):
+        first = (steps - 1 - step) * UNROLL * BLOCK
+        loaded = load_blocks(
             at, x_strides, residual_at, residual_strides, first, n, COMPUTE, "evict_first", BLOCK, UNROLL, FULL
         )
         for u in tl.static_range(UNROLL):
             col = first + u * BLOCK + tl.arange(0, BLOCK)
-            write(
-                kept[u].to(COMPUTE), to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane,
-                col, within(col, n, FULL), centre, middle, scale, CENTRED, OFFSET,
+            store_output(
+                loaded[u].to(COMPUTE), to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane,
+                col, column_mask(col, n, FULL), centre, correction, scale, CENTRED, OFFSET,
             )  # fmt: skip
 
 
@@ -204,55 +213,56 @@ def norm_backward_looped_kernel(
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """One row, block by block: the sums, then, backwards, the gradients of x."""
+    """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed along each row, as in ``shared_kernels``.
+
+    dout, x, dx, dsummed: [outer, lanes, n]; mean, rstd: [rows]; weight: [n]. A program walks along one row by blocks of
+    BLOCK elements, first for the sums, then for dx.
+    """
     row = tl.program_id(0).to(tl.int64)
     outer, lane = outer_and_lane(row, sizes, lanes)
     dout_at = row_pointers(dout, dout_strides, outer, sizes, lane)
     x_at = row_pointers(x, x_strides, outer, sizes, lane)
     to = row_pointers(dx, dx_strides, outer, sizes, lane)
-    saved = tl.load(rstd + row)
-    scale = scale_again(saved, eps, LENGTH)
+    statistic = tl.load(rstd + row)
+    scale = scale_of_statistic(statistic, eps, LENGTH)
     centre = tl.zeros((), COMPUTE)
     if CENTRED:
         centre = tl.load(mean + row)
+    g_total = tl.zeros((BLOCK,), COMPUTE)
     total = tl.zeros((BLOCK,), COMPUTE)
-    projected = tl.zeros((BLOCK,), COMPUTE)
     for start in range(0, n, BLOCK * UNROLL):
         for u in tl.static_range(UNROLL):
             col = start + u * BLOCK + tl.arange(0, BLOCK)
             live = col < n
             g = tl.load(dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
-            g = affine(g.to(COMPUTE), weight, None, col, live, OFFSET)
-            v = tl.load(x_at + axis_offset(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(
-                COMPUTE
-            )
+            g = load_affine(g.to(COMPUTE), weight, None, col, live, OFFSET)
+            v = tl.load(x_at + axis_offset(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
+            v = v.to(COMPUTE)
             if CENTRED:
-                total += g
-            projected += g * ((v - centre) * scale)
-    terms = 1.0 if LENGTH else n.to(COMPUTE)
-    projected = tl.sum(projected, 0) / terms
-    if LENGTH:
-        projected = tl.where(saved < eps, 0.0, projected)
-    middle = tl.zeros((), COMPUTE)
+                g_total += g
+            total += g * ((v - centre) * scale)
+    count = n.to(COMPUTE)
+    projection = projection_of(tl.sum(total, 0), count, statistic, eps, LENGTH)
+    g_mean = tl.zeros((), COMPUTE)
     if CENTRED:
-        middle = tl.sum(total, 0) / terms
+        g_mean = tl.sum(g_total, 0) / count
     steps = tl.cdiv(n, BLOCK * UNROLL)
     for step in range(steps):
-        kept = ()
+        loaded = ()
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
             live = col < n
-            dy = tl.load(
+            g = tl.load(
                 dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first"
             )
             v = tl.load(x_at + axis_offset(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-            kept = kept + (dy, v)
+            loaded = loaded + (g, v)
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
             live = col < n
-            g = affine(kept[2 * u].to(COMPUTE), weight, None, col, live, OFFSET)
-            v = kept[2 * u + 1].to(COMPUTE)
-            write_gradient(
-                g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, middle,
-                scale, projected, CENTRED, COMPUTE,
+            g = load_affine(loaded[2 * u].to(COMPUTE), weight, None, col, live, OFFSET)
+            v = loaded[2 * u + 1].to(COMPUTE)
+            store_gradient(
+                g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, g_mean,
+                scale, projection, CENTRED, COMPUTE,
             )  # fmt: skip

@@ -1,6 +1,8 @@
-"""Gradients of weight and bias: partial sums over groups of rows, then their fold.
+"""Gradients of weight and bias of the norms: partial sums over groups of rows, then the sum of those.
 
-CENTRED, LENGTH and the operands: see ``shared_kernels``.
+CENTRED, LENGTH, formulas and operands: see ``shared_kernels``; strides: see ``common/rows_kernels``. Partial sums are
+*lines* [n] in the workspace, which ``norm_fold_kernel`` sums in a fixed order: there are no atomics, so that the
+gradients are deterministic.
 """
 
 # mypy: ignore-errors
@@ -10,8 +12,8 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.common.rows_kernels import axis_offset, outer_and_lane, row_pointers
-from triplan.backends.triton.norms.shared_kernels import affine, scale_again, two_sums
+from triplan.backends.triton.common.rows_kernels import element_pointers, outer_and_lane
+from triplan.backends.triton.norms.shared_kernels import load_affine, scale_of_statistic, two_sums
 
 
 @triton.jit
@@ -42,16 +44,20 @@ def norm_parameters_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """One block of columns of ``each`` groups of ROWS rows: their share of the weight's and the bias's gradients.
+    """dweights = sum(dout * hat), dbiases = sum(dout) over ``each`` groups of ROWS rows, hat = (x - mean) * scale.
 
-    ``projections`` and ``totals``, if there are such, receive the block's share of each row's sums.
+    dout, x: [outer, lanes, n]; mean, rstd: [rows]; weight: [n]; dweights, dbiases: [lines, n]; totals, projections:
+    [rows, blocks]; the last four of COMPUTE. A program has one of ``blocks`` blocks of BLOCK columns.
+
+    ``totals`` and ``projections``, which ``split`` needs, receive the block's share of each row's sums of g and of
+    g * hat, g = dout * (weight + OFFSET): the operands are then not read a third time.
     """
     begin(OVERLAPS)
     part = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     live_col = col < n
-    # Where threads lie along the columns alone, each adds up the rows of a tile by itself.
+    # If all threads lie along the columns, each one sums the rows of a tile by itself.
     dw = tl.zeros((1, BLOCK), COMPUTE)
     db = tl.zeros((1, BLOCK), COMPUTE)
     for group in range(each):
@@ -59,29 +65,25 @@ def norm_parameters_kernel(
         inside = row < rows
         live = inside & live_col
         outer, lane = outer_and_lane(row, sizes, lanes)
-        dy = tl.load(
-            row_pointers(dout, dout_strides, outer, sizes, lane) + axis_offset(col, dout_strides[2]), live, other=0.0
-        )
+        dy = tl.load(element_pointers(dout, dout_strides, outer, sizes, lane, col), live, other=0.0)
         dy = dy.to(COMPUTE)
         if dweights is not None or projections is not None:
-            v = tl.load(
-                row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(col, x_strides[2]), live, other=0.0
-            )
+            v = tl.load(element_pointers(x, x_strides, outer, sizes, lane, col), live, other=0.0)
             v = v.to(COMPUTE)
             if CENTRED:
                 v = v - tl.load(mean + row, mask=inside, other=0.0)
-            # As the other kernels have it: the deviation scaled, then times the gradient.
-            hat = v * scale_again(tl.load(rstd + row, mask=inside, other=0.0), eps, LENGTH)
+            # In the order of the other kernels: the scaled deviation, times the gradient.
+            hat = v * scale_of_statistic(tl.load(rstd + row, mask=inside, other=0.0), eps, LENGTH)
             if dweights is not None:
                 dw += tl.sum(dy * hat, 0, keep_dims=True)
             if projections is not None:
-                g = affine(dy, weight, None, col, live_col, OFFSET)
+                g = load_affine(dy, weight, None, col, live_col, OFFSET)
                 if CENTRED:
-                    total, projected = two_sums(g, g * hat, 1, True)
-                    tl.store(totals + row * blocks + block, total, mask=inside)
+                    g_total, total = two_sums(g, g * hat, 1, True)
+                    tl.store(totals + row * blocks + block, g_total, mask=inside)
                 else:
-                    projected = tl.sum(g * hat, 1, keep_dims=True)
-                tl.store(projections + row * blocks + block, projected, mask=inside)
+                    total = tl.sum(g * hat, 1, keep_dims=True)
+                tl.store(projections + row * blocks + block, total, mask=inside)
         if dbiases is not None:
             db += tl.sum(dy, 0, keep_dims=True)
     line = part.to(tl.int64) * n + col
@@ -92,7 +94,8 @@ def norm_parameters_kernel(
 
 
 @triton.jit
-def folded(block, parts, out, n, lines, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def fold_block(block, parts, out, n, lines, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """out = sum(parts) over the lines, for block number ``block`` of BLOCK columns; parts: [lines, n], out: [n]."""
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     line = tl.arange(0, ROWS)[:, None]
     part = tl.load(parts + line.to(tl.int64) * n + col, mask=(line < lines) & (col < n), other=0.0)
@@ -112,13 +115,17 @@ def norm_fold_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Adds up ``lines`` lines of partial sums, always in the same order; ``blocks`` programs for each parameter."""
+    """dweight = sum(dweights), dbias = sum(dbiases), over the lines, always in the same order.
+
+    dweights, dbiases: [lines, n] of f32 or f64; dweight, dbias: [n] of f16, bf16, f32 or f64; ROWS >= lines. Each
+    parameter that is present has ``blocks`` programs.
+    """
     begin(OVERLAPS)
     block = tl.program_id(0)
     if dweights is not None:
         if block < blocks:
-            folded(block, dweights, dweight, n, lines, ROWS, BLOCK)
+            fold_block(block, dweights, dweight, n, lines, ROWS, BLOCK)
         block -= blocks
     if dbiases is not None:
         if block >= 0:
-            folded(block, dbiases, dbias, n, lines, ROWS, BLOCK)
+            fold_block(block, dbiases, dbias, n, lines, ROWS, BLOCK)

@@ -1,6 +1,6 @@
-"""rms_norm, layer_norm, l2_norm and their backward: whole rows in registers.
+"""rms_norm, layer_norm, l2_norm and their backward, entry ``rows``: whole rows in registers.
 
-CENTRED, LENGTH and the operands: see ``shared_kernels``.
+CENTRED, LENGTH, formulas and operands: see ``shared_kernels``; strides and ``blocks``: see ``common/rows_kernels``.
 """
 
 # mypy: ignore-errors
@@ -10,25 +10,26 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
-    axis_offset,
+    element_pointers,
     group_start,
     outer_and_lane,
     row_pointers,
 )
 from triplan.backends.triton.norms.shared_kernels import (
-    parameter,
-    read,
-    scale_again,
-    scale_of,
-    start_of,
-    transformed,
+    affine,
+    load_input,
+    load_parameter,
+    optional_row_pointers,
+    projection_of,
+    scale_of_statistic,
+    statistic_and_scale,
     two_sums,
 )
 
 
 @triton.jit
-def shortened(v):
-    """``v`` of f32 with the 14 leading bits of its significand: times a count of up to 1,024 it is exact."""
+def truncated(v):
+    """``v`` of f32 cut to the 14 leading bits of its significand: its products with counts up to 1,024 are exact."""
     return (v.to(tl.int32, bitcast=True) & -1024).to(tl.float32, bitcast=True)
 
 
@@ -61,12 +62,16 @@ def norm_rows_kernel(
     ABREAST: tl.constexpr,
     ADDS_UP: tl.constexpr,
 ):
-    """Whole rows in registers: each element is read once and written once. FULL: they are of BLOCK elements.
+    """out = (x - mean) * scale * (weight + OFFSET) + bias along each row; the mean is 0 without CENTRED.
 
-    All threads together hold ABREAST rows at a time, a vector each: each reads weight and bias for itself, once for all
-    of its rows. (Read by fewer threads, as for one row, they would come through shared memory.) With ADDS_UP the sum of
-    a row is exact, unless some elements are far smaller than others; what the mean is off by then follows from it,
-    without another sum. Threads wait for each other before they write statistics, so the results go first.
+    x, out, residual, summed: [outer, lanes, n]; mean, rstd: [rows]; weight, bias: [n]. A program holds a tile
+    [ABREAST, ROWS / ABREAST, BLOCK] in COMPUTE, BLOCK >= n; FULL: BLOCK == n.
+
+    Each element is read once and written once. All threads together hold ABREAST rows at a time, one vector each, and
+    each thread loads its own elements of weight and bias, once for all of its rows. (Loaded by fewer threads, as for
+    one row, they would pass through shared memory.) With ADDS_UP, which is for 16-bit elements, the sum of a row is
+    exact unless some elements are far smaller than others: the correction of the mean then follows from that sum,
+    without another reduction. Results are stored before statistics: threads synchronize before they store those.
     """
     outer, first = group_start(tl.program_id(0), blocks, lanes, sizes, ROWS)
     lane = first + tl.arange(0, ABREAST)[:, None, None] + tl.arange(0, ROWS // ABREAST)[None, :, None] * ABREAST
@@ -75,50 +80,50 @@ def norm_rows_kernel(
     live = inside & (col < n)
     if FULL:
         live = inside
-    residual_at = start_of(residual, residual_strides, outer, sizes, lane)
+    residual_at = optional_row_pointers(residual, residual_strides, outer, sizes, lane)
     at = row_pointers(x, x_strides, outer, sizes, lane)
-    v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "").to(COMPUTE)
-    place = tl.broadcast_to(col, (ABREAST, 1, BLOCK))
-    if not CENTRED:  # two sums leave no registers for what comes early
-        w = parameter(weight, place, place < n)
-        b = parameter(bias, place, place < n)
+    v = load_input(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "").to(COMPUTE)
+    parameter_col = tl.broadcast_to(col, (ABREAST, 1, BLOCK))
+    if not CENTRED:  # with CENTRED, two sums leave no registers for parameters loaded this early
+        w = load_parameter(weight, parameter_col, parameter_col < n)
+        b = load_parameter(bias, parameter_col, parameter_col < n)
     if summed is not None:
-        sums_to = row_pointers(summed, summed_strides, outer, sizes, lane) + axis_offset(col, summed_strides[2])
+        sums_to = element_pointers(summed, summed_strides, outer, sizes, lane, col)
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
     count = n.to(COMPUTE)
-    share = 1.0 / count  # once: divisions are many instructions
+    inverse_n = 1.0 / count  # one division, which takes many instructions
     row = outer.to(tl.int64) * lanes + lane
     if CENTRED:
         total = tl.sum(v, 2, keep_dims=True)
-        centre = total * share
+        centre = total * inverse_n
         if ADDS_UP:
-            centre = shortened(centre)
+            centre = truncated(centre)
         v = v - centre
         if not FULL:
             v = tl.where(live, v, 0.0)
         if ADDS_UP:
-            rest = total - centre * count
+            correction = total - centre * count
             squares = tl.sum(v * v, 2, keep_dims=True)
         else:
-            rest, squares = two_sums(v, v * v, 2, True)
-        rest = rest * share
-        # What ``rest`` takes off is a rounding's worth, and never all.
-        squares -= rest * rest * count
+            correction, squares = two_sums(v, v * v, 2, True)
+        correction = correction * inverse_n
+        # The correction has the size of a rounding, so this subtraction never cancels all of ``squares``.
+        squares -= correction * correction * count
         squares = tl.where(squares < 0, 0.0, squares)
     else:
         squares = tl.sum(v * v, 2, keep_dims=True)
-    saved, scale = scale_of(squares, share, eps, LENGTH)
+    statistic, scale = statistic_and_scale(squares, inverse_n, eps, LENGTH)
     v = v * scale
     if CENTRED:
-        v = v - rest * scale  # one fused multiplication and addition
-        w = parameter(weight, place, place < n)
-        b = parameter(bias, place, place < n)
-    y = transformed(v, w, b, OFFSET)
-    to = row_pointers(out, out_strides, outer, sizes, lane) + axis_offset(col, out_strides[2])
+        v = v - correction * scale  # one FMA
+        w = load_parameter(weight, parameter_col, parameter_col < n)
+        b = load_parameter(bias, parameter_col, parameter_col < n)
+    y = affine(v, w, b, OFFSET)
+    to = element_pointers(out, out_strides, outer, sizes, lane, col)
     tl.store(to, y.to(out.dtype.element_ty), mask=live)
-    tl.store(rstd + row, saved, mask=inside)
+    tl.store(rstd + row, statistic, mask=inside)
     if CENTRED:
-        tl.store(mean + row, centre + rest, mask=inside)
+        tl.store(mean + row, centre + correction, mask=inside)
 
 
 @triton.jit
@@ -150,39 +155,38 @@ def norm_backward_rows_kernel(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Whole rows in registers, ``each`` groups of ROWS rows a program.
+    """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed along each row, as in ``shared_kernels``.
 
-    It adds up its rows' share of the weight's and the bias's gradients as it goes, and writes them into line
-    ``program`` of ``dweights`` and ``dbiases``.
+    dout, x, dx, dsummed: [outer, lanes, n]; mean, rstd: [rows]; weight: [n]; dweights, dbiases: [programs, n] of
+    COMPUTE. A program holds ``each`` tiles [ROWS, BLOCK], one after another, BLOCK >= n.
+
+    Program p also accumulates the gradients of weight and bias over its rows and stores them in line p of ``dweights``
+    and ``dbiases``: without atomics, the order of additions is fixed. ``norm_fold_kernel`` sums the lines.
     """
     program = tl.program_id(0)
     col = tl.arange(0, BLOCK)[None, :]
     live_col = col < n
-    terms = 1.0 if LENGTH else n.to(COMPUTE)
+    count = n.to(COMPUTE)
     w = tl.full((1, BLOCK), 1.0, COMPUTE)
     if weight is not None:
         w = tl.load(weight + col, mask=live_col, other=0.0).to(COMPUTE)
         if OFFSET:
             w += OFFSET
-    # Row by row of the tile: the rows meet once, at the end.
+    # One accumulator for each row of the tile: they are reduced once, at the end.
     dw = tl.zeros((ROWS, BLOCK), COMPUTE)
     db = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for group in tl.range(each, num_stages=STAGES):  # the next rows are on their way meanwhile
+    for group in tl.range(each, num_stages=STAGES):  # pipelined: the next rows are in flight meanwhile
         row = (program.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
         live = inside & live_col
         outer, lane = outer_and_lane(row, sizes, lanes)
-        dy = tl.load(
-            row_pointers(dout, dout_strides, outer, sizes, lane) + axis_offset(col, dout_strides[2]), live, other=0.0
-        )
-        v = tl.load(
-            row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(col, x_strides[2]), live, other=0.0
-        ).to(COMPUTE)
+        dy = tl.load(element_pointers(dout, dout_strides, outer, sizes, lane, col), live, other=0.0)
+        v = tl.load(element_pointers(x, x_strides, outer, sizes, lane, col), live, other=0.0).to(COMPUTE)
         dy = dy.to(COMPUTE)
-        saved = tl.load(rstd + row, mask=inside, other=0.0)
-        scale = scale_again(saved, eps, LENGTH)
+        statistic = tl.load(rstd + row, mask=inside, other=0.0)
+        scale = scale_of_statistic(statistic, eps, LENGTH)
         if CENTRED:
-            v = v - tl.load(mean + row, mask=inside, other=0.0)  # beyond the row ``dy`` is 0
+            v = v - tl.load(mean + row, mask=inside, other=0.0)  # not 0 past the row's end, but there ``dy`` is
         hat = v * scale
         g = dy * w
         if dweights is not None:
@@ -190,20 +194,18 @@ def norm_backward_rows_kernel(
         if dbiases is not None:
             db += dy
         if CENTRED:
-            middle, projected = two_sums(g, g * hat, 1, True)
+            g_total, total = two_sums(g, g * hat, 1, True)
         else:
-            projected = tl.sum(g * hat, 1, keep_dims=True)
-        projected = projected / terms
-        if LENGTH:
-            projected = tl.where(saved < eps, 0.0, projected)
-        d = g - hat * projected
+            total = tl.sum(g * hat, 1, keep_dims=True)
+        projection = projection_of(total, count, statistic, eps, LENGTH)
+        d = g - hat * projection
         if CENTRED:
-            d = d - middle / terms
+            d = d - g_total / count
         d = d * scale
         if dsummed is not None:
-            more = row_pointers(dsummed, dsummed_strides, outer, sizes, lane) + axis_offset(col, dsummed_strides[2])
+            more = element_pointers(dsummed, dsummed_strides, outer, sizes, lane, col)
             d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
-        to = row_pointers(dx, dx_strides, outer, sizes, lane) + axis_offset(col, dx_strides[2])
+        to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
         tl.store(to, d.to(dx.dtype.element_ty), mask=live)
     line = program.to(tl.int64) * n + col
     if dweights is not None:

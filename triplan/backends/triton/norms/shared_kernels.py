@@ -1,11 +1,29 @@
 """What the kernels of rms_norm, layer_norm and l2_norm share: statistics, weight and bias, and the formulas.
 
-All three ops come from the same kernels: CENTRED subtracts the mean, LENGTH divides by a row's length in place of the
-root of its mean square. Deviations are centred twice: the mean that a sum gives is off by a rounding of its own size,
-which the mean of the deviations from it corrects; without that, rows far from 0 would lose as many digits as their mean
-has over their spread (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance", equation 1.7,
-corrected two-pass). Each operand of whole rows comes with (outer strides, lane stride, step along the row); see
-``common/rows_kernels``. Statistics, weight and bias are packed.
+    rms_norm    out = x * rstd * (weight + OFFSET)                    rstd = 1 / sqrt(mean(x^2) + eps)
+    layer_norm  out = (x - mean) * rstd * (weight + OFFSET) + bias    rstd = 1 / sqrt(var(x) + eps)
+    l2_norm     out = x / max(norm, eps)                              norm = sqrt(sum(x^2))
+
+One set of kernels computes all three: CENTRED (layer_norm) subtracts the mean, LENGTH (l2_norm) divides by the length
+of a row instead of the root of its mean square. With hat = (x - mean) * scale and g = dout * (weight + OFFSET), where
+scale is rstd, or 1 / max(norm, eps), their backward is
+
+    rms_norm    dx = (g - hat * mean(g * hat)) * scale
+    layer_norm  dx = (g - hat * mean(g * hat) - mean(g)) * scale
+    l2_norm     dx = (g - hat * sum(g * hat)) * scale, or g * scale where norm < eps
+    all         dweight = sum(dout * hat), dbias = sum(dout) over the rows
+
+Operands:
+
+- ``x``, ``out``, ``residual``, ``summed`` and their gradients: [outer, lanes, n] of f16, bf16, f32 or f64, with strides
+  as in ``common/rows_kernels``. If ``residual`` is given, x + residual is normalised, and also written to ``summed``;
+- ``mean``, ``rstd``: [rows] of COMPUTE, which is f32, or f64 for operands of f64. For l2_norm ``rstd`` holds the norm;
+- ``weight``, ``bias``: [n], packed. Optional operands are None where they are absent.
+
+Deviations are centred twice. A mean that comes from a sum has an error of one rounding of the mean's size; the mean of
+the deviations from it, its *correction*, removes that error. Otherwise rows far from 0 would lose the digits by
+which their mean exceeds their spread (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance",
+equation 1.7, corrected two-pass).
 """
 
 # mypy: ignore-errors
@@ -14,25 +32,72 @@ corrected two-pass). Each operand of whole rows comes with (outer strides, lane 
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import axis_offset, row_pointers
+from triplan.backends.triton.common.rows_kernels import axis_offset, element_pointers, row_pointers
 from triplan.sku import interpreting
 
-#: Whether several sums are reduced at once. The interpreter would walk through them one element at a time.
-TOGETHER = tl.constexpr(not interpreting())
+#: Whether two sums share one reduction. The interpreter would walk through a joint one element by element.
+JOINT_REDUCTION = tl.constexpr(not interpreting())
+
+
+# --- reductions and statistics ---
 
 
 @triton.jit
-def parameter(at, col, live_col):
-    """What weight or bias hold for the columns ``col``; None of what is absent."""
-    found = None
-    if at is not None:
-        found = tl.load(at + col, mask=live_col, other=0.0, eviction_policy="evict_last")
-    return found
+def add_pairs(a, b, c, d):
+    """(a + c, b + d)."""
+    return a + c, b + d
 
 
 @triton.jit
-def transformed(v, w, b, OFFSET: tl.constexpr):
-    """``v * (w + OFFSET) + b``, of which either may be absent."""
+def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
+    """(sum(a), sum(b)) along ``axis``, in one reduction: threads synchronize once."""
+    if JOINT_REDUCTION:
+        sums = tl.reduce((a, b), axis, add_pairs, keep_dims=keep_dims)
+    else:
+        sums = (tl.sum(a, axis, keep_dims=keep_dims), tl.sum(b, axis, keep_dims=keep_dims))
+    return sums
+
+
+@triton.jit
+def statistic_and_scale(squares, inverse_n, eps, LENGTH: tl.constexpr):
+    """scale = 1 / sqrt(squares / n + eps), which is also the saved statistic; with LENGTH, 1 / max(norm, eps) and norm.
+
+    ``squares``: sums of squares, one a row; returns (statistic, scale) of the same shape.
+    """
+    if LENGTH:
+        norm = tl.sqrt(squares)
+        statistic = norm
+        scale = 1.0 / tl.where(norm < eps, eps, norm)  # a comparison, as max() would drop NaN
+    else:
+        scale = tl.rsqrt(squares * inverse_n + eps)
+        statistic = scale
+    return statistic, scale
+
+
+@triton.jit
+def scale_of_statistic(statistic, eps, LENGTH: tl.constexpr):
+    """The ``scale`` that the forward multiplied a row by, from the ``statistic`` that it saved."""
+    scale = statistic
+    if LENGTH:
+        scale = 1.0 / tl.where(statistic < eps, eps, statistic)
+    return scale
+
+
+# --- weight and bias ---
+
+
+@triton.jit
+def load_parameter(pointer, col, live_col):
+    """Elements ``col`` of weight or bias; None if it is absent."""
+    loaded = None
+    if pointer is not None:
+        loaded = tl.load(pointer + col, mask=live_col, other=0.0, eviction_policy="evict_last")
+    return loaded
+
+
+@triton.jit
+def affine(v, w, b, OFFSET: tl.constexpr):
+    """v * (w + OFFSET) + b; ``w`` and ``b`` broadcast against ``v``, or are None where they are absent."""
     if w is not None:
         w = w.to(v.dtype)
         if OFFSET:
@@ -44,61 +109,26 @@ def transformed(v, w, b, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def affine(v, weight, bias, col, live_col, OFFSET: tl.constexpr):
-    """``transformed`` by the parameters of the columns ``col``."""
-    return transformed(v, parameter(weight, col, live_col), parameter(bias, col, live_col), OFFSET)
+def load_affine(v, weight, bias, col, live_col, OFFSET: tl.constexpr):
+    """``affine`` of ``v`` with elements ``col`` of weight and bias."""
+    return affine(v, load_parameter(weight, col, live_col), load_parameter(bias, col, live_col), OFFSET)
+
+
+# --- forward ---
 
 
 @triton.jit
-def both(a, b, c, d):
-    """Two sums at once."""
-    return a + c, b + d
-
-
-@triton.jit
-def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
-    """Of ``a`` and of ``b``, for which threads meet once."""
-    if TOGETHER:
-        found = tl.reduce((a, b), axis, both, keep_dims=keep_dims)
-    else:
-        found = (tl.sum(a, axis, keep_dims=keep_dims), tl.sum(b, axis, keep_dims=keep_dims))
-    return found
-
-
-@triton.jit
-def scale_of(squares, share, eps, LENGTH: tl.constexpr):
-    """(the statistic that is saved, what a row is multiplied by) from its sum of squares and ``share``, 1 / n."""
-    if LENGTH:
-        length = tl.sqrt(squares)
-        saved = length
-        scale = 1.0 / tl.where(length < eps, eps, length)  # NaN stays NaN
-    else:
-        scale = tl.rsqrt(squares * share + eps)
-        saved = scale
-    return saved, scale
-
-
-@triton.jit
-def scale_again(saved, eps, LENGTH: tl.constexpr):
-    """What a row was multiplied by."""
-    scale = saved
-    if LENGTH:
-        scale = 1.0 / tl.where(saved < eps, eps, saved)
-    return scale
-
-
-@triton.jit
-def start_of(pointer, strides, outer, sizes, lane):
-    """Addresses of the first elements of rows; None of an operand that is absent."""
-    found = None
+def optional_row_pointers(pointer, strides, outer, sizes, lane):
+    """``row_pointers`` of an operand; None if it is absent."""
+    pointers = None
     if pointer is not None:
-        found = row_pointers(pointer, strides, outer, sizes, lane)
-    return found
+        pointers = row_pointers(pointer, strides, outer, sizes, lane)
+    return pointers
 
 
 @triton.jit
-def read(at, strides, residual_at, residual_strides, col, live, COMPUTE: tl.constexpr, POLICY: tl.constexpr):
-    """What is normalised: x, as narrow as it is, or x + residual."""
+def load_input(at, strides, residual_at, residual_strides, col, live, COMPUTE: tl.constexpr, POLICY: tl.constexpr):
+    """x, in its own element, or x + residual in COMPUTE: elements ``col`` of the rows that begin at ``at``."""
     v = tl.load(at + axis_offset(col, strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
     if residual_at is not None:
         v = v.to(COMPUTE)
@@ -110,7 +140,7 @@ def read(at, strides, residual_at, residual_strides, col, live, COMPUTE: tl.cons
 
 
 @triton.jit
-def write(
+def store_output(
     v,
     at,
     out,
@@ -125,25 +155,44 @@ def write(
     col,
     live,
     centre,
-    middle,
+    correction,
     scale,
     CENTRED: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
-    """Elements ``col`` of a row, whose results begin at ``at``, from what is normalised, which goes into ``summed``."""
+    """out = (v - centre - correction) * scale * (weight + OFFSET) + bias, for elements ``col`` of one row.
+
+    ``v``: the row's elements in COMPUTE, also stored in ``summed`` if that is given; ``at``: where its output begins.
+    """
     if summed is not None:
-        sums_to = row_pointers(summed, summed_strides, outer, sizes, lane) + axis_offset(col, summed_strides[2])
+        sums_to = element_pointers(summed, summed_strides, outer, sizes, lane, col)
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
     if CENTRED:
-        v = (v - centre) * scale - middle * scale  # one fused multiplication and addition
+        v = (v - centre) * scale - correction * scale  # the second product and the subtraction are one FMA
     else:
         v = v * scale
-    y = affine(v, weight, bias, col, live, OFFSET)
+    y = load_affine(v, weight, bias, col, live, OFFSET)
     tl.store(at + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
 
 
+# --- backward ---
+
+
 @triton.jit
-def write_gradient(
+def projection_of(total, n, statistic, eps, LENGTH: tl.constexpr):
+    """total / n; with LENGTH, total, or 0 where the norm is below eps: the factor of hat in ``store_gradient``.
+
+    ``total``: sums of g * hat, one a row. Below eps the forward divides by eps, a constant, so hat is linear in x.
+    """
+    if LENGTH:
+        projection = tl.where(statistic < eps, 0.0, total)
+    else:
+        projection = total / n
+    return projection
+
+
+@triton.jit
+def store_gradient(
     g,
     v,
     at,
@@ -157,19 +206,21 @@ def write_gradient(
     col,
     live,
     centre,
-    middle,
+    g_mean,
     scale,
-    projected,
+    projection,
     CENTRED: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Elements ``col`` of a row's gradient, which begins at ``at``: from weighted gradients ``g`` of results and values
-    ``v``, with the row's mean, the mean of all its ``g``, and that of ``g`` times results before weights."""
-    d = g - ((v - centre) * scale) * projected
+    """dx = (g - hat * projection - g_mean) * scale + dsummed, hat = (v - centre) * scale, for some of a row's elements.
+
+    ``v``: x at the columns ``col``; ``at``: where the row's gradient begins; ``centre``: the row's mean.
+    """
+    d = g - ((v - centre) * scale) * projection
     if CENTRED:
-        d = d - middle
+        d = d - g_mean
     d = d * scale
     if dsummed is not None:
-        more = row_pointers(dsummed, dsummed_strides, outer, sizes, lane) + axis_offset(col, dsummed_strides[2])
+        more = element_pointers(dsummed, dsummed_strides, outer, sizes, lane, col)
         d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
     tl.store(at + axis_offset(col, dx_strides[2]), d.to(dx.dtype.element_ty), mask=live)

@@ -1,6 +1,11 @@
-"""rms_norm, layer_norm, l2_norm and their backward: each row split between programs, in two launches.
+"""rms_norm, layer_norm, l2_norm and their backward, entry ``split``: each row divided among programs.
 
-CENTRED, LENGTH and the operands: see ``shared_kernels``. The backward begins with ``norm_parameters_kernel``.
+CENTRED, LENGTH, formulas and operands: see ``shared_kernels``; strides: see ``common/rows_kernels``.
+
+Two launches: the first reduces each block of a row, the ``finish`` kernel merges the partial results of the row and
+writes a block of the output. Every program merges them in the same order, so all get the same bits. The first launch of
+the backward is ``norm_parameters_kernel``, which reads both operands anyway. The forward's first launch loads with
+``evict_last``, to keep the rows in the cache for the second, which loads with ``evict_first``.
 """
 
 # mypy: ignore-errors
@@ -10,22 +15,23 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.common.rows_kernels import axis_offset, outer_and_lane, row_pointers
+from triplan.backends.triton.common.rows_kernels import element_pointers, outer_and_lane, row_pointers
 from triplan.backends.triton.norms.shared_kernels import (
-    affine,
-    read,
-    scale_again,
-    scale_of,
-    start_of,
+    load_affine,
+    load_input,
+    optional_row_pointers,
+    projection_of,
+    scale_of_statistic,
+    statistic_and_scale,
+    store_gradient,
+    store_output,
     two_sums,
-    write,
-    write_gradient,
 )
 
 
 @triton.jit
-def elements_of(block, n, BLOCK: tl.constexpr):
-    """How many elements of a row of ``n`` block number ``block`` has."""
+def block_length(block, n, BLOCK: tl.constexpr):
+    """How many of a row's ``n`` elements block number ``block`` has: BLOCK, except at the row's end."""
     return tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)
 
 
@@ -47,29 +53,33 @@ def norm_partial_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Of one block of one row, of which there are ``blocks`` a row: the sum of squares; of what is CENTRED the mean, as
-    a number and what that is off by, and the sum of squared deviations from it."""
+    """squares = sum(x^2) of one block of one row; with CENTRED, of x - mean(x), and mean(x) = centres + rests.
+
+    x, residual: [outer, lanes, n]; centres, rests, squares: [rows, blocks] of COMPUTE.
+
+    ``rests`` are corrections of the means ``centres``, as ``shared_kernels`` describes.
+    """
     begin(OVERLAPS)
     outer, lane = outer_and_lane((tl.program_id(0) // blocks).to(tl.int64), sizes, lanes)
     block = tl.program_id(0) % blocks
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = col < n
     at = row_pointers(x, x_strides, outer, sizes, lane)
-    residual_at = start_of(residual, residual_strides, outer, sizes, lane)
-    v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_last").to(COMPUTE)
+    residual_at = optional_row_pointers(residual, residual_strides, outer, sizes, lane)
+    v = load_input(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_last").to(COMPUTE)
     if CENTRED:
-        count = elements_of(block, n, BLOCK).to(COMPUTE)
+        count = block_length(block, n, BLOCK).to(COMPUTE)
         centre = tl.sum(v, 0) / count
         v = tl.where(live, v - centre, 0.0)
-        rest, found = two_sums(v, v * v, 0, False)
-        rest = rest / count
-        found -= rest * rest * count
-        found = tl.where(found < 0, 0.0, found)
+        correction, total = two_sums(v, v * v, 0, False)
+        correction = correction / count
+        total -= correction * correction * count
+        total = tl.where(total < 0, 0.0, total)
         tl.store(centres + tl.program_id(0), centre)
-        tl.store(rests + tl.program_id(0), rest)
+        tl.store(rests + tl.program_id(0), correction)
     else:
-        found = tl.sum(v * v, 0)
-    tl.store(squares + tl.program_id(0), found)
+        total = tl.sum(v * v, 0)
+    tl.store(squares + tl.program_id(0), total)
 
 
 @triton.jit
@@ -102,9 +112,13 @@ def norm_finish_kernel(
     BLOCKS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """The rest for one block, from all parts of its row, which every program adds up in the same order.
+    """out = (x - mean) * scale * (weight + OFFSET) + bias for one block of one row.
 
-    Sums of squared deviations from the blocks' means meet at the row's mean (Chan, Golub and LeVeque, equation 2.1).
+    x, out, residual, summed: [outer, lanes, n]; mean, rstd: [rows]; weight, bias: [n]; centres, rests, squares:
+    [rows, blocks] of COMPUTE; BLOCKS >= blocks.
+
+    Squares about the means of blocks are moved to the row's mean by Chan, Golub and LeVeque, equation 2.1. The first
+    program of a row also stores its statistics.
     """
     begin(OVERLAPS)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -113,39 +127,39 @@ def norm_finish_kernel(
     part = tl.arange(0, BLOCKS)
     known = part < blocks
     first = row * blocks
-    found = tl.load(squares + first + part, mask=known, other=0.0)
+    part_squares = tl.load(squares + first + part, mask=known, other=0.0)
     count = n.to(COMPUTE)
     centre = tl.zeros((), COMPUTE)
-    middle = tl.zeros((), COMPUTE)
+    correction = tl.zeros((), COMPUTE)
     if CENTRED:
-        held = tl.where(known, elements_of(part, n, BLOCK), 0).to(COMPUTE)
-        own = tl.load(centres + first + part, mask=known, other=0.0)
-        # No products are added up: with the first addition, between threads, each would fuse its own product and no
-        # other, and each have another sum, off by a rounding of the mean's size.
-        last = tl.sum(tl.where(part == blocks - 1, own, 0.0), 0)
-        others = tl.sum(tl.where(part < blocks - 1, own, 0.0), 0)
-        centre = (others * BLOCK + last * elements_of(blocks - 1, n, BLOCK).to(COMPUTE)) / count
-        off = tl.where(known, (own - centre) + tl.load(rests + first + part, mask=known, other=0.0), 0.0)
-        rest, total = two_sums(held * off, found + held * off * off, 0, False)
-        middle = rest / count
-        total -= rest * middle
+        part_counts = tl.where(known, block_length(part, n, BLOCK), 0).to(COMPUTE)
+        part_centres = tl.load(centres + first + part, mask=known, other=0.0)
+        # Do not write sum(part_centres * part_counts): ptxas would contract a different product into an FMA in each
+        # thread, so threads would have different means, apart by a rounding of the mean's size.
+        last = tl.sum(tl.where(part == blocks - 1, part_centres, 0.0), 0)
+        others = tl.sum(tl.where(part < blocks - 1, part_centres, 0.0), 0)
+        centre = (others * BLOCK + last * block_length(blocks - 1, n, BLOCK).to(COMPUTE)) / count
+        off = tl.where(known, (part_centres - centre) + tl.load(rests + first + part, mask=known, other=0.0), 0.0)
+        rest, total = two_sums(part_counts * off, part_squares + part_counts * off * off, 0, False)
+        correction = rest / count
+        total -= rest * correction
         total = tl.where(total < 0, 0.0, total)
     else:
-        total = tl.sum(found, 0)
-    saved, scale = scale_of(total, 1.0 / count, eps, LENGTH)
+        total = tl.sum(part_squares, 0)
+    statistic, scale = statistic_and_scale(total, 1.0 / count, eps, LENGTH)
     if block == 0:
-        tl.store(rstd + row, saved)
+        tl.store(rstd + row, statistic)
         if CENTRED:
-            tl.store(mean + row, centre + middle)
+            tl.store(mean + row, centre + correction)
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = col < n
     at = row_pointers(x, x_strides, outer, sizes, lane)
-    residual_at = start_of(residual, residual_strides, outer, sizes, lane)
-    v = read(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_first").to(COMPUTE)
+    residual_at = optional_row_pointers(residual, residual_strides, outer, sizes, lane)
+    v = load_input(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_first").to(COMPUTE)
     to = row_pointers(out, out_strides, outer, sizes, lane)
-    write(
-        v, to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, live, centre, middle,
-        scale, CENTRED, OFFSET,
+    store_output(
+        v, to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, live, centre,
+        correction, scale, CENTRED, OFFSET,
     )  # fmt: skip
 
 
@@ -178,32 +192,35 @@ def norm_backward_finish_kernel(
     PARTS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """The gradients of one block of x, of which there are ``blocks`` a row, from the ``parts`` of its row's sums."""
+    """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed for one of ``blocks`` blocks of a row.
+
+    dout, x, dx, dsummed: [outer, lanes, n]; mean, rstd: [rows]; weight: [n]; totals, projections: sums of g and of
+    g * hat, [rows, parts] of COMPUTE; PARTS >= parts. See ``shared_kernels`` for the formula.
+    """
     begin(OVERLAPS)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     outer, lane = outer_and_lane(row, sizes, lanes)
     part = tl.arange(0, PARTS)
     known = part < parts
-    saved = tl.load(rstd + row)
-    scale = scale_again(saved, eps, LENGTH)
-    terms = 1.0 if LENGTH else n.to(COMPUTE)
-    projected = tl.sum(tl.load(projections + row * parts + part, mask=known, other=0.0), 0) / terms
-    if LENGTH:
-        projected = tl.where(saved < eps, 0.0, projected)
+    statistic = tl.load(rstd + row)
+    scale = scale_of_statistic(statistic, eps, LENGTH)
+    count = n.to(COMPUTE)
+    total = tl.sum(tl.load(projections + row * parts + part, mask=known, other=0.0), 0)
+    projection = projection_of(total, count, statistic, eps, LENGTH)
     col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     live = col < n
-    dout_at = row_pointers(dout, dout_strides, outer, sizes, lane) + axis_offset(col, dout_strides[2])
-    x_at = row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(col, x_strides[2])
+    dout_at = element_pointers(dout, dout_strides, outer, sizes, lane, col)
+    x_at = element_pointers(x, x_strides, outer, sizes, lane, col)
     g = tl.load(dout_at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
-    g = affine(g, weight, None, col, live, OFFSET)
+    g = load_affine(g, weight, None, col, live, OFFSET)
     v = tl.load(x_at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
     centre = tl.zeros((), COMPUTE)
-    middle = tl.zeros((), COMPUTE)
+    g_mean = tl.zeros((), COMPUTE)
     if CENTRED:
         centre = tl.load(mean + row)
-        middle = tl.sum(tl.load(totals + row * parts + part, mask=known, other=0.0), 0) / terms
+        g_mean = tl.sum(tl.load(totals + row * parts + part, mask=known, other=0.0), 0) / count
     to = row_pointers(dx, dx_strides, outer, sizes, lane)
-    write_gradient(
-        g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, middle, scale,
-        projected, CENTRED, COMPUTE,
+    store_gradient(
+        g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, g_mean, scale,
+        projection, CENTRED, COMPUTE,
     )  # fmt: skip
