@@ -1,33 +1,39 @@
-# make demo and make test set up by themselves, with or without a GPU. What may be set: PYTHON, VENV, TORCH, TRITON.
+# make demo and make test set up by themselves, with or without a GPU. PYTHON, VENV, TORCH and TRITON may be set.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.6.0
-# The newest Triton that pyproject.toml allows: the compile matrix is built with it as well.
+# The newest Triton that pyproject.toml allows. compile-newest tests with it.
 TRITON_NEWEST ?= triton==3.9.0
 NEWEST := .triton-newest/$(TRITON_NEWEST)
 
+# What make snapshot records and make compare reads.
+SNAPSHOT ?= .snapshot.json
+
 STAMP := $(VENV)/stamp
 PY := $(VENV)/bin/python
-# Two processes where pytest-xdist is there; a machine without a network may lack it.
+# Two processes, if pytest-xdist is installed; a machine without a network may lack it.
 PARALLEL = $$($(PY) -c 'import xdist; print("-n 2")' 2>/dev/null || true)
 
-.PHONY: help setup demo test lint unit gpu interpret compile-newest ops api weight format clean
+.PHONY: help setup demo test lint unit gpu interpret compile-newest ops api weight snapshot compare format clean
 
 help:
-	@echo "make demo            the main job, on real data"
-	@echo "make test            everything below"
+	@echo "make demo            plan, explain and run on real data"
+	@echo "make test            lint, unit, gpu, interpret and compile-newest"
 	@echo "make lint            ruff check, ruff format --check, mypy --strict"
-	@echo "make unit            tests that need neither GPU nor interpreter"
-	@echo "make gpu             tests on the GPU; says so where there is none"
-	@echo "make interpret       Triton kernels in Triton's interpreter"
-	@echo "make compile-newest  the compile matrix and the launcher's tests under $(TRITON_NEWEST)"
-	@echo "make ops             write OPS.md and README's table anew"
-	@echo "make api             write the record of the public API anew: tests/core/api.txt"
+	@echo "make unit            tests that need neither a GPU nor the interpreter"
+	@echo "make gpu             tests that need a GPU; without one, says so and does nothing"
+	@echo "make interpret       Triton kernels in Triton's interpreter, on the CPU"
+	@echo "make compile-newest  compile tests and launcher tests with $(TRITON_NEWEST)"
+	@echo "make ops             rewrite OPS.md and the table in README.md"
+	@echo "make api             rewrite tests/core/api.txt, the record of the public API"
 	@echo "make weight          figures of the tree beside their goals"
+	@echo "make snapshot        record what planning decides, in $(SNAPSHOT)"
+	@echo "make compare         plan again and compare with $(SNAPSHOT)"
 	@echo "make format          ruff's fixes and formatting"
+	@echo "make clean           remove what the others built"
 
 setup: $(STAMP)
 
@@ -41,7 +47,7 @@ demo: $(STAMP)
 test: lint unit gpu interpret compile-newest
 	@echo "make test: all passed"
 
-# Without a network a machine may lack ruff or mypy; set-up has noted that in $(VENV)/offline.
+# A machine without a network may lack ruff or mypy; set-up lists what is missing in $(VENV)/offline.
 lint: $(STAMP)
 	@if grep -qsx ruff $(VENV)/offline; then echo "lint: ruff is not installed and cannot be fetched: skipped"; else \
 	  $(PY) -m ruff check . && $(PY) -m ruff format --check .; fi
@@ -51,7 +57,7 @@ lint: $(STAMP)
 unit: $(STAMP)
 	$(PY) -m pytest -m "not gpu and not interpret" $(PARALLEL)
 
-# Most of the time goes into compiling: eight processes share the card, whose largest tests take 20 GB each.
+# Compiling takes most of the time, so eight processes share the card; the largest tests take 20 GB of its memory each.
 GPU_PARALLEL = $$($(PY) -c 'import xdist; print("-n 8 --dist worksteal")' 2>/dev/null || true)
 
 gpu: $(STAMP)
@@ -80,6 +86,12 @@ api: $(STAMP)
 
 weight:
 	$(PYTHON) tools/weight.py
+
+snapshot: $(STAMP)
+	$(PY) tools/snapshot.py record $(SNAPSHOT)
+
+compare: $(STAMP)
+	$(PY) tools/snapshot.py compare $(SNAPSHOT)
 
 format: $(STAMP)
 	$(PY) -m ruff check --fix . && $(PY) -m ruff format .

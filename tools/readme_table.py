@@ -1,4 +1,4 @@
-"""Puts what standard input holds between README's marks; ``make ops`` pipes ``triplan ops --summary`` into it."""
+"""Replaces the table between the marks of README.md by standard input: ``triplan ops --summary``, in ``make ops``."""
 
 import re
 import sys
@@ -9,5 +9,5 @@ BLOCK = re.compile(r"(?<=<!-- ops: written by make ops -->\n).*?(?=<!-- end of o
 
 text, found = BLOCK.subn(lambda match: sys.stdin.read(), README.read_text())
 if found != 1:
-    sys.exit(f"README.md has {found} pairs of marks; one is needed")
+    sys.exit(f"README.md has {found} pairs of marks; exactly one is needed")
 README.write_text(text)

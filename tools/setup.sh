@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes the virtual environment that every make target runs in: tools/setup.sh VENV PYTHON TORCH TRITON
 #
-# A machine whose PYTHON has torch and triton (a GPU machine, as a rule) lends them to the venv; elsewhere the two are
-# installed at the versions named, because an unpinned torch may bring gigabytes of CUDA libraries. Packages come from
-# pip's index, or with no network from wheels in .whl/ and from what PYTHON has; VENV/offline then says what is missing.
+# If PYTHON has torch and triton, as on most GPU machines, the venv uses them. Otherwise the named versions of both are
+# installed: an unpinned torch may bring gigabytes of CUDA libraries. Packages come from pip's index; without a network,
+# from wheels in .whl/ and from PYTHON's own packages, and VENV/offline then lists what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1 python=$2 torch=$3 triton=$4
@@ -11,15 +11,15 @@ venv=$1 python=$2 torch=$3 triton=$4
 rm -rf "$venv"
 if "$python" -c 'import torch, triton' 2>/dev/null; then
     echo "set-up: reusing torch and triton of $("$python" -c 'import sys; print(sys.executable)')"
-    # --system-site-packages would show the base interpreter's packages, but PYTHON may itself live in a venv: name its
-    # folders instead. They come after the venv's own, so what is installed there wins.
+    # --system-site-packages would add the base interpreter's packages, but PYTHON may itself be of a venv. So a .pth file
+    # adds PYTHON's own folders, after the venv's: a package that is installed in both comes from the venv.
     "$python" -m venv --without-pip "$venv"
     "$python" - "$venv" <<'PY'
 import pathlib, subprocess, sys, sysconfig
 
 folders = [p for p in sys.path if pathlib.Path(p).name in ("site-packages", "dist-packages")]
 own = pathlib.Path(sysconfig.get_path("purelib", vars={"base": sys.argv[1], "platbase": sys.argv[1]}))
-if not own.is_dir():  # distributions patch their own scheme: ask the venv itself
+if not own.is_dir():  # some distributions use other folders: ask the venv itself
     command = [f"{sys.argv[1]}/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     own = pathlib.Path(subprocess.check_output(command, text=True).strip())
 (own / "zz_base_packages.pth").write_text("".join(f"{f}\n" for f in folders))
@@ -35,12 +35,12 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 wheels=()
 [ -d .whl ] && wheels=(--find-links .whl)
 
-# hatchling first: the project is then built by it, without a second, isolated download.
+# hatchling first: it then builds the project, without an isolated build environment that pip would download.
 install() {
     pip install -qq "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} 'hatchling>=1.26' &&
         pip install -qq "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} --no-build-isolation -e '.[dev]'
 }
-# Reused packages and .whl/ may be all that is needed; asking a network that is not there takes minutes.
+# First without the network: the packages at hand may suffice, and a missing network takes minutes to time out.
 log=$venv/set-up.log
 if [ ${#base[@]} -eq 0 ] && install --no-index 2>"$log"; then
     echo "set-up: everything was here already"

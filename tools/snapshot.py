@@ -1,9 +1,12 @@
-"""What planning decides, recorded, so that a change of the code's structure can be shown to change nothing else.
+"""Shows that a refactoring changes no plan: record the plans before it, compare them after it.
 
-``record FILE`` draws problems of every op and writes, for each problem, target and kernel: the canonical key, the SKU
-with its guarantee and numerics id, the workspace, and each launch (kernel, grid, arguments, constants, warps). With
-``--ptx`` it also compiles a share of the distinct binaries and writes a digest of each one's PTX. ``compare FILE``
-plans the problems of FILE again and lists what differs; it exits with 1 if anything does.
+``record FILE`` builds problems of every op. For each problem, target, preference and kernel it writes what planning
+decides: the canonical key, the SKU with its numerics id, the guarantee of each output, the workspace, and every launch
+(kernel, grid, arguments, constants, warps, stages). With ``--ptx N`` it also compiles up to N binaries of each kernel
+and architecture, and writes a digest of their PTX.
+
+``compare FILE`` plans the problems of FILE again, lists what differs, and exits with 1 if anything does. A GPU is not
+needed. Functions and kernels are recorded by name, without their module: moving one is no difference, renaming one is.
 """
 
 from __future__ import annotations
@@ -20,17 +23,20 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 
 import triplan as tp
+from triplan.backends.runtime.compile import compile_source
 from triplan.descriptors import descriptor_types
 from triplan.testing import descriptors
 
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
-#: Large problems, whose tiles, offsets and costs small ones do not reach: (rows, columns).
+#: (rows, columns) of problems whose tiles, 64-bit offsets and costs no small problem reaches.
 LARGE = ((4096, 4096), (8192, 8192), (65536, 256), (16, 262144), (4000, 3001), (8192, 50257), (1 << 21, 1025))
 ELEMENTS = ("f16", "bf16", "f32", "f64")
+#: Differences that are printed.
+SHOWN = 40
 
 
 def drawn(op: str, count: int) -> list[tp.Descriptor]:
-    """``count`` descriptors of ``op``, the same ones at every call."""
+    """``count`` small descriptors of ``op``; the same for the same version of hypothesis."""
     found: list[tp.Descriptor] = []
 
     @settings(
@@ -46,7 +52,7 @@ def drawn(op: str, count: int) -> list[tp.Descriptor]:
 
 
 def large(op: str) -> Iterator[tp.Descriptor]:
-    """Problems of ``op`` at the sizes that benches use."""
+    """Problems of ``op`` of the sizes ``LARGE``, in each element."""
     cls = descriptor_types()[op]
     fields = cls.model_fields
     for element in ELEMENTS:
@@ -70,7 +76,7 @@ def large(op: str) -> Iterator[tp.Descriptor]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON that names functions and kernels without their module, which may move."""
+    """``value`` as JSON; functions and kernels by name, without their module."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (tuple, list)):
@@ -81,7 +87,7 @@ def plain(value: Any) -> Any:
 
 
 def facts(plan: Any) -> dict[str, Any]:
-    """All that one plan decides."""
+    """What planning decided; launches as a digest and, as they are what differs most often, their kernels and grids."""
     launches = [
         plain([x.kernel, x.grid, dict(x.args), dict(x.constexprs), x.num_warps, x.num_stages, x.overlaps,
                x.max_registers or 0])
@@ -104,15 +110,15 @@ def facts(plan: Any) -> dict[str, Any]:
 
 
 def planned(desc: tp.Descriptor) -> Iterator[tuple[str, Any]]:
-    """(name, plan or refusal) of ``desc``: as select chooses under each preference, then each kernel pinned."""
+    """(target and preference, plan or refusal) of ``desc``: under each preference, then with each kernel pinned."""
     preferences = {
         "default": tp.PlanPreference(deterministic=False),
         "deterministic": tp.PlanPreference(deterministic=True),
         "batch": tp.PlanPreference(deterministic=True, batch_invariant=True),
     }
-    for row in tp.TABLE.rows(desc.op):
-        if row.backend is tp.BackendKind.TRITON:
-            preferences[row.name] = tp.PlanPreference(deterministic=False, kernel=row.name)
+    for entry in tp.TABLE.rows(desc.op):
+        if entry.backend is tp.BackendKind.TRITON:
+            preferences[entry.name] = tp.PlanPreference(deterministic=False, kernel=entry.name)
     for arch, target in {**TARGETS, "cpu": tp.Target.cpu()}.items():
         for name, preference in preferences.items():
             if arch == "cpu" and name != "default":
@@ -124,7 +130,7 @@ def planned(desc: tp.Descriptor) -> Iterator[tuple[str, Any]]:
 
 
 def ptx_digest(ptx: str) -> str:
-    """Of the instructions: what names source lines and files is left out."""
+    """A digest of the instructions, without comments, labels and debug information, which name source lines."""
     kept = []
     for line in ptx.split("\n"):
         if re.match(r"\s*\.section\s+\.debug", line):
@@ -136,6 +142,7 @@ def ptx_digest(ptx: str) -> str:
 
 
 def observed(problems: list[tp.Descriptor], ptx: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """The facts of every plan by problem, target and preference, and PTX digests by architecture and launch."""
     plans: dict[str, Any] = {}
     sources: dict[str, dict[str, Any]] = {}
     for desc in problems:
@@ -151,19 +158,42 @@ def observed(problems: list[tp.Descriptor], ptx: int) -> tuple[dict[str, Any], d
                     sources.setdefault(f"{arch} {source.name}", {})[text] = (source, TARGETS[arch].arch)
     digests = {}
     for name, found in sorted(sources.items()):
+        # By digest: the choice is arbitrary, but the same before and after.
         chosen = sorted(found, key=lambda text: hashlib.sha256(text.encode()).hexdigest())[:ptx]
         for text in chosen:
-            digests[f"{name} {text}"] = compiled(*found[text])
+            digests[f"{name} {text}"] = ptx_digest(compile_source(*found[text]).asm["ptx"])
         print(f"{name}: {len(chosen)} of {len(found)} compiled", file=sys.stderr, flush=True)
     return plans, digests
 
 
-def compiled(source: Any, arch: Any) -> str:
-    try:
-        from triplan.backends.runtime.compile import compile_source
-    except ImportError:
-        from triplan.backends.runtime.compile import compile_source
-    return ptx_digest(compile_source(source, arch).asm["ptx"])
+def record(file: Path, ops: str, count: int, ptx: int) -> None:
+    problems = [d for op in tp.TABLE.ops() if ops in op for d in (*drawn(op, count), *large(op))]
+    problems = list(dict.fromkeys(problems))
+    plans, digests = observed(problems, ptx)
+    found = {"problems": [d.model_dump_json() for d in problems], "plans": plans, "ptx": digests}
+    file.write_text(json.dumps(found))
+    print(f"{len(problems)} problems, {len(plans)} plans, {len(digests)} binaries")
+
+
+def compare(file: Path, ops: str, ptx: int) -> int:
+    """The number of differences, of which the first are printed."""
+    recorded = json.loads(file.read_text())
+    problems = [d for d in map(tp.parse_descriptor, recorded["problems"]) if ops in d.op]
+    plans, digests = observed(problems, ptx)
+    asked = {d.model_dump_json() for d in problems}
+    before = {where: facts for where, facts in recorded["plans"].items() if where.partition(" | ")[0] in asked}
+    differing = [f"{where}: no longer planned" for where in before.keys() - plans.keys()]
+    differing += [f"{where}: planned only now" for where in plans.keys() - before.keys()]
+    for where in before.keys() & plans.keys():
+        was, now = before[where], plans[where]
+        parts = sorted({*was, *now})
+        differing += [f"{where}: {p}: {was.get(p)} is now {now.get(p)}" for p in parts if was.get(p) != now.get(p)]
+    both = digests.keys() & recorded["ptx"].keys()
+    differing += [f"PTX of {name}" for name in both if digests[name] != recorded["ptx"][name]]
+    for line in sorted(differing)[:SHOWN]:
+        print(line[:600])
+    print(f"{len(plans)} plans and {len(both)} binaries compared: {len(differing)} differences")
+    return len(differing)
 
 
 def main() -> int:
@@ -173,33 +203,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60, help="problems drawn of each op")
     parser.add_argument("--ptx", type=int, default=0, help="binaries compiled of each kernel and architecture")
     parser.add_argument("--ops", default="", help="only ops whose name contains this")
-    asked = parser.parse_args()
-    if asked.action == "record":
-        problems = [d for op in tp.TABLE.ops() if asked.ops in op for d in (*drawn(op, asked.count), *large(op))]
-        problems = list(dict.fromkeys(problems))
-        plans, digests = observed(problems, asked.ptx)
-        asked.file.write_text(
-            json.dumps({"problems": [d.model_dump_json() for d in problems], "plans": plans, "ptx": digests})
-        )
-        print(f"{len(problems)} problems, {len(plans)} plans, {len(digests)} binaries")
+    options = parser.parse_args()
+    if options.action == "record":
+        record(options.file, options.ops, options.count, options.ptx)
         return 0
-    before = json.loads(asked.file.read_text())
-    problems = [tp.parse_descriptor(text) for text in before["problems"]]
-    problems = [d for d in problems if asked.ops in d.op]
-    plans, digests = observed(problems, asked.ptx)
-    differing = [
-        f"{where}: {part}: {was.get(part)} is now {plans.get(where, {}).get(part)}"
-        for where, was in before["plans"].items()
-        if where in plans or not asked.ops
-        for part in was
-        if was[part] != plans.get(where, {}).get(part)
-    ]
-    differing += [f"PTX of {name}" for name, found in digests.items() if before["ptx"].get(name, found) != found]
-    for line in differing[:40]:
-        print(line[:600])
-    compared = sum(name in before["ptx"] for name in digests)
-    print(f"{len(plans)} plans and {compared} binaries compared: {len(differing)} differences")
-    return bool(differing)
+    return bool(compare(options.file, options.ops, options.ptx))
 
 
 if __name__ == "__main__":
