@@ -339,7 +339,7 @@ def test_a_map_is_encoded_once_for_an_address(monkeypatch: pytest.MonkeyPatch) -
     assert encoded == [(4096, (64, 32)), (8192, (64, 32)), (4096, (48, 32))]
     for address in range(0, 16 * 1000, 16):
         maps(address)
-    assert len(maps._by_address) <= tma_maps._MOST_MAPS
+    assert len(maps._by_address) <= tma_maps._MAX_MAPS
 
 
 def test_maps_of_transposes_and_of_axes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""WHAT is asked: frozen models, one module an op family."""
+"""WHAT is to be computed: frozen models, one module for each family of ops."""
 
 from triplan._exports import export as _export
 from triplan.descriptors.bad_indices import OutOfBounds as OutOfBounds

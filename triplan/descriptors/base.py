@@ -1,4 +1,4 @@
-"""The Descriptor base: WHAT is asked, as a frozen model. An op's own module adds fields and ``declare_operands``."""
+"""The base class of descriptors, which say what to compute. An op's own module adds fields and ``declare_operands``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _REGISTRY: dict[str, type[Descriptor]] = {}
 class Descriptor(FrozenModel):
     """Shapes, axes, dtypes and options of one op; no tensors, no device.
 
-    A subclass fixes ``op: Literal["name"] = "name"`` and is found by it from then on. Values that change from call to
-    call without changing the kernel (alpha, seed, step) are Args, not fields.
+    A subclass fixes ``op: Literal["name"] = "name"``, which registers it under that name. Values that change from call
+    to call without changing the kernel (alpha, seed, step) are Args, not fields.
     """
 
     category: ClassVar[OpCategory] = OpCategory.CUSTOM
@@ -45,25 +45,25 @@ class Descriptor(FrozenModel):
             raise InvalidProblem(f"op {op!r} of {cls.__qualname__} is already {known.__module__}.{known.__qualname__}")
         _REGISTRY[op] = cls
 
-    # --- what a subclass writes ---
+    # --- to be written by a subclass ---
 
     def declare_operands(self) -> tuple[Operand, ...]:
-        """The operands, in the order of Args' fields, without layouts."""
-        raise NotImplementedError(f"{type(self).__name__} must say its operands")
+        """The operands without layouts, in the order of Args' fields."""
+        raise NotImplementedError(f"{type(self).__name__} must declare its operands")
 
     def check_problem(self) -> None:
-        """Raise ``ValueError`` for field values that make no sense together."""
+        """Raise ``ValueError`` if fields contradict each other."""
 
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
-        """The fields (less ``layouts``) that the tensors of ``args`` and ``options`` determine."""
+        """The fields, without ``layouts``, that the tensors of ``args`` and ``options`` determine."""
         raise NotImplementedError(f"{cls.__name__} does not derive its fields from tensors")
 
     def check_status(self, args: Any) -> None:
-        """Synchronise and raise what the last run recorded; ``InvalidProblem`` if this op records nothing."""
+        """Synchronise and raise the error that the last run recorded; ``InvalidProblem`` if this op records nothing."""
         raise InvalidProblem(f"{self.op} records no status on the device: there is nothing to check")
 
-    # --- written once ---
+    # --- the same for every descriptor ---
 
     @model_validator(mode="after")
     def _validate_problem(self) -> Self:
@@ -91,7 +91,7 @@ class Descriptor(FrozenModel):
                 raise ValueError(f"layouts names {name!r}; the tensors of {self.op} are {tensors}")
             axes = (*layout.zero_axes, *(() if layout.unit_axis is None else (layout.unit_axis,)))
             if any(a >= len(operand.shape) for a in axes):
-                raise ValueError(f"layouts[{name!r}] speaks of axis {max(axes)}; {name} has rank {len(operand.shape)}")
+                raise ValueError(f"layouts[{name!r}] names axis {max(axes)}; {name} has rank {len(operand.shape)}")
             if operand.is_written and any(operand.shape[a] > 1 for a in layout.zero_axes):
                 raise ValueError(
                     f"layouts[{name!r}] promises stride 0, but {name} is written: its elements would overlap"
@@ -103,7 +103,7 @@ class Descriptor(FrozenModel):
         return self
 
     def operands(self) -> tuple[Operand, ...]:
-        """Every operand with role, kind, element, shape and promised layout."""
+        """Every operand, with its role, kind, element, shape and promised layout."""
         return self._operands
 
     @cached_property
@@ -128,8 +128,8 @@ class Descriptor(FrozenModel):
     def from_args(cls, args: Any, **options: Any) -> Self:
         """Derive shapes, elements and the strongest layout promises from tensors.
 
-        ``args`` is an Args of this op (anything with its fields will do); ``options`` are the fields that no tensor
-        shows, such as an axis or ``out_of_bounds``. Raises ``InvalidProblem``.
+        ``args`` is an Args of this op, or any object with its fields. ``options`` are the fields that tensors do not
+        determine, such as an axis or ``out_of_bounds``. Raises ``InvalidProblem``.
         """
         bare = cls(**cls.fields_from_args(args, **options))
         layouts: dict[str, Layout] = {}
@@ -144,7 +144,7 @@ class Descriptor(FrozenModel):
 
 
 def parse_descriptor(data: str | bytes | Mapping[str, Any]) -> Descriptor:
-    """The descriptor that JSON text (or its parsed object) describes; ``op`` says which. Raises ``InvalidProblem``."""
+    """The descriptor in JSON text, or in its parsed object; ``op`` determines the class. Raises ``InvalidProblem``."""
     try:
         fields = dict(data) if isinstance(data, Mapping) else json.loads(data)
     except ValueError as e:
@@ -157,12 +157,12 @@ def parse_descriptor(data: str | bytes | Mapping[str, Any]) -> Descriptor:
 
 
 def descriptor_types() -> dict[str, type[Descriptor]]:
-    """Every registered descriptor class by its op, sorted."""
+    """Every registered descriptor class by op, sorted."""
     return dict(sorted(_REGISTRY.items()))
 
 
 class RowwiseDescriptor(Descriptor):
-    """What softmax and norms share: ``element``, that of the values. f16 and bf16 are computed in f32."""
+    """The base of softmax and norms. ``element``: that of the values; f16 and bf16 are computed in f32."""
 
     category: ClassVar[OpCategory] = OpCategory.ROWWISE
 

@@ -1,4 +1,4 @@
-"""Field types that say what they mean (shape, axis, extent), so that validation and test strategies can read it."""
+"""Field types that name their meaning (shape, axis, extent) for validation and for test strategies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_RANK = 8
 
 @dataclass(frozen=True, slots=True)
 class ShapeField:
-    """Extents of a tensor. Ranks within [min_rank, max_rank]."""
+    """Extents of a tensor whose rank is in [min_rank, max_rank]."""
 
     min_rank: int = 1
     max_rank: int = MAX_RANK
@@ -22,7 +22,7 @@ class ShapeField:
 
 @dataclass(frozen=True, slots=True)
 class AxisField:
-    """An axis of the shape held by the field ``of``: 0 <= axis < rank."""
+    """An axis of the shape in field ``of``: 0 <= axis < rank."""
 
     of: str
 
@@ -34,18 +34,18 @@ class ExtentField:
 
 @dataclass(frozen=True, slots=True)
 class IndexValueField:
-    """A position along the axis whose size the field ``of`` holds."""
+    """A position along an axis whose size is in field ``of``."""
 
     of: str
 
 
 def to_tuple(value: Any) -> Any:
-    """Lists and ``torch.Size`` become tuples; nothing else is touched."""
+    """Lists and ``torch.Size`` become tuples; other values stay as they are."""
     return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 NonNegative = Annotated[int, Field(ge=0, lt=2**62)]
 Extent = Annotated[int, Field(ge=0, lt=2**62), ExtentField()]
 Shape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField()]
-#: A batch of rows: at least one axis, then that of the row.
+#: A batch of rows: at least one batch axis, then the axis of the row.
 RowsShape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField(min_rank=2)]

@@ -1,4 +1,4 @@
-"""Layout promises: what the caller vows about an operand's strides and address. They are part of the key."""
+"""Layouts: what the caller promises about an operand's strides and address. They are part of the key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triplan.sku import FrozenModel
 
 __all__ = ["Layout"]
 
-#: Bytes that vector loads want; what torch's allocators give, and the default promise.
+#: Alignment of the widest vector loads, in bytes. Torch's allocators provide it, and it is the default promise.
 VECTOR_BYTES = 16
 
 
@@ -24,12 +24,12 @@ class Layout(FrozenModel):
     """A promise about one operand.
 
     Attributes:
-        kind: ``packed`` is row-major with no gaps; ``strided`` allows any strides.
+        kind: ``packed`` is row-major without gaps; ``strided`` allows any strides.
         alignment: the address is a multiple of this many bytes; None means the element's own size.
         unit_axis: the axis whose stride is 1 (strided only).
         zero_axes: axes whose stride is 0, as ``expand`` makes them (strided only).
-        stride_multiple: every stride but those of ``unit_axis`` and ``zero_axes`` is a positive multiple of this many
-            elements, as vector loads and TMA want of a matrix's leading dimension (strided only).
+        stride_multiple: every stride, except those of ``unit_axis`` and ``zero_axes``, is a positive multiple of this
+            many elements. Vector loads and TMA need it of a matrix's leading dimension (strided only).
     """
 
     kind: Literal["packed", "strided"] = "packed"
@@ -65,7 +65,7 @@ class Layout(FrozenModel):
         zero_axes: Sequence[int] = (),
         stride_multiple: int = 1,
     ) -> Layout:
-        """Any strides, with whatever facts open faster rows."""
+        """Any strides; the facts that the caller promises allow faster kernels."""
         return cls(
             kind="strided",
             alignment=alignment,
@@ -76,14 +76,15 @@ class Layout(FrozenModel):
 
     @classmethod
     def of(cls, shape: Sequence[int], strides: Sequence[int], address: int, itemsize: int) -> Layout:
-        """The strongest promise that an operand of these facts keeps."""
-        # The largest power of two that divides the address; capped, as no kernel asks for more.
+        """The strongest promise that an operand with this shape, strides and address keeps."""
+        # The largest power of two that divides the address, capped because no kernel needs more.
         alignment = min(address & -address, VECTOR_BYTES) if address else VECTOR_BYTES
         if is_packed(shape, strides):
             return PACKED if alignment >= VECTOR_BYTES else cls(alignment=max(alignment, itemsize))
         zero = tuple(a for a, (n, s) in enumerate(zip(shape, strides, strict=True)) if s == 0 and n > 1)
         ones = [a for a in reversed(range(len(shape))) if strides[a] == 1]
-        # One row of a column-major matrix stays column-major: an axis of extent 1 where no longer one has unit stride.
+        # Prefer an axis longer than 1. If none has unit stride, take one of extent 1, so that a single row of a
+        # column-major matrix is still column-major.
         unit = next((a for a in ones if shape[a] > 1), ones[0] if ones else None)
         others = [s for a, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1 and s and a != unit]
         multiple = max(VECTOR_BYTES // itemsize, 1)
@@ -98,7 +99,7 @@ class Layout(FrozenModel):
         )
 
     def broken_by(self, shape: Sequence[int], strides: Sequence[int]) -> str | None:
-        """What in ``strides`` breaks this promise, or None. (The address is checked apart: it has its own error.)"""
+        """How ``strides`` break this promise, or None. (The address has its own check and its own error.)"""
         if self.packed:
             if not is_packed(shape, strides):
                 return f"strides {tuple(strides)}, but packed row-major {packed_strides(shape)} was promised"
@@ -111,8 +112,8 @@ class Layout(FrozenModel):
                 return f"stride {strides[axis]} on axis {axis}, but stride 0 was promised"
         if self.stride_multiple > 1:
             for axis, (n, s) in enumerate(zip(shape, strides, strict=True)):
-                told = axis == self.unit_axis or axis in self.zero_axes
-                if n > 1 and not told and (s <= 0 or s % self.stride_multiple):
+                known = axis == self.unit_axis or axis in self.zero_axes
+                if n > 1 and not known and (s <= 0 or s % self.stride_multiple):
                     return f"stride {s} on axis {axis}, but positive multiples of {self.stride_multiple} were promised"
         return None
 
@@ -126,7 +127,7 @@ def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_packed(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether ``strides`` are row-major without gaps; axes of extent 1 and empty tensors may have any."""
+    """Whether ``strides`` are row-major without gaps. Axes of extent 1 and empty tensors may have any strides."""
     expected = 1
     for n, s in zip(reversed(shape), reversed(strides), strict=True):
         if n == 0:
@@ -165,8 +166,8 @@ def _json(value: Any) -> str:
     return json.dumps(value)
 
 
-#: A descriptor's ``layouts`` field: given as a mapping from operand to Layout, ``"packed"`` or ``"strided"``; kept
-#: sorted and without defaults, so that equal promises have equal keys.
+#: A descriptor's ``layouts`` field. Its input is a mapping from operand to Layout, ``"packed"`` or ``"strided"``. It is
+#: stored sorted and without defaults, so that equal promises have equal keys.
 Layouts = Annotated[
     tuple[tuple[str, Layout], ...],
     BeforeValidator(_layouts_in),

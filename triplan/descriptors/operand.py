@@ -1,4 +1,4 @@
-"""Operands: what a descriptor says of each tensor and scalar. Checks, strategies, reference, CLI and docs read it."""
+"""Operands: a descriptor's tensors and scalars. Checks, test strategies, references, CLI and docs read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Operand", "OperandKind", "Role"]
 
 
 class Role(str, Enum):
-    """``in_out`` operands are read and written; ``output`` operands may hold anything before the run."""
+    """``in_out`` operands are read and written. ``output`` operands may contain anything before the run."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -24,7 +24,7 @@ class Role(str, Enum):
 
 
 class OperandKind(str, Enum):
-    """What is passed: a tensor, a list of tensors, a Python number, or a one-element tensor on the device."""
+    """What the caller passes: a tensor, a list of tensors, a Python number, or a one-element tensor on the device."""
 
     TENSOR = "tensor"
     TENSOR_LIST = "tensor_list"
@@ -47,11 +47,12 @@ class Operand:
         kind: tensor, list of tensors, host scalar or device scalar.
         count: number of tensors in a list.
         optional: None may be passed.
-        batch_axes: axes along which the problem is a batch of independent ones.
-        index_extents: for indices, the extents of the axes they point into (one a tensor); else empty.
+        batch_axes: axes along which the problem is a batch of independent problems.
+        index_extents: for indices, the extents of the axes they point into, one for each tensor; otherwise empty.
         layout: what the caller promises.
-        over: the input that this output may be written over: the very same memory, address and strides, and no other
-            overlap. Every kernel of the op then reads an element of it, if at all, before it writes that element.
+        over: the input that this output may overwrite: the same memory with the same address and strides, and no
+            other overlap. Every kernel of the op reads an element of that input, if at all, before it writes the
+            element.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Operand:
 
     @property
     def alignment(self) -> int:
-        """Bytes that its address is a multiple of, as promised."""
+        """The promised alignment of its address, in bytes."""
         return self.layout.alignment or self.element.itemsize
 
     @property
@@ -85,5 +86,5 @@ class Operand:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one packed tensor of this operand."""
+        """Bytes of one tensor of this operand, packed."""
         return self.numel * self.element.itemsize

@@ -1,4 +1,4 @@
-"""WHO answers, as pure data."""
+"""WHO computes an op: the identity, guarantee and target of a kernel, as pure data."""
 
 from triplan._exports import export as _export
 from triplan.sku.element import *

@@ -1,4 +1,4 @@
-"""Element types, named as baracuda's ``ElementKind`` in lower case."""
+"""Element types of tensors and indices. Names are those of baracuda's ``ElementKind``, in lower case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ElementKind(str, Enum):
 
     @classmethod
     def of(cls, value: ElementKind | str | torch.dtype) -> ElementKind:
-        """From a name, a torch dtype or itself. Raises ``ValueError`` for anything else."""
+        """From a name, a torch dtype or a member. Raises ``ValueError`` for anything else."""
         if isinstance(value, cls):
             return value
         if isinstance(value, torch.dtype):
@@ -59,18 +59,18 @@ class ElementKind(str, Enum):
 
     @property
     def unit_roundoff(self) -> float:
-        """u, the largest relative error of one rounding to nearest: half of torch's ``eps``. 0 for integers."""
+        """u, the largest relative error of rounding to nearest: half of torch's ``eps``. 0 for integers."""
         return torch.finfo(self.torch).eps / 2 if self.is_floating_point else 0.0
 
     @property
     def compute(self) -> ElementKind:
-        """Where arithmetic on this element is done: f32 for the narrow floats, else the element itself."""
+        """The element in which arithmetic is done: f32 for narrower floats, otherwise the element itself."""
         narrow = self.is_floating_point and self.itemsize < 4
         return ElementKind.F32 if narrow else self
 
     @property
     def bits(self) -> ElementKind:
-        """The integer of the same width, for kernels that move bits and never look at them."""
+        """The integer of the same width, for kernels that only move bits."""
         return {1: ElementKind.I8, 2: ElementKind.I16, 4: ElementKind.I32, 8: ElementKind.I64}[self.itemsize]
 
 
@@ -85,7 +85,7 @@ class IndexElementKind(str, Enum):
 
     @classmethod
     def of(cls, value: IndexElementKind | ElementKind | str | torch.dtype) -> IndexElementKind:
-        """From a name, a torch dtype or itself. Raises ``ValueError`` for anything else."""
+        """From a name, a torch dtype or a member. Raises ``ValueError`` for anything else."""
         if isinstance(value, cls):
             return value
         name = {torch.int32: "i32", torch.int64: "i64"}.get(value, value) if isinstance(value, torch.dtype) else value

@@ -1,4 +1,4 @@
-"""PrecisionGuarantee: what a kernel promises about its bits, before anything is launched. Tests prove each word."""
+"""PrecisionGuarantee: what a kernel promises about its results before a launch. Tests prove each promise."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NonNegative = Annotated[float, Field(ge=0, strict=False)]
 class Tolerance(FrozenModel):
     """|got - ref| <= rtol * |ref| + ctol * sum|terms| + underflow, with the float64 reference and its sum|terms|.
 
-    ``rtol`` bounds the rounding of the result, ``ctol`` that of the accumulation (a fixed atol cannot survive
-    cancellation). ``underflow`` is an absolute bound near the smallest subnormal: it covers results too small for the
-    element, and hardware that flushes subnormals. All zero means bit-exact.
+    ``rtol`` bounds the rounding of the result, ``ctol`` the rounding of the accumulation. (No fixed absolute tolerance
+    is right under cancellation.) ``underflow`` is an absolute bound near the smallest subnormal number: it covers
+    results too small for the element, and hardware that flushes subnormal numbers. All zero means bit-exact.
     """
 
     rtol: _NonNegative = 0.0
@@ -39,15 +39,15 @@ class PrecisionGuarantee(FrozenModel):
 
     Attributes:
         math_precision: precision of the multiplicands (``exact`` where nothing is computed).
-        accumulator: element in which sums are kept.
+        accumulator: element in which sums are accumulated.
         deterministic: the same inputs on the same device give the same bits on every run.
-        bit_stable_on_same_hardware: and across processes and devices of one model, for one compiler version and
-            tuning table.
-        batch_invariant: the bits of one row or segment do not depend on how many others are in the batch, nor on its
-            place, nor on which plan of the same ``numerics_id`` ran it.
+        bit_stable_on_same_hardware: so do all processes and all devices of the same model, with the same compiler
+            version and tuning table.
+        batch_invariant: the bits of one row or segment depend neither on the number of others in the batch, nor on its
+            position, nor on which plan of the same ``numerics_id`` ran it.
         order_invariant: the bits do not depend on the order in which contributions arrive.
-        duplicates: what repeated indices do; None where no index can repeat a destination.
-        tolerance: distance from the float64 reference; the very bound that the tests enforce.
+        duplicates: what repeated indices do; None if no index can repeat a destination.
+        tolerance: distance from the float64 reference. Tests enforce exactly this bound.
     """
 
     math_precision: MathPrecision
@@ -62,7 +62,7 @@ class PrecisionGuarantee(FrozenModel):
     @classmethod
     @fact
     def exact(cls, element: ElementKind) -> PrecisionGuarantee:
-        """The guarantee of a copy: every bit, always."""
+        """The guarantee of an op that computes nothing, such as a copy: all bits are exact."""
         return cls(
             math_precision=MathPrecision.EXACT,
             accumulator=element,
@@ -74,10 +74,10 @@ class PrecisionGuarantee(FrozenModel):
 
     @classmethod
     def weakest(cls, guarantees: Iterable[PrecisionGuarantee]) -> PrecisionGuarantee:
-        """What holds for all of ``guarantees`` at once (at least one)."""
+        """What holds for every one of ``guarantees`` (at least one)."""
         gs = list(guarantees)
         if len(gs) == 1:
-            return gs[0]  # nearly every op: validating a copy would be a quarter of select's time
+            return gs[0]  # nearly every op; validating a copy would take a quarter of select's time
         precisions, duplicates = list(MathPrecision), list(Duplicates)
         named = [g.duplicates for g in gs if g.duplicates is not None]
         return cls(

@@ -1,4 +1,4 @@
-"""KernelSku: who answers a descriptor."""
+"""KernelSku: which kernel computes a descriptor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["KernelSku"]
 
 
 class KernelSku(FrozenModel):
-    """Identity of the kernel behind a plan: what it *is*, not what was asked.
+    """Identity of a plan's kernel: what the kernel *is*, not what was requested.
 
     ``version`` changes when, and only when, bits may change. Equal ``numerics_id``s mean equal bits for the same row or
-    segment, also between plans of different batch size; None where no such claim is made.
+    segment, also between plans of different batch size; None if no such claim is made.
     """
 
     category: OpCategory

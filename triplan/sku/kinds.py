@@ -1,4 +1,4 @@
-"""The closed vocabularies of a SKU: architecture, backend, category, precision, duplicates."""
+"""The enumerations of a SKU: architecture, backend, category, precision, duplicates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Name(str, Enum):
 
 
 class ArchSku(_Name):
-    """What a kernel is compiled for. sm80 code runs on every 8.x device; sm90a code on 9.0 alone."""
+    """What a kernel is compiled for. sm80 code runs on every 8.x device, sm90a code on 9.0 only."""
 
     SM80 = "sm80"
     SM90A = "sm90a"
@@ -24,7 +24,7 @@ class ArchSku(_Name):
 
     @property
     def capability(self) -> int:
-        """Triton's number for the architecture: 80 or 90 (it appends the ``a`` itself)."""
+        """Triton's number for the architecture: 80 or 90 (Triton appends the ``a`` itself)."""
         return {"sm80": 80, "sm90a": 90}[self.value]
 
 
@@ -50,9 +50,9 @@ class OpCategory(_Name):
 
 
 class MathPrecision(_Name):
-    """Precision of the multiplicands; ``exact`` where nothing is computed, or integers. From strongest to weakest.
+    """Precision of the multiplicands, from strongest to weakest. ``exact``: nothing is computed, or only integers.
 
-    ``tf32x3``: each in two parts of tf32, of whose products the smallest is left out.
+    ``tf32x3``: each multiplicand is split into two tf32 parts; the smallest of the four products is left out.
     """
 
     EXACT = "exact"
@@ -69,12 +69,12 @@ def _math(value: Any) -> Any:
     return MathPrecision(value) if isinstance(value, str) and value in set(MathPrecision) else value
 
 
-#: A field's type that takes a name or the enum member.
+#: A field type that accepts a name or an enum member.
 Math = Annotated[MathPrecision, BeforeValidator(_math)]
 
 
 class Duplicates(_Name):
-    """What happens where several contributions meet in one element. From strongest to weakest."""
+    """What happens if several contributions go to one element. From strongest to weakest."""
 
     SUM = "sum"
     LAST = "last"

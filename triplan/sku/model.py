@@ -1,7 +1,7 @@
-"""The base of every frozen record: strict pydantic whose errors are ``InvalidProblem``, with one string for identity.
+"""The base of every frozen record: strict pydantic with ``InvalidProblem`` as its error and one string as its identity.
 
-``key`` is computed from *all* fields (less the few that a class declares to be display only), so a field added later
-cannot be forgotten in a cache key. Equality and hash follow the key.
+``key`` contains *all* fields, except those that a class declares to be display only, so that no field added later can
+be missing from a cache key. Equality and hash follow the key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triplan.errors import InvalidProblem
 
 
 def explain(name: str, error: ValidationError) -> InvalidProblem:
-    """Turn a pydantic error into one ``InvalidProblem`` that names each field, its value and the rule it breaks."""
+    """Convert a pydantic error to an ``InvalidProblem`` that names each field, its value and the broken rule."""
     parts = []
     for e in error.errors(include_url=False):
         where = ".".join(str(p) for p in e["loc"]) or "(model)"
@@ -34,8 +34,8 @@ else:
 
 
 class _Meta(ModelMetaclass):
-    # Intercepting the constructor here, rather than in __init__, leaves pydantic's own fast path in place and keeps
-    # nested validation from wrapping our error in another ValidationError.
+    # The constructor is intercepted here and not in __init__: pydantic keeps its fast path, and nested validation does
+    # not wrap our error in another ValidationError.
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         try:
             return super().__call__(*args, **kwargs)
@@ -44,10 +44,10 @@ class _Meta(ModelMetaclass):
 
 
 class FrozenModel(BaseModel, metaclass=_Meta):
-    """Immutable, strict (nothing is coerced that a field does not say), hashable, with an exact JSON round trip."""
+    """Immutable, strict (only fields that say so coerce values), hashable, with an exact JSON round trip."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
-    #: Fields that are shown to people but are not part of identity.
+    #: Fields that are shown to people but do not identify the record.
     display_only: ClassVar[frozenset[str]] = frozenset()
 
     @cached_property
@@ -93,7 +93,7 @@ class FrozenModel(BaseModel, metaclass=_Meta):
         return hash(self.key)
 
     def __reduce__(self) -> tuple[Any, tuple[type[Self], dict[str, Any]]]:
-        # Rebuild through validation: cached keys never travel, and a pickle from another version is checked.
+        # Unpickling validates: cached keys are not pickled, and a pickle from another version is checked.
         return _rebuild, (type(self), {name: getattr(self, name) for name in type(self).model_fields})
 
 

@@ -20,16 +20,16 @@ def _features(value: Any) -> Any:
 
 
 class PlanPreference(FrozenModel):
-    """Requirements on select; False or None means "not required". What nothing can meet raises ``Unsupported``.
+    """Requirements on select; False or None means "not required". ``Unsupported`` is raised if no kernel meets them.
 
     Attributes:
-        deterministic: same bits on every run. None follows ``torch.are_deterministic_algorithms_enabled()``.
+        deterministic: the same bits on every run. None follows ``torch.are_deterministic_algorithms_enabled()``.
         batch_invariant: a row's bits do not depend on the batch around it.
         order_invariant: bits do not depend on the order of contributions.
-        max_workspace_bytes: upper bound on scratch.
+        max_workspace_bytes: upper bound on the workspace.
         backend: only this backend.
-        kernel: only the row of this name.
-        exclude: features that no row may use, such as ``"tma"``.
+        kernel: only the kernel of this name.
+        exclude: features that the kernel may not use, such as ``"tma"``.
     """
 
     deterministic: bool | None = None
@@ -41,11 +41,11 @@ class PlanPreference(FrozenModel):
     exclude: Annotated[tuple[str, ...], BeforeValidator(_features)] = ()
 
     def resolved(self) -> PlanPreference:
-        """Itself with ``deterministic`` decided: what select begins with."""
+        """This preference with ``deterministic`` decided. Select begins with it."""
         if self.deterministic is not None:
             return self
         on = torch.are_deterministic_algorithms_enabled()
-        # One object per answer, so that its key is computed once.
+        # One object for each value, so that its key is computed once.
         cache = self.__dict__.setdefault("_resolved", {})
         if on not in cache:
             cache[on] = self.replace(deterministic=on)
@@ -53,5 +53,5 @@ class PlanPreference(FrozenModel):
         return found
 
 
-#: No requirement at all.
+#: No requirements.
 NO_PREFERENCE = PlanPreference()

@@ -1,4 +1,4 @@
-"""Target: the machine that a plan is for. Pure data, so planning needs no GPU."""
+"""Target: the device that a plan is for. Pure data, so planning needs no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Target"]
 
 
 class Target(FrozenModel):
-    """Architecture, multiprocessor count and shared memory per block in bytes. ``name`` is for people only."""
+    """Architecture, number of multiprocessors, and bytes of shared memory per block. ``name`` is only displayed."""
 
     display_only: ClassVar[frozenset[str]] = frozenset({"name"})
 
@@ -33,7 +33,7 @@ class Target(FrozenModel):
 
     @property
     def device_type(self) -> str:
-        """``"cuda"`` or ``"cpu"``: where this target's operands live."""
+        """``"cuda"`` or ``"cpu"``: the device type of this target's operands."""
         return "cuda" if self.is_gpu else "cpu"
 
     @staticmethod
@@ -55,7 +55,7 @@ class Target(FrozenModel):
 
     @staticmethod
     def cpu(interpret: bool = False) -> Target:
-        """The CPU: the reference backend, or with ``interpret`` the Triton kernels in Triton's interpreter."""
+        """The CPU: the reference backend; with ``interpret``, the Triton kernels in Triton's interpreter."""
         return _CPU_INTERPRET if interpret else _CPU
 
     @staticmethod
@@ -85,7 +85,7 @@ def _gpu_present() -> bool:
 
 @cache
 def interpreting() -> bool:
-    """Whether Triton was told to interpret: ``TRITON_INTERPRET=1``, read once, as Triton's kernels are when defined."""
+    """Whether ``TRITON_INTERPRET=1`` is set. Read once: Triton reads it when a kernel is defined."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 

@@ -1,15 +1,18 @@
-"""Launches put together as one CUDA graph: the host launches one sooner than a single kernel (``bench host``).
+"""Launches combined in one CUDA graph, which the host launches in less time than a single kernel (``bench host``).
 
-Relies on the driver's own functions, of CUDA 12 and later, by ctypes (``tests/core/test_graph.py`` would notice):
+Relies on the driver's functions of CUDA 12 and later, called with ctypes (``tests/core/test_graph.py`` fails if they
+change):
 
-- ``cuGraphLaunch`` may be called for a graph that still runs, which the next run then follows, and a graph may be
-  destroyed while it runs.
-- It fails, and spoils the capture, in a stream that is being captured: the caller asks first.
-- What takes or frees memory spoils a capture, of this thread or another, unless the thread's own mode is relaxed.
-- Two threads may not launch one graph at once: ``cuGraphLaunch`` keeps the interpreter's lock, as torch's static
-  launcher does. (Python without that lock is not supported.)
+- ``cuGraphLaunch`` may be called while the graph still runs; the new run follows the old one. A graph may be destroyed
+  while it runs.
+- ``cuGraphLaunch`` fails in a stream that is being captured, and invalidates the capture. The caller checks first.
+- Allocating or freeing memory invalidates a capture, of this thread or another, unless the thread's own capture mode is
+  relaxed.
+- Two threads may not launch one graph at the same time. ``cuGraphLaunch`` is therefore called with the GIL held, as
+  torch's static launcher is. (Python without the GIL is not supported.)
 
-Not ``torch.cuda.CUDAGraph``: each takes a memory pool, and while it captures random numbers fail in other threads.
+Not ``torch.cuda.CUDAGraph``: each one reserves a memory pool, and while it captures, random numbers fail in other
+threads.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 def _driver() -> Any:
     try:
         library: Any = ctypes.CDLL("libcuda.so.1")
-    except OSError:  # no GPU, and nothing to launch
+    except OSError:  # no GPU, so nothing to launch
         return None
     launch = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     library.cuGraphLaunch = launch(("cuGraphLaunch", library))
@@ -44,33 +47,33 @@ _DRIVER = _driver()
 
 
 def graph_start(calls: Sequence[BoundLaunch], device: int) -> Callable[[int], int] | None:
-    """What launches ``calls`` in order on a stream (a raw handle) and returns the driver's error, 0 for none.
+    """A function that launches ``calls`` in order on a stream (a raw handle) and returns the driver's error, or 0.
 
-    None if they are to be launched one by one: see ``_fits``, and where there is no memory left for a graph.
+    None if the calls must be launched one by one: see ``_fits``, or if there is no memory left for a graph.
     """
     if _DRIVER is None or not calls or not all(_fits(call.kernel.compiled.metadata) for call in calls):
         return None
     try:
         with torch.cuda.device(device):
-            torch.cuda.is_current_stream_capturing()  # makes the device's context current in a thread that had none
+            torch.cuda.is_current_stream_capturing()  # makes the device's context current in a new thread
             with _relaxed():
                 return _instantiate(calls)
     except RuntimeError:
-        # Launching one by one is right as well, and says what is wrong if that is not for want of memory.
+        # Launching one by one is also correct. If the cause is not lack of memory, it raises the real error.
         return None
 
 
 def _fits(metadata: Any) -> bool:
-    """Whether a kernel can be launched by a graph.
+    """Whether a graph can launch a kernel.
 
-    Not with scratch memory, which Triton allocates for each launch; nor, without loss, one that begins before the
-    launch ahead has ended, as nothing in a graph's first place does.
+    Not a kernel with scratch memory, which Triton allocates for each launch. Nor a kernel that may begin before the
+    previous launch has ended: the first kernel of a graph never does, which would lose the overlap.
     """
     return not (metadata.launch_pdl or metadata.global_scratch_size or metadata.profile_scratch_size)
 
 
 def _instantiate(calls: Sequence[BoundLaunch]) -> Callable[[int], int]:
-    """Captures the launches in a stream of our own, in which nobody else's can be."""
+    """Capture the launches in a stream of our own, so that no other launch is captured."""
     stream, captured, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     _check("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
     try:
@@ -82,9 +85,9 @@ def _instantiate(calls: Sequence[BoundLaunch]) -> Callable[[int], int]:
             _check("cuStreamEndCapture", stream, ctypes.byref(captured))
         _check("cuGraphInstantiateWithFlags", ctypes.byref(graph), captured, ctypes.c_ulonglong(0))
         start = partial(_DRIVER.cuGraphLaunch, graph)
-        # Not when the interpreter exits: the driver may be gone by then, and frees all anyway.
+        # Not when the interpreter exits: the driver may be gone by then, and frees everything anyway.
         weakref.finalize(start, _destroy, graph, os.getpid()).atexit = False
-        # The first launch would otherwise do it, and is not bound to follow it in another stream.
+        # Upload now. The first launch would otherwise upload, and in another stream it would not wait for the upload.
         _check("cuGraphUpload", graph, stream)
         _check("cuStreamSynchronize", stream)
     finally:
@@ -95,15 +98,15 @@ def _instantiate(calls: Sequence[BoundLaunch]) -> Callable[[int], int]:
 
 
 def _destroy(graph: ctypes.c_void_p, process: int) -> None:
-    if os.getpid() == process:  # a forked child has no graph
-        # After a fault every call of the driver returns it, and there is nobody here to be told.
+    if os.getpid() == process:  # a forked child does not own the graph
+        # After a fault every driver call returns that error, and a finalizer has nobody to report it to.
         with suppress(RuntimeError), _relaxed():
             _check("cuGraphExecDestroy", graph)
 
 
 @contextmanager
 def _relaxed() -> Iterator[None]:
-    """This thread may take and free memory while streams are captured."""
+    """Let this thread allocate and free memory while streams are captured."""
     mode = ctypes.c_int(_RELAXED)
     _check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     try:

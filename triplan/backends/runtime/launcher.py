@@ -1,21 +1,21 @@
-"""Launching compiled kernels with little host work.
+"""Launch compiled kernels with little host work.
 
-What this module relies on, and what breaks if it changes (``tests/core/test_launcher.py`` would notice):
+What this module relies on (``tests/core/test_launcher.py`` fails if it changes):
 
-- torch's ``_C._StaticCudaLauncher._launch_kernel(function, x, y, z, warps, shared, types, args, stream)``, by which
-  inductor launches Triton kernels, from torch 2.7 on: ``types`` has a letter for each kernel parameter, constexprs left
-  out. It needs no launcher to be compiled for a signature. It knows neither tensor maps nor hooks nor scratch.
-- Triton 3.6 to 3.9 give a kernel two more parameters than its signature has, both pointers, null where it asks for no
-  scratch. ``_parameters`` counts them in the PTX; another number is refused when loading.
-- ``driver.active.utils.load_binary(name, cubin, shared, device)`` gives (module, function, ...), from 3.6 to 3.9.
-- Where torch has no such launcher, for tensor maps and under a profiler, Triton's own is called:
-  ``run(x, y, z, stream, function, packed_metadata, launch_metadata, enter_hook, exit_hook, *args)`` with every
-  parameter in signature order, constexprs included (ignored, so None), tuples nested, pointers as raw integers, tensor
-  descriptors as objects. From 3.6 to 3.9. Otherwise: TypeError, or wrong results, in every GPU test.
-- In 3.6 alone, ``tma_maps`` launches by the C function beneath ``run``, which takes encoded tensor maps.
-- ``triton.knobs.runtime.launch_enter_hook`` and ``launch_exit_hook`` are ``HookChain``, whose ``add`` and ``remove``
-  change the list ``calls`` in place, from 3.6 to 3.9: hooks are passed only where a profiler installed some.
-- No launcher checks anything: alignment, widths of integers and devices are the plan's to guard (``can_implement``).
+- torch's ``_C._StaticCudaLauncher._launch_kernel(function, x, y, z, warps, shared, types, args, stream)``, with which
+  inductor launches Triton kernels from torch 2.7 on. ``types`` has one letter for each kernel parameter, without
+  constexprs. It compiles no launcher for a signature. It supports neither tensor maps nor hooks nor scratch memory.
+- Triton 3.6 to 3.9 give a kernel two more parameters than its signature has. Both are pointers, and null if the kernel
+  needs no scratch memory. ``_parameters`` counts the parameters in the PTX; loading fails on any other number.
+- ``driver.active.utils.load_binary(name, cubin, shared, device)`` returns (module, function, ...) in 3.6 to 3.9.
+- Triton's own launcher, in 3.6 to 3.9, for kernels with tensor maps, under a profiler, and where torch has no static
+  launcher: ``run(x, y, z, stream, function, packed_metadata, launch_metadata, enter_hook, exit_hook, *args)``. It takes
+  every parameter in the signature's order: constexprs too (ignored, so None), tuples nested, pointers as integers,
+  tensor descriptors as objects. A change shows as a TypeError or as wrong results in every GPU test.
+- In 3.6 alone, ``tma_maps`` calls the C function beneath ``run``, which takes encoded tensor maps.
+- ``triton.knobs.runtime.launch_enter_hook`` and ``launch_exit_hook`` are ``HookChain`` in 3.6 to 3.9. ``add`` and
+  ``remove`` change the list ``calls`` in place, so an empty list means that no profiler has installed a hook.
+- No launcher checks anything. The plan checks alignment, integer widths and devices (``can_implement``).
 """
 
 from __future__ import annotations
@@ -37,28 +37,29 @@ from triplan.errors import KernelInternal
 from triplan.sku import ArchSku
 from triplan.sku.facts import fact
 
-#: Where a call's changing values stand in one flat tuple: (operand, item of a list) to position; see ``WORKSPACE``.
+#: Positions of a call's changing values in one flat tuple, by (operand, item of a list). See also ``WORKSPACE``.
 Places = Mapping[tuple[str, int | None], int]
-#: How arguments are put together: see ``Template``. None of what is absent, or compiled in.
+#: How a kernel's arguments are assembled, see ``Template``. None for an argument that is absent or compiled in.
 Order = int | None | tuple["Order", ...]
-#: The workspace's address among the places.
+#: The key of the workspace's address in ``Places``.
 WORKSPACE = ("", None)
-#: That of prepared indices.
+#: The key of the address of prepared indices.
 STORAGE = ("", 0)
 _HOOKS: Any = triton.knobs.runtime
-#: The lists that a profiler fills: looking them up anew would take a tenth of a microsecond of each launch.
+#: The lists that a profiler fills. Looking them up at every launch would cost 0.1 us each time.
 ENTER_HOOKS: list[Any] = _HOOKS.launch_enter_hook.calls
 EXIT_HOOKS: list[Any] = _HOOKS.launch_exit_hook.calls
 _STATIC: Any = getattr(getattr(torch._C, "_StaticCudaLauncher", None), "_launch_kernel", None)
-#: The static launcher's letters; it has a fixed array of 120 arguments.
+#: The static launcher's letters for types.
 _LETTERS = {"i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
-_MOST_PARAMETERS = 120
-#: Launches that one template keeps filled in: a loop goes round so many sets of buffers.
-_MOST_FILLED = 64
+#: Length of the static launcher's array of arguments.
+_MAX_PARAMETERS = 120
+#: Filled launches that one template caches: a training loop cycles through at most so many sets of buffers.
+_MAX_FILLED = 64
 
 
 class LoadedKernel:
-    """One launch's kernel on one device."""
+    """The kernel of one launch, loaded on one device."""
 
     __slots__ = ("_encodes", "compiled", "flat", "launch", "start")
 
@@ -67,32 +68,33 @@ class LoadedKernel:
         metadata = self.compiled.metadata
         self._encodes = bool(tma_maps.ENCODED and metadata.tensordesc_meta)
         types = static_types(self.compiled)
-        #: Whether arguments are as torch's launcher wants them, in one row and with the two for scratch; else nested.
+        #: Whether arguments are flat, with two more for scratch memory, as torch's launcher takes them. Triton's takes
+        #: them nested.
         self.flat = types is not None
-        #: Launches; takes the arguments and a stream. A partial joins its arguments in C.
+        #: Launches, given the arguments and a stream. A partial, because it joins its arguments in C.
         self.start: Callable[[Any, int], None]
         if types is not None:
             function = _function(self.compiled, device)
             self.start = partial(_STATIC, function, launch.grid, 1, 1, metadata.num_warps, metadata.shared, types)
         else:
-            run = self.compiled.run  # loads the module; must come before .function
+            run = self.compiled.run  # loads the module, so it must come before .function
             function, packed = self.compiled.function, self.compiled.packed_metadata
             self.start = partial(_by_triton, run, launch.grid, function, packed)
             if self._encodes:
                 self.start = lambda arguments, stream: self.starting(arguments)(stream)
 
     def template(self, args: Any, places: Places) -> Template:
-        """The launch for all calls with the strides of ``args``, whose other changing values come in a tuple."""
+        """The launch for all calls with the strides of ``args``; values that differ between calls come in a tuple."""
         return Template(self, [self.launch.args.get(name) for name in self.launch.kernel.arg_names], args, places)
 
     def starting(self, arguments: Sequence[Any]) -> Callable[[int], None]:
-        """What launches with ``arguments`` on a stream."""
+        """A function that launches with ``arguments`` on a stream."""
         if self._encodes:
             return tma_maps.starting(self.compiled.run, self.launch.grid, self.compiled, arguments)
         return partial(self.start, arguments)
 
     def profiled(self, arguments: Sequence[Any], stream: int) -> None:
-        """The launch with Triton's hooks told of it."""
+        """Launch, and call the profiler's hooks."""
         compiled, grid = self.compiled, self.launch.grid
         if self.flat:
             rest = iter(arguments)
@@ -117,19 +119,19 @@ def _by_triton(
     enter: Any = None,
     leave: Any = None,
 ) -> None:
-    """A launch by Triton's own launcher; the hooks ``enter`` and ``leave`` are told ``about`` it."""
+    """Launch with Triton's own launcher, which passes ``about`` to the hooks ``enter`` and ``leave``."""
     run(grid, 1, 1, stream, function, packed, about, enter, leave, *arguments)
 
 
 def _nested(arg: Arg, flat: Iterator[Any]) -> Any:
-    """An argument as Triton's launcher wants it."""
+    """An argument as Triton's launcher takes it: values from ``flat``, nested as ``arg`` is."""
     if isinstance(arg, tuple):
         return tuple(_nested(a, flat) for a in arg)
     return None if arg is None else next(flat)
 
 
 class Template:
-    """A kernel's arguments, of which addresses and scalars are still to come."""
+    """A kernel's arguments without the addresses and scalars that change from call to call."""
 
     __slots__ = ("_filled", "_keeps", "arguments", "computed", "kernel", "start")
 
@@ -140,10 +142,10 @@ class Template:
         leaves: list[Arg] = []
         metas = iter(kernel.compiled.metadata.tensordesc_meta or ())
 
-        def stands(arg: Arg) -> Order:
-            """Where the argument stands: its place in (values, computed), or ~ its place among the constants."""
+        def order_of(arg: Arg) -> Order:
+            """The argument's position in (values, computed); for a constant, ~ its position among the constants."""
             if isinstance(arg, tuple):
-                return tuple(stands(a) for a in arg)
+                return tuple(order_of(a) for a in arg)
             if arg is None:
                 return None
             leaves.append(arg)
@@ -156,30 +158,31 @@ class Template:
             computed.append((place, compute))
             return len(places) + len(computed) - 1
 
-        order: Order = tuple(stands(arg) for arg in given)
+        order: Order = tuple(order_of(arg) for arg in given)
         if kernel.flat:
             order = (*_flat_places(order), None, None)
         self.computed = tuple(computed)
-        # Tensor maps take long to put together; equal numbers may differ in a sign, equal addresses do not.
+        # Cache filled launches only if tensor maps are computed, which takes long. Host scalars are excluded: equal
+        # numbers may differ in bits (0.0 and -0.0), equal addresses do not.
         self._keeps = bool(computed) and not any(
             isinstance(leaf, Scalar) and (leaf.operand, None) in places for leaf in leaves
         )
         self._filled: dict[tuple[Any, ...], BoundLaunch] = {}
-        #: From (values, computed) to all arguments.
+        #: Maps (values, computed) to all arguments.
         self.arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-        self.arguments = FunctionType(_arranging(order), {}, "arguments", tuple(constants))
+        self.arguments = FunctionType(_assembly(order), {}, "arguments", tuple(constants))
 
     def extended(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """``values`` and what is computed from them."""
+        """``values``, followed by what is computed from them."""
         return (*values, *[compute(values[place]) for place, compute in self.computed])
 
     def fill(self, values: tuple[Any, ...]) -> BoundLaunch:
-        """The launch with ``values`` at their places."""
+        """The launch with ``values`` filled in."""
         found = self._filled.get(values) if self._keeps else None
         if found is None:
             found = BoundLaunch(self.kernel, self.arguments(self.extended(values)))
             if self._keeps:
-                if len(self._filled) >= _MOST_FILLED:
+                if len(self._filled) >= _MAX_FILLED:
                     self._filled.clear()
                 self._filled[values] = found
         return found
@@ -194,19 +197,19 @@ def _flat_places(order: Order) -> Iterator[int]:
 
 
 @fact
-def _arranging(order: Order) -> CodeType:
-    """The code of a function of changing values ``v``, whose defaults are the constants, that returns all arguments.
+def _assembly(order: Order) -> CodeType:
+    """The code of a function from the changing values ``v`` to all arguments; the constants are its defaults.
 
-    A tuple written out takes less than half as long as joining values and constants and picking by an itemgetter.
+    The code contains the tuple literally. That takes less than half the time of an itemgetter on the joined values.
     """
     constants = "".join(f", k{i}" for i in range(sum(place < 0 for place in _flat_places(order))))
 
-    def written(order: Order) -> str:
+    def expression(order: Order) -> str:
         if isinstance(order, tuple):
-            return f"({''.join(f'{written(o)}, ' for o in order)})"
+            return f"({''.join(f'{expression(o)}, ' for o in order)})"
         return "None" if order is None else f"k{~order}" if order < 0 else f"v[{order}]"
 
-    function = eval(f"lambda v{constants}: {written(order)}")
+    function = eval(f"lambda v{constants}: {expression(order)}")
     code: CodeType = function.__code__
     return code
 
@@ -234,12 +237,12 @@ def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
 
 
 def launching(templates: Sequence[Template]) -> Callable[[tuple[Any, ...], int], None]:
-    """What fills ``templates`` with values and launches them in order on a stream of the current device.
+    """A function that fills ``templates`` with values and launches them in order on a stream of the current device.
 
-    It keeps nothing, and raises ``KernelInternal``.
+    The function keeps no reference to the values. It raises ``KernelInternal``.
     """
     if len(templates) == 1 and not templates[0].computed:
-        # A closure reads what it needs without looking it up.
+        # A closure, because its variables are faster to read than attributes.
         template = templates[0]
         start, arguments = template.start, template.arguments
 
@@ -261,7 +264,7 @@ def launching(templates: Sequence[Template]) -> Callable[[tuple[Any, ...], int],
 
 
 def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[LoadedKernel, ...]:
-    """Build ``launches`` and load them on ``device``."""
+    """Compile ``launches`` and load them on ``device``."""
     with torch.cuda.device(device):
         return tuple(LoadedKernel(launch, arch, device) for launch in launches)
 
@@ -269,19 +272,19 @@ def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[Loaded
 def static_types(compiled: Any) -> str | None:
     """The letters of a kernel's parameters; None if torch's static launcher cannot launch it.
 
-    Raises ``KernelInternal`` if the kernel has other parameters than its signature and the two for scratch.
+    Raises ``KernelInternal`` if the kernel has other parameters than those of its signature and two for scratch memory.
     """
     metadata = compiled.metadata
     scratch = metadata.global_scratch_size or metadata.profile_scratch_size
     cooperative = metadata.launch_cooperative_grid or metadata.launch_pdl or metadata.num_ctas > 1
     types = [_letter(ty) for ty in _flat_types(compiled.src.signature.values())]
-    if _STATIC is None or scratch or cooperative or None in types or len(types) + 2 > _MOST_PARAMETERS:
+    if _STATIC is None or scratch or cooperative or None in types or len(types) + 2 > _MAX_PARAMETERS:
         return None
     found = _parameters(compiled.asm["ptx"])
     if found != len(types) + 2:
         raise KernelInternal(
             f"{compiled.name} has {found} parameters, {len(types) + 2} were expected: this Triton "
-            f"({triton.__version__}) passes arguments otherwise than 3.6 to 3.9 do"
+            f"({triton.__version__}) passes arguments differently from 3.6 to 3.9"
         )
     return "".join(str(t) for t in types) + "OO"
 
@@ -320,7 +323,10 @@ def failed(kernel: LoadedKernel, error: RuntimeError) -> KernelInternal:
 def _changing(
     leaf: Arg, args: Any, places: Places, metas: Iterator[Any]
 ) -> tuple[int | None, Callable[[int], Any] | None]:
-    """Where an argument's changing value stands (None if it has none), and what is made of it (None: itself)."""
+    """The position of an argument's changing value, and the function that computes the argument from it.
+
+    The position is None if nothing changes, the function None if the argument is the value itself.
+    """
     if isinstance(leaf, Scratch):
         return places[STORAGE if leaf.stored else WORKSPACE], leaf.offset.__add__
     if isinstance(leaf, Scalar):
@@ -336,7 +342,7 @@ def _constant(leaf: Arg, args: Any) -> Any:
     if isinstance(leaf, (Int, Float)):
         return leaf.value
     if isinstance(leaf, Scalar):
-        # Without a place: absent from every call, or part of what the calls have in common.
+        # Not call-dependent: None, or equal in every call of this signature.
         given = getattr(args, leaf.operand, None)
         return leaf.default if given is None else given
     assert isinstance(leaf, Stride)

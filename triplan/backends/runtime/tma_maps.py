@@ -26,7 +26,7 @@ from triplan.backends.runtime.launch import TensorMap
 _C_FORMAT = "iiiKKppOOOOOO"
 ENCODED = triton.__version__.startswith("3.6.") and getattr(driver, "_BASE_ARGS_FORMAT", "") == _C_FORMAT
 #: Maps cached per operand. A training step reuses a limited set of buffers; a loop over new ones must not fill memory.
-_MOST_MAPS = 256
+_MAX_MAPS = 256
 
 
 class _Encoded(tuple[Any, ...]):
@@ -56,7 +56,7 @@ class Maps:
         """The launcher's argument for the operand at ``address``."""
         found = self._by_address.get(address)
         if found is None:
-            if len(self._by_address) >= _MOST_MAPS:
+            if len(self._by_address) >= _MAX_MAPS:
                 self._by_address.clear()
             found = self._by_address[address] = self._make(address)
         return found
