@@ -1,4 +1,4 @@
-"""Filling a buffer, and rounding a buffer of sums into an operand."""
+"""Filling a buffer with a constant, and rounding a buffer of sums into an operand."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -13,7 +13,10 @@ from triplan.backends.triton.common.offsets_kernels import unravel
 def fill_kernel(
     out, numel, sizes, strides, VALUE: tl.constexpr, POINT_TYPE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """out = VALUE."""
+    """out = VALUE.
+
+    out: numel elements of any type, packed if FLAT, else of ``sizes`` and ``strides``, innermost dimension first.
+    """
     point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     value = tl.full((BLOCK,), VALUE, out.dtype.element_ty)
     if FLAT:
@@ -34,7 +37,11 @@ def fold_kernel(
     FLAT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = sums, or out += sums with KEEP: the one rounding of sums kept in a wider element."""
+    """out = sums; with KEEP, out += sums.
+
+    sums: numel elements, packed; out: as many of a narrower element, packed if FLAT, else of ``sizes`` and ``strides``,
+    innermost dimension first. The sums are rounded here, once.
+    """
     point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     live = point < numel
     value = tl.load(sums + point, mask=live, other=0)

@@ -1,4 +1,4 @@
-"""Indices: negative and bad ones resolved, and the lowest bad position recorded."""
+"""Indices that operands hold: negative and bad ones resolved, and the lowest bad position recorded."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -6,13 +6,17 @@
 import triton
 import triton.language as tl
 
-#: ``status`` where no index was bad: no position can be this large.
+#: Value of ``status`` if no index is bad: larger than any position.
 NO_BAD_INDEX = tl.constexpr(2**63 - 1)
 
 
 @triton.jit
 def resolve(index, extent, live, WRAP: tl.constexpr, CLAMP: tl.constexpr):
-    """The position along the axis, and whether it may be touched."""
+    """(position, inside): the position along an axis of ``extent`` elements, and whether it may be read or written.
+
+    ``index``: integers of any shape, where ``live``. WRAP counts negative ones from the end; CLAMP takes the nearest
+    position for bad ones, which without it are not inside.
+    """
     if WRAP:
         index = tl.where(index < 0, index + extent, index)
     if CLAMP:
@@ -25,7 +29,10 @@ def resolve(index, extent, live, WRAP: tl.constexpr, CLAMP: tl.constexpr):
 
 @triton.jit
 def report(status, bad, position):
-    """Lower ``status`` to the smallest bad position."""
+    """status = min(status, position where ``bad``).
+
+    status: [1] of i64; bad, position: blocks of one shape. An atomic minimum does not depend on the order of programs.
+    """
     first = tl.min(tl.where(bad, position.to(tl.int64), NO_BAD_INDEX))
     if first < NO_BAD_INDEX:
         tl.atomic_min(status, first, sem="relaxed")

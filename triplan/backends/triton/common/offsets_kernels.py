@@ -1,4 +1,4 @@
-"""From the number of an element to its offset under given strides."""
+"""From an element's number to its offset under given strides."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -9,7 +9,11 @@ import triton.language as tl
 
 @triton.jit
 def unravel(point, sizes, strides):
-    """The offset of ``point``, numbered row-major over ``sizes``, under ``strides``."""
+    """sum(i[d] * strides[d]), where i are the coordinates of ``point``, numbered row-major over ``sizes``.
+
+    ``point``: integers of any shape; ``sizes`` and ``strides``: tuples, innermost dimension first. The offset has the
+    wider of the types of points and strides: the host chooses 64 bits where operands need it.
+    """
     offset = (point * 0).to(strides[0].dtype)
     for d in tl.static_range(len(sizes)):
         offset += (point % sizes[d]) * strides[d]

@@ -1,4 +1,4 @@
-"""How a kernel in Triton's own language begins before the launch ahead of it ends (programmatic dependent launch).
+"""Programmatic dependent launch: how a kernel in Triton's own language starts before the previous launch ends.
 
 Relies on ``gdc_wait`` and ``gdc_launch_dependents`` of ``triton.language.extra.cuda``, the same from Triton 3.6 to 3.9.
 """
@@ -13,10 +13,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def begin(OVERLAPS: tl.constexpr):
-    """The first thing that a kernel does: let the launch behind it be placed, then wait for the one ahead to end.
+    """Allow the next launch to start, then wait until the previous one has ended. Kernels call it first.
 
-    What follows may read what the launch ahead wrote, and write what it read. Every program waits, so that the end of
-    a launch is also the end of all that were ahead of it.
+    After the wait a program may read what the previous launch wrote, and overwrite what it read. Every program waits:
+    so a launch ends only after all launches before it have ended.
     """
     if OVERLAPS:
         gdc_launch_dependents()

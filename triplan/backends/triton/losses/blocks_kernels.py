@@ -1,4 +1,8 @@
-"""Backward of cross_entropy and nll_loss: each program writes one block of its rows' columns."""
+"""Backward of cross_entropy and nll_loss, entry ``blocks``: a program stores one block of its rows' columns.
+
+Each element is computed by itself: nothing is left to reduce along the rows.
+Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see ``shared_kernels``.
+"""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -6,14 +10,9 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import axis_offset, group_lanes, row_pointers
-from triplan.backends.triton.losses.cross_entropy_kernels import gradient_of, parts_of, weights_at
-from triplan.backends.triton.losses.shared_kernels import (
-    incoming,
-    of_class,
-    share_of,
-    targets_of,
-)
+from triplan.backends.triton.common.rows_kernels import element_pointers, group_lanes
+from triplan.backends.triton.losses.cross_entropy_kernels import gradient_of, load_weights, row_weights
+from triplan.backends.triton.losses.shared_kernels import class_value, load_dloss, load_targets, row_share
 
 
 @triton.jit
@@ -46,28 +45,33 @@ def cross_entropy_backward_kernel(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Each element by itself, from its row's logsumexp. A program has one block of its rows' columns."""
+    """dx = dloss * share * (exp(x - lse) - (c == target)) for class c; weights and smoothing as in ``gradient_of``.
+
+    x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; dloss: [rows] if EACH, else [1]; lse: [rows],
+    weight, share: [n], counts: [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program has a tile
+    [ROWS, BLOCK].
+    """
     columns = tl.maximum(tl.cdiv(n, BLOCK), 1)
     group = tl.program_id(0) // columns
     outer, lane = group_lanes(group, blocks, lanes, sizes, ROWS)
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
-    at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
-    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
-    scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
-    scale = tl.where(kept, scale * incoming(dloss, row, inside, EACH, COMPUTE), 0.0)
-    known = tl.load(lse + row, mask=kept, other=0.0)
+    label, kept = load_targets(target, row, inside, n, ignore, status, CLAMP)
+    target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
+    scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS)
+    scale = tl.where(kept, scale * load_dloss(dloss, row, inside, EACH, COMPUTE), 0.0)
+    row_lse = tl.load(lse + row, mask=kept, other=0.0)
     col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
     v = tl.load(
-        row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(col, x_strides[2]),
+        element_pointers(x, x_strides, outer, sizes, lane, col),
         mask=kept & (col < n),
         other=-float("inf"),
         eviction_policy="evict_first",
     ).to(COMPUTE)
-    weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
-    factor = scale * (picked + spread * whole)
-    g = gradient_of(v, col, at, weights, known, factor, scale * picked, scale * spread, SMOOTH)
-    to = row_pointers(dx, dx_strides, outer, sizes, lane) + axis_offset(col, dx_strides[2])
+    weights = load_weights(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
+    factor = scale * (target_weight + spread * weight_sum)
+    g = gradient_of(v, col, label, weights, row_lse, factor, scale * target_weight, scale * spread, SMOOTH)
+    to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
     tl.store(to, g.to(dx.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
 
 
@@ -95,16 +99,21 @@ def nll_loss_backward_kernel(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Zeros, and one other element a row. A program has one block of its rows' columns."""
+    """dx = -dloss * share * weight[target] at the target of each row, else 0.
+
+    dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; dloss: [rows] if EACH, else [1]; weight, share: [n],
+    counts: [parts], of COMPUTE; status: [1] of i64. A program has a tile [ROWS, BLOCK].
+    """
     columns = tl.maximum(tl.cdiv(n, BLOCK), 1)
     group = tl.program_id(0) // columns
     outer, lane = group_lanes(group, blocks, lanes, sizes, ROWS)
     live = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
-    at, kept = targets_of(target, row, live, n, ignore, status, CLAMP)
-    g = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS) * of_class(weight, at, kept, COMPUTE)
-    g = g * incoming(dloss, row, live, EACH, COMPUTE)
+    label, kept = load_targets(target, row, live, n, ignore, status, CLAMP)
+    scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS)
+    g = scale * class_value(weight, label, kept, COMPUTE)
+    g = g * load_dloss(dloss, row, live, EACH, COMPUTE)
     col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    found = tl.where((col == at) & kept, -g, 0.0)
-    to = row_pointers(dx, dx_strides, outer, sizes, lane) + axis_offset(col, dx_strides[2])
-    tl.store(to, found.to(dx.dtype.element_ty), mask=live & (col < n))
+    d = tl.where((col == label) & kept, -g, 0.0)
+    to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
+    tl.store(to, d.to(dx.dtype.element_ty), mask=live & (col < n))

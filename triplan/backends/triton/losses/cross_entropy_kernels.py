@@ -1,11 +1,16 @@
-"""The formulas of cross-entropy, which its entries share.
+"""The formulas of cross-entropy, which the kernels of all its entries share.
 
-With GRAD the gradient of the reduced loss is written as well: to ``dx``,
-which may be ``x``. For one row with softmax p, target t and weights w, smoothed by s, it is
+For one row of logits x with target t, class weights w, n classes and label smoothing s, with p = softmax(x):
 
-    share * ((A * p) - (1 - s) * w[t] * (c == t) - s / C * w[c]),   A = (1 - s) * w[t] + s / C * sum(w)
+    target_weight = (1 - s) * w[t]    spread = s / n    weight_sum = sum(w)
+    lse  = log(sum(exp(x)))
+    loss = target_weight * (lse - x[t]) + spread * sum(w * (lse - x))
+    dx   = share * ((target_weight + spread * weight_sum) * p - spread * w - target_weight * (c == t)) for class c
 
-where ``share`` is what the row's loss is multiplied by in the reduced one. Rows that are not kept are not read.
+``share`` is the factor of the row's loss in the reduced loss. SMOOTH: s > 0; without it spread and weight_sum are not
+used. With GRAD the forward also stores the gradient of the reduced loss, in ``dx``, which may be ``x``. Values of rows,
+such as ``kept``, ``top`` and ``total`` (maximum, and sum of exp(x - top)), broadcast against elements. All are in
+COMPUTE.
 """
 
 # mypy: ignore-errors
@@ -15,91 +20,106 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import axis_offset, exponential
-from triplan.backends.triton.losses.shared_kernels import of_class
+from triplan.backends.triton.losses.shared_kernels import class_value
 
 
 @triton.jit
-def parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
-    """By row: (1 - s) * w[t]; s / C; sum(w)."""
-    picked = of_class(weight, at, kept, COMPUTE)
-    spread = tl.zeros_like(picked)
-    whole = tl.zeros_like(picked)
+def row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
+    """(target_weight, spread, weight_sum) of each row; 0 for rows that are not kept, except weight_sum.
+
+    weight: [n], class_sum: [1], its sum, or None if all weights are 1.
+    """
+    target_weight = class_value(weight, label, kept, COMPUTE)
+    spread = tl.zeros_like(target_weight)
+    weight_sum = tl.zeros_like(target_weight)
     if SMOOTH:
-        picked = picked * (1.0 - smoothing)
-        whole += n.to(COMPUTE) if class_sum is None else tl.load(class_sum)
+        target_weight = target_weight * (1.0 - smoothing)
+        weight_sum += n.to(COMPUTE) if class_sum is None else tl.load(class_sum)
         spread = tl.where(kept, smoothing / n.to(COMPUTE), 0.0)
-    return picked, spread, whole
+    return target_weight, spread, weight_sum
 
 
 @triton.jit
-def weights_at(weight, col, mask, COMPUTE: tl.constexpr):
-    """Weights of classes; where all are 1, the number."""
+def load_weights(weight, col, mask, COMPUTE: tl.constexpr):
+    """weight[col]; the scalar 1 if all weights are 1."""
     if weight is None:
-        found = tl.full((), 1.0, COMPUTE)
+        loaded = tl.full((), 1.0, COMPUTE)
     else:
-        found = tl.load(weight + col, mask=mask, other=0.0)
-    return found
+        loaded = tl.load(weight + col, mask=mask, other=0.0)
+    return loaded
 
 
 @triton.jit
-def shift_of(mine):
-    """What is taken off logits before they are weighted and added up, where the maximum is not yet known: the target's,
-    if finite. The loss is of differences: sums of the logits themselves would lose what they have in common."""
-    return tl.where(tl.abs(mine) < float("inf"), mine, 0.0)
+def logit_shift(target_logit):
+    """What ``weighted_sum`` subtracts from logits while their maximum is not yet known: the target's, or 0 if infinite.
+
+    The loss consists of differences of logits. Sums of the logits themselves would lose digits to what all of them have
+    in common.
+    """
+    return tl.where(tl.abs(target_logit) < float("inf"), target_logit, 0.0)
 
 
 @triton.jit
-def plain_of(v, shift, weight, col, kept, n, axis: tl.constexpr, COMPUTE: tl.constexpr):
-    """The sum of weighted logits, less ``shift`` each."""
-    weights = weights_at(weight, col, col < n, COMPUTE)
+def weighted_sum(v, shift, weight, col, kept, n, axis: tl.constexpr, COMPUTE: tl.constexpr):
+    """sum(w * (v - shift)) along ``axis``; 0 for rows that are not kept."""
+    weights = load_weights(weight, col, col < n, COMPUTE)
     return tl.sum(tl.where(kept & (col < n), (v - shift) * weights, 0.0), axis)
 
 
 @triton.jit
-def loss_of(v, top, total, plain, shift, kept, picked, spread, whole, SMOOTH: tl.constexpr):
-    """A row's loss from its target's logit, maximum, sum of exponentials, and what ``plain_of`` gave."""
+def loss_of(target_logit, top, total, weighted, shift, kept, target_weight, spread, weight_sum, SMOOTH: tl.constexpr):
+    """target_weight * (lse - x[t]) + spread * sum(w * (lse - x)), lse = top + log(total); 0 for rows not kept.
+
+    ``weighted``: ``weighted_sum`` of the row, with ``shift``.
+    """
     log_total = tl.log(total)
-    loss = picked * (log_total - (v - top))
+    loss = target_weight * (log_total - (target_logit - top))
     if SMOOTH:
-        loss += spread * (whole * ((top - shift) + log_total) - plain)
+        loss += spread * (weight_sum * ((top - shift) + log_total) - weighted)
     return tl.where(kept, loss, 0.0)
 
 
 @triton.jit
-def gradient_of(v, col, at, weights, top, factor, picked, spread, SMOOTH: tl.constexpr):
-    """An element's gradient; ``factor``, ``picked`` and ``spread`` have the row's share in them."""
+def gradient_of(v, col, label, weights, top, factor, target_weight, spread, SMOOTH: tl.constexpr):
+    """exp(v - top) * factor - spread * w - target_weight * (col == label): dx of the elements ``v``.
+
+    ``factor``: share * (target_weight + spread * weight_sum) / total. ``target_weight`` and ``spread`` come multiplied
+    by share.
+    """
     g = exponential(v - top) * factor
     if SMOOTH:
         g -= spread * weights
-    return g - tl.where(col == at, picked, 0.0)
+    return g - tl.where(col == label, target_weight, 0.0)
 
 
 @triton.jit
-def read_block(from_row, col, step, n, kept, policy: tl.constexpr):
-    """Logits at the columns ``col``; -inf beyond their number, and in rows that are not kept."""
-    return tl.load(
-        from_row + axis_offset(col, step), mask=kept & (col < n), other=-float("inf"), eviction_policy=policy
-    )
+def load_block(x_at, col, stride, n, kept, POLICY: tl.constexpr):
+    """Logits at the columns ``col`` of the rows that begin at ``x_at``; -inf past their end and in rows not kept."""
+    return tl.load(x_at + axis_offset(col, stride), mask=kept & (col < n), other=-float("inf"), eviction_policy=POLICY)
 
 
 @triton.jit
-def write_block(
-    v, to_row, col, step, n, inside, top, factor, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
+def store_block(
+    v, dx_at, col, stride, n, inside, top, factor, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
 ):
-    """The gradients of a block, as if none of it were a target."""
+    """dx = exp(v - top) * factor - spread * w: ``gradient_of`` as if no class of the block were the target.
+
+    ``store_target`` corrects the target's: that saves a comparison for each element.
+    """
     g = exponential(v.to(COMPUTE) - top) * factor
     if SMOOTH:
-        g -= spread * weights_at(weight, col, col < n, COMPUTE)
-    to = to_row + axis_offset(col, step)
-    tl.store(to, g.to(to_row.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
+        g -= spread * load_weights(weight, col, col < n, COMPUTE)
+    to = dx_at + axis_offset(col, stride)
+    tl.store(to, g.to(dx_at.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
 
 
 @triton.jit
-def write_target(
-    mine, to_row, at, step, kept, top, factor, picked, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
-):
-    """The gradient of the target, over what another thread wrote there."""
+def store_target(
+    target_logit, dx_at, label, stride, kept, top, factor, target_weight, spread, weight, SMOOTH: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """dx[label] = ``gradient_of`` the target's logit, after a barrier: another thread stored its own value there."""
     tl.debug_barrier()
-    weights = weights_at(weight, at, kept, COMPUTE) if SMOOTH else 0.0
-    g = gradient_of(mine, at, at, weights, top, factor, picked, spread, SMOOTH)
-    tl.store(to_row + axis_offset(at, step), g.to(to_row.dtype.element_ty), mask=kept)
+    weights = load_weights(weight, label, kept, COMPUTE) if SMOOTH else 0.0
+    g = gradient_of(target_logit, label, label, weights, top, factor, target_weight, spread, SMOOTH)
+    tl.store(dx_at + axis_offset(label, stride), g.to(dx_at.dtype.element_ty), mask=kept)

@@ -1,4 +1,4 @@
-"""scale_gradient of packed operands: element by element."""
+"""scale_gradient, entry ``elements``: packed operands, element by element."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -11,7 +11,13 @@ import triton.language as tl
 def scale_gradient_kernel(
     dloss, unscaled, dx, numel, IN_PLACE: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """dx = dloss * unscaled. Few programs, each of many blocks: where there is nothing to do, they are soon gone."""
+    """dx = dloss * unscaled.
+
+    unscaled, dx: [numel] of f16, bf16, f32 or f64; dloss: [1]. A program walks over blocks of BLOCK elements.
+
+    There are few programs of many blocks each. IN_PLACE (dx is unscaled) with a factor of 1 there is nothing to do, and
+    few programs end sooner than many.
+    """
     factor = tl.load(dloss).to(COMPUTE)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     step = tl.num_programs(0).to(tl.int64) * BLOCK

@@ -1,6 +1,6 @@
-"""cross_entropy of rows of any length, read block by block.
+"""cross_entropy, entry ``looped``: rows of any length, read block by block; twice for a gradient.
 
-Arguments and gradient: see ``cross_entropy_kernels``.
+Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see ``shared_kernels``.
 """
 
 # mypy: ignore-errors
@@ -9,34 +9,32 @@ Arguments and gradient: see ``cross_entropy_kernels``.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import (
-    axis_offset,
-    exponential,
-    finite_shift,
-    row_pointers,
-)
+from triplan.backends.triton.common.rows_kernels import axis_offset, exponential, finite_shift, row_pointers
 from triplan.backends.triton.losses.cross_entropy_kernels import (
+    load_block,
+    logit_shift,
     loss_of,
-    parts_of,
-    plain_of,
-    read_block,
-    shift_of,
-    write_block,
-    write_target,
+    row_weights,
+    store_block,
+    store_target,
+    weighted_sum,
 )
-from triplan.backends.triton.losses.shared_kernels import share_of, targets_of
+from triplan.backends.triton.losses.shared_kernels import load_targets, row_share
 
 
 @triton.jit
-def absorbed(v, col, n, kept, top, total, plain, shift, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
-    """Maxima, sums of exponentials and of weighted logits less ``shift``, with a block's added: [rows, cols] each."""
+def accumulate(v, col, n, kept, top, total, weighted, shift, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
+    """(top, total, weighted) [ROWS, COLS] with a block ``v`` [ROWS, COLS, VEC] of logits accumulated.
+
+    They are the running maximum, sum of exp(x - top) and sum of w * (x - shift) of what one thread loads.
+    """
     v = v.to(COMPUTE)
     new = tl.maximum(top, tl.max(v, 2))
     base = finite_shift(new)
     total = total * exponential(top - base) + tl.sum(exponential(v - base[:, :, None]), 2)
     if SMOOTH:
-        plain += plain_of(v, shift, weight, col, kept, n, 2, COMPUTE)
-    return new, total, plain
+        weighted += weighted_sum(v, shift, weight, col, kept, n, 2, COMPUTE)
+    return new, total, weighted
 
 
 @triton.jit
@@ -70,57 +68,70 @@ def cross_entropy_looped_kernel(
     VEC: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Rows block by block with running maxima and sums (Milakov and Gimelshein, arXiv 1805.02867).
+    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) of each row; with GRAD, dx = d loss / dx.
 
-    Each thread keeps a maximum and a sum of its own for every VEC neighbours that it loads at once: one exponential
-    more for VEC of them, no exchange between threads within the loop, so that many loads are under way.
-    The gradients go backwards: what was read last is still in the caches. The target's gradient is written on its own,
-    last: a comparison less for each element.
+    x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses, lse: [rows], weight, share: [n], counts:
+    [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program walks along ROWS rows by blocks [COLS, VEC]. The
+    whole formulas, with weights and smoothing, are in ``cross_entropy_kernels``.
+
+    The first pass keeps a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867), not of the row but of
+    each VEC neighbours that one thread loads at once: one more exponential for VEC of them, and no exchange between
+    threads within the loop, so that many loads are in flight. The second pass, for gradients, runs backward: what was
+    read last is still in the caches.
     """
     WIDTH: tl.constexpr = COLS * VEC
-    KEEP: tl.constexpr = "evict_last" if GRAD else "evict_first"
+    POLICY: tl.constexpr = "evict_last" if GRAD else "evict_first"
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
-    at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
-    from_row = row_pointers(x, x_strides, outer, sizes, lane)
-    mine = tl.load(from_row + axis_offset(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
-    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
-    from_row = from_row[:, None, None]
+    label, kept = load_targets(target, row, inside, n, ignore, status, CLAMP)
+    x_at = row_pointers(x, x_strides, outer, sizes, lane)
+    target_logit = tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+    target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
+    x_at = x_at[:, None, None]
     read = kept[:, None, None]
-    within = (tl.arange(0, COLS)[:, None] * VEC + tl.arange(0, VEC)[None, :])[None, :, :]
+    place = (tl.arange(0, COLS)[:, None] * VEC + tl.arange(0, VEC)[None, :])[None, :, :]
     steps = tl.cdiv(n, WIDTH)
     any_kept = tl.max(kept.to(tl.int32), 0) > 0
     top = tl.full((ROWS, COLS), -float("inf"), COMPUTE)
     total = tl.zeros((ROWS, COLS), COMPUTE)
-    plain = tl.zeros((ROWS, COLS), COMPUTE)
-    shift = shift_of(mine)
+    weighted = tl.zeros((ROWS, COLS), COMPUTE)
+    shift = logit_shift(target_logit)
     for start in range(0, tl.where(any_kept, steps, 0) * WIDTH, WIDTH):
-        col = start + within
-        v = read_block(from_row, col, x_strides[2], n, read, KEEP)
-        top, total, plain = absorbed(v, col, n, read, top, total, plain, shift[:, None, None], weight, SMOOTH, COMPUTE)
-    tops = tl.max(top, 1)
-    totals = tl.sum(total * exponential(top - finite_shift(tops)[:, None]), 1)
-    plains = tl.sum(plain, 1)
-    tl.store(losses + row, loss_of(mine, tops, totals, plains, shift, kept, picked, spread, whole, SMOOTH), mask=inside)
-    tl.store(lse + row, tops + tl.log(totals), mask=inside)
+        col = start + place
+        v = load_block(x_at, col, x_strides[2], n, read, POLICY)
+        top, total, weighted = accumulate(
+            v, col, n, read, top, total, weighted, shift[:, None, None], weight, SMOOTH, COMPUTE
+        )
+    row_top = tl.max(top, 1)
+    row_total = tl.sum(total * exponential(top - finite_shift(row_top)[:, None]), 1)
+    row_weighted = tl.sum(weighted, 1)
+    tl.store(
+        losses + row,
+        loss_of(target_logit, row_top, row_total, row_weighted, shift, kept, target_weight, spread, weight_sum, SMOOTH),
+        mask=inside,
+    )
+    tl.store(lse + row, row_top + tl.log(row_total), mask=inside)
     if GRAD:
-        # Where the gradient goes over x, every thread has its row's target by now.
+        # If dx is x: past this barrier every thread has loaded its target's logit, which may now be overwritten.
         tl.debug_barrier()
-        scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
-        factor = tl.where(kept, scale * (picked + spread * whole) / totals, 0.0)
-        tops = tl.where(kept, tops, 0.0)
-        picked = scale * picked
+        scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS)
+        factor = tl.where(kept, scale * (target_weight + spread * weight_sum) / row_total, 0.0)
+        row_top = tl.where(kept, row_top, 0.0)
+        target_weight = scale * target_weight
         spread = scale * spread
-        to_rows = row_pointers(dx, dx_strides, outer, sizes, lane)
-        to_row = to_rows[:, None, None]
+        dx_at = row_pointers(dx, dx_strides, outer, sizes, lane)
+        to = dx_at[:, None, None]
         live = inside[:, None, None]
-        t = tops[:, None, None]
+        t = row_top[:, None, None]
         f = factor[:, None, None]
         s = spread[:, None, None]
         for step in range(steps):
-            col = (steps - 1 - step) * WIDTH + within
-            v = read_block(from_row, col, x_strides[2], n, read, "evict_first")
-            write_block(v, to_row, col, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
-        write_target(mine, to_rows, at, dx_strides[2], kept, tops, factor, picked, spread, weight, SMOOTH, COMPUTE)
+            col = (steps - 1 - step) * WIDTH + place
+            v = load_block(x_at, col, x_strides[2], n, read, "evict_first")
+            store_block(v, to, col, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
+        store_target(
+            target_logit, dx_at, label, dx_strides[2], kept, row_top, factor, target_weight, spread, weight, SMOOTH,
+            COMPUTE,
+        )  # fmt: skip

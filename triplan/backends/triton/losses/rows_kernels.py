@@ -1,4 +1,7 @@
-"""Whole rows in registers: cross_entropy, nll_loss and scale_gradient."""
+"""Whole rows in registers, entry ``rows``: cross_entropy, nll_loss and scale_gradient.
+
+Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see ``shared_kernels``.
+"""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -8,6 +11,7 @@ import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
     axis_offset,
+    element_pointers,
     exponential,
     finite_shift,
     group_lanes,
@@ -15,14 +19,14 @@ from triplan.backends.triton.common.rows_kernels import (
     row_pointers,
 )
 from triplan.backends.triton.losses.cross_entropy_kernels import (
+    load_block,
     loss_of,
-    parts_of,
-    plain_of,
-    read_block,
-    write_block,
-    write_target,
+    row_weights,
+    store_block,
+    store_target,
+    weighted_sum,
 )
-from triplan.backends.triton.losses.shared_kernels import of_class, share_of, targets_of
+from triplan.backends.triton.losses.shared_kernels import class_value, load_targets, row_share
 
 
 @triton.jit
@@ -56,43 +60,53 @@ def cross_entropy_rows_kernel(
     PARTS: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """Whole rows in registers: each element is read once and written once.
+    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) of each row; with GRAD, dx = d loss / dx.
 
-    With NARROW they are held as they are read, in 16 bits, for two programs' rows to be there at a time. The target's
-    gradient is written on its own, last.
+    x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses, lse: [rows], weight, share: [n], counts:
+    [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program holds a tile [ROWS, BLOCK], BLOCK >= n. The whole
+    formulas, with weights and smoothing, are in ``cross_entropy_kernels``.
+
+    Each element is read once and written once. With NARROW registers hold the elements of 16 bits as loaded, and each
+    use converts them to COMPUTE: two programs then fit on a multiprocessor.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
-    at, kept = targets_of(target, row, inside, n, ignore, status, CLAMP)
-    from_row = row_pointers(x, x_strides, outer, sizes, lane)
-    mine = tl.load(from_row + axis_offset(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+    label, kept = load_targets(target, row, inside, n, ignore, status, CLAMP)
+    x_at = row_pointers(x, x_strides, outer, sizes, lane)
+    target_logit = tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
     col = tl.arange(0, BLOCK)[None, :]
-    held = read_block(from_row, col, x_strides[2], n, kept, "evict_first")
-    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
-    scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS) if GRAD else 0.0
-    v = held.to(COMPUTE)
+    loaded = load_block(x_at, col, x_strides[2], n, kept, "evict_first")
+    target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
+    scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS) if GRAD else 0.0
+    v = loaded.to(COMPUTE)
     top = tl.max(v, 1, keep_dims=True)
     if NARROW:
-        v = rematerialize(held).to(COMPUTE)
+        v = rematerialize(loaded).to(COMPUTE)
     total = tl.sum(exponential(v - finite_shift(top)), 1, keep_dims=True)
-    plain = 0.0
+    weighted = 0.0
     if SMOOTH:
-        plain = plain_of(v, top, weight, col, kept, n, 1, COMPUTE)[:, None]
-    tl.store(losses + row, loss_of(mine, top, total, plain, top, kept, picked, spread, whole, SMOOTH), mask=inside)
+        weighted = weighted_sum(v, top, weight, col, kept, n, 1, COMPUTE)[:, None]
+    tl.store(
+        losses + row,
+        loss_of(target_logit, top, total, weighted, top, kept, target_weight, spread, weight_sum, SMOOTH),
+        mask=inside,
+    )
     tl.store(lse + row, top + tl.log(total), mask=inside)
     if GRAD:
-        factor = tl.where(kept, scale * (picked + spread * whole) / total, 0.0)
-        picked = scale * picked
+        factor = tl.where(kept, scale * (target_weight + spread * weight_sum) / total, 0.0)
+        target_weight = scale * target_weight
         spread = scale * spread
         top = tl.where(kept, top, 0.0)
-        to_row = row_pointers(dx, dx_strides, outer, sizes, lane)
+        dx_at = row_pointers(dx, dx_strides, outer, sizes, lane)
         if NARROW:
-            held = rematerialize(held)
-        # Where the gradient goes over x, every thread has its row's target by now.
+            loaded = rematerialize(loaded)
+        # If dx is x: past this barrier every thread has loaded its target's logit, which may now be overwritten.
         tl.debug_barrier()
-        write_block(held, to_row, col, dx_strides[2], n, inside, top, factor, spread, weight, SMOOTH, COMPUTE)
-        write_target(mine, to_row, at, dx_strides[2], kept, top, factor, picked, spread, weight, SMOOTH, COMPUTE)
+        store_block(loaded, dx_at, col, dx_strides[2], n, inside, top, factor, spread, weight, SMOOTH, COMPUTE)
+        store_target(
+            target_logit, dx_at, label, dx_strides[2], kept, top, factor, target_weight, spread, weight, SMOOTH, COMPUTE
+        )
 
 
 @triton.jit
@@ -112,17 +126,19 @@ def nll_loss_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One element of each row."""
+    """losses = -x[target] * weight[target] of each row.
+
+    x: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses: [rows], weight: [n], of COMPUTE; status: [1]
+    of i64. A program has ROWS rows, of each of which it reads one element.
+    """
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
-    at, kept = targets_of(target, row, live, n, ignore, status, CLAMP)
-    v = tl.load(
-        row_pointers(x, x_strides, outer, sizes, lane) + axis_offset(at, x_strides[2]), mask=kept, other=0.0
-    ).to(COMPUTE)
-    found = tl.where(kept, -v * of_class(weight, at, kept, COMPUTE), 0.0)
-    tl.store(losses + row, found, mask=live)
+    label, kept = load_targets(target, row, live, n, ignore, status, CLAMP)
+    v = tl.load(element_pointers(x, x_strides, outer, sizes, lane, label), mask=kept, other=0.0).to(COMPUTE)
+    loss = tl.where(kept, -v * class_value(weight, label, kept, COMPUTE), 0.0)
+    tl.store(losses + row, loss, mask=live)
 
 
 @triton.jit
@@ -142,7 +158,11 @@ def scale_gradient_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The same by rows, of whatever strides."""
+    """dx = dloss * unscaled, for operands of any strides.
+
+    unscaled, dx: [outer, lanes, n] of f16, bf16, f32 or f64; dloss: [1]. A program walks over tiles [ROWS, BLOCK], of
+    which there are ``tiles``. IN_PLACE (dx is unscaled) with a factor of 1, it ends at once.
+    """
     factor = tl.load(dloss).to(COMPUTE)
     columns = tl.cdiv(n, BLOCK)
     last = tiles
@@ -154,7 +174,7 @@ def scale_gradient_rows_kernel(
         outer, lane = group_lanes(group, blocks, lanes, sizes, ROWS)
         col = (tile % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
         live = (lane < lanes) & (col < n)
-        at = row_pointers(unscaled, unscaled_strides, outer, sizes, lane) + axis_offset(col, unscaled_strides[2])
-        to = row_pointers(dx, dx_strides, outer, sizes, lane) + axis_offset(col, dx_strides[2])
+        at = element_pointers(unscaled, unscaled_strides, outer, sizes, lane, col)
+        to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
         v = tl.load(at, mask=live, other=0.0).to(COMPUTE)
         tl.store(to, (v * factor).to(dx.dtype.element_ty), mask=live)

@@ -1,7 +1,12 @@
-"""What all losses over classes share: targets, and sums over rows.
+"""What the kernels of losses over classes share: targets, and sums over rows.
 
-Sums over rows are made in two steps of fixed order, without atomics: a program reduces ``each`` rows, and whoever needs
-the whole reduces the at most PARTS results of the first step.
+A row has one *target*, a class. Rows whose target is ``ignore``, or is no class, are not *kept*: they are not read, and
+their losses and gradients are 0. ``weight`` and ``bytes`` are tables of the classes, [n] of COMPUTE, None where absent;
+``share`` and ``counted`` are tables of what a row's loss is multiplied by in the reduced loss, and of what a mean
+divides by. COMPUTE is f32, or f64 for operands of f64.
+
+Sums over rows take two steps of fixed order, without atomics, so that they are deterministic. In the first, a program
+sums ``each`` rows. Whoever needs the whole sums the results of the first step, PARTS at most.
 """
 
 # mypy: ignore-errors
@@ -14,62 +19,73 @@ from triplan.backends.triton.common.indices_kernels import report, resolve
 
 
 @triton.jit
-def targets_of(target, row, live, n, ignore, status, CLAMP: tl.constexpr):
-    """The class of each of the rows ``row`` (0 where there is none), and whether the row is kept."""
+def load_targets(target, row, live, n, ignore, status, CLAMP: tl.constexpr):
+    """(class, kept) of each of the rows ``row``; the class is 0 where the row is not kept.
+
+    target: [rows] of i32 or i64. If ``status`` is given, it receives the lowest row whose target is no class.
+    """
     given = tl.load(target + row, mask=live, other=0).to(tl.int64)
     live = live & (given != ignore)
-    at, kept = resolve(given, n, live, False, CLAMP)
+    label, kept = resolve(given, n, live, False, CLAMP)
     if status is not None:
         report(status, live & (kept == 0), row)
-    return tl.where(kept, at, 0), kept
+    return tl.where(kept, label, 0), kept
 
 
 @triton.jit
-def of_class(table, at, kept, COMPUTE: tl.constexpr):
-    """The entry of a class in a table of all, which may be absent: 1 then; 0 for rows that are not kept."""
-    found = tl.where(kept, 1.0, 0.0).to(COMPUTE)
+def class_value(table, label, kept, COMPUTE: tl.constexpr):
+    """table[label], or 1 without a table; 0 for rows that are not kept."""
+    value = tl.where(kept, 1.0, 0.0).to(COMPUTE)
     if table is not None:
-        found = tl.load(table + at, mask=kept, other=0.0).to(COMPUTE)
-    return found
+        value = tl.load(table + label, mask=kept, other=0.0).to(COMPUTE)
+    return value
 
 
 @triton.jit
-def added(parts, count, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
-    """The sum of the results of a first step."""
-    at = tl.arange(0, PARTS)
-    return tl.sum(tl.load(parts + at, mask=at < count, other=0.0).to(COMPUTE), 0)
+def sum_parts(parts, count, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
+    """sum(parts): the ``count`` results of a first step, PARTS >= count."""
+    part = tl.arange(0, PARTS)
+    return tl.sum(tl.load(parts + part, mask=part < count, other=0.0).to(COMPUTE), 0)
 
 
 @triton.jit
-def share_of(share, counts, parts, at, kept, MEAN: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
-    """What a row's loss is multiplied by in the reduced loss; 0 for rows that are not kept."""
-    found = of_class(share, at, kept, COMPUTE)
+def row_share(share, counts, parts, label, kept, MEAN: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
+    """share[label], with MEAN over sum(counts): the factor of a row's loss in the reduced loss; 0 if it is not kept."""
+    factor = class_value(share, label, kept, COMPUTE)
     if MEAN:
-        found = tl.where(kept, found / added(counts, parts, COMPUTE, PARTS), 0.0)
-    return found
+        factor = tl.where(kept, factor / sum_parts(counts, parts, COMPUTE, PARTS), 0.0)
+    return factor
 
 
 @triton.jit
-def incoming(dloss, row, live, EACH: tl.constexpr, COMPUTE: tl.constexpr):
-    """The gradient of each row's loss, or of the one loss."""
+def load_dloss(dloss, row, live, EACH: tl.constexpr, COMPUTE: tl.constexpr):
+    """The gradient of each row's loss if EACH has one, dloss: [rows]; else that of the reduced loss, dloss: [1]."""
     if EACH:
-        found = tl.load(dloss + row, mask=live, other=0.0).to(COMPUTE)
+        loaded = tl.load(dloss + row, mask=live, other=0.0).to(COMPUTE)
     else:
-        found = tl.load(dloss).to(COMPUTE)
-    return found
+        loaded = tl.load(dloss).to(COMPUTE)
+    return loaded
+
+
+# --- sums over rows ---
 
 
 @triton.jit
 def loss_count_kernel(
     target, counted, counts, rows, each, n, ignore, CLAMP: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """First step of a mean's denominator: the sum of ``counted`` at the targets. It depends on targets alone."""
+    """counts[program] = sum(counted[target]) over ``each`` rows: the first step of a mean's denominator.
+
+    target: [rows] of i32 or i64; counted: [n], counts: [programs], of COMPUTE.
+
+    It depends on targets alone, so it can run before gradients, which need it.
+    """
     first = tl.program_id(0).to(tl.int64) * each
     total = tl.zeros((BLOCK,), COMPUTE)
     for start in range(0, each, BLOCK):
         row = first + start + tl.arange(0, BLOCK)
-        at, kept = targets_of(target, row, row < rows, n, ignore, None, CLAMP)
-        total += of_class(counted, at, kept, COMPUTE)
+        label, kept = load_targets(target, row, row < rows, n, ignore, None, CLAMP)
+        total += class_value(counted, label, kept, COMPUTE)
     tl.store(counts + tl.program_id(0), tl.sum(total, 0))
 
 
@@ -92,8 +108,13 @@ def loss_sum_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """First step of the loss: sums of numerators and, with COUNT, of a mean's denominators, which else are there
-    already; all of it if ``loss`` is given. Losses of rows that are not kept are 0."""
+    """sums[program] = sum(losses * share[target]) over ``each`` rows: the first step of the reduced loss.
+
+    target, losses: [rows]; counted, share: [n]; sums, counts: [programs] of COMPUTE; loss: [1], or None.
+
+    With COUNT it also sums a mean's denominators; without, ``counts`` has them already. If ``loss`` is given, one
+    program has all rows, and stores the reduced loss itself. Losses of rows that are not kept are 0.
+    """
     first = tl.program_id(0).to(tl.int64) * each
     total = tl.zeros((BLOCK,), COMPUTE)
     count = tl.zeros((BLOCK,), COMPUTE)
@@ -102,41 +123,44 @@ def loss_sum_kernel(
         live = row < rows
         value = tl.load(losses + row, mask=live, other=0.0)
         if COUNT or share is not None:
-            at, kept = targets_of(target, row, live, n, ignore, None, CLAMP)
+            label, kept = load_targets(target, row, live, n, ignore, None, CLAMP)
             if share is not None:
-                value = tl.where(kept, value * of_class(share, at, kept, COMPUTE), 0.0)
+                value = tl.where(kept, value * class_value(share, label, kept, COMPUTE), 0.0)
             if COUNT:
-                count += of_class(counted, at, kept, COMPUTE)
+                count += class_value(counted, label, kept, COMPUTE)
         total += value
-    whole = tl.sum(total, 0)
+    numerator = tl.sum(total, 0)
     if COUNT:
-        counted_whole = tl.sum(count, 0)
+        denominator = tl.sum(count, 0)
     if loss is not None:
         if COUNT:
-            whole = whole / counted_whole
+            numerator = numerator / denominator
         elif MEAN:
-            whole = whole / tl.load(counts)
-        tl.store(loss, whole.to(loss.dtype.element_ty))
+            numerator = numerator / tl.load(counts)
+        tl.store(loss, numerator.to(loss.dtype.element_ty))
     else:
-        tl.store(sums + tl.program_id(0), whole)
+        tl.store(sums + tl.program_id(0), numerator)
         if COUNT:
-            tl.store(counts + tl.program_id(0), counted_whole)
+            tl.store(counts + tl.program_id(0), denominator)
 
 
 @triton.jit
 def loss_finish_kernel(sums, counts, loss, parts, MEAN: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
-    """Second step of the loss."""
-    whole = added(sums, parts, COMPUTE, PARTS)
+    """loss = sum(sums), with MEAN over sum(counts): the second step. sums, counts: [parts] of COMPUTE; loss: [1]."""
+    total = sum_parts(sums, parts, COMPUTE, PARTS)
     if MEAN:
-        whole = whole / added(counts, parts, COMPUTE, PARTS)
-    tl.store(loss, whole.to(loss.dtype.element_ty))
+        total = total / sum_parts(counts, parts, COMPUTE, PARTS)
+    tl.store(loss, total.to(loss.dtype.element_ty))
 
 
 @triton.jit
 def class_sum_kernel(weight, total, n, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of all classes' weights, which label smoothing needs, by one program."""
-    found = tl.zeros((BLOCK,), COMPUTE)
+    """total = sum(weight) over all classes, by one program; label smoothing needs it.
+
+    weight: [n], total: [1], of COMPUTE.
+    """
+    weights = tl.zeros((BLOCK,), COMPUTE)
     for start in range(0, n, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        found += tl.load(weight + at, mask=at < n, other=0.0)
-    tl.store(total, tl.sum(found, 0))
+        label = start + tl.arange(0, BLOCK)
+        weights += tl.load(weight + label, mask=label < n, other=0.0)
+    tl.store(total, tl.sum(weights, 0))

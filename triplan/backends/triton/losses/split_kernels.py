@@ -1,6 +1,8 @@
-"""cross_entropy of rows split between programs: partial results of blocks, then the rest from all of a row's.
+"""cross_entropy, entry ``split``: each row divided among ``blocks`` programs, in two launches.
 
-Arguments and gradient: see ``cross_entropy_kernels``.
+The ``partial`` kernel reduces each block of a row, the ``finish`` kernel merges the partial results of the row. Every
+program merges them in the same order, so all get the same bits.
+Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see ``shared_kernels``.
 """
 
 # mypy: ignore-errors
@@ -11,19 +13,20 @@ import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
     axis_offset,
+    element_pointers,
     exponential,
     finite_shift,
     row_pointers,
 )
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     gradient_of,
+    load_weights,
+    logit_shift,
     loss_of,
-    parts_of,
-    plain_of,
-    shift_of,
-    weights_at,
+    row_weights,
+    weighted_sum,
 )
-from triplan.backends.triton.losses.shared_kernels import share_of, targets_of
+from triplan.backends.triton.losses.shared_kernels import load_targets, row_share
 
 
 @triton.jit
@@ -46,24 +49,28 @@ def cross_entropy_partial_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Maximum, sum of exponentials and sum of weighted logits of one block of one row; and the target's logit."""
+    """tops = max(x), totals = sum(exp(x - top)), plains = sum(w * (x - shift)) of one block; mines = x[target].
+
+    x: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; weight: [n]; tops, totals, plains: [rows, blocks],
+    mines: [rows], of COMPUTE. ``plains`` are for SMOOTH alone.
+    """
     row = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
     block = tl.program_id(0) % blocks
-    at, kept = targets_of(target, row, row >= 0, n, ignore, None, CLAMP)
-    from_row = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
+    label, kept = load_targets(target, row, row >= 0, n, ignore, None, CLAMP)
+    x_at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = kept & (col < n)
-    v = tl.load(
-        from_row + axis_offset(col, x_strides[2]), mask=live, other=-float("inf"), eviction_policy="evict_last"
-    ).to(COMPUTE)
+    v = tl.load(x_at + axis_offset(col, x_strides[2]), mask=live, other=-float("inf"), eviction_policy="evict_last")
+    v = v.to(COMPUTE)
     top = tl.max(v, 0)
     tl.store(tops + tl.program_id(0), top)
     tl.store(totals + tl.program_id(0), tl.sum(exponential(v - finite_shift(top)), 0))
     if SMOOTH:
-        mine = tl.load(from_row + axis_offset(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
-        tl.store(plains + tl.program_id(0), plain_of(v, shift_of(mine), weight, col, kept, n, 0, COMPUTE))
+        target_logit = tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+        shift = logit_shift(target_logit)
+        tl.store(plains + tl.program_id(0), weighted_sum(v, shift, weight, col, kept, n, 0, COMPUTE))
     if block == 0:
-        tl.store(mines + row, tl.load(from_row + axis_offset(at, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
+        tl.store(mines + row, tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
 
 
 @triton.jit
@@ -100,15 +107,21 @@ def cross_entropy_finish_kernel(
     BLOCKS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The rest, from all partial results of a row, which every program adds up in the same order: with GRAD one block's
-    gradients, and by the first program of a row, its loss. Without GRAD there is only that program."""
+    """losses and lse of a row from its partial results; with GRAD, dx for one of its blocks.
+
+    x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses, lse: [rows], weight, share: [n], counts:
+    [parts], class_sum: [1], tops, totals, plains: [rows, blocks], mines: [rows], of COMPUTE; BLOCKS >= blocks. The
+    formulas are in ``cross_entropy_kernels``.
+
+    The first program of a row stores its loss. Without GRAD there is only that program.
+    """
     if GRAD:
         row = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
         block = tl.program_id(0) % blocks
     else:
         row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
         block = 0
-    at, kept = targets_of(target, row, row >= 0, n, ignore, status, CLAMP)
+    label, kept = load_targets(target, row, row >= 0, n, ignore, status, CLAMP)
     part = tl.arange(0, BLOCKS)
     known = part < blocks
     first = row * blocks
@@ -116,25 +129,27 @@ def cross_entropy_finish_kernel(
     part_totals = tl.load(totals + first + part, mask=known, other=0.0)
     top = tl.max(part_tops, 0)
     total = tl.sum(part_totals * exponential(part_tops - finite_shift(top)), 0)
-    plain = tl.sum(tl.load(plains + first + part, mask=known, other=0.0), 0) if SMOOTH else 0.0
-    picked, spread, whole = parts_of(weight, class_sum, at, kept, n, smoothing, SMOOTH, COMPUTE)
+    weighted = tl.sum(tl.load(plains + first + part, mask=known, other=0.0), 0) if SMOOTH else 0.0
+    target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
     if block == 0:
-        mine = tl.load(mines + row)
-        loss = loss_of(mine, top, total, plain, shift_of(mine), kept, picked, spread, whole, SMOOTH)
+        target_logit = tl.load(mines + row)
+        shift = logit_shift(target_logit)
+        loss = loss_of(target_logit, top, total, weighted, shift, kept, target_weight, spread, weight_sum, SMOOTH)
         tl.store(losses + row, loss)
         tl.store(lse + row, top + tl.log(total))
     if GRAD:
-        scale = share_of(share, counts, parts, at, kept, MEAN, COMPUTE, PARTS)
-        factor = tl.where(kept, scale * (picked + spread * whole) / total, 0.0)
+        scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS)
+        factor = tl.where(kept, scale * (target_weight + spread * weight_sum) / total, 0.0)
         col = block * BLOCK + tl.arange(0, BLOCK)
-        from_row = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
+        x_at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
         v = tl.load(
-            from_row + axis_offset(col, x_strides[2]),
+            x_at + axis_offset(col, x_strides[2]),
             mask=kept & (col < n),
             other=-float("inf"),
             eviction_policy="evict_first",
         ).to(COMPUTE)
-        weights = weights_at(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
-        g = gradient_of(v, col, at, weights, tl.where(kept, top, 0.0), factor, scale * picked, scale * spread, SMOOTH)
-        to = row_pointers(dx, dx_strides, row // lanes, sizes, row % lanes) + axis_offset(col, dx_strides[2])
+        weights = load_weights(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
+        top = tl.where(kept, top, 0.0)
+        g = gradient_of(v, col, label, weights, top, factor, scale * target_weight, scale * spread, SMOOTH)
+        to = element_pointers(dx, dx_strides, row // lanes, sizes, row % lanes, col)
         tl.store(to, g.to(dx.dtype.element_ty), mask=col < n)
