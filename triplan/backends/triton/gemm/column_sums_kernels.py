@@ -1,4 +1,4 @@
-"""Sums of columns, for the gradient of a bias: each program adds up a block of rows, in one fixed order."""
+"""Sums of columns, for the gradient of a bias: each program sums a chunk of rows, in a fixed order."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -23,20 +23,22 @@ def column_sums_kernel(
     BLOCK: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """out[line, column] = sum of x[row, column] over the ``each`` rows from line * each on.
+    """out[i, j] = the sum of x[r, j] over the chunk i * each <= r < (i + 1) * each of rows.
 
-    ``blocks`` programs a line, of BLOCK columns. Each adds every ROWS-th row to one sum, and the ROWS sums at the end.
+    ``x`` (rows, columns) has strides ``xm`` and ``xn``; ``out`` (chunks, columns) has ``out_m`` and ``out_n``. Each
+    chunk has ``blocks`` programs, of BLOCK columns each. A program keeps ROWS sums per column, of every ROWS-th row,
+    and adds those at the end.
     """
     program = tl.program_id(0)
-    line = (program // blocks).to(tl.int64)
+    chunk = (program // blocks).to(tl.int64)
     column = (program % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row = line * each + tl.arange(0, ROWS)
-    end = tl.minimum(line * each + each, rows)
+    row = chunk * each + tl.arange(0, ROWS)
+    end = tl.minimum(chunk * each + each, rows)
     at = x + row[:, None] * xm + column[None, :] * xn
     total = tl.zeros((ROWS, BLOCK), ACC)
     for start in range(0, each, ROWS):
         inside = (row + start < end)[:, None] & (column < columns)[None, :]
         total += tl.load(at, mask=inside, other=0.0).to(ACC)
         at += ROWS * xm
-    place = out + line * out_m + column * out_n
-    tl.store(place, tl.sum(total, 0).to(out.dtype.element_ty), mask=column < columns)
+    out_at = out + chunk * out_m + column * out_n
+    tl.store(out_at, tl.sum(total, 0).to(out.dtype.element_ty), mask=column < columns)

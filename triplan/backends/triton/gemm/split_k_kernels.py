@@ -1,7 +1,7 @@
-"""Matrix products by pieces of k: each program adds up one piece of one tile; a second kernel adds the pieces in order.
+"""Kernels of ``split_k``: partial products over pieces of k, then their sum.
 
-For products with fewer tiles of C than a card has multiprocessors, as those of a few rows have: more programs then keep
-more loads on their way. What is added to what is fixed by the number of pieces, so the bits never change between runs.
+For products with fewer tiles of C than the card has multiprocessors, as with few rows: more programs keep more loads in
+flight. The number of pieces fixes the order of every addition, so the bits never change between runs.
 """
 
 # mypy: ignore-errors
@@ -39,10 +39,10 @@ def split_kernel(
     ACC: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """partial[s, i, row, column]: the sum over piece s, s * depth <= p < (s + 1) * depth, of product i.
+    """partial[s, i] = a[i][:, piece s] @ b[i][piece s, :], where piece s is s * depth <= p < (s + 1) * depth.
 
-    ``partial`` is packed, and ``depth`` a multiple of BLOCK_K. ``products``, a_batch and b_batch are None without a
-    batch.
+    ``a`` (products, m, k) and ``b`` (products, k, n); ``partial`` (pieces, products, m, n) is packed and of element
+    ACC; ``depth`` is a multiple of BLOCK_K. ``products``, ``a_batch`` and ``b_batch`` are None without a batch.
     """
     begin(OVERLAPS)
     program = tl.program_id(0)
@@ -52,9 +52,9 @@ def split_kernel(
     piece = slab
     if products is not None:
         piece = slab // products
-        which = (slab % products).to(tl.int64)
-        a += which * a_batch
-        b += which * b_batch
+        product = (slab % products).to(tl.int64)
+        a += product * a_batch
+        b += product * b_batch
     tile_m, tile_n = tile_of(program % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
     row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -97,26 +97,30 @@ def pieces_kernel(
     ACTIVATION: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """C = act(alpha * (partial[0] + partial[1] + ...) + beta * c0 + bias). ``slab``: elements of one piece."""
+    """c = act(alpha * (partial[0] + partial[1] + ...) + beta * c0 + bias), BLOCK_M by BLOCK_N elements per program.
+
+    ``partial`` (pieces, products, m, n) is packed and of element ACC, with ``slab`` elements per piece; ``c``, ``c0``
+    and ``pre`` (products, m, n); ``bias`` (n,). MOST_PIECES is ``pieces``, rounded up to a power of two.
+    """
     begin(OVERLAPS)
     program = tl.program_id(0)
     tiles_n = tl.cdiv(n, BLOCK_N)
     tiles = tl.cdiv(m, BLOCK_M) * tiles_n
     if c_batch is not None:
-        which = (program // tiles).to(tl.int64)
+        product = (program // tiles).to(tl.int64)
         program = program % tiles
-        partial += which * m * n
-        c += which * c_batch
+        partial += product * m * n
+        c += product * c_batch
         if c0 is not None:
-            c0 += which * c0_batch
+            c0 += product * c0_batch
         if pre is not None:
-            pre += which * pre_batch
+            pre += product * pre_batch
     row = (program // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = (program % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     at = partial + row[:, None] * n + column[None, :]
     inside = (row < m)[:, None] & (column < n)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    for piece in tl.static_range(MOST_PIECES):  # unrolled: all loads are on their way before the first addition
+    for piece in tl.static_range(MOST_PIECES):  # unrolled: all loads are in flight before the first addition
         acc += tl.load(at + piece * slab, mask=inside & (piece < pieces), other=0.0)
     epilogue(
         acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, pre, prem, pren, ACTIVATION, ACC

@@ -1,7 +1,7 @@
-"""Matrix products by pointers: one tile of C a program, any strides, any extents.
+"""Kernels of ``tiles``: one tile of C per program, read through pointers at any strides and extents.
 
-Operands are read through masks, so nothing need be a multiple of a block. Triton's pipeliner turns the loads of the
-loop into ``cp.async`` copies ``num_stages`` deep, and the product into ``mma.sync`` (sm80) or ``wgmma`` (sm90a).
+Loads are masked, so no extent has to be a multiple of a block. Triton's pipeliner turns the loads of the loop into
+``cp.async`` copies, ``num_stages`` deep, and the product into ``mma.sync`` (sm80) or ``wgmma`` (sm90a).
 """
 
 # mypy: ignore-errors
@@ -10,37 +10,42 @@ loop into ``cp.async`` copies ``num_stages`` deep, and the product into ``mma.sy
 import triton
 import triton.language as tl
 
-# --- activations: in the accumulator ---
+# --- activations, applied in the accumulator ---
 
 
 @triton.jit
 def identity(x):
+    """x."""
     return x
 
 
 @triton.jit
 def relu(x):
-    return tl.where(x < 0, 0, x)  # NaN stays, as a comparison with it is false
+    """max(x, 0)."""
+    return tl.where(x < 0, 0, x)  # NaN stays NaN: comparisons with it are false
 
 
 @triton.jit
 def gelu(x):
+    """x * Phi(x), with Phi the normal distribution function, by erf."""
     return x * 0.5 * (1 + tl.erf(x * 0.7071067811865476))
 
 
 @triton.jit
 def silu(x):
+    """x / (1 + exp(-x))."""
     return x / (1 + tl.exp(-x))
 
 
-# --- places ---
+# --- tiles ---
 
 
 @triton.jit
 def tile_of(program, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """(row, column) of the tile of a program: GROUP_M rows of tiles at a time, column by column.
+    """The (row, column) of a program's tile among ``tiles_m`` by ``tiles_n`` tiles.
 
-    Programs that run together then share rows of A and columns of B in the L2 cache.
+    Programs take GROUP_M rows of tiles at a time, column by column, so that those that run together share rows of A and
+    columns of B in the L2 cache.
     """
     in_group = GROUP_M * tiles_n
     group = program // in_group
@@ -73,15 +78,19 @@ def epilogue(
     ACTIVATION: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """c[row, column] = act(alpha * acc + beta * c0 + bias), rounded once. ``row`` and ``column`` are i64.
+    """c[row, column] = act(alpha * acc + beta * c0[row, column] + bias[column]), rounded once to c's element.
 
-    ``pre``, if it is not None, receives what the activation is given. C may lie over C0: what is stored at a place has
-    come from what was loaded there, so no thread stores before that load is done.
+    ``acc`` (BLOCK_M, BLOCK_N) is of element ACC; ``row`` (BLOCK_M,) and ``column`` (BLOCK_N,) are i64; ``c``, ``c0``
+    and ``pre`` (m, n) have strides ``xm`` and ``xn``, ``bias`` (n,) has stride ``bias_n``. ``c0``, ``bias`` and ``pre``
+    may be None. ``pre`` receives the argument of the activation.
+
+    C may be C0: every stored value depends on the value that was loaded from its address, so no thread stores before
+    that load is done.
     """
     inside = (row < m)[:, None] & (column < n)[None, :]
     value = acc * alpha
     if c0 is not None:
-        # beta = 0: masked off, so that what c0 holds (NaN too) is never seen.
+        # With beta = 0 the load is masked off: NaN in c0 must not reach the result.
         at = c0 + row[:, None] * c0m + column[None, :] * c0n
         value += tl.load(at, mask=inside & (beta != 0), other=0.0).to(ACC) * beta
     if bias is not None:
@@ -92,7 +101,7 @@ def epilogue(
     tl.store(c + row[:, None] * cm + column[None, :] * cn, value.to(c.dtype.element_ty), mask=inside)
 
 
-# --- the kernel ---
+# --- the product ---
 
 
 @triton.jit
@@ -115,7 +124,11 @@ def product_of(
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """(A @ B)[row, column], unrounded. WHOLE_K: k is a multiple of BLOCK_K, so only rows and columns need masks."""
+    """(A @ B)[row, column] in element ACC, not rounded: a block (BLOCK_M, BLOCK_N).
+
+    ``a`` (m, k) and ``b`` (k, n) have strides ``am``, ``ak``, ``bk``, ``bn``. WHOLE_K: k is a multiple of BLOCK_K, so
+    that only rows and columns need masks.
+    """
     depth = tl.arange(0, BLOCK_K).to(tl.int64)
     a_at = a + row[:, None] * am + depth[None, :] * ak
     b_at = b + depth[:, None] * bk + column[None, :] * bn
@@ -173,23 +186,25 @@ def tiles_kernel(
     ACC: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """One tile (BLOCK_M, BLOCK_N) of C a program. ``xy`` is the stride of matrix x along axis y.
+    """c = act(alpha * a @ b + beta * c0 + bias), one tile (BLOCK_M, BLOCK_N) per program.
 
-    ``x_batch``: its stride from one product to the next; None where there is but one.
+    ``a`` (m, k) and ``b`` (k, n); ``c``, ``c0`` and ``pre`` (m, n); ``bias`` (n,); ``alpha`` and ``beta`` scalars of
+    element ACC. ``xy`` is the stride of matrix x along axis y, ``x_batch`` its stride from one product to the next;
+    without a batch these are None.
     """
     program = tl.program_id(0)
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     if c_batch is not None:
-        which = (program // (tiles_m * tiles_n)).to(tl.int64)
+        product = (program // (tiles_m * tiles_n)).to(tl.int64)
         program = program % (tiles_m * tiles_n)
-        a += which * a_batch
-        b += which * b_batch
-        c += which * c_batch
+        a += product * a_batch
+        b += product * b_batch
+        c += product * c_batch
         if c0 is not None:
-            c0 += which * c0_batch
+            c0 += product * c0_batch
         if pre is not None:
-            pre += which * pre_batch
+            pre += product * pre_batch
     tile_m, tile_n = tile_of(program, tiles_m, tiles_n, GROUP_M)
     row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -1,10 +1,10 @@
-"""Two matrix products in one launch on Hopper, and the sums of one operand's columns (Gluon).
+"""Kernel of the backward op's ``wgmma``: two matrix products and column sums in one launch on Hopper (Gluon).
 
-As ``gemm_wgmma_kernels``: one warp loads by TMA through a ring of slots, two warpgroups multiply, and tiles are dealt
-to as many programs as multiprocessors. The tiles of the second product follow those of the first in one list, and after
-them the strips of columns to be summed: what the last tiles leave idle then has work, and the second product's first
-operands arrive while the first's last results are written. Slots of both products are the same bytes; only their shape
-differs where an operand lies transposed.
+As in ``wgmma_kernels``, one warp loads by TMA through a ring of slots, two warpgroups multiply, and work is dealt to as
+many programs as multiprocessors. The work list holds the tiles of the first product, those of the second one, then the
+strips of columns to be summed. So the multiprocessors that the last tiles would leave idle have work, and the second
+product's first operands arrive while the first one's last results are written. Both products use the same bytes as
+slots; only their shape differs, where an operand lies transposed.
 """
 
 # mypy: ignore-errors
@@ -20,7 +20,7 @@ from triplan.backends.runtime.gluon import (
     reinterpret,
     store_wait,
 )
-from triplan.backends.triton.gemm.wgmma_column_sums_kernels import first_of, load_strips, sum_strips
+from triplan.backends.triton.gemm.wgmma_column_sums_kernels import first_item, load_strips, sum_strips
 from triplan.backends.triton.gemm.wgmma_kernels import (
     HALF,
     following,
@@ -33,18 +33,19 @@ from triplan.backends.triton.gemm.wgmma_kernels import (
 
 @gluon.jit
 def as_block(buffer, operand):
-    """A buffer as one that holds a block of ``operand``, a tensor map: of as many bytes."""
+    """The same bytes as a buffer for a block of ``operand``, a tensor map."""
     return reinterpret(buffer, operand.dtype, operand.block_type.shape, operand.layout)
 
 
 @gluon.jit
 def items_of(done, items):
-    """How many of ``items`` that follow ``done`` others in the list are this program's."""
-    return gl.cdiv(gl.maximum(items - first_of(done), 0), gl.num_programs(0))
+    """How many of ``items``, which follow ``done`` others in the work list, are this program's."""
+    return gl.cdiv(gl.maximum(items - first_item(done), 0), gl.num_programs(0))
 
 
 @gluon.jit
 def tiles_of(extent, BLOCK_N: gl.constexpr):
+    """Tiles of a product of ``extent`` (m, n, k)."""
     m, n, _ = extent
     return gl.cdiv(m, 2 * HALF) * gl.cdiv(n, BLOCK_N)
 
@@ -65,7 +66,10 @@ def load_product(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The operands of one product's tiles. Returns the slot that comes next, and the phase of its barriers."""
+    """Load the operands of this program's tiles of one product, x (m, k) and y (k, n), through the ring.
+
+    Returns the next slot and the phase of its barriers.
+    """
     x, y = maps
     sx, sy, full, empty, _ = ring
     m, n, k = extent
@@ -73,7 +77,7 @@ def load_product(
     tiles_n = gl.cdiv(n, BLOCK_N)
     steps = gl.cdiv(k, BLOCK_K)
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (x.dtype.primitive_bitwidth // 8)
-    for tile in range(first_of(done), tiles_m * tiles_n, gl.num_programs(0)):
+    for tile in range(first_item(done), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
@@ -114,11 +118,11 @@ def load_both(
     STAGES: gl.constexpr,
     SUMS: gl.constexpr,
 ):
-    """The loading warp. X1_ROWS and so on: the maps are row-major (else of the transposed matrix)."""
+    """The loading warp. X1_ROWS and so on: the matrix is row-major; else the map is that of its transpose."""
     previous_wait()
     maps, extent = first
     none = gl.to_tensor(0)
-    phase = gl.to_tensor(1)  # the ring begins empty: the phase before the first is over
+    phase = gl.to_tensor(1)  # all slots are free at first: waiting for the phase before the first one returns at once
     slot, phase = load_product(
         maps, ring, extent, group_m, none, none, phase, X1_ROWS, Y1_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
     )
@@ -149,9 +153,9 @@ def multiply_product(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """One product's tiles, as ``gemm_wgmma_kernels.multiply`` does them.
+    """c = alpha * x @ y for warpgroup WHICH's share of this program's tiles, as ``wgmma_kernels.multiply`` has it.
 
-    ``turns``, ``taken``: tiles that this program has done, and steps. Returns what these are after the product.
+    ``turns`` and ``taken`` count the tiles and steps that this program has done. Returns both after the product.
     """
     x, y = maps
     c, sc, alpha = results
@@ -160,7 +164,7 @@ def multiply_product(
     tiles_m = gl.cdiv(m, 2 * HALF)
     tiles_n = gl.cdiv(n, BLOCK_N)
     steps = gl.cdiv(k, BLOCK_K)
-    TURNS: gl.constexpr = PIECES == 1
+    PINGPONG: gl.constexpr = PIECES == 1
     ROWS: gl.constexpr = 2 * HALF // PIECES
     BUFFERS: gl.constexpr = sc.shape[0] // 2
     first: gl.constexpr = WHICH * BUFFERS
@@ -171,22 +175,22 @@ def multiply_product(
     slots = (sx, sy, sc, full, empty, order)
     mine = items_of(done, tiles_m * tiles_n)
     last = 0
-    # In turns: the first of them that is this group's.
-    begin = (turns + WHICH) % 2 if TURNS else gl.to_tensor(0)
-    for i in range(begin, mine, 2 if TURNS else 1):
+    # In ping-pong: this group's first tile.
+    begin = (turns + WHICH) % 2 if PINGPONG else gl.to_tensor(0)
+    for i in range(begin, mine, 2 if PINGPONG else 1):
         turn = turns + i
-        tile_m, tile_n = tile_of(first_of(done) + i * gl.num_programs(0), tiles_m, tiles_n, group_m)
+        tile_m, tile_n = tile_of(first_item(done) + i * gl.num_programs(0), tiles_m, tiles_n, group_m)
         at = taken + i * steps
         slot = at % STAGES
         phase = at // STAGES % 2
-        if TURNS:
-            # A phase is known by its parity alone: none of these slots may be two behind.
+        if PINGPONG:
+            # A barrier shows only the parity of its phase: see ``wgmma_kernels.multiply``.
             mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
         acc, slot, phase, last = multiply_steps(
-            acc, slots, steps, slot, phase, last, as_block, x, y, WHICH, X_ROWS, Y_ROWS, TURNS, STAGES
+            acc, slots, steps, slot, phase, last, as_block, x, y, WHICH, X_ROWS, Y_ROWS, PINGPONG, STAGES
         )
-        row = tile_m * 2 * HALF + (0 if TURNS else WHICH * HALF)
+        row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
         column = tile_n * BLOCK_N
         write_tile(acc, alpha, result, sc, 0, row, column, layout, None, first, BUFFERS, False, identity)
     return turns + mine, taken + mine * steps
@@ -210,7 +214,7 @@ def multiply_both(
     STAGES: gl.constexpr,
     SUMS: gl.constexpr,
 ):
-    """A multiplying warpgroup."""
+    """A multiplying warpgroup, number WHICH of 2: its share of both products, then of the strips."""
     previous_wait()
     maps, extent, results = first
     none = gl.to_tensor(0)
@@ -285,11 +289,13 @@ def wgmma_pair_kernel(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """c1 = alpha * x1 @ y1 and c2 = alpha * x2 @ y2, in tiles of 128 by BLOCK_N; k1 and k2 are at least 1.
+    """c1 = alpha * x1 @ y1 and c2 = alpha * x2 @ y2 in tiles of 128 by BLOCK_N; sums = the sum of summed's rows.
 
-    ``sums`` (columns,), if there is one, are those of ``summed`` (rows, columns), a map of blocks of BLOCK_K by half of
-    BLOCK_N; the ring then is of two PIECES.
-    Runs with 4 warps and 5 more.
+    ``xi`` (mi, ki), ``yi`` (ki, ni) and ``ci`` (mi, ni) are tensor maps: f16 or bf16, and ``ci`` may be f32; ki >= 1.
+    ``summed`` (rows, columns) is a map of blocks of BLOCK_K by half of BLOCK_N, ``sums`` (columns,) a pointer; both may
+    be None, else PIECES is 2.
+
+    Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
     sx = gl.allocate_shared_memory(x1.dtype, [STAGES * PIECES] + x1.block_type.shape, x1.layout)
     sy = gl.allocate_shared_memory(y1.dtype, [STAGES] + y1.block_type.shape, y1.layout)

@@ -1,12 +1,18 @@
-"""Matrix products on Hopper: TMA loads by one warp, ``wgmma`` by two warpgroups, tiles dealt to as many programs as
-multiprocessors (Gluon).
+"""Kernel of ``wgmma``: a persistent, warp-specialised matrix product on Hopper (Gluon).
 
-The two warpgroups multiply halves of one tile, or take tiles in turns. The loading warp runs ahead through a ring of
-STAGES slots, across the ends of tiles, so that the next tile's operands arrive while the last one is written. Each slot
-has two barriers: ``full``, which the hardware arrives at with the bytes, and ``empty``, at which each warpgroup that
-multiplies by the slot arrives when its ``wgmma`` has read it; groups that take turns tell each other by ``order`` that
-they have met all of theirs. TMA reads zeros outside an operand and writes nothing
-outside C, so no extent need be a multiple of anything.
+One warp loads by TMA, two warpgroups multiply by ``wgmma``, and tiles are dealt to as many programs as multiprocessors.
+The two warpgroups multiply halves of one tile (cooperative), or take tiles in turns (ping-pong).
+
+The loading warp runs ahead through a ring of STAGES slots, across the ends of tiles: the next tile's operands arrive
+while the last one is written. Each slot has two barriers:
+
+- ``full``: TMA arrives with the bytes of a step;
+- ``empty``: each warpgroup that multiplies by the slot arrives when its ``wgmma`` has read it.
+
+In ping-pong, a warpgroup arrives at the other one's ``order`` barrier when it has met all slots of its tile; the other
+one then waits for the slots that follow.
+
+TMA reads zeros outside an operand and writes nothing outside C, so no extent has to be a multiple of a block.
 """
 
 # mypy: ignore-errors
@@ -28,33 +34,37 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma_wait,
 )
 
-#: The product of one warpgroup is 64 rows high.
+#: Rows that one warpgroup multiplies: half of a tile.
 HALF = gl.constexpr(64)
 
 
 @gluon.jit
 def identity(x):
+    """x."""
     return x
 
 
 @gluon.jit
 def relu(x):
-    return gl.where(x < 0, 0.0, x)  # NaN stays, as a comparison with it is false
+    """max(x, 0)."""
+    return gl.where(x < 0, 0.0, x)  # NaN stays NaN: comparisons with it are false
 
 
 @gluon.jit
 def gelu(x):
+    """x * Phi(x), with Phi the normal distribution function, by erf."""
     return x * 0.5 * (1 + gl.erf(x * 0.7071067811865476))
 
 
 @gluon.jit
 def silu(x):
+    """x / (1 + exp(-x))."""
     return x / (1 + gl.exp(-x))
 
 
 @gluon.jit
 def tile_of(tile, tiles_m, tiles_n, group_m):
-    """(row, column) of a tile: ``group_m`` rows of tiles at a time, column by column, for the L2 cache."""
+    """The (row, column) of a tile: ``group_m`` rows of tiles at a time, column by column, for the L2 cache."""
     in_group = group_m * tiles_n
     group = tile // in_group
     first = group * group_m
@@ -64,26 +74,29 @@ def tile_of(tile, tiles_m, tiles_n, group_m):
 
 
 @gluon.jit
-def load_block(operand, which, x, y, ready, buffer, EACH: gl.constexpr, pred=True):
-    """Ask for a block of a matrix. EACH: None, or of matrix ``which`` of a batch (1), or of the one there is (0)."""
+def load_block(operand, product, x, y, ready, buffer, EACH: gl.constexpr, pred=True):
+    """buffer = the block of a matrix at (x, y); barrier ``ready`` counts its bytes.
+
+    EACH: None without a batch, 1 if each product has a matrix of its own, 0 if one matrix serves all.
+    """
     if EACH is None:
         load_tile(operand, [x, y], ready, buffer, pred=pred)
     else:
-        load_tile(operand, [which * EACH, x, y], ready, buffer, pred=pred)
+        load_tile(operand, [product * EACH, x, y], ready, buffer, pred=pred)
 
 
 @gluon.jit
 def matrix(buffer, shared: gl.constexpr):
-    """What ``load_block`` filled, as a matrix. ``shared``: its layout, if it is of a batch."""
+    """A buffer that ``load_block`` filled, as a matrix of layout ``shared``; without a batch (None) it is one already."""
     if shared is None:
         return buffer
-    else:  # noqa: RET505 - what follows a return is compiled as well
+    else:  # noqa: RET505 - Gluon also compiles what follows a return
         return reinterpret(buffer, buffer.dtype, [buffer.shape[1], buffer.shape[2]], shared)
 
 
 @gluon.jit
 def following(slot, phase, STAGES: gl.constexpr):
-    """The slot after ``slot``, and the phase of its barriers."""
+    """The slot after ``slot``, and the phase of its barriers, which flips when the ring wraps."""
     slot += 1
     wraps = slot == STAGES
     return gl.where(wraps, 0, slot), gl.where(wraps, phase ^ 1, phase)
@@ -91,19 +104,22 @@ def following(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def load_bias(result, column, COLUMNS: gl.constexpr, WARPS: gl.constexpr, HAS_BIAS: gl.constexpr):
-    """A tile's bias, asked for before the product and needed after it, in as few registers as there are; else alpha."""
+    """bias[column : column + COLUMNS], spread over all threads to take the fewest registers; without a bias, alpha.
+
+    It is loaded before the product, which hides the latency, and used after it. ``result`` is (c, bias, alpha, n).
+    """
     _, bias, _, n = result
     if HAS_BIAS:
         layout: gl.constexpr = gl.BlockedLayout([max(COLUMNS // (32 * WARPS), 1)], [32], [WARPS], [0])
-        place = column + gl.arange(0, COLUMNS, layout=layout)
-        return gl.load(bias + place, mask=place < n, other=0.0)
+        at = column + gl.arange(0, COLUMNS, layout=layout)
+        return gl.load(bias + at, mask=at < n, other=0.0)
     else:  # noqa: RET505 - as above
         return bias
 
 
 @gluon.jit
 def columns_in(x, PARTS: gl.constexpr):
-    """``x`` cut into PARTS (a power of two) along its columns."""
+    """``x`` (rows, columns) cut into a tuple of PARTS (a power of two) blocks of columns."""
     if PARTS == 1:
         return (x,)
     else:  # noqa: RET505 - as above
@@ -117,7 +133,7 @@ def write_tile(
     held,
     result,
     buffers,
-    which,
+    product,
     row,
     column,
     layout: gl.constexpr,
@@ -127,9 +143,11 @@ def write_tile(
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """C[row:, column:] = act(alpha * acc + bias), part by part, in turns through BUFFERS ``buffers`` from FIRST on.
+    """C[row:, column:] = act(alpha * acc + bias), rounded once, by TMA.
 
-    ``held``: what ``load_bias`` gave.
+    ``acc`` (rows, columns) f32; ``held`` is what ``load_bias`` returned; ``result`` is (c, bias, alpha, n). Blocks of
+    columns go round-robin through BUFFERS staging ``buffers``, from FIRST on. ``product`` and SHARED: the index in the
+    batch and the layout of a block as a matrix; SHARED is None without a batch.
     """
     c, _, alpha, _ = result
     COLUMNS: gl.constexpr = acc.shape[1]
@@ -140,7 +158,7 @@ def write_tile(
     parts = columns_in(value, COLUMNS // WIDTH)
     for i in gl.static_range(COLUMNS // WIDTH):
         buffer = buffers.index(FIRST + i % BUFFERS)
-        store_wait(BUFFERS - 1)  # what these threads stored from this buffer before has left it
+        store_wait(BUFFERS - 1)  # TMA has read what these threads last put into this buffer
         thread_barrier()
         matrix(buffer, SHARED).store(ACTIVATION(parts[i]).to(c.dtype))
         fence_async_shared()
@@ -148,7 +166,7 @@ def write_tile(
         if SHARED is None:
             store_tile(c, [row, column + i * WIDTH], buffer)
         else:
-            store_tile(c, [which, row, column + i * WIDTH], buffer)
+            store_tile(c, [product, row, column + i * WIDTH], buffer)
 
 
 @gluon.jit
@@ -166,15 +184,19 @@ def load_operands(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The loading warp. A_ROWS, B_ROWS: the maps of A and B are row-major (else of the transposed matrix)."""
+    """The loading warp: the operands of every step of this program's tiles, through the ring.
+
+    ``extent`` is (batch, tiles along m, tiles along n, steps along k, group_m). A_ROWS, B_ROWS: A and B are row-major;
+    else the maps are those of their transposes.
+    """
     sa, sb, _, full, empty, _ = ring
     batch, tiles_m, tiles_n, steps, group_m = extent
     previous_wait()
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
     slot = 0
-    phase = 1  # the ring begins empty: the phase before the first is over
+    phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
     for tile in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
-        which = tile // (tiles_m * tiles_n)
+        product = tile // (tiles_m * tiles_n)
         tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
@@ -185,13 +207,13 @@ def load_operands(
             mbarrier.expect(ready, BYTES)
             for piece in gl.static_range(PIECES):
                 if A_ROWS:
-                    load_block(a, which, row + piece * HALF, depth, ready, sa.index(slot * PIECES + piece), A_EACH)
+                    load_block(a, product, row + piece * HALF, depth, ready, sa.index(slot * PIECES + piece), A_EACH)
                 else:
-                    load_block(a, which, depth, row + piece * HALF, ready, sa.index(slot * PIECES + piece), A_EACH)
+                    load_block(a, product, depth, row + piece * HALF, ready, sa.index(slot * PIECES + piece), A_EACH)
             if B_ROWS:
-                load_block(b, which, depth, column, ready, sb.index(slot), B_EACH)
+                load_block(b, product, depth, column, ready, sb.index(slot), B_EACH)
             else:
-                load_block(b, which, column, depth, ready, sb.index(slot), B_EACH)
+                load_block(b, product, column, depth, ready, sb.index(slot), B_EACH)
             slot, phase = following(slot, phase, STAGES)
 
 
@@ -209,26 +231,28 @@ def multiply_steps(
     WHICH: gl.constexpr,
     X_ROWS: gl.constexpr,
     Y_ROWS: gl.constexpr,
-    TURNS: gl.constexpr,
+    PINGPONG: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """A warpgroup's share of one tile, step by step of k through the ring. Returns the sums, the slot that follows with
-    the phase of its barriers, and the last one. ``VIEW``, of a buffer and ``of_x`` or ``of_y``, is what is multiplied.
+    """acc += x @ y over ``steps`` slots, for warpgroup WHICH: its half of a tile, or with PINGPONG all of it.
+
+    ``acc`` (rows, columns) f32. VIEW(buffer, of_x) and VIEW(buffer, of_y) give the factors in a slot; X_ROWS, Y_ROWS:
+    they lie row-major. ``last`` is the slot before ``slot``. Returns acc, the next slot, its phase and the last slot.
     """
     sx, sy, _, full, empty, order = ring
     for step in range(steps):
         mbarrier.wait(full.index(slot), phase)
-        x = VIEW(sx.index(slot if TURNS else slot * 2 + WHICH), of_x)
+        x = VIEW(sx.index(slot if PINGPONG else slot * 2 + WHICH), of_x)
         y = VIEW(sy.index(slot), of_y)
         x = x if X_ROWS else x.permute((1, 0))
         y = y if Y_ROWS else y.permute((1, 0))
         running = warpgroup_mma(x, y, acc, is_async=True)
-        # One product stays under way; the one before it has read its slot.
+        # One wgmma stays in flight; the one before it has read its slot.
         acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
         mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
         last = slot
         slot, phase = following(slot, phase, STAGES)
-    if TURNS:
+    if PINGPONG:
         mbarrier.arrive(order.index(1 - WHICH), count=1)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
     mbarrier.arrive(empty.index(last), count=1)
@@ -253,13 +277,16 @@ def multiply(
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """A multiplying warpgroup. Of two PIECES: rows WHICH * 64 to WHICH * 64 + 63 of each tile. Of one: every other
-    tile, so that one group's results are written while the other multiplies.
+    """A multiplying warpgroup, number WHICH of 2: C = act(alpha * A @ B + bias) for its share of this program's tiles.
+
+    With 2 PIECES (cooperative): rows WHICH * 64 to WHICH * 64 + 63 of each tile. With 1 (ping-pong): every other tile,
+    so that one group writes while the other multiplies. ``result`` and ``extent``: see ``write_tile`` and
+    ``load_operands``.
     """
     _, _, sc, _, _, order = ring
     batch, tiles_m, tiles_n, steps, group_m = extent
     previous_wait()
-    TURNS: gl.constexpr = PIECES == 1
+    PINGPONG: gl.constexpr = PIECES == 1
     ROWS: gl.constexpr = 2 * HALF // PIECES
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
@@ -268,24 +295,25 @@ def multiply(
     phase = 0
     last = 0
     mine = gl.cdiv(batch * tiles_m * tiles_n - gl.program_id(0), gl.num_programs(0))
-    for turn in range(WHICH if TURNS else 0, mine, 2 if TURNS else 1):
+    for turn in range(WHICH if PINGPONG else 0, mine, 2 if PINGPONG else 1):
         tile = gl.program_id(0) + turn * gl.num_programs(0)
-        which = tile // (tiles_m * tiles_n)
+        product = tile // (tiles_m * tiles_n)
         tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
-        if TURNS:
+        if PINGPONG:
             slot = turn * steps % STAGES
             phase = turn * steps // STAGES % 2
-            # A phase is known by its parity alone: none of these slots may be two behind.
+            # A barrier shows only the parity of its phase, so none of these slots may be two phases behind: the other
+            # group must have met all slots of its tile first.
             mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
         held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
         acc, slot, phase, last = multiply_steps(
-            acc, ring, steps, slot, phase, last, matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, TURNS, STAGES
+            acc, ring, steps, slot, phase, last, matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, PINGPONG, STAGES
         )
-        row = tile_m * 2 * HALF + (0 if TURNS else WHICH * HALF)
+        row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
         column = tile_n * BLOCK_N
         first: gl.constexpr = WHICH * BUFFERS
-        write_tile(acc, held, result, sc, which, row, column, layout, C_SHARED, first, BUFFERS, HAS_BIAS, ACTIVATION)
+        write_tile(acc, held, result, sc, product, row, column, layout, C_SHARED, first, BUFFERS, HAS_BIAS, ACTIVATION)
     store_wait(0)
 
 
@@ -315,10 +343,14 @@ def wgmma_kernel(
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """C = act(alpha * A @ B + bias) in tiles of 128 by BLOCK_N; k is at least 1. Runs with 4 warps and 5 more.
+    """c = act(alpha * a @ b + bias) in tiles of 128 by BLOCK_N.
 
-    Of a batch (``batch`` products, all maps of rank 3): A_EACH and B_EACH are 1, or 0 where one matrix serves all, and
-    A_SHARED, B_SHARED and C_SHARED the layouts of blocks as matrices; else all of them are None.
+    ``a`` (m, k), ``b`` (k, n) and ``c`` (m, n) are tensor maps: f16 or bf16, and ``c`` may be f32; ``bias`` (n,) is a
+    pointer or None; k >= 1. In a batch the maps have the axis ``batch`` first; A_EACH and B_EACH are then 1, or 0 where
+    one matrix serves all products, and A_SHARED, B_SHARED and C_SHARED the layouts of blocks as matrices. Without a
+    batch all five are None.
+
+    Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
     sa = gl.allocate_shared_memory(a.dtype, [STAGES * PIECES] + a.block_type.shape, a.layout)
     sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)

@@ -1,4 +1,7 @@
-"""Matrix products on Hopper by TMA and ``wgmma``, one tile a program, whose warps load and multiply (Gluon)."""
+"""Kernel of ``wgmma_tiles``: a matrix product on Hopper by TMA and ``wgmma``, one tile per program (Gluon).
+
+The same warps load and multiply: a program starts faster than one with a loading warp.
+"""
 
 # mypy: ignore-errors
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
@@ -35,7 +38,7 @@ def load_step(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
 ):
-    """Ask for one step's operands, if it is ``wanted``."""
+    """Request the operands of one step along k into ``slot`` of the ring, if ``wanted``."""
     sa, sb, full = ring
     ready = full.index(slot)
     depth = step * BLOCK_K
@@ -69,7 +72,13 @@ def wgmma_tiles_kernel(
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """As ``wgmma_kernel`` without warps of their own for loading: BLOCK_M // 16 warps load and multiply one tile."""
+    """c = act(alpha * a @ b + bias), one tile (BLOCK_M, BLOCK_N) per program of BLOCK_M // 16 warps.
+
+    ``a`` (m, k), ``b`` (k, n) and ``c`` (m, n) are tensor maps: f16 or bf16, and ``c`` may be f32; ``bias`` (n,) is a
+    pointer or None; k >= 1. A_ROWS, B_ROWS: A and B are row-major; else the maps are those of their transposes.
+
+    The ring is refilled STAGES - 1 steps ahead, so that loads overlap the products.
+    """
     sa = gl.allocate_shared_memory(a.dtype, [STAGES] + a.block_type.shape, a.layout)
     sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -100,7 +109,7 @@ def wgmma_tiles_kernel(
         y = sb.index(slot) if B_ROWS else sb.index(slot).permute((1, 0))
         running = warpgroup_mma(x, y, acc, is_async=True)
         acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
-        # Both warpgroups are done with the slot before it is filled anew: one of them may be ahead.
+        # Every warp has read slot ``last`` before it is refilled: some may be a step ahead.
         thread_barrier()
         ahead = step + STAGES - 1
         load_step(a, b, ring, ahead, last, row, column, ahead < steps, A_ROWS, B_ROWS, BLOCK_M, BLOCK_N, BLOCK_K)
@@ -108,7 +117,7 @@ def wgmma_tiles_kernel(
         slot, phase = following(slot, phase, STAGES)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
     thread_barrier()
-    # Both warpgroups are done with the ring: the whole tile goes through it, and no part waits for another.
+    # All warps are done with the ring. B's slots now stage the whole tile: no block of columns waits for another.
     PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
     buffers = reinterpret(sb, c.dtype, [PARTS] + c.block_type.shape, c.layout)
     write_tile(acc, held, result, buffers, 0, row, column, layout, None, 0, PARTS, HAS_BIAS, ACTIVATION)
