@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import triplan as tp
-from bench import gemm
+from bench.gemm.cases import DTYPES, args_of, cases, descriptor_of, make
 
 FILES = sorted((Path(__file__).parents[3] / "bench" / "results").glob("gemm-*-sweep.json"))
 H200 = tp.Target.preset("h200")
@@ -38,9 +38,9 @@ PROBLEMS = {f"{dtype} {case}": (dtype, case, times) for dtype, case, times in me
 
 
 def problem(dtype: str, name: str) -> tp.Descriptor:
-    case = next(c for c in gemm.cases(False, sweep=True) if c.name == name)
-    small = gemm.make(case, gemm.DTYPES[dtype], torch.device("meta"), None)
-    return gemm.described(gemm.work(case, small))
+    case = next(c for c in cases(False, sweep=True) if c.name == name)
+    small = make(case, DTYPES[dtype], torch.device("meta"), None)
+    return descriptor_of(args_of(case, small))
 
 
 def costs(row: str, desc: tp.Descriptor) -> dict[str, float]:

@@ -87,7 +87,7 @@ def load_block(operand, product, x, y, ready, buffer, EACH: gl.constexpr, pred=T
 
 @gluon.jit
 def matrix(buffer, shared: gl.constexpr):
-    """A buffer that ``load_block`` filled, as a matrix of layout ``shared``; without a batch (None) it is one already."""
+    """A buffer that ``load_block`` filled, as a matrix of layout ``shared``, which is None without a batch."""
     if shared is None:
         return buffer
     else:  # noqa: RET505 - Gluon also compiles what follows a return
