@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 
 import triplan as tp
-from bench.rowwise_cases import COMPARED, Buffers
+from bench.rowwise_cases import COMPARED, Buffers, in_table, with_tile
+from triplan.backends.triton import losses
+from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Tile
-from triplan.backends.triton.losses import cross_entropy
-from triplan.backends.triton.losses.cross_entropy import Loop
+from triplan.backends.triton.common.rows_entries import Entry
+from triplan.backends.triton.losses.looped import Loop
 
 SHAPES = ((8192, 32768), (8192, 131072))
 Run = Callable[[int], Any]
@@ -137,10 +138,10 @@ def mismatch(case: LossCase, b: Buffers) -> str:
     rows = sorted({*range(min(COMPARED, case.rows)), *range(max(case.rows - COMPARED, 0), case.rows)})
     at = torch.tensor(rows, device=b.x.device)
     x, target = b.x[at].double().requires_grad_(), b.target[at]
-    losses = functional.cross_entropy(x, target, reduction="none")
-    wanted = {"losses": losses.detach(), "lse": torch.logsumexp(x.detach(), 1), "loss": b.losses.double().mean()[None]}
+    of_rows = functional.cross_entropy(x, target, reduction="none")
+    wanted = {"losses": of_rows.detach(), "lse": torch.logsumexp(x.detach(), 1), "loss": b.losses.double().mean()[None]}
     if case.gradient:
-        (dx,) = torch.autograd.grad(losses.sum() / case.rows, x)
+        (dx,) = torch.autograd.grad(of_rows.sum() / case.rows, x)
         wanted["dx"] = dx
     for name, ref in wanted.items():
         got = (b.tensors[name] if name == "loss" else b.tensors[name][at]).double()
@@ -161,33 +162,20 @@ def spoil(b: Buffers) -> None:
 # --- a sweep of tiles ---
 
 
-def swept(case: LossCase) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Names of tiles and what builds their launches."""
+def swept(case: LossCase) -> Iterator[Entry[Any]]:
+    """Entries with other tiles."""
     vec = 16 // case.dtype.itemsize
     for warps, loads in ((w, n) for w in ((8, 16, 32) if case.gradient else (4, 8)) for n in (1, 2, 4)):
-        tile = Loop(1, 32 * warps * loads, vec, warps)
-        yield f"looped {tile.width} w{warps}", partial(cross_entropy.looped_launches, tile=tile)
-    block = 1 << (case.n - 1).bit_length()
+        loop = Loop(1, 32 * warps * loads * vec, warps, vec)
+        yield with_tile(losses.looped.LOOPED, f"looped {loop.block} w{warps}", loop)
+    block = ceil_power(case.n)
     if case.gradient and block <= 32768:
         for warps in (8, 16):
-            whole = Tile(1, block, warps)
-            yield f"rows {block} w{warps}", partial(cross_entropy.whole_launches, tile=whole)
-
-
-def _built(build: Callable[[Any], Any], desc: Any, target: tp.Target) -> Any:
-    return build(desc)
+            yield with_tile(losses.rows.ROWS, f"rows {block} w{warps}", Tile(1, block, warps))
 
 
 @contextmanager
 def registered(case: LossCase) -> Iterator[list[str]]:
-    """The swept kernels of ``case`` in the kernel table, for as long as this lasts: their names."""
-    like = next(r for r in tp.TABLE.rows(case.op) if r.name == "looped")
-    names = []
-    try:
-        for name, build in swept(case):
-            tp.TABLE.register(replace(like, name=name, build=partial(_built, build)))
-            names.append(name)
+    """The swept entries of ``case`` in the kernel table, for as long as this lasts: their names."""
+    with in_table(case.op, swept(case)) as names:
         yield names
-    finally:
-        for name in names:
-            tp.TABLE.unregister(case.op, name)

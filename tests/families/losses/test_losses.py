@@ -12,8 +12,8 @@ from samples import SetConstant
 from torch.nn import functional
 
 import triplan as tp
-from triplan.backends.triton.losses import cross_entropy
-from triplan.backends.triton.losses import shared as loss_launch
+from triplan.backends.triton.common.rows import Tile
+from triplan.backends.triton.losses import looped, shared, split
 from triplan.sku import interpreting
 from triplan.testing import args_for, check_plan, check_refusals, oracle
 from triplan.testing.values import Values, draw, draw_indices
@@ -372,13 +372,13 @@ def test_empty_problems_interpreted(op: str, row: str) -> None:
 @pytest.mark.parametrize(("op", "row"), FORWARD)
 def test_long_rows_and_many_rows_interpreted(op: str, row: str, constant: SetConstant) -> None:
     """Several blocks a row, and sums over rows in several parts."""
-    constant(loss_launch, "CHUNK", 2)
-    constant(cross_entropy, "piece", lambda desc: cross_entropy.Tile(1, 16, 1))
-    constant(cross_entropy, "loop", lambda desc: cross_entropy.Loop(1, 4, 4, 1))
+    constant(shared, "CHUNK", 2)
+    constant(split.SPLIT, "tile", lambda desc: Tile(1, 16, 1))
+    constant(looped.LOOPED, "tile", lambda desc: looped.Loop(1, 16, 1, vec=4))
     for choice in CHOICES[2:]:
         plan = pinned(build(op, (5, 43), **choice), row, INTERPRET)
         assert plan is not None
-        assert loss_launch.chunks(plan.descriptor)[0] == 3
+        assert shared.LOSSES.chunks(plan.descriptor)[0] == 3
         check(plan, kinds=("unit",))
 
 

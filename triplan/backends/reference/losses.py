@@ -1,79 +1,85 @@
-"""Losses over classes in plain torch, from the definitions. Shares nothing with the kernels but the descriptors."""
+"""Losses over classes in plain torch, from their definitions: shares no computation with the kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from triplan.backends.table import Compute, reference
+from triplan.backends.triton.common import bounds
+from triplan.descriptors import (
+    CrossEntropyBackwardDescriptor,
+    CrossEntropyDescriptor,
+    NllLossBackwardDescriptor,
+    NllLossDescriptor,
+    Operand,
+    ScaleGradientDescriptor,
+)
 from triplan.descriptors.bad_indices import NO_BAD_INDEX
-from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
+from triplan.descriptors.losses import LossDescriptor
+from triplan.sku import PrecisionGuarantee
 
-Tensor = torch.Tensor
-Outputs = Mapping[str, Tensor]
 FLOATS = ("f16", "bf16", "f32", "f64")
+Tensors = Mapping[str, Tensor]
+CrossEntropy: TypeAlias = CrossEntropyDescriptor | CrossEntropyBackwardDescriptor
 
 
-@lru_cache(maxsize=1024)
-def _guarantee(element: ElementKind, compute: ElementKind, roundings: int, order: bool) -> PrecisionGuarantee:
-    u, final = compute.unit_roundoff, element.unit_roundoff
-    error = math.expm1(min(roundings * u, 700.0))
-    info, small = torch.finfo(element.torch), torch.finfo(compute.torch)
-    return PrecisionGuarantee(
-        math_precision=MathPrecision(compute.value),
-        accumulator=compute,
-        deterministic=True,
-        bit_stable_on_same_hardware=True,
-        batch_invariant=False,  # torch's sums may be blocked by the batch
-        order_invariant=order,
-        tolerance=Tolerance(
-            rtol=error + (final if compute is not element else 0.0),
-            ctol=error * (1 + final),
-            underflow=float(info.smallest_normal * info.eps + roundings * small.smallest_normal),
-        ),
-    )
+def _guarantee(desc: LossDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Sums along rows and over rows of as many terms as there are, one after another, and four dozen roundings.
 
-
-def _summed(desc: Any) -> Mapping[str, PrecisionGuarantee]:
-    """Sums along rows and over rows of as many terms as there are, one after another, and two dozen roundings more."""
-    classes = desc.input_shape[desc.class_axis]
+    torch may divide sums into blocks that depend on the batch.
+    """
+    classes = desc.classes
     rows = math.prod(desc.input_shape) // max(classes, 1)
-    terms = classes + (rows if desc.reduced else 0)
-    # Nothing is added up, or rows are counted.
+    roundings = classes + (rows if desc.reduced else 0) + 48
+    smooths = isinstance(desc, (CrossEntropyDescriptor, CrossEntropyBackwardDescriptor)) and desc.label_smoothing != 0
+    # Order-invariant: nothing is summed, or rows are counted.
     counted = desc.op.endswith("_backward") and desc.reduction == "mean" and not desc.weight and rows < 2**24
-    single = desc.reduction == "none" and not (desc.weight and getattr(desc, "label_smoothing", 0))
+    single = desc.reduction == "none" and not (desc.weight and smooths)
     order = desc.op != "cross_entropy" and (counted or single)
     return {
-        o.name: PrecisionGuarantee.exact(o.element)
-        if o.name == "status"
-        else _guarantee(o.element, desc.element.compute, terms + 48, order)
+        o.name: PrecisionGuarantee.exact(o.element) if o.name == "status" else _rounded(desc, o, roundings, order)
         for o in desc.operands()
         if o.is_written
     }
 
 
-def _scaled(desc: Any) -> Mapping[str, PrecisionGuarantee]:
-    return {"dx": _guarantee(desc.element, desc.element.compute, 2, True).replace(batch_invariant=True)}
+def _rounded(
+    desc: LossDescriptor | ScaleGradientDescriptor, o: Operand, roundings: int, order: bool, batch: bool = False
+) -> PrecisionGuarantee:
+    return bounds.rounded(
+        o.element,
+        desc.element.compute,
+        relative=roundings,
+        per_term=roundings,
+        flushes=roundings,
+        batch=batch,
+        order=order,
+    )
+
+
+def _scaled(desc: ScaleGradientDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    return {"dx": _rounded(desc, desc.operand("dx"), 2, order=True, batch=True)}
 
 
 def _declare(op: str) -> Callable[[Compute], Compute]:
-    return reference(op=op, elements=FLOATS, index_elements=("i32", "i64"), guarantee=_summed)
+    return reference(op=op, elements=FLOATS, index_elements=("i32", "i64"), guarantee=_guarantee)
 
 
 # --- targets ---
 
 
-def _rows(desc: Any, t: Tensor) -> Tensor:
+def _rows(desc: LossDescriptor, t: Tensor) -> Tensor:
     """As (rows, classes)."""
     moved = t.movedim(desc.class_axis, -1)
     return moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
 
 
-def _whole(desc: Any, rows: Tensor) -> Tensor:
+def _whole(desc: LossDescriptor, rows: Tensor) -> Tensor:
     """Back from (rows, classes)."""
     moved = [n for a, n in enumerate(desc.input_shape) if a != desc.class_axis]
     whole: Tensor = rows.reshape(*moved, rows.shape[1]).movedim(-1, desc.class_axis)
@@ -81,9 +87,9 @@ def _whole(desc: Any, rows: Tensor) -> Tensor:
 
 
 class _Targets:
-    """What targets and tables of classes say of each row: its class, whether it is kept, and what it counts."""
+    """For each row its class, whether it is kept (neither ignored nor out of bounds), its weight and its share."""
 
-    def __init__(self, desc: Any, x: Mapping[str, Any], like: Tensor) -> None:
+    def __init__(self, desc: LossDescriptor, x: Tensors, like: Tensor) -> None:
         given = x["target"].reshape(-1).long()
         classes = desc.input_shape[desc.class_axis]
         asked = given != desc.ignore_index
@@ -101,7 +107,7 @@ class _Targets:
             self.share = torch.where(self.kept, self.share / self._look_up(counted).sum(), 0)
 
     def _look_up(self, table: Tensor) -> Tensor:
-        """An entry a row; 0 for rows that are not kept."""
+        """One value a row; 0 for rows that are not kept."""
         if table.numel() == 0:
             return torch.zeros(self.at.shape, dtype=table.dtype)
         found: Tensor = torch.where(self.kept, table[self.at], 0)
@@ -112,8 +118,8 @@ class _Targets:
         return found
 
 
-def _finished(desc: Any, targets: _Targets, rows: Tensor, found: dict[str, Tensor]) -> Outputs:
-    """With the reduced loss of ``rows``, and the status."""
+def _finished(desc: LossDescriptor, targets: _Targets, rows: Tensor, found: dict[str, Tensor]) -> Tensors:
+    """``found`` with the status and, of a forward op, the reduction of the losses ``rows``."""
     if desc.reduced and not desc.op.endswith("_backward"):
         # Of no rows at all a mean is 0 / 0.
         empty = desc.reduction in ("mean", "byte_mean") and not bool(targets.kept.any())
@@ -144,13 +150,13 @@ def _logsumexp(v: Tensor) -> tuple[Tensor, Tensor]:
     return top, (v - top[:, None]).exp().sum(1).log()
 
 
-def _smoothing(desc: Any) -> tuple[float, float]:
-    """What the target has, and what every class has."""
+def _smoothing(desc: CrossEntropy) -> tuple[float, float]:
+    """The shares of the target and of every class."""
     s = desc.label_smoothing
     return 1 - s, s / max(desc.input_shape[desc.class_axis], 1)
 
 
-def _gradient(desc: Any, targets: _Targets, p: Tensor) -> Tensor:
+def _gradient(desc: CrossEntropy, targets: _Targets, p: Tensor) -> Tensor:
     picked, spread = _smoothing(desc)
     w: Tensor = (picked * targets.of_target)[:, None]
     g = w * (p - targets.one_hot(p.shape[1]).to(p.dtype))
@@ -160,7 +166,7 @@ def _gradient(desc: Any, targets: _Targets, p: Tensor) -> Tensor:
 
 
 @_declare("cross_entropy")
-def cross_entropy(desc: Any, x: Mapping[str, Any]) -> Outputs:
+def cross_entropy(desc: CrossEntropyDescriptor, x: Tensors) -> Tensors:
     v = _rows(desc, x["x"])
     targets = _Targets(desc, x, v)
     top, log_total = _logsumexp(v)
@@ -179,7 +185,7 @@ def cross_entropy(desc: Any, x: Mapping[str, Any]) -> Outputs:
 
 
 @_declare("cross_entropy_backward")
-def cross_entropy_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
+def cross_entropy_backward(desc: CrossEntropyBackwardDescriptor, x: Tensors) -> Tensors:
     v = _rows(desc, x["x"])
     targets = _Targets(desc, x, v)
     g = _gradient(desc, targets, (v - x["lse"].reshape(-1)[:, None]).exp())
@@ -192,7 +198,7 @@ def cross_entropy_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
 
 
 @_declare("nll_loss")
-def nll_loss(desc: Any, x: Mapping[str, Any]) -> Outputs:
+def nll_loss(desc: NllLossDescriptor, x: Tensors) -> Tensors:
     v = _rows(desc, x["x"])
     targets = _Targets(desc, x, v)
     rows = torch.where(targets.kept, -targets.of_target * _picked(v, targets), 0)
@@ -200,7 +206,7 @@ def nll_loss(desc: Any, x: Mapping[str, Any]) -> Outputs:
 
 
 @_declare("nll_loss_backward")
-def nll_loss_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
+def nll_loss_backward(desc: NllLossBackwardDescriptor, x: Tensors) -> Tensors:
     dloss = x["dloss"].reshape(-1)
     targets = _Targets(desc, x, dloss)
     g = -targets.of_target * targets.share * dloss
@@ -209,5 +215,5 @@ def nll_loss_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
 
 
 @reference(op="scale_gradient", elements=FLOATS, guarantee=_scaled)
-def scale_gradient(desc: Any, x: Mapping[str, Any]) -> Outputs:
+def scale_gradient(desc: ScaleGradientDescriptor, x: Tensors) -> Tensors:
     return {"dx": x["dloss"] * x["dx" if desc.in_place else "unscaled"]}

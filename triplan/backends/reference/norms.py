@@ -1,22 +1,59 @@
-"""rms_norm, layer_norm and l2_norm in plain torch, from the definitions. The kernels share no code with it."""
+"""rms_norm, layer_norm and l2_norm in plain torch, from their definitions: shares no computation with the kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
-from triplan.backends.reference.rows import Outputs, Tensor
-from triplan.backends.reference.rows import rows_reference as _declare
+from triplan.backends.table import Compute, reference
+from triplan.backends.triton.common import bounds
+from triplan.descriptors import (
+    L2NormBackwardDescriptor,
+    L2NormDescriptor,
+    LayerNormBackwardDescriptor,
+    LayerNormDescriptor,
+    RmsNormBackwardDescriptor,
+    RmsNormDescriptor,
+)
+from triplan.descriptors.norms import NormDescriptor, ScaledNormDescriptor
+from triplan.sku import PrecisionGuarantee
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+Tensors = Mapping[str, Tensor]
 
 
-def _weight(desc: Any, x: Mapping[str, Any]) -> Any:
+def _guarantee(desc: NormDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """One rounding an addition, over all rows for gradients of weight and bias, and a dozen. torch may divide sums into
+    blocks that depend on the batch."""
+    compute, roundings, n = desc.element.compute, math.prod(desc.input_shape) + 12, desc.input_shape[-1]
+    vanished = math.sqrt(n * bounds.smallest_normal(compute))  # the root of n squares lacks those that are flushed
+    return {
+        o.name: bounds.rounded(
+            o.element,
+            compute,
+            relative=roundings,
+            per_term=roundings,
+            flushes=roundings,
+            lost=vanished if o.name == "norm" else 0.0,
+        )
+        for o in desc.operands()
+        if o.is_written
+    }
+
+
+def _declare(op: str) -> Callable[[Compute], Compute]:
+    return reference(op=op, elements=FLOATS, guarantee=_guarantee)
+
+
+def _weight(desc: ScaledNormDescriptor, x: Tensors) -> Tensor | int:
     return 1 if x.get("weight") is None else x["weight"] + desc.weight_offset
 
 
-def _read(desc: Any, x: Mapping[str, Any]) -> tuple[Tensor, Outputs]:
-    """What is normalised, and it once more if it is to be written."""
+def _read(desc: RmsNormDescriptor | LayerNormDescriptor, x: Tensors) -> tuple[Tensor, Tensors]:
+    """What is normalised; and the same as an output, if it is a sum with a residual."""
     if not desc.residual:
         return x["x"], {}
     v = x["x"] + x["residual"]
@@ -27,15 +64,15 @@ def _mean(v: Tensor) -> Tensor:
     return v.mean(-1, keepdim=True)
 
 
-@_declare("rms_norm", exponential=False)
-def rms_norm(desc: Any, x: Mapping[str, Any]) -> Outputs:
+@_declare("rms_norm")
+def rms_norm(desc: RmsNormDescriptor, x: Tensors) -> Tensors:
     v, summed = _read(desc, x)
     rstd = 1 / (_mean(v**2) + desc.eps).sqrt()
     return {"out": v * rstd * _weight(desc, x), "rstd": rstd.squeeze(-1), **summed}
 
 
-@_declare("layer_norm", exponential=False)
-def layer_norm(desc: Any, x: Mapping[str, Any]) -> Outputs:
+@_declare("layer_norm")
+def layer_norm(desc: LayerNormDescriptor, x: Tensors) -> Tensors:
     v, summed = _read(desc, x)
     # Centred twice: the first mean is rounded, and rows far from zero would show it.
     first = _mean(v)
@@ -47,7 +84,7 @@ def layer_norm(desc: Any, x: Mapping[str, Any]) -> Outputs:
     return {"out": out, "mean": (first + rest).squeeze(-1), "rstd": rstd.squeeze(-1), **summed}
 
 
-def _norm_backward(desc: Any, x: Mapping[str, Any], hat: Tensor, centred: bool) -> Outputs:
+def _norm_backward(desc: ScaledNormDescriptor, x: Tensors, hat: Tensor, centred: bool) -> Tensors:
     dout, rows = x["dout"], tuple(range(len(desc.input_shape) - 1))
     g = dout * _weight(desc, x)
     d = g - hat * _mean(g * hat)
@@ -60,25 +97,25 @@ def _norm_backward(desc: Any, x: Mapping[str, Any], hat: Tensor, centred: bool) 
     return found
 
 
-@_declare("rms_norm_backward", exponential=False)
-def rms_norm_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
+@_declare("rms_norm_backward")
+def rms_norm_backward(desc: RmsNormBackwardDescriptor, x: Tensors) -> Tensors:
     return _norm_backward(desc, x, x["x"] * x["rstd"].unsqueeze(-1), centred=False)
 
 
-@_declare("layer_norm_backward", exponential=False)
-def layer_norm_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
+@_declare("layer_norm_backward")
+def layer_norm_backward(desc: LayerNormBackwardDescriptor, x: Tensors) -> Tensors:
     hat = (x["x"] - x["mean"].unsqueeze(-1)) * x["rstd"].unsqueeze(-1)
     return _norm_backward(desc, x, hat, centred=True)
 
 
-@_declare("l2_norm", exponential=False)
-def l2_norm(desc: Any, x: Mapping[str, Any]) -> Outputs:
+@_declare("l2_norm")
+def l2_norm(desc: L2NormDescriptor, x: Tensors) -> Tensors:
     norm = (x["x"] ** 2).sum(-1).sqrt()
     return {"out": x["x"] / norm.clamp(min=desc.eps).unsqueeze(-1), "norm": norm}
 
 
-@_declare("l2_norm_backward", exponential=False)
-def l2_norm_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
+@_declare("l2_norm_backward")
+def l2_norm_backward(desc: L2NormBackwardDescriptor, x: Tensors) -> Tensors:
     norm = x["norm"].unsqueeze(-1)
     length = norm.clamp(min=desc.eps)
     hat = x["x"] / length

@@ -1,40 +1,59 @@
-"""softmax and log_softmax in plain torch, from the definitions. Shares nothing with the kernels but the descriptors."""
+"""softmax and log_softmax in plain torch, from their definitions: shares no computation with the kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from triplan.backends.reference.rows import Outputs, Tensor
-from triplan.backends.reference.rows import rows_reference as _declare
+from torch import Tensor
+
+from triplan.backends.table import Compute, reference
+from triplan.backends.triton.common import bounds
+from triplan.descriptors.softmax import AnySoftmaxDescriptor
+from triplan.sku import PrecisionGuarantee
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+Tensors = Mapping[str, Tensor]
+
+
+def _declare(op: str, exponential: bool) -> Callable[[Compute], Compute]:
+    """Register a reference. Its roundings: one an addition, a dozen, and those of an exponential's argument. torch may
+    divide sums into blocks that depend on the batch."""
+
+    def guarantee(desc: AnySoftmaxDescriptor) -> Mapping[str, PrecisionGuarantee]:
+        compute, others = desc.element.compute, max(desc.input_shape) + 12
+        roundings = others + (3 * bounds.MOST_EXPONENT[compute] if exponential else 0)
+        found = bounds.rounded(desc.element, compute, relative=roundings, per_term=roundings, flushes=others)
+        return bounds.of_outputs(desc, found)
+
+    return reference(op=op, elements=FLOATS, guarantee=guarantee)
 
 
 def _shifted(x: Tensor, axis: int) -> Tensor:
-    """``x`` less its rows' maxima; the definition is the same without, but overflows."""
+    """``x - max(x)`` by rows: exponentials of ``x`` itself would overflow."""
     if x.numel() == 0:
         return x
     return x - x.max(axis, keepdim=True).values
 
 
 @_declare("softmax", exponential=True)
-def softmax(desc: Any, x: Mapping[str, Any]) -> Outputs:
+def softmax(desc: AnySoftmaxDescriptor, x: Tensors) -> Tensors:
     e = _shifted(x["x"], desc.softmax_axis).exp()
     return {"out": e / e.sum(desc.softmax_axis, keepdim=True)}
 
 
 @_declare("log_softmax", exponential=True)
-def log_softmax(desc: Any, x: Mapping[str, Any]) -> Outputs:
+def log_softmax(desc: AnySoftmaxDescriptor, x: Tensors) -> Tensors:
     v = _shifted(x["x"], desc.softmax_axis)
     return {"out": v - v.exp().sum(desc.softmax_axis, keepdim=True).log()}
 
 
 @_declare("softmax_backward", exponential=False)
-def softmax_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
+def softmax_backward(desc: AnySoftmaxDescriptor, x: Tensors) -> Tensors:
     dout, out = x["dout"], x["out"]
     return {"dx": out * (dout - (dout * out).sum(desc.softmax_axis, keepdim=True))}
 
 
 @_declare("log_softmax_backward", exponential=True)
-def log_softmax_backward(desc: Any, x: Mapping[str, Any]) -> Outputs:
+def log_softmax_backward(desc: AnySoftmaxDescriptor, x: Tensors) -> Tensors:
     dout, out = x["dout"], x["out"]
     return {"dx": dout - out.exp() * dout.sum(desc.softmax_axis, keepdim=True)}

@@ -1,5 +1,5 @@
 """cross_entropy, nll_loss and the scaling of their gradients."""
 
-from triplan.backends.triton.losses import cross_entropy, nll_loss
+from triplan.backends.triton.losses import blocks, elements, looped, rows, split
 
-__all__ = ["cross_entropy", "nll_loss"]
+__all__ = ["blocks", "elements", "looped", "rows", "split"]

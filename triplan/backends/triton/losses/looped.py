@@ -1,0 +1,71 @@
+"""``looped`` of cross_entropy: a program loops along rows of any length, a second time for the gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.offsets import ceil_power
+from triplan.backends.triton.common.rows import Tile, across_rows
+from triplan.backends.triton.common.rows_entries import LoopedRows
+from triplan.backends.triton.losses import looped_kernels as kernels
+from triplan.backends.triton.losses.shared import LOSSES, smoothing
+from triplan.descriptors import CrossEntropyDescriptor
+
+#: Microseconds of a program's last reduction and of waiting for its first loads. Untuned.
+PROGRAM_US = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Loop(Tile):
+    """A tile of which each thread holds ``vec`` neighbours: they have a maximum and a sum of their own until the end of
+    the loop."""
+
+    vec: int
+
+    @property
+    def cols(self) -> int:
+        return self.block // self.vec
+
+    @property
+    def text(self) -> str:
+        return f"{self.rows}x{self.cols}x{self.vec}w{self.warps}"
+
+    def additions(self, n: int, each_block: int = 5) -> float:
+        """Roundings as of ``Tile``; sums are rescaled to a new maximum once a block, and once between threads."""
+        return self.vec + each_block * -(-n // self.block) + 5 + math.log2(self.cols)
+
+
+class CrossEntropyLooped(LoopedRows[CrossEntropyDescriptor]):
+    family = LOSSES
+    program_us = PROGRAM_US
+    cached_share = 0.2
+    missed_share = 0.7
+
+    def tile(self, desc: CrossEntropyDescriptor) -> Loop:
+        r, size = LOSSES.rows(desc), desc.element.itemsize
+        if r.across:
+            rows = across_rows(desc.element)
+            return Loop(rows, 4096 // rows, 8, vec=4)
+        if not r.unit:
+            return Loop(1, 4 * min(512, max(ceil_power(r.n) // 4, 1)), 8, vec=4)
+        vec = 16 // size
+        # A gradient reads rows again: with many warps, so few programs run that their rows stay in the L2 cache.
+        warps = (32 if r.n * size > 65536 else 16) if desc.gradient else 8
+        # Two 16-byte loads a thread and block; one where weights take as many registers again, or where smoothing's
+        # sums have too few beside addresses.
+        loads = 1 if smoothing(desc) != 0 and (desc.weight or not r.vectors) else 2
+        return Loop(1, vec * min(32 * warps * loads, max(ceil_power(r.n) // vec, 1)), warps, vec)
+
+    def resident(self, tile: Tile) -> int:
+        return 32 // tile.warps
+
+    def main(self, desc: CrossEntropyDescriptor, tile: Tile) -> list[Launch]:
+        assert isinstance(tile, Loop)
+        which, grid = kernels.cross_entropy_looped_kernel, self.programs(desc, tile)
+        return [self.launch(desc, which, grid, tile, COLS=tile.cols, VEC=tile.vec)]
+
+
+LOOPED = CrossEntropyLooped()
+LOOPED.register("cross_entropy")

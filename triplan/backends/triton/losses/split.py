@@ -1,0 +1,54 @@
+"""``split`` of cross_entropy: each block of a row has its own program, for few and long rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.offsets import padded_bytes
+from triplan.backends.triton.common.rows import Tile, waves_us
+from triplan.backends.triton.common.rows_entries import SplitRows
+from triplan.backends.triton.losses import split_kernels as kernels
+from triplan.backends.triton.losses.looped import PROGRAM_US
+from triplan.backends.triton.losses.shared import LOSSES, smoothing
+from triplan.descriptors import CrossEntropyDescriptor
+from triplan.sku import Target
+
+
+class CrossEntropySplit(SplitRows[CrossEntropyDescriptor]):
+    """Without a gradient, the second launch has one program a row, which writes its loss."""
+
+    family = LOSSES
+    program_us = PROGRAM_US
+
+    def tile(self, desc: CrossEntropyDescriptor) -> Tile:
+        return LOSSES.rows(desc).block_tile(desc.element, alone=True)
+
+    def finish_tile(self, desc: CrossEntropyDescriptor, tile: Tile) -> Tile:
+        return tile if desc.gradient else replace(tile, warps=4)
+
+    def finish_blocks(self, desc: CrossEntropyDescriptor) -> int:
+        return self.blocks(desc) if desc.gradient else 1
+
+    def kernels(self, desc: CrossEntropyDescriptor) -> tuple[Any, Any]:
+        return kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel
+
+    def partials(self, desc: CrossEntropyDescriptor) -> Sequence[str]:
+        """Maxima; sums of exponentials relative to them; with label smoothing, sums of weighted logits."""
+        return ("tops", "totals", "plains") if smoothing(desc) != 0 else ("tops", "totals")
+
+    def arrays(self, desc: CrossEntropyDescriptor, tile: Tile) -> dict[str, int]:
+        logits = LOSSES.rows(desc).count * desc.element.compute.itemsize  # those of the targets, one a row
+        return {**super().arrays(desc, tile), "mines": padded_bytes(logits)}
+
+    def us(self, desc: CrossEntropyDescriptor, tile: Tile, target: Target) -> float:
+        found = super().us(desc, tile, target)
+        if not desc.gradient:
+            found += waves_us(LOSSES.rows(desc).count, 64, target) - LAUNCH_US  # sectors of partial results and losses
+        return found
+
+
+SPLIT = CrossEntropySplit()
+SPLIT.register("cross_entropy")
