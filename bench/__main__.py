@@ -1,4 +1,4 @@
-"""``python -m bench NAME``: run one bench, print its table, and with ``--out`` write JSON, CSV and PNG."""
+"""``python -m bench NAME``: run one bench and print its table; ``--out`` also writes JSON, CSV and PNG."""
 
 from __future__ import annotations
 
@@ -21,27 +21,25 @@ def parser() -> argparse.ArgumentParser:
     one = names.add_parser("indexing", help="gather, scatter and embedding against torch, on a GPU")
     one.add_argument("--dtype", choices=sorted(DTYPES), default="fp16")
     two = names.add_parser("host", help="host time of planning and launching")
-    three = names.add_parser("determinism", help="accumulation, deterministic and not, against torch, on a GPU")
-    three.add_argument("--rows", action="store_true", help="time each kernel alone as well, into the JSON's `kernels`")
+    three = names.add_parser("determinism", help="accumulation by index against torch's modes, on a GPU")
+    three.add_argument("--rows", action="store_true", help="also time each kernel alone: `kernels` in the JSON")
     four = names.add_parser("gemm", help="matrix products against torch, on a GPU")
     four.add_argument("--dtype", choices=sorted(gemm.DTYPES), default="float16")
-    four.add_argument("--sweep", action="store_true", help="time each tile of each kernel as well")
-    four.add_argument("--cases", default="", metavar="TEXT", help="only cases whose name contains it, as in the table")
-    five = names.add_parser("rowwise", help="softmax and norms against torch and torch.compile, on a GPU")
-    five.add_argument("--sweep", action="store_true", help="time tiles of every kernel instead of peers")
+    four.add_argument("--sweep", action="store_true", help="also time every tile of every kernel")
+    four.add_argument("--cases", default="", metavar="TEXT", help="only cases whose name in the table contains TEXT")
+    five = names.add_parser("rowwise", help="softmax, norms and cross-entropy against torch and torch.compile, on GPUs")
+    five.add_argument("--sweep", action="store_true", help="time tiles of every kernel instead of other libraries")
     five.add_argument(
-        "--cases", nargs="+", default=[], metavar="TEXT", help="only cases with one of these in their name"
+        "--cases", nargs="+", default=[], metavar="TEXT", help="only cases whose name contains one of these"
     )
     for p, iterations, warmup in ((one, 100, 10), (three, 20, 2), (four, 30, 3), (five, 10, 1)):
-        p.add_argument(
-            "--iterations", type=_positive, default=iterations, help="timed repeats (fewer for slow kernels)"
-        )
-        p.add_argument("--warmup", type=_natural, default=warmup, help="repeats before the timed ones")
+        p.add_argument("--iterations", type=_positive, default=iterations, help="timed runs (fewer for slow kernels)")
+        p.add_argument("--warmup", type=_natural, default=warmup, help="runs before the timed ones")
         p.add_argument(
             "--device",
             choices=("cuda", "cpu"),
             default="cuda",
-            help="cpu: a smoke test at tiny sizes, measuring nothing",
+            help="cpu: a smoke test with tiny sizes, whose times mean nothing",
         )
     for p in (one, two, three, four, five):
         p.add_argument("--out", type=Path, help="folder for JSON, CSV and PNG")
@@ -63,17 +61,17 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 if a contestant was wrong or failed, 2 for a request that makes no sense here."""
+    """Returns the exit code: 1 if a contestant failed or gave a wrong result, 2 if there is no GPU for the request."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
-    # Piped output has no width of its own, and 80 columns would tear the tables.
+    # For a pipe, which has no width, rich would assume 80 columns and wrap the tables.
     console = Console(width=None if sys.stdout.isatty() else 170)
     if options.name != "host" and options.device == "cuda" and not torch.cuda.is_available():
         print(f"bench {options.name}: there is no GPU here; --device cpu runs a smoke test", file=sys.stderr)
         return 2
     if not torch.cuda.is_available():
-        torch.set_num_threads(1)  # tiny tensors: waking threads would be all that is timed
-    # Drawn between the cases only: a refresh thread would take turns with the loops that are timed.
+        torch.set_num_threads(1)  # tensors are tiny: starting threads would take most of the time
+    # No automatic refresh: its thread would interrupt the timed loops.
     with Progress(console=console, auto_refresh=False) as bar:
         task = bar.add_task("", total=None)
 

@@ -1,4 +1,4 @@
-"""``python -m bench host``: what planning and launching cost the host, per call."""
+"""``python -m bench host``: host time of planning and launching, per call."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from bench.stub import launch_stubbed
 from bench.timing import Contestant
 from triplan.backends.runtime import launcher
 
-#: Small enough that the device is rarely the slower side: (rows of the table, width, rows moved).
+#: (rows of the table, width, rows moved): so small that the device is rarely slower than the host.
 SIZES = ((1024, 256, 128), (4096, 1024, 512), (16384, 1024, 2048))
 SIZE = SIZES[0]
 OPS = ("index_select", "gather", "index_add", "scatter_add", "embedding", "embedding_backward")
-#: Ops that torch runs into a tensor of the caller's, and what our run may cost beside torch's.
+#: Ops that torch writes into a given tensor, with the limit of our ``run``'s time divided by torch's.
 LAUNCHED = {"index_select": 1.0, "index_add": 1.1}
-#: Ops that allocate their result.
+#: Ops whose functional call allocates its result.
 ALLOCATING = ("index_select", "gather")
-#: What a bound run may cost: beside torch, and in microseconds.
-BOUND_RATIO, BOUND_LIMIT = 0.8, 4.0
-#: What planning may cost on a CPU machine, in microseconds.
-SELECT_LIMIT, HIT_LIMIT = 50.0, 3.0
+#: Limit of a bound run's time divided by torch's.
+BOUND_RATIO = 0.8
+#: Limits in microseconds: of a bound run; of ``select`` and of a PlanCache hit, on a machine without a GPU.
+BOUND_LIMIT = 4.0
+SELECT_LIMIT = 50.0
+HIT_LIMIT = 3.0
 
 COLUMNS = (
     Column("case", "what"),
@@ -45,8 +47,9 @@ COLUMNS = (
     Column("holds", "holds"),
     Column("note", "note"),
 )
+#: Timed runs per step of device time.
 DEVICE_REPEATS = 20
-#: What is noted of a row whose device time exceeds its host time.
+#: The note of a row whose device time exceeds its host time.
 DEVICE_BOUND = "device-bound"
 CHARTS = (Chart("host_us", "host microseconds per call", log=True),)
 Progress = Callable[[str, int, int], None]
@@ -54,7 +57,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that is timed, ``calls`` times a loop; ``limit_us`` is what it may cost."""
+    """One thing that is timed.
+
+    Attributes:
+        name: the case; steps of one case are compared.
+        op: the contestant.
+        calls: calls per timed loop.
+        limit_us: what a call may take, in microseconds.
+        limit_of_torch: what a call may take, divided by torch's time.
+        launches: whether a call launches a kernel, so that it has a device time too.
+    """
 
     name: str
     op: str
@@ -67,11 +79,11 @@ class Step:
 
 
 def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) -> Report:
-    """Time every step, all interleaved; without a GPU launches are stubbed and plans are for the h200 preset."""
+    """Time all steps, interleaved. Without a GPU, plans are for the h200 preset and launches are stubbed."""
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     target = tp.Target.current() if on_gpu else tp.Target.preset("h200")
-    # No more calls a loop than the driver queues launches, so that none waits for the device.
+    # At most as many calls per loop as the driver queues launches: a full queue would make the host wait.
     launches = min(calls, timing.HOST_CALLS)
     progress("host", 0, 1)
     alternatives = list(_alternatives(device, launches, "" if on_gpu else "computed on the cpu: no comparison"))
@@ -81,7 +93,7 @@ def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) ->
         rows = _rows([*steps, *alternatives] if on_gpu else steps, loops)
     rows = _beside_torch(rows) if on_gpu else rows + _rows(alternatives, loops)
     order = list(dict.fromkeys(row["case"] for row in rows))
-    # Those that waited for the device stand apart, at the end.
+    # Device-bound rows come last.
     rows.sort(key=lambda row: (row["note"] == DEVICE_BOUND, order.index(row["case"])))
     progress("host", 1, 1)
     settings = {"calls": calls, "loops": loops, "target": target.name, "launch_stubbed": not on_gpu, "size": SIZE}
@@ -96,7 +108,7 @@ def _rows(steps: list[Step], loops: int) -> list[Row]:
     for row, step in zip(rows, steps, strict=True):
         try:
             step.call()
-        except Exception as e:  # whatever it is, the other figures stand
+        except Exception as e:  # the other rows are still valid
             row["error"] = row["note"] = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
         else:
             sound.append((row, step))
@@ -116,13 +128,13 @@ def _rows(steps: list[Step], loops: int) -> list[Row]:
 
 
 def _beside_torch(rows: list[Row]) -> list[Row]:
-    """Adds each row's time as a part of torch's for the same case, and whether it is within its limits."""
+    """Add to each row its time divided by torch's for the same case, and whether it is within its limits."""
     torch_us = {row["case"]: row["host_us"] for row in rows if row["contestant"] == "torch" and "host_us" in row}
     for row in rows:
         if "host_us" in row and row["case"] in torch_us:
             row["of_torch"] = row["host_us"] / torch_us[row["case"]]
             if row.get("device_us", 0.0) > row["host_us"]:
-                # The loop waited for the device: this is no host time, and no limit of host time is held against it.
+                # The loop waited for the device, so this is not host time, and limits do not apply.
                 row["note"] = DEVICE_BOUND
                 row.pop("limit_of_torch", None)
                 row.pop("limit_us", None)
@@ -134,11 +146,12 @@ def _beside_torch(rows: list[Row]) -> list[Row]:
 
 
 def _ignoring_set(call: Callable[[], object]) -> timing.Call:
+    """``call`` for ``device_times``, which passes the number of the set of buffers."""
     return lambda i: call()
 
 
 def _planning(target: tp.Target, device: torch.device, calls: int) -> Iterator[Step]:
-    """What comes before a launch. ``select`` and the cache are given a descriptor that exists: they are warm."""
+    """What happens before a launch. ``select`` and the cache get a descriptor that they have had before (warm)."""
     described = {op: descriptor(Case("host", op, *SIZE), torch.float16) for op in OPS}
     fields = {op: {name: getattr(d, name) for name in type(d).model_fields} for op, d in described.items()}
     cache = tp.PlanCache()
@@ -196,7 +209,7 @@ def _launching(target: tp.Target, device: torch.device, calls: int, note: str) -
 
 
 def _bytes_each(make: Callable[[], object], count: int = 256) -> int:
-    """What the driver takes of the GPU's memory for each: it does so in pieces of 2 MiB."""
+    """GPU memory per object that ``make`` returns. The driver allocates 2 MiB at a time, hence many objects."""
     torch.cuda.synchronize()
     before, _ = torch.cuda.mem_get_info()
     made = [make() for _ in range(count)]
@@ -205,7 +218,7 @@ def _bytes_each(make: Callable[[], object], count: int = 256) -> int:
 
 
 def _bare(plan: tp.Plan[Any, Any], args: Any, device: torch.device) -> Callable[[], object]:
-    """The plan's one launch and nothing around it: what a host takes for a kernel at the least."""
+    """The plan's single launch, without checks: the least host time that a kernel takes."""
     names = [f.name for f in fields(args) if isinstance(getattr(args, f.name), torch.Tensor)]
     assert plan.target.arch is not None
     (kernel,) = launcher.load(plan.launches, plan.target.arch, device.index or 0)
@@ -215,7 +228,7 @@ def _bare(plan: tp.Plan[Any, Any], args: Any, device: torch.device) -> Callable[
 
 
 def _alternatives(device: torch.device, calls: int, note: str) -> Iterator[Step]:
-    """The same calls by whatever computes on any device."""
+    """The same ops by functional calls and by torch, which run on any device."""
     functional: Any = importlib.import_module("triplan.functional")
     for op in LAUNCHED:
         for size in SIZES if device.type == "cuda" else SIZES[:1]:

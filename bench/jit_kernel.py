@@ -1,4 +1,4 @@
-"""The plainest Triton index_select, launched through ``jit``: what a plan's launch is compared with."""
+"""The simplest Triton index_select, launched by Triton's own launcher: the baseline of a plan's host time."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; the body is compiled, not executed as Python.)
@@ -9,7 +9,10 @@ import triton.language as tl
 
 @triton.jit
 def index_select_kernel(src, index, out, extent, width, COLS: tl.constexpr):
-    """One row a program: out[j, :] = src[index[j], :], zero where the index is out of bounds."""
+    """out[j, :] = src[index[j], :], or 0 if index[j] is out of bounds.
+
+    src (extent, width), index (rows,) and out (rows, width) are packed. One program per row.
+    """
     row = tl.program_id(0)
     at = tl.load(index + row)
     col = tl.arange(0, COLS)

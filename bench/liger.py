@@ -1,4 +1,4 @@
-"""liger-kernel (0.8) as a contestant of the rowwise bench, where it can be imported."""
+"""liger-kernel (0.8) as a contestant of the rowwise bench, if it is installed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ OPS = ("softmax", "rms_norm", "layer_norm")
 
 
 def liger_function(case: Case) -> Callable[[Buffers], Any] | None:
-    """Its kernel for ``case``; None where it has none, or is not installed. Raises ``RuntimeError`` for rows that are
-    too long for it."""
+    """liger's function for ``case``; None if it has none or is not installed.
+
+    The function raises ``RuntimeError`` for rows that are too long for liger.
+    """
     name = case.op.removesuffix("_backward")
     if name not in OPS or find_spec("liger_kernel") is None:
         return None
@@ -30,7 +32,7 @@ def liger_function(case: Case) -> Callable[[Buffers], Any] | None:
 
     if not case.backward:
         return forward
-    # What its forward leaves for the adjoint is found once, apart from the timing.
+    # The forward computes these settings for the backward; cached, so that they are not timed.
     settings: Any = lru_cache(import_module("liger_kernel.ops.utils").calculate_settings)
 
     def backward(b: Buffers) -> Any:

@@ -1,9 +1,8 @@
-"""Host time where there is no GPU: everything runs but the launch itself.
+"""Measures host time without a GPU: everything runs except the launch itself.
 
-Replaced for the duration: Triton's driver (its launcher becomes a call that does nothing), a bound run's CUDA graph
-(likewise), torch's device switch and stream query, and the check that operands live on the target's device, so that
-CPU tensors pass for CUDA's. Kernels are compiled for the target as ever. What a figure then lacks is the driver's
-launch and torch's device switch.
+Within ``launch_stubbed`` these are replaced: Triton's launcher and the CUDA graph of bound runs, by calls that do
+nothing; torch's device switch and stream query; and the check of operands' devices, so that CPU tensors are accepted.
+Kernels are compiled for the target as usual. The measured times lack the driver's launch and torch's device switch.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def _nothing(*args: Any) -> None:
 
 class _Utils:
     def load_binary(self, *args: Any) -> tuple[None, int, int, int, int]:
-        # Module, function, registers, spills, threads. From 3.7 on Triton would unload a module that there is.
+        # Module, function, registers, spills, threads. No module: from 3.7 on Triton would unload it.
         return None, 1, 0, 0, 1024
 
     def get_device_properties(self, device: int) -> dict[str, int]:
@@ -35,7 +34,7 @@ class _Utils:
 
 
 class _Driver:
-    """What ``JITFunction.run`` and ``CompiledKernel`` ask of a driver, in Triton 3.6 to 3.9."""
+    """The part of a driver that ``JITFunction.run`` and ``CompiledKernel`` use, in Triton 3.6 to 3.9."""
 
     utils = _Utils()
 
@@ -65,7 +64,7 @@ class _Device:
 
 @contextmanager
 def launch_stubbed(target: tp.Target) -> Iterator[None]:
-    """CPU tensors may be given to plans for ``target``; they are checked, and nothing is launched."""
+    """Within this context, plans for ``target`` accept CPU tensors and check them, but launch nothing."""
     before = driver._active
     with ExitStack() as stack:
         for change in (

@@ -1,14 +1,14 @@
 """A character-level language model on triplan.functional, trained beside the same model on torch.
 
-The text is the language reference that Python carries for its interactive help (``pydoc_data.topics``). The model reads
-CONTEXT characters and predicts the next: embedding, linear, ReLU, rms_norm, linear, cross_entropy. Both start from the
-same numbers, see the same characters and are stepped by plain gradient descent; at every step their losses differ by
-at most TOLERANCE, relative to torch's: rounding, carried on from step to step. At the end the held-out text is judged
-in bits per byte, by a mean over bytes.
+The text is Python's language reference, which comes with Python for its interactive help (``pydoc_data.topics``). The
+model reads CONTEXT characters and predicts the next one: embedding, linear, ReLU, rms_norm, linear, cross_entropy. Both
+models start from the same parameters, read the same characters and are trained by gradient descent. Their losses differ
+only by rounding errors, which accumulate over the steps; at every step the relative difference is at most TOLERANCE. At
+the end, cross_entropy with a mean over bytes gives the loss on held-out text in bits per byte.
 
     python examples/char_lm.py [--steps 300] [--device cpu|cuda]
 
-On the CPU it runs on the reference backend and takes seconds; on a GPU the kernels are Triton's.
+On a CPU the plans run the reference backend, and training takes seconds; on a GPU they run Triton kernels.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import triplan.functional
 
 CONTEXT, WIDTH, HIDDEN, BATCH = 8, 16, 64, 128
 RATE, STEPS = 0.2, 300
-#: Of a loss at any step, relative to torch's.
+#: Largest difference of the losses at any step, relative to torch's loss.
 TOLERANCE = 1e-3
 
 Parameters = dict[str, Tensor]
 
 
 class Text(NamedTuple):
-    """Characters as numbers, for training and held out, and the length of each character in bytes."""
+    """Text as numbers of characters, for training and held out; ``bytes`` is the length of each character in bytes."""
 
     training: Tensor
     held_out: Tensor
@@ -67,8 +67,10 @@ def initial(classes: int, generator: torch.Generator) -> Parameters:
 
 
 def scores(f: Any, p: Parameters, contexts: Tensor) -> Tensor:
-    """Logits (batch, classes) of the characters that follow ``contexts`` (batch, CONTEXT). ``f`` is
-    ``triplan.functional`` or ``torch.nn.functional``."""
+    """Logits (batch, classes) of the characters after ``contexts`` (batch, CONTEXT).
+
+    ``f`` is ``triplan.functional`` or ``torch.nn.functional``.
+    """
     x = f.embedding(contexts, p["embedding"]).reshape(len(contexts), CONTEXT * WIDTH)
     x = f.rms_norm(f.linear(x, p["first"]).relu(), (HIDDEN,), p["norm"])
     result: Tensor = f.linear(x, p["last"], p["bias"])
@@ -76,7 +78,7 @@ def scores(f: Any, p: Parameters, contexts: Tensor) -> Tensor:
 
 
 def step(f: Any, p: Parameters, contexts: Tensor, following: Tensor) -> Tensor:
-    """One step of gradient descent; the loss before it."""
+    """Do one step of gradient descent; return the loss before it."""
     loss: Tensor = f.cross_entropy(scores(f, p, contexts), following)
     gradients = torch.autograd.grad(loss, list(p.values()))
     with torch.no_grad():
@@ -86,7 +88,7 @@ def step(f: Any, p: Parameters, contexts: Tensor, following: Tensor) -> Tensor:
 
 
 def windows(data: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Contexts that begin at the positions ``at``, and the characters that follow them."""
+    """The contexts that begin at the positions ``at``, and the characters after them."""
     found = data[at[:, None] + torch.arange(CONTEXT + 1)]
     return found[:, :-1].contiguous(), found[:, -1].contiguous()
 
@@ -94,7 +96,7 @@ def windows(data: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 def train(
     text: Text, ours: Parameters, theirs: Parameters, steps: int, generator: torch.Generator
 ) -> Iterator[tuple[float, float]]:
-    """Before each step: the loss with our parameters and functions, and that with torch's."""
+    """Train both models; yield (triplan's loss, torch's loss) before each step."""
     device = ours["bias"].device
     for _ in range(steps):
         at = torch.randint(0, len(text.training) - CONTEXT, (BATCH,), generator=generator)
@@ -105,7 +107,7 @@ def train(
 
 
 def bits_per_byte(p: Parameters, text: Text, device: torch.device) -> float:
-    """Of the held-out text, each character weighted by its bytes."""
+    """The loss on the held-out text in bits per byte."""
     f: ModuleType = triplan.functional
     contexts, following = windows(text.held_out, torch.arange(len(text.held_out) - CONTEXT))
     with torch.no_grad():
@@ -115,7 +117,7 @@ def bits_per_byte(p: Parameters, text: Text, device: torch.device) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 if a loss is farther from torch's than TOLERANCE, or did not fall."""
+    """Returns 1 if a loss differs from torch's by more than TOLERANCE, or if training did not reduce the loss."""
     parser = argparse.ArgumentParser(description="A character-level model, trained beside torch.")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -131,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"step {len(losses):4d}  triplan {mine:.6f}  torch {torchs:.6f}")
         losses.append(mine)
         farthest = max(farthest, abs(mine - torchs) / torchs)
-    print(f"last: {losses[-1]:.4f}, at most {farthest:.1e} of a loss from torch's; {TOLERANCE:.0e} is allowed")
+    print(f"last loss: {losses[-1]:.4f}; largest relative difference from torch: {farthest:.1e} (<= {TOLERANCE:.0e})")
     print(f"held out: {bits_per_byte(ours, text, device):.3f} bits per byte")
     return 0 if farthest <= TOLERANCE and losses[-1] < losses[0] else 1
 

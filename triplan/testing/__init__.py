@@ -1,9 +1,9 @@
-"""Tools that hold a plan to its word, for triplan's own ops and for yours. Needs ``pip install triplan[testing]``.
+"""Tests of a plan against its guarantee, for triplan's own ops and for yours. Needs ``pip install triplan[testing]``.
 
 - ``descriptors(cls)``: a hypothesis strategy of valid problems of any Descriptor class.
-- ``args_for(desc, device, seed)``: args for a problem, laid out as it promises, between canaries, with hostile indices.
-- ``mutations(desc)`` and ``check_refusals(plan)``: args that miss by one thing, and the error each must get.
-- ``check_plan(plan)``: runs, compared with the float64 reference at the plan's own tolerance.
+- ``args_for(desc, device, seed)``: args with exactly the promised layouts, between canaries, with invalid indices too.
+- ``check_plan(plan)``: runs a plan and compares with the float64 reference at the plan's own tolerance.
+- ``mutations(desc)`` and ``check_refusals(plan)``: args with exactly one fault, and the error that each must raise.
 - ``oracle(desc, args)``: the reference in float64.
 """
 

@@ -1,4 +1,4 @@
-"""Building the Args of any descriptor from what it says of its operands."""
+"""Builds Args for any descriptor from its operands."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["PlacedArgs", "args_for"]
 
 @dataclass
 class PlacedArgs:
-    """Args whose every tensor lies between canaries, in memory that is laid out as its operand promises.
+    """Args whose tensors have exactly the promised layouts and lie between canaries.
 
     Attributes:
-        args: what a plan of ``desc`` takes.
-        regions: the memory behind them, by operand (``indices[1]`` for the second of a list).
+        args: the Args for a plan of ``desc``.
+        regions: the memory of each tensor, by operand (``indices[1]`` is the second tensor of a list).
     """
 
     desc: Descriptor
@@ -35,7 +35,7 @@ class PlacedArgs:
     scratch: Region | None = None
 
     def host(self) -> Any:
-        """The args as they now are, copied to packed CPU tensors: what a reference reads."""
+        """The present values of the args in packed CPU tensors, as a reference reads them."""
 
         def copy(value: Any) -> Any:
             if isinstance(value, (list, tuple)):
@@ -45,9 +45,9 @@ class PlacedArgs:
         return SimpleNamespace(**{o.name: copy(getattr(self.args, o.name)) for o in self.desc.operands()})
 
     def reset(self, poison: int = 0) -> None:
-        """Put every byte back as it was before the run, and fill the outputs with another poison.
+        """Restore every byte to its value before the run, and fill the outputs with the poison of number ``poison``.
 
-        A run that leaves or reads what an output held before then gives different bits.
+        With a different poison each time, a run that reads an output, or leaves some of it unwritten, changes its bits.
         """
         for name, region in self.regions.items():
             region.restore()
@@ -57,20 +57,20 @@ class PlacedArgs:
                 region.remember()
 
     def workspace(self, plan: Plan[Any, Any]) -> Workspace | None:
-        """Exactly the scratch that ``plan`` asks for, full of rubbish, between canaries; None if it needs none."""
+        """A workspace of exactly the size that ``plan`` needs, of random bytes, between canaries; None for size 0."""
         size = plan.workspace_size()
         self.scratch = None
         if size == 0:
             return None
-        rubbish = torch.randint(0, 256, (size,), generator=self.generator, dtype=torch.uint8)
+        garbage = torch.randint(0, 256, (size,), generator=self.generator, dtype=torch.uint8)
         layout = Layout(alignment=Workspace.ALIGNMENT)
         self.scratch = region = place(
-            "workspace", rubbish, ElementKind.U8, layout, written=True, device=self.device, g=self.generator
+            "workspace", garbage, ElementKind.U8, layout, written=True, device=self.device, g=self.generator
         )
         return Workspace.from_tensor(region.tensor)
 
     def assert_intact(self, outputs_may_change: bool = True) -> None:
-        """Raises ``AssertionError`` if an input, a canary, or a gap between elements changed."""
+        """Raise ``AssertionError`` if an input, a canary, or a gap between elements changed."""
         for region in self.regions.values():
             region.assert_intact(outputs_may_change)
         if self.scratch is not None:
@@ -78,7 +78,7 @@ class PlacedArgs:
 
 
 def poisoned(o: Operand, turn: int = 0) -> torch.Tensor:
-    """What an output holds before a run: NaNs, or bytes that no result is likely to have; other ones each ``turn``."""
+    """Values for an output before a run: NaNs, or bytes that a result is unlikely to have; ``turn`` says which."""
     if o.element is ElementKind.BOOL:
         return torch.full(o.shape, turn % 2 == 0)
     if o.element.is_floating_point and turn == 0:
@@ -96,15 +96,15 @@ def args_for(
     indices: Indices | None = None,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> PlacedArgs:
-    """Args for ``desc``, the same for the same seed.
+    """Args for ``desc``; the same for the same seed.
 
     Args:
-        desc: any descriptor whose op has a Plan; its operands say all there is to know.
-        device: where the tensors live.
-        seed: of values, indices, strides and canaries.
-        values: what inputs and in-outs hold; outputs are poisoned.
-        indices: ``hostile`` where the descriptor has an ``out_of_bounds`` policy, else ``valid``, unless given.
-        given: values for some operands (CPU, of their shape and element) in place of drawn ones.
+        desc: any descriptor whose op has a Plan.
+        device: of the tensors.
+        seed: for values, indices, strides and canaries.
+        values: the kind of values of inputs and in-outs; outputs hold poison.
+        indices: by default ``hostile`` if the descriptor has an ``out_of_bounds`` policy, else ``valid``.
+        given: values for some operands (CPU tensors of their shape and element) instead of drawn ones.
     """
     device, given = torch.device(device), given or {}
     g = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""check_plan: run a plan on generated args and hold it to every word of its guarantee."""
+"""check_plan: run a plan on generated args and test its whole guarantee."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from triplan.facade import Plan
 from triplan.sku import Duplicates, ElementKind, PrecisionGuarantee
 from triplan.testing.args import PlacedArgs, args_for
-from triplan.testing.duplicates import check_any, meets_distinctly
+from triplan.testing.duplicates import can_be_distinct, check_any
 from triplan.testing.oracle import Magnitude, Outputs, bit_oracle, judge, magnitudes, moved_bits, oracle
 from triplan.testing.values import Indices, Values
 
@@ -20,12 +20,12 @@ __all__ = ["CheckReport", "check_plan"]
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What a check did, so that a caller can see that it was not vacuous.
+    """What a check did, so that a caller can see that it tested something.
 
     Attributes:
-        runs: how often the plan ran.
-        compared: output elements held against the reference.
-        exact: those that had to match exactly, to the last bit.
+        runs: the number of runs of the plan.
+        compared: output elements compared with the reference.
+        exact: output elements that had to be equal in every bit.
         repeated: output elements whose bits were compared between runs.
     """
 
@@ -47,35 +47,35 @@ def check_plan(
     exact_integers: bool | None = None,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> CheckReport:
-    """Run ``plan`` on fresh args and compare with the float64 reference of its op. Raises ``AssertionError``.
+    """Run ``plan`` on generated args and compare with the float64 reference of its op. Raises ``AssertionError``.
 
-    Each pass (a kind of values) builds new args, runs ``runs`` times on them with rubbish in the workspace and another
-    poison in the outputs every time, and checks that
+    There is one pass for each kind of values. A pass builds new args and runs the plan on them ``runs`` times, with
+    garbage in the workspace and a different poison in the outputs each time. It checks that
 
-    - every output meets the plan's own ``precision_guarantee`` (no other tolerance exists here), bit for bit where the
-      guarantee says that elements are only moved, and exactly where all sums are of small integers;
+    - every output is within the tolerance of the plan's own ``precision_guarantee``; equal in every bit where the
+      guarantee says that elements are only moved; exact where all sums are of small integers;
     - a deterministic output has the same bits every time, whatever the outputs and the workspace held before;
     - no input, no canary and no gap between elements of a strided output changed;
-    - torch's version counters of the outputs grew, so that autograd notices the write.
+    - torch's version counters of the outputs increased, so that autograd notices the write.
 
     Args:
         plan: any plan; its op needs a reference (``@triplan.reference``).
-        device: where to run; the current device of the plan's target by default.
-        seed: of everything that is drawn.
-        runs: runs a pass; 2 at least where determinism is to be shown.
-        passes: kinds of values; by default those that suit the guarantee.
+        device: by default the current device of the plan's target.
+        seed: for everything that is drawn.
+        runs: runs per pass; at least 2 to test determinism.
+        passes: kinds of values; the default depends on the guarantee.
         indices: as ``args_for`` takes it.
-        magnitude: sum|terms| of ops that are not linear in their floating inputs and have a ``ctol``.
-        exact_integers: whether small integers in give exact results, up to the one rounding into the element. By
-            default, if contributions are summed (``duplicates`` is ``sum``).
-        given: values for some operands in place of drawn ones, as ``args_for`` takes them.
+        magnitude: computes sum|terms|; needed for ops with a ``ctol`` that are not linear in their floating inputs.
+        exact_integers: whether small integers must give exact results, up to one rounding into the element; by default
+            if contributions are summed (``duplicates`` is ``sum``).
+        given: values for some operands instead of drawn ones, as ``args_for`` takes them.
     """
     where = torch.device(plan.target.device_type if device is None else device)
     guarantees = _guarantees(plan)
     total = CheckReport(0, 0, 0, 0)
     for number, kind in enumerate(passes or _default_passes(guarantees.values())):
         how: list[Indices | None] = [indices]
-        if indices is None and _any_write_stays(guarantees.values()) and meets_distinctly(plan.descriptor):
+        if indices is None and _any_write_stays(guarantees.values()) and can_be_distinct(plan.descriptor):
             how.append("distinct")
         for turn, choice in enumerate(how):
             placed = args_for(
@@ -159,7 +159,7 @@ def _checked(desc: Any, outputs: Outputs, name: str) -> torch.Tensor:
 
 
 def _run(plan: Plan[Any, Any], placed: PlacedArgs) -> dict[str, torch.Tensor]:
-    """One run; its outputs as packed CPU tensors."""
+    """The outputs of one run as packed CPU tensors."""
     written = [o.name for o in plan.descriptor.operands() if o.is_written]
     workspace = placed.workspace(plan)
     support = plan.can_implement(placed.args)

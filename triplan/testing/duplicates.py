@@ -1,4 +1,4 @@
-"""Where indices repeat and any one write may stay: which results are right."""
+"""Which results are right where indices repeat and any one of the writes may stay (``duplicates=any``)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from triplan.descriptors import Descriptor, Operand, OperandKind
 from triplan.sku import ElementKind
 from triplan.testing.oracle import bit_oracle
 
-#: Positions up to which each write is told apart (one reference run each); beyond, distinct indices do the proof.
+#: Up to this many positions, each write is tested alone, by a run of the reference. With more, ``check_plan`` relies on
+#: its second run, whose indices do not repeat.
 POSITIONS = 48
 
 
 def index_operand(desc: Descriptor) -> Operand | None:
-    """The operand of indices, if there is one."""
+    """The operand that holds indices, if there is one."""
     return next((o for o in desc.operands() if o.index_extents), None)
 
 
-def meets_distinctly(desc: Descriptor) -> bool:
-    """Whether indices can be drawn so that no two meet, the surplus being dropped."""
+def can_be_distinct(desc: Descriptor) -> bool:
+    """Whether indices can be drawn so that none repeats; those in excess lie out of bounds and are dropped."""
     o = index_operand(desc)
     if o is None or o.layout.zero_axes:
         return False
@@ -34,16 +35,16 @@ def meets_distinctly(desc: Descriptor) -> bool:
 
 
 def check_any(desc: Descriptor, args: Any, name: str, got: torch.Tensor) -> None:
-    """Each element of ``got`` is one of the writes that reach it, or, where none does, what was there before.
+    """Raise ``AssertionError`` unless each element of ``got`` is one of the writes to it or, without any, unchanged.
 
-    ``args`` are CPU copies from before the run. Raises ``AssertionError``.
+    ``args`` are CPU copies from before the run.
     """
     before = getattr(args, name)
     touched, candidate = _writes(desc, args, name, got)
     wrong = torch.where(touched, ~candidate, _bits(got) != _bits(before))
     if bool(wrong.any()):
         at = tuple(int(i) for i in wrong.nonzero()[0])
-        what = "none of the writes that reach it" if bool(touched[at]) else f"not {before[at].item()!r}, as before"
+        what = "none of the writes to it" if bool(touched[at]) else f"not {before[at].item()!r}, as before"
         raise AssertionError(
             f"{name}[{', '.join(map(str, at))}]: got {got[at].item()!r}, which is {what}; {int(wrong.sum())} of "
             f"{got.numel()} elements are wrong"
@@ -51,12 +52,12 @@ def check_any(desc: Descriptor, args: Any, name: str, got: torch.Tensor) -> None
 
 
 def _writes(desc: Descriptor, args: Any, name: str, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which elements some write reaches, and which of them hold one of those writes."""
+    """Masks of ``got``: elements that are written to, and those of them that hold one of the writes."""
     o = index_operand(desc)
     assert o is not None
     clamps = getattr(desc, "out_of_bounds", "") == "clamp"
     if o.numel > POSITIONS or clamps:
-        # All writes at once: what is reached is exact; of the value only that it is some value of the sources.
+        # All writes at once. Which elements are written to is exact; of a value we only know that it is in a source.
         touched, _ = _reached(desc, args, name)
         sources = [
             _bits(v).reshape(-1)
@@ -70,7 +71,7 @@ def _writes(desc: Descriptor, args: Any, name: str, got: torch.Tensor) -> tuple[
     given = getattr(args, o.name)
     tensors = given if o.kind is OperandKind.TENSOR_LIST else [given]
     for position in range(o.numel):
-        # One write alone: the index everywhere else is out of bounds, and dropped.
+        # One write alone: every other index is out of bounds, and dropped.
         alone = []
         for t in tensors:
             only = torch.full_like(t, lowest)
@@ -84,7 +85,7 @@ def _writes(desc: Descriptor, args: Any, name: str, got: torch.Tensor) -> tuple[
 
 
 def _reached(desc: Descriptor, args: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The elements that do not depend on what was there before, and the bits that the reference gives them."""
+    """Which elements do not depend on their former values, and the bits that the reference gives each element."""
     before = getattr(args, name)
     other = ~before if before.dtype is torch.bool else (~_bits(before)).view(before.dtype)
     a = bit_oracle(desc, args)[name]

@@ -1,4 +1,4 @@
-"""Args that miss by exactly one thing, each with the operand to blame and the error that must come."""
+"""Args with exactly one fault, each with the operand at fault and the error that it must raise."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Mutation", "check_refusals", "mutations"]
 
 @dataclasses.dataclass
 class Mutation:
-    """One way to be wrong.
+    """Args with one fault.
 
     Attributes:
         rule: what is broken: ``dtype``, ``shape``, ``device``, ``promise``, ``alignment``, ``overlap``, ``missing``,
             ``extra``, ``count``, ``type``, ``scalar``, ``workspace``.
         operand: the operand that breaks it; the error's message names it.
         error: the class of the error that ``can_implement`` reports and ``run`` raises.
-        placed: the args, wrong in this one thing (``placed.args``), and all memory that must stay as it is.
-        scratch: for the rule ``workspace``, what to run with (None: nothing); other rules run with what the plan needs.
+        placed: the args (``placed.args``), and all memory that must not change.
+        scratch: for the rule ``workspace``, the workspace to run with, or None; other rules run with a right one.
     """
 
     rule: str
@@ -44,9 +44,9 @@ class Mutation:
 def mutations(
     desc: Descriptor, device: torch.device | str = "cpu", seed: int = 0, workspace_bytes: int = 0
 ) -> Iterator[Mutation]:
-    """Every way of missing ``desc`` by one thing that this module knows and that its operands allow.
+    """Every mutation that applies to the operands of ``desc``.
 
-    ``workspace_bytes``: the scratch that the plan needs; with 0 there is no way to miss that.
+    ``workspace_bytes``: the workspace size of the plan; 0 leaves out the rule ``workspace``.
     """
     base = args_for(desc, device, seed, indices="valid")
 
@@ -83,10 +83,10 @@ def mutations(
 
 
 def check_refusals(plan: Plan[Any, Any], device: torch.device | str | None = None, seed: int = 0) -> int:
-    """Hold ``plan`` to refusing every mutation of its descriptor: returns how many there were.
+    """Check that ``plan`` refuses every mutation of its descriptor. Returns their number. Raises ``AssertionError``.
 
-    ``can_implement`` must be falsy with the mutation's error, naming the operand; ``run`` must raise the same, and no
-    byte of any operand may change. Raises ``AssertionError``.
+    ``can_implement`` must be falsy with the mutation's error, which names the operand; ``run`` must raise the same
+    error, and no byte of any operand may change.
     """
     where = torch.device(plan.target.device_type if device is None else device)
     count = 0
@@ -119,12 +119,12 @@ def check_refusals(plan: Plan[Any, Any], device: torch.device | str | None = Non
 
 
 def _listed(o: Operand, base: PlacedArgs, tensor: torch.Tensor) -> Any:
-    """``tensor`` in the last place of a list, or itself."""
+    """``tensor``, or for a list operand the list with ``tensor`` as its last item."""
     return [*getattr(base.args, o.name)[:-1], tensor] if o.kind is OperandKind.TENSOR_LIST else tensor
 
 
 def _tensors(o: Operand, base: PlacedArgs) -> Iterator[tuple[str, type[TriplanError], Region]]:
-    """Memory that is wrong in one thing for ``o``, with the rule it breaks and the error to come."""
+    """Regions for ``o`` with one fault, each with the rule that it breaks and the error that it must raise."""
     g, device = base.generator, base.device
 
     def region(element: ElementKind, shape: tuple[int, ...], **how: Any) -> Region:
@@ -152,7 +152,7 @@ def _tensors(o: Operand, base: PlacedArgs) -> Iterator[tuple[str, type[TriplanEr
         if alignment // 2 > o.element.itemsize:
             yield "alignment", MisalignedOperand, region(o.element, o.shape, off=alignment // 2)
     if o.is_written and not o.layout.packed:
-        # Elements on top of each other: two axes that walk the same addresses, and one that does not move.
+        # Elements that share an address: two axes of the same stride, then an axis of stride 0.
         wide = [a for a, n in enumerate(o.shape) if n > 1]
         if wide and o.numel:
             same = [1] * len(o.shape)
@@ -164,7 +164,7 @@ def _tensors(o: Operand, base: PlacedArgs) -> Iterator[tuple[str, type[TriplanEr
 
 
 def _broken_strides(o: Operand) -> Iterator[tuple[int, ...]]:
-    """Strides, free of overlap, that break each promise of ``o`` in turn."""
+    """Strides without overlap, each of which breaks one promise of ``o``."""
     if o.numel == 0:
         return
     wide = [a for a, n in enumerate(o.shape) if n > 1]
@@ -200,7 +200,7 @@ def _broken_strides(o: Operand) -> Iterator[tuple[int, ...]]:
             if axis not in (*first, *layout.zero_axes):
                 others = [a for a in outwards if a not in (*first, axis)]
                 strides = list(walk([*first, *others, axis], 1, layout.zero_axes))
-                # One more than a multiple, and beyond what the other axes reach over.
+                # One more than a multiple, and larger than the extent of the other axes in memory.
                 strides[axis] += 1 - strides[axis] % layout.stride_multiple + layout.stride_multiple
                 yield tuple(strides)
 
@@ -222,7 +222,7 @@ def _overlaps(desc: Descriptor, base: PlacedArgs, wrong: Callable[..., Mutation]
 
 
 def _shared(out: Operand, other: Operand, base: PlacedArgs) -> tuple[Region, torch.Tensor, torch.Tensor]:
-    """Both operands as promised, from the same first byte on."""
+    """Both operands with their promised layouts, starting at the same byte."""
     g = base.generator
     alignment = max(o.layout.alignment or o.element.itemsize for o in (out, other))
     alignment = max(alignment, out.element.itemsize, other.element.itemsize)
@@ -237,7 +237,7 @@ def _shared(out: Operand, other: Operand, base: PlacedArgs) -> tuple[Region, tor
     return region, tensors[0], tensors[1]
 
 
-# --- scratch ---
+# --- workspace ---
 
 
 def _workspaces(desc: Descriptor, base: PlacedArgs, size: int) -> Iterator[Mutation]:
@@ -251,7 +251,7 @@ def _workspaces(desc: Descriptor, base: PlacedArgs, size: int) -> Iterator[Mutat
     for o in desc.operands():
         if o.kind is OperandKind.HOST_SCALAR or o.numel == 0:
             continue
-        # Scratch that begins where the operand does.
+        # A workspace that starts at the operand's first byte.
         alignment = max(o.layout.alignment or o.element.itemsize, Workspace.ALIGNMENT)
         strides = draw_strides(o.shape, o.layout, o.is_written, base.generator)
         room = max(reach(o.shape, strides) * o.element.itemsize, size)

@@ -23,9 +23,9 @@ Magnitude = Callable[[Any, Mapping[str, Any]], Outputs]
 
 
 def oracle(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Outputs:
-    """The op's reference in float64 on CPU ``args`` (``PlacedArgs.host()``): outputs by name.
+    """The outputs of the op's reference by name, computed in float64 from CPU ``args`` (``PlacedArgs.host()``).
 
-    Integers stay what they are. Raises ``KeyError`` if the op has no reference.
+    Integers are not converted. Raises ``KeyError`` if the op has no reference.
     """
     compute = table.reference(desc.op).compute
     assert compute is not None
@@ -35,7 +35,7 @@ def oracle(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Output
 
 
 def bit_oracle(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Outputs:
-    """The reference in the operands' own elements: for ops that only move elements, it has every bit of the answer."""
+    """The reference in the operands' own elements: exact in every bit for ops that only move elements."""
     compute = table.reference(desc.op).compute
     assert compute is not None
     with torch.no_grad():
@@ -48,8 +48,8 @@ def magnitudes(
 ) -> Outputs:
     """sum|terms| of every output, over the finite terms.
 
-    Without the hook ``magnitude`` the op is taken to be linear in its floating inputs: the reference, given their
-    absolute values, adds up absolute terms.
+    Without ``magnitude`` the op is assumed to be linear in its floating inputs, so that the reference, given their
+    absolute values, sums absolute terms.
     """
     inputs: dict[str, Any] = {}
     indices = {o.name for o in desc.operands() if o.index_extents}
@@ -70,15 +70,14 @@ def _absolute(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Where an output is wrong, and by how much more than its bound."""
+    """The comparison of one output: which elements are wrong, the bound of each, how many had to be exact."""
 
     wrong: torch.Tensor
     bound: torch.Tensor
-    #: Elements that had to match exactly.
     exact: int
 
     def describe(self, name: str, got: torch.Tensor, ref: torch.Tensor) -> str:
-        """The first wrong element: position, got, ref, bound."""
+        """A message on the first wrong element: position, result, expected value, bound."""
         at = tuple(int(i) for i in self.wrong.nonzero()[0])
         bound = float(self.bound[at])
         rule = "exactly" if bound == 0 else f"within {bound:.6g}"
@@ -97,7 +96,7 @@ def _show(x: torch.Tensor) -> str:
 
 
 def moved_bits(guarantee: PrecisionGuarantee) -> bool:
-    """Whether every bit of the output is one that the op was given: nothing is computed and no error allowed."""
+    """Whether the op only moves elements: nothing is computed, and every bit must be right."""
     return guarantee.math_precision is MathPrecision.EXACT and guarantee.tolerance.exact
 
 
@@ -111,11 +110,15 @@ def judge(
 ) -> Verdict:
     """Compare one output (CPU, packed) with its reference at the tolerance of ``guarantee``.
 
-    ``ref`` is float64, or of the output's own element where bits are moved. NaN must meet NaN and an infinity the same
-    infinity. Where the result lies beyond the element's largest value, that infinity is right; where the partial sums
-    may leave a floating-point accumulator's range (sum|terms| does), no finite result is promised: fixed point leaves
-    none. With ``integers`` every term is a small integer: an element whose sum|terms| the accumulator counts exactly
-    (fixed point: always) must be the reference rounded once.
+    ``ref`` is float64, or of the output's own element where bits are moved. NaN must match NaN, and an infinity the
+    same infinity. Two cases allow other values:
+
+    - the exact result exceeds the element's largest value: the infinity of its sign is right;
+    - sum|terms| exceeds the range of a floating-point accumulator, so that partial sums may overflow: any infinity or
+      NaN is right. A fixed-point accumulator cannot overflow.
+
+    With ``integers`` every term is a small integer: where the accumulator can count to sum|terms| exactly (in fixed
+    point always), the result must be the reference, rounded once.
     """
     zero = torch.zeros(got.shape, dtype=torch.float64)
     if not got.is_floating_point():
@@ -126,7 +129,7 @@ def judge(
     tolerance = guarantee.tolerance
     mag = zero if mag is None else mag.to(torch.float64)
     g, r = got.to(torch.float64), ref.to(torch.float64)
-    # 0 * inf would be NaN, and pass nothing: an infinite reference has its own rule.
+    # Without infinities, for which ``same`` decides: 0 * inf would make the bound NaN.
     finite = torch.where(r.isfinite(), r.abs(), 0.0)
     bound = tolerance.rtol * finite + tolerance.ctol * mag + tolerance.underflow
     close = g.isfinite() & r.isfinite() & ((g - r).abs() <= bound)

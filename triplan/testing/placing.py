@@ -1,4 +1,4 @@
-"""Placing tensors in memory: promised strides and alignment, canaries before, after and between the elements."""
+"""Places tensors in memory with promised strides and alignment; canaries lie before, after and between the elements."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from triplan.descriptors import Layout, packed_strides
 from triplan.sku import ElementKind
 
-#: Canary bytes on either side of a tensor: more than a vector, a cache line or a stray block's first lanes.
+#: Canary bytes on each side of a tensor: more than a vector load or a cache line covers.
 GUARD = 256
 
 
 @dataclass
 class Region:
-    """One allocation that holds one tensor (or several that share memory), with canaries around it.
+    """One allocation that holds one tensor (or several that share memory) between canaries.
 
     Attributes:
         name: the operand, for messages.
         storage: all bytes, uint8, on the device.
-        tensor: the operand within it.
+        tensor: the operand, a view of ``storage``.
         written: whether a run may change the tensor's elements.
-        pristine: the bytes before the run, on the CPU.
+        pristine: a copy of the bytes before the run, on the CPU.
     """
 
     name: str
@@ -33,15 +33,15 @@ class Region:
     pristine: torch.Tensor
 
     def remember(self) -> None:
-        """Take the present bytes as those before the run."""
+        """Copy the present bytes to ``pristine``."""
         self.pristine = self.storage.cpu().clone()
 
     def restore(self) -> None:
-        """Put the remembered bytes back."""
+        """Copy ``pristine`` back."""
         self.storage.copy_(self.pristine)
 
     def owned(self) -> torch.Tensor:
-        """Which bytes belong to the tensor's elements (bool, CPU)."""
+        """A mask of the bytes that belong to the tensor's elements (bool, CPU)."""
         itemsize = self.tensor.element_size()
         mask = torch.zeros(self.storage.numel() // itemsize, dtype=torch.bool)
         if self.tensor.numel():
@@ -52,7 +52,7 @@ class Region:
         return mask.repeat_interleave(itemsize)
 
     def assert_intact(self, outputs_may_change: bool = True) -> None:
-        """Raises ``AssertionError`` if a byte changed that the run had no right to."""
+        """Raise ``AssertionError`` if a byte changed that no run may change."""
         changed = self.storage.cpu() != self.pristine
         if self.written and outputs_may_change:
             changed &= ~self.owned()
@@ -80,10 +80,10 @@ def chance(p: float, g: torch.Generator) -> bool:
 def draw_strides(
     shape: Sequence[int], layout: Layout, written: bool, g: torch.Generator, repeats: bool = True
 ) -> tuple[int, ...]:
-    """Strides that keep ``layout``'s promise and make full use of its freedom.
+    """Random strides that keep the promise of ``layout``, and no more.
 
-    Axes of extent 1 get any stride. Strided operands come transposed, with gaps, and (inputs, unless ``repeats`` is
-    False) now and then with a stride of 0.
+    Axes of extent 1 get any stride. Strided operands are transposed, have gaps and, if they are inputs and ``repeats``
+    is set, sometimes have a stride of 0.
     """
     if layout.packed:
         found = list(packed_strides(shape))
@@ -111,7 +111,7 @@ def draw_strides(
 
 
 def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to one past the last; 0 for an empty tensor."""
+    """The number of elements from the first to the last in memory, gaps included; 0 for an empty tensor."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
@@ -120,9 +120,9 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
 def allocate(
     elements: int, element: ElementKind, alignment: int, device: torch.device | str, g: torch.Generator, off: int = 0
 ) -> tuple[torch.Tensor, int]:
-    """Random bytes with room for ``elements`` between guards, and the element offset of that room.
+    """Random bytes with space for ``elements`` between canaries, and the offset of that space in elements.
 
-    The room's address is an odd multiple of ``alignment`` (and no more aligned than that), plus ``off`` bytes.
+    Its address is an odd multiple of ``alignment``, so that it is not better aligned, plus ``off`` bytes.
     """
     size = elements * element.itemsize
     total = -(-(2 * GUARD + 4 * alignment + size) // 8) * 8
@@ -148,9 +148,9 @@ def place(
     repeats: bool = True,
     off: int = 0,
 ) -> Region:
-    """A tensor of ``values`` (CPU, of ``element``) laid out as ``layout`` promises, no better aligned than that.
+    """A region with a tensor of ``values`` (CPU, of ``element``), laid out and aligned as ``layout`` promises.
 
-    ``strides`` and ``off`` (bytes added to the address) override, for tensors that are to break the promise.
+    ``strides`` and ``off`` (bytes added to the address) break the promise on purpose.
     """
     shape = tuple(values.shape)
     if strides is None:
@@ -166,7 +166,7 @@ def place(
 
 
 def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy bits into ``tensor``; along axes of stride 0 the first value stands for all."""
+    """Copy the bits of ``values`` into ``tensor``; along axes of stride 0, of the first position only."""
     if tensor.numel() == 0:
         return
     for axis, s in enumerate(tensor.stride()):

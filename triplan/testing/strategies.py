@@ -1,4 +1,4 @@
-"""Hypothesis strategies for descriptors, driven by their fields' annotations: no op is known here by name."""
+"""Hypothesis strategies for descriptors, derived from their fields' annotations: this module knows no op by name."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from triplan.sku import ElementKind, IndexElementKind, Target
 __all__ = ["descriptors", "extents", "layouts", "shapes"]
 
 D = TypeVar("D", bound=Descriptor)
-#: Around the edges of vectors, warps and blocks, where masks go wrong.
+#: Extents just below, at and above the sizes of vectors, warps and blocks, where masks matter.
 EDGES = (15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257, 1023, 1025)
 _ATTEMPTS = 12
 
 
 def extents(max_extent: int = 1025) -> st.SearchStrategy[int]:
-    """Extents of axes: mostly small, some around block sizes, some 1, few 0."""
+    """Extents of axes: mostly small; some near block sizes, some 1, a few 0."""
     edges = [n for n in EDGES if n <= max_extent]
     small = [n for n in range(1, 10) if n <= max_extent]
-    return st.sampled_from([*small * 4, *edges, *[1] * 6, *[0] * 3])  # an entry's number is its weight
+    return st.sampled_from([*small * 4, *edges, *[1] * 6, *[0] * 3])  # repeated values are drawn more often
 
 
 def shapes(min_rank: int = 1, max_rank: int = 8, max_extent: int = 1025) -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes of which most have rank 1 to 4."""
+    """Shapes, most of rank 1 to 4."""
     usual = st.integers(min_rank, min(max_rank, max(min_rank, 4)))
     ranks = st.one_of(usual, usual, usual, st.integers(min_rank, max_rank))
     return ranks.flatmap(lambda n: st.tuples(*[extents(max_extent)] * n))
 
 
 def layouts(operand: Operand) -> st.SearchStrategy[Layout]:
-    """Promises that ``operand`` may be given: packed, under-aligned, strided with and without facts."""
+    """Promises for ``operand``: packed, packed with less alignment, strided with and without further facts."""
     itemsize = operand.element.itemsize
     alignments = st.sampled_from([None, *(a for a in (1, 2, 4, 8, 16, 32) if a >= itemsize)])
     axes = range(len(operand.shape))
@@ -80,16 +80,16 @@ def descriptors(
 ) -> D:
     """Valid, mostly non-empty descriptors of ``cls``, whose operands have at most ``max_bytes`` bytes together.
 
-    Fields are drawn from what their annotations say: shapes, axes of a shape, extents, positions within an extent,
-    elements that some kernel of the op takes, enums, literals, numbers within bounds. Fields of other types keep
-    their defaults.
+    Each field is drawn as its annotation says: shapes, axes of a shape, extents, positions within an extent, elements
+    that some kernel of the op supports, enums, literals, numbers within bounds. Fields of other types keep their
+    defaults.
 
     Args:
-        cls: any Descriptor class, a user's own too.
-        max_bytes: larger problems are shrunk until they fit.
-        target: if given, only problems for which some kernel there can be selected.
+        cls: any Descriptor class, also a user's own.
+        max_bytes: the extents of larger problems are halved until they fit.
+        target: if given, only problems that some kernel supports on it.
         fixed: values for some fields.
-        promises: draw layout promises, too; otherwise all operands are packed and aligned.
+        promises: whether to draw layout promises; if not, all operands are packed and aligned.
     """
     fixed = fixed or {}
     desc: D | None = None
@@ -106,7 +106,7 @@ def descriptors(
             desc = _within(cls, fields, max_bytes, set(fixed))
             break
         except InvalidProblem:
-            continue  # fields that make no sense together: draw again
+            continue  # the fields are not valid together: draw again
     assume(desc is not None)
     assert desc is not None
     if promises and "layouts" not in fixed:
@@ -126,7 +126,7 @@ _DEFAULT = object()
 def _field(
     cls: type[Descriptor], annotation: Any, metadata: Sequence[Any], drawn: Mapping[str, Any], max_bytes: int
 ) -> st.SearchStrategy[Any]:
-    """A strategy for one field; ``drawn`` holds the fields before it."""
+    """A strategy for one field; ``drawn`` has the values of the fields before it."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *marks = get_args(annotation)
@@ -135,7 +135,7 @@ def _field(
         parts = [a for a in get_args(annotation) if a is not type(None)]
         options = [_field(cls, part, metadata, drawn, max_bytes) for part in parts]
         return st.one_of(st.none(), *options) if len(parts) < len(get_args(annotation)) else st.one_of(options)
-    marks = [m for entry in metadata for m in (entry.metadata if hasattr(entry, "metadata") else [entry])]
+    marks = [m for part in metadata for m in (part.metadata if hasattr(part, "metadata") else [part])]
     low, high = _bounds(marks)
     for mark in marks:
         if isinstance(mark, ShapeField):
@@ -151,10 +151,10 @@ def _field(
     if origin is Literal:
         return st.sampled_from(get_args(annotation))
     if annotation is ElementKind:
-        taken = {e for row in TABLE.rows(_op(cls)) for e in row.elements}
-        return st.sampled_from(sorted(taken or ElementKind))
+        supported = {e for entry in TABLE.rows(_op(cls)) for e in entry.elements}
+        return st.sampled_from(sorted(supported or ElementKind))
     if annotation is IndexElementKind:
-        indexed = {e for row in TABLE.rows(_op(cls)) for e in row.index_elements}
+        indexed = {e for entry in TABLE.rows(_op(cls)) for e in entry.index_elements}
         return st.sampled_from(sorted(indexed or IndexElementKind))
     if annotation is bool:
         return st.booleans()
@@ -177,7 +177,7 @@ def _largest(max_bytes: int) -> int:
 
 
 def _limits(marks: Sequence[Any], name: str) -> list[int]:
-    """The values of one constraint (``ge``, ``max_length``, ...), whatever annotation carries it."""
+    """The values of one constraint (``ge``, ``max_length``, ...) in all annotations that have it."""
     return [value for m in marks if (value := getattr(m, name, None)) is not None]
 
 
@@ -188,7 +188,7 @@ def _bounds(marks: Sequence[Any]) -> tuple[int | None, int | None]:
 
 
 def _within(cls: type[D], fields: dict[str, Any], max_bytes: int, fixed: set[str]) -> D:
-    """The descriptor, its largest extents halved until it fits. Raises ``InvalidProblem``."""
+    """The descriptor of ``fields``, with its largest extents halved until it fits. Raises ``InvalidProblem``."""
     while True:
         desc = cls(**fields)
         if sum(o.nbytes * o.count for o in desc.operands()) <= max_bytes:
@@ -212,7 +212,7 @@ def _within(cls: type[D], fields: dict[str, Any], max_bytes: int, fixed: set[str
 
 
 def _positions(cls: type[Descriptor], name: str) -> list[str]:
-    """The extents that the field ``name`` is a position within."""
+    """The fields with the extents that the field ``name`` is a position in."""
     info = cls.model_fields[name]
     nested = [m for part in get_args(info.annotation) for m in getattr(part, "__metadata__", ())]
     return [m.of for m in (*info.metadata, *nested) if isinstance(m, IndexValueField)]

@@ -1,4 +1,4 @@
-"""Fresh values for operands: what to put in, by kind of pass. Everything is drawn on the CPU from one generator."""
+"""Random values for operands, by kind of pass, all drawn on the CPU from one generator."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import torch
 from triplan.descriptors import Operand
 from triplan.sku import ElementKind
 
-#: What a pass fills its operands with.
-#: ``unit``: floats of size one. ``wide``: exponents over the element's whole range, zeros of both signs, subnormals.
-#: ``special``: as wide, with infinities and NaNs. ``bits``: any bit pattern at all, for ops that only move elements.
-#: ``integers``: small integers, of which products and sums are exact.
+#: Kinds of values.
+#: ``unit``: normally distributed floats of variance 1.
+#: ``wide``: exponents over the element's whole range, zeros of both signs, subnormals.
+#: ``special``: ``wide`` with infinities and NaNs.
+#: ``bits``: any bit pattern, for ops that only move elements.
+#: ``integers``: small integers, whose products and sums are exact.
 Values = Literal["unit", "wide", "special", "bits", "integers"]
-#: How indices are drawn. ``valid``: inside their extents, with repeats. ``hostile``: those and everything outside.
-#: ``distinct``: no two of them meet in one place.
+#: Kinds of indices. ``valid``: within their extents, with repeats. ``hostile``: valid ones and any others.
+#: ``distinct``: no two have the same destination.
 Indices = Literal["valid", "hostile", "distinct"]
 
 
 def draw(shape: Sequence[int], element: ElementKind, kind: Values, terms: int, g: torch.Generator) -> torch.Tensor:
-    """A CPU tensor of ``element``. ``terms`` bounds how many values may be added up without overflow in ``wide``."""
+    """A CPU tensor of ``element``. In ``wide``, the sum of ``terms`` of its values does not overflow."""
     shape = tuple(shape)
     if element is ElementKind.BOOL:
         return torch.randint(0, 2, shape, generator=g).to(torch.bool)
@@ -36,11 +38,11 @@ def draw(shape: Sequence[int], element: ElementKind, kind: Values, terms: int, g
     if kind == "unit":
         return unit.to(element.torch)
     info = torch.finfo(element.torch)
-    # Room for `terms` additions and a factor of four, so that overflow is the business of `special` alone.
+    # Leaves a factor of 4 * terms below the largest value: only ``special`` is to overflow.
     high = max(math.frexp(info.max)[1] - 4 - max(terms, 1).bit_length(), math.frexp(info.tiny)[1] + 1)
     low = math.frexp(info.tiny)[1] + math.frexp(info.eps)[1]
     exponent = torch.randint(low, high + 1, shape, generator=g)
-    # Two factors, as one power of two may itself overflow or vanish in float64.
+    # Two factors, because 2.0**exponent may overflow or underflow in float64.
     half = exponent // 2
     out = (unit.clamp(-2, 2) * 2.0**half * 2.0 ** (exponent - half)).to(element.torch)
     dice = torch.rand(shape, generator=g)
@@ -56,7 +58,7 @@ def draw(shape: Sequence[int], element: ElementKind, kind: Values, terms: int, g
 def _random_bits(shape: tuple[int, ...], element: ElementKind, g: torch.Generator) -> torch.Tensor:
     raw = torch.randint(0, 256, (*shape, element.itemsize), generator=g, dtype=torch.uint8)
     if element.is_floating_point:
-        # All ones in the exponent's bytes now and then: infinities and NaNs with payloads, signalling ones included.
+        # Some exponents of all ones: infinities, and NaNs with payloads, including signalling ones.
         special = torch.rand(shape, generator=g) < 0.1
         if element.itemsize > 1:
             raw[..., -1] = torch.where(special, raw[..., -1] | 0x7F, raw[..., -1])
@@ -79,7 +81,7 @@ def _integers(shape: tuple[int, ...], element: ElementKind, kind: Values, g: tor
 
 
 def draw_scalar(o: Operand, kind: Values, g: torch.Generator) -> Any:
-    """A host scalar: a Python number that ``o.element`` holds exactly, or None where ``o`` is optional."""
+    """A host scalar: a Python number that ``o.element`` represents exactly; sometimes None if ``o`` is optional."""
     choices: list[float | int | None] = [0, 1, -1, 2, 3]
     if kind != "integers" and o.element.is_floating_point:
         choices += [0.5, -2.5, float(torch.tensor(0.1, dtype=o.element.torch).item())]
@@ -92,13 +94,13 @@ def draw_scalar(o: Operand, kind: Values, g: torch.Generator) -> Any:
 
 
 def draw_indices(o: Operand, how: Indices, wrap: bool, g: torch.Generator) -> list[torch.Tensor]:
-    """One CPU tensor an extent of ``o.index_extents``. An extent of 0 has no valid index: all are hostile then."""
+    """One CPU tensor for each of ``o.index_extents``. An extent of 0 has no valid index, so all are out of bounds."""
     if how == "distinct":
         return _distinct(o, wrap, g)
     found = []
     info = torch.iinfo(o.element.torch)
     for n in o.index_extents:
-        # Half of the draws come from a few hot places, so that contributions meet.
+        # Half of the indices are among three, so that many repeat.
         at = torch.randint(0, max(n, 1), o.shape, generator=g)
         hot = torch.randint(0, max(n, 1), (3,), generator=g)[torch.randint(0, 3, o.shape, generator=g)]
         at = torch.where(torch.rand(o.shape, generator=g) < 0.5, hot, at)
@@ -113,7 +115,7 @@ def draw_indices(o: Operand, how: Indices, wrap: bool, g: torch.Generator) -> li
 
 
 def _distinct(o: Operand, wrap: bool, g: torch.Generator) -> list[torch.Tensor]:
-    """Indices of which no two meet, along the axes that are not batch axes; the surplus lies outside the extents."""
+    """Indices without repeats along the axes that are not batch axes; those in excess lie outside the extents."""
     meeting = [a for a in range(len(o.shape)) if a not in o.batch_axes] or list(range(len(o.shape)))
     lanes = [a for a in range(len(o.shape)) if a not in meeting]
     count, rows = math.prod(o.shape[a] for a in meeting), math.prod(o.shape[a] for a in lanes)
