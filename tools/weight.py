@@ -104,15 +104,12 @@ def rows_engine() -> int:
 
 
 def export_lines() -> int:
-    """Lines of the packages' ``__init__`` modules that are neither blank nor docstring nor comment."""
+    """Lines of code in the packages that re-export the names of their modules."""
     total = 0
-    for path in files(ROOT / "triplan"):
-        if path.stem == "__init__":
-            docs = [
-                node for node in tree(path).body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            ]
-            code = [node for node in tree(path).body if node not in docs]
-            total += sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in code)
+    for room in ("", "descriptors", "facade", "functional", "nn", "sku", "testing"):
+        for node in tree(ROOT / "triplan" / room / "__init__.py").body:
+            if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):  # a docstring
+                total += (node.end_lineno or node.lineno) - node.lineno + 1
     return total
 
 
@@ -122,18 +119,19 @@ def guarantee_builders() -> int:
 
 
 def hardware_facts() -> int:
-    """Constants that ``common/card`` holds too, and bandwidths written as literals, in host code elsewhere."""
+    """Names and fractional values of ``common/card`` that other host code defines again."""
     card = TRITON / "common" / "card.py"
-    facts = set(re.findall(r"^([A-Z]\w+) =", card.read_text(), re.MULTILINE)) if card.exists() else set()
+    if not card.exists():
+        return 0
+    names = set(re.findall(r"^([A-Z]\w+) =", card.read_text(), re.MULTILINE))
+    values = {n.value for n in ast.walk(tree(card)) if isinstance(n, ast.Constant) and isinstance(n.value, float)}
     found = 0
     for path in files(TRITON, host_only=True):
-        if path == card:
-            continue
-        for node in ast.walk(tree(path)):
+        for node in ast.walk(tree(path)) if path != card else ():
             if isinstance(node, ast.Assign):
-                found += sum(isinstance(n, ast.Name) and n.id in facts for t in node.targets for n in ast.walk(t))
-            elif isinstance(node, ast.Constant):
-                found += isinstance(node.value, float) and 1e6 <= node.value < 1e8
+                found += sum(isinstance(n, ast.Name) and n.id in names for t in node.targets for n in ast.walk(t))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, float):
+                found += node.value in values and node.value > 1e3
     return found
 
 
@@ -159,7 +157,7 @@ def table() -> Iterator[tuple[str, object, str]]:
     anys = [len(re.findall(r"\bdesc: Any\b", p.read_text())) for p in files(TRITON, host_only=True)]
     yield "`desc: Any` in the kernels' host code", sum(anys), "0"
     yield "guarantees and tolerances built outside common/bounds", guarantee_builders(), "0"
-    yield "hardware facts outside common/card", hardware_facts(), "0"
+    yield "hardware facts of common/card defined again", hardware_facts(), "0"
     for family in sorted(set(ops().values())):
         yield f"lines an op: {family}", lines_an_op(family), "<= 20 in a table family"
     library, tests = lines(files(ROOT / "triplan")), lines(files(ROOT / "tests"))
