@@ -1,6 +1,6 @@
-"""The indexing family in plain torch, from the definitions. Shares nothing with the kernels but the descriptors.
+"""Indexing in plain torch, from the definitions. Shares nothing with the kernels but descriptors and error bounds.
 
-Sums run in the element of the inputs, one contribution after another in ascending order.
+Sums are kept in the element of the inputs; contributions are added one after another in ascending order.
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ from typing import Any
 
 import torch
 
-from triplan.backends.table import Compute, reference
+from triplan.backends.table import Compute, Guarantee, reference
+from triplan.backends.triton.common.bounds import (
+    EXACT,
+    compounded,
+    guarantee,
+    of_outputs,
+    smallest_subnormal,
+    tolerance,
+)
 from triplan.descriptors import (
     EmbeddingBackwardDescriptor,
     EmbeddingDescriptor,
     GatherBackwardDescriptor,
     GatherDescriptor,
     IndexAddDescriptor,
+    IndexingDescriptor,
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
@@ -25,7 +34,7 @@ from triplan.descriptors import (
     ScatterDescriptor,
 )
 from triplan.descriptors.bad_indices import NO_BAD_INDEX
-from triplan.sku import Duplicates, ElementKind, IndexElementKind, MathPrecision, PrecisionGuarantee, Tolerance
+from triplan.sku import Duplicates, IndexElementKind, MathPrecision, PrecisionGuarantee
 
 Tensor = torch.Tensor
 Outputs = Mapping[str, Tensor]
@@ -36,71 +45,51 @@ ADDED = ("f16", "bf16", "f32", "f64", "i32", "i64")
 # --- guarantees ---
 
 
-def _written(desc: Any, guarantee: PrecisionGuarantee) -> dict[str, PrecisionGuarantee]:
-    exact = PrecisionGuarantee.exact(ElementKind.I64)
-    return {o.name: exact if o.name == "status" else guarantee for o in desc.operands() if o.is_written}
+def _gathers(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    return of_outputs(desc, PrecisionGuarantee.exact(desc.element))
 
 
-def _copies(desc: Any) -> Mapping[str, PrecisionGuarantee]:
-    return _written(desc, PrecisionGuarantee.exact(desc.element))
-
-
-def _last(desc: Any) -> Mapping[str, PrecisionGuarantee]:
-    exact = PrecisionGuarantee.exact(desc.element)
-    return _written(desc, exact.replace(order_invariant=False, duplicates=Duplicates.LAST))
-
-
-def _sums(desc: Any) -> Mapping[str, PrecisionGuarantee]:
-    element, compute = desc.element, desc.element.compute
-    floating = element.is_floating_point
-    u, final = compute.unit_roundoff, element.unit_roundoff
-    # Serial sums of at most as many terms as there are indices: (1 + u)^n - 1, then one rounding into the element.
-    terms = max(math.prod(o.shape) for o in desc.operands() if o.name in ("index", "indices", "src", "dout", "values"))
-    ctol = math.expm1(min((terms + 3) * math.log1p(u), 700.0)) * (1 + final)
-    smallest = torch.finfo(element.torch).smallest_normal * torch.finfo(element.torch).eps if floating else 0.0
-    return _written(
-        desc,
-        PrecisionGuarantee(
-            math_precision=MathPrecision(compute.value) if floating else MathPrecision.EXACT,
-            accumulator=compute,
-            deterministic=True,
-            bit_stable_on_same_hardware=True,
-            batch_invariant=not floating,
-            order_invariant=not floating,
-            duplicates=Duplicates.SUM,
-            tolerance=Tolerance(
-                rtol=final if compute is not element else 0.0, ctol=ctol, underflow=smallest * (terms + 3)
-            )
-            if floating
-            else Tolerance(),
-        ),
+def _stores(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Of the writes to one element, that of the largest position stays."""
+    exact = MathPrecision.EXACT
+    return of_outputs(
+        desc, guarantee(desc.element, EXACT, math_precision=exact, batch=True, duplicates=Duplicates.LAST)
     )
+
+
+def _sums(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    element, compute = desc.element, desc.element.compute
+    if not element.is_floating_point:  # addition modulo 2^n is associative: order cannot show
+        exact = MathPrecision.EXACT
+        return of_outputs(
+            desc, guarantee(compute, EXACT, math_precision=exact, batch=True, order=True, duplicates=Duplicates.SUM)
+        )
+    # At most as many terms as there are indices or values; three more roundings are for alpha and its product.
+    terms = max(math.prod(o.shape) for o in desc.operands() if o.name in ("index", "indices", "src", "dout", "values"))
+    bound = tolerance(
+        element,
+        compute,
+        per_term=compounded((terms + 3) * math.log1p(compute.unit_roundoff)),
+        last=element.unit_roundoff,
+        lost=((terms + 2) * smallest_subnormal(element),),
+    )
+    return of_outputs(desc, guarantee(compute, bound, duplicates=Duplicates.SUM))
 
 
 def _puts(desc: IndexPutDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    return _sums(desc) if desc.accumulate else _last(desc)
+    return _sums(desc) if desc.accumulate else _stores(desc)
 
 
-def _declare(op: str, adds: bool | None) -> Callable[[Compute], Compute]:
-    """Registers a reference; ``adds`` None means that the descriptor decides."""
-    guarantee = (
-        _puts
-        if adds is None
-        else _sums
-        if adds
-        else _copies
-        if op in ("gather", "index_select", "embedding")
-        else _last
-    )
-    elements = ADDED if adds else COPIED
+def _declare(op: str, elements: Sequence[str], guarantee: Guarantee) -> Callable[[Compute], Compute]:
+    """Register the decorated function as the reference of ``op``."""
     return reference(op=op, elements=elements, index_elements=tuple(IndexElementKind), guarantee=guarantee)
 
 
 # --- indices ---
 
 
-def _resolve(desc: Any, index: Tensor, extent: int) -> tuple[Tensor, Tensor]:
-    """Positions (0 where unusable) and whether each may be touched."""
+def _resolve(desc: IndexingDescriptor, index: Tensor, extent: int) -> tuple[Tensor, Tensor]:
+    """Each index as a position (0 where out of bounds), and whether it is in bounds."""
     at = index.to(torch.int64)
     if desc.wrap_negative:
         at = torch.where(at < 0, at + extent, at)
@@ -110,7 +99,7 @@ def _resolve(desc: Any, index: Tensor, extent: int) -> tuple[Tensor, Tensor]:
     return torch.where(valid, at, 0), valid
 
 
-def _with_status(desc: Any, outputs: dict[str, Tensor], valid: Tensor) -> Outputs:
+def _with_status(desc: IndexingDescriptor, outputs: dict[str, Tensor], valid: Tensor) -> Outputs:
     if desc.out_of_bounds == "error":
         bad = (~valid).reshape(-1).nonzero()
         outputs["status"] = bad[0].clone() if len(bad) else torch.tensor([NO_BAD_INDEX])
@@ -118,14 +107,17 @@ def _with_status(desc: Any, outputs: dict[str, Tensor], valid: Tensor) -> Output
 
 
 def _coordinates(shape: tuple[int, ...]) -> list[Tensor]:
-    """One open coordinate grid an axis. An empty problem has no coordinates, however long its other axes are."""
+    """For each axis its coordinates, of shape (1, .., n, .., 1).
+
+    Single zeros if any axis is empty: the others may be longer than memory.
+    """
     if 0 in shape:
         return [torch.zeros((1,) * len(shape), dtype=torch.int64) for _ in shape]
     return [torch.arange(n).reshape([-1 if a == d else 1 for a in range(len(shape))]) for d, n in enumerate(shape)]
 
 
-def _cells(desc: Any, index: Tensor, dim: int, extent: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """For every element of a full index, the coordinates of the table's cell, and whether it exists."""
+def _cells(desc: IndexingDescriptor, index: Tensor, dim: int, extent: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """For every element of ``index``, the coordinates of the table element it selects, and whether that exists."""
     at, valid = _resolve(desc, index, extent)
     grid = _coordinates(tuple(index.shape))
     grid[dim] = at
@@ -133,9 +125,9 @@ def _cells(desc: Any, index: Tensor, dim: int, extent: int) -> tuple[tuple[Tenso
 
 
 def _slice_cells(
-    desc: Any, index: Tensor, shape: tuple[int, ...], dim: int, extent: int
+    desc: IndexingDescriptor, index: Tensor, shape: tuple[int, ...], dim: int, extent: int
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The same for a 1-D index along ``dim``."""
+    """The same for a 1-D index along ``dim`` of a dense tensor of ``shape``."""
     full = index.reshape([-1 if a == dim else 1 for a in range(len(shape))]).expand(shape)
     return _cells(desc, full, dim, extent)
 
@@ -147,9 +139,9 @@ def _read(table: Tensor, cells: tuple[Tensor, ...], valid: Tensor) -> Tensor:
 
 
 def _add(table: Tensor, cells: tuple[Tensor, ...], values: Tensor, valid: Tensor) -> Tensor:
-    """Adds ``values`` to the cells, or to the slices behind them, in ascending order of position.
+    """``table`` with ``values`` added to the elements at ``cells``, or to the slices behind them, in ascending order.
 
-    torch's CPU ``index_add_`` on one axis is a plain loop; ``index_put_`` with ``accumulate`` is not: in f32 its
+    torch's CPU ``index_add_`` along one axis is a plain loop. ``index_put_`` with ``accumulate`` is not: in f32 its
     threads add atomically, in any order.
     """
     width = math.prod(table.shape[len(cells) :])
@@ -162,7 +154,7 @@ def _add(table: Tensor, cells: tuple[Tensor, ...], values: Tensor, valid: Tensor
 
 
 def _numbers(cells: tuple[Tensor, ...], shape: Sequence[int]) -> Tensor:
-    """Row-major numbers of the cells."""
+    """Row-major numbers of the elements at ``cells``."""
     number = torch.zeros(cells[0].shape, dtype=torch.int64)
     for c, n in zip(cells, shape, strict=False):
         number = number * n + c
@@ -170,69 +162,70 @@ def _numbers(cells: tuple[Tensor, ...], shape: Sequence[int]) -> Tensor:
 
 
 def _overwrite(table: Tensor, cells: tuple[Tensor, ...], values: Tensor, valid: Tensor) -> Tensor:
-    """The largest position in ``values`` that writes a cell wins.
+    """``table`` with ``values`` written to ``cells``, or to the slices behind them; of several writes the last stays.
 
-    (Written by positions, not by mask: torch hands a mask's single bf16 value through float, which changes NaNs.)
+    (Written by positions, not by mask: torch converts a mask's single bf16 value through float, which changes NaNs.)
     """
     values = values[valid]
+    slots = math.prod(table.shape[: len(cells)])
     number = _numbers(tuple(c[valid] for c in cells), table.shape)
-    winner = torch.full((table.numel(),), -1, dtype=torch.int64)
-    winner.scatter_reduce_(0, number, torch.arange(len(values)), "amax")
-    written = winner >= 0
-    out = table.clone().reshape(-1)
-    out[written.nonzero()[:, 0]] = values[winner[written]]
+    last = torch.full((slots,), -1, dtype=torch.int64)
+    last.scatter_reduce_(0, number, torch.arange(len(values)), "amax")
+    written = last >= 0
+    out = table.clone().reshape(slots, *table.shape[len(cells) :])
+    out[written.nonzero()[:, 0]] = values[last[written]]
     return out.reshape(table.shape)
 
 
-def _start(desc: Any, table: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """What a backward adds into: the caller's tensor, or zeros."""
-    return table if desc.accumulate and table is not None else like.new_zeros(shape)
+def _start(table: Tensor | None, accumulate: bool, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """What a backward op adds into: the caller's tensor, or zeros."""
+    return table if accumulate and table is not None else like.new_zeros(shape)
 
 
 # --- ops ---
 
 
-@_declare("gather", adds=False)
+@_declare("gather", COPIED, _gathers)
 def gather(desc: GatherDescriptor, x: Mapping[str, Any]) -> Outputs:
     cells, valid = _cells(desc, x["index"], desc.gather_dim, desc.src_dim_size)
     return _with_status(desc, {"out": _read(x["src"], cells, valid)}, valid)
 
 
-@_declare("gather_backward", adds=True)
+@_declare("gather_backward", ADDED, _sums)
 def gather_backward(desc: GatherBackwardDescriptor, x: Mapping[str, Any]) -> Outputs:
     cells, valid = _cells(desc, x["index"], desc.gather_dim, desc.src_dim_size)
-    start = _start(desc, x.get("dsrc"), x["dout"], desc.operand("dsrc").shape)
+    start = _start(x.get("dsrc"), desc.accumulate, x["dout"], desc.operand("dsrc").shape)
     return _with_status(desc, {"dsrc": _add(start, cells, x["dout"], valid)}, valid)
 
 
-@_declare("scatter_add", adds=True)
+@_declare("scatter_add", ADDED, _sums)
 def scatter_add(desc: ScatterAddDescriptor, x: Mapping[str, Any]) -> Outputs:
     cells, valid = _cells(desc, x["index"], desc.scatter_dim, desc.out_dim_size)
     return _with_status(desc, {"out": _add(x["out"], cells, x["src"], valid)}, valid)
 
 
-@_declare("scatter", adds=False)
+@_declare("scatter", COPIED, _stores)
 def scatter(desc: ScatterDescriptor, x: Mapping[str, Any]) -> Outputs:
     cells, valid = _cells(desc, x["index"], desc.scatter_dim, desc.out_dim_size)
     return _with_status(desc, {"out": _overwrite(x["out"], cells, x["src"], valid)}, valid)
 
 
-@_declare("index_select", adds=False)
+@_declare("index_select", COPIED, _gathers)
 def index_select(desc: IndexSelectDescriptor, x: Mapping[str, Any]) -> Outputs:
     cells, valid = _slice_cells(desc, x["index"], desc.out_shape, desc.select_dim, desc.src_dim_size)
     _, known = _resolve(desc, x["index"], desc.src_dim_size)
     return _with_status(desc, {"out": _read(x["src"], cells, valid)}, known)
 
 
-@_declare("index_select_backward", adds=True)
+@_declare("index_select_backward", ADDED, _sums)
 def index_select_backward(desc: IndexSelectBackwardDescriptor, x: Mapping[str, Any]) -> Outputs:
     cells, valid = _slice_cells(desc, x["index"], desc.out_shape, desc.select_dim, desc.src_dim_size)
     _, known = _resolve(desc, x["index"], desc.src_dim_size)
-    start = _start(desc, x.get("dsrc"), x["dout"], desc.operand("dsrc").shape)
+    start = _start(x.get("dsrc"), desc.accumulate, x["dout"], desc.operand("dsrc").shape)
     return _with_status(desc, {"dsrc": _add(start, cells, x["dout"], valid)}, known)
 
 
-@_declare("index_add", adds=True)
+@_declare("index_add", ADDED, _sums)
 def index_add(desc: IndexAddDescriptor, x: Mapping[str, Any]) -> Outputs:
     cells, valid = _slice_cells(desc, x["index"], desc.src_shape, desc.add_dim, desc.out_dim_size)
     _, known = _resolve(desc, x["index"], desc.out_dim_size)
@@ -240,7 +233,7 @@ def index_add(desc: IndexAddDescriptor, x: Mapping[str, Any]) -> Outputs:
     return _with_status(desc, {"out": _add(x["out"], cells, src, valid)}, known)
 
 
-@_declare("embedding", adds=False)
+@_declare("embedding", COPIED, _gathers)
 def embedding(desc: EmbeddingDescriptor, x: Mapping[str, Any]) -> Outputs:
     at, valid = _resolve(desc, x["index"], desc.num_embeddings)
     if desc.num_embeddings == 0:
@@ -250,33 +243,20 @@ def embedding(desc: EmbeddingDescriptor, x: Mapping[str, Any]) -> Outputs:
     return _with_status(desc, {"out": rows}, valid)
 
 
-@_declare("embedding_backward", adds=True)
+@_declare("embedding_backward", ADDED, _sums)
 def embedding_backward(desc: EmbeddingBackwardDescriptor, x: Mapping[str, Any]) -> Outputs:
     at, valid = _resolve(desc, x["index"], desc.num_embeddings)
     used = valid if desc.padding_idx is None else valid & (at != desc.padding_idx)
-    start = _start(desc, x.get("dweight"), x["dout"], desc.operand("dweight").shape)
+    start = _start(x.get("dweight"), desc.accumulate, x["dout"], desc.operand("dweight").shape)
     return _with_status(desc, {"dweight": _add(start, (at,), x["dout"], used)}, valid)
 
 
-@_declare("index_put", adds=None)
+@_declare("index_put", COPIED, _puts)
 def index_put(desc: IndexPutDescriptor, x: Mapping[str, Any]) -> Outputs:
-    k, rest = desc.num_indices, desc.out_shape[desc.num_indices :]
     found = [_resolve(desc, index, desc.out_shape[a]) for a, index in enumerate(x["indices"])]
     valid = torch.stack([v for _, v in found]).all(0)
-    if x["out"].numel() == 0:
-        return _with_status(desc, {"out": x["out"]}, valid)
-    if not desc.accumulate:
-        # Rows of the table's leading axes, numbered together, so that "last" is decided row by row.
-        rows = math.prod(desc.out_shape[:k])
-        number = torch.zeros(desc.index_shape, dtype=torch.int64)
-        for (at, _), n in zip(found, desc.out_shape, strict=False):
-            number = number * n + at
-        winner = torch.full((rows,), -1, dtype=torch.int64)
-        order = torch.arange(int(valid.sum()))
-        winner.scatter_reduce_(0, number[valid], order, "amax")
-        written = winner >= 0
-        out = x["out"].clone().reshape(rows, *rest)
-        out[written.nonzero()[:, 0]] = x["values"][valid][winner[written]]
-        return _with_status(desc, {"out": out.reshape(desc.out_shape)}, valid)
-    out = _add(x["out"], tuple(at for at, _ in found), x["values"], valid)
+    out = x["out"]
+    if out.numel():
+        put = _add if desc.accumulate else _overwrite
+        out = put(out, tuple(at for at, _ in found), x["values"], valid)
     return _with_status(desc, {"out": out}, valid)
