@@ -1,10 +1,10 @@
 """WHAT is to be computed: frozen models, one module for each family of ops."""
 
 from triplan._exports import export as _export
-from triplan.descriptors.bad_indices import OutOfBounds as OutOfBounds
 from triplan.descriptors.base import *
 from triplan.descriptors.base import RowwiseDescriptor as RowwiseDescriptor
 from triplan.descriptors.fields import *
+from triplan.descriptors.fields import OutOfBounds as OutOfBounds
 from triplan.descriptors.gemm import *
 from triplan.descriptors.gemm import (
     MatrixProductDescriptor as MatrixProductDescriptor,

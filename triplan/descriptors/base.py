@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 from typing_extensions import Self
 
-from triplan.descriptors.fields import AxisField, ShapeField
+from triplan.descriptors.fields import NO_BAD_INDEX, AxisField, OutOfBounds, ShapeField
 from triplan.descriptors.layout import Layout, Layouts
 from triplan.descriptors.operand import Operand, OperandKind
 from triplan.errors import InvalidProblem
@@ -159,6 +159,28 @@ def parse_descriptor(data: str | bytes | Mapping[str, Any]) -> Descriptor:
 def descriptor_types() -> dict[str, type[Descriptor]]:
     """Every registered descriptor class by op, sorted."""
     return dict(sorted(_REGISTRY.items()))
+
+
+def check_bad_index(desc: Descriptor, policy: OutOfBounds, args: Any) -> None:
+    """Synchronise, and raise ``IndexError`` for the bad index that ``args.status`` records.
+
+    Raises ``InvalidProblem`` if ``policy``, that of ``desc``, records none.
+    """
+    if policy != "error":
+        raise InvalidProblem(f"{desc.op}: out_of_bounds is {policy!r}; only 'error' records bad indices")
+    (position,) = args.status.tolist()  # synchronises
+    if position == NO_BAD_INDEX:
+        return
+    o = next(o for o in desc.operands() if o.index_extents)
+    tensors = getattr(args, o.name) if o.kind is OperandKind.TENSOR_LIST else [getattr(args, o.name)]
+    at: list[int] = []
+    for n in reversed(o.shape):
+        position, coordinate = divmod(position, n)
+        at.insert(0, coordinate)
+    values = [t[tuple(at)].tolist() for t in tensors]
+    shown = values[0] if len(values) == 1 else tuple(values)
+    extents = o.index_extents[0] if len(values) == 1 else o.index_extents
+    raise IndexError(f"{desc.op}: {o.name}[{', '.join(map(str, at))}] = {shown} is out of bounds for extent {extents}")
 
 
 class RowwiseDescriptor(Descriptor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -49,3 +49,8 @@ Extent = Annotated[int, Field(ge=0, lt=2**62), ExtentField()]
 Shape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField()]
 #: A batch of rows: at least one batch axis, then the axis of the row.
 RowsShape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField(min_rank=2)]
+#: What an index outside its axis does. ``skip``: the update is dropped, a gathered element becomes zero. ``clamp``: the
+#: nearest valid position is taken. ``error``: as skip, and the lowest bad position is recorded in ``status``.
+OutOfBounds = Literal["skip", "clamp", "error"]
+#: What ``status`` holds where no index was bad; else the lowest bad position, counted row-major over the index.
+NO_BAD_INDEX = 2**63 - 1

@@ -1,7 +1,7 @@
-"""Indexing: gather and scatter in every form, and their adjoints.
+"""Indexing: gather and scatter in every form, and their backward ops.
 
-Names follow baracuda where it has the op. In every op the *dense* side (``out`` of a gather, ``src`` or ``dout`` of a
-scatter) has one element a point of the problem, and the *table* side is the tensor that indices point into.
+Names follow baracuda where it has the op. In every op the *dense* operand (``out`` of a gather, ``src`` or ``dout`` of
+a scatter) has one element for each point of the problem; the *table* is the operand that the indices point into.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from triplan.descriptors.bad_indices import OutOfBounds, check_bad_index
-from triplan.descriptors.base import Descriptor
-from triplan.descriptors.fields import MAX_RANK, AxisField, Extent, IndexValueField, Shape
+from triplan.descriptors.base import Descriptor, check_bad_index
+from triplan.descriptors.fields import MAX_RANK, AxisField, Extent, IndexValueField, OutOfBounds, Shape
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory
 
@@ -30,7 +29,7 @@ class IndexingDescriptor(Descriptor):
         element: element of the values.
         index_element: element of the indices, i32 or i64.
         out_of_bounds: what an index outside its axis does.
-        wrap_negative: -1 means the last position, as in Python; else negative indices are out of bounds.
+        wrap_negative: negative indices count from the end, as in Python; else they are out of bounds.
     """
 
     category: ClassVar[OpCategory] = OpCategory.INDEXING
@@ -63,7 +62,7 @@ def other_axes(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     return tuple(a for a in range(len(shape)) if a != axis)
 
 
-# --- one index an element: torch.gather and its kin ---
+# --- one index per element, as in torch.gather ---
 
 
 class _Gathering(IndexingDescriptor):
@@ -71,14 +70,19 @@ class _Gathering(IndexingDescriptor):
     gather_dim: Annotated[int, AxisField("out_shape")]
     src_dim_size: Extent
 
-    def _roles(self, dense: str, table: str, dense_role: Role, table_role: Role) -> dict[str, Operand]:
-        batch = other_axes(self.out_shape, self.gather_dim)
-        src_shape = with_extent(self.out_shape, self.gather_dim, self.src_dim_size)
-        return {
-            dense: Operand(dense, dense_role, self.element, self.out_shape, batch_axes=batch),
-            "index": self._index(self.out_shape, self.src_dim_size, batch),
-            table: Operand(table, table_role, self.element, src_shape, batch_axes=batch),
-        }
+    @property
+    def _batch_axes(self) -> tuple[int, ...]:
+        return other_axes(self.out_shape, self.gather_dim)
+
+    def _dense(self, name: str, role: Role) -> Operand:
+        return Operand(name, role, self.element, self.out_shape, batch_axes=self._batch_axes)
+
+    def _table(self, name: str, role: Role) -> Operand:
+        shape = with_extent(self.out_shape, self.gather_dim, self.src_dim_size)
+        return Operand(name, role, self.element, shape, batch_axes=self._batch_axes)
+
+    def _indices(self) -> Operand:
+        return self._index(self.out_shape, self.src_dim_size, self._batch_axes)
 
 
 class GatherDescriptor(_Gathering):
@@ -90,8 +94,12 @@ class GatherDescriptor(_Gathering):
     op: Literal["gather"] = "gather"
 
     def declare_operands(self) -> tuple[Operand, ...]:
-        o = self._roles("out", "src", Role.OUTPUT, Role.INPUT)
-        return (o["src"], o["index"], o["out"], *self._status())
+        return (
+            self._table("src", Role.INPUT),
+            self._indices(),
+            self._dense("out", Role.OUTPUT),
+            *self._status(),
+        )
 
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
@@ -99,17 +107,21 @@ class GatherDescriptor(_Gathering):
 
 
 class GatherBackwardDescriptor(_Gathering):
-    """The adjoint of gather: ``dsrc[..., index[..., j, ...], ...] += dout[..., j, ...]``.
+    """Backward of gather: ``dsrc[..., index[..., j, ...], ...] += dout[..., j, ...]``.
 
-    With ``accumulate`` (the default) it adds into what ``dsrc`` holds; without, it writes every element itself.
+    With ``accumulate`` (the default) it adds to what ``dsrc`` holds; without, it writes every element.
     """
 
     op: Literal["gather_backward"] = "gather_backward"
     accumulate: bool = True
 
     def declare_operands(self) -> tuple[Operand, ...]:
-        o = self._roles("dout", "dsrc", Role.INPUT, Role.IN_OUT if self.accumulate else Role.OUTPUT)
-        return (o["dout"], o["index"], o["dsrc"], *self._status())
+        return (
+            self._dense("dout", Role.INPUT),
+            self._indices(),
+            self._table("dsrc", Role.IN_OUT if self.accumulate else Role.OUTPUT),
+            *self._status(),
+        )
 
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
@@ -145,13 +157,14 @@ class ScatterAddDescriptor(_Scattering):
 class ScatterDescriptor(_Scattering):
     """``out[..., index[..., j, ...], ...] = src[..., j, ...]`` along ``scatter_dim`` (torch.Tensor.scatter_).
 
-    Where an index repeats, the guarantee's ``duplicates`` says which write stays: ``last`` (largest j) or ``any``.
+    Where an index repeats, the guarantee's ``duplicates`` says which of the writes stays: the ``last`` (largest j) or
+    ``any``.
     """
 
     op: Literal["scatter"] = "scatter"
 
 
-# --- one index a slice: torch.index_select and its kin ---
+# --- one index per slice, as in torch.index_select ---
 
 
 class _Selecting(IndexingDescriptor):
@@ -159,12 +172,17 @@ class _Selecting(IndexingDescriptor):
     select_dim: Annotated[int, AxisField("out_shape")]
     src_dim_size: Extent
 
-    @property
-    def _src_shape(self) -> tuple[int, ...]:
-        return with_extent(self.out_shape, self.select_dim, self.src_dim_size)
+    def _dense(self, name: str, role: Role) -> Operand:
+        batch = other_axes(self.out_shape, self.select_dim)
+        return Operand(name, role, self.element, self.out_shape, batch_axes=batch)
 
-    def _count(self) -> tuple[int, ...]:
-        return (self.out_shape[self.select_dim],)
+    def _table(self, name: str, role: Role) -> Operand:
+        batch = other_axes(self.out_shape, self.select_dim)
+        shape = with_extent(self.out_shape, self.select_dim, self.src_dim_size)
+        return Operand(name, role, self.element, shape, batch_axes=batch)
+
+    def _indices(self) -> Operand:
+        return self._index((self.out_shape[self.select_dim],), self.src_dim_size)
 
 
 class IndexSelectDescriptor(_Selecting):
@@ -173,11 +191,10 @@ class IndexSelectDescriptor(_Selecting):
     op: Literal["index_select"] = "index_select"
 
     def declare_operands(self) -> tuple[Operand, ...]:
-        batch = other_axes(self.out_shape, self.select_dim)
         return (
-            Operand("src", Role.INPUT, self.element, self._src_shape, batch_axes=batch),
-            self._index(self._count(), self.src_dim_size),
-            Operand("out", Role.OUTPUT, self.element, self.out_shape, batch_axes=batch),
+            self._table("src", Role.INPUT),
+            self._indices(),
+            self._dense("out", Role.OUTPUT),
             *self._status(),
         )
 
@@ -187,21 +204,19 @@ class IndexSelectDescriptor(_Selecting):
 
 
 class IndexSelectBackwardDescriptor(_Selecting):
-    """The adjoint of index_select: ``dsrc[..., index[j], ...] += dout[..., j, ...]``.
+    """Backward of index_select: ``dsrc[..., index[j], ...] += dout[..., j, ...]``.
 
-    With ``accumulate`` (the default) it adds into what ``dsrc`` holds; without, it writes every element itself.
+    With ``accumulate`` (the default) it adds to what ``dsrc`` holds; without, it writes every element.
     """
 
     op: Literal["index_select_backward"] = "index_select_backward"
     accumulate: bool = True
 
     def declare_operands(self) -> tuple[Operand, ...]:
-        batch = other_axes(self.out_shape, self.select_dim)
-        role = Role.IN_OUT if self.accumulate else Role.OUTPUT
         return (
-            Operand("dout", Role.INPUT, self.element, self.out_shape, batch_axes=batch),
-            self._index(self._count(), self.src_dim_size),
-            Operand("dsrc", role, self.element, self._src_shape, batch_axes=batch),
+            self._dense("dout", Role.INPUT),
+            self._indices(),
+            self._table("dsrc", Role.IN_OUT if self.accumulate else Role.OUTPUT),
             *self._status(),
         )
 
@@ -213,7 +228,7 @@ class IndexSelectBackwardDescriptor(_Selecting):
 class IndexAddDescriptor(IndexingDescriptor):
     """``out[..., index[j], ...] += alpha * src[..., j, ...]`` along ``add_dim`` (torch.Tensor.index_add_).
 
-    ``alpha`` is an Arg: a Python number, 1 where None is passed.
+    ``alpha`` is a Python number among the Args; None is 1.
     """
 
     op: Literal["index_add"] = "index_add"
@@ -263,9 +278,9 @@ class EmbeddingDescriptor(IndexingDescriptor):
 
 
 class EmbeddingBackwardDescriptor(IndexingDescriptor):
-    """The adjoint of embedding: ``dweight[index[...], :] += dout[..., :]``, skipping ``padding_idx``.
+    """Backward of embedding: ``dweight[index[...], :] += dout[..., :]``, skipping ``padding_idx``.
 
-    With ``accumulate`` (the default) it adds into what ``dweight`` holds; without, it writes every element itself.
+    With ``accumulate`` (the default) it adds to what ``dweight`` holds; without, it writes every element.
     """
 
     op: Literal["embedding_backward"] = "embedding_backward"
@@ -297,14 +312,14 @@ class EmbeddingBackwardDescriptor(IndexingDescriptor):
         )
 
 
-# --- several index tensors ---
+# --- several index tensors, as in torch.index_put ---
 
 
 class IndexPutDescriptor(IndexingDescriptor):
     """``out[indices[0], indices[1], ...] = values`` or ``+= values`` over the leading axes (torch.Tensor.index_put_).
 
-    ``num_indices`` index tensors of ``index_shape`` point into the first axes of ``out``; ``values`` has
-    ``index_shape`` followed by the remaining axes of ``out``. ``accumulate`` adds, as torch's argument of that name.
+    ``num_indices`` index tensors of ``index_shape`` point into the leading axes of ``out``; ``values`` has
+    ``index_shape`` followed by the remaining axes of ``out``. ``accumulate`` adds instead of writing.
     """
 
     op: Literal["index_put"] = "index_put"
@@ -315,11 +330,14 @@ class IndexPutDescriptor(IndexingDescriptor):
 
     def check_problem(self) -> None:
         if self.num_indices > len(self.out_shape):
-            raise ValueError(f"num_indices = {self.num_indices}: out_shape {self.out_shape} has fewer axes")
+            raise ValueError(
+                f"num_indices = {self.num_indices}: must be at most {len(self.out_shape)}, the rank of out_shape"
+            )
         rank = len(self.index_shape) + len(self.out_shape) - self.num_indices
         if rank > MAX_RANK:
             raise ValueError(
-                f"index_shape {self.index_shape} and out_shape {self.out_shape}: values have rank {rank} > 8"
+                f"index_shape = {self.index_shape} with out_shape = {self.out_shape}: values would have rank {rank}; "
+                f"at most {MAX_RANK} is taken"
             )
 
     def declare_operands(self) -> tuple[Operand, ...]:
@@ -351,7 +369,7 @@ class IndexPutDescriptor(IndexingDescriptor):
 
 
 def _fields(values: Any, index: Any, **fields: Any) -> dict[str, Any]:
-    """Tensors become their shapes; ``(tensor, "dim_field")`` becomes that tensor's extent along the given axis."""
+    """Descriptor fields: a tensor stands for its shape, ``(tensor, "dim_field")`` for its extent along that axis."""
     out: dict[str, Any] = {"element": values.dtype, "index_element": index.dtype}
     for name, value in fields.items():
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):

@@ -6,9 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from triplan.descriptors.bad_indices import OutOfBounds, check_bad_index
-from triplan.descriptors.base import Descriptor
-from triplan.descriptors.fields import AxisField, RowsShape, Shape
+from triplan.descriptors.base import Descriptor, check_bad_index
+from triplan.descriptors.fields import AxisField, OutOfBounds, RowsShape, Shape
 from triplan.descriptors.operand import Operand, Role
 from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory
 

@@ -1,4 +1,4 @@
-"""Args and plans of the indexing family. Each Args' fields are the operands of its descriptor, in order."""
+"""Args and plans of indexing. Each Args' fields are the operands of its descriptor, in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ += ["ScatterAddArgs", "ScatterAddPlan"]
 
 @dataclass(frozen=True, slots=True)
 class GatherArgs:
-    """``status`` (i64, shape (1,)) only with ``out_of_bounds="error"``, here and below."""
+    """Operands of gather. ``status`` (i64, shape (1,)) belongs to ``out_of_bounds="error"``; else it is None."""
 
     src: Tensor
     index: Tensor
@@ -46,6 +46,8 @@ class GatherPlan(Plan[GatherDescriptor, GatherArgs]):
 
 @dataclass(frozen=True, slots=True)
 class GatherBackwardArgs:
+    """Operands of gather_backward. ``status`` as in ``GatherArgs``."""
+
     dout: Tensor
     index: Tensor
     dsrc: Tensor
@@ -58,6 +60,8 @@ class GatherBackwardPlan(Plan[GatherBackwardDescriptor, GatherBackwardArgs]):
 
 @dataclass(frozen=True, slots=True)
 class IndexSelectArgs:
+    """Operands of index_select. ``status`` as in ``GatherArgs``."""
+
     src: Tensor
     index: Tensor
     out: Tensor
@@ -70,6 +74,8 @@ class IndexSelectPlan(Plan[IndexSelectDescriptor, IndexSelectArgs]):
 
 @dataclass(frozen=True, slots=True)
 class IndexSelectBackwardArgs:
+    """Operands of index_select_backward. ``status`` as in ``GatherArgs``."""
+
     dout: Tensor
     index: Tensor
     dsrc: Tensor
@@ -82,6 +88,8 @@ class IndexSelectBackwardPlan(Plan[IndexSelectBackwardDescriptor, IndexSelectBac
 
 @dataclass(frozen=True, slots=True)
 class ScatterAddArgs:
+    """Operands of scatter_add. ``status`` as in ``GatherArgs``."""
+
     index: Tensor
     src: Tensor
     out: Tensor
@@ -94,6 +102,8 @@ class ScatterAddPlan(Plan[ScatterAddDescriptor, ScatterAddArgs]):
 
 @dataclass(frozen=True, slots=True)
 class ScatterArgs:
+    """Operands of scatter. ``status`` as in ``GatherArgs``."""
+
     index: Tensor
     src: Tensor
     out: Tensor
@@ -106,7 +116,7 @@ class ScatterPlan(Plan[ScatterDescriptor, ScatterArgs]):
 
 @dataclass(frozen=True, slots=True)
 class IndexAddArgs:
-    """``alpha`` scales ``src``; None is 1."""
+    """Operands of index_add. ``alpha`` scales ``src``; None is 1. ``status`` as in ``GatherArgs``."""
 
     index: Tensor
     src: Tensor
@@ -121,6 +131,8 @@ class IndexAddPlan(Plan[IndexAddDescriptor, IndexAddArgs]):
 
 @dataclass(frozen=True, slots=True)
 class IndexPutArgs:
+    """Operands of index_put. ``status`` as in ``GatherArgs``."""
+
     indices: Sequence[Tensor]
     values: Tensor
     out: Tensor
@@ -133,6 +145,8 @@ class IndexPutPlan(Plan[IndexPutDescriptor, IndexPutArgs]):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingArgs:
+    """Operands of embedding. ``status`` as in ``GatherArgs``."""
+
     weight: Tensor
     index: Tensor
     out: Tensor
@@ -145,6 +159,8 @@ class EmbeddingPlan(Plan[EmbeddingDescriptor, EmbeddingArgs]):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBackwardArgs:
+    """Operands of embedding_backward. ``status`` as in ``GatherArgs``."""
+
     dout: Tensor
     index: Tensor
     dweight: Tensor

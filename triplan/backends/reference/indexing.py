@@ -33,7 +33,7 @@ from triplan.descriptors import (
     ScatterAddDescriptor,
     ScatterDescriptor,
 )
-from triplan.descriptors.bad_indices import NO_BAD_INDEX
+from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.sku import Duplicates, IndexElementKind, MathPrecision, PrecisionGuarantee
 
 Tensor = torch.Tensor

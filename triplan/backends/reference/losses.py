@@ -19,7 +19,7 @@ from triplan.descriptors import (
     Operand,
     ScaleGradientDescriptor,
 )
-from triplan.descriptors.bad_indices import NO_BAD_INDEX
+from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.losses import LossDescriptor
 from triplan.sku import PrecisionGuarantee
 

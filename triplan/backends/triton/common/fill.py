@@ -1,4 +1,4 @@
-"""Launches that fill a buffer, or round a buffer of sums into an operand."""
+"""Launches that fill a buffer, and that round a buffer of sums into an operand."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from triplan.backends.triton.common import fill_kernels as kernels
 from triplan.backends.triton.common.offsets import I32_LIMIT, padded, strides, values
 from triplan.descriptors import Operand
 
+#: Elements of a program. Untuned; offsets of strided elements take a register pair each.
+FLAT_BLOCK = 4096
+STRIDED_BLOCK = 512
+
 
 def fill_launch(pointer: Arg, numel: int, value: int, operand: Operand | None = None) -> Launch:
-    """Fill a packed buffer, or ``operand`` under its promised strides."""
+    """Set ``numel`` elements at ``pointer`` to ``value``: packed, or ``operand``'s in its layout."""
     return _flat_launch(kernels.fill_kernel, {"out": pointer}, {"VALUE": value}, numel, operand)
 
 
 def fold_launch(sums: Scratch, operand: Operand, keep: bool) -> Launch:
-    """Round ``sums``, a packed buffer of the operand's shape, into the operand."""
+    """Round ``sums``, packed and of the operand's shape, into the operand; with ``keep``, add what it holds."""
     return _flat_launch(
         kernels.fold_kernel, {"sums": sums, "out": values(operand)}, {"KEEP": keep}, operand.numel, operand
     )
@@ -27,19 +31,20 @@ def fold_launch(sums: Scratch, operand: Operand, keep: bool) -> Launch:
 def _flat_launch(
     kernel: Any, args: dict[str, Arg], constexprs: dict[str, Any], numel: int, operand: Operand | None
 ) -> Launch:
+    """One launch over ``numel`` elements; the layout is the operand's, or packed where it is None."""
     flat = operand is None or operand.layout.packed
-    big = numel >= I32_LIMIT
+    wide = numel >= I32_LIMIT
     shape = () if operand is None or flat else operand.shape
-    walked = [] if operand is None or flat else strides(operand, range(len(shape)), True)
-    block = 4096 if flat else 512  # offsets of strided elements take a register pair each
+    along = [] if operand is None or flat else strides(operand, range(len(shape)), True)
+    block = FLAT_BLOCK if flat else STRIDED_BLOCK
     return Launch(
         kernel,
         -(-numel // block),
         {
             **args,
-            "numel": Int(numel, big, power_of_two_in(numel)),
-            "sizes": padded((Int(n, big) for n in shape), Int(1, big)),
-            "strides": padded(walked, Int(0, True)),
+            "numel": Int(numel, wide, power_of_two_in(numel)),
+            "sizes": padded((Int(n, wide) for n in shape), Int(1, wide)),
+            "strides": padded(along, Int(0, True)),
         },
-        {**constexprs, "POINT_TYPE": tl.int64 if big else tl.int32, "FLAT": flat, "BLOCK": block},
+        {**constexprs, "POINT_TYPE": tl.int64 if wide else tl.int32, "FLAT": flat, "BLOCK": block},
     )

@@ -6,8 +6,10 @@
 import triton
 import triton.language as tl
 
+from triplan.descriptors import fields
+
 #: Value of ``status`` if no index is bad: larger than any position.
-NO_BAD_INDEX = tl.constexpr(2**63 - 1)
+NO_BAD_INDEX = tl.constexpr(fields.NO_BAD_INDEX)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from triplan.backends.runtime.launch import Arg, Int, Ptr, Stride
 from triplan.descriptors import Operand, packed_strides
 from triplan.sku import ElementKind
 
+#: Triton's type of each element that kernels compute in.
 TL = {
     ElementKind.F32: tl.float32,
     ElementKind.F64: tl.float64,
@@ -18,9 +19,10 @@ TL = {
     ElementKind.I32: tl.int32,
     ElementKind.I64: tl.int64,
 }
-#: Widths to which lists of dimensions are padded: fewer distinct signatures, so fewer binaries and launchers.
+#: Lengths to which tuples of dimensions are padded: fewer distinct signatures, so fewer binaries and launchers.
 RANKS = (2, 4, 8)
-I32_LIMIT = 2**31 - 2**16  # room for the last block's lanes to run past the end without wrapping
+#: From this many elements on, offsets have 64 bits. Below 2**31, so that the last block's lanes may run past the end.
+I32_LIMIT = 2**31 - 2**16
 
 
 def bits(operand: Operand) -> Ptr:
@@ -34,18 +36,22 @@ def values(operand: Operand) -> Ptr:
 
 
 def extent_int(n: int) -> Int:
+    """An extent that indices are compared with: 64 bits only where it needs them."""
     return Int(n, wide=n >= 2**31)
 
 
 def padded(items: Iterable[Arg], filler: Arg) -> tuple[Arg, ...]:
-    """``items`` innermost first, filled outwards to one of RANKS."""
+    """``items`` (outermost first) in reverse, innermost first, followed by ``filler`` up to a length of RANKS."""
     found = tuple(items)[::-1] or (filler,)
     width = next(r for r in RANKS if r >= len(found))
     return (*found, *(filler,) * (width - len(found)))
 
 
 def strides(operand: Operand, axes: Sequence[int | None], wide_offsets: bool, item: int | None = None) -> list[Arg]:
-    """The operand's stride along each of ``axes``: a number if it is packed, else read at run time."""
+    """The operand's stride along each of ``axes``: known if it is packed, else read from the tensor at run time.
+
+    0 where the axis is None. ``wide_offsets``: known strides have 64 bits. ``item``: of a list, which tensor.
+    """
     known = packed_strides(operand.shape)
     out: list[Arg] = []
     for axis in axes:
@@ -59,10 +65,10 @@ def strides(operand: Operand, axes: Sequence[int | None], wide_offsets: bool, it
 
 
 def ceil_power(n: int) -> int:
-    """The smallest power of two that is not below ``n``."""
+    """The smallest power of two >= ``n``."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def padded_bytes(n: int) -> int:
-    """``n`` rounded up to where another array in a workspace may begin."""
+    """``n`` rounded up to 16 bytes, the alignment of arrays within a workspace."""
     return -(-n // 16) * 16

@@ -21,7 +21,7 @@ from triplan.backends.triton.indexing.sorting import Sorted, buffers, sort_launc
 from triplan.backends.triton.indexing.sums import first_launches
 from triplan.backends.triton.indexing.traversals import status_launches
 from triplan.descriptors import IndexingDescriptor
-from triplan.descriptors.bad_indices import NO_BAD_INDEX
+from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.sku import SUPPORTED, Support, Target
 
 # Fitted, in microseconds.

@@ -26,7 +26,7 @@ from triplan.backends.triton.indexing.arguments import (
 )
 from triplan.backends.triton.indexing.geometry import Axes, Geometry, geometry
 from triplan.descriptors import PACKED, IndexingDescriptor
-from triplan.descriptors.bad_indices import NO_BAD_INDEX
+from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.sku import ElementKind
 
 #: A ``@triton.jit`` function of ``points_kernels`` or ``fixed_point_kernels`` (Triton is untyped).

@@ -34,7 +34,7 @@ from triplan.descriptors import (
     NllLossBackwardDescriptor,
     NllLossDescriptor,
 )
-from triplan.descriptors.bad_indices import NO_BAD_INDEX
+from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.losses import LossDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Support
 
