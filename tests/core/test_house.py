@@ -267,7 +267,8 @@ def test_a_public_name_is_declared_once_by_its_family(package: str) -> None:
 WORDS = {
     "a row of the kernel table": r"(?i)\brows? of the kernel table\b|\bkernel table's rows?\b",
     "a kernel's row": r"(?i)\b(kernel|triton|reference|candidate) rows?\b",
-    "a variable row for an entry": r"(?<!self, )\brow: (tp\.)?KernelRow|(?<!Target, )\brows: \w+\[(tp\.)?KernelRow|\bfor row in (tp\.)?TABLE\.",
+    "a variable row for an entry": r"(?<!self, )\brow: (tp\.)?KernelRow|\bfor row in (tp\.)?TABLE\.",
+    "a variable rows for entries": r"(?<!Target, )\brows: \w+\[(tp\.)?KernelRow",
 }
 TEXTS = [
     path
