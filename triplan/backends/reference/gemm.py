@@ -28,7 +28,7 @@ ACTIVATION_SLOPE = 1.13
 ACTIVATION_ROUNDINGS = 16
 #: Roundings by alpha, beta, bias and their additions.
 EPILOGUE_ROUNDINGS = 8
-#: |alpha| and |beta| up to which they scale what is lost by underflow within the tolerance.
+#: Largest |alpha| and |beta| for which the tolerance covers underflow: they scale what it loses.
 MAX_SCALE = 4
 
 

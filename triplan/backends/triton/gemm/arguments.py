@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar, Stride
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS, SM_SHARED_BYTES
@@ -83,7 +82,7 @@ def vector_stride(o: Operand | None, name: str) -> tuple[dict[str, Arg], dict[st
     return ({}, {name: 0}) if o.layout.zero_axes else ({name: Stride(o.name, 0)}, {})
 
 
-def epilogue_arguments(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], dict[str, Any]]:
+def epilogue_arguments(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], dict[str, object]]:
     """The arguments of ``tiles_kernels.epilogue``, but for ``c``."""
     o = {operand.name: operand for operand in desc.operands()}
     compute = desc.sums
@@ -106,7 +105,7 @@ def epilogue_arguments(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], d
     return args, {**c_known, **c0_known, **pre_known, **bias_known, "ACTIVATION": ACTIVATIONS[desc.activation]}
 
 
-def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[str, Arg], dict[str, Any]]:
+def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[str, Arg], dict[str, object]]:
     """The arguments of ``tiles_kernels.product_of``: the factors, the extents and the tile."""
     a, b = desc.operand("a"), desc.operand("b")
     a_strides, a_known = matrix_strides(a, ("am", "ak", "a_batch"))

@@ -23,7 +23,7 @@ TRUNCATION = {MathPrecision.TF32: 2.0**-10, MathPrecision.TF32X3: 2.0**-20}
 TF32X3_OMITTED = 2.0**-20
 #: By how much the magnitudes of the two parts of a tf32x3 multiplicand exceed its own.
 TF32X3_PARTS = 2.0**-8
-#: |alpha| and |beta| up to which they scale what is lost by underflow within the tolerance.
+#: Largest |alpha| and |beta| for which the tolerance covers underflow: they scale what it loses.
 MAX_SCALE = 4
 
 

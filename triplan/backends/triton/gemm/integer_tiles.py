@@ -7,6 +7,7 @@ from functools import partial
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.gemm import tiles
+from triplan.backends.triton.gemm.entries import for_products
 from triplan.backends.triton.gemm.guarantees import integer_guarantee
 from triplan.backends.triton.gemm.matrices import layout
 from triplan.backends.triton.gemm.tile_costs import cheapest_tile
@@ -29,20 +30,18 @@ def numerics(desc: MatrixProductDescriptor) -> str:
     return f"gemm-integers.{desc.epilogue}.v1"
 
 
-_entry = partial(
-    kernel,
-    name="integer_tiles",
-    elements=("i8",),
-    supports=supports,
-    rank=tiles.rank,
-    guarantee=integer_guarantee,
-    numerics=numerics,
-    layout=layout,
-    configurations=tiles.configurations,
+@for_products(
+    partial(
+        kernel,
+        name="integer_tiles",
+        elements=("i8",),
+        supports=supports,
+        rank=tiles.rank,
+        guarantee=integer_guarantee,
+        numerics=numerics,
+        layout=layout,
+        configurations=tiles.configurations,
+    )
 )
-
-
-@_entry(op="gemm")
-@_entry(op="batched_gemm")
 def integer_tiles(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return tiles.launches(desc, cheapest_tile(desc, target))

@@ -76,12 +76,16 @@ class Ring:
 
     def fits(self, desc: MatrixProductDescriptor, target: Target) -> bool:
         """Whether nothing spills and shared memory suffices."""
-        # gelu (erf) spills beside 128 accumulators. With f32 output silu (exp) spills too, on Triton 3.9.
+        # gelu (erf) spills at 128 accumulators. With f32 output silu (exp) spills too, on Triton 3.9.
         wide = self.specialised and desc.out.itemsize > 2
         most = 64 if desc.activation == "gelu" or (desc.activation == "silu" and wide) else 128
         # Without staging buffers a tile of C leaves through B's slots, which must hold it.
         staged = self.specialised or self.stages * self.k * 2 >= self.m * desc.out.itemsize
         return self.accumulators <= most and staged and self.shared_bytes(desc.out.itemsize) <= target.shared_memory
+
+
+#: Operations or bytes per microsecond in 1 TFLOP/s or 1 TB/s.
+TERA_PER_US = 10**6
 
 
 class Rates(NamedTuple):
@@ -99,7 +103,7 @@ class Rates(NamedTuple):
 #: Each ring and its rates. Fitted, as are the constants below, by least squares of logarithms to the rings' times in
 #: ``bench/results/gemm-*-sweep`` (``python -m bench gemm --sweep``). Then moved by hand so that the fastest ring is
 #: chosen: the first ping-pong ring and ``FIXED_US`` of a specialised kernel for products of one wave and for batches,
-#: the compute rate of the first ring of 128 columns for cubes of 4096, and the stream rate of the one of 64 by 64 for
+#: the compute rate of a ring of 128 columns for cubes of 4096, and the stream rate of that of 64 by 64 for
 #: 64 rows. ``tests/families/gemm/test_costs.py`` holds the choices.
 RATES = {
     # m, n, k, stages
@@ -155,7 +159,7 @@ def tiles_in(desc: MatrixProductDescriptor, ring: Ring) -> int:
 
 def tile_us(ring: Ring, k: int, busy: float = 1.0) -> float:
     """Estimated microseconds of one tile while the share ``busy`` of the multiprocessors works."""
-    return 2 * ring.m * ring.n * k / (_rates(ring).compute * 1e6 * (1 + ALONE_SPEEDUP * (1 - busy)))
+    return 2 * ring.m * ring.n * k / (_rates(ring).compute * TERA_PER_US * (1 + ALONE_SPEEDUP * (1 - busy)))
 
 
 def is_short(desc: MatrixProductDescriptor) -> bool:
@@ -172,7 +176,7 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
         compute *= COOL_PINGPONG
     nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
     within = min(desc.m / ring.m, 1.0)
-    memory = nbytes / (_rates(ring).stream * 1e6 * (1 - OUTSIDE_SLOWDOWN * (1 - within)))
+    memory = nbytes / (_rates(ring).stream * TERA_PER_US * (1 - OUTSIDE_SLOWDOWN * (1 - within)))
     return FIXED_US[ring.specialised] + combined(compute, memory, power=LIMITS_POWER)
 
 

@@ -17,10 +17,11 @@ from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import TL
 from triplan.backends.triton.gemm import split_k_kernels as kernels
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, pointer, product_arguments
+from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, layout
 from triplan.backends.triton.gemm.tile_costs import tile_us
-from triplan.backends.triton.gemm.tile_shapes import ELEMENTS, Tile, programs_of, tiles_of
+from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
 from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 from triplan.sku.facts import fact
@@ -174,20 +175,18 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     }
 
 
-_entry = partial(
-    kernel,
-    name="split_k",
-    elements=ELEMENTS,
-    supports=supports,
-    rank=rank,
-    workspace=workspace,
-    guarantee=guarantee,
-    layout=layout,
-    configurations=configurations,
+@for_products(
+    partial(
+        kernel,
+        name="split_k",
+        elements=ELEMENTS,
+        supports=supports,
+        rank=rank,
+        workspace=workspace,
+        guarantee=guarantee,
+        layout=layout,
+        configurations=configurations,
+    )
 )
-
-
-@_entry(op="gemm")
-@_entry(op="batched_gemm")
 def split_k(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return launches(desc, cheapest_split(desc, target))

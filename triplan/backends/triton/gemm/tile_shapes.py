@@ -9,9 +9,6 @@ from triplan.backends.triton.gemm.matrices import has_elementwise_access
 from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import ArchSku, ElementKind, MathPrecision, Target
 
-#: Elements of the floating-point kernels.
-ELEMENTS = ("f16", "bf16", "f32", "f64")
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:

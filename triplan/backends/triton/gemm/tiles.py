@@ -9,10 +9,11 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton.gemm import tiles_kernels as kernels
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, max_registers, pointer, product_arguments
+from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout
 from triplan.backends.triton.gemm.tile_costs import cheapest_tile, tile_us
-from triplan.backends.triton.gemm.tile_shapes import ELEMENTS, Tile, programs_of, tiles_of
+from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
 from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
@@ -58,19 +59,17 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     }
 
 
-_entry = partial(
-    kernel,
-    name="tiles",
-    elements=ELEMENTS,
-    supports=supports,
-    rank=rank,
-    guarantee=guarantee,
-    layout=layout,
-    configurations=configurations,
+@for_products(
+    partial(
+        kernel,
+        name="tiles",
+        elements=ELEMENTS,
+        supports=supports,
+        rank=rank,
+        guarantee=guarantee,
+        layout=layout,
+        configurations=configurations,
+    )
 )
-
-
-@_entry(op="gemm")
-@_entry(op="batched_gemm")
 def tiles(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return launches(desc, cheapest_tile(desc, target))

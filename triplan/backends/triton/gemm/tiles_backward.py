@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.gemm import column_sums, tiles
+from triplan.backends.triton.gemm.entries import ELEMENTS
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
 from triplan.backends.triton.gemm.matrices import backward_layout
 from triplan.backends.triton.gemm.products import Product, gradient_products
 from triplan.backends.triton.gemm.tile_costs import cheapest_tile
-from triplan.backends.triton.gemm.tile_shapes import ELEMENTS, Tile
+from triplan.backends.triton.gemm.tile_shapes import Tile
 from triplan.descriptors import GemmBackwardDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 

@@ -12,10 +12,11 @@ from typing import Literal
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.gemm import tiles
+from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import invariant_guarantee
 from triplan.backends.triton.gemm.matrices import is_elementwise, lacks_unit_stride, layout, vector_elements
 from triplan.backends.triton.gemm.tile_costs import tile_us
-from triplan.backends.triton.gemm.tile_shapes import ELEMENTS, Tile, max_accumulators, tiles_for
+from triplan.backends.triton.gemm.tile_shapes import Tile, max_accumulators, tiles_for
 from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import Target
 
@@ -54,19 +55,17 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     return tile_us(desc, invariant_tile(desc, target), target) * RANK_MARGIN
 
 
-_entry = partial(
-    kernel,
-    name="tiles_invariant",
-    elements=ELEMENTS,
-    supports=tiles.supports,
-    rank=rank,
-    guarantee=invariant_guarantee,
-    numerics=numerics,
-    layout=layout,
+@for_products(
+    partial(
+        kernel,
+        name="tiles_invariant",
+        elements=ELEMENTS,
+        supports=tiles.supports,
+        rank=rank,
+        guarantee=invariant_guarantee,
+        numerics=numerics,
+        layout=layout,
+    )
 )
-
-
-@_entry(op="gemm")
-@_entry(op="batched_gemm")
 def tiles_invariant(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return tiles.launches(desc, invariant_tile(desc, target))

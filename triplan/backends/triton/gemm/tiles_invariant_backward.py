@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.gemm import column_sums, tiles_backward
+from triplan.backends.triton.gemm.entries import ELEMENTS
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
 from triplan.backends.triton.gemm.matrices import backward_layout
 from triplan.backends.triton.gemm.products import Product, gradient_products
 from triplan.backends.triton.gemm.tile_costs import tile_us
-from triplan.backends.triton.gemm.tile_shapes import ELEMENTS, Tile
+from triplan.backends.triton.gemm.tile_shapes import Tile
 from triplan.backends.triton.gemm.tiles_invariant import RANK_MARGIN, invariant_tile, tile_class
 from triplan.descriptors import GemmBackwardDescriptor
 from triplan.sku import PrecisionGuarantee, Target

@@ -1,13 +1,10 @@
-"""What the Hopper kernels share: tensor maps of the operands, which problems TMA can serve, and table fields."""
+"""What the Hopper kernels share: tensor maps of the operands, and which problems TMA can serve."""
 
 from __future__ import annotations
 
-from functools import partial
-
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Int, Scalar, TensorMap
-from triplan.backends.table import kernel
-from triplan.backends.triton.gemm import wgmma_kernels as kernels
+from triplan.backends.triton.gemm import wgmma_shared_kernels as kernels
 from triplan.backends.triton.gemm.arguments import pointer
 from triplan.backends.triton.gemm.matrices import (
     I32_COUNTER_LIMIT,
@@ -19,7 +16,7 @@ from triplan.backends.triton.gemm.matrices import (
 )
 from triplan.backends.triton.gemm.rings import RINGS, Ring, tiles_in
 from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
-from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
+from triplan.sku import SUPPORTED, ElementKind, Support, Target
 from triplan.sku.facts import fact
 
 ACTIVATIONS = {
@@ -29,11 +26,6 @@ ACTIVATIONS = {
     "silu": kernels.silu,
 }
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
-
-#: An entry of a Hopper kernel.
-hopper_entry = partial(
-    kernel, elements=("f16", "bf16"), archs=(ArchSku.SM90A,), features=("gluon", "tma"), interpretable=False
-)
 
 
 def shared_layout(block: tuple[int, ...], element: ElementKind) -> gl.NVMMASharedLayout:

@@ -11,10 +11,11 @@ from functools import partial
 
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.table import Configuration
+from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout
 from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, ring_us, rings_of, tiles_in
-from triplan.backends.triton.gemm.tma import common_arguments, hopper_entry, operand_maps, shared_layout, supports
+from triplan.backends.triton.gemm.tma import common_arguments, operand_maps, shared_layout, supports
 from triplan.backends.triton.gemm.wgmma_kernels import wgmma_kernel
 from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import Target
@@ -61,18 +62,16 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     }
 
 
-_entry = partial(
-    hopper_entry,
-    name="wgmma",
-    supports=supports,
-    rank=rank,
-    guarantee=guarantee,
-    layout=layout,
-    configurations=configurations,
+@for_products(
+    partial(
+        hopper_kernel,
+        name="wgmma",
+        supports=supports,
+        rank=rank,
+        guarantee=guarantee,
+        layout=layout,
+        configurations=configurations,
+    )
 )
-
-
-@_entry(op="gemm")
-@_entry(op="batched_gemm")
 def wgmma(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     return launches(desc, cheapest_ring(desc, target, specialised=True), target)

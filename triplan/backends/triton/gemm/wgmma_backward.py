@@ -12,6 +12,7 @@ from triplan.backends.table import Configuration
 from triplan.backends.triton.gemm import column_sums, rings, tma, wgmma
 from triplan.backends.triton.gemm import wgmma_backward_kernels as kernels
 from triplan.backends.triton.gemm.arguments import pointer
+from triplan.backends.triton.gemm.entries import hopper_kernel
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
 from triplan.backends.triton.gemm.matrices import (
     backward_layout,
@@ -30,11 +31,11 @@ from triplan.sku.facts import fact
 SUM_BYTES_PER_US = 9.0e4
 #: Rows per step of the sums within the launch of the products.
 SUM_ROWS = 64
-#: Factor on the time of tiles of at most 128 columns, beside one product alone: both products have an operand that is
+#: How much longer tiles of at most 128 columns take than in a single product: both products have an operand that is
 #: read across its lines. In ``bench/results/gemm-*-sweep`` tiles of 256 columns were the fastest at 2048 and 4096, not
 #: at 8192.
 NARROW_FACTOR = 1.05
-#: Rows of tiles dealt together: fewer than for one product, for the same reason.
+#: Rows of tiles dealt together: fewer than in a single product, for the same reason.
 GROUP_M = 4
 
 
@@ -209,7 +210,7 @@ def configurations(desc: GemmBackwardDescriptor, target: Target) -> Mapping[str,
     return found
 
 
-@tma.hopper_entry(
+@hopper_kernel(
     op="gemm_backward",
     name="wgmma",
     supports=supports,

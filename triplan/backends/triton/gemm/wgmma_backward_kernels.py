@@ -21,14 +21,8 @@ from triplan.backends.runtime.gluon import (
     store_wait,
 )
 from triplan.backends.triton.gemm.wgmma_column_sums_kernels import first_item, load_strips, sum_strips
-from triplan.backends.triton.gemm.wgmma_kernels import (
-    HALF,
-    following,
-    identity,
-    multiply_steps,
-    tile_of,
-    write_tile,
-)
+from triplan.backends.triton.gemm.wgmma_kernels import multiply_steps
+from triplan.backends.triton.gemm.wgmma_shared_kernels import HALF, following, identity, tile_of, write_tile
 
 
 @gluon.jit

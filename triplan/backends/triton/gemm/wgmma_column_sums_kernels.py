@@ -8,7 +8,7 @@ slot, and each of the two warpgroups that share the tiles sums the columns of on
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
 
 from triplan.backends.runtime.gluon import gl, gluon, load_tile, mbarrier, reinterpret, thread_barrier
-from triplan.backends.triton.gemm.wgmma_kernels import following
+from triplan.backends.triton.gemm.wgmma_shared_kernels import following
 
 
 @gluon.jit

@@ -10,10 +10,11 @@ from functools import partial
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Configuration
+from triplan.backends.triton.gemm.entries import hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout
 from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, ring_us, rings_of, tiles_in
-from triplan.backends.triton.gemm.tma import common_arguments, hopper_entry, supports
+from triplan.backends.triton.gemm.tma import common_arguments, supports
 from triplan.backends.triton.gemm.wgmma_tiles_kernels import wgmma_tiles_kernel
 from triplan.descriptors import GemmDescriptor
 from triplan.sku import Target
@@ -49,7 +50,7 @@ def configurations(desc: GemmDescriptor, target: Target) -> Mapping[str, Configu
     }
 
 
-@hopper_entry(
+@hopper_kernel(
     op="gemm",
     name="wgmma_tiles",
     supports=supports,

@@ -19,7 +19,7 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triplan.backends.triton.gemm.wgmma_kernels import following, load_bias, tile_of, write_tile
+from triplan.backends.triton.gemm.wgmma_shared_kernels import following, load_bias, tile_of, write_tile
 
 
 @gluon.jit
