@@ -27,8 +27,8 @@ SUMMED = (*FLOATS, torch.int32, torch.int64)
 COPIED = (*SUMMED, torch.bool)
 
 
-def forget_recipes() -> None:
-    """Make every functional call go the long way next time."""
+def forget_replays() -> None:
+    """Make every functional call take the full path next time."""
     for module in (gathering, putting, selecting):
         for op in vars(module).values():
             if isinstance(op, Op):

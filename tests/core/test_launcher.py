@@ -209,7 +209,7 @@ def test_the_static_launcher_gets_every_argument(plain: list[Launch], static: Re
 
 @pytest.mark.parametrize(("alpha", "passed"), [(None, 1), (2.5, 2.5), (-3, -3)])
 def test_a_scalar_that_stays_is_part_of_the_launch(static: Recorder, alpha: float | None, passed: float) -> None:
-    """One that has no place among a call's changing values: recipes of functional calls hold such."""
+    """One that has no place among a call's changing values: replays of functional calls hold such."""
     desc = tp.IndexAddDescriptor(src_shape=(6, 32), add_dim=0, out_dim_size=9, element="f32")
     plan = tp.plan(desc, preference=tp.PlanPreference(kernel="atomic_rows", deterministic=False), target=H200)
     args = tp.IndexAddArgs(index=torch.arange(6), src=torch.ones(6, 32), out=torch.zeros(9, 32), alpha=alpha)

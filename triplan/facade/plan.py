@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -15,7 +14,7 @@ from triplan.backends.reference.run import run_reference
 from triplan.backends.runtime.compile import CompiledRecord, is_compiled, record
 from triplan.backends.runtime.interpreter import interpret
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.runtime.launcher import STORAGE, BoundLaunch, LoadedKernel, Places, Template, load
+from triplan.backends.runtime.launcher import BoundLaunch, LoadedKernel, Places, Template, load
 from triplan.backends.select import canonical_key, consult, select, sku_of, unknown_times
 from triplan.backends.table import TABLE, KernelRow
 from triplan.backends.tuning import TuningTable
@@ -24,7 +23,7 @@ from triplan.errors import InvalidProblem, Unsupported
 from triplan.facade.bound import BoundRun, bump_versions, launch_all
 from triplan.facade.check import check_args, check_memory, named_tensors
 from triplan.facade.prepared import PreparedIndices, Preparing
-from triplan.facade.seen import Seen, getter
+from triplan.facade.replay import Replay, attributes
 from triplan.facade.workspace import Workspace
 from triplan.sku import (
     NO_PREFERENCE,
@@ -94,7 +93,7 @@ class Plan(Preparing, Generic[D, A]):
         row, candidates = select(desc, preference, target, tuning)
         self = object.__new__(cls)
         self._row = row
-        self._loaded, self._seen, self._bound = {}, None, None
+        self._loaded, self._replay = {}, None
         self.descriptor, self.preference, self.target, self.tuning = desc, preference, target, tuning
         self.key = canonical_key(desc, preference, target, tuning)
         self.candidates = candidates
@@ -103,9 +102,8 @@ class Plan(Preparing, Generic[D, A]):
 
     _row: KernelRow
     _loaded: dict[tuple[str, int], tuple[LoadedKernel, ...]]
-    # The last accepted call and its bound launches: each replaced whole, so that no thread ever sees half of one.
-    _seen: Seen | None
-    _bound: _Bound | None
+    # Of the last accepted signature. Replaced whole, so that no thread ever sees half of it.
+    _replay: Replay | None
 
     # --- what is known before anything runs ---
 
@@ -227,15 +225,15 @@ class Plan(Preparing, Generic[D, A]):
         if prepared is not None:
             self._run_prepared(args, workspace, stream, prepared)
             return
-        seen, values = self._seen, None
-        if seen is not None and type(args) is self.args_type:
-            values = seen.match(args, workspace)
-        if seen is None or values is None:
+        replay, values = self._replay, None
+        if replay is not None and type(args) is self.args_type:
+            values = replay.match(args, workspace)
+        if replay is None or values is None:
             self._validate(args, workspace)
-            seen = self._seen = Seen(self.descriptor, args, self._fields, self._workspace_size)
-            values = seen.values(args, workspace)
+            replay = self._replay = self._make_replay(args)
+            values = replay.values(args, workspace)
         if self.target.is_gpu:
-            self._launch(seen, values, args, stream)
+            replay.launch(values, stream)
         else:
             self._run_on_cpu(args, workspace, stream)
         bump_versions(self._written(args))
@@ -258,31 +256,25 @@ class Plan(Preparing, Generic[D, A]):
         """
         if not self.target.is_gpu:
             raise Unsupported(f"{self!r} runs on the cpu: there is no launch to bind")
-        calls, index = self._fixed(args, workspace, prepared)
+        calls, index = self._bind(args, workspace, prepared)
         return BoundRun(calls, index, self._written(args), (args, workspace, prepared))
 
-    def _fixed(
+    def _bind(
         self, args: A, workspace: Workspace | None, prepared: PreparedIndices | None
     ) -> tuple[tuple[BoundLaunch, ...], int]:
-        """The checked launches of one call, and the device's index."""
+        """The launches of one call, which is checked in full, and the device's index."""
         self._validate(args, workspace)
-        seen = Seen(self.descriptor, args, self._fields, self._workspace_size)
-        places, values, which = seen.places, seen.values(args, workspace), "launches"
         if prepared is not None:
             self._check_prepared(prepared, args, workspace)
-            places, values, which = (
-                {**places, STORAGE: len(places)},
-                (*values, prepared.storage.address),
-                "prepared_launches",
-            )
-        index: int = self._written(args)[0].get_device()
-        return tuple(kernel.template(args, places).fill(values) for kernel in self._load(which, index)), index
+        replay = self._make_replay(args, prepared)
+        storage = None if prepared is None else prepared.storage
+        return replay.fill(replay.values(args, workspace, storage)), replay.index
 
     def _run_prepared(
         self, args: A, workspace: Workspace | None, stream: torch.cuda.Stream | int | None, prepared: PreparedIndices
     ) -> None:
         if self.target.is_gpu:
-            launch_all(*self._fixed(args, workspace, prepared), stream)
+            launch_all(*self._bind(args, workspace, prepared), stream)
         else:
             self._validate(args, workspace)
             self._check_prepared(prepared, args, workspace)
@@ -299,32 +291,22 @@ class Plan(Preparing, Generic[D, A]):
             raise support.error
         self._check_workspace(workspace, self._written(args)[0].device, args)
 
+    def _make_replay(self, args: A, prepared: PreparedIndices | None = None) -> Replay:
+        """How to repeat a call with ``args``, which the full path accepted."""
+        kernels: tuple[LoadedKernel, ...] = ()
+        if self.target.is_gpu:
+            which = "launches" if prepared is None else "prepared_launches"
+            kernels = self._load(which, self._written(args)[0].get_device())
+        return Replay(self.descriptor, args, self._workspace_size, kernels, storage=prepared is not None)
+
     def templates(self, args: A, places: Places) -> tuple[Template, ...]:
         """The launches of a run with the layout of ``args``, to be filled with values that stand at ``places``.
 
-        For layers above that have their calls checked once, as here, and know the next ones to be alike. Raises as
-        ``run`` for args that do not fit.
+        For functional calls, whose replays guard their own tensors. Raises as ``run`` for args that do not fit.
         """
         self._validate(args, None)
-        return self._templates(args, places)
-
-    def _templates(self, args: A, places: Places) -> tuple[Template, ...]:
-        index: int = self._written(args)[0].get_device()
-        kernels = self._loaded.get(("launches", index)) or self._load("launches", index)
+        kernels = self._load("launches", self._written(args)[0].get_device())
         return tuple(kernel.template(args, places) for kernel in kernels)
-
-    def _bind(self, seen: Seen, args: A) -> _Bound:
-        index: int = self._written(args)[0].get_device()
-        return _Bound(seen, index, self._templates(args, seen.places))
-
-    def _launch(self, seen: Seen, values: tuple[Any, ...], args: A, stream: torch.cuda.Stream | int | None) -> None:
-        bound = self._bound
-        # One signature fixes strides and device; addresses and scalars are all that is left to fill in.
-        if bound is None or bound.seen is not seen:
-            bound = self._bind(seen, args)
-        if bound.values is not values and bound.values != values:
-            bound = self._bound = bound.fill(values)
-        launch_all(bound.calls, bound.index, stream)
 
     def _run_on_cpu(self, args: A, workspace: Workspace | None, stream: Any) -> None:
         if stream is not None:
@@ -335,13 +317,9 @@ class Plan(Preparing, Generic[D, A]):
             interpret(self.launches, args, None if workspace is None else workspace.tensor)
 
     @cached_property
-    def _fields(self) -> tuple[str, ...]:
-        return tuple(f.name for f in fields(self.args_type))
-
-    @cached_property
     def _written(self) -> Callable[[Any], tuple[torch.Tensor, ...]]:
         """The tensors among args that a run writes."""
-        return getter([o.name for o in self.descriptor.operands() if o.is_written])
+        return attributes([o.name for o in self.descriptor.operands() if o.is_written])
 
     def check(self, args: A) -> None:
         """Synchronise and raise ``IndexError``, naming position and value, if the last run met a bad index.
@@ -362,21 +340,6 @@ class Plan(Preparing, Generic[D, A]):
 def _reselect(cls: Any, desc: Any, preference: Any, target: Any, tuning: Any) -> Any:
     # It may have been pickled on another machine.
     return cls.select(desc, preference=preference, target=target, tuning=None if tuning is None else tuning.here())
-
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """The launches of one signature, filled in for the last call's values."""
-
-    seen: Seen
-    index: int
-    templates: tuple[Template, ...]
-    values: tuple[Any, ...] | None = None
-    calls: tuple[BoundLaunch, ...] = ()
-
-    def fill(self, values: tuple[Any, ...]) -> _Bound:
-        calls = tuple([template.fill(values) for template in self.templates])
-        return _Bound(self.seen, self.index, self.templates, values, calls)
 
 
 def plan_type(op: str) -> type[Plan[Any, Any]]:

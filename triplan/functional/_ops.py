@@ -26,8 +26,7 @@ from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 
 from triplan.facade.check import is_injective, may_overlap
-from triplan.functional._plans import Ran
-from triplan.functional._recipe import Repeats
+from triplan.facade.replay import CallReplays, Ran
 
 Tensor = torch.Tensor
 Grads = tuple[Any, ...]
@@ -141,10 +140,10 @@ class Op(Recorded):
         """
         self.shape, self.update = shape, update
         self.fill = fill or self._copy_and_update
-        # A list of tensors is not among what a recipe compares; a copy that is then updated takes more than launches.
+        # Replays compare no lists of tensors; and launches alone do not copy what is then updated.
         single = "[]" not in parameters
         self._new, self._given, self._in_place = (
-            Repeats(single and makes) for makes in (fill is not None, fill is not None, update is not None)
+            CallReplays(single and makes) for makes in (fill is not None, fill is not None, update is not None)
         )
 
         def fake(like: Tensor, *args: Any) -> Tensor:

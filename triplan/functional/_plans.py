@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from triplan.facade import Plan, PlanCache, Workspace
+from triplan.facade.replay import Ran as Ran
 from triplan.sku import Target
+from triplan.sku.facts import fact
 
 #: Every plan that the functional calls have made.
 PLANS = PlanCache()
@@ -42,15 +43,7 @@ class _Facts:
         return self.dtype.itemsize
 
 
-class Ran(NamedTuple):
-    """A plan, and the operands and scalars that it ran on."""
-
-    plan: Plan[Any, Any]
-    operands: dict[str, Any]
-    scalars: dict[str, Any]
-
-
-@lru_cache(maxsize=8192)
+@fact
 def _describe(plan: Any, facts: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Any:
     return plan.descriptor_type.from_args(SimpleNamespace(**dict(facts)), **dict(options))
 

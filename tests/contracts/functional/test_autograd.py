@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, forget_recipes, integers
+from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, forget_replays, integers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
@@ -15,7 +15,8 @@ from torch.autograd.forward_ad import dual_level, make_dual
 
 import triplan.functional as F  # noqa: N812
 from triplan import PlanCache
-from triplan.functional import _plans, _recipe
+from triplan.facade import replay
+from triplan.functional import _plans
 
 
 @pytest.fixture(params=DEVICES)
@@ -227,9 +228,9 @@ def test_registered_mutating_ops_refuse_gradients(op: str) -> None:
 def test_determinism_is_asked_of_every_plan(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PlanCache()
     monkeypatch.setattr(_plans, "PLANS", cache)
-    # A recipe repeats a plan that was asked for earlier; whether it may is a test of its own.
-    monkeypatch.setattr(_recipe, "make_recipe", lambda *args: None)
-    forget_recipes()
+    # A replay repeats a plan that was asked for earlier; whether it may is a test of its own.
+    monkeypatch.setattr(replay, "make_call_replay", lambda *args: None)
+    forget_replays()
     call = fixed(device)[name]
     out = on_copies(call, call.ours)(*call.copies(requires_grad=True))
     forward = cache.stats()

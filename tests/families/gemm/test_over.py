@@ -81,11 +81,11 @@ def test_a_call_like_the_last_one_needs_no_other_check() -> None:
     plan, a, b = tp.plan(desc, target=CPU), torch.ones(4, 3), torch.ones(3, 4)
     c, d = torch.zeros(4, 4), torch.zeros(4, 4)
     plan.run(tp.GemmArgs(a=a, b=b, c=c, c0=c))
-    seen = plan._seen
-    assert seen is not None
+    replay = plan._replay
+    assert replay is not None
     plan.run(tp.GemmArgs(a=a, b=b, c=d, c0=d))
-    assert plan._seen is seen
-    assert seen.match(tp.GemmArgs(a=a, b=b, c=c, c0=d), None) is None
-    assert seen.match(tp.GemmArgs(a=a, b=b, c=a, c0=a), None) is None
+    assert plan._replay is replay
+    assert replay.match(tp.GemmArgs(a=a, b=b, c=c, c0=d), None) is None
+    assert replay.match(tp.GemmArgs(a=a, b=b, c=a, c0=a), None) is None
     plan.run(tp.GemmArgs(a=a, b=b, c=c, c0=d))
     assert torch.equal(c, torch.full((4, 4), 6.0))

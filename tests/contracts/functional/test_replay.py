@@ -1,4 +1,4 @@
-"""Repeated functional calls on the GPU: a recipe is taken where nothing changed, and never where something did."""
+"""Repeated functional calls on the GPU: a replay is taken where nothing changed, and never where something did."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import forget_recipes
+from cases.functional import forget_replays
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import triplan.functional as tf
-from triplan.functional import _recipe
+from triplan.facade import replay as replay_module
 
 pytestmark = pytest.mark.gpu
 
@@ -45,22 +45,22 @@ OPS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], M
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of every recipe that was asked: whether it answered."""
+    """Of every replay that was tried: whether it answered."""
     answers: list[bool] = []
-    original = _recipe.make_recipe
+    original = replay_module.make_call_replay
 
-    def make(*args: Any) -> _recipe.Recipe | None:
-        recipe = original(*args)
+    def make(*args: Any) -> replay_module.CallReplay | None:
+        replay = original(*args)
 
         def asking(args: tuple[Any, ...]) -> torch.Tensor | None:
-            found = recipe(args) if recipe is not None else None
+            found = replay(args) if replay is not None else None
             answers.append(found is not None)
             return found
 
-        return None if recipe is None else asking
+        return None if replay is None else asking
 
-    monkeypatch.setattr(_recipe, "make_recipe", make)
-    forget_recipes()
+    monkeypatch.setattr(replay_module, "make_call_replay", make)
+    forget_replays()
     return answers
 
 

@@ -1,0 +1,426 @@
+"""Replays of ``Plan.run``: after a warm-up, any change to any operand is met as a fresh plan would meet it."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import SAMPLES
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import triplan as tp
+from bench.stub import launch_stubbed
+from triplan.backends.runtime import compile, launcher
+from triplan.facade import replay as replay_module
+from triplan.facade.check import may_overlap
+from triplan.facade.replay import CallReplays, Ran, make_call_replay
+
+CPU = tp.Target.cpu()
+OPS = ("gather", "gather_backward", "index_select", "index_add", "scatter", "index_put", "embedding")
+
+
+def problem(op: str, strided: bool) -> tuple[tp.Descriptor, Any]:
+    desc = SAMPLES[op]
+    if strided:
+        desc = desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.kind == "tensor"})
+    plan_type = tp.plan_type(op)
+    values: dict[str, Any] = {}
+    for o in desc.operands():
+        if o.kind == "host_scalar":
+            values[o.name] = 0.5
+        else:
+            made = [torch.randint(0, 4, o.shape).to(o.element.torch) for _ in range(o.count)]
+            values[o.name] = made if o.kind == "tensor_list" else made[0]
+    return desc, plan_type.args_type(**values)
+
+
+def tensors_of(args: Any, desc: tp.Descriptor) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for o in desc.operands():
+        value = getattr(args, o.name)
+        found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
+    return found
+
+
+def shifted(t: torch.Tensor, elements: int) -> torch.Tensor:
+    """The same values at an address that is ``elements`` off a 64-byte boundary."""
+    buffer = torch.zeros(t.numel() + 64, dtype=t.dtype)
+    buffer[elements : elements + t.numel()] = t.reshape(-1)
+    return buffer[elements : elements + t.numel()].view(t.shape)
+
+
+#: What a caller may do to a tensor of an accepted call. Each changes ``t`` in place.
+CHANGES: dict[str, Callable[[torch.Tensor, list[torch.Tensor]], object]] = {
+    "nothing": lambda t, others: None,
+    "new values": lambda t, others: t.fill_(1),
+    "another allocation": lambda t, others: t.set_(t.clone()),
+    "resize": lambda t, others: t.resize_(*t.shape[:-1], t.shape[-1] + 1),
+    "resize smaller": lambda t, others: t.resize_(*t.shape[:-1], t.shape[-1] - 1),
+    "empty": lambda t, others: t.resize_(0),
+    "misaligned": lambda t, others: t.set_(shifted(t, 1)),
+    "misaligned by two": lambda t, others: t.set_(shifted(t, 2)),
+    "transposed strides": lambda t, others: t.set_(t.clone().movedim(0, -1).contiguous().movedim(-1, 0)),
+    "gaps": lambda t, others: t.set_(torch.zeros(*t.shape, 2, dtype=t.dtype)[..., 0]),
+    "stride 0": lambda t, others: t.set_(torch.zeros((), dtype=t.dtype).expand(t.shape)),
+    "another dtype": lambda t, others: setattr(
+        t, "data", t.to(torch.float64 if t.dtype != torch.float64 else torch.float32)
+    ),
+    "shared with the first": lambda t, others: (
+        t.set_(others[0].untyped_storage(), 0, t.shape, t.stride())
+        if t.dtype == others[0].dtype and others[0].numel() >= t.numel()
+        else None
+    ),
+    "requires grad": lambda t, others: t.requires_grad_() if t.is_floating_point() else None,
+    "another rank": lambda t, others: t.unsqueeze_(0),
+}
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """A copy, to be compared as bytes: what ``resize_`` uncovers may be NaN."""
+    return t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("guard", ["dynamo", "plain"])
+@pytest.mark.parametrize("op", OPS)
+@given(data=st.data())
+def test_a_changed_operand_is_met_as_by_a_fresh_plan(op: str, guard: str, data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if guard == "plain":
+            patch.setattr(replay_module, "_TENSOR_GUARDS", None)
+        desc, args = problem(op, data.draw(st.booleans(), label="strided"))
+        warm, fresh = tp.plan(desc, target=CPU), tp.plan(desc, target=CPU)
+        for _ in range(2):
+            warm.run(args)
+        tensors = tensors_of(args, desc)
+        which = data.draw(st.integers(0, len(tensors) - 1), label="operand")
+        change = data.draw(st.sampled_from(sorted(CHANGES)), label="change")
+        CHANGES[change](tensors[which], tensors)
+        support = fresh.can_implement(args)
+        on_cpu = [t for t in tensors if t.device.type == "cpu"]
+        before = [t.detach().clone() for t in on_cpu]
+        if support:
+            warm.run(args)
+            after = [bits(t) for t in on_cpu]
+            with torch.no_grad():
+                for t, b in zip(on_cpu, before, strict=True):
+                    if not torch.equal(bits(t), bits(b)):
+                        t.copy_(b)
+            fresh.run(args)
+            assert all(torch.equal(bits(t), a) for t, a in zip(on_cpu, after, strict=True))
+        else:
+            with pytest.raises(type(support.error)) as info:  # type: ignore[arg-type]
+                warm.run(args)
+            assert str(info.value) == support.reason
+            assert all(torch.equal(bits(t), bits(b)) for t, b in zip(on_cpu, before, strict=True))
+
+
+def test_the_fast_path_is_taken_and_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    desc, args = problem("index_add", strided=False)
+    plan = tp.plan(desc, target=CPU)
+    full = []
+    original = type(plan).can_implement
+
+    def counting(self: Any, given: Any) -> tp.Support:
+        full.append(given)
+        return original(self, given)
+
+    monkeypatch.setattr(type(plan), "can_implement", counting)
+    plan.run(args)
+    for _ in range(5):
+        plan.run(args)
+    assert len(full) == 1
+    other = problem("index_add", strided=False)[1]
+    plan.run(other)  # other tensors of the same signature
+    assert len(full) == 1
+    plan.run(tp.IndexAddArgs(args.index, args.src, args.out, alpha=2))
+    assert len(full) == 1
+    for bad in ("2", True, 1j):
+        with pytest.raises(tp.InvalidProblem, match="alpha"):
+            plan.run(tp.IndexAddArgs(args.index, args.src, args.out, alpha=bad))  # type: ignore[arg-type]
+    with pytest.raises(tp.InvalidProblem, match="meta"):
+        plan.run(tp.IndexAddArgs(args.index, args.src.to("meta"), args.out))
+    with pytest.raises(tp.InvalidProblem, match="lazy"):
+        plan.run(tp.IndexAddArgs(args.index, torch._neg_view(args.src), args.out))
+    with pytest.raises(tp.InvalidProblem, match="IndexAddArgs"):
+        plan.run(tp.ScatterAddArgs(args.index, args.src, args.out))
+    with pytest.raises(tp.InvalidProblem, match="status"):
+        plan.run(tp.IndexAddArgs(args.index, args.src, args.out, None, torch.zeros(1, dtype=torch.int64)))
+    with pytest.raises(tp.InvalidProblem, match="out"):
+        plan.run(tp.IndexAddArgs(args.index, args.src, None))  # type: ignore[arg-type]
+
+
+def test_scalars_reach_the_kernel_every_time() -> None:
+    desc, args = problem("index_add", strided=False)
+    plan = tp.plan(desc, target=CPU)
+    results = []
+    for alpha in (1.0, 2.0, 2, None, 0.5, float("nan")):
+        out = torch.zeros_like(args.out)
+        plan.run(tp.IndexAddArgs(args.index, torch.ones_like(args.src), out, alpha))
+        results.append(out[args.index[0]][0].item() / int((args.index == args.index[0]).sum()))
+    assert results[:5] == [1.0, 2.0, 2.0, 1.0, 0.5]
+    assert results[5] != results[5]
+
+
+def test_list_operands_are_looked_into() -> None:
+    desc, args = problem("index_put", strided=False)
+    plan = tp.plan(desc, target=CPU)
+    plan.run(args)
+    plan.run(args)
+    good = args.indices[0]
+    for bad in ([], [good, good], [good.int()], [None], good, [good[:-1]]):
+        with pytest.raises(tp.InvalidProblem, match="indices"):
+            plan.run(tp.IndexPutArgs(bad, args.values, args.out))
+    args.indices[0] = good.int()  # the very list that was accepted
+    with pytest.raises(tp.InvalidProblem, match="indices"):
+        plan.run(args)
+
+
+def test_many_threads_with_two_signatures() -> None:
+    desc, _ = problem("gather", strided=True)
+    plan = tp.plan(desc, target=CPU)
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(100):
+            src = torch.randn(32, 9, generator=generator).t() if seed % 2 else torch.randn(9, 32, generator=generator)
+            index = torch.randint(0, 9, (6, 32), generator=generator)
+            out = torch.empty(6, 32)
+            plan.run(tp.GatherArgs(src, index, out))
+            if not torch.equal(out, src.gather(0, index)):
+                failures.append(f"thread {seed}")
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failures == []
+
+
+# --- launches, with a launcher that records them ---
+
+H200 = tp.Target.preset("h200")
+compiled = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+    """The arguments of every launch, on tensors of the CPU."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(launcher, "_STATIC", lambda *args: calls.append(args[-2]))
+    monkeypatch.setattr(compile, "_compiled", {})
+    monkeypatch.setattr(
+        replay_module, "_empty", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+    )
+    monkeypatch.setattr(replay_module, "current_device", lambda: -1)
+    monkeypatch.setattr(replay_module, "current_stream", lambda index: 0)
+    with launch_stubbed(H200):
+        yield calls
+
+
+ADD = tp.IndexAddDescriptor(src_shape=(6, 32), add_dim=0, out_dim_size=9, element="f32")
+ATOMIC = tp.PlanPreference(kernel="atomic_rows", deterministic=False)
+
+
+@compiled
+def test_either_zero_reaches_the_kernel(launched: list[tuple[Any, ...]]) -> None:
+    plan = tp.plan(ADD, preference=ATOMIC, target=H200)
+    index, src, out = torch.arange(6), torch.ones(6, 32), torch.zeros(9, 32)
+    for alpha in (0.0, -0.0, 0.0, -0.0, 2.5, 2.5):
+        plan.run(tp.IndexAddArgs(index, src, out, alpha))
+        (passed,) = (a for a in launched[-1] if isinstance(a, float))
+        assert (passed, math.copysign(1, passed)) == (alpha, math.copysign(1, alpha))
+
+
+@compiled
+def test_repeated_runs_keep_their_launches(launched: list[tuple[Any, ...]]) -> None:
+    plan = tp.plan(ADD, preference=ATOMIC, target=H200)
+    index, src, out, other = torch.arange(6), torch.ones(6, 32), torch.zeros(9, 32), torch.zeros(9, 32)
+    for target in (out, out, out, other, out):
+        plan.run(tp.IndexAddArgs(index, src, target))
+    addresses = [next(i for i, t in enumerate((out, other)) if t.data_ptr() in call) for call in launched]
+    assert addresses == [0, 0, 0, 1, 0]
+    assert launched[0] is launched[2]
+
+
+# --- replays of functional calls; on a GPU they are in contracts/functional ---
+
+
+def select_call() -> tuple[tuple[Any, ...], torch.Tensor, Ran]:
+    """A call into a new tensor, its result, and what it ran."""
+    table, index, out = torch.randn(9, 32), torch.randint(0, 9, (6,)), torch.empty(6, 32)
+    desc = tp.IndexSelectDescriptor(out_shape=(6, 32), src_dim_size=9, select_dim=0, element="f32")
+    ran = Ran(tp.plan(desc, target=H200), {"src": table, "index": index, "out": out}, {})
+    return (table, 0, index, False), out, ran
+
+
+def add_call(alpha: float = 2.0) -> tuple[tuple[Any, ...], torch.Tensor, Ran]:
+    """A call in place."""
+    target, index, source = torch.zeros(9, 32), torch.arange(6), torch.ones(6, 32)
+    plan = tp.plan(ADD, preference=ATOMIC, target=H200)
+    ran = Ran(plan, {"index": index, "src": source, "out": target}, {"alpha": alpha})
+    return (target, 0, index, source, alpha), target, ran
+
+
+@compiled
+def test_a_call_is_repeated_into_a_new_tensor(launched: list[tuple[Any, ...]]) -> None:
+    args, out, ran = select_call()
+    replay = make_call_replay(args, out, ran)
+    assert replay is not None
+    for table in (args[0], args[0].clone(), args[0].clone()):
+        new = replay((table, 0, args[2], False))
+        assert new is not None
+        assert (new.shape, new.stride(), new.dtype) == (out.shape, out.stride(), out.dtype)
+        assert new.data_ptr() != out.data_ptr()
+        assert {t.data_ptr() for t in (table, args[2], new)} <= set(launched[-1])
+    assert len(launched) == 3
+
+
+@compiled
+def test_a_call_is_repeated_in_place(launched: list[tuple[Any, ...]]) -> None:
+    args, out, ran = add_call()
+    replay = make_call_replay(args, out, ran)
+    assert replay is not None
+    for target in (out, out, out.clone()):
+        version = target._version
+        assert replay((target, *args[1:])) is target
+        assert target._version == version + 1
+        assert {t.data_ptr() for t in (target, args[2], args[3])} | {2.0} <= set(launched[-1])
+
+
+def facts(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.dtype, t.requires_grad
+
+
+@compiled
+@pytest.mark.parametrize("make", [select_call, add_call])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_a_call_is_repeated_only_with_tensors_that_fit(
+    make: Callable[[], Any], change: str, operand: int, launched: list[tuple[Any, ...]]
+) -> None:
+    args, out, ran = make()
+    replay = make_call_replay(args, out, ran)
+    assert replay is not None
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if operand >= len(tensors):
+        pytest.skip("it has two tensors")
+    before = [facts(t) for t in tensors]
+    CHANGES[change](tensors[operand], tensors)
+    fits = [facts(t) for t in tensors] == before and all(t.data_ptr() % 16 == 0 for t in tensors)
+    if make is add_call:  # writes the first
+        fits = fits and not any(may_overlap(tensors[0], t) for t in tensors[1:])
+    assert (replay(args) is not None) == fits
+    assert len(launched) == fits
+
+
+class _Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Deterministic(AbstractContextManager[None]):
+    def __enter__(self) -> None:
+        torch.use_deterministic_algorithms(True)
+
+    def __exit__(self, *error: object) -> None:
+        torch.use_deterministic_algorithms(False)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "dispatch mode": _Dispatch,
+    "function mode": BaseTorchFunctionMode,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "determinism": _Deterministic,
+}
+
+
+@compiled
+@pytest.mark.parametrize("make", [select_call, add_call])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_call_under_a_mode_is_not_repeated(
+    make: Callable[[], Any], mode: str, launched: list[tuple[Any, ...]]
+) -> None:
+    args, out, ran = make()
+    replay = make_call_replay(args, out, ran)
+    assert replay is not None
+    with MODES[mode]():
+        assert replay(args) is None
+    assert launched == []
+    assert replay(args) is not None
+
+
+@compiled
+def test_a_call_under_a_transform_or_with_another_table_is_not_repeated(
+    launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, out, ran = select_call()
+    replay = make_call_replay(args, out, ran)
+    assert replay is not None
+    torch.func.vmap(lambda t: (replay((t, *args[1:])), t)[1])(torch.stack([args[0]] * 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(tp.TABLE, "generation", tp.TABLE.generation + 1)
+        assert replay(args) is None
+    assert launched == []
+    monkeypatch.setattr(replay_module, "current_device", lambda: 1)
+    elsewhere = make_call_replay(args, out, ran)
+    assert elsewhere is not None
+    assert elsewhere(args) is None
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("first", "others"), [(2, (2.0, 3, True)), (1.0, (1, True, 0.5)), (0.0, (-0.0, 0, False)), (-0.0, (0.0, 0))]
+)
+def test_scales_that_are_equal_may_differ(
+    first: float, others: tuple[float, ...], launched: list[tuple[Any, ...]]
+) -> None:
+    args, out, ran = add_call(first)
+    replay = make_call_replay(args, out, ran)
+    assert replay is not None
+    for other in others:
+        assert replay((*args[:-1], other)) is None
+    assert replay((args[0], 1, *args[2:])) is None
+    assert launched == []
+    assert replay(args) is out
+
+
+@compiled
+def test_calls_that_launches_alone_do_not_repeat(launched: list[tuple[Any, ...]]) -> None:
+    args, out, (plan, operands, _) = select_call()
+    unknown = Ran(plan, {**operands, "src": args[0].clone()}, {})
+    assert make_call_replay(args, out, unknown) is None  # the kernel read a copy
+    assert make_call_replay(args, torch.empty(32, 6).t(), Ran(plan, operands, {})) is None
+    assert make_call_replay(args, out, Ran(plan, {**operands, "status": torch.zeros(1)}, {})) is None
+    assert make_call_replay((args[0].requires_grad_(), *args[1:]), out, Ran(plan, operands, {})) is None
+
+
+@compiled
+def test_replays_are_found_by_what_calls_have_in_common(launched: list[tuple[Any, ...]]) -> None:
+    replays, full = CallReplays(able=True), []
+
+    def full_path(*args: Any) -> tuple[torch.Tensor, Ran]:
+        full.append(args)
+        desc = tp.IndexSelectDescriptor(out_shape=(*args[2].shape, 32), src_dim_size=9, select_dim=0, element="f32")
+        out = torch.empty(*args[2].shape, 32)
+        return out, Ran(tp.plan(desc, target=H200), {"src": args[0], "index": args[2], "out": out}, {})
+
+    table = torch.randn(9, 32)
+    for n in (6, 7, 6, 7, 6):
+        assert replays.call((table, 0, torch.arange(n), False), full_path).shape == (n, 32)
+    assert [args[2].numel() for args in full] == [6, 7]
+    assert replays.last((table, 0, torch.arange(6), False)) is not None
+    assert replays.last((table, 0, torch.arange(7), False)) is None
+    replays.forget()
+    assert replays.last((table, 0, torch.arange(6), False)) is None

@@ -1,0 +1,424 @@
+"""Replay: repeat the launches of an accepted call for calls that differ from it in addresses and scalars alone.
+
+- ``guarded`` writes the function that does it: a guard, and what follows if a call passes it.
+- ``Replay`` is that for the args of one plan: ``Plan.run`` and ``Plan.bind``.
+- ``CallReplays`` holds the replays of a functional op, by what its calls have in common.
+
+A call that no guard accepts takes the full path, which checks everything and says what is wrong. docs/replay.md tells
+what is kept, for how long, and what bounds it.
+
+Types, dispatch keys (lazy negation, inference mode), dtypes, devices, shapes, strides and ``requires_grad`` are
+compared by dynamo's compiled guard, ``torch._C._dynamo.guards.TensorGuards`` (in torch since 2.0, private); without
+it, by a plain comparison that costs more. Dynamo's guard also compares the dispatch keys of the thread, and so notices
+dispatch modes, functorch, autocast and inference mode. Addresses are compared here: once shapes and strides are known,
+alignment and overlap depend on nothing else.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from triplan.backends.runtime.launcher import (
+    STORAGE,
+    WORKSPACE,
+    BoundLaunch,
+    LoadedKernel,
+    Places,
+    Template,
+    launching,
+)
+from triplan.backends.table import TABLE
+from triplan.descriptors import Descriptor, OperandKind
+from triplan.facade.bound import current_device, current_stream, increment_version, launch_all
+from triplan.facade.check import is_same, span
+from triplan.facade.workspace import Workspace
+from triplan.sku.facts import fact
+
+Tensor = torch.Tensor
+# Any: the stub has other types than the code. None in a torch built without dynamo.
+_GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_TENSOR_GUARDS: Any = getattr(_GUARDS, "TensorGuards", None)
+#: Inductor's allocation: torch.empty_strided on the current device, without parsing of arguments.
+_empty: Any = getattr(_GUARDS, "_empty_strided_cuda", None)
+_deterministic = torch._C._get_deterministic_algorithms
+_function_modes = torch._C._len_torch_function_stack
+
+#: Scalars of a smaller magnitude are finite in every floating-point element but f16, whose scalars are passed as f32.
+_SMALL = 2.0**100
+#: Replays kept for one form of an op's calls, as shapes may change at every call. Untuned.
+_MAX_REPLAYS = 4096
+#: Tensors of a functional call that is replayed, its result among them. Other calls always take the full path.
+_CALL_TENSORS = 3
+
+
+# --- the guard ---
+
+
+class Slot(NamedTuple):
+    """A tensor of an accepted call, and what its operands ask of its address."""
+
+    read: str  # the expression that reads it from a ``call``
+    tensor: Tensor
+    alignment: int  # bytes, a power of two
+    is_written: bool
+
+
+def guarded(
+    slots: Sequence[Slot],
+    then: Sequence[str],
+    *,
+    same: Sequence[tuple[int, int]] = (),
+    unreadable: Sequence[str] = (),
+    refused: Sequence[str] = (),
+    constants: Mapping[str, Any] = MappingProxyType({}),
+) -> Callable[[Any], Any]:
+    """A function of a call: None if the full path must look at it, else what the statements ``then`` return.
+
+    Args:
+        slots: the tensors of an accepted call. Others must be like them, and where kernels can take them.
+        then: statements that may use the addresses: ``t0``, ``t1`` and so on, and if a slot is written their tuple,
+            ``found``.
+        same: pairs of slots that are one memory, the first of which is written over the second.
+        unreadable: expressions that are true of a ``call`` whose tensors cannot be read.
+        refused: expressions that are true of a ``call`` that the full path must look at.
+        constants: what expressions and statements use by name.
+
+    The function is written out as source, because loops over tensors and pairs take twice as long. For a call of two
+    inputs and an output it is::
+
+        def guard(call):
+            t0, t1, t2 = call.src, call.index, call.out
+            if not alike(t0, t1, t2): return None
+            if call.status is not None: return None                                 # refused
+            t0, t1, t2 = t0.data_ptr(), t1.data_ptr(), t2.data_ptr()
+            found, known = (t0, t1, t2), last
+            if found == known: found = known
+            elif t0 & mask0 or t2 & mask2 or (t2 < t0 + size0 and t0 < t2 + size2) ...: return None
+            else: last = found
+            return found                                                            # then
+    """
+    sizes = [size_of(slot.tensor) for slot in slots]
+    constants = {"alike": tensor_guard(tuple(slot.tensor for slot in slots)), **constants}
+    misplaced: list[str] = []
+    for i, slot in enumerate(slots):
+        if sizes[i] and slot.alignment > 1:
+            constants[f"mask{i}"] = slot.alignment - 1
+            misplaced.append(f"t{i} & mask{i}")
+    misplaced += [f"t{i} != t{j}" for i, j in same]
+    # Every other pair of which one is written shares no byte.
+    for i, slot in enumerate(slots):
+        for j, other in enumerate(slots):
+            twice = i == j or (other.is_written and j < i)
+            if slot.is_written and not twice and (i, j) not in same and sizes[i] and sizes[j]:
+                constants |= {f"size{i}": sizes[i], f"size{j}": sizes[j]}
+                misplaced.append(f"(t{i} < t{j} + size{j} and t{j} < t{i} + size{i})")
+    names = "".join(f"t{i}, " for i in range(len(slots)))
+    lines = [
+        "nonlocal last",
+        *(f"if {test}: return None" for test in unreadable),
+        f"{names} = {''.join(f'{slot.read}, ' for slot in slots)}",
+        f"if not alike({names}): return None",
+        *(f"if {test}: return None" for test in refused),
+        f"{names} = {''.join(f't{i}.data_ptr(), ' for i in range(len(slots)))}",
+    ]
+    test = " or ".join(misplaced) or "False"
+    if any(slot.is_written for slot in slots):
+        # The addresses accepted last need no second look; they are returned as the very tuple, as ``Replay.launch``
+        # compares identities first. ``last`` is read once, because other threads may replace it meanwhile.
+        lines += [
+            f"found, known = ({names}), last",
+            "if found == known: found = known",
+            f"elif {test}: return None",
+            "else: last = found",
+        ]
+    else:
+        lines.append(f"if {test}: return None")
+    return _maker("\n  ".join([*lines, *then]), tuple(constants))(**constants)
+
+
+@fact
+def _maker(body: str, constants: tuple[str, ...]) -> Callable[..., Callable[[Any], Any]]:
+    """What makes a guard with this ``body`` from the values of ``constants``."""
+    scope: dict[str, Any] = {}
+    exec(f"def make({', '.join(constants)}):\n last = ()\n def guard(call):\n  {body}\n return guard", scope)
+    make: Callable[..., Callable[[Any], Any]] = scope["make"]
+    return make
+
+
+def tensor_guard(tensors: tuple[Tensor, ...]) -> Callable[..., bool]:
+    """A test of whether as many tensors are like these in all but address and contents."""
+    # Dynamo's guard takes no tensor twice.
+    if _TENSOR_GUARDS is not None and len({id(t) for t in tensors}) == len(tensors):
+        sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+        guards = _TENSOR_GUARDS(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check: Callable[..., bool] = guards.check
+        return check
+    facts = [_compared(t) for t in tensors]
+    return lambda *found: all(isinstance(t, Tensor) and _compared(t) == f for t, f in zip(found, facts, strict=True))
+
+
+def _compared(t: Tensor) -> tuple[Any, ...]:
+    return t.dtype, t.device, t.shape, t.stride(), t.layout, t.is_neg(), t.is_inference(), t.is_quantized
+
+
+def size_of(t: Tensor) -> int:
+    """Bytes from the first to the last element of ``t``."""
+    start, end = span(t)
+    return end - start
+
+
+def attributes(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads the attributes ``names``, always into a tuple."""
+    if len(names) == 1:
+        one = operator.attrgetter(names[0])
+        return lambda args: (one(args),)
+    return operator.attrgetter(*names) if names else lambda args: ()
+
+
+# --- plans: run and bind ---
+
+
+class Replay:
+    """The launches of a plan, for args of one signature."""
+
+    __slots__ = (
+        "_addresses",
+        "_any_scalar",
+        "_device",
+        "_filled",
+        "_needed",
+        "_only_addresses",
+        "_scalars",
+        "_scalars_at",
+        "_sizes",
+        "_templates",
+        "index",
+    )
+
+    def __init__(
+        self, desc: Descriptor, args: Any, needed: int, kernels: Sequence[LoadedKernel], storage: bool = False
+    ) -> None:
+        """From ``args`` that the full path accepted.
+
+        ``needed``: bytes of workspace; ``kernels``: what the plan launches on the args' device, nothing on the CPU;
+        ``storage``: whether they read prepared indices.
+        """
+        operands = {o.name: o for o in desc.operands()}
+        absent = [f"call.{f.name} is not None" for f in fields(args) if getattr(args, f.name) is None]
+        unreadable: list[str] = []
+        scalars: list[str] = []
+        names: list[tuple[str, int | None]] = []
+        slots: list[Slot] = []
+        for name in (f.name for f in fields(args)):
+            value, read = getattr(args, name), f"call.{name}"
+            if value is None:
+                continue
+            operand = operands[name]
+            if operand.kind is OperandKind.HOST_SCALAR:
+                scalars.append(name)
+            elif operand.kind is OperandKind.TENSOR_LIST:
+                unreadable.append(f"type({read}) not in (list, tuple) or len({read}) != {operand.count}")
+                for i, item in enumerate(value):
+                    names.append((name, i))
+                    slots.append(Slot(f"{read}[{i}]", item, operand.alignment, operand.is_written))
+            else:
+                names.append((name, None))
+                slots.append(Slot(read, value, operand.alignment, operand.is_written))
+        # Outputs may be written over inputs only where these were.
+        same = [
+            (i, j)
+            for i, (output, _) in enumerate(names)
+            for j, (name, _) in enumerate(names)
+            if operands[output].over == name and is_same(slots[i].tensor, slots[j].tensor)
+        ]
+        self._addresses: Callable[[Any], tuple[int, ...] | None]
+        self._addresses = guarded(slots, ["return found"], same=same, unreadable=unreadable, refused=absent)
+        self._device = slots[0].tensor.device
+        self.index = slots[0].tensor.get_device()
+        self._sizes = [size_of(slot.tensor) for slot in slots]
+        self._needed = needed
+        # Any number fits a floating-point scalar; which ones fit an integer the full path knows.
+        self._any_scalar = all(operands[f].element.is_floating_point for f in scalars)
+        self._scalars = attributes(scalars)
+        self._only_addresses = not needed and not scalars
+        # The order of the values that ``match`` and ``values`` return.
+        names += [WORKSPACE] if needed else []
+        names += [STORAGE] if storage else []
+        self._scalars_at = len(names)
+        names += [(f, None) for f in scalars]
+        places: Places = {name: i for i, name in enumerate(names)}
+        self._templates: tuple[Template, ...] = tuple(kernel.template(args, places) for kernel in kernels)
+        # The last launches, and the values in them. Replaced whole, so that no thread ever sees half of it.
+        self._filled: tuple[tuple[Any, ...], tuple[BoundLaunch, ...]] = ((), ())
+
+    def match(self, args: Any, workspace: Workspace | None) -> tuple[Any, ...] | None:
+        """The values of a call that needs no other check; None if the full path must look at it."""
+        addresses = self._addresses(args)
+        if addresses is None or self._only_addresses:
+            return addresses
+        if self._needed:
+            if workspace is None or workspace.nbytes < self._needed or workspace.device != self._device:
+                return None
+            start, end = workspace.address, workspace.address + workspace.nbytes
+            for address, size in zip(addresses, self._sizes, strict=True):
+                if size and address < end and start < address + size:
+                    return None
+            addresses = (*addresses, start)
+        scalars = self._scalars(args)
+        for value in scalars:
+            # Numbers that any float element holds; the full path knows about others, and about integers.
+            if not self._any_scalar or type(value) not in (float, int) or not -_SMALL < value < _SMALL:
+                return None
+        return (*addresses, *scalars)
+
+    def values(self, args: Any, workspace: Workspace | None, storage: Workspace | None = None) -> tuple[Any, ...]:
+        """The values of a call that the full path accepted: addresses, then scalars."""
+        found: list[int] = []
+        for field in fields(args):
+            value = getattr(args, field.name)
+            tensors = value if isinstance(value, (list, tuple)) else [value]
+            found += [t.data_ptr() for t in tensors if isinstance(t, Tensor)]
+        found += [workspace.address] if self._needed and workspace is not None else []
+        found += [] if storage is None else [storage.address]
+        return (*found, *self._scalars(args))
+
+    def launch(self, values: tuple[Any, ...], stream: torch.cuda.Stream | int | None) -> None:
+        """Launch with ``values``; those of the last launch are filled in already."""
+        filled, calls = self._filled
+        if filled is not values:
+            # 0.0 equals -0.0: such scalars are filled in anew.
+            if filled != values or 0 in values[self._scalars_at :]:
+                calls = self.fill(values)
+            self._filled = values, calls
+        launch_all(calls, self.index, stream)
+
+    def fill(self, values: tuple[Any, ...]) -> tuple[BoundLaunch, ...]:
+        """The launches with ``values``."""
+        return tuple([template.fill(values) for template in self._templates])
+
+
+# --- functional calls ---
+
+
+class Ran(NamedTuple):
+    """What a functional call ran: a Plan, and the operands and scalars of its args."""
+
+    plan: Any  # facade.plan imports this module
+    operands: dict[str, Any]
+    scalars: dict[str, Any]
+
+
+#: Repeats a call with the arguments given: the result, or None if the full path must look at that call.
+CallReplay = Callable[[tuple[Any, ...]], Tensor | None]
+
+
+class CallReplays:
+    """The replays of one form of a functional op's calls: a new result, ``out=``, or in place."""
+
+    def __init__(self, able: bool) -> None:
+        """``able``: whether launches alone can repeat calls of this form."""
+        self._able = able
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all replays."""
+        self._replays: dict[Any, CallReplay] = {}  # by what ``_facts`` says of the arguments
+        #: The replay that was taken last. Callers try it first, which saves them ``_facts``.
+        self.last: CallReplay = _no_replay
+
+    def call(self, args: tuple[Any, ...], full_path: Callable[..., tuple[Tensor, Ran | None]]) -> Tensor:
+        """The result of the call by its replay, or by ``full_path(*args)``, which also returns what it ran."""
+        if not self._able:
+            return full_path(*args)[0]
+        replay = self._replays.get(key := _facts(args))
+        if replay is not None and (found := replay(args)) is not None:
+            self.last = replay
+            return found
+        out, ran = full_path(*args)
+        if ran is not None and (replay := make_call_replay(args, out, ran)) is not None:
+            if len(self._replays) >= _MAX_REPLAYS:
+                self._replays.clear()
+            self.last = self._replays[key] = replay
+        return out
+
+
+def _no_replay(args: tuple[Any, ...]) -> None:
+    return None
+
+
+def _facts(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the plan of a call depends on: properties of tensors, and the other arguments as they are."""
+    return tuple([_fact(a) if isinstance(a, Tensor) else a for a in args])
+
+
+def _fact(t: Tensor) -> tuple[Any, ...]:
+    return type(t), t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15
+
+
+def make_call_replay(args: tuple[Any, ...], out: Tensor, ran: Ran) -> CallReplay | None:
+    """How to repeat a call with ``args`` that returned ``out``: one of these, or a new tensor.
+
+    None if launches alone do not repeat it: if it is not on a GPU, if a kernel reads or writes another tensor than the
+    call's own (a copy, a workspace, a status of indices), or if autograd may record it.
+    """
+    plan, operands, scalars = ran
+    at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    tensors = [args[i] for i in at]
+    written = next((i for i in at if args[i] is out), None)
+    # In the order of the addresses: a new result is last.
+    everything = [*tensors, out] if written is None else tensors
+    place = {id(t): i for i, t in enumerate(everything)}
+    if not (
+        len(place) == len(everything) == _CALL_TENSORS
+        and not any(isinstance(a, (list, tuple)) for a in args)
+        and plan.target.is_gpu
+        and out.is_contiguous()
+        and _empty is not None
+        and "status" not in operands
+        and plan.workspace_size() == 0
+        and all(id(t) in place for t in operands.values())
+        and not any(t.requires_grad for t in tensors)
+    ):
+        return None
+    places: Places = {(name, None): place[id(t)] for name, t in operands.items()}
+    templates = plan.templates(plan.args_type(**operands, **scalars), places)
+    described = {o.name: o for o in plan.descriptor.operands()}
+    slots: list[Slot] = []
+    for i, tensor in zip(at, tensors, strict=True):
+        stands_for = [described[name] for name, t in operands.items() if t is tensor]
+        alignment = max((o.alignment for o in stands_for), default=1)
+        slots.append(Slot(f"call[{i}]", tensor, alignment, any(o.is_written for o in stands_for)))
+    others = {i: a for i, a in enumerate(args) if i not in at}
+    refused = [f"call[{i}] != other{i}" for i in others]
+    constants: dict[str, Any] = {f"other{i}": a for i, a in others.items()}
+    if scalars or written is not None:
+        # Integers take no fraction as a scale, and 1.0 is one, although it equals 1. And 0.0 equals -0.0.
+        refused += [f"type(call[{i}]) is not type{i}" for i in others]
+        refused += [f"repr(call[{i}]) != '{a}'" for i, a in others.items() if type(a) is float and a == 0]
+        constants |= {f"type{i}": type(a) for i, a in others.items()}
+    index = out.get_device()
+    refused += ["deterministic() is not was_deterministic", "table.generation != generation", "modes()"]
+    refused += ["current_device() != index"]
+    constants |= {"deterministic": _deterministic, "was_deterministic": _deterministic(), "modes": _function_modes}
+    constants |= {"table": TABLE, "generation": TABLE.generation, "current_device": current_device, "index": index}
+    constants |= {"launch": launching(templates), "stream": current_stream}
+    if written is None:
+        addresses = "".join(f"t{i}, " for i in range(len(slots)))
+        then = [
+            "new = empty(shape, strides, dtype)",  # aligned, and separate from all else
+            f"launch(({addresses}new.data_ptr()), stream(index))",
+            "return new",
+        ]
+        constants |= {"empty": _empty, "shape": tuple(out.shape), "strides": out.stride(), "dtype": out.dtype}
+    else:
+        # Inference tensors keep no count.
+        bump = [] if out.is_inference() else [f"increment_version((call[{written}],))"]
+        then = ["launch(found, stream(index))", *bump, f"return call[{written}]"]
+        constants |= {"increment_version": increment_version}
+    return guarded(slots, then, refused=[" or ".join(refused)], constants=constants)
