@@ -1,7 +1,7 @@
-"""One index an element: gather, scatter_add and scatter, as torch has them.
+"""One index per element: gather, scatter_add and scatter, with torch's semantics.
 
-The adjoint of gather adds where it read; the adjoint of scatter_add reads where it added. Indices may be i32 or i64 and
-smaller than the other tensors outside the axis, which are then narrowed to views. Ranks 0 to 8.
+The backward of gather adds where the forward read; that of scatter_add reads where the forward added. Indices are i32
+or i64. Where the index tensor is smaller than the others off the axis, those are narrowed to views. Ranks 0 to 8.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _backward_fill(out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Se
     index, whole = at_least_1d(index), at_least_1d(out)
     table = narrowed(whole, index.shape, keep=dim)
     partial = table is not whole
-    if partial:  # what the index cannot reach is zero as well
+    if partial:  # what no index can reach is zero as well
         out.zero_()
     operands = {"dout": at_least_1d(grad), "index": index, "dsrc": table}
     run(GatherBackwardPlan, operands, gather_dim=dim, accumulate=partial)
@@ -111,10 +111,12 @@ _gather_backward = Op(
 def gather(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None, check_indices: bool = False) -> Tensor:
     """``out[..., j, ...] = input[..., index[..., j, ...], ...]`` along ``dim`` (torch.gather).
 
-    ``index``: i32 or i64, of ``input``'s rank, no larger than it but along ``dim``. Differentiable in ``input``.
-    Returns a tensor of ``index``'s shape. Raises ``IndexError`` for an index outside the axis (negative ones too) on
-    the CPU; on CUDA it reads zero there, or with ``check_indices`` synchronises and raises. ``RuntimeError`` for
-    dtypes, shapes and devices that do not fit.
+    ``index``: i32 or i64, of the same rank as ``input`` and no larger than it except along ``dim``. Returns a tensor of
+    the shape of ``index``. Differentiable in ``input``.
+
+    Raises ``IndexError`` on the CPU for an index outside the axis (a negative one too); on CUDA such an element is 0,
+    unless ``check_indices`` is set: then the call synchronises and raises. Raises ``RuntimeError`` for dtypes, shapes
+    and devices that do not fit.
     """
     if out is None:
         return _gather(input, dim, index, check_indices)
@@ -122,7 +124,7 @@ def gather(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None,
 
 
 def gather_with_grad(input: Tensor, dim: int, index: Tensor, *, check_indices: bool = False) -> Tensor:
-    """``gather`` by its other name: every call here records gradients where torch does."""
+    """The same as ``gather``, which records gradients wherever torch does."""
     return gather(input, dim, index, check_indices=check_indices)
 
 
@@ -154,7 +156,7 @@ def _scatter_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 
 def _grad_of_src(ctx: Any, grad: Tensor) -> Tensor:
-    """Read where ``src`` was written; what lay beyond ``index`` was not used."""
+    """``grad`` at the elements where ``src`` went; 0 for elements of ``src`` beyond ``index``, which were not used."""
     (index,) = ctx.saved_tensors
     read = _gather(grad, ctx.dim, index, False)
     if read.shape == ctx.shape:
@@ -199,17 +201,21 @@ def scatter_add(
 ) -> Tensor:
     """``input`` with ``out[..., index[..., j, ...], ...] += src[..., j, ...]`` along ``dim`` (torch.scatter_add).
 
-    ``index``: i32 or i64, no larger than ``src``, nor than ``input`` but along ``dim``; all of one rank. Differentiable
-    in ``input`` and ``src``. Raises ``IndexError`` for an index outside the axis (negative ones too) on the CPU; on
-    CUDA such an element is dropped, or with ``check_indices`` the call synchronises and raises. ``RuntimeError`` for
-    dtypes, shapes and devices that do not fit.
+    ``index``: i32 or i64, no larger than ``src``, and no larger than ``input`` except along ``dim``; all of one rank.
+    Differentiable in ``input`` and ``src``.
+
+    Raises ``IndexError`` on the CPU for an index outside the axis (a negative one too); on CUDA such an element is
+    dropped, unless ``check_indices`` is set: then the call synchronises and raises. Raises ``RuntimeError`` for dtypes,
+    shapes and devices that do not fit.
     """
     return _scatter_add.into(out, input, dim, index, src, check_indices)
 
 
 def scatter_add_(input: Tensor, dim: int, index: Tensor, src: Tensor, *, check_indices: bool = False) -> Tensor:
-    """``scatter_add`` into ``input`` itself, which is returned. Raises as ``scatter_add``; and ``RuntimeError`` for a
-    leaf that requires grad. Where ``IndexError`` is raised, the elements with good indices have been added.
+    """``scatter_add`` into ``input`` itself, which is returned.
+
+    Raises as ``scatter_add``, and ``RuntimeError`` for a leaf that requires grad. After an ``IndexError`` the elements
+    whose indices are good have been added.
     """
     return _scatter_add.in_place(input, dim, index, src, check_indices)
 
@@ -241,7 +247,7 @@ _scatter = Op(
 
 
 def _filled(like: Tensor, value: float, index: Tensor) -> Tensor:
-    """``value`` in ``index``'s shape, stored once."""
+    """A tensor of the shape of ``index`` in which every element is ``value``; it stores one element."""
     return like.new_full((), value).expand(index.shape)
 
 
@@ -256,9 +262,9 @@ def scatter(
 ) -> Tensor:
     """``input`` with ``out[..., index[..., j, ...], ...] = src[..., j, ...]`` along ``dim`` (torch.scatter).
 
-    ``src`` is a tensor or a number. Shapes, dtypes and errors as ``scatter_add``. Where an index repeats, any one of
-    the writes stays, or the last under ``torch.use_deterministic_algorithms(True)``; as torch's, the gradient then goes
-    to every element that was to be written there.
+    ``src``: a tensor or a number. Shapes, dtypes and errors are those of ``scatter_add``. Where an index repeats, any
+    one of the writes stays; under ``torch.use_deterministic_algorithms(True)`` the last. As in torch, the gradient of
+    such an element goes to every element of ``src`` with that index.
     """
     if not isinstance(src, Tensor):
         src = _filled(input, src, index)

@@ -1,7 +1,6 @@
-"""Several indices an element: index_put, as torch has it, with index tensors for the leading axes.
+"""Several indices per element: index_put, with torch's semantics and index tensors for the leading axes.
 
-Negative indices count from the end. Boolean masks are refused: how many elements they choose is known only on the
-device.
+Negative indices count from the end. Boolean masks are refused: only the device knows how many elements they select.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _put_shape(
         raise IndexError(f"index_put(): too many indices for tensor of dimension {input.dim()} (got {len(indices)})")
     for index in indices:
         if index.dtype in (torch.bool, torch.uint8):
-            raise Unsupported("index_put(): masks are not taken; pass mask.nonzero(as_tuple=True) as indices")
+            raise Unsupported("index_put(): masks are not supported; pass mask.nonzero(as_tuple=True) as indices")
         if index.dtype not in INDEX_DTYPES:
             raise IndexError(f"index_put(): tensors used as indices must be int32 or int64, but got {index.dtype}")
     check_same_device("index_put", input, *indices, values)
@@ -104,7 +103,7 @@ def _put_grad(ctx: Any, grad: Tensor) -> Any:
 
 
 def _read(grad: Tensor, indices: Sequence[Tensor]) -> Tensor:
-    """``grad[indices]``; zero where any of the indices is out of bounds, as nothing was written from there."""
+    """``grad[indices]``; zero where any of the indices is out of bounds, as nothing was written there."""
     rows = grad.shape[: len(indices)]
     number = torch.zeros((), dtype=torch.int64, device=grad.device)
     good = torch.ones((), dtype=torch.bool, device=grad.device)
@@ -140,16 +139,20 @@ def index_put(
     """``input`` with ``out[indices] = values``, or ``+= values`` with ``accumulate`` (torch.index_put).
 
     ``indices``: i32 or i64 tensors for the leading axes of ``input``, broadcast together; negative ones count from the
-    end. ``values``: of ``input``'s dtype, broadcast to that shape followed by the axes left. Differentiable in
-    ``input`` and ``values``. Where an index repeats, any one of the plain writes stays, or the last under
-    ``torch.use_deterministic_algorithms(True)``; as torch's, the gradient then goes to every value that was to be
-    written there. Raises ``IndexError`` for an index outside its axis on the CPU; on CUDA such a value is dropped, or
-    with ``check_indices`` the call synchronises and raises. ``Unsupported`` for masks and for None before the last
-    index; ``RuntimeError`` or ``IndexError`` for dtypes, shapes and devices that do not fit.
+    end. ``values``: of the dtype of ``input``, broadcast to that shape followed by the remaining axes. Differentiable
+    in ``input`` and ``values``.
+
+    Without ``accumulate``, where an index repeats, any one of the writes stays; under
+    ``torch.use_deterministic_algorithms(True)`` the last. As in torch, the gradient of such an element goes to every
+    value with that index.
+
+    Raises ``IndexError`` on the CPU for an index outside its axis; on CUDA such a value is dropped, unless
+    ``check_indices`` is set: then the call synchronises and raises. Raises ``Unsupported`` for masks and for None
+    before the last index tensor, and ``RuntimeError`` or ``IndexError`` for dtypes, shapes and devices that do not fit.
     """
     given = list(indices)
     while given and given[-1] is None:
         given.pop()
     if any(i is None for i in given):
-        raise Unsupported("index_put(): None is taken only after the last index tensor; movedim puts an axis first")
+        raise Unsupported("index_put(): None before an index tensor is not supported; move the axis first by movedim")
     return _index_put(input, given, values, accumulate, check_indices)

@@ -1,7 +1,7 @@
-"""One index a slice: index_select, index_add and embedding, as torch has them.
+"""One index per slice: index_select, index_add and embedding, with torch's semantics.
 
-The adjoint of a selection adds where it read; the adjoint of index_add reads where it added, times alpha. The index is
-a vector (or a single one) of i32 or i64; embedding's may have any shape. Ranks 0 to 8.
+The backward of index_select and embedding adds where the forward read; that of index_add reads where the forward added,
+times alpha. The index is a vector, or 0-d, of i32 or i64; that of embedding has any shape. Ranks 0 to 8.
 """
 
 from __future__ import annotations
@@ -121,10 +121,12 @@ def index_select(
 ) -> Tensor:
     """``out[..., j, ...] = input[..., index[j], ...]`` along ``dim`` (torch.index_select).
 
-    ``index``: i32 or i64, a vector or 0-d. Differentiable in ``input``. Returns ``input``'s shape with ``index``'s
-    length along ``dim``. Raises ``IndexError`` for an index outside the axis (negative ones too) on the CPU; on CUDA it
-    reads zeros there, or with ``check_indices`` synchronises and raises. ``RuntimeError`` or ``IndexError`` for dtypes,
-    shapes and devices that do not fit.
+    ``index``: i32 or i64, a vector or 0-d. Returns a tensor of the shape of ``input``, but as long as ``index`` along
+    ``dim``. Differentiable in ``input``.
+
+    Raises ``IndexError`` on the CPU for an index outside the axis (a negative one too); on CUDA such a slice is 0,
+    unless ``check_indices`` is set: then the call synchronises and raises. Raises ``RuntimeError`` or ``IndexError``
+    for dtypes, shapes and devices that do not fit.
     """
     if out is None:
         return _index_select(input, dim, index, check_indices)
@@ -217,10 +219,12 @@ def index_add(
 ) -> Tensor:
     """``input`` with ``out[..., index[j], ...] += alpha * source[..., j, ...]`` along ``dim`` (torch.index_add).
 
-    ``index``: i32 or i64, a vector as long as ``source`` is along ``dim``; elsewhere the shapes are equal. ``alpha``: a
-    number, an int for integer tensors. Differentiable in ``input`` and ``source``. Raises ``IndexError`` for an index
-    outside the axis (negative ones too) on the CPU; on CUDA such a slice is dropped, or with ``check_indices`` the call
-    synchronises and raises. ``RuntimeError`` or ``IndexError`` for dtypes, shapes and devices that do not fit.
+    ``index``: i32 or i64, a vector as long as ``source`` is along ``dim``; off that axis ``source`` has the shape of
+    ``input``. ``alpha``: a number, an int for integer tensors. Differentiable in ``input`` and ``source``.
+
+    Raises ``IndexError`` on the CPU for an index outside the axis (a negative one too); on CUDA such a slice is
+    dropped, unless ``check_indices`` is set: then the call synchronises and raises. Raises ``RuntimeError`` or
+    ``IndexError`` for dtypes, shapes and devices that do not fit.
     """
     return _index_add.into(out, input, dim, index, source, alpha, check_indices)
 
@@ -228,8 +232,10 @@ def index_add(
 def index_add_(
     input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, check_indices: bool = False
 ) -> Tensor:
-    """``index_add`` into ``input`` itself, which is returned. Raises as ``index_add``; and ``RuntimeError`` for a leaf
-    that requires grad. Where ``IndexError`` is raised for an index, the slices with good ones have been added.
+    """``index_add`` into ``input`` itself, which is returned.
+
+    Raises as ``index_add``, and ``RuntimeError`` for a leaf that requires grad. After an ``IndexError`` for an index
+    outside the axis, the slices whose indices are good have been added.
     """
     return _index_add.in_place(input, dim, index, source, alpha, check_indices)
 
@@ -248,7 +254,7 @@ def _embedding_shape(
 
 
 def _as_rows(indices: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """``indices`` and the ``rows`` that belong to them, of a rank that descriptors take."""
+    """``indices`` and the ``rows`` that belong to them, flattened if descriptors do not take their rank."""
     if 1 <= indices.dim() < MAX_RANK:
         return indices, rows
     return indices.reshape(-1), rows.reshape(indices.numel(), rows.size(-1))
@@ -333,10 +339,13 @@ _embedding_backward = Op(
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *, check_indices: bool = False) -> Tensor:
     """``out[..., :] = weight[input[...], :]`` (torch.nn.functional.embedding, without max_norm and sparse gradients).
 
-    ``input``: indices, i32 or i64, of any shape. ``weight``: (rows, width). Rows at ``padding_idx`` (negative: from the
-    end) get no gradient. Differentiable in ``weight``. Returns ``input``'s shape followed by the width. Raises
-    ``IndexError`` for an index outside the rows on the CPU; on CUDA it reads zeros there, or with ``check_indices``
-    synchronises and raises. ``RuntimeError`` for dtypes, shapes and devices that do not fit, or such a ``padding_idx``.
+    ``input``: indices, i32 or i64, of any shape. ``weight``: (rows, width). ``padding_idx``: a row that receives no
+    gradient; a negative one counts from the end. Returns a tensor of the shape of ``input`` followed by the width.
+    Differentiable in ``weight``.
+
+    Raises ``IndexError`` on the CPU for an index outside the rows; on CUDA such a row is 0, unless ``check_indices`` is
+    set: then the call synchronises and raises. Raises ``RuntimeError`` for dtypes, shapes and devices that do not fit,
+    and for a ``padding_idx`` outside the rows.
     """
     if padding_idx is not None:
         rows = weight.size(0)
