@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import determinism, gemm, host, indexing, rowwise
-from bench.cases import DTYPES
+from bench import determinism, gemm, host, rowwise
+from bench.indexing import run as indexing
+from bench.indexing.cases import DTYPES
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ import torch
 
 import triplan as tp
 from bench import timing
-from bench.cases import (
+from bench.indexing.cases import (
     DTYPES,
     Buffers,
     Case,
@@ -27,9 +27,9 @@ from bench.cases import (
     touched_elements,
     truth,
 )
-from bench.indexing import LIMIT_US, Entry, Progress, estimated_us, planned, speed_ratio, too_long, verify
+from bench.indexing.run import LIMIT_US, Entry, Progress, estimated_us, planned, too_long, verify
 from bench.report import Chart, Column, Report, Row, hardware_slug
-from bench.timing import Contestant, DeviceTime
+from bench.timing import Contestant, DeviceTime, speed_ratio
 
 #: torch.compile takes part only until so many seconds have passed: its warm-up is longer than all that is timed.
 COMPILE_UNTIL_S = 45.0

@@ -13,7 +13,7 @@ import torch
 
 import triplan as tp
 from bench import timing
-from bench.cases import Case, descriptor, make, plan_args, torch_call
+from bench.indexing.cases import Case, descriptor, make, plan_args, torch_call
 from bench.jit_kernel import jit_index_select
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.stub import launch_stubbed

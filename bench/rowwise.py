@@ -16,7 +16,6 @@ import torch
 
 import triplan as tp
 from bench import loss_cases, rowwise_cases, timing
-from bench.indexing import copy_share, speed_ratio
 from bench.liger import liger_function
 from bench.loss_cases import LossCase
 from bench.report import Chart, Column, Report, Row, hardware_slug
@@ -31,7 +30,7 @@ from bench.rowwise_cases import (
     plan_args,
     torch_function,
 )
-from bench.timing import Contestant
+from bench.timing import Contestant, copy_share, speed_ratio
 
 COLUMNS = (
     Column("case", "case"),

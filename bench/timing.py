@@ -320,3 +320,16 @@ def copy_bandwidth(device: torch.device, iterations: int, warmup: int, nbytes: i
     else:
         (found,) = wall_times([copy], iterations, warmup)
     return 2 * nbytes / (found.median_us * 1e-6)
+
+
+# --- ratios ---
+
+
+def copy_share(nbytes: int, us: float, copy_bytes_per_s: float) -> float:
+    """Achieved bytes per second over those of a plain copy."""
+    return nbytes / (us * 1e-6) / copy_bytes_per_s
+
+
+def speed_ratio(peer_us: float, us: float) -> float:
+    """How many times faster than the peer: above 1 is faster."""
+    return peer_us / us

@@ -9,8 +9,9 @@ import torch
 from cases.bench import smoke, well_formed
 
 import triplan as tp
-from bench import cases, determinism
-from bench.cases import Case
+from bench import determinism
+from bench.indexing import cases
+from bench.indexing.cases import Case
 
 
 def test_determinism_smoke(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import triplan as tp
-from bench.cases import DTYPES, Case, descriptor
+from bench.indexing.cases import DTYPES, Case, descriptor
 
 MEASURED = Path(__file__).parents[3] / "bench" / "results" / "determinism-nvidia-h200.json"
 H200 = tp.Target.preset("h200")

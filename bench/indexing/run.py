@@ -11,7 +11,7 @@ import torch
 
 import triplan as tp
 from bench import timing
-from bench.cases import (
+from bench.indexing.cases import (
     DTYPES,
     SAME_WORK,
     Buffers,
@@ -29,7 +29,7 @@ from bench.cases import (
     truth,
 )
 from bench.report import Chart, Column, Report, Row, hardware_slug
-from bench.timing import Contestant, DeviceTime, HostTime
+from bench.timing import Contestant, DeviceTime, HostTime, copy_share, speed_ratio
 
 #: The deterministic kernel is timed only where it is estimated to take no longer.
 LIMIT_US = 100_000.0
@@ -50,16 +50,6 @@ CHARTS = (
     Chart("speed_vs_torch", "speed, torch = 1", 1.0),
 )
 Progress = Callable[[str, int, int], None]
-
-
-def copy_share(nbytes: int, us: float, copy_bytes_per_s: float) -> float:
-    """Achieved bytes per second over those of a plain copy."""
-    return nbytes / (us * 1e-6) / copy_bytes_per_s
-
-
-def speed_ratio(torch_us: float, us: float) -> float:
-    """How many times faster than torch: above 1 is faster."""
-    return torch_us / us
 
 
 @dataclass(frozen=True)
