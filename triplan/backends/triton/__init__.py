@@ -1,5 +1,7 @@
-"""Triton kernels, one folder a family. Importing it registers every entry."""
+"""Triton kernels, one folder a family. Importing this package imports all its modules: each registers its entries."""
 
-from triplan.backends.triton import gemm, indexing, losses, norms, softmax
+import importlib
+import pkgutil
 
-__all__ = ["gemm", "indexing", "losses", "norms", "softmax"]
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
