@@ -15,13 +15,16 @@ SNAPSHOT ?= .snapshot.json
 STAMP := $(VENV)/stamp
 PY := $(VENV)/bin/python
 # Two processes, if pytest-xdist is installed; a machine without a network may lack it.
-PARALLEL = $$($(PY) -c 'import xdist; print("-n 2")' 2>/dev/null || true)
+PARALLEL = $$($(PY) -c 'import xdist; print("-n 2 --dist worksteal")' 2>/dev/null || true)
+
+# Of one family where FAMILY names it: the families do not import each other.
+TESTS = $(PARALLEL) $(if $(FAMILY),--family $(FAMILY))
 
 .PHONY: help setup demo test lint unit gpu interpret compile-newest ops api weight snapshot compare format clean
 
 help:
 	@echo "make demo            plan, explain and run on real data"
-	@echo "make test            lint, unit, gpu, interpret and compile-newest"
+	@echo "make test            lint, unit, gpu, interpret and compile-newest; FAMILY=norms: the tests of one family"
 	@echo "make lint            ruff check, ruff format --check, mypy --strict"
 	@echo "make unit            tests that need neither a GPU nor the interpreter"
 	@echo "make gpu             tests that need a GPU; without one, says so and does nothing"
@@ -55,26 +58,24 @@ lint: $(STAMP)
 	  $(PY) -m mypy; fi
 
 unit: $(STAMP)
-	$(PY) -m pytest -m "not gpu and not interpret" $(PARALLEL)
+	$(PY) -m pytest -m "not gpu and not interpret" $(TESTS)
 
 # Compiling takes most of the time, so eight processes share the card; the largest tests take 20 GB of its memory each.
 GPU_PARALLEL = $$($(PY) -c 'import xdist; print("-n 8 --dist worksteal")' 2>/dev/null || true)
 
 gpu: $(STAMP)
-	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(PY) -m pytest -m gpu $(GPU_PARALLEL); else \
+	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(PY) -m pytest -m gpu $(GPU_PARALLEL) $(if $(FAMILY),--family $(FAMILY)); else \
 	  echo "gpu: no GPU here: tests marked gpu were not run"; fi
 
 interpret: $(STAMP)
-	TRITON_INTERPRET=1 $(PY) -m pytest -m interpret $(PARALLEL)
-
-COMPILED := tests/families/indexing/test_compile.py tests/families/gemm/test_products.py \
-  tests/families/gemm/test_backward.py tests/core/test_launcher.py
+	TRITON_INTERPRET=1 $(PY) -m pytest -m interpret $(TESTS)
 
 compile-newest: $(STAMP)
 	@if [ ! -e $(NEWEST)/done ]; then rm -rf $(NEWEST); \
 	  $(PY) -m pip install -q --disable-pip-version-check --retries 1 --no-deps --target $(NEWEST) $(TRITON_NEWEST) 2>/dev/null \
 	    && touch $(NEWEST)/done || rm -rf $(NEWEST); fi
-	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest $(COMPILED) $(PARALLEL); else \
+	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest $(TESTS) \
+	  --matrix=few tests/contracts/binaries tests/core/test_launcher.py; else \
 	  echo "compile-newest: $(TRITON_NEWEST) cannot be fetched here: skipped"; fi
 
 ops: $(STAMP)

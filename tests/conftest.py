@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,36 @@ workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 torch.set_num_threads(1 if interpreting() else max(1, torch.get_num_threads() // workers))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--matrix",
+        choices=("few", "cover", "all"),
+        default="cover",
+        help="binaries to build: one a kernel and element, those that cover the compile matrix, or all of them",
+    )
+    parser.addoption("--family", help="only tests of this family: those in its folder, and those of its ops elsewhere")
+
+
+def family_of(item: pytest.Item) -> str | None:
+    """The family whose folder holds a test, or whose op is among its parameters."""
+    parts = item.path.parts
+    if "families" in parts:
+        return parts[parts.index("families") + 1]
+    types = tp.descriptor_types()
+    for value in getattr(item, "callspec", SimpleNamespace(params={})).params.values():
+        described = (
+            type(value) if isinstance(value, tp.Descriptor) else types.get(value) if isinstance(value, str) else None
+        )
+        if described is not None:
+            return described.__module__.rsplit(".", 1)[-1]
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if family := config.getoption("family"):
+        others = [item for item in items if family_of(item) != family]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     no_gpu = pytest.mark.skip(reason="needs an NVIDIA GPU; torch.cuda.is_available() is False")
     not_interpreting = pytest.mark.skip(reason="needs TRITON_INTERPRET=1, set before Triton is imported")
     only_interpreting = pytest.mark.skip(reason="TRITON_INTERPRET=1: this process runs the interpreter's tests alone")

@@ -166,22 +166,6 @@ def test_every_kind_of_argument_is_there(plain: list[Launch]) -> None:
     assert kinds == {Ptr, Scratch, Int, Float, Stride, Scalar, type(None)}
 
 
-def test_kernels_have_the_parameters_that_the_static_launcher_fills(
-    plain: list[Launch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launcher, "_STATIC", Recorder())
-    letters = {"u64": "Ol", "s64": "Ol", "b64": "Ol", "u32": "i", "b32": "i", "f32": "f", "f64": "d"}
-    for launch in plain:
-        compiled = compile_source(launch.source(), H200.arch)
-        types = launcher.static_types(compiled)
-        assert types is not None, launch.kernel
-        ptx = compiled.asm["ptx"]
-        entry = ptx[ptx.index(".entry") : ptx.index(")", ptx.index(".entry"))]
-        declared = re.findall(r"\.param \.(\w+)", entry)
-        assert len(declared) == len(types)
-        assert all(letter in letters[ty] for letter, ty in zip(types, declared, strict=True)), (types, declared)
-
-
 def test_a_kernel_with_other_parameters_is_refused(plain: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_STATIC", Recorder())
     compiled = compile_source(plain[0].source(), H200.arch)

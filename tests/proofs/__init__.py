@@ -7,11 +7,10 @@ kernels, and those that are added later, are then held to every word of their gu
 from __future__ import annotations
 
 import importlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +61,17 @@ class Problem(ABC):
     @abstractmethod
     def reordered(self) -> Variant:
         """The same contributions (where nothing meets: the same batch) in another order."""
+
+
+class Drawn(Problem):
+    """A problem whose values are drawn when they are first asked for: many problems are only planned or compiled."""
+
+    def __init__(self, desc: tp.Descriptor, draw: Callable[[], Values]) -> None:
+        self.desc, self._draw = desc, draw
+
+    @cached_property
+    def values(self) -> Values:  # type: ignore[override]
+        return self._draw()
 
 
 @dataclass(frozen=True)
@@ -253,12 +263,6 @@ def draw(shape: tuple[int, ...], element: tp.ElementKind, kind: Kind, terms: int
     low, high = (-10, 9) if element == "f16" else (-20, 20)
     return (unit * 2.0 ** torch.randint(low, high, shape, generator=g)).to(element.torch)
 
-
-# --- PTX ---
-
-#: Additions of floating-point numbers in memory, in any spelling of PTX's ``atom`` and ``red`` (PTX ISA, "Parallel
-#: Synchronization and Communication Instructions"), and compare-and-swap, by whose loops they are emulated.
-FLOAT_ATOMIC = re.compile(r"\b(?:atom|red)\.(?:[\w:]+\.)*?(?:cas\b|(?=[\w.:]*\badd\b)[\w.:]*\bb?f(?:16|16x2|32|64)\b)")
 
 # Last, as they import what stands above.
 for _module in sorted(Path(__file__).parent.glob("[!_]*.py")):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import triplan as tp
-from proofs import Kind, Outputs, Problem, Values, Variant, draw, joins
+from proofs import Drawn, Kind, Outputs, Variant, draw, joins
 
 
 def size(n: int, long: bool) -> tuple[int, int]:
@@ -23,13 +23,10 @@ def size(n: int, long: bool) -> tuple[int, int]:
     return (max(n // 100, 6), 20_011) if long else (max(n // 8, 16), 1030)
 
 
-class Loss(Problem):
+class Loss(Drawn):
     """A loss of (n, LENGTH) logits, or its adjoint. Tables of classes are shared by all rows."""
 
     tables = ("weight", "bytes")
-
-    def __init__(self, desc: tp.Descriptor, values: Values) -> None:
-        self.desc, self.values = desc, values
 
     def _with(self, rows: Tensor, order: Tensor | None = None) -> Loss:
         found = {}
@@ -42,7 +39,7 @@ class Loss(Problem):
                 t = torch.where(t >= 0, place[t.clamp(min=0)], t)
             shared = name in self.tables or t.shape == (1,)  # or the gradient of the one loss
             found[name] = (t if shared else t[rows]).clone()
-        return Loss(self.desc.replace(input_shape=(len(rows), length)), found)
+        return Loss(self.desc.replace(input_shape=(len(rows), length)), lambda: found)
 
     def parts(self) -> Iterator[Variant]:
         n = self.desc.input_shape[0]  # type: ignore[attr-defined]
@@ -86,7 +83,7 @@ def values(desc: Any, kind: Kind) -> dict[str, Tensor]:
 
 def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False, **options: Any) -> Loss:
     desc = tp.descriptor_types()[op](input_shape=size(n, long), element=element, **options)
-    return Loss(desc, values(desc, kind))
+    return Loss(desc, partial(values, desc, kind))
 
 
 # --- Σ|terms|, from absolute values ---

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triplan as tp
-from triplan.backends.runtime.compile import record, sass
+from triplan.backends.runtime.compile import sass
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.gemm import wgmma_backward
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
@@ -124,50 +124,6 @@ def test_every_layout_and_subset_interpreted(element: str) -> None:
 # --- compiled ---
 
 
-def main_configurations(element: str) -> list[tp.Descriptor]:
-    wide = "f32" if element in ("f16", "bf16") else None
-    found: list[tp.Descriptor] = [
-        backward(4096, 4096, 4096, element, (1, 1, 1)),
-        backward(4096, 4096, 4096, element, (1, 1, 1), layouts={"b": COLUMN, "db": COLUMN}),
-        backward(4096, 4096, 4096, element, (1, 1, 1), layouts={"a": COLUMN, "b": COLUMN}, out_element=wide),
-        backward(4096, 4096, 4096, element, (1, 1, 1), layouts={"dc": COLUMN}),
-        backward(8192, 1024, 4096, element, (0, 1, 1)),
-        backward(1024, 1024, 512, element, (1, 0, 0)),
-        backward(4099, 1003, 77, element, (1, 1, 1), layouts=dict.fromkeys(("dc", "a", "b", "da", "db"), "strided")),
-        backward(64, 4096, 4096, element, (1, 1, 1)),
-    ]
-    if element == "f32":
-        found += [d.replace(math=math) for d, math in zip(found[:2], ("tf32", "tf32x3"), strict=True)]
-    return found
-
-
-@compiles
-@pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("element", ELEMENTS)
-def test_compiles_without_spills_and_multiplies_by_tensor_cores(row: str, element: str, arch: str) -> None:
-    built = 0
-    # Some stand for all where another row or element has the same code.
-    few = 4 if row == "tiles_invariant" else 2 if element in ("f16", "f64") else 1
-    for desc in main_configurations(element)[::few]:
-        plan = pinned(desc, row, TARGETS[arch])
-        if plan is None:
-            continue
-        for found in plan.compile():
-            built += 1
-            assert found.spill_bytes == 0, f"{desc.key}: {found.name} spills {found.spill_bytes} bytes"
-            assert found.shared_bytes <= TARGETS[arch].shared_memory
-            if found.name == "column_sums_kernel":
-                continue
-            if row == "wgmma":
-                assert "wgmma.mma_async" in found.ptx
-                assert "cp.async.bulk.tensor" in found.ptx
-            elif element != "f64" and desc.multiplicands != tp.MathPrecision.F32:
-                assert re.search(r"wgmma\.mma_async|mma\.sync", found.ptx)
-    takes = row in INTERPRETED or (arch == "sm90a" and element in ("f16", "bf16"))
-    assert (built > 0) == takes
-
-
 @compiles
 def test_the_machine_code_of_both_products_in_one_launch() -> None:
     plan = pinned(backward(2048, 2048, 2048, "bf16", (1, 1, 1)), "wgmma", TARGETS["sm90a"])
@@ -178,26 +134,6 @@ def test_the_machine_code_of_both_products_in_one_launch() -> None:
     assert "HGMMA.64x256x16" in code
     assert not re.search(r"\b(STL|LDL)\b", code)
     assert "SHFL.BFLY" in code  # by which the sums of columns meet
-
-
-@compiles
-def test_every_ring_compiles_without_spills() -> None:
-    """Those that no figure of the cost model chooses today among them, each with another layout."""
-    target, beside = TARGETS["sm90a"], set()
-    variants: tuple[dict[str, Any], ...] = (
-        {},
-        {"layouts": {"dc": COLUMN, "b": COLUMN}},
-        {"layouts": {"a": COLUMN, "b": COLUMN, "db": COLUMN}, "out_element": "f32"},
-    )
-    for turn, ring in enumerate(wgmma_backward.rings_of(backward(1032, 1032, 1032, "f16", (1, 1, 1)), target)):
-        desc = backward(1032, 1032, 1032, "f16", (1, 1, 1), **variants[turn % len(variants)])
-        if ring not in wgmma_backward.rings_of(desc, target):
-            desc = backward(1032, 1032, 1032, "f16", (1, 1, 1))
-        beside.add(sums := wgmma_backward.sums_within(desc, ring, target))
-        found = record(wgmma_backward.pair_launch(desc, ring, target, sums).source(), target.arch)
-        assert found.spill_bytes == 0, ring
-        assert found.shared_bytes <= target.shared_memory
-    assert beside == {True, False}
 
 
 @compiles

@@ -80,17 +80,6 @@ def test_integers_interpreted() -> None:
     assert held > 0
 
 
-@compiles
-@pytest.mark.parametrize("arch", TARGETS)
-def test_integers_compile_to_integer_tensor_cores(arch: str) -> None:
-    for desc in (INTEGERS, INTEGERS.replace(m=4096, epilogue="bias_relu"), INTEGERS.replace(m=4096, layouts={})):
-        plan = pinned(desc, "integer_tiles", TARGETS[arch])
-        assert plan is not None
-        (found,) = plan.compile()
-        assert found.spill_bytes == 0
-        assert ".s32.s8.s8" in found.ptx
-
-
 @pytest.mark.gpu
 def test_integers_on_the_gpu() -> None:
     held = 0
@@ -125,20 +114,6 @@ def test_three_products_of_tf32_are_between_f32_and_tf32() -> None:
     assert len(ids) == 3
     with pytest.raises(tp.InvalidProblem, match="tf32x3"):
         base.replace(element="f16", math="tf32x3")
-
-
-@compiles
-@pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize("row", ["tiles", "tiles_invariant", "split_k"])
-def test_three_products_compile_without_spills(row: str, arch: str) -> None:
-    base = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32", math="tf32x3", epilogue="bias_gelu")
-    for desc in (base, base.replace(layouts={"b": COLUMN}), base.replace(m=16, reads_c0=True)):
-        plan = pinned(desc, row, TARGETS[arch])
-        assert plan is not None
-        for found in plan.compile():
-            assert found.spill_bytes == 0
-            if found.name != "pieces_kernel":
-                assert "tf32.tf32" in found.ptx
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 
 import pytest
 import torch
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 
 import triplan as tp
 from triplan.backends.runtime.compile import sass
-from triplan.backends.runtime.launch import Launch, overlapping
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.gemm import tiles, wgmma, wgmma_tiles
-from triplan.backends.triton.gemm.rings import RINGS, Ring, rings_of
+from triplan.backends.triton.gemm.rings import RINGS, Ring
 from triplan.backends.triton.gemm.tile_shapes import tiles_of
 from triplan.testing import check_refusals, descriptors, oracle
 
@@ -155,51 +154,6 @@ def test_beta_zero_never_reads_c0() -> None:
 # --- compiled ---
 
 
-def main_configurations(element: str) -> list[tp.Descriptor]:
-    base = tp.GemmDescriptor(m=4096, n=4096, k=4096, element=element)
-    found: list[tp.Descriptor] = [
-        base.replace(layouts={"b": COLUMN}, epilogue="bias"),
-        base.replace(epilogue="bias_gelu"),
-        base.replace(layouts={"a": COLUMN}, epilogue="silu"),
-        base.replace(layouts={"a": COLUMN, "b": COLUMN}),
-        base.replace(m=4099, n=1003, k=77, reads_c0=True, layouts=dict.fromkeys(("a", "b", "c", "c0"), "strided")),
-        base.replace(m=16),
-        base.replace(m=64, n=14336, epilogue="bias_relu"),
-    ]
-    found += batched_grid(element, 64, 1024, 1024, 128)
-    if element in ("f16", "bf16"):
-        found.append(base.replace(out_element="f32", epilogue="bias"))
-    if element == "f32":
-        found += [d.replace(math="tf32") for d in found]
-    return found
-
-
-@compiles
-@pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("element", ELEMENTS)
-def test_compiles_without_spills_and_multiplies_by_tensor_cores(row: str, element: str, arch: str) -> None:
-    built = 0
-    # The layouts are read by the lines of ``tiles``; tests/families/gemm/test_split.py has the other tiles.
-    for desc in main_configurations(element)[:: 3 if row == "split_k" else 1]:
-        plan = pinned(desc, row, TARGETS[arch])
-        if plan is None:
-            continue
-        for found in plan.compile():
-            built += 1
-            assert found.spill_bytes == 0, f"{desc.key}: {found.spill_bytes} bytes spilled"
-            assert found.shared_bytes <= TARGETS[arch].shared_memory
-            if row in HOPPER:
-                assert "wgmma.mma_async" in found.ptx
-                assert "cp.async.bulk.tensor" in found.ptx
-            elif element != "f64" and desc.multiplicands != tp.MathPrecision.F32 and found.name != "pieces_kernel":
-                assert re.search(r"wgmma\.mma_async|mma\.sync", found.ptx)
-                if desc.op == "gemm" and desc.layouts == () and desc.m > 64:
-                    assert "cp.async.cg" in found.ptx
-    takes = row not in HOPPER or (arch == "sm90a" and element in ("f16", "bf16"))
-    assert (built > 0) == takes
-
-
 @compiles
 def test_the_machine_code_has_tensor_core_instructions() -> None:
     desc = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="bf16", epilogue="bias", layouts={"b": COLUMN})
@@ -220,31 +174,6 @@ def test_the_machine_code_has_tensor_core_instructions() -> None:
 
 def of_ring(desc: tp.GemmDescriptor, ring: Ring, target: tp.Target) -> list[Launch]:
     return wgmma.launches(desc, ring, target) if ring.specialised else wgmma_tiles.launches(desc, ring)
-
-
-@compiles
-def test_every_ring_and_tile_compiles_without_spills() -> None:
-    """Those that no figure of the cost model chooses today among them."""
-    bare = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f16", epilogue="bias_silu", layouts={"b": COLUMN})
-    built = 0
-    for desc in (bare, bare.replace(epilogue="bias_gelu"), bare.replace(out_element="f32")):
-        for specialised in (True, False):
-            for ring in rings_of(desc, TARGETS["sm90a"], specialised):
-                built += _no_spills(of_ring(desc, ring, TARGETS["sm90a"]), "sm90a")
-        for arch, target in TARGETS.items():
-            for tile in tiles_of(desc, target):
-                built += _no_spills(overlapping(tiles.launches(desc, tile), target), arch)
-    assert built > 2 * len(RINGS)
-
-
-def _no_spills(launches: Iterable[Launch], arch: str) -> int:
-    from triplan.backends.runtime.compile import record
-
-    for launch in launches:
-        found = record(launch.source(), TARGETS[arch].arch)
-        assert found.spill_bytes == 0, launch.constexprs
-        assert found.shared_bytes <= TARGETS[arch].shared_memory
-    return len(launches)
 
 
 @compiles

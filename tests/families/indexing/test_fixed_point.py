@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
+from matrix import FLOAT_ATOMIC
 from samples import ACCUMULATING, SAMPLES, SetConstant
 
 import triplan as tp
@@ -475,8 +476,6 @@ def test_stripes_fit_in_the_cache_or_are_as_narrow_as_pays(
 @pytest.mark.parametrize("op", ACCUMULATING)
 @pytest.mark.parametrize("arch", ["a100", "h200"])
 def test_stripes_compile_without_spills_or_float_atomics(op: str, arch: str, constant: SetConstant) -> None:
-    from test_compile import FLOAT_ATOMIC
-
     constant(stripes, "L2_SHARE", 1)
     desc = SAMPLES[op].replace(accumulate=True) if op == "index_put" else SAMPLES[op]
     wide = {"out_shape", "src_shape"} & set(type(desc).model_fields)

@@ -416,47 +416,6 @@ def test_edges_interpreted(op: str, row: str) -> None:
 
 # --- compiled for each architecture ---
 
-#: Short rows, rows that fill registers, long ones; with all that a kernel may be asked for, and with little.
-CONFIGURATIONS: tuple[tuple[tuple[int, int], str, dict[str, Any]], ...] = (
-    ((4096, 100), "bf16", ALL),
-    ((4096, 4096), "f32", ALL),
-    ((8192, 32768), "bf16", ALL),
-    ((4096, 256), "f32", {"gradient": True}),
-    ((4096, 4096), "bf16", {"gradient": True}),
-    ((8192, 32768), "f32", {"gradient": True}),
-    ((8192, 32768), "bf16", {"gradient": True, "in_place": True}),
-    ((4096, 10_000), "f16", {"gradient": True}),
-    ((8192, 131072), "bf16", {"gradient": True}),
-    ((8192, 32768), "bf16", {}),
-    ((8192, 32768), "f64", {"gradient": True}),
-    ((512, 30_001), "bf16", {"gradient": True}),
-    ((512, 50_257), "bf16", {"gradient": True, "label_smoothing": 0.1}),
-)
-
-
-@NOT_INTERPRETING
-@pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize(("op", "row"), ROWS)
-def test_compiles_without_spills(op: str, row: str, arch: str) -> None:
-    built = 0
-    found = [build(op, size, 1, element, **options) for size, element, options in CONFIGURATIONS]
-    found += [strided(build(op, (64, 1024), 1, "bf16")), build(op, (64, 100, 304), 1, "bf16")]
-    for desc in found:
-        plan = pinned(desc, row, TARGETS[arch])
-        if plan is None:
-            continue
-        for record in plan.compile():
-            built += 1
-            assert record.spill_bytes == 0, f"{desc.key}: {record.name} spills {record.spill_bytes}"
-            assert record.shared_bytes <= TARGETS[arch].shared_memory
-            assert f".target sm_{arch[2:]}" in record.ptx
-            whole = "cross_entropy" in record.name and ("finish" not in record.name or desc.gradient)  # type: ignore[attr-defined]
-            packed = all(o.layout.packed for o in desc.operands())
-            n = desc.input_shape[-1]  # type: ignore[attr-defined]
-            if whole and packed and n >= 4096 and n % 16 == 0:
-                assert ".v4.b32" in record.ptx or ".v2.b64" in record.ptx, f"{desc.key}: {record.name}: no vectors"
-    assert built > 3
-
 
 @NOT_INTERPRETING
 @pytest.mark.parametrize("op", OPS)

@@ -1,0 +1,90 @@
+"""Each binary of the compile matrix is built once, and held to all that is asked of binaries.
+
+Additions of floating-point numbers in memory come in whatever order the hardware chooses. An entry that claims to be
+deterministic has none in its PTX, nor a compare-and-swap, by whose loops they are emulated; and each entry that does
+not claim it has one, so that the search is known to find them. Integer atomics are left out: their sums know no order.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from matrix import FLOAT_ATOMIC, TARGETS, chosen, entries, family, picked
+
+from triplan.backends.runtime import launcher
+from triplan.backends.runtime.compile import compile_source, record
+from triplan.sku import interpreting
+
+pytestmark = pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
+#: PTX types of the parameters that a letter of torch's static launcher fills.
+LETTERS = {"u64": "Ol", "s64": "Ol", "b64": "Ol", "u32": "i", "b32": "i", "f32": "f", "f64": "d"}
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "atom.global.gpu.acq_rel.add.f32",
+        "atom.add.f64",
+        "red.relaxed.gpu.global.add.noftz.f16x2",
+        "red.global.add.noftz.bf16",
+        "red.relaxed.gpu.global.v4.f32.add",
+        "red.global.gpu.relaxed.add.noftz.v8.f16",
+        "atom.global.gpu.acq_rel.cas.b32",
+        "atom.cas.b64",
+    ],
+)
+def test_floating_point_atomics_are_found(instruction: str) -> None:
+    assert FLOAT_ATOMIC.search(f"\t@%p1 {instruction} [ %rd1 + 0 ], %r2;\n")
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "atom.global.gpu.relaxed.add.u64",
+        "atom.global.min.s64",
+        "red.global.max.u32",
+        "add.f32",
+        "fma.rn.f32",
+        "bar.red.popc.u32",
+    ],
+)
+def test_what_knows_no_order_is_not(instruction: str) -> None:
+    assert not FLOAT_ATOMIC.search(f"\t@%p1 {instruction} %r1, [ %rd1 + 0 ], %r2;\n")
+
+
+@pytest.mark.parametrize(("op", "entry", "arch"), entries())
+def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No register spills, no float atomics where determinism is claimed, vectors, tensor cores, parameters."""
+    monkeypatch.setattr(launcher, "_STATIC", lambda *args: None)
+    for binary in chosen(op, entry, arch, pytestconfig.getoption("matrix")):
+        found, what = record(binary.source, TARGETS[arch].arch), f"{binary.source.name} of {binary.desc.key}"
+        assert binary.may_spill or found.spill_bytes == 0, f"{what} spills {found.spill_bytes} bytes"
+        assert 0 < found.registers <= 255, what
+        assert found.shared_bytes <= TARGETS[arch].shared_memory, what
+        assert f".target sm_{arch[2:]}" in found.ptx, what
+        assert found.cubin[:4] == b"\x7fELF", what
+        if binary.deterministic:
+            assert not FLOAT_ATOMIC.search(found.ptx), f"{what} adds floating-point numbers in memory"
+        for pattern in binary.has:
+            assert re.search(pattern, found.ptx), f"{what} lacks {pattern}"
+        for pattern in binary.lacks:
+            assert not re.search(pattern, found.ptx), f"{what} has {pattern}"
+        types = launcher.static_types(compile_source(binary.source, TARGETS[arch].arch))
+        if types is not None:
+            header = found.ptx[found.ptx.index(".entry") :]
+            declared = re.findall(r"\.param \.(\w+)", header[: header.index(")")])
+            assert len(declared) == len(types), what
+            assert all(t in LETTERS[d] for t, d in zip(types, declared, strict=True)), (what, types, declared)
+
+
+@pytest.mark.parametrize(("op", "entry", "arch"), entries())
+def test_what_sums_in_no_fixed_order_has_float_atomics(
+    op: str, entry: str, arch: str, pytestconfig: pytest.Config
+) -> None:
+    found: dict[str, bool] = {}
+    for binary in picked(family(op), arch, pytestconfig.getoption("matrix")):
+        for user in (u for u in binary.unordered if u[:2] == (op, entry)):
+            ptx = compile_source(binary.source, TARGETS[arch].arch).asm["ptx"]
+            found[user[2]] = found.get(user[2], False) or bool(FLOAT_ATOMIC.search(ptx))
+    assert all(found.values()), f"nothing that depends on order: {found}"

@@ -1,0 +1,214 @@
+"""The compile matrix: which binaries are built without a GPU, and what each of them is held to.
+
+A family joins by ``@compiles(*ops)`` over a function that yields ``Build``s of an entry, in a module of this package.
+Thousands of binaries follow. Those that are built cover them: of each kernel function, for each architecture, every
+constant, parameter type and promise of divisibility at least once, and every tile with every element; of each entry,
+every element. Registers spill because of tiles and elements, and vector widths follow from types and promises, so
+that what would break one of the others breaks one of those.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from heapq import heapify, heappop, heapreplace
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from proofs import FAMILIES
+
+import triplan as tp
+from triplan.backends.runtime.launch import Launch, Source
+
+TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
+#: Contributions of the proofs' problems, as the proofs on a GPU have them.
+COUNT = 5000
+#: Additions of floating-point numbers in memory, in any spelling of PTX's ``atom`` and ``red`` (PTX ISA, "Parallel
+#: Synchronization and Communication Instructions"), and compare-and-swap, by whose loops they are emulated.
+FLOAT_ATOMIC = re.compile(r"\b(?:atom|red)\.(?:[\w:]+\.)*?(?:cas\b|(?=[\w.:]*\badd\b)[\w.:]*\bb?f(?:16|16x2|32|64)\b)")
+FLOATING = re.compile(r"\*(?:fp|bf)")
+VECTORS = r"\.v4\.b32|\.v2\.b64"
+
+
+@dataclass(frozen=True)
+class Build:
+    """The launches of one problem. ``asks(name)`` of a kernel: patterns that its PTX must have, and must not have."""
+
+    desc: tp.Descriptor
+    launches: tuple[Launch, ...]
+    asks: Callable[[str], tuple[tuple[str, ...], tuple[str, ...]]] = lambda name: ((), ())
+    guarantee: tp.PrecisionGuarantee | None = None
+    #: Whether registers may spill: so they do in rare problems, which no cost model was fitted to.
+    may_spill: bool = False
+
+
+@dataclass
+class Binary:
+    """One binary, all entries that launch it, and what their plans ask of it."""
+
+    source: Source
+    arch: str
+    desc: tp.Descriptor
+    entries: set[tuple[str, str]] = field(default_factory=set)
+    deterministic: bool = False
+    may_spill: bool = True
+    has: set[str] = field(default_factory=set)
+    lacks: set[str] = field(default_factory=set)
+    #: (op, entry, element) of each plan that launches it.
+    users: set[tuple[str, str, str]] = field(default_factory=set)
+    #: Those of plans that sum in no fixed order.
+    unordered: set[tuple[str, str, str]] = field(default_factory=set)
+
+    @property
+    def element(self) -> str:
+        """What the kernel's first operand holds."""
+        return next((str(t) for _, t in self.source.signature if str(t).startswith(("*", "tensordesc"))), "")
+
+    def sizes(self) -> Iterator[Hashable]:
+        """What registers depend on: every tile for every element, every function for every element and area."""
+        s = self.source
+        sizes = tuple((n, v) for n, v in s.constexprs if isinstance(v, int) and v > 1)
+        elements = frozenset(t for _, t in s.signature if str(t).startswith(("*f", "*b", "tensordesc")))
+        functions = tuple(v.__name__ for _, v in s.constexprs if hasattr(v, "__name__"))
+        area = prod(v for n, v in sizes if str(n).startswith("BLOCK")) // s.num_warps
+        yield sizes, elements, s.num_warps, s.num_stages
+        yield functions, elements
+        yield functions, area
+
+    def facets(self, most: bool) -> set[Hashable]:
+        """What building it shows; all that is to be shown is the union over binaries."""
+        s = self.source
+        found: set[Hashable] = {(s.name, self.arch, self.element), *((*e, self.arch) for e in self.entries)}
+        if not self.may_spill:
+            found.add((s.name, self.arch, self.element, "spills"))
+        if most:
+            found |= {(self.arch, *user) for user in self.users}
+            found |= {(self.arch, *user, s.name) for user in self.unordered}
+        if most and not self.may_spill:
+            parts = (*s.signature, *((n, _shown(v)) for n, v in s.constexprs), *s.attrs, s.max_registers, s.overlaps)
+            found |= {(s.name, self.arch, "part", part) for part in parts}
+            found |= {(s.name, self.arch, "sizes", x) for x in self.sizes()}
+        return found
+
+
+def _shown(value: Any) -> str:
+    return getattr(value, "__name__", None) or repr(value)
+
+
+Builds = Callable[[str, str, tp.Target], Iterator[Build]]
+JOINED: dict[str, Builds] = {}
+
+
+def compiles(*ops: str) -> Callable[[Builds], Builds]:
+    """Register what is built of each entry of ``ops``: a function of op, entry and target."""
+
+    def register(builds: Builds) -> Builds:
+        JOINED.update(dict.fromkeys(ops, builds))
+        return builds
+
+    return register
+
+
+def pinned(desc: tp.Descriptor, entry: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
+    """The plan of exactly this entry, or None where it does not apply."""
+    try:
+        return tp.plan(desc, target=target, preference=tp.PlanPreference(deterministic=False, kernel=entry))
+    except tp.Unsupported:
+        return None
+
+
+def proved(op: str, entry: str) -> Iterator[tp.Descriptor]:
+    """The problems of the proofs: every floating-point element and option that the entry takes."""
+    (row,) = (r for r in tp.TABLE.rows(op) if r.name == entry)
+    for element in sorted(e for e in row.elements if e.is_floating_point):
+        yield from _proved(op, element)
+
+
+@cache
+def _proved(op: str, element: tp.ElementKind) -> tuple[tp.Descriptor, ...]:
+    return tuple(FAMILIES[op].make(COUNT, element, "equal", **option).desc for option in FAMILIES[op].options)
+
+
+def entries() -> list[tuple[str, str, str]]:
+    """(op, entry, arch) of all that the kernel table can launch on a GPU."""
+    return [
+        (op, row.name, arch)
+        for op in sorted(JOINED)
+        for row in tp.TABLE.rows(op)
+        if row.backend is tp.BackendKind.TRITON
+        for arch in TARGETS
+        if arch in row.archs
+    ]
+
+
+def family(op: str) -> str:
+    return tp.descriptor_types()[op].__module__.rsplit(".", 1)[-1]
+
+
+@cache
+def binaries(of: str, arch: str) -> tuple[Binary, ...]:
+    """All binaries of a family."""
+    found: dict[Source, Binary] = {}
+    for op, entry, _ in (e for e in entries() if family(e[0]) == of and e[2] == arch):
+        for build in JOINED[op](op, entry, TARGETS[arch]):
+            for launch in build.launches:
+                source = launch.source()
+                binary = found.setdefault(source, Binary(source, arch, build.desc))
+                has, lacks = build.asks(source.name)
+                binary.may_spill &= build.may_spill
+                binary.has.update(has)
+                binary.lacks.update(lacks)
+                binary.entries.add((op, entry))
+                user, g = (op, entry, str(getattr(build.desc, "element", ""))), build.guarantee
+                binary.users.add(user)
+                if g is not None and g.deterministic:
+                    binary.deterministic |= bool(FLOATING.search(binary.element))
+                elif g is not None and g.duplicates is tp.Duplicates.SUM:
+                    binary.unordered.add(user)
+    return tuple(found.values())
+
+
+Size = Literal["few", "cover", "all"]
+
+
+@cache
+def picked(of: str, arch: str, size: Size) -> tuple[Binary, ...]:
+    """Those binaries of a family that are built."""
+    every = binaries(of, arch)
+    return every if size == "all" else _cover(every, size == "cover")
+
+
+def chosen(op: str, entry: str, arch: str, size: Size) -> list[Binary]:
+    """What is built for an entry: binaries that no entry before it launches, or one that it shares."""
+    shared = [b for b in picked(family(op), arch, size) if (op, entry) in b.entries]
+    return [b for b in shared if min(b.entries) == (op, entry)] or shared[:1]
+
+
+def _cover(every: tuple[Binary, ...], most: bool) -> tuple[Binary, ...]:
+    """Few binaries that show all facets: again and again the one that shows most of what is left."""
+    facets = [b.facets(most) for b in every]
+    left: set[Hashable] = set().union(*facets)
+    heap = [(-len(f), i) for i, f in enumerate(facets)]
+    heapify(heap)
+    found = []
+    while left:
+        _, i = heap[0]
+        gain = len(facets[i] & left)
+        if not gain:
+            heappop(heap)
+        elif gain < -heap[0][0]:
+            heapreplace(heap, (-gain, i))  # some of its facets have been shown since
+        else:
+            found.append(every[i])
+            left -= facets[i]
+            heappop(heap)
+    return tuple(found)
+
+
+# Last, as they import what stands above.
+for _module in sorted(Path(__file__).parent.glob("[!_]*.py")):
+    importlib.import_module(f"matrix.{_module.stem}")

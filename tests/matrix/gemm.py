@@ -1,0 +1,166 @@
+"""Matrix products: every layout, epilogue and arithmetic; every tile and ring, those that no cost chooses today too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from cases.gemm import COLUMN, ELEMENTS, LOOSE_COLUMN, LOOSE_ROW, backward, batched_grid
+
+import triplan as tp
+from matrix import Build, compiles, pinned, proved
+from triplan.backends.runtime.launch import Launch, overlapping
+from triplan.backends.triton.gemm import split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
+from triplan.backends.triton.gemm.rings import rings_of
+from triplan.backends.triton.gemm.tile_shapes import tiles_of
+
+HOPPER = ("wgmma", "wgmma_tiles")
+#: A few rows by a large matrix: what ``split_k`` is for.
+DECODE = tp.GemmDescriptor(m=16, n=4096, k=4096, element="bf16", epilogue="bias", layouts={"b": COLUMN})
+
+
+def products(element: str) -> Iterator[tp.Descriptor]:
+    base = tp.GemmDescriptor(m=4096, n=4096, k=4096, element=element)
+    found: list[tp.Descriptor] = [
+        base.replace(layouts={"b": COLUMN}, epilogue="bias"),
+        base.replace(epilogue="bias_gelu"),
+        base.replace(layouts={"a": COLUMN}, epilogue="silu"),
+        base.replace(layouts={"a": COLUMN, "b": COLUMN}),
+        base.replace(m=4099, n=1003, k=77, reads_c0=True, layouts=dict.fromkeys(("a", "b", "c", "c0"), "strided")),
+        base.replace(m=16),
+        base.replace(m=64, n=14336, epilogue="bias_relu"),
+        *batched_grid(element, 64, 1024, 1024, 128),
+    ]
+    if element in ("f16", "bf16"):
+        found.append(base.replace(out_element="f32", epilogue="bias"))
+    if element == "f32":
+        found += [d.replace(math="tf32") for d in found]
+        three = base.replace(math="tf32x3", epilogue="bias_gelu")
+        found += [three, three.replace(layouts={"b": COLUMN}), three.replace(m=16, reads_c0=True)]
+    if element in ("f16", "f32"):  # what the activation is given is saved
+        saved = base.replace(epilogue="bias_silu", saves_pre=True)
+        found.append(saved.replace(layouts={"b": COLUMN}))
+        found.append(saved.replace(epilogue="bias_gelu", m=64, layouts={"pre": LOOSE_COLUMN}))
+    yield from found
+
+
+def vectors() -> Iterator[tp.Descriptor]:
+    """Lines that end at multiples of 16 bytes, and not of 16 elements."""
+    for element, end in (("f16", 1000), ("f32", 1004)):
+        yield tp.GemmDescriptor(m=512, n=end, k=end, element=element)
+
+
+def one_by_one(entry: str) -> Iterator[tp.Descriptor]:
+    """Elements that are read one by one, as lines end or begin anywhere."""
+    if entry == "tiles_invariant":  # one tile for every number of rows: k or B are the same for all of them
+        base = tp.GemmDescriptor(m=64, n=8, k=4096, element="f16", out_element="f32", epilogue="silu")
+        yield base.replace(layouts={"a": LOOSE_ROW, "b": LOOSE_COLUMN})
+        yield base.replace(k=4095)
+        yield base.replace(n=1001, layouts={"b": LOOSE_ROW})
+        return
+    odd = tp.GemmDescriptor(m=100, n=1001, k=4096, element="bf16", out_element="f32", epilogue="bias_silu")
+    yield odd.replace(layouts={"a": COLUMN, "b": LOOSE_ROW, "c": COLUMN}, reads_c0=True)
+    yield odd.replace(n=8, layouts={"b": LOOSE_COLUMN, "c": LOOSE_ROW})
+    yield odd.replace(m=1, n=8, k=1000, layouts={"a": COLUMN})
+    yield odd.replace(m=2048, n=72, k=1001, element="f32", out_element=None, math="tf32", saves_pre=True)
+    yield tp.GemmDescriptor(m=2048, n=8, k=64, element="f64", epilogue="bias", layouts={"c": COLUMN})
+
+
+def integers(op: str) -> Iterator[tp.Descriptor]:
+    if op == "gemm":
+        base = tp.GemmDescriptor(m=16, n=4096, k=4096, element="i8", layouts={"b": COLUMN})
+        yield from (base, base.replace(m=4096, epilogue="bias_relu"), base.replace(m=4096, layouts={}))
+        return
+    several = tp.BatchedGemmDescriptor(batch=3, m=2048, n=1001, k=1000, element="i8", epilogue="bias")
+    a, b = tp.Layout.strided(unit_axis=2), tp.Layout.strided(unit_axis=1)
+    yield several.replace(layouts={"a": a, "b": b, "c": b})
+    yield several.replace(layouts={"a": a, "b": "strided", "c": a})
+
+
+def gradients(element: str) -> Iterator[tp.Descriptor]:
+    wide = "f32" if element in ("f16", "bf16") else None
+    both = partial(backward, 4096, 4096, 4096, element, (1, 1, 1))
+    found: list[Any] = [
+        both(),
+        both(layouts={"b": COLUMN, "db": COLUMN}),
+        both(layouts={"a": COLUMN, "b": COLUMN}, out_element=wide),
+        both(layouts={"dc": COLUMN}),
+        backward(8192, 1024, 4096, element, (0, 1, 1)),
+        backward(1024, 1024, 512, element, (1, 0, 0)),
+        backward(64, 1001, 1024, element, (1, 0, 0)),
+        backward(4099, 1003, 77, element, (1, 1, 1), layouts=dict.fromkeys(("dc", "a", "b", "da", "db"), "strided")),
+        backward(64, 4096, 4096, element, (1, 1, 1)),
+    ]
+    if element == "f32":
+        found += [d.replace(math=math) for d, math in zip(found[:2], ("tf32", "tf32x3"), strict=True)]
+    yield from found
+
+
+def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
+    if op == "gemm_backward":
+        yield from (d for element in ELEMENTS for d in gradients(element))
+    else:
+        yield from (d for element in ELEMENTS for d in products(element) if d.op == op)
+        yield from integers(op)
+        if op == "gemm":
+            yield from (*vectors(), *one_by_one(entry))
+
+
+def asks(desc: Any, entry: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tensor cores, and how they are fed."""
+    if name in ("pieces_kernel", "column_sums_kernel"):
+        return (), ()
+    if entry.startswith("wgmma"):
+        return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor"), ()
+    has: list[str] = []
+    lacks: tuple[str, ...] = ()
+    if desc.element == "i8":
+        has.append(r"\.s32\.s8\.s8")
+    elif desc.multiplicands is tp.MathPrecision.TF32X3:
+        has.append(r"tf32\.tf32")
+    elif desc.element != "f64" and desc.multiplicands != tp.MathPrecision.F32:
+        has.append(r"wgmma\.mma_async|mma\.sync")
+        if desc.op == "gemm" and desc.layouts == () and min(desc.m, desc.n, desc.k) > 64:
+            has.append(r"cp\.async\.cg")
+    if desc in tuple(vectors()):
+        has, lacks = [*has, r"cp\.async\.cg\.shared\.global"], (r"cp\.async\.ca", r"ld\.global\.b16")
+    return tuple(has), lacks
+
+
+def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descriptor, Iterable[Launch]]]:
+    """Each tile and ring of an entry, with the epilogues and layouts that need the most registers."""
+    base = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f16", epilogue="bias_silu", layouts={"b": COLUMN})
+    heavy = (base, base.replace(epilogue="bias_gelu"), base.replace(out_element="f32"))
+    if (op, entry) == ("gemm", "tiles"):
+        for desc in heavy:
+            for tile in tiles_of(desc, target):
+                yield desc, overlapping(tiles.launches(desc, tile), target)
+    elif op == "gemm" and entry in HOPPER:
+        for desc in heavy:
+            for ring in rings_of(desc, target, entry == "wgmma"):
+                specialised = ring.specialised
+                yield desc, wgmma.launches(desc, ring, target) if specialised else wgmma_tiles.launches(desc, ring)
+    elif (op, entry) == ("gemm", "split_k"):
+        for split in split_k.splits_of(DECODE, target):
+            yield DECODE, overlapping(split_k.launches(DECODE, split), target)
+    elif (op, entry) == ("gemm_backward", "wgmma"):
+        square = partial(backward, 1032, 1032, 1032, "f16", (1, 1, 1))
+        for desc in (
+            square(),
+            square(layouts={"dc": COLUMN, "b": COLUMN}),
+            square(layouts={"a": COLUMN, "b": COLUMN, "db": COLUMN}, out_element="f32"),
+        ):
+            for ring in wgmma_backward.rings_of(desc, target):
+                beside = wgmma_backward.sums_within(desc, ring, target)
+                yield desc, [wgmma_backward.pair_launch(desc, ring, target, beside)]
+
+
+@compiles("gemm", "batched_gemm", "gemm_backward")
+def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    proofs = dict.fromkeys(proved(op, entry))
+    for desc in (*problems(op, entry), *proofs):
+        if plan := pinned(desc, entry, target):
+            yield Build(desc, plan.launches, partial(asks, desc, entry), plan.precision_guarantee(), desc in proofs)
+    for desc, launches in others(op, entry, target):
+        yield Build(desc, tuple(launches), partial(asks, desc, entry))

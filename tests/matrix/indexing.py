@@ -1,0 +1,53 @@
+"""Indexing: wide rows, narrow rows, strided ones, every policy, both index elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cases.indexing import OPS, STORING
+from samples import SAMPLES
+
+import triplan as tp
+from matrix import Build, compiles, pinned, proved
+
+BIG = {
+    "gather": {"out_shape": (4096, 1024)},
+    "gather_backward": {"out_shape": (4096, 1024)},
+    "index_select": {"out_shape": (4096, 1024)},
+    "index_select_backward": {"out_shape": (4096, 1024)},
+    "scatter_add": {"src_shape": (4096, 1024)},
+    "scatter": {"src_shape": (4096, 1024)},
+    "index_add": {"src_shape": (4096, 1024)},
+    "index_put": {"out_shape": (512, 1024), "index_shape": (4096,)},
+    "embedding": {"index_shape": (4096,), "embedding_dim": 1024},
+    "embedding_backward": {"index_shape": (4096,), "embedding_dim": 1024, "padding_idx": 3},
+}
+
+
+def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
+    base, big = SAMPLES[op], BIG[op]
+    if op == "index_put":
+        base = base.replace(accumulate=entry not in STORING)
+    tensors = [o for o in base.operands() if o.kind == "tensor"]
+    strided = {o.name: "strided" for o in tensors}
+    unaligned = {o.name: tp.Layout(alignment=o.element.itemsize) for o in tensors}
+    half = "f16" if entry != "atomic_f32" else "bf16"
+    indices = {"indices": "strided"} if op == "index_put" else {}
+    yield base.replace(**big, element=half)
+    yield base.replace(**big, index_element="i32", out_of_bounds="error", wrap_negative=True)
+    yield base.replace(element=half, layouts=unaligned, out_of_bounds="clamp")
+    yield base.replace(element=half, layouts=strided, index_element="i32")
+    yield base.replace(layouts={**strided, **indices}, out_of_bounds="error")
+    yield base.replace(element="f64")
+    if op == "index_put":
+        yield base.replace(num_indices=2)
+    elif hasattr(base, "accumulate"):
+        yield base.replace(**big, accumulate=False)
+
+
+@compiles(*OPS)
+def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    proofs = dict.fromkeys(proved(op, entry))
+    for desc in (*problems(op, entry), *proofs):
+        if plan := pinned(desc, entry, target):
+            yield Build(desc, plan.launches, guarantee=plan.precision_guarantee(), may_spill=desc in proofs)

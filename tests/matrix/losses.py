@@ -1,0 +1,63 @@
+"""Losses: short rows, rows that fill registers, long ones; with all that a kernel may be asked for, and with little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from proofs.losses import ALL, OPTIONS
+
+import triplan as tp
+from matrix import VECTORS, Build, compiles, pinned, proved
+
+CONFIGURATIONS: tuple[tuple[tuple[int, int], str, dict[str, Any]], ...] = (
+    ((4096, 100), "bf16", ALL),
+    ((4096, 4096), "f32", ALL),
+    ((8192, 32768), "bf16", ALL),
+    ((4096, 256), "f32", {"gradient": True}),
+    ((4096, 4096), "bf16", {"gradient": True}),
+    ((8192, 32768), "f32", {"gradient": True}),
+    ((8192, 32768), "bf16", {"gradient": True, "in_place": True}),
+    ((4096, 10_000), "f16", {"gradient": True}),
+    ((8192, 131072), "bf16", {"gradient": True}),
+    ((8192, 32768), "bf16", {}),
+    ((8192, 32768), "f64", {"gradient": True}),
+    ((512, 30_001), "bf16", {"gradient": True}),
+    ((512, 50_257), "bf16", {"gradient": True, "label_smoothing": 0.1}),
+)
+
+
+def build(op: str, shape: tuple[int, ...], axis: int = 1, element: str = "f32", **options: Any) -> tp.Descriptor:
+    """With those options that the op has; class 1 is ignored, which random targets hit."""
+    cls = tp.descriptor_types()[op]
+    options = {"class_axis": axis, "ignore_index": 1, **options}
+    return cls(input_shape=shape, element=element, **{k: v for k, v in options.items() if k in cls.model_fields})
+
+
+def strided(desc: tp.Descriptor) -> tp.Descriptor:
+    """The same with no promise about the strides of whole operands."""
+    return desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.shape == desc.input_shape})  # type: ignore[attr-defined]
+
+
+def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
+    yield from (build(op, size, 1, element, **options) for size, element, options in CONFIGURATIONS)
+    yield strided(build(op, (64, 1024), 1, "bf16"))
+    yield build(op, (64, 100, 304), 1, "bf16")
+
+
+@compiles(*OPTIONS)
+def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    proofs = dict.fromkeys(proved(op, entry))
+    for desc in (*problems(op, entry), *proofs):
+        if plan := pinned(desc, entry, target):
+            n = desc.input_shape[-1]  # type: ignore[attr-defined]
+            packed = all(o.layout.packed for o in desc.operands()) and n >= 4096 and n % 16 == 0
+            gradient = getattr(desc, "gradient", False)
+
+            def asks(
+                name: str, packed: bool = packed, gradient: bool = gradient
+            ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+                whole = "cross_entropy" in name and ("finish" not in name or gradient)
+                return ((VECTORS,) if packed and whole else (), ())
+
+            yield Build(desc, plan.launches, asks, plan.precision_guarantee(), desc in proofs)

@@ -1,0 +1,136 @@
+"""softmax and its kin for the proofs: ``n`` rows of LENGTH elements, and Σ|terms| of each op."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triplan as tp
+from proofs import Drawn, Kind, Outputs, Values, Variant, draw, joins
+from proofs.rows import size
+
+
+class Softmax(Drawn):
+    """softmax and its kin along the last axis of (n, LENGTH)."""
+
+    def _with(self, values: Values) -> Softmax:
+        shape = tuple(next(iter(values.values())).shape)
+        return Softmax(self.desc.replace(input_shape=shape), lambda: values)
+
+    def parts(self) -> Iterator[Variant]:
+        n = self.desc.input_shape[0]  # type: ignore[attr-defined]
+        for kept in (torch.tensor([n - 1]), torch.arange(0, n, 2), torch.arange(n).flip(0)[: n // 3 + 1]):
+            part = self._with({name: t[kept].clone() for name, t in self.values.items()})
+            yield Variant(part, _only, lambda out, kept=kept: _only(out)[kept])  # type: ignore[misc]
+
+    def reordered(self) -> Variant:
+        length = self.desc.input_shape[1]  # type: ignore[attr-defined]
+        order = torch.randperm(length, generator=torch.Generator().manual_seed(1))
+        other = self._with({name: t[:, order].clone() for name, t in self.values.items()})
+        return Variant(other, _only, lambda out: _only(out)[:, order])
+
+
+def _only(out: Outputs) -> Tensor:
+    (found,) = out.values()
+    return found
+
+
+def softmax_values(op: str, n: int, length: int, element: tp.ElementKind, kind: Kind) -> dict[str, Tensor]:
+    """Rows that softmax meets; for the adjoints, what softmax makes of them."""
+    g = torch.Generator().manual_seed(0)
+    if kind == "cancelling":
+        x = on_the_edge(n, length, element, g)
+        if op == "log_softmax":
+            # The logarithm is of one, and of others that each alone would vanish beside it.
+            x = torch.randn(n, length, generator=g, dtype=torch.float64) / 2 - 10 - math.log(length)
+            x[torch.arange(n), torch.randint(0, length, (n,), generator=g)] = 0
+            x = x.to(element.torch)
+    else:
+        x = draw((n, length), element, kind, length, g)
+    if not op.endswith("_backward"):
+        return {"x": x}
+    out = (torch.log_softmax if op.startswith("log_") else torch.softmax)(x.double(), 1).to(element.torch)
+    dout = torch.randn(n, length, generator=g, dtype=torch.float64)
+    if kind == "cancelling":
+        # Equal and opposite terms: of the sum nothing is left but the rounding of one order.
+        half = length // 2
+        dout *= 2.0 ** torch.randint(-6, 7, dout.shape, generator=g)
+        out[:, half : 2 * half] = out[:, :half]
+        dout[:, half : 2 * half] = -dout[:, :half]
+        if op == "log_softmax_backward":
+            out[:, 0], dout[:, 0], dout[:, half] = 0, 0, 0  # where the sum alone is the gradient
+    return {"dout": dout.to(element.torch), "out": out}
+
+
+def on_the_edge(n: int, length: int, element: tp.ElementKind, g: torch.Generator) -> Tensor:
+    """Rows whose largest elements have results half-way between two numbers of ``element``, so close that the rounding
+    of their sum of exponentials decides: any other order of adding shows, in narrow results as well."""
+    x = (-1 - torch.randn(n, length, generator=g, dtype=torch.float64).abs()).to(element.torch)
+    # 32 ones, then room for more of them and for what makes the sum exactly as wanted, then whatever else.
+    room = 32 + length // 16
+    x[:, :32], x[:, 32:room] = 0, -math.inf
+    kept = x[:, room:].double().exp().sum(1)
+    total = x.double().exp().sum(1)
+    near = (1 / (total * 1.03)).to(element.torch)
+    wanted = 2 / (near.double() + _stepped(near, -1).double())
+    # Some rows are a little off, as approximate exponentials are.
+    off = torch.linspace(-1, 1, n, dtype=torch.float64)
+    wanted *= 1 + 2e-7 * off**3
+    ones = torch.arange(room - 24) < (wanted - kept).floor()[:, None]
+    x[:, : room - 24] = torch.where(ones, 0, -math.inf).to(x.dtype)
+    for at in range(room - 24, room):
+        left = wanted - kept - x[:, :room].double().exp().sum(1)
+        v = left.clamp(min=1e-300).log().to(element.torch)
+        v = torch.where(v.double().exp() > left, _stepped(v, 1), v)
+        x[:, at] = torch.where(left > 0, v.clamp(max=0), -math.inf)
+    return x
+
+
+def _stepped(v: Tensor, away: int) -> Tensor:
+    """The next number away from zero, or (-1) towards it."""
+    return (v.view(tp.ElementKind.of(v.dtype).bits.torch) + away).view(v.dtype)
+
+
+def softmax_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False) -> Softmax:
+    n, length = size(n, long)
+    desc = tp.descriptor_types()[op](input_shape=(n, length), softmax_axis=1, element=element)
+    return Softmax(desc, partial(softmax_values, op, n, length, element, kind))
+
+
+# --- Σ|terms|, from absolute values ---
+
+
+def no_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    """All terms are positive: the error is relative to the result."""
+    return {"out": torch.zeros(desc.input_shape, dtype=torch.float64)}
+
+
+def log_softmax_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    """The logarithm's argument is a sum of exponentials, the largest of which is 1."""
+    return {"out": torch.ones(desc.input_shape, dtype=torch.float64)}
+
+
+def softmax_backward_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    y, dy = x["out"], x["dout"]
+    return {"dx": y * (dy + (y * dy).sum(desc.softmax_axis, keepdim=True))}
+
+
+def log_softmax_backward_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
+    # ``out`` is a logarithm of at most 1.
+    return {"dx": x["dout"] + (-x["out"]).exp() * x["dout"].sum(desc.softmax_axis, keepdim=True)}
+
+
+TERMS: dict[str, Callable[[Any, Mapping[str, Any]], Outputs]] = {
+    "softmax": no_terms,
+    "log_softmax": log_softmax_terms,
+    "softmax_backward": softmax_backward_terms,
+    "log_softmax_backward": log_softmax_backward_terms,
+}
+
+for _op, _terms in TERMS.items():
+    joins(_op, {}, {"long": True}, magnitude=_terms)(partial(softmax_problem, _op))
