@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from samples import SetConstant
 
+import triplan as tp
 from triplan.sku import interpreting
 from triplan.sku.facts import forget_facts
 
@@ -47,10 +48,8 @@ def family_of(item: pytest.Item) -> str | None:
         return parts[parts.index("families") + 1]
     types = tp.descriptor_types()
     for value in getattr(item, "callspec", SimpleNamespace(params={})).params.values():
-        described = (
-            type(value) if isinstance(value, tp.Descriptor) else types.get(value) if isinstance(value, str) else None
-        )
-        if described is not None:
+        described = types.get(value) if isinstance(value, str) else type(value)
+        if described in types.values():
             return described.__module__.rsplit(".", 1)[-1]
     return None
 
