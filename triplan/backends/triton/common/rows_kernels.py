@@ -1,4 +1,4 @@
-"""What the row kernels of softmax, norms and losses share: addresses of rows, and the exponential.
+"""What the row kernels of softmax, norms and losses share: addresses of rows, exponentials and their sums.
 
 A row has ``n`` elements along one axis. The other dimensions of an operand are its *outer* dimensions and, innermost,
 ``lanes``: the dimension along which the rows of one program are neighbours (not the lanes of a warp). An *outer point*
@@ -10,7 +10,7 @@ is one index into all outer dimensions. Every kernel takes
 - ``sizes``: extents of the outer dimensions, innermost first, like their strides. None if there are none: the
   divisions of 64-bit integers would cost more than a short row's own work;
 - ``lanes`` and ``n``: extents;
-- ``blocks``: groups of ROWS lanes at one outer point; in ``split`` kernels, blocks of BLOCK elements in a row.
+- ``blocks``: groups of ROWS lanes at one outer point; in ``split`` kernels, blocks of a row.
 """
 
 # mypy: ignore-errors
@@ -116,6 +116,29 @@ def exponential(v):
 def finite_shift(top):
     """What to subtract before an exponential: the maximum ``top``, or 0 where it is -inf, as -inf - -inf is NaN."""
     return tl.where(top == -float("inf"), 0.0, top)
+
+
+@triton.jit
+def store_softmax_part(v, tops, totals):
+    """top = max(v), total = sum(exp(v - top)) of this program's block ``v``, for ``merge_softmax_parts``."""
+    top = tl.max(v, 0)
+    tl.store(tops + tl.program_id(0), top)
+    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - finite_shift(top)), 0))
+
+
+@triton.jit
+def merge_softmax_parts(tops, totals, row, blocks, BLOCKS: tl.constexpr):
+    """(top, total) of row number ``row``: top = max(tops), total = sum(totals * exp(tops - top)).
+
+    tops, totals: [rows, blocks], maximum and sum of exp(x - maximum) of each block of a row; BLOCKS >= blocks.
+    """
+    part = tl.arange(0, BLOCKS)
+    known = part < blocks
+    first = row.to(tl.int64) * blocks
+    part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
+    part_totals = tl.load(totals + first + part, mask=known, other=0.0)
+    top = tl.max(part_tops, 0)
+    return top, tl.sum(part_totals * exponential(part_tops - finite_shift(top)), 0)
 
 
 @triton.jit

@@ -14,9 +14,9 @@ import triton.language as tl
 from triplan.backends.triton.common.rows_kernels import (
     axis_offset,
     element_pointers,
-    exponential,
-    finite_shift,
+    merge_softmax_parts,
     row_pointers,
+    store_softmax_part,
 )
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     gradient_of,
@@ -62,13 +62,13 @@ def cross_entropy_partial_kernel(
     live = kept & (col < n)
     v = tl.load(x_at + axis_offset(col, x_strides[2]), mask=live, other=-float("inf"), eviction_policy="evict_last")
     v = v.to(COMPUTE)
-    top = tl.max(v, 0)
-    tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - finite_shift(top)), 0))
+    store_softmax_part(v, tops, totals)
     if SMOOTH:
         target_logit = tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
-        shift = logit_shift(target_logit)
-        tl.store(plains + tl.program_id(0), weighted_sum(v, shift, weight, col, kept, n, 0, COMPUTE))
+        tl.store(
+            plains + tl.program_id(0),
+            weighted_sum(v, logit_shift(target_logit), weight, col, kept, n, 0, COMPUTE),
+        )
     if block == 0:
         tl.store(mines + row, tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
 
@@ -122,14 +122,11 @@ def cross_entropy_finish_kernel(
         row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
         block = 0
     label, kept = load_targets(target, row, row >= 0, n, ignore, status, CLAMP)
-    part = tl.arange(0, BLOCKS)
-    known = part < blocks
-    first = row * blocks
-    part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
-    part_totals = tl.load(totals + first + part, mask=known, other=0.0)
-    top = tl.max(part_tops, 0)
-    total = tl.sum(part_totals * exponential(part_tops - finite_shift(top)), 0)
-    weighted = tl.sum(tl.load(plains + first + part, mask=known, other=0.0), 0) if SMOOTH else 0.0
+    top, total = merge_softmax_parts(tops, totals, row, blocks, BLOCKS)
+    weighted = 0.0
+    if SMOOTH:
+        part = tl.arange(0, BLOCKS)
+        weighted = tl.sum(tl.load(plains + row * blocks + part, mask=part < blocks, other=0.0), 0)
     target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
     if block == 0:
         target_logit = tl.load(mines + row)

@@ -59,28 +59,25 @@ def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
 
 
 @triton.jit
+def scale_of_statistic(statistic, eps, LENGTH: tl.constexpr):
+    """The ``scale`` that the forward multiplied a row by, from the ``statistic`` that it saved."""
+    scale = statistic
+    if LENGTH:
+        scale = 1.0 / tl.where(statistic < eps, eps, statistic)  # a comparison, as max() would drop NaN
+    return scale
+
+
+@triton.jit
 def statistic_and_scale(squares, inverse_n, eps, LENGTH: tl.constexpr):
     """scale = 1 / sqrt(squares / n + eps), which is also the saved statistic; with LENGTH, 1 / max(norm, eps) and norm.
 
     ``squares``: sums of squares, one a row; returns (statistic, scale) of the same shape.
     """
     if LENGTH:
-        norm = tl.sqrt(squares)
-        statistic = norm
-        scale = 1.0 / tl.where(norm < eps, eps, norm)  # a comparison, as max() would drop NaN
+        statistic = tl.sqrt(squares)
     else:
-        scale = tl.rsqrt(squares * inverse_n + eps)
-        statistic = scale
-    return statistic, scale
-
-
-@triton.jit
-def scale_of_statistic(statistic, eps, LENGTH: tl.constexpr):
-    """The ``scale`` that the forward multiplied a row by, from the ``statistic`` that it saved."""
-    scale = statistic
-    if LENGTH:
-        scale = 1.0 / tl.where(statistic < eps, eps, statistic)
-    return scale
+        statistic = tl.rsqrt(squares * inverse_n + eps)
+    return statistic, scale_of_statistic(statistic, eps, LENGTH)
 
 
 # --- weight and bias ---

@@ -15,7 +15,12 @@ The first launch loads with ``evict_last``, to keep the rows in the cache for th
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import axis_offset, exponential, finite_shift, row_pointers
+from triplan.backends.triton.common.rows_kernels import (
+    axis_offset,
+    merge_softmax_parts,
+    row_pointers,
+    store_softmax_part,
+)
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
 
@@ -42,9 +47,7 @@ def softmax_partial_kernel(
     at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
     v = tl.load(at + axis_offset(col, x_strides[2]), mask=col < n, other=-float("inf"), eviction_policy="evict_last")
     v = v.to(COMPUTE)
-    top = tl.max(v, 0)
-    tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - finite_shift(top)), 0))
+    store_softmax_part(v, tops, totals)
 
 
 @triton.jit
@@ -70,13 +73,7 @@ def softmax_finish_kernel(
     """
     row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
-    part = tl.arange(0, BLOCKS)
-    known = part < blocks
-    first = row.to(tl.int64) * blocks
-    part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
-    part_totals = tl.load(totals + first + part, mask=known, other=0.0)
-    top = tl.max(part_tops, 0)
-    total = tl.sum(part_totals * exponential(part_tops - finite_shift(top)), 0)
+    top, total = merge_softmax_parts(tops, totals, row, blocks, BLOCKS)
     col = block * BLOCK + tl.arange(0, BLOCK)
     live = col < n
     at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
