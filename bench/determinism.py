@@ -1,7 +1,7 @@
 """``python -m bench determinism``: what deterministic and order-invariant accumulation costs, against torch.
 
-Each case is run by torch in both of its modes, by torch.compile, and by our plans: the cheapest atomic kernel, what is
-selected where determinism or order invariance is required, and the former with prepared indices.
+Each case is run by torch in both of its modes, by torch.compile, and by our plans: the cheapest atomic kernel, the
+kernels selected where determinism or order invariance is required, and the deterministic one with prepared indices.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from bench.indexing.cases import (
     touched_elements,
     truth,
 )
-from bench.indexing.run import LIMIT_US, Entry, Progress, estimated_us, planned, too_long, verify
+from bench.indexing.run import LIMIT_US, Implementation, Progress, estimated_us, planned, too_long, verify
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.timing import Contestant, DeviceTime, speed_ratio
 
-#: torch.compile takes part only until so many seconds have passed: its warm-up is longer than all that is timed.
+#: Seconds after which torch.compile is left out: its warm-up is longer than everything that is timed.
 COMPILE_UNTIL_S = 45.0
-#: Seconds after which ``--rows`` leaves the remaining cases out, and says so.
+#: Seconds after which the remaining cases of ``--rows`` are left out; the report says how many.
 ROWS_UNTIL_S = 240.0
 
 COLUMNS = (
@@ -52,7 +52,7 @@ CHARTS = (
     Chart("speed_vs_torch", "speed, torch = 1", 1.0, log=True),
 )
 LOOSE = tp.PlanPreference(deterministic=False)
-#: What torch's own contestants are called; ratios are to these.
+#: Names of torch's own implementations, to which speeds are compared.
 TORCH, TORCH_DETERMINISTIC = "torch", "torch deterministic"
 
 
@@ -95,7 +95,7 @@ def timed_cases(tiny: bool = False) -> list[Timed]:
 
 
 def row_cases(tiny: bool = False) -> list[Timed]:
-    """What ``--rows`` times besides: sizes apart by powers of four and eight, for fitting the constants of ranks."""
+    """What ``--rows`` times in addition: sizes apart by factors of four and eight, to fit costs to."""
     sizes = [
         (rows, width, count)
         for count in (512, 4096, 32768)
@@ -112,7 +112,7 @@ def row_cases(tiny: bool = False) -> list[Timed]:
 
 
 def run(iterations: int, warmup: int, device: torch.device, tiny: bool, rows: bool, progress: Progress) -> Report:
-    """Time every case; with ``rows`` also each kernel alone. ``tiny``: a smoke test whose figures say nothing."""
+    """Time every case; with ``rows`` also each kernel alone. ``tiny``: a smoke test, whose figures mean nothing."""
     on_gpu = device.type == "cuda"
     bench = _Bench(iterations, warmup, device, rows, time.perf_counter())
     listed = [(t, True) for t in timed_cases(tiny)] + [(t, False) for t in (row_cases(tiny) if rows else [])]
@@ -155,14 +155,14 @@ class _Bench:
     started: float
 
     def __post_init__(self) -> None:
-        #: What ``--rows`` finds: one record a case and kernel.
+        #: What ``--rows`` measures: one record per case and kernel.
         self.kernels: list[Row] = []
 
     def seconds(self) -> float:
         return time.perf_counter() - self.started
 
     def case(self, timed: Timed, compared: bool) -> list[Row]:
-        """Rows of the table (none unless ``compared``), and records of each kernel if they were asked for."""
+        """The rows of the table (none unless ``compared``). Records each kernel if ``rows`` asks for it."""
         base: Row = {"case": timed.name, "group": timed.case.group}
         try:
             return self._case(timed, compared, base)
@@ -176,28 +176,30 @@ class _Bench:
         nbytes = bytes_moved(case, dtype.itemsize, touched_elements(case, first.index))
         sets, _ = timing.rotation(nbytes, timing.l2_bytes(self.device))
         buffers = [first, *(make(case, dtype, self.device, generator) for _ in range(sets - 1))]
-        entries, rows = self._contestants(timed, buffers) if compared else ([], [])
+        implementations, rows = self._contestants(timed, buffers) if compared else ([], [])
         if self.rows:
-            entries += self._kernels(timed, buffers)
+            implementations += self._kernels(timed, buffers)
         expected = truth(case, first)
         extra: dict[str, float | None] = {}
-        sound: list[Entry] = []
-        for entry in entries:
+        sound: list[Implementation] = []
+        for implementation in implementations:
             try:
-                extra[entry.name], wrong = self._first_run(case, entry, first, expected)
+                extra[implementation.name], wrong = self._first_run(case, implementation, first, expected)
             except (tp.TriplanError, RuntimeError) as e:
                 # torch refuses some ops in its deterministic mode, and torch.compile may lack what it needs.
                 wrong = _failure(e)["error"]
-                if entry.plan is None:
-                    rows.append({"contestant": entry.name, "note": f"refused: {wrong}"})
+                if implementation.plan is None:
+                    rows.append({"contestant": implementation.name, "note": f"refused: {wrong}"})
                     continue
             if wrong:
-                rows.append({"contestant": entry.name, "kernel": entry.kernel, "error": wrong, "note": wrong})
+                rows.append(
+                    {"contestant": implementation.name, "kernel": implementation.kernel, "error": wrong, "note": wrong}
+                )
             else:
-                sound.append(entry)
+                sound.append(implementation)
         del expected
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # graphs have pools of their own: what the first runs took would count twice
+            torch.cuda.empty_cache()  # graphs have memory pools of their own: that of the first runs would count twice
         times = dict(zip((e.name for e in sound), self._times(sound, sets), strict=True))
         self._record(timed, [e for e in sound if e.name.startswith(ALONE)], times)
         shown = [e for e in sound if not e.name.startswith(ALONE)]
@@ -206,16 +208,16 @@ class _Bench:
             *({**base, **r} for r in rows),
         ]
 
-    def _contestants(self, timed: Timed, buffers: list[Buffers]) -> tuple[list[Entry], list[Row]]:
-        """torch's and ours, and rows for those that cannot take part, with the reason."""
+    def _contestants(self, timed: Timed, buffers: list[Buffers]) -> tuple[list[Implementation], list[Row]]:
+        """torch's implementations and ours, and a row with the reason for each that is left out."""
         calls = [torch_call(timed.case, b) for b in buffers]
-        entries = [
-            Entry(TORCH, "", lambda i: calls[i]()),
-            Entry(TORCH_DETERMINISTIC, "", deterministically(lambda i: calls[i]())),
+        implementations = [
+            Implementation(TORCH, "", lambda i: calls[i]()),
+            Implementation(TORCH_DETERMINISTIC, "", deterministically(lambda i: calls[i]())),
         ]
         rows: list[Row] = []
         if timed.compiled and self.device.type == "cuda" and self.seconds() < COMPILE_UNTIL_S:
-            entries.append(Entry("torch.compile", "", _compiled(timed.case, buffers)))
+            implementations.append(Implementation("torch.compile", "", _compiled(timed.case, buffers)))
         elif timed.compiled:
             rows.append({"contestant": "torch.compile", "note": "-"})
         desc, target = descriptor(timed.case, DTYPES[timed.dtype]), tp.Target.of(self.device)
@@ -235,17 +237,17 @@ class _Bench:
             if left_out := too_long(name, plan):
                 rows.append(left_out)
                 continue
-            entries.append(planned(name, plan, args, self.device))
+            implementations.append(planned(name, plan, args, self.device))
             if name == "triplan deterministic":
                 prepared = _prepared("triplan prepared", plan, args, buffers, self.device)
                 if prepared is not None:
-                    entries.append(prepared)
+                    implementations.append(prepared)
                 else:
                     rows.append({"contestant": "triplan prepared", "kernel": plan.sku().kernel, "note": "-"})
-        return entries, rows
+        return implementations, rows
 
-    def _kernels(self, timed: Timed, buffers: list[Buffers]) -> list[Entry]:
-        """Each kernel that applies, pinned."""
+    def _kernels(self, timed: Timed, buffers: list[Buffers]) -> list[Implementation]:
+        """A plan of each kernel that applies."""
         desc, target = descriptor(timed.case, DTYPES[timed.dtype]), tp.Target.of(self.device)
         args = [plan_args(timed.case, b) for b in buffers]
         return [
@@ -258,33 +260,35 @@ class _Bench:
             for c in considered(desc, target)
         ]
 
-    def _first_run(self, case: Case, entry: Entry, b: Buffers, expected: Any) -> tuple[float | None, str]:
-        """(extra MB, what is wrong with the result). The run before has brought in what is made once."""
-        wrong = verify(case, entry, b, expected)
+    def _first_run(
+        self, case: Case, implementation: Implementation, b: Buffers, expected: Any
+    ) -> tuple[float | None, str]:
+        """(extra MB, what is wrong with the result). Memory is measured in a second run: the first allocates caches."""
+        wrong = verify(case, implementation, b, expected)
         if self.device.type != "cuda":
             return None, wrong
-        if entry.plan is not None:
-            return entry.extra_bytes / 1e6, wrong
+        if implementation.plan is not None:
+            return implementation.extra_bytes / 1e6, wrong
         kept = b.table.clone()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        entry.run(0)
+        implementation.run(0)
         torch.cuda.synchronize()
         taken = torch.cuda.max_memory_allocated() - before
-        b.table.copy_(kept)  # the next contestant is held against the same truth
+        b.table.copy_(kept)  # the next implementation is compared with the same truth
         return taken / 1e6, wrong
 
-    def _times(self, entries: list[Entry], sets: int) -> list[DeviceTime]:
-        contestants = [Contestant(e.name, e.run, sets) for e in entries]
+    def _times(self, implementations: list[Implementation], sets: int) -> list[DeviceTime]:
+        contestants = [Contestant(e.name, e.run, sets) for e in implementations]
         if not contestants:
             return []
         return timing.times(contestants, self.iterations, self.warmup, self.device)
 
-    def _record(self, timed: Timed, entries: list[Entry], times: dict[str, DeviceTime]) -> None:
-        for entry in entries:
-            assert entry.plan is not None
-            sku, found = entry.plan.sku(), times[entry.name]
+    def _record(self, timed: Timed, implementations: list[Implementation], times: dict[str, DeviceTime]) -> None:
+        for implementation in implementations:
+            assert implementation.plan is not None
+            sku, found = implementation.plan.sku(), times[implementation.name]
             self.kernels.append(
                 {
                     "op": sku.op,
@@ -296,22 +300,22 @@ class _Bench:
                     "width": timed.case.width,
                     "count": timed.case.count,
                     "pattern": timed.case.pattern,
-                    "estimated_us": estimated_us(entry.plan),
+                    "estimated_us": estimated_us(implementation.plan),
                     "device_us": found.median_us,
                     "device_us_p10": found.low_us,
                     "device_us_p90": found.high_us,
                     "captured": not found.not_captured,
-                    "workspace_bytes": entry.plan.workspace_size(),
+                    "workspace_bytes": implementation.plan.workspace_size(),
                 }
             )
 
 
-#: Prefix of the entries of ``--rows``.
+#: Prefix of the names of the implementations of ``--rows``.
 ALONE = "kernel "
 
 
 def considered(desc: tp.Descriptor, target: tp.Target) -> list[tp.Candidate]:
-    """The kernels that apply and are not estimated beyond the limit, cheapest first."""
+    """The kernels that apply and whose estimates are within LIMIT_US, cheapest first."""
     plan = tp.plan(desc, preference=LOOSE, target=target)
     return [c for c in plan.candidates if c.cost_us is not None and c.cost_us <= LIMIT_US]
 
@@ -322,7 +326,7 @@ def _deterministic(desc: tp.Descriptor, target: tp.Target, kernel: str) -> bool:
 
 
 def deterministically(call: Callable[[int], Any]) -> Callable[[int], Any]:
-    """``call`` in torch's deterministic mode, which is left as it was found."""
+    """``call`` in torch's deterministic mode; the mode is restored."""
 
     def run(i: int) -> Any:
         before = torch.are_deterministic_algorithms_enabled()
@@ -347,8 +351,8 @@ def _compiled(case: Case, buffers: list[Buffers]) -> Callable[[int], Any]:
 
 def _prepared(
     name: str, plan: tp.Plan[Any, Any], args: list[Any], buffers: list[Buffers], device: torch.device
-) -> Entry | None:
-    """The plan with its index sorted beforehand, once for each set; None where the plan offers nothing of the kind."""
+) -> Implementation | None:
+    """The plan with prepared indices, one for each buffer set; None where the plan cannot prepare any."""
     try:
         size = plan.prepared_size()
     except tp.Unsupported:
@@ -360,20 +364,20 @@ def _prepared(
         index = a.indices if hasattr(a, "indices") else b.index
         prepared.append(plan.prepare_indices(index, storage, workspace))
     extra = plan.workspace_size() + size
-    return Entry(
+    return Implementation(
         name, plan.sku().kernel, lambda i: plan.run(args[i], workspace, prepared=prepared[i]), plan, extra_bytes=extra
     )
 
 
-def _figures(entry: Entry, times: dict[str, DeviceTime], nbytes: int, extra_mb: float | None) -> Row:
-    found = times[entry.name]
+def _figures(implementation: Implementation, times: dict[str, DeviceTime], nbytes: int, extra_mb: float | None) -> Row:
+    found = times[implementation.name]
 
     def ratio(name: str) -> float | None:
         return speed_ratio(times[name].median_us, found.median_us) if name in times else None
 
     return {
-        "contestant": entry.name,
-        "kernel": entry.kernel,
+        "contestant": implementation.name,
+        "kernel": implementation.kernel,
         "device_us": found.median_us,
         "device_us_p10": found.low_us,
         "device_us_p90": found.high_us,

@@ -1,4 +1,4 @@
-"""The indexing benches' cases: what is computed, by whom, how many bytes it must move, and what is right."""
+"""Cases of the indexing benches: operands, implementations, the bytes that must move, and the right result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch.nn.functional import embedding
 import triplan as tp
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-#: |got - ref| / |ref| that torch's own result must meet: no tolerance, only proof that both did the same work.
+#: |got - ref| / |ref| that torch's own result may have: not a tolerance, only proof that both did the same work.
 SAME_WORK = 0.25
 
-
-#: Where indices point: ``zipf`` as words do, ``one`` place only, all ``distinct``, uniformly but ``sorted``.
+#: Where indices point. ``uniform``: anywhere; ``zipf``: as words of a text; ``one``: all to row 0; ``distinct``: each
+#: to another row; ``sorted``: anywhere, ascending; ``rowwise``: anywhere, one index per row where the op takes one per
+#: element.
 Pattern = Literal["uniform", "zipf", "one", "distinct", "sorted", "rowwise"]
 
 
@@ -26,7 +27,7 @@ Pattern = Literal["uniform", "zipf", "one", "distinct", "sorted", "rowwise"]
 class Case:
     """``count`` rows of ``width`` elements, moved between a dense tensor and a table of ``rows`` rows, along axis 0.
 
-    A width of 1 stands for one-dimensional operands in index_add.
+    In index_add a width of 1 means one-dimensional operands.
     """
 
     group: str
@@ -42,7 +43,7 @@ class Case:
 
     @property
     def full(self) -> bool:
-        """Whether there is one index an element."""
+        """Whether every element has an index of its own."""
         return self.op in ("gather", "scatter_add", "gather_backward")
 
     @property
@@ -59,7 +60,7 @@ class Case:
         return self.op == "index_add" and self.width == 1
 
     def tiny(self) -> Case:
-        """Shrunk for a smoke test."""
+        """The case in the size of a smoke test."""
         width = self.width if self.width == 1 else max(self.width >> 5, 2)
         return replace(self, rows=max(self.rows >> 9, 2), width=width, count=max(self.count >> 10, 2))
 
@@ -68,7 +69,7 @@ SEED_SIZES = ((1024, 256, 128), (4096, 1024, 512), (16384, 1024, 2048))
 
 
 def cases(tiny: bool = False) -> list[Case]:
-    """Every row of the bench; ``tiny`` shrinks them all for a smoke test."""
+    """All cases of the bench; ``tiny``: in the size of a smoke test."""
     found = [Case("seed", op, *size) for op in ("index_select", "index_add") for size in SEED_SIZES]
     found += [Case("full index", op, *size) for op in ("gather", "scatter_add") for size in SEED_SIZES]
     found += [Case("large", op, 131072, 1024, 262144) for op in ("index_select", "index_add", "gather", "scatter_add")]
@@ -96,12 +97,12 @@ def zipf_tokens(n: int, vocabulary: int, device: torch.device, generator: torch.
 
 def make(case: Case, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Buffers:
     def values(*shape: int) -> Tensor:
-        # Small, because timing adds the same values thousands of times over: f16 must not reach infinity.
+        # Small, because timing accumulates the same values thousands of times: f16 must not reach infinity.
         return torch.randn(shape, dtype=dtype, device=device, generator=generator).div_(8)
 
     shape = (case.count, case.width) if case.full else (case.count,)
     if case.pattern in ("zipf", "rowwise"):
-        # One index a row, also where the op takes one an element.
+        # One index per row, also where the op takes one per element.
         if case.pattern == "zipf":
             index = zipf_tokens(case.count, case.rows, device, generator)
         else:
@@ -117,7 +118,7 @@ def make(case: Case, dtype: torch.dtype, device: torch.device, generator: torch.
     return Buffers(values(case.count, case.width), values(case.rows, case.width), index)
 
 
-# --- contestants ---
+# --- implementations ---
 
 
 def descriptor(case: Case, dtype: torch.dtype) -> tp.Descriptor:
@@ -169,7 +170,7 @@ def plan_args(case: Case, b: Buffers) -> Any:
 
 
 def torch_call(case: Case, b: Buffers) -> Callable[[], Tensor]:
-    """torch's own op; it returns its result, which for the embeddings is a new tensor (they have no ``out=``)."""
+    """torch's own op, which returns its result: for the embeddings, which have no ``out=``, a new tensor."""
     dense, table, index, rows = b.dense, b.table, b.index, case.rows
     if case.op == "index_select":
         return lambda: torch.index_select(table, 0, index, out=dense)
@@ -182,7 +183,7 @@ def torch_call(case: Case, b: Buffers) -> Callable[[], Tensor]:
         return lambda: table.index_add_(0, index, dense)
     if case.op == "index_put":
         return lambda: table.index_put_((index,), dense, accumulate=True)
-    if case.op == "index_select_backward":  # as torch's own derivatives do it, but for the allocation
+    if case.op == "index_select_backward":  # what torch's own backward does, without the allocation
         return lambda: table.zero_().index_add_(0, index, dense)
     if case.op == "gather_backward":
         return lambda: table.zero_().scatter_add_(0, index, dense)
@@ -198,9 +199,9 @@ def torch_call(case: Case, b: Buffers) -> Callable[[], Tensor]:
 
 
 def bytes_moved(case: Case, itemsize: int, touched: int) -> int:
-    """The fewest bytes that any kernel must move: every index is read once, and
+    """The fewest bytes that any kernel must move. Every index is read once, and
 
-    - a copy reads and writes each value (a row that is read twice counts twice, so a cache can beat the figure);
+    - a copy reads and writes each value (a row that is read twice counts twice, so with a cache fewer may be moved);
     - an addition reads each value, and reads and writes each of the ``touched`` table elements;
     - embedding_backward reads each value and writes the whole table.
     """
@@ -214,19 +215,19 @@ def bytes_moved(case: Case, itemsize: int, touched: int) -> int:
 
 
 def touched_elements(case: Case, index: Tensor) -> int:
-    """How many table elements the indices point at."""
-    seen = torch.zeros((case.rows, case.width) if case.full else (case.rows,), dtype=torch.bool, device=index.device)
+    """The number of table elements that indices point to."""
+    touched = torch.zeros((case.rows, case.width) if case.full else (case.rows,), dtype=torch.bool, device=index.device)
     true = torch.ones((), dtype=torch.bool, device=index.device)
-    seen.scatter_(0, index, true.expand(index.shape))
-    return int(seen.sum()) * (1 if case.full else case.width)
+    touched.scatter_(0, index, true.expand(index.shape))
+    return int(touched.sum()) * (1 if case.full else case.width)
 
 
-# --- what is right ---
+# --- the right result ---
 
 
 @dataclass(frozen=True)
 class Truth:
-    """torch's op in float64: the result, the sum of the terms' magnitudes, and how many terms each element has."""
+    """torch's op in float64: the result, sum|terms|, and the number of terms of each element."""
 
     value: Tensor
     magnitude: Tensor
@@ -234,7 +235,7 @@ class Truth:
 
 
 def truth(case: Case, b: Buffers) -> Truth:
-    """Computed from ``b`` as it is now, so before any contestant adds into it."""
+    """The truth for ``b`` as it is now: to be computed before any implementation adds to it."""
     if not case.adds:
         value = b.table.gather(0, b.index) if case.full else b.table.index_select(0, b.index)
         return Truth(value.double(), value.double().abs(), torch.ones((), device=value.device))
@@ -252,16 +253,16 @@ def truth(case: Case, b: Buffers) -> Truth:
 
 
 def mismatch(truth: Truth, got: Tensor, guarantee: tp.PrecisionGuarantee) -> str:
-    """What in ``got`` breaks the guarantee; empty if nothing does.
+    """How ``got`` breaks the guarantee; empty if it does not.
 
-    The plan's tolerance is the bound for as many terms as its descriptor allows. Here the terms of each element are
-    known, so its bound is that of its own count (see ``sum_tolerance`` of the indexing kernels), where that is
-    tighter: a contribution that was lost or added twice shows even in f16.
+    The plan's tolerance allows for as many terms as its descriptor does. Here the number of terms of each element is
+    known. Each is held to the bound for that number (``sum_tolerance`` of the indexing kernels) if it is tighter: then
+    a contribution that is lost or added twice shows even in f16.
     """
     t = guarantee.tolerance
     u = guarantee.accumulator.unit_roundoff
     counted = torch.expm1((truth.terms + 3).double() * math.log1p(u)) * (1 + t.rtol)
-    # A sum in integers (fixed point) has no rounding to count: its bound is the plan's.
+    # A sum in integers (fixed point) has no roundings to count: its bound is the plan's.
     counted = counted.clamp_(max=t.ctol) if u else torch.full_like(counted, t.ctol)
     allowed = truth.magnitude * counted + (t.rtol * truth.value.abs() + t.underflow)
     error = (got.double() - truth.value).abs()

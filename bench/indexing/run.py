@@ -1,4 +1,4 @@
-"""``python -m bench indexing``: the indexing family against torch's own ops, in one run."""
+"""``python -m bench indexing``: gather, scatter and embedding against torch's own ops, in one run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bench.indexing.cases import (
 from bench.report import Chart, Column, Report, Row, hardware_slug
 from bench.timing import Contestant, DeviceTime, HostTime, copy_share, speed_ratio
 
-#: The deterministic kernel is timed only where it is estimated to take no longer.
+#: A kernel that is estimated to take longer is not timed.
 LIMIT_US = 100_000.0
 
 COLUMNS = (
@@ -53,8 +53,8 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A contestant of one case; ``plan`` is None for torch. ``run(i)`` works on buffer set ``i``.
+class Implementation:
+    """An implementation of one case; ``plan`` is None for torch. ``run(i)`` works on buffer set ``i``.
 
     ``extra_bytes`` is what a plan takes besides its operands.
     """
@@ -67,7 +67,7 @@ class Entry:
 
 
 def run(dtype: str, iterations: int, warmup: int, device: torch.device, tiny: bool, progress: Progress) -> Report:
-    """Time every case. ``tiny`` runs shrunken cases: a smoke test whose figures say nothing."""
+    """Time every case. ``tiny``: a smoke test, whose figures mean nothing."""
     on_gpu = device.type == "cuda"
     copy = timing.copy_bandwidth(device, iterations, warmup, 2 << 30 if on_gpu else 1 << 20)
     listed = cases(tiny)
@@ -103,7 +103,7 @@ def run(dtype: str, iterations: int, warmup: int, device: torch.device, tiny: bo
 def _case_rows(
     case: Case, dtype: torch.dtype, iterations: int, warmup: int, device: torch.device, copy: float
 ) -> list[Row]:
-    """torch first, then ours; a contestant that is wrong or fails has an ``error`` and no figures."""
+    """torch first, then ours; one that is wrong or fails has an ``error`` and no figures."""
     generator = torch.Generator(device).manual_seed(1)
     base: Row = {"case": case.name, "group": case.group}
     try:
@@ -111,16 +111,21 @@ def _case_rows(
         nbytes = bytes_moved(case, dtype.itemsize, touched_elements(case, first.index) if case.adds else 0)
         sets, resident = timing.rotation(nbytes, timing.l2_bytes(device))
         buffers = [first, *(make(case, dtype, device, generator) for _ in range(sets - 1))]
-        entries, rows = _entries(case, dtype, device, buffers)
+        implementations, rows = _implementations(case, dtype, device, buffers)
         rows = [{**base, **r} for r in rows]
-        sound: list[Entry] = []
+        sound: list[Implementation] = []
         expected = truth(case, first)
-        for entry in entries:
-            if error := verify(case, entry, first, expected):
-                failed = {"contestant": entry.name, "kernel": entry.kernel, "error": error, "note": error}
+        for implementation in implementations:
+            if error := verify(case, implementation, first, expected):
+                failed = {
+                    "contestant": implementation.name,
+                    "kernel": implementation.kernel,
+                    "error": error,
+                    "note": error,
+                }
                 rows.append({**base, **failed})
             else:
-                sound.append(entry)
+                sound.append(implementation)
         del expected
         timed = time_all(sound, sets, iterations, warmup, device)
     except (tp.TriplanError, RuntimeError) as e:
@@ -161,66 +166,66 @@ def _figures(
     }
 
 
-def _entries(
+def _implementations(
     case: Case, dtype: torch.dtype, device: torch.device, buffers: list[Buffers]
-) -> tuple[list[Entry], list[Row]]:
-    """The contestants, and rows for those that were left out, with the reason."""
+) -> tuple[list[Implementation], list[Row]]:
+    """The implementations, and a row with the reason for each that is left out."""
     calls = [torch_call(case, b) for b in buffers]
-    entries = [Entry("torch", "", lambda i: calls[i]())]
+    implementations = [Implementation("torch", "", lambda i: calls[i]())]
     desc, target = descriptor(case, dtype), tp.Target.of(device)
     args = [plan_args(case, b) for b in buffers]
     default = tp.plan(desc, preference=tp.PlanPreference(deterministic=False), target=target)
-    entries.append(planned("triplan", default, args, device))
+    implementations.append(planned("triplan", default, args, device))
     strict = tp.plan(desc, preference=tp.PlanPreference(deterministic=True), target=target)
     if strict.sku().kernel == default.sku().kernel:
-        return entries, []
+        return implementations, []
     name = "triplan deterministic"
     if left_out := too_long(name, strict):
-        return entries, [left_out]
-    return [*entries, planned(name, strict, args, device)], []
+        return implementations, [left_out]
+    return [*implementations, planned(name, strict, args, device)], []
 
 
 def estimated_us(plan: tp.Plan[Any, Any]) -> float:
-    """What select took the chosen kernel to cost."""
+    """The cost that select estimated for the chosen kernel."""
     return next(c.cost_us for c in plan.candidates if c.chosen) or 0.0
 
 
 def too_long(name: str, plan: tp.Plan[Any, Any]) -> Row | None:
-    """The row of a contestant that is estimated beyond LIMIT_US, and so left out; None for one that is timed."""
+    """The row of a plan that is left out, as its estimate is beyond LIMIT_US; None for one that is timed."""
     cost = estimated_us(plan)
     if cost <= LIMIT_US:
         return None
     return {"contestant": name, "kernel": plan.sku().kernel, "note": f"skipped: estimated at {cost / 1e3:.0f} ms"}
 
 
-def planned(name: str, plan: tp.Plan[Any, Any], args: list[Any], device: torch.device) -> Entry:
+def planned(name: str, plan: tp.Plan[Any, Any], args: list[Any], device: torch.device) -> Implementation:
     plan.prepare(device)
     workspace = tp.Workspace.allocate(plan, device)
-    return Entry(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), plan, plan.workspace_size())
+    return Implementation(name, plan.sku().kernel, lambda i: plan.run(args[i], workspace), plan, plan.workspace_size())
 
 
-def verify(case: Case, entry: Entry, b: Buffers, expected: Truth) -> str:
-    """Run once on ``b`` and compare; ``b`` is restored. Empty if right, else what is wrong."""
+def verify(case: Case, implementation: Implementation, b: Buffers, expected: Truth) -> str:
+    """Run once on ``b``, which is then restored. Returns what is wrong with the result; empty if nothing is."""
     result = b.table if case.adds else b.dense
     kept = result.clone()
     if not case.adds or case.fills:
-        result.fill_(float("nan"))  # what is not written shows
-    returned = entry.run(0)
+        result.fill_(float("nan"))  # an element that is not written shows
+    returned = implementation.run(0)
     got = result
-    if entry.plan is None:
+    if implementation.plan is None:
         got = returned
         error = relative_error(expected, got)
         wrong = "" if error <= SAME_WORK else f"torch's result is off by {error:.3g}: the bench compares unlike things"
     else:
-        wrong = mismatch(expected, got, entry.plan.precision_guarantee())
+        wrong = mismatch(expected, got, implementation.plan.precision_guarantee())
     result.copy_(kept)
     return wrong
 
 
 def time_all(
-    entries: list[Entry], sets: int, iterations: int, warmup: int, device: torch.device
+    implementations: list[Implementation], sets: int, iterations: int, warmup: int, device: torch.device
 ) -> list[tuple[DeviceTime, HostTime]]:
-    contestants = [Contestant(e.name, e.run, sets) for e in entries]
+    contestants = [Contestant(e.name, e.run, sets) for e in implementations]
     if not contestants:
         return []
     found = timing.times(contestants, iterations, warmup, device)
