@@ -23,7 +23,7 @@ from triplan.descriptors import descriptor_types
 ROOT = Path(__file__).parents[2]
 #: What a room holds besides its families.
 SHARED = {
-    "triplan/descriptors": {"bad_indices", "base", "fields", "layout", "operand"},
+    "triplan/descriptors": {"base", "fields", "layout", "operand"},
     "triplan/backends/reference": {"rows", "run"},
     "triplan/backends/triton": {"common"},
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tune", "workspace"},
@@ -60,8 +60,10 @@ def contents(room: str) -> set[str]:
 FAMILIES = contents("triplan/backends/triton") - SHARED["triplan/backends/triton"]
 
 
-@pending
-@pytest.mark.parametrize("room", SHARED)
+MOVING = ("triplan/facade", "triplan/functional", "tests/families", "bench")
+
+
+@pytest.mark.parametrize("room", [pytest.param(room, marks=[pending] if room in MOVING else []) for room in SHARED])
 def test_a_room_holds_each_family_by_its_name_and_a_few_shared_modules(room: str) -> None:
     assert contents(room) - SHARED[room] == FAMILIES
 
@@ -127,7 +129,6 @@ def family_of(op: str) -> str:
 ENTRIES = [(op, entry.name) for op in descriptor_types() for entry in tp.TABLE.rows(op) if "acme" not in op]
 
 
-@pending
 @pytest.mark.parametrize(("op", "name"), ENTRIES, ids=lambda part: part)
 def test_an_entry_is_registered_in_the_module_of_its_name(op: str, name: str) -> None:
     room = f"triplan.backends.{'reference' if name == 'reference' else 'triton'}.{family_of(op)}"
@@ -135,7 +136,6 @@ def test_an_entry_is_registered_in_the_module_of_its_name(op: str, name: str) ->
     assert registrations()[op, name] in expected
 
 
-@pending
 def test_compiled_functions_are_in_modules_of_kernels() -> None:
     jit = re.compile(r"^@(triton|gluon)\.jit", re.MULTILINE)
     found = {path.relative_to(ROOT).as_posix() for path in MODULES.values() if jit.search(path.read_text())}
@@ -219,7 +219,6 @@ def test_runtime_knows_no_kernel() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pending
 def test_no_circle_of_imports() -> None:
     graph, done, circles = import_graph(), set(), []
 
@@ -243,13 +242,11 @@ EXPORTING = ("triplan.descriptors", "triplan.facade", "triplan.functional", "tri
 
 def declared(module: str) -> list[str]:
     """The names in ``__all__`` as ``module`` writes them down."""
-    for node in ast.parse(MODULES[module].read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
-    return []
+    body = ast.parse(MODULES[module].read_text()).body
+    lists = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+    return [name for names in lists for name in ast.literal_eval(names)]
 
 
-@pending
 @pytest.mark.parametrize("package", EXPORTING)
 def test_a_public_name_is_declared_once_by_its_family(package: str) -> None:
     """The names themselves are held by ``test_api.py``."""
