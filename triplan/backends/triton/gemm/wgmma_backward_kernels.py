@@ -22,7 +22,7 @@ from triplan.backends.runtime.gluon import (
 )
 from triplan.backends.triton.gemm.wgmma_column_sums_kernels import first_item, load_strips, sum_strips
 from triplan.backends.triton.gemm.wgmma_kernels import multiply_steps
-from triplan.backends.triton.gemm.wgmma_shared_kernels import HALF, following, identity, tile_of, write_tile
+from triplan.backends.triton.gemm.wgmma_shared_kernels import HALF, identity, next_slot, tile_of, write_tile
 
 
 @gluon.jit
@@ -91,7 +91,7 @@ def load_product(
                 load_tile(y, [depth, column], ready, whole)
             else:
                 load_tile(y, [column, depth], ready, whole)
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
     return slot, phase
 
 
@@ -372,6 +372,6 @@ def wgmma_pair_kernel(
                 ),
             ),
         ],
-        [4, 1],
-        [232, 40],
+        [4, 1],  # warps of the second and the third partition
+        [232, 40],  # registers of their threads
     )

@@ -8,7 +8,7 @@ slot, and each of the two warpgroups that share the tiles sums the columns of on
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
 
 from triplan.backends.runtime.gluon import gl, gluon, load_tile, mbarrier, reinterpret, thread_barrier
-from triplan.backends.triton.gemm.wgmma_shared_kernels import following
+from triplan.backends.triton.gemm.wgmma_shared_kernels import next_slot
 
 
 @gluon.jit
@@ -44,7 +44,7 @@ def load_strips(sums, ring, done, slot, phase, BLOCK_N: gl.constexpr, BLOCK_K: g
             halves = halves_of(sy.index(slot), summed)
             for half in gl.static_range(2):
                 load_tile(summed, [step * BLOCK_K, strip * BLOCK_N + half * WIDTH], ready, halves.index(half))
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
 
 
 @gluon.jit
@@ -79,6 +79,6 @@ def sum_strips(
             thread_barrier()  # the warpgroup's threads have all read the slot
             mbarrier.arrive(empty.index(slot), count=1)
             total += gl.sum(block.to(gl.float32), 0)
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
         column = strip * BLOCK_N + WHICH * WIDTH + gl.arange(0, WIDTH, layout=along)
         gl.store(out + column, total.to(out.dtype.element_ty), mask=column < columns)

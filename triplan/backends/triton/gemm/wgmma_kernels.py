@@ -31,9 +31,9 @@ from triplan.backends.runtime.gluon import (
 )
 from triplan.backends.triton.gemm.wgmma_shared_kernels import (
     HALF,
-    following,
+    as_matrix,
     load_bias,
-    matrix,
+    next_slot,
     tile_of,
     write_tile,
 )
@@ -96,7 +96,7 @@ def load_operands(
                 load_block(b, product, depth, column, ready, sb.index(slot), B_EACH)
             else:
                 load_block(b, product, column, depth, ready, sb.index(slot), B_EACH)
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
 
 
 @gluon.jit
@@ -133,7 +133,7 @@ def multiply_steps(
         acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
         mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
         last = slot
-        slot, phase = following(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, STAGES)
     if PINGPONG:
         mbarrier.arrive(order.index(1 - WHICH), count=1)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
@@ -190,7 +190,7 @@ def multiply(
         held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
         acc, slot, phase, last = multiply_steps(
-            acc, ring, steps, slot, phase, last, matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, PINGPONG, STAGES
+            acc, ring, steps, slot, phase, last, as_matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, PINGPONG, STAGES
         )
         row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
         column = tile_n * BLOCK_N
@@ -294,6 +294,6 @@ def wgmma_kernel(
             ),
             (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, PIECES, BLOCK_N, BLOCK_K, STAGES)),
         ],
-        [4, 1],
-        [232, 40],
+        [4, 1],  # warps of the second and the third partition
+        [232, 40],  # registers of their threads
     )

@@ -53,7 +53,7 @@ def tile_of(tile, tiles_m, tiles_n, group_m):
 
 
 @gluon.jit
-def matrix(buffer, shared: gl.constexpr):
+def as_matrix(buffer, shared: gl.constexpr):
     """A buffer that ``load_block`` filled, as a matrix of layout ``shared``, which is None without a batch."""
     if shared is None:
         return buffer
@@ -62,7 +62,7 @@ def matrix(buffer, shared: gl.constexpr):
 
 
 @gluon.jit
-def following(slot, phase, STAGES: gl.constexpr):
+def next_slot(slot, phase, STAGES: gl.constexpr):
     """The slot after ``slot``, and the phase of its barriers, which flips when the ring wraps."""
     slot += 1
     wraps = slot == STAGES
@@ -85,13 +85,13 @@ def load_bias(result, column, COLUMNS: gl.constexpr, WARPS: gl.constexpr, HAS_BI
 
 
 @gluon.jit
-def columns_in(x, PARTS: gl.constexpr):
+def column_blocks(x, PARTS: gl.constexpr):
     """``x`` (rows, columns) cut into a tuple of PARTS (a power of two) blocks of columns."""
     if PARTS == 1:
         return (x,)
     else:  # noqa: RET505 - as above
         left, right = x.reshape((x.shape[0], 2, x.shape[1] // 2)).permute((0, 2, 1)).split()
-        return columns_in(left, PARTS // 2) + columns_in(right, PARTS // 2)
+        return column_blocks(left, PARTS // 2) + column_blocks(right, PARTS // 2)
 
 
 @gluon.jit
@@ -122,12 +122,12 @@ def write_tile(
     value = acc * alpha
     if HAS_BIAS:
         value += gl.convert_layout(held, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
-    parts = columns_in(value, COLUMNS // WIDTH)
+    parts = column_blocks(value, COLUMNS // WIDTH)
     for i in gl.static_range(COLUMNS // WIDTH):
         buffer = buffers.index(FIRST + i % BUFFERS)
         store_wait(BUFFERS - 1)  # TMA has read what these threads last put into this buffer
         thread_barrier()
-        matrix(buffer, SHARED).store(ACTIVATION(parts[i]).to(c.dtype))
+        as_matrix(buffer, SHARED).store(ACTIVATION(parts[i]).to(c.dtype))
         fence_async_shared()
         thread_barrier()
         if SHARED is None:

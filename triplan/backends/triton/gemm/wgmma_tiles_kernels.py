@@ -19,7 +19,7 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triplan.backends.triton.gemm.wgmma_shared_kernels import following, load_bias, tile_of, write_tile
+from triplan.backends.triton.gemm.wgmma_shared_kernels import load_bias, next_slot, tile_of, write_tile
 
 
 @gluon.jit
@@ -114,7 +114,7 @@ def wgmma_tiles_kernel(
         ahead = step + STAGES - 1
         load_step(a, b, ring, ahead, last, row, column, ahead < steps, A_ROWS, B_ROWS, BLOCK_M, BLOCK_N, BLOCK_K)
         last = slot
-        slot, phase = following(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, STAGES)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
     thread_barrier()
     # All warps are done with the ring. B's slots now stage the whole tile: no block of columns waits for another.
