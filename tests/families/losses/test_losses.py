@@ -378,7 +378,7 @@ def test_long_rows_and_many_rows_interpreted(op: str, row: str, constant: SetCon
     for choice in CHOICES[2:]:
         plan = pinned(build(op, (5, 43), **choice), row, INTERPRET)
         assert plan is not None
-        assert shared.LOSSES.chunks(plan.descriptor)[0] == 3
+        assert split.SPLIT.chunks(plan.descriptor)[0] == 3
         check(plan, kinds=("unit",))
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
-from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, values
-from triplan.backends.triton.common.rows_entries import FLOATS, layout
+from triplan.backends.triton.common.offsets import I32_LIMIT, values
+from triplan.backends.triton.common.rows import Tile
+from triplan.backends.triton.common.rows_entries import Entry, Traffic
 from triplan.backends.triton.losses import elements_kernels as kernels
-from triplan.backends.triton.losses.shared import elementwise_numerics, rounded
+from triplan.backends.triton.losses.shared import rounded
 from triplan.descriptors import ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
@@ -20,42 +22,58 @@ BLOCK = 8192
 RESIDENT = 4
 
 
-def programs(target: Target) -> int:
-    return RESIDENT * max(target.sm_count, 1)
+class ScaleEntry(Entry[ScaleGradientDescriptor]):
+    elementwise = True
+    in_order = False
+
+    def axis(self, desc: ScaleGradientDescriptor) -> int:
+        return len(desc.input_shape) - 1
+
+    def arguments(self, desc: ScaleGradientDescriptor, rows: int) -> dict[str, Arg]:
+        args = super().arguments(desc, rows)
+        return {"unscaled": args["dx"], "unscaled_strides": args.get("dx_strides"), **args}
+
+    def constants(self, desc: ScaleGradientDescriptor) -> dict[str, Any]:
+        return {"IN_PLACE": desc.in_place}
+
+    def traffic(self, desc: ScaleGradientDescriptor) -> Traffic:
+        return Traffic(first=0, second=2 * self.rows(desc).n * desc.element.itemsize, again=0)
+
+    def us(self, desc: ScaleGradientDescriptor, tile: Tile, target: Target) -> float:
+        return LAUNCH_US + 2 * desc.operand("dx").nbytes / BYTES_PER_US
+
+    def guarantee(self, desc: ScaleGradientDescriptor) -> Mapping[str, PrecisionGuarantee]:
+        """One product."""
+        return {"dx": rounded(desc, 2, 0, batch=True, order=True)}
+
+    def launches(self, desc: ScaleGradientDescriptor, target: Target) -> Sequence[Launch]:
+        """One launch, of no more programs than are resident."""
+        most = RESIDENT * max(target.sm_count, 1)
+        return [replace(launch, grid=min(launch.grid, most)) for launch in super().launches(desc, target)]
 
 
-def guarantee(desc: ScaleGradientDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """One product."""
-    return {"dx": rounded(desc.element, desc.element.compute, 2, 0, True, True)}
+class ScaleElements(ScaleEntry):
+    name = "elements"
+
+    def tile(self, desc: ScaleGradientDescriptor) -> Tile:
+        return Tile(1, BLOCK, 16)
+
+    def supports(self, desc: ScaleGradientDescriptor, target: Target) -> Support:
+        for o in desc.operands():
+            if not o.layout.packed and o.numel > 1:
+                return Support.no(f"{o.name} is not promised packed")
+        return SUPPORTED
+
+    def idle(self, desc: ScaleGradientDescriptor) -> bool:
+        return desc.operand("dx").numel == 0
+
+    def arguments(self, desc: ScaleGradientDescriptor, rows: int) -> dict[str, Arg]:
+        return {"unscaled": values(desc.operand("dx")), **{o.name: values(o) for o in desc.operands()}}
+
+    def main(self, desc: ScaleGradientDescriptor, tile: Tile) -> list[Launch]:
+        n = desc.operand("dx").numel
+        args = {"numel": Int(n, n >= I32_LIMIT, 16 if n % 16 == 0 else 1)}
+        return [self.launch(desc, kernels.scale_gradient_kernel, -(-n // BLOCK), tile, args)]
 
 
-def supports(desc: ScaleGradientDescriptor, target: Target) -> Support:
-    for o in desc.operands():
-        if not o.layout.packed and o.numel > 1:
-            return Support.no(f"{o.name} is not promised packed")
-    return SUPPORTED
-
-
-def rank(desc: ScaleGradientDescriptor, target: Target) -> float:
-    return LAUNCH_US + 2 * desc.operand("dx").nbytes / BYTES_PER_US
-
-
-@kernel(
-    op="scale_gradient",
-    name="elements",
-    elements=FLOATS,
-    guarantee=guarantee,
-    supports=supports,
-    rank=rank,
-    numerics=elementwise_numerics,
-    layout=layout,
-)
-def scale_launches(desc: ScaleGradientDescriptor, target: Target) -> list[Launch]:
-    numel = desc.operand("dx").numel
-    if numel == 0:
-        return []
-    args: dict[str, Arg] = {o.name: values(o) for o in desc.operands()}
-    args.setdefault("unscaled", args["dx"])
-    args["numel"] = Int(numel, numel >= I32_LIMIT, 16 if numel % 16 == 0 else 1)
-    constants = {"IN_PLACE": desc.in_place, "COMPUTE": TL[desc.element.compute], "BLOCK": BLOCK}
-    return [Launch(kernels.scale_gradient_kernel, min(-(-numel // BLOCK), programs(target)), args, constants, 16)]
+ScaleElements().register("scale_gradient")

@@ -10,7 +10,7 @@ from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Tile, across_rows
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.losses import looped_kernels as kernels
-from triplan.backends.triton.losses.shared import LOSSES, smoothing
+from triplan.backends.triton.losses.shared import CrossEntropyEntry, smooths
 from triplan.descriptors import CrossEntropyDescriptor
 
 #: Microseconds of a program's last reduction and of waiting for its first loads. Untuned.
@@ -19,8 +19,7 @@ PROGRAM_US = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Loop(Tile):
-    """A tile of which each thread holds ``vec`` neighbours: they have a maximum and a sum of their own until the end of
-    the loop."""
+    """A tile whose threads hold ``vec`` neighbours each, with a maximum and a sum of their own until the loop ends."""
 
     vec: int
 
@@ -37,17 +36,15 @@ class Loop(Tile):
         return self.vec + each_block * -(-n // self.block) + 5 + math.log2(self.cols)
 
 
-class CrossEntropyLooped(LoopedRows[CrossEntropyDescriptor]):
-    family = LOSSES
+class CrossEntropyLooped(LoopedRows[CrossEntropyDescriptor], CrossEntropyEntry):
     program_us = PROGRAM_US
     cached_share = 0.2
     missed_share = 0.7
 
     def tile(self, desc: CrossEntropyDescriptor) -> Loop:
-        r, size = LOSSES.rows(desc), desc.element.itemsize
+        r, size = self.rows(desc), desc.element.itemsize
         if r.across:
-            rows = across_rows(desc.element)
-            return Loop(rows, 4096 // rows, 8, vec=4)
+            return Loop(across_rows(desc.element), 4096 // across_rows(desc.element), 8, vec=4)
         if not r.unit:
             return Loop(1, 4 * min(512, max(ceil_power(r.n) // 4, 1)), 8, vec=4)
         vec = 16 // size
@@ -55,7 +52,7 @@ class CrossEntropyLooped(LoopedRows[CrossEntropyDescriptor]):
         warps = (32 if r.n * size > 65536 else 16) if desc.gradient else 8
         # Two 16-byte loads a thread and block; one where weights take as many registers again, or where smoothing's
         # sums have too few beside addresses.
-        loads = 1 if smoothing(desc) != 0 and (desc.weight or not r.vectors) else 2
+        loads = 1 if smooths(desc) and (desc.weight or not r.vectors) else 2
         return Loop(1, vec * min(32 * warps * loads, max(ceil_power(r.n) // vec, 1)), warps, vec)
 
     def resident(self, tile: Tile) -> int:

@@ -1,4 +1,7 @@
-"""``split`` of cross_entropy: each block of a row has its own program, for few and long rows."""
+"""``split`` of cross_entropy: each block of a row has its own program, for few and long rows.
+
+Without a gradient, the second launch has one program a row, which writes its loss.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,19 @@ from triplan.backends.triton.common.rows import Tile, waves_us
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.losses import split_kernels as kernels
 from triplan.backends.triton.losses.looped import PROGRAM_US
-from triplan.backends.triton.losses.shared import LOSSES, smoothing
+from triplan.backends.triton.losses.shared import CrossEntropyEntry, smooths
 from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import Target
 
 
-class CrossEntropySplit(SplitRows[CrossEntropyDescriptor]):
-    """Without a gradient, the second launch has one program a row, which writes its loss."""
-
-    family = LOSSES
+class CrossEntropySplit(SplitRows[CrossEntropyDescriptor], CrossEntropyEntry):
     program_us = PROGRAM_US
 
     def tile(self, desc: CrossEntropyDescriptor) -> Tile:
-        return LOSSES.rows(desc).block_tile(desc.element, alone=True)
+        return self.rows(desc).block_tile(desc.element, alone=True)
 
-    def finish_tile(self, desc: CrossEntropyDescriptor, tile: Tile) -> Tile:
-        return tile if desc.gradient else replace(tile, warps=4)
+    def finish_tile(self, desc: CrossEntropyDescriptor) -> Tile:
+        return self.tile(desc) if desc.gradient else replace(self.tile(desc), warps=4)
 
     def finish_blocks(self, desc: CrossEntropyDescriptor) -> int:
         return self.blocks(desc) if desc.gradient else 1
@@ -37,17 +37,16 @@ class CrossEntropySplit(SplitRows[CrossEntropyDescriptor]):
 
     def partials(self, desc: CrossEntropyDescriptor) -> Sequence[str]:
         """Maxima; sums of exponentials relative to them; with label smoothing, sums of weighted logits."""
-        return ("tops", "totals", "plains") if smoothing(desc) != 0 else ("tops", "totals")
+        return ("tops", "totals", "plains") if smooths(desc) else ("tops", "totals")
 
-    def arrays(self, desc: CrossEntropyDescriptor, tile: Tile) -> dict[str, int]:
-        logits = LOSSES.rows(desc).count * desc.element.compute.itemsize  # those of the targets, one a row
-        return {**super().arrays(desc, tile), "mines": padded_bytes(logits)}
+    def arrays(self, desc: CrossEntropyDescriptor) -> dict[str, int]:
+        logits = self.rows(desc).count * desc.element.compute.itemsize  # those of the targets, one a row
+        return super().arrays(desc) | {"mines": padded_bytes(logits)}
 
     def us(self, desc: CrossEntropyDescriptor, tile: Tile, target: Target) -> float:
-        found = super().us(desc, tile, target)
-        if not desc.gradient:
-            found += waves_us(LOSSES.rows(desc).count, 64, target) - LAUNCH_US  # sectors of partial results and losses
-        return found
+        # Without a gradient: sectors of partial results and losses.
+        losses = 0.0 if desc.gradient else waves_us(self.rows(desc).count, 64, target) - LAUNCH_US
+        return super().us(desc, tile, target) + losses
 
 
 SPLIT = CrossEntropySplit()

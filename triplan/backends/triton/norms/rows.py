@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from triplan.backends.runtime.launch import Arg, Int, Launch
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import WholeRows, is_backward
 from triplan.backends.triton.norms import rows_kernels as kernels
-from triplan.backends.triton.norms.shared import NORMS, OPS, gradients, is_centred, mean_is_one_sum
+from triplan.backends.triton.norms.shared import OPS, NormEntry, gradients, is_centred
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind
 
@@ -25,18 +25,14 @@ LONG = 8192
 HELD_BACKWARD = 16384
 
 
-class NormRows(WholeRows[NormDescriptor]):
-    family = NORMS
-
+class NormRows(WholeRows[NormDescriptor], NormEntry):
     def tile(self, desc: NormDescriptor) -> Tile | None:
-        r, narrow, wide = NORMS.rows(desc), desc.element.itemsize == 2, desc.element is ElementKind.F64
+        r, narrow, wide = self.rows(desc), desc.element.itemsize == 2, desc.element is ElementKind.F64
         if not is_backward(desc):
             tile = r.whole_tile(desc.element, MOST_FORWARD // (4 if wide else 1))
-            if tile is None or not narrow:
-                return tile
-            if tile.block >= LONG:
+            if tile is not None and narrow and tile.block >= LONG:
                 return replace(tile, warps=tile.block // 1024)
-            if is_centred(desc) and r.unit and tile.block <= 512:
+            if tile is not None and narrow and is_centred(desc) and r.unit and tile.block <= 512:
                 return Tile(4096 // tile.block, tile.block, 4)  # converts vectors of weight and bias once for four rows
             return tile
         tile = r.whole_tile(desc.element, MOST_BACKWARD // (4 if wide else 1), HELD_BACKWARD)
@@ -47,39 +43,25 @@ class NormRows(WholeRows[NormDescriptor]):
         rows = max(tile.rows // 2, 1) if r.across or crowded else tile.rows
         return Tile(rows, tile.block, min(max(rows * tile.block // (32 * (4 if wide else 8)), 1), 16))
 
+    def partials_tile(self, desc: NormDescriptor) -> Tile:
+        return self.some_tile(desc)
+
     def main(self, desc: NormDescriptor, tile: Tile, stages: int = 3) -> list[Launch]:
         """``stages``: how far backward programs fetch ahead. With 3, two groups of rows are in registers or on their
         way, with fewer one."""
-        return self._backward(desc, tile, stages) if is_backward(desc) else self._forward(desc, tile)
-
-    def _forward(self, desc: NormDescriptor, tile: Tile) -> list[Launch]:
-        r = NORMS.rows(desc)
-        # Rows of a tile of which a program's threads hold one vector each; all of them, where no vectors are loaded.
-        abreast = max(32 * tile.warps * r.vector(desc.element, tile) // tile.block, 1) if r.vectors else tile.rows
-        return [
-            self.launch(
-                desc,
-                kernels.norm_rows_kernel,
-                self.programs(desc, tile),
-                tile,
-                FULL=r.n == tile.block,
-                ABREAST=min(abreast, tile.rows),
-                ADDS_UP=mean_is_one_sum(desc, tile),
-            )
-        ]
-
-    def _backward(self, desc: NormDescriptor, tile: Tile, stages: int) -> list[Launch]:
-        r = NORMS.rows(desc)
-        programs, groups = NORMS.partials(desc, tile)
-        if not gradients(desc):  # nothing is shared: a program for each group of rows
-            programs, groups = -(-r.count // tile.rows), 1
-        args: dict[str, Arg] = {"each": Int(groups), **NORMS.lone_partials(desc, tile)}
+        r = self.rows(desc)
+        if not is_backward(desc):
+            # Rows of which a program's threads hold one vector each; all rows, where no vectors are loaded.
+            abreast = max(32 * tile.warps * r.vector(desc.element, tile) // tile.block, 1) if r.vectors else tile.rows
+            full, once, abreast = r.n == tile.block, self.mean_is_one_sum(desc, tile), min(abreast, tile.rows)
+            which, grid = kernels.norm_rows_kernel, self.programs(desc, tile)
+            return [self.launch(desc, which, grid, tile, FULL=full, ABREAST=abreast, ADDS_UP=once)]
+        grid, args = self.accumulating(desc)
         # Where a warp holds whole rows of vectors, and two sums, a program takes more than half of the registers, but
         # so few more that ptxas, left alone, may spill to fit a second program.
         fits_once = desc.element is ElementKind.F32 and tile.block <= 128 and r.vectors and len(gradients(desc)) == 2
-        registers = registers_for(tile, 1) if fits_once else 0
-        which = kernels.norm_backward_rows_kernel
-        return [self.launch(desc, which, programs, tile, args, max_registers=registers, STAGES=stages)]
+        most, which = registers_for(tile, 1) if fits_once else 0, kernels.norm_backward_rows_kernel
+        return [self.launch(desc, which, grid, tile, args, registers=most, STAGES=stages)]
 
 
 ROWS = NormRows()

@@ -15,40 +15,30 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded_bytes, values
 from triplan.backends.triton.common.rows import Tile
-from triplan.backends.triton.common.rows_entries import (
-    Family,
-    Traffic,
-    launch_of,
-    packed_beside_rows,
-    placed,
-)
-from triplan.backends.triton.norms import parameters_kernels as kernels
+from triplan.backends.triton.common.rows_entries import Entry, Traffic
+from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel
 from triplan.descriptors.norms import NormDescriptor, ScaledNormDescriptor
-from triplan.sku import PrecisionGuarantee, Support, interpreting
+from triplan.sku import PrecisionGuarantee, interpreting
 
 FORWARD = ("rms_norm", "layer_norm", "l2_norm")
 OPS = (*FORWARD, *(f"{op}_backward" for op in FORWARD))
-
-#: Partial sums of a gradient at most: the multiprocessors of an H200. The same for all targets, as tolerances depend
-#: on it.
+#: The kernels' arguments for partial sums, by the gradient that they become.
+PARTIALS = {"dweight": "dweights", "dbias": "dbiases"}
+#: Partial sums of a gradient at most: an H200's multiprocessors. One number for all targets: tolerances depend on it.
 MOST_PARTIALS = 132
-#: Groups of rows at most that are accumulated in one partial sum, which then needs no fold. Untuned.
+#: Groups of rows at most that are accumulated in one partial sum, which then needs no fold, and blocks of columns from
+#: which on one program for each keeps a card busy. Untuned.
 FEW_GROUPS = 4
-#: Blocks of columns from which on one program for each keeps a card busy. Untuned.
 ENOUGH_BLOCKS = 128
 #: Columns of a block at most in which 16-bit elements accumulate exactly in f32, and in which their number times the 14
 #: leading bits of their mean is exact.
 SHORT = 1024
-#: Partial sums that a program of the fold holds for each of its columns: the next power of two of MOST_PARTIALS.
+#: Partial sums that a program of the fold holds for each column: all there may be, or, with more columns, a few.
 FOLD_PARTIALS = ceil_power(MOST_PARTIALS)
-#: As many where there are no more than these: the program then has more columns.
 FOLD_FEW_PARTIALS = 16
-#: Columns of a program of the fold that holds FOLD_PARTIALS. Untuned.
+#: Columns of a program of the fold that holds FOLD_PARTIALS, and its warps. Untuned.
 FOLD_COLUMNS = 16
 FOLD_WARPS = 8
-
-#: The kernels' arguments for partial sums, by the gradient that they become.
-PARTIALS = {"dweight": "dweights", "dbias": "dbiases"}
 
 
 def is_centred(desc: NormDescriptor) -> bool:
@@ -65,110 +55,120 @@ def gradients(desc: NormDescriptor) -> list[str]:
     return [o.name for o in desc.operands() if o.name in PARTIALS]
 
 
-def mean_is_one_sum(desc: NormDescriptor, tile: Tile) -> bool:
-    """Whether the mean of a row that ``tile`` holds whole comes from one sum, which is all but exact."""
-    residual = isinstance(desc, ScaledNormDescriptor) and desc.residual
-    narrow = is_centred(desc) and desc.element.itemsize == 2 and not residual
-    return narrow and NORMS.rows(desc).n <= tile.block <= SHORT
-
-
-def strip_tile(desc: NormDescriptor) -> Tile:
-    """What a program of ``norm_parameters_kernel`` reads at a time: a few rows of the columns its threads load."""
-    r = NORMS.rows(desc)
-    vector = 16 // desc.element.itemsize if r.unit else 1
-    block = min(ceil_power(r.n), 256 * vector)
-    return Tile(4, block, max(block // (32 * vector), 1))
-
-
-class NormFamily(Family[NormDescriptor]):
+class NormEntry(Entry[NormDescriptor]):
     version = 2
 
     def axis(self, desc: NormDescriptor) -> int:
         return len(desc.input_shape) - 1
-
-    def supports(self, desc: NormDescriptor) -> Support:
-        return packed_beside_rows(desc)
-
-    def arguments(self, desc: NormDescriptor, rows: int) -> dict[str, Arg]:
-        args = super().arguments(desc, rows)
-        if "norm" in args:
-            args["rstd"] = args["norm"]
-        count = self.rows(desc).count
-        args["rows"] = Int(count, count >= I32_LIMIT)
-        args["eps"] = Float(getattr(desc, "eps", 0.0), desc.element.compute)  # rstd has it already, of those without
-        return args
-
-    def constants(self, desc: NormDescriptor) -> dict[str, Any]:
-        return {
-            "CENTRED": is_centred(desc),
-            "LENGTH": desc.op.startswith("l2_norm"),
-            "OFFSET": desc.weight_offset if isinstance(desc, ScaledNormDescriptor) else 0,
-        }
 
     def traffic(self, desc: NormDescriptor) -> Traffic:
         row = self.rows(desc).n * desc.element.itemsize
         first = operands_read_twice(desc) * row
         return Traffic(first, sum(o.shape == desc.input_shape for o in desc.operands()) * row - first, first)
 
+    def arguments(self, desc: NormDescriptor, rows: int) -> dict[str, Arg]:
+        args, count = super().arguments(desc, rows), self.rows(desc).count
+        if "norm" in args:
+            args["rstd"] = args["norm"]
+        eps = getattr(desc, "eps", 0.0)  # gradients of rms_norm and layer_norm find it in rstd
+        return args | {"rows": Int(count, count >= I32_LIMIT), "eps": Float(eps, desc.element.compute)}
+
+    def constants(self, desc: NormDescriptor) -> dict[str, Any]:
+        offset = desc.weight_offset if isinstance(desc, ScaledNormDescriptor) else 0
+        return {"CENTRED": is_centred(desc), "LENGTH": desc.op.startswith("l2_norm"), "OFFSET": offset}
+
+    def mean_is_one_sum(self, desc: NormDescriptor, tile: Tile) -> bool:
+        """Whether the mean of a row that ``tile`` holds whole comes from one sum, which is all but exact."""
+        residual = isinstance(desc, ScaledNormDescriptor) and desc.residual
+        narrow = is_centred(desc) and desc.element.itemsize == 2 and not residual
+        return narrow and self.rows(desc).n <= tile.block <= SHORT
+
     # --- gradients of weight and bias ---
 
-    def partials(self, desc: NormDescriptor, shared: Tile) -> tuple[int, int]:
-        """Partial sums of a gradient, and the groups of ``shared.rows`` rows that are accumulated in each.
+    def strip_tile(self, desc: NormDescriptor) -> Tile:
+        """What a program of ``norm_parameters_kernel`` reads at a time: a few rows of the columns its threads load."""
+        r = self.rows(desc)
+        vector = 16 // desc.element.itemsize if r.unit else 1
+        block = min(ceil_power(r.n), 256 * vector)
+        return Tile(4, block, max(block // (32 * vector), 1))
+
+    def partials_tile(self, desc: NormDescriptor) -> Tile:
+        """What the kernel that accumulates the gradients reads at a time."""
+        return self.strip_tile(desc)
+
+    def partial_sums(self, desc: NormDescriptor) -> tuple[int, int]:
+        """Partial sums of a gradient, and the groups of a tile's rows that are accumulated in each.
 
         There is one where rows are few, and so long that a program for each block of columns keeps a card busy.
         """
-        r = self.rows(desc)
-        groups = -(-r.count // shared.rows)
-        most = 1 if groups <= FEW_GROUPS and -(-r.n // shared.block) >= ENOUGH_BLOCKS else MOST_PARTIALS
+        r, tile = self.rows(desc), self.partials_tile(desc)
+        groups = -(-r.count // tile.rows)
+        most = 1 if groups <= FEW_GROUPS and -(-r.n // tile.block) >= ENOUGH_BLOCKS else MOST_PARTIALS
         each = max(-(-groups // most), 1)
         return -(-groups // each), each
 
-    def arrays(self, desc: NormDescriptor, shared: Tile) -> dict[str, int]:
-        """A lone partial sum is the gradient itself. (No rows have one all the same: no kernel reads it, but one is
-        given its address.)"""
-        count = self.partials(desc, shared)[0]
-        if count == 1:
-            return {}
+    def accumulating(self, desc: NormDescriptor) -> tuple[int, dict[str, Arg]]:
+        """Programs for each block of columns of the kernel that accumulates gradients, and its arguments. A lone
+        partial sum is the gradient itself. Without gradients there is a program for each group of rows."""
+        count, each = self.partial_sums(desc)
+        if not gradients(desc):
+            return -(-self.rows(desc).count // self.partials_tile(desc).rows), {"each": Int(1)}
+        lone = {PARTIALS[name]: values(desc.operand(name)) for name in gradients(desc) if count == 1}
+        return count, {"each": Int(each), **lone}
+
+    def arrays(self, desc: NormDescriptor) -> dict[str, int]:
+        """(No rows have a partial sum all the same: no kernel reads it, but one is given its address.)"""
+        count = self.partial_sums(desc)[0]
         size = padded_bytes(max(count, 1) * self.rows(desc).n * desc.element.compute.itemsize)
-        return {PARTIALS[name]: size for name in gradients(desc)}
+        return {PARTIALS[name]: size for name in gradients(desc) if count != 1}
 
-    def lone_partials(self, desc: NormDescriptor, shared: Tile) -> dict[str, Arg]:
-        """The gradients as arguments of the kernels that write partial sums, where there is one of each."""
-        if self.partials(desc, shared)[0] != 1:
-            return {}
-        return {PARTIALS[name]: values(desc.operand(name)) for name in gradients(desc)}
-
-    def after(self, desc: NormDescriptor, shared: Tile) -> list[Launch]:
+    def after(self, desc: NormDescriptor) -> list[Launch]:
         """The fold of partial sums."""
-        n, arrays = self.rows(desc).n, self.arrays(desc, shared)
-        if n == 0 or not arrays:
+        n, folded = self.rows(desc).n, len(NormEntry.arrays(self, desc))
+        if n == 0 or not folded:
             return []
-        count = self.partials(desc, shared)[0]
+        count = self.partial_sums(desc)[0]
         held = FOLD_FEW_PARTIALS if count <= FOLD_FEW_PARTIALS else FOLD_PARTIALS
         # (The interpreter runs one program after another: there, fewer and larger ones.)
-        columns = FOLD_PARTIALS * (1024 if interpreting() else FOLD_COLUMNS) // held
-        columns = min(columns, max(ceil_power(n), FOLD_COLUMNS))
-        blocks = -(-n // columns)
-        args = {**self.arguments(desc, 1), **placed(arrays, desc.element.compute)}
-        args |= {"n": Int(n, n >= 2**31), "lines": Int(count), "blocks": Int(blocks)}
-        constants = {"ROWS": held, "BLOCK": columns}
-        return [launch_of(kernels.norm_fold_kernel, len(arrays) * blocks, args, constants, FOLD_WARPS)]
+        most = FOLD_PARTIALS * (1024 if interpreting() else FOLD_COLUMNS) // held
+        tile = Tile(held, min(most, max(ceil_power(n), FOLD_COLUMNS)), FOLD_WARPS)
+        blocks = -(-n // tile.block)
+        args: dict[str, Arg] = {"n": Int(n, n >= 2**31), "lines": Int(count), "blocks": Int(blocks)}
+        return [self.launch(desc, norm_fold_kernel, folded * blocks, tile, args)]
 
-    def around_us(self, desc: NormDescriptor, shared: Tile) -> float:
-        nbytes = sum(self.arrays(desc, shared).values())
+    def around_us(self, desc: NormDescriptor) -> float:
+        nbytes = sum(NormEntry.arrays(self, desc).values())
         return LAUNCH_US + 2 * nbytes / BYTES_PER_US if nbytes else 0.0
 
     # --- guarantees ---
 
-    def guarantee(self, desc: NormDescriptor, tile: Tile, shared: Tile) -> Mapping[str, PrecisionGuarantee]:
-        """Roundings by output; all sums of squares are of positive terms.
+    def guarantee(self, desc: NormDescriptor) -> Mapping[str, PrecisionGuarantee]:
+        found = {}
+        for o in desc.operands():
+            if o.is_written:
+                relative, of_terms = self._roundings(desc, o.name)
+                # The root of n squares lacks those that vanish.
+                lost = math.sqrt(self.rows(desc).n * bounds.smallest_normal(desc.element.compute))
+                found[o.name] = bounds.rounded(
+                    o.element,
+                    desc.element.compute,
+                    relative=relative,
+                    per_term=of_terms,
+                    flushes=relative,
+                    lost=lost if o.name == "norm" else 0.0,
+                    batch=self.rows(desc).invariant and o.name not in PARTIALS,
+                )
+        return found
 
-        *Results.* rms_norm and l2_norm have errors relative to the result. The centred results of layer_norm have
-        errors of the size of a standard deviation, once for each of two means, and those of the backward ops errors of
-        the size of their terms. The bounds hold for layer_norm while the mean is less than 2**18 standard deviations
-        off zero, beyond which f32 cannot hold the values themselves (with a residual, a hundred: the sum is rounded
-        first); and for l2_norm while eps**2 is above the n smallest normal numbers of the compute element, as smaller
-        squares vanish.
+    def _roundings(self, desc: NormDescriptor, output: str) -> tuple[float, float]:
+        """Roundings relative to the result and to its terms.
+
+        *Results.* Sums of squares are of positive terms, so rms_norm and l2_norm have errors relative to the result.
+        The centred results of layer_norm have errors of the size of a standard deviation, once for each of two means,
+        and those of the backward ops errors of the size of their terms. The bounds hold for layer_norm while the mean
+        is less than 2**18 standard deviations off zero, beyond which f32 cannot hold the values themselves (with a
+        residual, a hundred: the sum is rounded first); and for l2_norm while eps**2 is above the n smallest normal
+        numbers of the compute element, as smaller squares vanish.
 
         *layer_norm in a loop* takes deviations d from the mean of the first block. sum(d**2) is at most 4 * n * s**2, s
         the standard deviation, or the row is read again. That sum and sum(d)**2 / n, the lesser of the two, are within
@@ -178,36 +178,17 @@ class NormFamily(Family[NormDescriptor]):
         least a share 1 / (2 * sqrt(2 * n)) of it, and the sum within depth roundings of it. The squares are of
         deviations from the 14 leading bits of the mean, which is at most 8 * s off.
         """
-        r, compute = self.rows(desc), desc.element.compute
-        depth = math.floor(tile.additions(r.n))
-        found = {}
-        for o in desc.operands():
-            if o.name in PARTIALS:
-                # First the groups of a program; then its rows, by threads and between them; then the partial sums.
-                _, groups = self.partials(desc, shared)
-                rows = shared.rows * shared.block // (32 * shared.warps) + 12
-                folded = FOLD_PARTIALS * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
-                roundings = groups + rows + folded + 4
-                found[o.name] = bounds.rounded(
-                    desc.element, compute, relative=roundings, per_term=roundings, flushes=roundings
-                )
-            elif o.is_written:
-                centred = 6 * depth + 16 if is_centred(desc) else 0
-                if mean_is_one_sum(desc, tile):
-                    centred = max(centred, math.ceil(2 * depth * math.sqrt(2 * r.n)))
-                roundings = (3 if is_centred(desc) else 2) * (depth + 12) + centred
-                relative = o.name in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
-                found[o.name] = bounds.rounded(
-                    o.element,
-                    compute,
-                    relative=roundings,
-                    per_term=0 if relative else roundings,
-                    flushes=roundings,
-                    # The root of n squares lacks those that vanish.
-                    lost=math.sqrt(r.n * bounds.smallest_normal(compute)) if o.name == "norm" else 0.0,
-                    batch=r.invariant,
-                )
-        return found
-
-
-NORMS = NormFamily()
+        n, tile, shared = self.rows(desc).n, self.some_tile(desc), self.partials_tile(desc)
+        if output in PARTIALS:
+            # First the groups of a program; then its rows, by threads and between them; then the partial sums.
+            rows = shared.rows * shared.block // (32 * shared.warps) + 12
+            folded = FOLD_PARTIALS * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
+            accumulated = self.partial_sums(desc)[1] + rows + folded + 4
+            return accumulated, accumulated
+        depth, roundings = tile.additions(n), 0.0
+        if is_centred(desc):
+            once = math.ceil(2 * depth * math.sqrt(2 * n)) if self.mean_is_one_sum(desc, tile) else 0
+            roundings = max(6 * depth + 16, once)
+        roundings += (3 if is_centred(desc) else 2) * (depth + 12)
+        relative = output in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
+        return roundings, 0 if relative else roundings

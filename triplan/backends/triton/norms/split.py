@@ -10,32 +10,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Int, Launch
+from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
 from triplan.backends.triton.common.rows_entries import SplitRows, is_backward
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
-from triplan.backends.triton.norms.shared import NORMS, OPS, gradients, is_centred, operands_read_twice, strip_tile
+from triplan.backends.triton.norms.shared import OPS, NormEntry, is_centred, operands_read_twice
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Support, Target
 
 
-class NormSplit(SplitRows[NormDescriptor]):
-    family = NORMS
-
+class NormSplit(SplitRows[NormDescriptor], NormEntry):
     def tile(self, desc: NormDescriptor) -> Tile:
-        return strip_tile(desc) if is_backward(desc) else self.finish_tile(desc)
+        return self.strip_tile(desc) if is_backward(desc) else self.finish_tile(desc)
 
-    def finish_tile(self, desc: NormDescriptor, tile: Tile | None = None) -> Tile:
-        return NORMS.rows(desc).block_tile(desc.element, operands_read_twice(desc))
+    def finish_tile(self, desc: NormDescriptor) -> Tile:
+        return self.rows(desc).block_tile(desc.element, operands_read_twice(desc))
 
     def finish_blocks(self, desc: NormDescriptor) -> int:
-        return max(-(-NORMS.rows(desc).n // self.finish_tile(desc).block), 1)
-
-    def shared_tile(self, desc: NormDescriptor, tile: Tile) -> Tile:
-        return strip_tile(desc)
+        return max(-(-self.rows(desc).n // self.finish_tile(desc).block), 1)
 
     def kernels(self, desc: NormDescriptor) -> tuple[Any, Any]:
         if is_backward(desc):
@@ -47,38 +42,35 @@ class NormSplit(SplitRows[NormDescriptor]):
         return names if is_centred(desc) else names[:1]
 
     def supports(self, desc: NormDescriptor, target: Target) -> Support:
-        if NORMS.rows(desc).across:
+        if self.rows(desc).across:
             return Support.no("neighbouring rows are adjacent in memory: their elements are read together")
         return super().supports(desc, target)
-
-    def us(self, desc: NormDescriptor, tile: Tile, target: Target) -> float:
-        return super().us(desc, tile, target) - LAUNCH_US  # the launches overlap
 
     def reduce_us(self, desc: NormDescriptor, tile: Tile, target: Target) -> float:
         if not is_backward(desc):
             return super().reduce_us(desc, tile, target)
-        blocks, (partials, groups) = self.blocks(desc), NORMS.partials(desc, tile)
-        return waves_us(partials * blocks, groups * tile.rows * NORMS.traffic(desc).first / blocks, target)
+        blocks, (partials, groups) = self.blocks(desc), self.partial_sums(desc)
+        return waves_us(partials * blocks, groups * tile.rows * self.traffic(desc).first / blocks, target)
+
+    def us(self, desc: NormDescriptor, tile: Tile, target: Target) -> float:
+        return super().us(desc, tile, target) - LAUNCH_US  # the launches overlap
 
     def launches(self, desc: NormDescriptor, target: Target) -> Sequence[Launch]:
         """Each launch is placed while the one ahead of it ends, as all are short."""
         return [replace(launch, overlaps=True) for launch in super().launches(desc, target)]
 
     def main(self, desc: NormDescriptor, tile: Tile) -> list[Launch]:
-        r, last, pieces, parts = NORMS.rows(desc), self.finish_tile(desc), self.finish_blocks(desc), self.blocks(desc)
-        reduce, finish = self.kernels(desc)
-        sizes: dict[str, Arg] = {"blocks": Int(pieces), "parts": Int(parts)}
-        most = {"BLOCKS": ceil_power(pieces), "PARTS": ceil_power(parts)}
-        written = self.launch(desc, finish, r.count * pieces, last, sizes, **most)
+        parts, pieces, (reduce, finish) = self.blocks(desc), self.finish_blocks(desc), self.kernels(desc)
+        grid, last = self.rows(desc).count * pieces, self.finish_tile(desc)
+        args, most = {"blocks": Int(pieces), "parts": Int(parts)}, {"BLOCKS": ceil_power(pieces)}
+        written = self.launch(desc, finish, grid, last, args, **most, PARTS=ceil_power(parts))
         if not is_backward(desc):
-            return [self.launch(desc, reduce, r.count * pieces, last, sizes), written]
-        partials, groups = NORMS.partials(desc, tile)
-        if not gradients(desc):  # nothing is shared: programs for each group of rows
-            partials, groups = -(-r.count // tile.rows), 1
-        args: dict[str, Arg] = {"each": Int(groups), "blocks": Int(parts), **NORMS.lone_partials(desc, tile)}
+            return [self.launch(desc, reduce, grid, tile, args), written]
+        programs, given = self.accumulating(desc)
         # In f64, sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
         registers = registers_for(tile, 2) if desc.element is ElementKind.F64 else 0
-        return [self.launch(desc, reduce, partials * parts, tile, args, max_registers=registers), written]
+        given["blocks"] = Int(parts)
+        return [self.launch(desc, reduce, programs * parts, tile, given, registers=registers), written]
 
 
 SPLIT = NormSplit()

@@ -8,7 +8,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import WholeRows, is_backward
 from triplan.backends.triton.softmax import rows_kernels as kernels
-from triplan.backends.triton.softmax.shared import OPS, SOFTMAX
+from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import ElementKind, interpreting
 
@@ -20,19 +20,17 @@ MOST_BACKWARD = 16384
 NARROW = 32768
 
 
-class SoftmaxRows(WholeRows[AnySoftmaxDescriptor]):
-    family = SOFTMAX
-
+class SoftmaxRows(WholeRows[AnySoftmaxDescriptor], SoftmaxEntry):
     def tile(self, desc: AnySoftmaxDescriptor) -> Tile | None:
         most = MOST_BACKWARD if is_backward(desc) else MOST_FORWARD
-        tile = SOFTMAX.rows(desc).whole_tile(desc.element, most // (4 if desc.element is ElementKind.F64 else 1))
+        tile = self.rows(desc).whole_tile(desc.element, most // (4 if desc.element is ElementKind.F64 else 1))
         if tile is not None and not is_backward(desc) and self.holds_narrow(desc, tile):
             return replace(tile, warps=8)  # 128 elements a thread, two to a register
         return tile
 
     def holds_narrow(self, desc: AnySoftmaxDescriptor, tile: Tile) -> bool:
         """Whether threads hold elements as they are read. (With an address for each, narrow ones would not fit.)"""
-        return desc.element.itemsize == 2 and tile.block >= NARROW and SOFTMAX.rows(desc).vectors
+        return desc.element.itemsize == 2 and tile.block >= NARROW and self.rows(desc).vectors
 
     def main(self, desc: AnySoftmaxDescriptor, tile: Tile, narrow: bool | None = None) -> list[Launch]:
         """``narrow``: by default as ``holds_narrow``."""
@@ -41,7 +39,7 @@ class SoftmaxRows(WholeRows[AnySoftmaxDescriptor]):
             return [self.launch(desc, kernels.softmax_backward_rows_kernel, grid, tile)]
         narrow = (self.holds_narrow(desc, tile) if narrow is None else narrow) and not interpreting()
         most = registers_for(tile, 2) if narrow else 0
-        return [self.launch(desc, kernels.softmax_rows_kernel, grid, tile, max_registers=most, NARROW=narrow)]
+        return [self.launch(desc, kernels.softmax_rows_kernel, grid, tile, registers=most, NARROW=narrow)]
 
 
 ROWS = SoftmaxRows()

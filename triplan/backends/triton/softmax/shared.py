@@ -1,4 +1,4 @@
-"""What all softmax kernels share: arguments, traffic and guarantees."""
+"""What all softmax kernels share: constants, traffic and guarantees."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.rows import Tile
-from triplan.backends.triton.common.rows_entries import Family, Traffic, is_backward
+from triplan.backends.triton.common.rows_entries import Entry, Traffic, is_backward
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import PrecisionGuarantee
 
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 
 
-class SoftmaxFamily(Family[AnySoftmaxDescriptor]):
+class SoftmaxEntry(Entry[AnySoftmaxDescriptor]):
     version = 2
     in_order = False  # no operand has one element a row
 
@@ -29,7 +28,7 @@ class SoftmaxFamily(Family[AnySoftmaxDescriptor]):
         read = 2 * row if is_backward(desc) else row
         return Traffic(first=read, second=row, again=read)
 
-    def guarantee(self, desc: AnySoftmaxDescriptor, tile: Tile, shared: Tile) -> Mapping[str, PrecisionGuarantee]:
+    def guarantee(self, desc: AnySoftmaxDescriptor) -> Mapping[str, PrecisionGuarantee]:
         """A term of the sum is rounded by each addition on its path; in each block also by an exponential and a product
         where the sum is rescaled to a new maximum.
 
@@ -38,19 +37,11 @@ class SoftmaxFamily(Family[AnySoftmaxDescriptor]):
         ``MOST_EXPONENT``. The sum is of positive terms. In log_softmax the sum's error becomes absolute, of the size of
         the largest term: sum|terms| is 1.
         """
-        r, compute = self.rows(desc), desc.element.compute
-        additions = tile.additions(r.n, each_block=6)
+        r, element, compute = self.rows(desc), desc.element, desc.element.compute
+        additions = self.some_tile(desc).additions(r.n, each_block=6)
         exponential = 0 if desc.op == "softmax_backward" else 3 * bounds.MOST_EXPONENT[compute]
-        roundings = additions + 16 + exponential
-        found = bounds.rounded(
-            desc.element,
-            compute,
-            relative=roundings,
-            per_term=roundings,
-            flushes=additions + 4,  # ex2.approx and products flush subnormals
-            batch=r.invariant,
-        )
+        error = additions + 16 + exponential
+        # ex2.approx and products flush subnormals.
+        flushes, batch = additions + 4, r.invariant
+        found = bounds.rounded(element, compute, relative=error, per_term=error, flushes=flushes, batch=batch)
         return bounds.of_outputs(desc, found)
-
-
-SOFTMAX = SoftmaxFamily()

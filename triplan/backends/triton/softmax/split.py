@@ -8,20 +8,19 @@ from typing import Any
 from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import SplitRows, is_backward
 from triplan.backends.triton.softmax import split_kernels as kernels
-from triplan.backends.triton.softmax.shared import OPS, SOFTMAX
+from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 
 
-class SoftmaxSplit(SplitRows[AnySoftmaxDescriptor]):
-    family = SOFTMAX
+class SoftmaxSplit(SplitRows[AnySoftmaxDescriptor], SoftmaxEntry):
     priority = 1
 
     def tile(self, desc: AnySoftmaxDescriptor) -> Tile:
-        return SOFTMAX.rows(desc).block_tile(desc.element, 2 if is_backward(desc) else 1, alone=True)
+        return self.rows(desc).block_tile(desc.element, 2 if is_backward(desc) else 1, alone=True)
 
     def partials(self, desc: AnySoftmaxDescriptor) -> Sequence[str]:
         """Maxima and sums of exponentials relative to them; backward, sums."""
-        if SOFTMAX.rows(desc).n == 0:
+        if self.rows(desc).n == 0:
             return ()
         return ("totals",) if is_backward(desc) else ("tops", "totals")
 
