@@ -1,4 +1,7 @@
-"""Args and plans of indexing. Each Args' fields are the operands of its descriptor, in order."""
+"""Args and plans of indexing. Each Args' fields are the operands of its descriptor, in order.
+
+``status``, a tensor of one i64, belongs to ``out_of_bounds="error"``; under other policies it is None.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,6 @@ __all__ += ["ScatterAddArgs", "ScatterAddPlan"]
 
 @dataclass(frozen=True, slots=True)
 class GatherArgs:
-    """Operands of gather. ``status`` (i64, shape (1,)) belongs to ``out_of_bounds="error"``; else it is None."""
-
     src: Tensor
     index: Tensor
     out: Tensor
@@ -46,8 +47,6 @@ class GatherPlan(Plan[GatherDescriptor, GatherArgs]):
 
 @dataclass(frozen=True, slots=True)
 class GatherBackwardArgs:
-    """Operands of gather_backward. ``status`` as in ``GatherArgs``."""
-
     dout: Tensor
     index: Tensor
     dsrc: Tensor
@@ -60,8 +59,6 @@ class GatherBackwardPlan(Plan[GatherBackwardDescriptor, GatherBackwardArgs]):
 
 @dataclass(frozen=True, slots=True)
 class IndexSelectArgs:
-    """Operands of index_select. ``status`` as in ``GatherArgs``."""
-
     src: Tensor
     index: Tensor
     out: Tensor
@@ -74,8 +71,6 @@ class IndexSelectPlan(Plan[IndexSelectDescriptor, IndexSelectArgs]):
 
 @dataclass(frozen=True, slots=True)
 class IndexSelectBackwardArgs:
-    """Operands of index_select_backward. ``status`` as in ``GatherArgs``."""
-
     dout: Tensor
     index: Tensor
     dsrc: Tensor
@@ -88,8 +83,6 @@ class IndexSelectBackwardPlan(Plan[IndexSelectBackwardDescriptor, IndexSelectBac
 
 @dataclass(frozen=True, slots=True)
 class ScatterAddArgs:
-    """Operands of scatter_add. ``status`` as in ``GatherArgs``."""
-
     index: Tensor
     src: Tensor
     out: Tensor
@@ -102,8 +95,6 @@ class ScatterAddPlan(Plan[ScatterAddDescriptor, ScatterAddArgs]):
 
 @dataclass(frozen=True, slots=True)
 class ScatterArgs:
-    """Operands of scatter. ``status`` as in ``GatherArgs``."""
-
     index: Tensor
     src: Tensor
     out: Tensor
@@ -116,7 +107,7 @@ class ScatterPlan(Plan[ScatterDescriptor, ScatterArgs]):
 
 @dataclass(frozen=True, slots=True)
 class IndexAddArgs:
-    """Operands of index_add. ``alpha`` scales ``src``; None is 1. ``status`` as in ``GatherArgs``."""
+    """``alpha`` scales ``src``; None is 1."""
 
     index: Tensor
     src: Tensor
@@ -131,8 +122,6 @@ class IndexAddPlan(Plan[IndexAddDescriptor, IndexAddArgs]):
 
 @dataclass(frozen=True, slots=True)
 class IndexPutArgs:
-    """Operands of index_put. ``status`` as in ``GatherArgs``."""
-
     indices: Sequence[Tensor]
     values: Tensor
     out: Tensor
@@ -145,8 +134,6 @@ class IndexPutPlan(Plan[IndexPutDescriptor, IndexPutArgs]):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingArgs:
-    """Operands of embedding. ``status`` as in ``GatherArgs``."""
-
     weight: Tensor
     index: Tensor
     out: Tensor
@@ -159,8 +146,6 @@ class EmbeddingPlan(Plan[EmbeddingDescriptor, EmbeddingArgs]):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBackwardArgs:
-    """Operands of embedding_backward. ``status`` as in ``GatherArgs``."""
-
     dout: Tensor
     index: Tensor
     dweight: Tensor

@@ -1,4 +1,4 @@
-"""What the entries that only move elements share: their guarantees, cost and launches."""
+"""What the entries that only move elements share: their guarantees, cost, launches and registration."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.bounds import EXACT, guarantee, of_outputs
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import bits
+from triplan.backends.triton.indexing import points_kernels as points
 from triplan.backends.triton.indexing.costs import index_us
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.registration import COPIED, GATHERS, STORES, Applies, Rank, entry
 from triplan.backends.triton.indexing.traversals import Point, status_launches
 from triplan.descriptors import IndexingDescriptor
-from triplan.sku import Duplicates, ElementKind, MathPrecision, PrecisionGuarantee
+from triplan.sku import Duplicates, ElementKind, MathPrecision, PrecisionGuarantee, Target
 from triplan.sku.facts import fact
+
+#: ``rows_launch`` or ``elements_launch``.
+Traverse = Callable[..., Launch]
 
 # --- guarantees ---
 
@@ -21,10 +26,6 @@ from triplan.sku.facts import fact
 def gather_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
     """Every bit, always."""
     return of_outputs(desc, PrecisionGuarantee.exact(desc.element))
-
-
-def gather_numerics(desc: IndexingDescriptor) -> str:
-    return f"exact.{desc.element}"
 
 
 @fact
@@ -45,7 +46,7 @@ def last_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]
     return of_outputs(desc, _store_guarantee(desc.element, Duplicates.LAST))
 
 
-# --- cost and launches ---
+# --- cost, launches, registration ---
 
 
 def copy_us(g: Geometry) -> float:
@@ -53,10 +54,30 @@ def copy_us(g: Geometry) -> float:
     return LAUNCH_US + 2 * g.numel * g.dense.element.itemsize / BYTES_PER_US + index_us(g)
 
 
-def copy_launches(desc: IndexingDescriptor, point: Point, traverse: Callable[..., Launch]) -> list[Launch]:
-    """``point`` at every point, of the operands' bits, by ``rows_launch`` or ``elements_launch``."""
+def copy_launches(desc: IndexingDescriptor, point: Point, traverse: Traverse) -> list[Launch]:
+    """``point`` at every point, of the operands' bits."""
     g = geometry(desc)
     before = status_launches(desc)
     if g.idle:
         return before
     return [*before, traverse(desc, point, bits(g.dense), bits(g.table), desc.element.bits)]
+
+
+def register(name: str, traverse: Traverse, rank: Rank, supports: Applies) -> None:
+    """Register an entry that gathers, and stores where any one of the writes to an element may stay."""
+
+    @entry(
+        name,
+        GATHERS,
+        elements=COPIED,
+        supports=supports,
+        rank=rank,
+        guarantee=gather_guarantee,
+        numerics=lambda desc: f"exact.{desc.element}",
+    )
+    def gather(desc: IndexingDescriptor, target: Target) -> list[Launch]:
+        return copy_launches(desc, points.gather_point, traverse)
+
+    @entry(name, STORES, elements=COPIED, supports=supports, rank=rank, guarantee=any_guarantee)
+    def store(desc: IndexingDescriptor, target: Target) -> list[Launch]:
+        return copy_launches(desc, points.store_point, traverse)

@@ -49,8 +49,8 @@ SUM_BYTES = 8
 FLAG_BYTES = 1
 EXPONENT_BYTES = 4
 
-# Fitted: bytes of traffic that an addition costs as much as, where neighbours share a slot and where each goes
-# elsewhere; and how much longer it takes when the table misses the cache.
+# Fitted: the cost of an addition in bytes of traffic, where neighbours share a slot and where each goes elsewhere; and
+# the share by which it grows when the table misses the cache.
 SHARED_BYTES = 16
 SCATTERED_BYTES = 48
 SHARED_MISS = 0.2
@@ -76,7 +76,7 @@ def fewer_than(bits: int, desc: IndexingDescriptor) -> Support:
 
 @fact
 def _fixed_guarantee(element: ElementKind, terms: int, value_bits: int | None) -> PrecisionGuarantee:
-    # bf16 is rounded from f64 by way of f32: its rounding and that of f32 on top.
+    # bf16 is rounded from f64 by way of f32: (1 + u_bf16) * (1 + u_f32) - 1 = u_bf16 + ``twice``.
     twice = ElementKind.F32.unit_roundoff * (1 + element.unit_roundoff) if element is ElementKind.BF16 else 0.0
     # In f64: the sum's conversion, alpha's product and the former value's addition; and the float64 reference, with
     # which the tolerance compares, rounds each of its terms and each of its sums.
@@ -110,7 +110,7 @@ class Scratchpad:
         rows, inner, panel: the sums are packed panel by panel of ``panel`` columns of a table (rows, inner).
         sums: the sums.
         marks: byte offset of the flags, or of the words of exponent and flags.
-        stripe: the width of stripe that the device chose.
+        stripe: where the device records the width of stripe that it chose.
         nbytes: bytes of the workspace.
     """
 
@@ -139,14 +139,14 @@ def scratchpad(desc: IndexingDescriptor, exact: bool) -> Scratchpad:
     stripe = marks + padded_bytes((FLAG_BYTES if exact else EXPONENT_BYTES) * count)
     end = stripe if found is None else stripe + padded_bytes(4)
     return Scratchpad(
-        found,
-        rows,
-        inner,
-        panel,
-        Scratch(0, ElementKind.I64),
-        marks,
-        Scratch(stripe, ElementKind.I32),
-        0 if g.idle else end,
+        stripes=found,
+        rows=rows,
+        inner=inner,
+        panel=panel,
+        sums=Scratch(0, ElementKind.I64),
+        marks=marks,
+        stripe=Scratch(stripe, ElementKind.I32),
+        nbytes=0 if g.idle else end,
     )
 
 

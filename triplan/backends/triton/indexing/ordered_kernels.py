@@ -16,13 +16,13 @@ from triplan.backends.triton.indexing.points_kernels import scaled
 
 @triton.jit
 def add_step(acc, written, value, hit):
-    """acc += value where ``hit``, and what has been written to."""
+    """(acc + value, True) where ``hit``, else (acc, written); all blocks broadcast to (slots, lanes)."""
     return tl.where(hit, acc + value, acc), written | hit
 
 
 @triton.jit
 def last_step(acc, written, value, hit):
-    """acc = value where ``hit``, and what has been written to."""
+    """(value, True) where ``hit``, else (acc, written); all blocks broadcast to (slots, lanes)."""
     return tl.where(hit, value, acc), written | hit
 
 

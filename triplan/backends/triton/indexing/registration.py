@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from triplan.backends.table import Build, Guarantee, kernel
-from triplan.backends.triton.indexing.geometry import geometry
+from triplan.backends.triton.indexing.geometry import MIN_ROW, geometry
 from triplan.descriptors import IndexingDescriptor, IndexPutDescriptor
 from triplan.sku import SUPPORTED, IndexElementKind, Support, Target
 
@@ -35,7 +35,8 @@ def rows_apply(desc: IndexingDescriptor, target: Target) -> Support:
     """Whether ``rows_kernel`` applies."""
     if geometry(desc).fits_rows:
         return SUPPORTED
-    return Support.no("needs one index, packed operands and at least 16 contiguous elements behind the indexed axis")
+    needed = f"at least {MIN_ROW} contiguous elements behind the indexed axis"
+    return Support.no(f"needs one index, packed operands and {needed}")
 
 
 def fits_grid(programs: int) -> Support:

@@ -52,7 +52,7 @@ MAX_STRIPE = 512
 ELEMENTS_BLOCK = 512
 
 
-def stripe(g: Geometry) -> int:
+def stripe_columns(g: Geometry) -> int:
     """Columns of the table whose every row together fits in ``L2_SHARE``: a power of two within the limits above."""
     fitting = L2_SHARE // max(g.extents[0] * g.table.element.itemsize, 1)
     return min(MAX_STRIPE, max(MIN_STRIPE, 1 << max(fitting, 1).bit_length() - 1))
@@ -61,7 +61,7 @@ def stripe(g: Geometry) -> int:
 def rows_tile(desc: IndexingDescriptor, point: Point, sums: bool) -> tuple[int, int]:
     """(rows, columns) of a program of ``rows_kernel``; ``sums``: ``point`` adds to 64-bit sums."""
     g = geometry(desc)
-    widest = stripe(g) if g.full else SUM_ELEMENTS if sums else MAX_COLS
+    widest = stripe_columns(g) if g.full else SUM_ELEMENTS if sums else MAX_COLS
     cols = min(max(ceil_power(g.fold[2]), 16), widest)
     if g.full:
         copies = point is points.gather_point
