@@ -241,10 +241,14 @@ EXPORTING = ("triplan.descriptors", "triplan.facade", "triplan.functional", "tri
 
 
 def declared(module: str) -> list[str]:
-    """The names in ``__all__`` as ``module`` writes them down."""
-    body = ast.parse(MODULES[module].read_text()).body
-    lists = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
-    return [name for names in lists for name in ast.literal_eval(names)]
+    """The names that ``module`` writes down in ``__all__``."""
+    lists = []
+    for node in ast.parse(MODULES[module].read_text()).body:
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(target) == "__all__":
+                lists.append(ast.literal_eval(node.value))
+    return [name for names in lists for name in names]
 
 
 @pytest.mark.parametrize("package", EXPORTING)
