@@ -1,8 +1,8 @@
-"""What torch's autocast makes of operands, for ops that are named like one on its lists.
+"""The conversions of torch's autocast, for ops that share a name with one on its lists.
 
 The lists are torch's own ("Automatic Mixed Precision package", "CUDA Ops that can autocast to float16" and "... to
-float32"): matrix products take the autocast dtype, softmax, norms and losses f32. f64 is left as it is. On the CPU too
-it is these lists that hold; torch's for it are shorter.
+float32"): matrix products are computed in the autocast dtype, softmax, norms and losses in f32. f64 stays f64. The same
+lists hold on the CPU, where torch's are shorter.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T", Tensor, Tensor | None)
-#: Whether autocast is on for any device: a tenth of what asking for a tensor's takes.
+#: Whether autocast is on for any device. Asking for a tensor's device takes ten times as long.
 _on = torch._C._is_any_autocast_enabled
 
 
 def narrowed(*tensors: T) -> tuple[T, ...]:
-    """``tensors`` in the autocast dtype of their device, where autocast is on."""
+    """``tensors``, converted to the autocast dtype of their device if autocast is on."""
     return _cast(tensors, None) if _on() else tensors
 
 
 def widened(*tensors: T) -> tuple[T, ...]:
-    """``tensors`` in f32, where autocast is on."""
+    """``tensors``, converted to f32 if autocast is on."""
     return _cast(tensors, torch.float32) if _on() else tensors
 
 
 def without(t: Tensor) -> AbstractContextManager[Any]:
-    """Where autocast is on, a context in which it is off: shorter routes are for calls that nothing watches."""
+    """A context without autocast: the routes that skip the dispatcher are open only to calls that no mode watches."""
     return torch.autocast(t.device.type, enabled=False) if _on() else nullcontext()
 
 

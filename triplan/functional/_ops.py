@@ -1,23 +1,22 @@
-"""How every functional call reaches its kernels: registration with torch.library, autograd, ``out=`` and in-place.
+"""How a functional call reaches its kernels: registration with torch.library, autograd, ``out=`` and in-place calls.
 
-An op is a function ``shape(*args)`` that validates the arguments and says the result's shape, a function
-``fill(out, *args)`` that writes it (or ``update(out, *args[1:])`` that changes a copy of the first argument), and for
-gradients a ``setup`` and a ``backward`` as torch.autograd.Function has them.
-From these come, in the library ``triplan``:
+An op is made from ``shape(*args)``, which validates the arguments and returns the result's shape; ``fill(out, *args)``,
+which writes the result (or ``update(out, *args[1:])``, which changes a copy of the first argument); and for gradients
+``setup`` and ``backward``, as torch.autograd.Function has them. The library ``triplan`` then has:
 
-- ``triplan::op``, out of place, with a fake kernel and registered gradients: what compiled graphs hold;
+- ``triplan::op``, out of place, with a fake kernel and registered gradients: compiled graphs contain it;
 - ``triplan::op_out``, which writes a tensor of the caller's, and ``triplan::op_``, which updates its first argument.
-  A registered op that mutates cannot carry autograd; these two refuse tensors that need gradients. In-place calls that
-  do are an autograd.Function with ``mark_dirty`` over ``op_``.
+  A registered op that mutates cannot carry autograd, so these two refuse tensors that require grad. In-place calls
+  on such tensors are an autograd.Function with ``mark_dirty`` over ``op_``.
 
-Ops of several results, or of an element that is not their first argument's, are ``Recorded``: without the last two.
+Ops with several results, or whose result's dtype is not their first argument's, are ``Recorded``: they have only the
+first.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from torch.compiler import is_dynamo_compiling
 
 from triplan.facade.check import is_injective, may_overlap
 from triplan.facade.replay import CallReplays, Ran
+from triplan.sku.facts import fact
 
 Tensor = torch.Tensor
 Grads = tuple[Any, ...]
@@ -81,8 +81,8 @@ def _register_mutating(name: str, signature: str, kernel: Callable[..., None], v
 class Recorded:
     """A registered op that autograd records: call it with every positional argument of its signature.
 
-    It can be differentiated as often as ``backward`` can, under torch.func's grad and vmap too (an example at a time);
-    forward mode is refused.
+    It can be differentiated as many times as ``backward`` can, also under torch.func's grad and vmap (one example at a
+    time). Forward mode is refused.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Recorded:
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., Grads],
     ) -> None:
-        """``signature`` is in the schema language; ``kernel`` and ``fake`` give its results, which are new tensors."""
+        """``signature`` is in the schema language; ``kernel`` and ``fake`` return its results: new tensors."""
         self.name, self._kernel = name, kernel
         self.overload = _register(name, signature, kernel, fake)
 
@@ -116,7 +116,7 @@ class Recorded:
         return self.below_autograd(*args)
 
     def below_autograd(self, *args: Any) -> Any:
-        """The call once no gradient is to be recorded: the kernel itself where nothing watches, else through torch."""
+        """The call without autograd: of the kernel itself if nothing watches, else through torch's dispatcher."""
         return self._kernel(*args) if _nothing_watches(args) else self.overload(*args)
 
 
@@ -134,9 +134,9 @@ class Op(Recorded):
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., Grads],
     ) -> None:
-        """``parameters`` is in the schema language, its first a Tensor that gives dtype and device.
+        """``parameters`` is in the schema language; the first is a Tensor whose dtype and device the result has.
 
-        Ops that change a copy of their first argument name ``update(out, *args)`` and no ``fill``; they get ``op_``.
+        Ops that change a copy of their first argument have ``update(out, *args)`` instead of ``fill``, and get ``op_``.
         """
         self.shape, self.update = shape, update
         self.fill = fill or self._copy_and_update
@@ -186,9 +186,9 @@ class Op(Recorded):
         assert self.update is not None
         self.shape(out, *args)
         _refuse_unwritable(f"{self.name}_", out)
-        # The call reads all of its inputs before it writes.
-        apart = [a.clone() if isinstance(a, Tensor) and may_overlap(out, a) else a for a in args]
-        return out, self.update(out, *apart)
+        # An input that shares memory with the result is copied, as if all inputs were read before the first write.
+        separate = [a.clone() if isinstance(a, Tensor) and may_overlap(out, a) else a for a in args]
+        return out, self.update(out, *separate)
 
     def _compute_in_place(self, out: Tensor, *args: Any) -> None:
         self._run_in_place(out, *args)
@@ -196,7 +196,7 @@ class Op(Recorded):
     # --- calls ---
 
     def forget(self) -> None:
-        """Drop what repeated calls are repeated by."""
+        """Drop the replays of its calls."""
         for repeats in (self._new, self._given, self._in_place):
             repeats.forget()
 
@@ -231,7 +231,7 @@ class Op(Recorded):
         elif (found := self._given.last(given)) is not None:
             return found
         check_out(self.name, out, args, lambda: self.shape(*args))
-        if not is_dynamo_compiling() and out.is_neg():  # the dispatcher knows no lazy view that a kernel writes
+        if not is_dynamo_compiling() and out.is_neg():  # the dispatcher has no lazy negation for tensors it writes
             return out.copy_(self(*args))
         if torch.compiler.is_compiling() or not _nothing_watches(given):
             self.out_overload(*given)
@@ -345,23 +345,23 @@ def _slice(value: Any, dim: Any, at: int) -> Any:
 
 
 def _transformed() -> bool:
-    """Whether functorch or forward-mode AD is at work; a Function tells them what it can do, a registered op cannot."""
+    """Whether functorch or forward-mode AD is active. A Function says what it supports, a registered op cannot."""
     if torch.compiler.is_compiling():
         return False
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _refuse_forward_mode(name: str) -> None:
-    """For graphs: the registered op would drop tangents."""
+    """In a compiled graph the registered op would silently drop tangents."""
     if forward_ad._current_level >= 0:
         raise NotImplementedError(f"triplan.functional.{name} has no jvp: forward-mode AD is not supported")
 
 
 def _nothing_watches(args: Sequence[Any]) -> bool:
-    """Whether the dispatcher would go straight to the kernel, so that its price need not be paid.
+    """Whether the dispatcher would go straight to the kernel, so that it can be skipped.
 
-    So it is for plain CPU and CUDA tensors (no subclass, no lazy view) with no mode, tracer or autocast; who asks has
-    seen to functorch and gradients.
+    True for plain CPU and CUDA tensors (no subclass, no lazy view) with no mode, tracer or autocast. Callers handle
+    functorch and gradients.
     """
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or torch._C._get_tracing_state():
         return False
@@ -372,7 +372,7 @@ def _nothing_watches(args: Sequence[Any]) -> bool:
     )
 
 
-@lru_cache(maxsize=8)
+@fact
 def _plain_keys(device_type: str) -> int:
     if device_type not in ("cpu", "cuda"):
         return -1
@@ -381,7 +381,7 @@ def _plain_keys(device_type: str) -> int:
 
 
 def _refuse_leaf(target: Tensor) -> None:
-    # mark_dirty raises this too, but only when the tensor has been written.
+    # mark_dirty raises this too, but only after the tensor has been written.
     if target.requires_grad and target.is_leaf:
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
     base = target._base

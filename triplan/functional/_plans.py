@@ -1,4 +1,4 @@
-"""Running a plan on plain tensors: derive the descriptor, look the plan up, give it workspace, run it."""
+"""Run a plan on plain tensors: derive the descriptor, look up the plan, allocate its workspace, run it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from triplan.facade.replay import Ran as Ran
 from triplan.sku import Target
 from triplan.sku.facts import fact
 
-#: Every plan that the functional calls have made.
+#: The plans of functional calls.
 PLANS = PlanCache()
-#: Layout promises know no stronger alignment, in bytes.
-_ALIGNED = 16
+#: Bytes: the strongest alignment that a layout can promise.
+_MAX_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a descriptor reads of a tensor, hashable, so that equal calls derive it once."""
+    """What a descriptor is derived from, of one tensor: hashable, so that equal calls derive it once."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -31,7 +31,9 @@ class _Facts:
     @classmethod
     def of(cls, t: torch.Tensor) -> _Facts:
         address = t.data_ptr()
-        return cls(tuple(t.shape), t.stride(), t.dtype, min(address & -address, _ALIGNED) if address else _ALIGNED)
+        return cls(
+            tuple(t.shape), t.stride(), t.dtype, min(address & -address, _MAX_ALIGNMENT) if address else _MAX_ALIGNMENT
+        )
 
     def stride(self) -> tuple[int, ...]:
         return self.strides
@@ -59,8 +61,8 @@ def run(
     """Run ``plan_class`` on ``operands`` (tensors and sequences of tensors) and ``scalars``; ``options`` are fields.
 
     The plan is looked up at every call, because determinism follows torch's global setting. Raises ``IndexError`` for
-    a bad index on the CPU, and on CUDA with ``check_indices``, which synchronises; elsewhere a bad index is skipped.
-    Backward ops never ask for it: their forward has. Returns the plan and what it ran on.
+    a bad index on the CPU, and on CUDA with ``check_indices``, which synchronises; otherwise a bad index is skipped.
+    Backward ops do not pass ``check_indices``: their forward has checked. Returns what ran.
     """
     tensors = [t for v in operands.values() for t in (v if isinstance(v, (list, tuple)) else (v,))]
     device = tensors[0].device

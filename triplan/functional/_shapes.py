@@ -1,4 +1,4 @@
-"""Argument checks that several ops share, worded as torch words them. All work on fake tensors."""
+"""Argument checks that several ops share, with torch's messages. All work on fake tensors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def require(condition: Any, message: Callable[[], str]) -> None:
-    """Raise ``RuntimeError`` unless ``condition``, which may be symbolic: what cannot be known yet is checked later."""
+    """Raise ``RuntimeError`` unless ``condition``. A symbolic condition that is not known yet is checked later."""
     if torch.compiler.is_dynamo_compiling():
-        _check(condition)  # its tracer takes no message that is not a constant; the op's fake kernel has the message
+        _check(condition)  # dynamo takes constant messages only; the op's fake kernel has this message
     else:
         _check(condition, message)
 
 
 def axis(dim: int, rank: int) -> int:
-    """``dim`` counted from 0; a 0-d tensor has one axis. Raises ``IndexError``."""
+    """``dim`` as a non-negative axis; a 0-d tensor has one axis. Raises ``IndexError``."""
     rank = max(rank, 1)
     if not -rank <= dim < rank:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
@@ -36,7 +36,7 @@ def at_least_1d(t: Tensor) -> Tensor:
 
 
 def narrowed(t: Tensor, shape: Sequence[int], keep: int | None = None) -> Tensor:
-    """A view of the leading ``shape`` of ``t`` along every axis but ``keep``."""
+    """A view of ``t``, narrowed to the leading ``shape`` along every axis but ``keep``."""
     for d, n in enumerate(shape):
         if d != keep and t.size(d) != n:
             t = t.narrow(d, 0, n)
@@ -44,13 +44,13 @@ def narrowed(t: Tensor, shape: Sequence[int], keep: int | None = None) -> Tensor
 
 
 def check_index_dtype(op: str, index: Tensor) -> None:
-    """i32 or i64."""
+    """Raise ``RuntimeError`` unless ``index`` is i32 or i64."""
     if index.dtype not in INDEX_DTYPES:
         raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index, but got {index.dtype}")
 
 
 def check_same_device(op: str, *tensors: Tensor) -> None:
-    """All on the first one's device."""
+    """Raise ``RuntimeError`` unless all are on one device."""
     for t in tensors:
         if t.device != tensors[0].device:
             raise RuntimeError(
@@ -60,7 +60,7 @@ def check_same_device(op: str, *tensors: Tensor) -> None:
 
 
 def check_same_dtype(op: str, name: str, source: Tensor, target: Tensor) -> None:
-    """``source`` and the tensor it goes into agree."""
+    """Raise ``RuntimeError`` unless ``source`` has the dtype of the tensor it is written to."""
     if source.dtype != target.dtype:
         raise RuntimeError(
             f"{op}(): Expected self.dtype to be equal to {name}.dtype, got {target.dtype}, {source.dtype}"
@@ -68,7 +68,7 @@ def check_same_dtype(op: str, name: str, source: Tensor, target: Tensor) -> None
 
 
 def check_fits(op: str, index: Tensor, other: Tensor, name: str, keep: int | None = None) -> None:
-    """``index`` is of ``other``'s rank and nowhere larger, but along ``keep``."""
+    """Raise ``RuntimeError`` unless ``index`` has ``other``'s rank and is no larger along every axis but ``keep``."""
     index, other = at_least_1d(index), at_least_1d(other)
     if index.dim() != other.dim():
         raise RuntimeError(f"{op}(): Index tensor must have the same number of dimensions as {name} tensor")

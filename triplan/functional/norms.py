@@ -1,14 +1,31 @@
-"""rms_norm and layer_norm over trailing axes, as torch has them, and l2_norm along any axis."""
+"""rms_norm and layer_norm over trailing axes, as torch has them, and l2_norm along any axis.
+
+The results of one registered op are the norm, its statistics and the sum with a residual; its backward is another op.
+Each is differentiated as a function of all its tensors, statistics among them, so that derivatives of every order
+follow from two formulas. That of the backward is in plain torch.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import overload
+from functools import reduce
+from typing import Any, overload
 
 import torch
 
-from triplan.functional import _norms
+from triplan.facade import (
+    L2NormBackwardPlan,
+    L2NormPlan,
+    LayerNormBackwardPlan,
+    LayerNormPlan,
+    Plan,
+    RmsNormBackwardPlan,
+    RmsNormPlan,
+)
 from triplan.functional._autocast import widened
+from triplan.functional._ops import Recorded
+from triplan.functional._plans import run
 from triplan.sku import ElementKind
 
 __all__ = ["l2_norm", "layer_norm", "rms_norm"]
@@ -23,7 +40,7 @@ def _axes(
     residual: Tensor | None,
     **parameters: Tensor | None,
 ) -> int:
-    """How many axes a row has."""
+    """The number of trailing axes that make a row."""
     shape = tuple(normalized_shape)
     at = input.dim() - len(shape)
     if not shape or at < 0 or tuple(input.shape[at:]) != shape:
@@ -89,10 +106,12 @@ def rms_norm(
     """``input / sqrt(mean(input**2) + eps) * weight`` over the trailing axes (torch.nn.functional.rms_norm).
 
     ``input``: f16, bf16, f32 or f64; ``weight``: of ``normalized_shape``; ``eps``: by default that of the dtype in
-    which ``input`` is computed. ``weight_offset`` (0 or 1) is added to the weight. A weight of another dtype makes all
-    be computed in the one that holds both, from copies; the result is rounded to ``input``'s. Under autocast all go to
-    f32. Returns ``input``'s shape; with a ``residual`` of that shape and dtype the norm of ``input + residual``, and
-    that sum, from one reading of both. Differentiable in ``input``, ``weight`` and ``residual``, any number of times.
+    which ``input`` is computed. ``weight_offset`` (0 or 1) is added to the weight. If the dtypes differ, all is
+    computed from copies in the narrowest that holds both, and the result is rounded to ``input``'s. Under autocast all
+    are converted to f32.
+
+    Returns a tensor of ``input``'s shape; with a ``residual`` of that shape and dtype, the norm of ``input + residual``
+    and that sum, both from one pass. Differentiable in ``input``, ``weight`` and ``residual``, any number of times.
     Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit, ``InvalidProblem`` for an offset without a
     weight.
     """
@@ -100,7 +119,7 @@ def rms_norm(
     axes = _axes("rms_norm", input, normalized_shape, residual, weight=weight)
     if eps is None:
         eps = torch.finfo(ElementKind.of(input.dtype).compute.torch).eps
-    out, _, _, summed = _norms.rms_norm(input, axes, weight, None, residual, eps, weight_offset)
+    out, _, _, summed = _rms_norm(input, axes, weight, None, residual, eps, weight_offset)
     return out if residual is None else (out, summed)
 
 
@@ -142,22 +161,21 @@ def layer_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``(input - mean) / sqrt(var + eps) * weight + bias`` over the trailing axes (torch.nn.functional.layer_norm).
 
-    ``input``: f16, bf16, f32 or f64; ``weight`` and ``bias``: of ``normalized_shape``, their dtypes as those of
-    ``rms_norm``, which also has ``weight_offset`` and ``residual``. Returns ``input``'s shape, with a residual twice.
-    Differentiable in all tensors, any number of times. Raises as ``rms_norm``.
+    ``input``: f16, bf16, f32 or f64; ``weight`` and ``bias``: of ``normalized_shape``. ``weight_offset``, ``residual``,
+    other dtypes, results and errors are as in ``rms_norm``. Differentiable in all tensors, any number of times.
     """
     (input,), (weight, bias, residual) = widened(input), widened(weight, bias, residual)
     axes = _axes("layer_norm", input, normalized_shape, residual, weight=weight, bias=bias)
-    out, _, _, summed = _norms.layer_norm(input, axes, weight, bias, residual, eps, weight_offset)
+    out, _, _, summed = _layer_norm(input, axes, weight, bias, residual, eps, weight_offset)
     return out if residual is None else (out, summed)
 
 
 def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     """``input / max(sqrt(sum(input**2)), eps)`` along ``dim`` (torch.nn.functional.normalize; its dim is 1).
 
-    ``input``: f16, bf16, f32 or f64; under autocast it goes to f32. Returns ``input``'s shape. Differentiable, any
-    number of times. Along another than the last axis it is copied. Raises ``IndexError`` for a ``dim`` that it has not,
-    ``RuntimeError`` for integers.
+    ``input``: f16, bf16, f32 or f64; under autocast it is converted to f32. Returns a tensor of its shape.
+    Differentiable, any number of times. Unless ``dim`` is the last axis, ``input`` is copied. Raises ``IndexError`` for
+    a ``dim`` out of range, ``RuntimeError`` for integers.
     """
     (input,) = widened(input)
     if not input.is_floating_point():
@@ -166,6 +184,276 @@ def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     rows = 1
     for extent in moved.shape[:-1]:
         rows = rows * extent
-    out: Tensor = _norms.l2_norm(moved.reshape(rows, moved.shape[-1]), eps)[0]
+    out: Tensor = _l2_norm(moved.reshape(rows, moved.shape[-1]), eps)[0]
     out = out.reshape(moved.shape)
     return out.movedim(-1, dim) if input.dim() else out.reshape(())
+
+
+# --- registered ops ---
+
+_PARAMETERS = ("weight", "bias", "dweight", "dbias")
+
+
+def _element(*tensors: Tensor | None) -> torch.dtype:
+    """The element that tensors of several are computed in: the narrowest that holds all."""
+    return reduce(torch.promote_types, (t.dtype for t in tensors if t is not None))
+
+
+def _statistic(x: Tensor, axes: int, element: torch.dtype) -> Tensor:
+    return x.new_empty((math.prod(x.shape[: x.dim() - axes]),), dtype=ElementKind.of(element).compute.torch)
+
+
+def _like(parameter: Tensor | None, x: Tensor) -> Tensor:
+    """A gradient of ``parameter``, uninitialised; empty if that is absent, because an op's results must be tensors."""
+    return x.new_empty(0) if parameter is None else parameter.new_empty(parameter.shape)
+
+
+def _rows(t: Tensor, axes: int) -> Tensor:
+    """``t`` as (rows, elements of a row)."""
+    at = t.dim() - axes
+    return t.reshape(math.prod(t.shape[:at]), math.prod(t.shape[at:]))
+
+
+def _present(**operands: Tensor | None) -> dict[str, Tensor]:
+    return {name: t for name, t in operands.items() if t is not None}
+
+
+def _run(
+    plan: type[Plan[Any, Any]],
+    axes: int,
+    element: torch.dtype,
+    read: dict[str, Tensor],
+    written: dict[str, Tensor],
+    statistics: dict[str, Tensor],
+    **options: Any,
+) -> None:
+    """Run ``plan`` by rows, all in ``element``: a tensor of another is converted, and rounded once."""
+    results = {n: t if t.dtype == element else t.new_empty(t.shape, dtype=element) for n, t in written.items()}
+    operands = {n: t.contiguous() for n, t in statistics.items()}
+    for name, t in {**read, **results}.items():
+        t = t.to(element)
+        operands[name] = t.reshape(-1).contiguous() if name in _PARAMETERS else _rows(t, axes)
+    run(plan, operands, **options)
+    for name, t in written.items():
+        if results[name] is not t:
+            t.copy_(results[name])
+
+
+# --- rms_norm and layer_norm, over the last axes ---
+
+
+def _make(
+    name: str, forward_plan: type[Plan[Any, Any]], backward_plan: type[Plan[Any, Any]]
+) -> tuple[Recorded, Recorded]:
+    centred = name == "layer_norm"
+
+    def fake(
+        x: Tensor, axes: int, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *_: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        rstd = _statistic(x, axes, _element(x, weight, bias))
+        mean = rstd.new_empty(rstd.shape) if centred else x.new_empty(0)
+        return x.new_empty(x.shape), mean, rstd, x.new_empty(0 if residual is None else x.shape)
+
+    def kernel(
+        x: Tensor,
+        axes: int,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        eps: float,
+        weight_offset: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        out, mean, rstd, summed = found = fake(x, axes, weight, bias, residual)
+        read = _present(x=x, weight=weight, bias=bias, residual=residual)
+        written = _present(out=out, summed=None if residual is None else summed)
+        statistics = _present(mean=mean if centred else None, rstd=rstd)
+        element = _element(x, weight, bias)
+        _run(forward_plan, axes, element, read, written, statistics, eps=eps, weight_offset=weight_offset)
+        return found
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.axes, weight, bias, residual, _, ctx.weight_offset = inputs
+        _, mean, rstd, summed = output
+        ctx.added = residual is not None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(summed if ctx.added else x, mean, rstd, weight, bias)
+
+    def grad(ctx: Any, dout: Tensor | None, dmean: Tensor | None, drstd: Tensor | None, dsummed: Tensor | None) -> Any:
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        dout = torch.zeros_like(x) if dout is None else dout
+        added = dsummed if ctx.added else None
+        dx, dweight, dbias = backward(dout, x, mean, rstd, weight, bias, added, ctx.axes, ctx.weight_offset)
+        # The statistics are results of the registered op, not of the call: only second derivatives reach them.
+        if drstd is not None:
+            c = _rows(x, ctx.axes).to(rstd.dtype)
+            c = c - mean.unsqueeze(1) if centred else c
+            dx = dx - (c * (drstd * rstd**3 / c.size(1)).unsqueeze(1)).to(x.dtype).reshape(x.shape)
+        if centred and dmean is not None:
+            spread = (dmean / math.prod(x.shape[x.dim() - ctx.axes :])).unsqueeze(1)
+            dx = dx + spread.expand(_rows(x, ctx.axes).shape).to(x.dtype).reshape(x.shape)
+        parameters = (None if weight is None else dweight, None if bias is None else dbias)
+        # input and residual share one gradient tensor, as in torch's addition: autograd then knows to steal neither.
+        return dx, None, *parameters, dx if ctx.added else None, None, None
+
+    def backward_fake(
+        dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return x.new_empty(x.shape), _like(weight, x), _like(bias, x)
+
+    def backward_kernel(
+        dout: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        dsummed: Tensor | None,
+        axes: int,
+        weight_offset: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dweight, dbias = found = backward_fake(dout, x, mean, rstd, weight, bias)
+        read = _present(dout=dout, x=x, weight=weight, dsummed=dsummed)
+        parameters = {"dweight": None if weight is None else dweight, "dbias": None if bias is None else dbias}
+        written = _present(dx=dx, **parameters)
+        statistics = _present(mean=mean if centred else None, rstd=rstd)
+        _run(backward_plan, axes, _element(x, weight, bias), read, written, statistics, weight_offset=weight_offset)
+        return found
+
+    def backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
+        dout, x, mean, rstd, weight, bias, dsummed, ctx.axes, ctx.weight_offset = inputs
+        ctx.biased, ctx.added = bias is not None, dsummed is not None
+        ctx.save_for_backward(dout, x, mean, rstd, weight)
+
+    def backward_grad(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor) -> Any:
+        dout, x, mean, rstd, weight = ctx.saved_tensors
+        d, v, c = (_rows(t, ctx.axes).to(rstd.dtype) for t in (dout, of_dx, x))
+        r = rstd.unsqueeze(1)
+        c = c - mean.unsqueeze(1) if centred else c
+        hat = c * r
+        w = 1 if weight is None else weight.reshape(-1).to(rstd.dtype) + ctx.weight_offset
+        # dx = r * (g - mean(g) - hat * mean(g * hat)); rms_norm has no mean(g).
+        g = d * w
+        v_hat, g_hat = ((t * hat).mean(1, keepdim=True) for t in (v, g))
+        centre = v.mean(1, keepdim=True) if centred else 0
+        to_g = r * (v - centre - hat * v_hat)
+        to_c = -r * r * (v * g_hat + g * v_hat)
+        to_r = ((v - centre) * g).sum(1) - 3 * c.size(1) * (v_hat * g_hat).squeeze(1)
+        to_d, to_weight = to_g * w, None
+        if weight is not None:
+            u = of_dweight.reshape(-1).to(rstd.dtype)
+            to_d, to_c, to_r = to_d + u * hat, to_c + u * d * r, to_r + (u * d * c).sum(1)
+            to_weight = (to_g * d).sum(0).to(weight.dtype).reshape(weight.shape)
+        if ctx.biased:
+            to_d = to_d + of_dbias.reshape(-1).to(rstd.dtype)
+        return (
+            to_d.to(dout.dtype).reshape(dout.shape),
+            to_c.to(x.dtype).reshape(x.shape),
+            -to_c.sum(1) if centred else None,
+            to_r,
+            to_weight,
+            None,
+            of_dx if ctx.added else None,
+            None,
+            None,
+        )
+
+    op = Recorded(
+        name,
+        "(Tensor x, int axes, Tensor? weight, Tensor? bias, Tensor? residual, float eps, int weight_offset)"
+        " -> (Tensor out, Tensor mean, Tensor rstd, Tensor summed)",
+        kernel,
+        fake,
+        setup=setup,
+        backward=grad,
+    )
+    backward = Recorded(
+        f"{name}_backward",
+        "(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? dsummed, int axes,"
+        " int weight_offset) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+        backward_kernel,
+        backward_fake,
+        setup=backward_setup,
+        backward=backward_grad,
+    )
+    return op, backward
+
+
+#: Of x, whose rows are ``axes`` trailing axes: the norm, mean (empty in rms_norm), rstd, x + residual.
+_rms_norm, _ = _make("rms_norm", RmsNormPlan, RmsNormBackwardPlan)
+_layer_norm, _ = _make("layer_norm", LayerNormPlan, LayerNormBackwardPlan)
+
+
+# --- l2_norm, of the rows of a matrix ---
+
+
+def _l2_norm_fake(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), _statistic(x, 1, x.dtype)
+
+
+def _l2_norm_kernel(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    out, norm = _l2_norm_fake(x, eps)
+    run(L2NormPlan, {"x": x, "out": out, "norm": norm}, eps=eps)
+    return out, norm
+
+
+def _l2_norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, ctx.eps = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, output[1])
+
+
+def _l2_norm_grad(ctx: Any, dout: Tensor | None, dnorm: Tensor | None) -> Any:
+    x, norm = ctx.saved_tensors
+    dx = torch.zeros_like(x) if dout is None else _l2_norm_backward(dout, x, norm, ctx.eps)
+    if dnorm is not None:  # in second derivatives only
+        scale = torch.where(norm > 0, dnorm / torch.where(norm > 0, norm, 1), 0)
+        dx = dx + (x.to(norm.dtype) * scale.unsqueeze(1)).to(x.dtype)
+    return dx, None
+
+
+def _l2_norm_backward_fake(dout: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _l2_norm_backward_kernel(dout: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+    dx = x.new_empty(x.shape)
+    run(L2NormBackwardPlan, {"dout": dout, "x": x, "norm": norm.contiguous(), "dx": dx}, eps=eps)
+    return dx
+
+
+def _l2_norm_backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _l2_norm_backward_grad(ctx: Any, of_dx: Tensor) -> Any:
+    dout, x, norm = ctx.saved_tensors
+    d, v, wide = (t.to(norm.dtype) for t in (dout, of_dx, x))
+    length = norm.unsqueeze(1)
+    short = length < ctx.eps
+    inverse = 1 / torch.where(short, ctx.eps, length)
+    # dx = inverse * (d - hat * sum(d * hat)); rows that are divided by eps lack the second term.
+    hat = torch.where(short, 0, wide * inverse)
+    v_hat, d_hat = ((t * hat).sum(1, keepdim=True) for t in (v, d))
+    to_d = inverse * (v - hat * v_hat)
+    to_x = -inverse * inverse * (v * d_hat + d * v_hat)
+    to_norm = torch.where(short, 0, inverse * inverse * (3 * v_hat * d_hat - (v * d).sum(1, keepdim=True))).squeeze(1)
+    return to_d.to(dout.dtype), to_x.to(x.dtype), to_norm, None
+
+
+_l2_norm = Recorded(
+    "l2_norm",
+    "(Tensor x, float eps) -> (Tensor out, Tensor norm)",
+    _l2_norm_kernel,
+    _l2_norm_fake,
+    setup=_l2_norm_setup,
+    backward=_l2_norm_grad,
+)
+_l2_norm_backward = Recorded(
+    "l2_norm_backward",
+    "(Tensor dout, Tensor x, Tensor norm, float eps) -> Tensor",
+    _l2_norm_backward_kernel,
+    _l2_norm_backward_fake,
+    setup=_l2_norm_backward_setup,
+    backward=_l2_norm_backward_grad,
+)

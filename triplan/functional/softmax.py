@@ -1,6 +1,6 @@
 """softmax and log_softmax along any axis, as torch has them.
 
-Their adjoints are ops of their own, which are differentiated by torch's: a second derivative is rare.
+Their backwards are separate registered ops, whose own derivatives are in plain torch: second derivatives are rare.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from triplan.functional._shapes import axis
 __all__ = ["log_softmax", "softmax"]
 
 Tensor = torch.Tensor
-#: Of more axes only three are told apart: those before, the one, and those behind.
-_MOST_AXES = 8
+#: A tensor of more axes is viewed with three: those before the axis, itself, and those behind it.
+_MAX_AXES = 8
 
 
 def _run(plan: type[Plan[Any, Any]], dim: int, **operands: Tensor) -> Ran:
     out = operands["out"]
     at = axis(dim, out.dim())
-    if out.dim() == 0 or out.dim() > _MOST_AXES:
+    if out.dim() == 0 or out.dim() > _MAX_AXES:
         shape = (out.shape[:at].numel(), *(out.shape[at : at + 1] or (1,)), out.shape[at + 1 :].numel())
         operands, at = {name: t.reshape(shape) for name, t in operands.items()}, 1
     return run(plan, operands, softmax_axis=at)
 
 
-def _make(name: str, forward: type[Plan[Any, Any]], adjoint: type[Plan[Any, Any]]) -> tuple[Op, Op]:
+def _make(name: str, forward_plan: type[Plan[Any, Any]], backward_plan: type[Plan[Any, Any]]) -> tuple[Op, Op]:
     log = name.startswith("log_")
 
     def shape(input: Tensor, dim: int) -> Sequence[int]:
@@ -42,7 +42,7 @@ def _make(name: str, forward: type[Plan[Any, Any]], adjoint: type[Plan[Any, Any]
         return input.shape
 
     def fill(out: Tensor, input: Tensor, dim: int) -> Ran:
-        return _run(forward, dim, x=input, out=out)
+        return _run(forward_plan, dim, x=input, out=out)
 
     def setup(ctx: Any, inputs: Any, output: Tensor) -> None:
         _, ctx.dim = inputs
@@ -59,8 +59,8 @@ def _make(name: str, forward: type[Plan[Any, Any]], adjoint: type[Plan[Any, Any]
         return output.shape
 
     def backward_fill(out: Tensor, grad: Tensor, output: Tensor, dim: int) -> Ran:
-        # Named for the plan: ``out`` is what the forward gave, ``dx`` what is written.
-        return _run(adjoint, dim, dout=grad, out=output, dx=out)
+        # The plan's names: ``out`` is the forward's result, ``dx`` is written.
+        return _run(backward_plan, dim, dout=grad, out=output, dx=out)
 
     def backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
         grad, result, ctx.dim = inputs

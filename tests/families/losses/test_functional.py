@@ -14,7 +14,7 @@ from torch.nn import functional
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
-from triplan.functional import _losses
+from triplan.functional import losses as losses_module
 
 SHAPES = ((7,), (5, 7), (2, 6, 3), (2, 4, 3, 2), (3, 1))
 
@@ -220,9 +220,9 @@ def test_one_loss_of_several(retained: bool, device: str) -> None:
 
 def test_without_gradients_only_the_loss_is_computed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, target, seen = logits(device), torch.tensor([1, 2, 0, 4], device=device), []
-    ran = _losses.run
+    ran = losses_module.run
     monkeypatch.setattr(
-        _losses, "run", lambda plan, *a, **o: seen.append((plan, o.get("gradient"))) or ran(plan, *a, **o)
+        losses_module, "run", lambda plan, *a, **o: seen.append((plan, o.get("gradient"))) or ran(plan, *a, **o)
     )
     F.cross_entropy(x.detach(), target)
     with torch.no_grad():
