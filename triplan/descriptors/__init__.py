@@ -6,12 +6,8 @@ from triplan.descriptors.base import RowwiseDescriptor as RowwiseDescriptor
 from triplan.descriptors.fields import *
 from triplan.descriptors.fields import OutOfBounds as OutOfBounds
 from triplan.descriptors.gemm import *
-from triplan.descriptors.gemm import (
-    MatrixProductDescriptor as MatrixProductDescriptor,
-)
-from triplan.descriptors.gemm import (
-    MultiplyingDescriptor as MultiplyingDescriptor,
-)
+from triplan.descriptors.gemm import MatrixProductDescriptor as MatrixProductDescriptor
+from triplan.descriptors.gemm import MultiplyingDescriptor as MultiplyingDescriptor
 from triplan.descriptors.indexing import *
 from triplan.descriptors.indexing import IndexingDescriptor as IndexingDescriptor
 from triplan.descriptors.layout import *
