@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import determinism, gemm, host, rowwise
+from bench import determinism, gemm, host, losses, norms, rows, softmax
 from bench.indexing import run as indexing
 from bench.indexing.cases import DTYPES
 
@@ -90,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             elif options.name == "gemm":
                 report = gemm.run(options.dtype, *timing, options.sweep, options.cases, progress)
             elif options.name == "rowwise":
-                report = rowwise.run(*timing, options.sweep, options.cases, progress)
+                cases = [*softmax.cases(tiny), *norms.cases(tiny), *losses.cases(tiny)]
+                report = rows.run(cases, *timing, options.sweep, options.cases, progress)
             else:
                 report = determinism.run(*timing, options.rows, progress)
     report.show(console)
