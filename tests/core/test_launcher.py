@@ -180,7 +180,7 @@ def test_the_static_launcher_gets_every_argument(plain: list[Launch], static: Re
         args, places = operands(launch)
         (kernel,) = launcher.load([launch], H200.arch, 0)
         values = tuple(ADDRESSES + i for i in range(len(places)))
-        launcher.launching([kernel.template(args, places)])(values, 77)
+        launcher.launch_function([kernel.template(args, places)])(values, 77)
         launcher.launch([kernel.template(args, places).fill(values)], 78)
         wanted = [expected(launch, args, places, launch.args.get(name)) for name in launch.kernel.arg_names]
         for call, stream in zip(static.calls[-2:], (77, 78), strict=True):
@@ -198,7 +198,7 @@ def test_a_scalar_that_stays_is_part_of_the_launch(static: Recorder, alpha: floa
     plan = tp.plan(desc, preference=tp.PlanPreference(kernel="atomic_rows", deterministic=False), target=H200)
     args = tp.IndexAddArgs(index=torch.arange(6), src=torch.ones(6, 32), out=torch.zeros(9, 32), alpha=alpha)
     places: dict[tuple[str, int | None], int] = {("index", None): 0, ("src", None): 1, ("out", None): 2}
-    launcher.launching(plan.templates(args, places))((ADDRESSES, ADDRESSES + 1, ADDRESSES + 2), 5)
+    launcher.launch_function(plan.templates(args, places))((ADDRESSES, ADDRESSES + 1, ADDRESSES + 2), 5)
     ((launch,),) = (plan.launches,)
     flattened = [leaf for n in launch.kernel.arg_names for leaf in flat((launch.args.get(n),))]
     (at,) = [i for i, leaf in enumerate(flattened) if isinstance(leaf, Scalar)]
@@ -211,7 +211,7 @@ def test_tritons_launcher_gets_every_argument(every: list[Launch], by_triton: Re
         args, places = operands(launch)
         (kernel,) = launcher.load([launch], H200.arch, 0)
         values = tuple(ADDRESSES + i for i in range(len(places)))
-        launcher.launching([kernel.template(args, places)])(values, 77)
+        launcher.launch_function([kernel.template(args, places)])(values, 77)
         x, y, z, stream, function, packed, about, enter, leave, *arguments = by_triton.calls[-1]
         assert (x, y, z, stream, function) == (launch.grid, 1, 1, 77, 1)
         assert packed == kernel.compiled.packed_metadata
@@ -236,7 +236,7 @@ def test_hooks_hear_of_launches_where_a_profiler_installed_some(
 
     hook.add(heard)
     try:
-        launcher.launching([kernel.template(args, places)])(values, 5)
+        launcher.launch_function([kernel.template(args, places)])(values, 5)
     finally:
         hook.remove(heard)
     assert not static.calls
@@ -244,7 +244,7 @@ def test_hooks_hear_of_launches_where_a_profiler_installed_some(
     assert (x, stream, enter) == (launch.grid, 5, hook)
     assert about.get()["name"] == kernel.compiled.name
     assert arguments == [expected(launch, args, places, launch.args.get(n)) for n in launch.kernel.arg_names]
-    launcher.launching([kernel.template(args, places)])(values, 5)
+    launcher.launch_function([kernel.template(args, places)])(values, 5)
     if overlaps:
         assert run.calls[1][6:9] == (None, None, None)
     assert (len(run.calls), len(static.calls)) == ((2, 0) if overlaps else (1, 1))
@@ -262,7 +262,9 @@ def test_a_failed_launch_is_an_internal_error(
     (kernel,) = launcher.load([every[0]], H200.arch, 0)
     template, values = kernel.template(args, places), tuple(range(len(places)))
     call = (
-        partial(launcher.launch, [template.fill(values)]) if bound else partial(launcher.launching([template]), values)
+        partial(launcher.launch, [template.fill(values)])
+        if bound
+        else partial(launcher.launch_function([template]), values)
     )
     with pytest.raises(tp.KernelInternal, match=r"launch of \w+ failed: CUDA driver error"):
         call(0)
@@ -391,7 +393,7 @@ def test_maps_follow_the_operands(monkeypatch: pytest.MonkeyPatch, profiled: boo
                 views[i].normal_()
                 before = buffers[j].clone()
                 stream = torch.cuda.current_stream().cuda_stream
-                launcher.launching([template])((views[i].data_ptr(), views[j].data_ptr()), stream)
+                launcher.launch_function([template])((views[i].data_ptr(), views[j].data_ptr()), stream)
                 assert torch.equal(views[i], views[j])
                 assert torch.equal(before[rows * 32 :], buffers[j][rows * 32 :])
     finally:

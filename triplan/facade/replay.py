@@ -31,7 +31,7 @@ from triplan.backends.runtime.launcher import (
     LoadedKernel,
     Places,
     Template,
-    launching,
+    launch_function,
 )
 from triplan.backends.table import TABLE
 from triplan.descriptors import Descriptor, OperandKind
@@ -407,7 +407,7 @@ def make_call_replay(args: tuple[Any, ...], out: Tensor, ran: Ran) -> CallReplay
     refused += ["current_device() != index"]
     constants |= {"deterministic": _deterministic, "was_deterministic": _deterministic(), "modes": _function_modes}
     constants |= {"table": TABLE, "generation": TABLE.generation, "current_device": current_device, "index": index}
-    constants |= {"launch": launching(templates), "stream": current_stream}
+    constants |= {"launch": launch_function(templates), "stream": current_stream}
     if written is None:
         addresses = "".join(f"t{i}, " for i in range(len(slots)))
         then = [

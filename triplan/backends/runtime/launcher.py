@@ -81,19 +81,19 @@ class LoadedKernel:
             function, packed = self.compiled.function, self.compiled.packed_metadata
             self.start = partial(_by_triton, run, launch.grid, function, packed)
             if self._encodes:
-                self.start = lambda arguments, stream: self.starting(arguments)(stream)
+                self.start = lambda arguments, stream: self.start_function(arguments)(stream)
 
     def template(self, args: Any, places: Places) -> Template:
         """The launch for all calls with the strides of ``args``; values that differ between calls come in a tuple."""
         return Template(self, [self.launch.args.get(name) for name in self.launch.kernel.arg_names], args, places)
 
-    def starting(self, arguments: Sequence[Any]) -> Callable[[int], None]:
+    def start_function(self, arguments: Sequence[Any]) -> Callable[[int], None]:
         """A function that launches with ``arguments`` on a stream."""
         if self._encodes:
-            return tma_maps.starting(self.compiled.run, self.launch.grid, self.compiled, arguments)
+            return tma_maps.start_function(self.compiled.run, self.launch.grid, self.compiled, arguments)
         return partial(self.start, arguments)
 
-    def profiled(self, arguments: Sequence[Any], stream: int) -> None:
+    def launch_profiled(self, arguments: Sequence[Any], stream: int) -> None:
         """Launch, and call the profiler's hooks."""
         compiled, grid = self.compiled, self.launch.grid
         if self.flat:
@@ -103,7 +103,7 @@ class LoadedKernel:
         about = compiled.launch_metadata((grid, 1, 1), stream, *arguments)
         hooks = (about, _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook)
         if self._encodes:
-            tma_maps.starting(run, grid, compiled, arguments, hooks)(stream)
+            tma_maps.start_function(run, grid, compiled, arguments, hooks)(stream)
         else:
             _by_triton(run, grid, compiled.function, compiled.packed_metadata, arguments, stream, *hooks)
 
@@ -133,7 +133,7 @@ def _nested(arg: Arg, flat: Iterator[Any]) -> Any:
 class Template:
     """A kernel's arguments without the addresses and scalars that change from call to call."""
 
-    __slots__ = ("_filled", "_keeps", "arguments", "computed", "kernel", "start")
+    __slots__ = ("_caches", "_filled", "arguments", "computed", "kernel", "start")
 
     def __init__(self, kernel: LoadedKernel, given: Sequence[Arg], args: Any, places: Places) -> None:
         self.kernel, self.start = kernel, kernel.start
@@ -164,7 +164,7 @@ class Template:
         self.computed = tuple(computed)
         # Cache filled launches only if tensor maps are computed, which takes long. Host scalars are excluded: equal
         # numbers may differ in bits (0.0 and -0.0), equal addresses do not.
-        self._keeps = bool(computed) and not any(
+        self._caches = bool(computed) and not any(
             isinstance(leaf, Scalar) and (leaf.operand, None) in places for leaf in leaves
         )
         self._filled: dict[tuple[Any, ...], BoundLaunch] = {}
@@ -178,10 +178,10 @@ class Template:
 
     def fill(self, values: tuple[Any, ...]) -> BoundLaunch:
         """The launch with ``values`` filled in."""
-        found = self._filled.get(values) if self._keeps else None
+        found = self._filled.get(values) if self._caches else None
         if found is None:
             found = BoundLaunch(self.kernel, self.arguments(self.extended(values)))
-            if self._keeps:
+            if self._caches:
                 if len(self._filled) >= _MAX_FILLED:
                     self._filled.clear()
                 self._filled[values] = found
@@ -220,14 +220,14 @@ class BoundLaunch:
     __slots__ = ("arguments", "kernel", "start")
 
     def __init__(self, kernel: LoadedKernel, arguments: tuple[Any, ...]) -> None:
-        self.kernel, self.arguments, self.start = kernel, arguments, kernel.starting(arguments)
+        self.kernel, self.arguments, self.start = kernel, arguments, kernel.start_function(arguments)
 
 
 def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
     """Launch in order on ``stream`` (a raw handle) of the current device. Raises ``KernelInternal``."""
     if ENTER_HOOKS or EXIT_HOOKS:
         for bound in calls:
-            bound.kernel.profiled(bound.arguments, stream)
+            bound.kernel.launch_profiled(bound.arguments, stream)
         return
     try:
         for bound in calls:
@@ -236,7 +236,7 @@ def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
         raise failed(bound.kernel, e) from e
 
 
-def launching(templates: Sequence[Template]) -> Callable[[tuple[Any, ...], int], None]:
+def launch_function(templates: Sequence[Template]) -> Callable[[tuple[Any, ...], int], None]:
     """A function that fills ``templates`` with values and launches them in order on a stream of the current device.
 
     The function keeps no reference to the values. It raises ``KernelInternal``.

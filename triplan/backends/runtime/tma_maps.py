@@ -74,7 +74,7 @@ class Maps:
         return _Encoded(driver.make_tensordesc_arg(descriptor, self._meta)) if ENCODED else descriptor
 
 
-def starting(
+def start_function(
     run: Any, grid: int, compiled: Any, values: Sequence[Any], hooks: tuple[Any, Any, Any] = (None, None, None)
 ) -> Callable[[int], None]:
     """A function that launches on a stream with encoded maps among ``values``.
