@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """One column: the row's field, its heading, and how a value is printed (a format spec)."""
+    """One column of the table: a field of its rows, the heading, and the format spec of its values."""
 
     field: str
     heading: str
@@ -37,10 +37,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Chart:
-    """One panel of the PNG: ``field`` of every row, a bar for each contestant; ``mark`` draws a line.
+    """One panel of the PNG: bars of ``field`` by case and contestant, with a line at ``mark``.
 
-    With ``roofs`` it is a roofline: ``field`` by the rows' ``intensity``, under what memory allows at an intensity of
-    one and what the arithmetic does.
+    With ``roofs`` it is a roofline instead: ``field`` by ``intensity``. ``roofs`` are the slope of the memory roof (its
+    value at an intensity of one) and the height of the arithmetic roof.
     """
 
     field: str
@@ -52,7 +52,15 @@ class Chart:
 
 @dataclass
 class Report:
-    """What a bench found. ``stem`` names its files, ``label`` says what a reader must know before any figure."""
+    """The results of a bench.
+
+    Attributes:
+        stem: the name of its files, without extension.
+        label: what a reader must know before any number.
+        settings: how the bench was run.
+        rows: the rows of the table, by field.
+        sections: further lists in the JSON, by name.
+    """
 
     stem: str
     title: str
@@ -61,7 +69,6 @@ class Report:
     charts: Sequence[Chart]
     settings: Row
     rows: list[Row] = field(default_factory=list)
-    #: Further lists for programs that read the JSON, by name.
     sections: dict[str, list[Row]] = field(default_factory=dict)
 
     def show(self, console: Console) -> None:
@@ -81,7 +88,7 @@ class Report:
         console.print(table)
 
     def write(self, folder: Path, command: Sequence[str]) -> list[Path]:
-        """Write all three files into ``folder`` and return their paths."""
+        """Write JSON, CSV and PNG into ``folder`` and return their paths. ``command``: the bench's arguments."""
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{self.stem}.{kind}" for kind in ("json", "csv", "png")]
         content = {
@@ -95,7 +102,7 @@ class Report:
             "rows": self.rows,
             **self.sections,
         }
-        # NaN is not JSON: a figure that is none must fail here, not in a reader.
+        # NaN is not JSON: it must fail here, not in a reader.
         paths[0].write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
         with paths[1].open("w", newline="") as file:
             names = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -157,7 +164,7 @@ def _roofline(axis: Any, chart: Chart, rows: Sequence[Row], roofs: tuple[float, 
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """How to run the bench again; where its files went belongs to one machine only."""
+    """The command that runs the bench again, without ``--out``, a path on one machine."""
     kept, skip = [], False
     for argument in arguments:
         if skip or argument.startswith("--out="):
@@ -170,13 +177,13 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def machine() -> Row:
-    """The hardware, by model: no host or user name."""
+    """The hardware by model, without names of hosts or users."""
     found: Row = {"cpu": _cpu_model(), "system": f"{platform.system()} {platform.machine()}"}
     if torch.cuda.is_available():
         props = torch.cuda.get_device_properties(0)
         found |= {
             "gpu": props.name,
-            "gpus": torch.cuda.device_count(),  # with several, a bound run asks which is current
+            "gpus": torch.cuda.device_count(),  # with several, a bound run must ask which one is current
             "sm_count": props.multi_processor_count,
             "memory_gib": round(props.total_memory / 2**30, 1),
             "cuda": torch.version.cuda,
@@ -185,7 +192,7 @@ def machine() -> Row:
 
 
 def versions() -> Row:
-    """Of whatever the figures depend on."""
+    """Versions of all software that the results depend on."""
     return {"python": platform.python_version(), **plan_versions()}
 
 
@@ -204,5 +211,5 @@ def slug(text: str) -> str:
 
 
 def hardware_slug(device: torch.device) -> str:
-    """The GPU's model, or ``cpu``."""
+    """The GPU's model as part of a file name, or ``cpu``."""
     return slug(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"

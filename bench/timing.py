@@ -1,8 +1,8 @@
-"""Timing: what every bench shares.
+"""Device time and host time of contestants, for every bench.
 
-Contestants of one comparison are interleaved, repeat by repeat, because clocks drift; medians are quoted. Device time
-is taken from CUDA graphs of several launches, so that neither Python nor launch gaps are in it. Host time is taken from
-loops that never synchronise and that are shorter than the driver's launch queue.
+Repeats of the contestants of one comparison are interleaved, because clocks drift; results are medians. Device time is
+that of CUDA graphs of several launches, so that it includes neither Python nor gaps between launches. Host time is that
+of loops that never synchronize and issue fewer launches than the driver's queue holds.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from triplan.errors import TriplanError
 #: Runs the work once on buffer set ``i``. What it returns is dropped.
 Call = Callable[[int], object]
 
-#: Device work to aim for in one graph, and the most launches in it.
-#: (starting a graph costs a few microseconds between the events, so short graphs would look slow).
+#: Microseconds of device work to aim for in one graph: starting a graph takes a few microseconds between the events,
+#: so short graphs would look slow.
 GRAPH_US = 1000.0
+#: Launches in one graph, at most.
 MAX_LAUNCHES = 64
-#: Seconds of timed device work per contestant; repeats beyond are dropped (never below MIN_REPEATS).
+#: Seconds of timed device work per contestant: slow ones have fewer repeats.
 BUDGET_S = 0.5
+#: Repeats at least, whatever they take.
 MIN_REPEATS = 3
-#: From here on one launch a graph: it streams far more than any cache holds.
+#: Microseconds of a call from which on a graph has one launch: it streams far more than any cache holds.
 LONG_US = 5000.0
-#: The driver queues about 1,024 launches before a launch blocks; a call may be several launches.
+#: Calls per host loop, at most: the driver queues about 1,024 launches before one blocks, and a call may be several.
 HOST_CALLS = 100
+#: Host loops, of which the median is taken.
 HOST_LOOPS = 15
 
 
@@ -51,8 +54,8 @@ class Contestant:
     def take_turns(self, n: int) -> None:
         """Call ``n`` times, set after set.
 
-        What a call returns lives until its set's next turn: outputs that are allocated rotate as given ones do. Freed
-        at once, they would be the same memory each time, which may stay in the cache.
+        What a call returns is kept until its set's next turn, so that allocated outputs rotate as given ones do. If
+        freed at once, they would get the same memory each time, which may stay in the cache.
         """
         kept: list[object] = [None] * self.sets
         for i, call in enumerate(self.calls(n)):
@@ -62,10 +65,15 @@ class Contestant:
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """Microseconds per call: the median and the 10% and 90% samples.
+    """Microseconds per call.
 
-    ``not_captured`` says why no CUDA graph holds the work; a plain loop, with its launch gaps, was timed then.
-    ``samples`` are all of them, in order.
+    Attributes:
+        median_us, low_us, high_us: the median, the 10% and the 90% quantile of the samples.
+        repeats: timed runs.
+        launches: calls in each run.
+        not_captured: why the work could not be captured in a CUDA graph; then a plain loop, with its gaps between
+            launches, was timed.
+        samples: all samples, in order.
     """
 
     median_us: float
@@ -77,8 +85,11 @@ class DeviceTime:
     samples: tuple[float, ...] = ()
 
     def speed_beside(self, other: DeviceTime) -> float:
-        """How many times as fast as ``other``: the median ratio of repeats that followed each other, as clocks drift
-        under load; the ratio of the medians where one has more repeats."""
+        """How many times as fast as ``other``.
+
+        It is the median ratio of repeats that followed each other, as clocks drift under load; if one has more
+        repeats, the ratio of the medians.
+        """
         if self.samples and len(self.samples) == len(other.samples):
             return median([theirs / own for own, theirs in zip(self.samples, other.samples, strict=True)])
         return other.median_us / self.median_us
@@ -86,21 +97,21 @@ class DeviceTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Microseconds per call: the median loop, and the best one (what an undisturbed machine would give)."""
+    """Microseconds per call in the median loop, and in the best one, which an undisturbed machine would give."""
 
     median_us: float
     best_us: float
 
 
 def median(samples: Sequence[float]) -> float:
-    """The middle sample, or the mean of the two middle ones. Raises ``ValueError`` where there is none."""
+    """The middle sample, or the mean of the two middle ones. Raises ``ValueError`` if there are no samples."""
     if not samples:
         raise ValueError("median of no samples")
     return statistics.median(samples)
 
 
 def quantile(samples: Sequence[float], q: float) -> float:
-    """The sample at rank ``round(q * (n - 1))``: no interpolation, so it was really seen."""
+    """The sample at rank ``round(q * (n - 1))``, without interpolation, so that it is a measured one."""
     if not samples:
         raise ValueError("quantile of no samples")
     return sorted(samples)[round(q * (len(samples) - 1))]
@@ -115,13 +126,13 @@ def launches_for(once_us: float, sets: int) -> int:
 
 
 def repeats_for(once_us: float, launches: int, iterations: int) -> int:
-    """Timed repeats that fit the budget: ``iterations``, or fewer for slow work."""
+    """Timed repeats that fit in BUDGET_S: ``iterations``, or fewer for slow work."""
     fitting = int(BUDGET_S * 1e6 / max(once_us * launches, 0.1))
     return max(min(iterations, fitting), min(iterations, MIN_REPEATS))
 
 
 def host_calls_for(once_us: float) -> int:
-    """Calls per host loop: about 20 ms of device work, so that slow kernels don't take minutes."""
+    """Calls per host loop: at most about 20 ms of device work, so that slow kernels do not take minutes."""
     return max(4, min(HOST_CALLS, int(20_000 / max(once_us, 0.1))))
 
 
@@ -129,12 +140,12 @@ def host_calls_for(once_us: float) -> int:
 
 
 class _Replay:
-    """One contestant on the device: a captured graph, or a plain loop where capture was refused."""
+    """One contestant on the device: a captured graph, or a plain loop if it cannot be captured."""
 
     def __init__(self, contestant: Contestant, warmup: int, capture: bool) -> None:
         self.contestant = contestant
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # Lazy initialisation (modules, handles, scratch) is not allowed under capture, so run everything once before.
+        # Capture forbids lazy initialization (of modules, handles, scratch memory), so run everything once before.
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for i in range(min(contestant.sets, 3)):
@@ -147,7 +158,7 @@ class _Replay:
             end.synchronize()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        # Python's gaps are in it, so for short kernels it is an upper bound; a graph's own time refines it below.
+        # It includes Python's gaps: an upper bound for short kernels, which a graph's own time refines below.
         self.once_us = start.elapsed_time(end) * 1e3 / 2
         self.launches = launches_for(self.once_us, contestant.sets)
         self.refusal = "" if capture else "not asked for"
@@ -214,7 +225,7 @@ def device_times(
 ) -> list[DeviceTime]:
     """Device time of each contestant, repeats interleaved. Needs a GPU; plans must be prepared.
 
-    ``capture=False`` times plain loops, for calls so long that the host runs ahead of the device anyhow.
+    ``capture=False`` times plain loops, for calls so long that the host runs ahead of the device anyway.
     """
     if not contestants:
         return []
@@ -223,7 +234,7 @@ def device_times(
     pending: list[tuple[_Replay, torch.cuda.Event, torch.cuda.Event]] = []
     for i in range(max(wanted)):
         for replay, repeats in zip(replays, wanted, strict=True):
-            # A slow contestant's few repeats are spread over the others' many.
+            # Spread a slow contestant's few repeats evenly over the others' many.
             if i * repeats // max(wanted) == (i - 1) * repeats // max(wanted) and i > 0:
                 continue
             start, end = _event(), _event()
@@ -238,7 +249,7 @@ def device_times(
 
 
 def wall_times(contestants: Sequence[Contestant], iterations: int, warmup: int) -> list[DeviceTime]:
-    """The same figures by the host's clock, for a machine without a GPU: a smoke test of the bench, no measurement."""
+    """The same by the host's clock, on a machine without a GPU: a smoke test of the bench, not a measurement."""
     samples: list[list[float]] = [[] for _ in contestants]
     for i in range(-warmup, iterations):
         for contestant, kept in zip(contestants, samples, strict=True):
@@ -252,7 +263,7 @@ def wall_times(contestants: Sequence[Contestant], iterations: int, warmup: int) 
 
 
 def times(contestants: Sequence[Contestant], iterations: int, warmup: int, device: torch.device) -> list[DeviceTime]:
-    """What a bench reports of each contestant: device time on a GPU, the host's clock elsewhere."""
+    """What a bench reports of each contestant: device time on a GPU, otherwise time by the host's clock."""
     by = device_times if device.type == "cuda" else wall_times
     return by(contestants, iterations, warmup)
 
@@ -261,9 +272,9 @@ def times(contestants: Sequence[Contestant], iterations: int, warmup: int, devic
 
 
 def host_times(calls: Sequence[Sequence[Callable[[], object]]], loops: int = HOST_LOOPS) -> list[HostTime]:
-    """Host time per call, from ``loops`` loops of each contestant's ``calls``, one after another, loops interleaved.
+    """Host time per call, from ``loops`` loops over each contestant's ``calls``; contestants' loops are interleaved.
 
-    The device is drained before each loop, so that none begins with a full queue.
+    Each loop begins with an idle device, so with an empty launch queue.
     """
     samples: list[list[float]] = [[] for _ in calls]
     drain = torch.cuda.is_available()
@@ -293,17 +304,17 @@ def host_times(calls: Sequence[Sequence[Callable[[], object]]], loops: int = HOS
 
 
 def l2_bytes(device: torch.device) -> int:
-    """Bytes of the last-level cache that rotation must outgrow."""
+    """Bytes of the last-level cache, which the rotated buffers must exceed."""
     if device.type != "cuda":
         return 32 << 20
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def rotation(bytes_per_call: float, l2: int) -> tuple[int, bool]:
-    """(buffer sets, whether they all stay in L2).
+    """(buffer sets, whether all of them fit in L2).
 
-    Work on more than half of L2 is bound by memory: its sets add up to four times L2, and are at least two, so that
-    every call finds the cache cold. Smaller work is timed as callers mostly meet it: up to four sets, all resident.
+    Work on more than half of L2 is bound by memory: it gets at least two sets, of four times L2 together, so that every
+    call finds the cache cold. Smaller work is timed as callers mostly meet it: up to four sets, all of them in L2.
     """
     if bytes_per_call > l2 / 2:
         return max(2, -(-4 * l2 // int(bytes_per_call))), False
@@ -311,7 +322,7 @@ def rotation(bytes_per_call: float, l2: int) -> tuple[int, bool]:
 
 
 def copy_bandwidth(device: torch.device, iterations: int, warmup: int, nbytes: int = 2 << 30) -> float:
-    """Bytes per second, read plus written, of a large device-to-device copy."""
+    """Bytes per second, read plus written, of a large copy on the device."""
     source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = Contestant("copy", lambda i: target.copy_(source), 1)
@@ -326,10 +337,10 @@ def copy_bandwidth(device: torch.device, iterations: int, warmup: int, nbytes: i
 
 
 def copy_share(nbytes: int, us: float, copy_bytes_per_s: float) -> float:
-    """Achieved bytes per second over those of a plain copy."""
+    """Bytes per second, as a share of those of a plain copy."""
     return nbytes / (us * 1e-6) / copy_bytes_per_s
 
 
 def speed_ratio(peer_us: float, us: float) -> float:
-    """How many times faster than the peer: above 1 is faster."""
+    """How many times as fast as the peer: above 1 is faster."""
     return peer_us / us
