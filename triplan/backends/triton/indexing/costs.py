@@ -5,9 +5,10 @@ Only which is smaller matters. The models were fitted to runs of ``python -m ben
 indexing``; ``tests/families/indexing/test_costs.py`` holds the choices that follow against the committed run,
 ``bench/results/determinism-nvidia-h200.json``. Indices are not known when planning: they are taken to be spread evenly.
 =======
-Constants that are "fitted" here and beside the kernels come from ``python -m bench determinism --rows``; a test holds
-the choices that follow to that run, ``bench/results/determinism-nvidia-h200.json``. The indices are not known when
-planning: they are taken to be spread evenly over the table.
+Constants that are called fitted, beside the kernels, were fitted to runs of ``python -m bench determinism --rows`` and
+``python -m bench indexing``. A test compares the choices that follow with the committed run,
+``bench/results/determinism-nvidia-h200.json``. The indices are not known when planning: they are assumed to be spread
+evenly over the table.
 >>>>>>> b20d119 (indexing: one module for each kernel that explain() prints)
 """
 

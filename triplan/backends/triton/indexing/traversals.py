@@ -32,7 +32,7 @@ from triplan.sku import ElementKind
 #: A ``@triton.jit`` function of ``points_kernels`` or ``fixed_point_kernels`` (Triton is untyped).
 Point = Any
 
-# Block sizes of ``rows_kernel``, from ``python -m bench indexing`` on an H200. Fewer, larger programs are slower.
+# Block sizes of ``rows_kernel``, measured on an H200: fewer, larger programs are slower at every size.
 #: Bytes a program reads where one index serves a row: two 16-byte loads per thread of 128 saturate memory.
 ROW_BYTES = 4096
 #: Elements a program adds to 64-bit sums: each needs a few more registers than a plain addition.
