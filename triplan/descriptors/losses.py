@@ -1,4 +1,4 @@
-"""Losses over classes: cross-entropy of logits, negative log-likelihood of log-probabilities, and their adjoints."""
+"""Losses over classes: cross-entropy of logits, negative log-likelihood of log-probabilities; backward ops."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ __all__ = ["CrossEntropyBackwardDescriptor", "CrossEntropyDescriptor"]
 __all__ += ["NllLossBackwardDescriptor", "NllLossDescriptor"]
 __all__ += ["ScaleGradientDescriptor"]
 
-#: What becomes of the losses of rows, over the rows that are kept. ``mean``: sum(loss) / sum(weight[target]).
-#: ``byte_mean``: sum(loss * bytes[target]) / sum(bytes[target]). ``none``: nothing.
+#: How the losses of the kept rows are reduced. ``mean``: sum(loss) / sum(weight[target]). ``byte_mean``:
+#: sum(loss * bytes[target]) / sum(bytes[target]). ``none``: not at all.
 Reduction = Literal["mean", "sum", "none", "byte_mean"]
 
 
 class LossDescriptor(Descriptor):
-    """Fields that all losses over classes share.
+    """Fields that all losses over classes share. A row is *kept* unless ``ignore_index`` or ``out_of_bounds``
+    ignores it.
 
     Attributes:
         input_shape: of logits or log-probabilities.
         class_axis: the axis of the classes; the others number the rows, row-major.
-        element: of ``x``; narrow floats are computed in f32.
+        element: of ``x``; f16 and bf16 are computed in f32.
         index_element: of ``target``, i32 or i64.
         reduction: see ``Reduction``. Where no row is kept, a mean is NaN and a sum 0, as in torch.
-        weight: whether there is an operand ``weight``, one a class, not negative; without, all are 1.
-        ignore_index: rows of this target are not kept: their losses and gradients are 0, and they are not read.
-        out_of_bounds: what a target outside the classes does, unless it is ``ignore_index``: ``skip`` as if it were,
-            ``clamp`` the nearest class, ``error`` as skip, and the lowest bad row is recorded in ``status``.
+        weight: whether there is an operand ``weight``, one non-negative value a class; without it, all are 1.
+        ignore_index: rows with this target are not read; their losses and gradients are 0.
+        out_of_bounds: what happens to a row whose target is no class, unless it is ``ignore_index``: ``skip`` ignores
+            the row, ``clamp`` takes the nearest class, ``error`` ignores it and records the lowest such row in
+            ``status``.
     """
 
     category: ClassVar[OpCategory] = OpCategory.ROWWISE
@@ -74,7 +76,7 @@ class LossDescriptor(Descriptor):
         return self._of_rows("dloss", Role.INPUT, self.element.compute)
 
     def _last(self) -> tuple[Operand, ...]:
-        """What every loss ends with: tables of the classes, and the status."""
+        """The last operands of every loss: tables of the classes, and the status."""
         compute = self.element.compute
         weight = (Operand("weight", Role.INPUT, compute, (self.classes,)),) if self.weight else ()
         counts = (Operand("bytes", Role.INPUT, compute, (self.classes,)),) if self.reduction == "byte_mean" else ()
@@ -106,12 +108,12 @@ class CrossEntropyDescriptor(_CrossEntropy):
 
     Operands: ``x``; ``target``, ``losses`` and ``lse`` (the last two in f32, or f64 for f64), one a row; ``loss`` (one
     element, unless the reduction is none); ``dx``; ``weight`` and ``bytes`` (one a class, in f32 or f64). ``lse`` of a
-    row that is not kept is -inf, that of no terms; infinities and NaN of ``x`` come out as in torch.
+    row that is not kept is -inf, as of an empty sum; infinities and NaN in ``x`` give what torch gives.
 
     With ``gradient``, the gradient of ``loss`` with respect to ``x`` is written to ``dx``, or with ``in_place`` over
-    ``x`` itself: logits are then read once or twice, and the adjoint only scales (scale_gradient). It is rounded before
-    it is scaled: a mean over many rows of f16 loses small gradients, below 6e-8, before a loss scale can save them,
-    which cross_entropy_backward multiplies by first.
+    ``x`` itself. The forward op then reads the logits once or twice, and backward only scales (scale_gradient). That
+    gradient is rounded before it is scaled: in f16, a mean over many rows loses gradients below 6e-8 before a loss
+    scale can save them. cross_entropy_backward multiplies by the loss scale first.
     """
 
     op: Literal["cross_entropy"] = "cross_entropy"
@@ -120,26 +122,28 @@ class CrossEntropyDescriptor(_CrossEntropy):
 
     def check_problem(self) -> None:
         if self.gradient and not self.reduced:
-            raise ValueError("gradient = True: there is no one loss with reduction = 'none'; its adjoint is an op")
+            raise ValueError("gradient = True: reduction = 'none' has no single loss; use cross_entropy_backward")
         if self.in_place and not self.gradient:
             raise ValueError("in_place = True: only a gradient is written over x, but gradient = False")
 
     def declare_operands(self) -> tuple[Operand, ...]:
-        apart = self.gradient and not self.in_place
+        separate = self.gradient and not self.in_place
         return (
             self._whole("x", Role.IN_OUT if self.in_place else Role.INPUT),
             self._target(),
             self._of_rows("losses", Role.OUTPUT, self.element.compute),
             self._of_rows("lse", Role.OUTPUT, self.element.compute),
             *self._loss("loss", Role.OUTPUT),
-            *((self._whole("dx", Role.OUTPUT),) if apart else ()),
+            *((self._whole("dx", Role.OUTPUT),) if separate else ()),
             *self._last(),
         )
 
 
 class CrossEntropyBackwardDescriptor(_CrossEntropy):
-    """The gradient ``dx`` of cross_entropy from ``x``, ``target`` and ``lse``, times ``dloss``: one element, or with
-    reduction none one a row (f32, or f64 for f64). ``softmax(x)`` is computed again, as ``exp(x - lse)``.
+    """The gradient ``dx`` of cross_entropy from ``x``, ``target`` and ``lse``, times ``dloss``.
+
+    ``dloss`` has one element; with reduction ``none`` one a row (f32, or f64 for f64). ``softmax(x)`` is recomputed as
+    ``exp(x - lse)``.
     """
 
     op: Literal["cross_entropy_backward"] = "cross_entropy_backward"
@@ -173,7 +177,7 @@ class NllLossDescriptor(LossDescriptor):
 
 
 class NllLossBackwardDescriptor(LossDescriptor):
-    """The gradient ``dx`` of nll_loss times ``dloss`` (as of cross_entropy_backward): zero but at the targets."""
+    """The gradient ``dx`` of nll_loss times ``dloss`` (see cross_entropy_backward): zero except at the targets."""
 
     op: Literal["nll_loss_backward"] = "nll_loss_backward"
 
@@ -192,9 +196,10 @@ class NllLossBackwardDescriptor(LossDescriptor):
 
 
 class ScaleGradientDescriptor(Descriptor):
-    """``dx = dloss * unscaled``, with ``dloss`` of one element, read on the device: the adjoint of a loss whose
-    gradient was written with it. With ``in_place`` ``dx`` itself is scaled, and where ``dloss`` is 1 nothing is read
-    or written.
+    """``dx = dloss * unscaled``: the backward op of a loss whose forward op wrote the gradient.
+
+    ``dloss`` has one element, which is read on the device. With ``in_place``, ``dx`` itself is scaled; where ``dloss``
+    is 1, it is neither read nor written.
     """
 
     category: ClassVar[OpCategory] = OpCategory.ROWWISE

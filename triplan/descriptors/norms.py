@@ -18,7 +18,7 @@ Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 
 class _Norm(RowwiseDescriptor):
-    """Rows along the last axis, and statistics: one a row, in f32 (f64 for f64)."""
+    """Rows along the last axis. Each has statistics, in f32 (in f64 for f64)."""
 
     input_shape: RowsShape
 
@@ -47,11 +47,13 @@ class _Norm(RowwiseDescriptor):
 
 
 class _ScaledNorm(_Norm):
-    """``weight`` and ``bias`` say whether there are such operands (of a row's shape). ``weight_offset`` is added to the
-    weight, for weights that are stored as what they differ from 1 by.
+    """Norms with an optional weight and residual.
 
-    ``residual``: the norm is that of x + residual, which is also written, rounded to ``element``, to ``summed``; it is
-    the sum in f32 (f64 for f64) that is normalised. The adjoint then adds ``dsummed``, the gradient of ``summed``.
+    Attributes:
+        weight: whether there is an operand ``weight``, of a row's shape.
+        weight_offset: added to the weight, for checkpoints that store weight - 1.
+        residual: whether x + residual is normalised: in f32 (f64 for f64), before it is rounded to ``element`` and
+            written to ``summed``. The backward op then adds ``dsummed``, the gradient of ``summed``.
     """
 
     weight: bool = True
@@ -66,9 +68,9 @@ class _ScaledNorm(_Norm):
 class RmsNormDescriptor(_ScaledNorm):
     """``out = x * rstd * weight`` with ``rstd = 1 / sqrt(mean(x**2) + eps)`` along the last axis (torch's rms_norm).
 
-    ``rstd`` (one a row, in f32, or f64 for f64) is written for the adjoint. The tolerance holds while
-    ``mean(x**2) + eps`` is a normal number of that element and ``4 * sum(x**2)`` is finite in it. Beyond, rows become 0
-    (large values) or, with an ``eps`` as small as their squares, infinite, as in torch.
+    ``rstd`` (one a row, in f32, or f64 for f64) is written for the backward op. The tolerance holds while
+    ``mean(x**2) + eps`` is a normal number of that element and ``4 * sum(x**2)`` is finite in it. Otherwise rows become
+    0 (large values) or, with an ``eps`` as small as their squares, infinite, as in torch.
     """
 
     op: Literal["rms_norm"] = "rms_norm"
@@ -89,7 +91,7 @@ class RmsNormBackwardDescriptor(_ScaledNorm):
     """``dx = rstd * (g - xhat * mean(g * xhat))`` with ``xhat = x * rstd`` and ``g = dout * weight``;
     ``dweight = sum(dout * xhat)`` over all rows.
 
-    Where the forward had a residual, x is its ``summed``, and dx the gradient of both that were added.
+    With a residual, ``x`` is the forward op's ``summed``, and ``dx`` the gradient of both x and residual.
     """
 
     op: Literal["rms_norm_backward"] = "rms_norm_backward"
@@ -110,10 +112,12 @@ class LayerNormDescriptor(_ScaledNorm):
     """``out = (x - mean) * rstd * weight + bias`` with ``rstd = 1 / sqrt(var + eps)`` along the last axis, ``var`` of
     centred values (torch's layer_norm).
 
-    ``mean`` and ``rstd`` (one a row, in f32, or f64 for f64) are written for the adjoint. The tolerance holds while
-    ``var + eps`` is a normal number of that element, ``4 * sum((x - mean)**2)`` is finite in it, and the mean is less
-    than 2**18 standard deviations off zero, or, with a residual, a hundred. Beyond, rows may become 0 (large values),
-    infinite or NaN, as in torch.
+    ``mean`` and ``rstd`` (one a row, in f32, or f64 for f64) are written for the backward op. ``bias`` says whether
+    there is an operand ``bias``, of a row's shape.
+
+    The tolerance holds while ``var + eps`` is a normal number of that element, ``4 * sum((x - mean)**2)`` is finite in
+    it, and ``abs(mean)`` is less than 2**18 standard deviations (with a residual, less than 100). Otherwise rows may
+    become 0 (large values), infinite or NaN, as in torch.
     """
 
     op: Literal["layer_norm"] = "layer_norm"
@@ -137,7 +141,7 @@ class LayerNormBackwardDescriptor(_ScaledNorm):
     """``dx = rstd * (g - mean(g) - xhat * mean(g * xhat))`` with ``xhat = (x - mean) * rstd``, ``g = dout * weight``;
     ``dweight = sum(dout * xhat)`` and ``dbias = sum(dout)`` over all rows.
 
-    Where the forward had a residual, x is its ``summed``, and dx the gradient of both that were added.
+    With a residual, ``x`` is the forward op's ``summed``, and ``dx`` the gradient of both x and residual.
     """
 
     op: Literal["layer_norm_backward"] = "layer_norm_backward"
@@ -160,9 +164,9 @@ class LayerNormBackwardDescriptor(_ScaledNorm):
 class L2NormDescriptor(_Norm):
     """``out = x / max(norm, eps)`` with ``norm = sqrt(sum(x**2))`` along the last axis (torch's normalize).
 
-    ``norm`` (one a row, in f32, or f64 for f64) is written for the adjoint. The tolerance holds while ``mean(x**2)``,
-    or ``eps**2`` by the elements of a row, is a normal number of that element, and ``4 * sum(x**2)`` is finite in it.
-    Beyond, rows become 0 (large values), infinite or NaN, as in torch.
+    ``norm`` (one a row, in f32, or f64 for f64) is written for the backward op. The tolerance holds while
+    ``mean(x**2)``, or ``eps**2`` divided by the elements of a row, is a normal number of that element, and
+    ``4 * sum(x**2)`` is finite in it. Otherwise rows become 0 (large values), infinite or NaN, as in torch.
     """
 
     op: Literal["l2_norm"] = "l2_norm"
@@ -177,8 +181,8 @@ class L2NormDescriptor(_Norm):
 
 
 class L2NormBackwardDescriptor(_Norm):
-    """``dx = (dout - xhat * sum(dout * xhat)) / norm`` with ``xhat = x / norm``; where ``norm`` is below ``eps``, of
-    which the result then is a multiple, ``dx = dout / eps``.
+    """``dx = (dout - xhat * sum(dout * xhat)) / norm`` with ``xhat = x / norm``; where ``norm < eps``, the forward op
+    divided by the constant ``eps``, and so ``dx = dout / eps``.
     """
 
     op: Literal["l2_norm_backward"] = "l2_norm_backward"

@@ -22,8 +22,8 @@ __all__ += ["ScaleGradientArgs", "ScaleGradientPlan"]
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropyArgs:
-    """``loss`` unless the reduction is none; ``dx`` for a gradient that does not go over ``x``; ``weight``, ``bytes``
-    and ``status`` as the descriptor says, here and below."""
+    """``loss`` unless the reduction is none; ``dx`` for a gradient that is not written over ``x``; here and below,
+    ``weight``, ``bytes`` and ``status`` as the descriptor says."""
 
     x: Tensor
     target: Tensor
@@ -42,7 +42,7 @@ class CrossEntropyPlan(Plan[CrossEntropyDescriptor, CrossEntropyArgs]):
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropyBackwardArgs:
-    """``lse`` is what cross_entropy gave."""
+    """``lse`` is the output of cross_entropy."""
 
     dloss: Tensor
     x: Tensor

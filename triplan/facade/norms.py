@@ -39,7 +39,7 @@ class RmsNormPlan(Plan[RmsNormDescriptor, RmsNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class RmsNormBackwardArgs:
-    """``rstd`` is what rms_norm gave; the last three as the descriptor says."""
+    """``rstd`` is the output of rms_norm; the last three as the descriptor says."""
 
     dout: Tensor
     x: Tensor
@@ -74,7 +74,7 @@ class LayerNormPlan(Plan[LayerNormDescriptor, LayerNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class LayerNormBackwardArgs:
-    """``mean`` and ``rstd`` are what layer_norm gave; the last four as the descriptor says."""
+    """``mean`` and ``rstd`` are outputs of layer_norm; the last four as the descriptor says."""
 
     dout: Tensor
     x: Tensor
@@ -104,7 +104,7 @@ class L2NormPlan(Plan[L2NormDescriptor, L2NormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class L2NormBackwardArgs:
-    """``norm`` is what l2_norm gave."""
+    """``norm`` is the output of l2_norm."""
 
     dout: Tensor
     x: Tensor

@@ -30,7 +30,7 @@ class SoftmaxPlan(Plan[SoftmaxDescriptor, SoftmaxArgs]):
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxBackwardArgs:
-    """``out`` is what softmax gave."""
+    """``out`` is the output of softmax."""
 
     dout: Tensor
     out: Tensor
@@ -53,7 +53,7 @@ class LogSoftmaxPlan(Plan[LogSoftmaxDescriptor, LogSoftmaxArgs]):
 
 @dataclass(frozen=True, slots=True)
 class LogSoftmaxBackwardArgs:
-    """``out`` is what log_softmax gave."""
+    """``out`` is the output of log_softmax."""
 
     dout: Tensor
     out: Tensor

@@ -12,8 +12,8 @@ __all__ = ["CrossEntropyLoss"]
 class CrossEntropyLoss(nn.Module):
     """``functional.cross_entropy`` as a module (torch.nn.CrossEntropyLoss, whose state dicts it loads).
 
-    ``weight`` and ``bytes``, one a class, are buffers, of which ``bytes`` (for reduction ``"byte_mean"``) is not part
-    of the state dict. The other arguments are those of ``functional.cross_entropy``.
+    ``weight`` and ``bytes`` (for reduction ``"byte_mean"``), one value a class, are buffers; the state dict leaves
+    ``bytes`` out. The other arguments are those of ``functional.cross_entropy``.
     """
 
     weight: Tensor | None

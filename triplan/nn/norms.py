@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm: torch's modules, with parameters, state and options as they are, over our kernels."""
+"""LayerNorm and RMSNorm: torch's modules, with the same parameters, state and options, over our kernels."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of ``input`` over the trailing axes; with a ``residual`` of its shape, that of their sum, and the
-        sum."""
+        """The norm of ``input`` over the trailing axes; with a ``residual`` of its shape, (the norm of their sum, the
+        sum)."""
         shape, parameters = self.normalized_shape, (self.weight, self.bias, self.eps)
         if residual is None:
             return functional.layer_norm(input, shape, *parameters)
@@ -34,8 +34,8 @@ class LayerNorm(torch.nn.LayerNorm):
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm, by ``triplan.functional.rms_norm``.
 
-    ``weight_offset`` (0 or 1) is added to the weight, for checkpoints that hold what weights differ from 1 by; such
-    weights begin as 0.
+    ``weight_offset`` (0 or 1) is added to the weight, for checkpoints that store weight - 1; such weights are
+    initialised to 0.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class RMSNorm(torch.nn.RMSNorm):
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of ``x`` over the trailing axes; with a ``residual`` of its shape, that of their sum, and that sum
-        beside it."""
+        """The norm of ``x`` over the trailing axes; with a ``residual`` of its shape, (the norm of their sum, the
+        sum)."""
         shape, offset = self.normalized_shape, self.weight_offset
         if residual is None:
             return functional.rms_norm(x, shape, self.weight, self.eps, weight_offset=offset)

@@ -74,13 +74,13 @@ def _declare(op: str) -> Callable[[Compute], Compute]:
 
 
 def _rows(desc: LossDescriptor, t: Tensor) -> Tensor:
-    """As (rows, classes)."""
+    """``t`` as (rows, classes)."""
     moved = t.movedim(desc.class_axis, -1)
     return moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
 
 
 def _whole(desc: LossDescriptor, rows: Tensor) -> Tensor:
-    """Back from (rows, classes)."""
+    """``rows``, of shape (rows, classes), in the shape of the logits."""
     moved = [n for a, n in enumerate(desc.input_shape) if a != desc.class_axis]
     whole: Tensor = rows.reshape(*moved, rows.shape[1]).movedim(-1, desc.class_axis)
     return whole
@@ -121,7 +121,7 @@ class _Targets:
 def _finished(desc: LossDescriptor, targets: _Targets, rows: Tensor, found: dict[str, Tensor]) -> Tensors:
     """``found`` with the status and, of a forward op, the reduction of the losses ``rows``."""
     if desc.reduced and not desc.op.endswith("_backward"):
-        # Of no rows at all a mean is 0 / 0.
+        # The mean over no rows is 0 / 0.
         empty = desc.reduction in ("mean", "byte_mean") and not bool(targets.kept.any())
         total = torch.where(targets.kept, rows * targets.share, 0).sum()
         found["loss"] = (total / 0 if empty else total).reshape(1)
@@ -142,7 +142,7 @@ def _picked(v: Tensor, targets: _Targets) -> Tensor:
 
 
 def _logsumexp(v: Tensor) -> tuple[Tensor, Tensor]:
-    """Maxima (0 where all are -inf), and logarithms of the sums of what remains: together the logsumexp of each row."""
+    """m, log(sum(exp(v - m))) of each row, with m its maximum, or 0 where all are -inf: in sum, the logsumexp."""
     if v.shape[1] == 0:
         return v.new_zeros(v.shape[0]), v.new_full((v.shape[0],), -math.inf)
     top = v.max(1).values
