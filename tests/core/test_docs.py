@@ -19,6 +19,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "docs/guarantees.md",
     "docs/accumulation.md",
+    "docs/replay.md",
     "docs/testing.md",
     "docs/tuning.md",
 ]

@@ -249,8 +249,8 @@ def test_hopeless_configurations_are_not_timed(monkeypatch: pytest.MonkeyPatch) 
     ways = next(r for r in tp.TABLE.rows("gemm") if r.name == "tiles").configurations(GEMM, H200)
     least = min(way.cost for way in ways.values())
     timed = {n.partition(" ")[2] for n in tuning.candidates(GEMM, H200) if n.startswith("tiles ")}
-    assert timed == {n for n, way in ways.items() if way.cost <= tuning.HOPELESS * least}
-    monkeypatch.setattr(tuning, "HOPELESS", 1.0)
+    assert timed == {n for n, way in ways.items() if way.cost <= tuning.MAX_COST_RATIO * least}
+    monkeypatch.setattr(tuning, "MAX_COST_RATIO", 1.0)
     assert len([n for n in tuning.candidates(GEMM, H200) if n.startswith("tiles ")]) == 1
 
 

@@ -1,4 +1,4 @@
-"""BoundRun: a run whose addresses are fixed; and the last steps that it shares with ``Plan.run``."""
+"""BoundRun: a run with fixed addresses; and the steps of a launch that it shares with ``Plan.run``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triplan.backends.runtime.graph import graph_start
 from triplan.backends.runtime.launcher import ENTER_HOOKS, EXIT_HOOKS, BoundLaunch, launch
 from triplan.errors import InvalidProblem
 
-# Private since torch 2.0 and cheaper than their public faces by half a microsecond each.
+# Private functions of torch, there since 2.0. Each takes half a microsecond less than its public equivalent.
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
@@ -21,7 +21,7 @@ increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph
 class BoundRun:
     """Calling it launches on ``stream``, or on torch's current one. ``Plan.bind`` says what the caller promises."""
 
-    # An attribute, not a method: a closure reads what it needs without looking it up, and no frame comes in between.
+    # An attribute, not a method: its closure needs no attribute lookups and no extra frame.
     __slots__ = ("__call__", "_held")
     __call__: Callable[..., None]
 
@@ -29,7 +29,7 @@ class BoundRun:
         self, calls: tuple[BoundLaunch, ...], index: int, written: tuple[torch.Tensor, ...], held: tuple[Any, ...]
     ) -> None:
         self._held = held  # keeps every operand alive
-        # Inference tensors keep no count.
+        # Inference tensors have no version counter.
         self.__call__ = _bound_call(calls, index, [t for t in written if not t.is_inference()])
 
 
@@ -42,28 +42,28 @@ def _bound_call(calls: tuple[BoundLaunch, ...], index: int, counted: list[torch.
             increment_version(counted)
 
         return one_by_one
-    enter, leave = ENTER_HOOKS, EXIT_HOOKS  # read faster than globals
-    alone = torch.cuda.device_count() == 1  # no other device can be current
+    enter, leave = ENTER_HOOKS, EXIT_HOOKS  # locals of the closure are faster than globals
+    alone = torch.cuda.device_count() == 1  # then no other device can be current
 
-    def at_once(stream: torch.cuda.Stream | int | None = None) -> None:
+    def as_graph(stream: torch.cuda.Stream | int | None = None) -> None:
         if stream is None and (alone or current_device() == index) and not enter and not leave:
             handle = current_stream(index)
             try:
-                # No graph can be launched in a stream that is captured; torch's default stream (0) never is.
+                # A graph cannot be launched in a stream that is being captured. torch's default stream, 0, never is.
                 done = not (handle and is_capturing()) and not start(handle)
-            except RuntimeError:  # the question may meet the fault of a launch before
+            except RuntimeError:  # is_capturing raises if an earlier launch faulted
                 done = False
             if done:
                 increment_version(counted)
                 return
-        launch_all(calls, index, stream)  # which makes a context where there is none, and tells faults in words
+        launch_all(calls, index, stream)  # creates a missing context, and raises faults with a message
         increment_version(counted)
 
-    return at_once
+    return as_graph
 
 
 def launch_all(calls: Sequence[BoundLaunch], index: int, stream: torch.cuda.Stream | int | None) -> None:
-    """Launch in order on ``stream`` of device ``index``, which need not be current."""
+    """Launch ``calls`` in order on ``stream`` of device ``index``, which need not be current."""
     handle = current_stream(index) if stream is None else _handle(stream, index)
     if current_device() == index:
         launch(calls, handle)
@@ -81,7 +81,10 @@ def _handle(stream: torch.cuda.Stream | int, index: int) -> int:
 
 
 def bump_versions(written: Sequence[torch.Tensor]) -> None:
-    """Tell autograd that these changed, so that a backward which saved them raises. Inference tensors keep no count."""
+    """Tell autograd that ``written`` changed, so that a backward that saved them raises.
+
+    Inference tensors have no version counter.
+    """
     try:
         increment_version(written)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""PlanCache: plans by canonical key. Bounded, thread-safe, fork-safe; one select a key, however many threads ask."""
+"""PlanCache: plans by canonical key. Bounded, thread-safe and fork-safe; threads share one select of a key."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEntry:
-    """What became of one saved entry: ``same`` (cached), ``changed`` or ``refused`` (a miss, for ``reason``)."""
+    """The verdict on one saved entry: ``same`` (cached), ``changed`` or ``refused`` (a miss, with its ``reason``)."""
 
     verdict: str
     key: str
@@ -53,7 +53,7 @@ class LoadedEntry:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """All entries of a file, and which of the versions it was saved with differ from those at hand."""
+    """All entries of a file, and which of the versions it was saved with differ from the current ones."""
 
     entries: tuple[LoadedEntry, ...]
     versions_changed: tuple[str, ...]
@@ -87,14 +87,14 @@ class PlanCache:
         target: Target | None = None,
         tuning: TuningTable | None = None,
     ) -> AnyPlan:
-        """The plan for the request, selected at most once. Raises as ``Plan.select``; failures are not kept."""
+        """The plan for the request, selected at most once. Raises as ``Plan.select``; errors are not cached."""
         preference = (NO_PREFERENCE if preference is None else preference).resolved()
         target = Target.current() if target is None else target
-        # Joined as canonical_key does; spelled out because this line is most of a hit's cost.
+        # Equal to canonical_key(...); inlined because this line is most of the cost of a hit.
         key = f"{desc.key}|{preference.key}|{target.key}|{'-' if tuning is None else tuning.digest}"
         with self._lock:
             if self._generation != TABLE.generation:
-                self._plans.clear()  # a row was added or removed: any selection may differ now
+                self._plans.clear()  # an entry was added or removed: any selection may differ now
                 self._generation = TABLE.generation
             found = self._plans.get(key)
             if found is not None:
@@ -129,7 +129,7 @@ class PlanCache:
             self._evictions += 1
 
     def clear(self) -> None:
-        """Forget every plan; counts stay."""
+        """Drop every plan; the counts stay."""
         with self._lock:
             self._plans.clear()
 
@@ -143,7 +143,7 @@ class PlanCache:
             return CacheStats(*counts, len(self._plans), self.capacity)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write every entry as JSON, atomically: a reader sees the old file or the new one."""
+        """Write every entry as JSON. Atomic: a reader finds the old file or the new one."""
         with self._lock:
             plans = list(self._plans.values())
         write_json(path, {"format": _FORMAT, "versions": versions(), "entries": [_entry(plan) for plan in plans]})
@@ -151,7 +151,7 @@ class PlanCache:
     def load(self, path: str | os.PathLike[str]) -> LoadReport:
         """Select every saved entry again and keep those whose SKU is the same.
 
-        Raises ``InvalidProblem`` for a file that is not a saved cache; what the cache holds is then untouched.
+        Raises ``InvalidProblem`` for a file that is not a saved cache, and then leaves this cache as it is.
         """
         try:
             content = json.loads(Path(path).read_text())
@@ -159,7 +159,7 @@ class PlanCache:
             if content["format"] != _FORMAT or not isinstance(entries, list) or not isinstance(saved, dict):
                 raise ValueError(f"format {content['format']!r}, expected {_FORMAT}")
         except (ValueError, KeyError, TypeError) as e:
-            raise InvalidProblem(f"{os.fspath(path)} is no saved PlanCache: {e}") from e
+            raise InvalidProblem(f"{os.fspath(path)} is not a saved PlanCache: {e}") from e
         here = versions()
         changed = tuple(f"{k}: {saved.get(k)} -> {v}" for k, v in here.items() if saved.get(k) != v)
         report = tuple(self._load_entry(entry) for entry in entries)
@@ -197,7 +197,7 @@ def _entry(plan: AnyPlan) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What a selection's bits may depend on besides its key."""
+    """The software versions on which a selection's bits may depend, besides its key."""
     return {**software(), "driver": _driver()}
 
 
@@ -210,7 +210,7 @@ def _driver() -> str:
 
 
 def _after_fork() -> None:
-    # A lock that another thread held at the fork would stay locked in the child for ever.
+    # A lock that another thread held at the fork would stay locked in the child forever.
     for cache in _caches:
         cache._reset_locks()
 

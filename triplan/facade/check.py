@@ -1,4 +1,4 @@
-"""Whether args fit a plan: count, type, dtype, shape, device, promises, overlap. Looks; never touches."""
+"""Whether args fit a plan: count, type, dtype, shape, device, promises, overlap. Reads no tensor's contents."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def check_args(desc: Descriptor, target: Target, args_type: type[Any], args: Any
 
 
 def check_operand(desc: Descriptor, target: Target, operand: Operand, value: Any) -> list[torch.Tensor]:
-    """The tensors of one operand, checked for themselves. Raises what ``check_args`` reports of them."""
+    """The tensors of one operand, checked without the others. Raises what ``check_args`` reports of them."""
     listed = operand.kind is OperandKind.TENSOR_LIST
     if listed and (not isinstance(value, (list, tuple)) or len(value) != operand.count):
-        raise InvalidProblem(f"{desc.op}: {operand.name} is no sequence of {operand.count} tensors, as is expected")
+        raise InvalidProblem(f"{desc.op}: {operand.name} is not a sequence of {operand.count} tensors")
     items = list(value) if listed else [value]
     named = [(operand.name, operand, _as_tensor(desc.op, operand.name, operand, item)) for item in items]
     for name, o, tensor in named:
@@ -71,9 +71,9 @@ def check_memory(
     device: torch.device,
     others: Iterable[tuple[str, torch.Tensor]],
 ) -> None:
-    """``memory``, called ``what``, holds ``needed`` bytes on ``device`` and shares none with ``others``.
+    """Check that ``memory`` has ``needed`` bytes on ``device`` and shares none with ``others``.
 
-    Raises ``WorkspaceTooSmall`` or ``InvalidProblem``.
+    ``what`` names it in errors: ``WorkspaceTooSmall`` or ``InvalidProblem``.
     """
     if needed == 0:
         return
@@ -89,7 +89,7 @@ def check_memory(
 
 
 def _tensors(desc: Descriptor, args: Any) -> Iterator[Named]:
-    """Every tensor with its operand; scalars and counts are checked on the way."""
+    """Every tensor with its operand. Checks scalars and the lengths of lists."""
     for o in desc.operands():
         value = getattr(args, o.name)
         if value is None:
@@ -156,7 +156,7 @@ def _check_promises(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
         raise InvalidProblem(f"{op}: {name} has {reason}; pass such a tensor or promise another layout")
     if t.numel() and t.data_ptr() % o.alignment:
         raise MisalignedOperand(
-            f"{op}: {name} is at {t.data_ptr():#x}, no multiple of the promised {o.alignment} bytes; "
+            f"{op}: {name} is at {t.data_ptr():#x}, which is not a multiple of the promised {o.alignment} bytes; "
             f"promise Layout(alignment={o.element.itemsize}) for it, or copy it"
         )
 
@@ -178,12 +178,12 @@ def _check_overlap(op: str, tensors: list[Named]) -> None:
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether ``a`` and ``b``, of one shape and dtype, are one memory."""
+    """Whether ``a`` and ``b``, of equal shape and dtype, have the same elements at the same addresses."""
     return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
 def is_injective(t: torch.Tensor) -> bool:
-    """Whether no two elements of ``t`` share an address; False also where that is not evident from the strides."""
+    """Whether no two elements of ``t`` share an address. False too where the strides alone do not show it."""
     if t.is_contiguous() or t.numel() <= 1:
         return True
     reach = 0
@@ -195,7 +195,7 @@ def is_injective(t: torch.Tensor) -> bool:
 
 
 def span(t: torch.Tensor) -> tuple[int, int]:
-    """The half-open range of byte addresses that ``t`` touches."""
+    """The addresses that ``t`` spans: of its first byte, and after its last."""
     start = t.data_ptr()
     if t.numel() == 0:
         return start, start
@@ -204,33 +204,33 @@ def span(t: torch.Tensor) -> tuple[int, int]:
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """False only where ``a`` and ``b`` certainly share no byte."""
+    """False only if ``a`` and ``b`` certainly share no byte."""
     (a0, a1), (b0, b1) = span(a), span(b)
     if a1 <= b0 or b1 <= a0:
         return False
-    return not _interleaved_apart(a, b)
+    return not _separate_boxes(a, b)
 
 
-def _interleaved_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether ``a`` and ``b`` are different boxes of one larger tensor, such as two column slices."""
+def _separate_boxes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether ``a`` and ``b`` are disjoint boxes of one larger tensor, such as two column slices."""
     if a.element_size() != b.element_size() or a.dim() != b.dim():
         return False
-    walks = sorted((-s, d) for d, s in enumerate(a.stride()) if a.shape[d] > 1 or b.shape[d] > 1)
-    if any(a.stride(d) != b.stride(d) or s == 0 for s, d in walks):
+    axes = sorted((-s, d) for d, s in enumerate(a.stride()) if a.shape[d] > 1 or b.shape[d] > 1)
+    if any(a.stride(d) != b.stride(d) or s == 0 for s, d in axes):
         return False
     delta, remainder = divmod(b.data_ptr() - a.data_ptr(), a.element_size())
     if remainder:
         return False
     low, high = (a, b) if delta >= 0 else (b, a)
     delta = abs(delta)
-    apart, room = False, None
-    for s, d in walks:
+    separate, room = False, None
+    for s, d in axes:
         stride = -s
         if room is not None and room < max(low.shape[d], high.shape[d]) * stride:
             return False  # rows run into each other: not boxes of one tensor
         steps, delta = divmod(delta, stride)
         if room is not None and (steps + high.shape[d]) * stride > room:
             return False
-        apart = apart or steps >= low.shape[d]
+        separate = separate or steps >= low.shape[d]
         room = stride
-    return apart and delta == 0
+    return separate and delta == 0

@@ -1,4 +1,4 @@
-"""Plan: select, ask, run. Written once for every op; an op adds its Args and names its descriptor."""
+"""Plan: select, inspect, run. The same for every op; an op adds its Args and names its descriptor."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PLANS: dict[str, type[Plan[Any, Any]]] = {}
 
 
 class Plan(Preparing, Generic[D, A]):
-    """A kernel chosen for a descriptor, with everything known about it before it runs.
+    """A kernel selected for a descriptor, with what is known before it runs.
 
     Immutable: one plan may run from many threads and streams at once. Pickling keeps the request and selects again.
     A subclass names ``descriptor_type`` and ``args_type``.
@@ -61,7 +61,7 @@ class Plan(Preparing, Generic[D, A]):
     tuning: TuningTable | None
     #: The canonical key: equal keys mean equal selections.
     key: str
-    #: Every kernel considered, the chosen one first.
+    #: Every kernel that select considered, the chosen one first.
     candidates: tuple[Candidate, ...]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -102,10 +102,10 @@ class Plan(Preparing, Generic[D, A]):
 
     _row: KernelRow
     _loaded: dict[tuple[str, int], tuple[LoadedKernel, ...]]
-    # Of the last accepted signature. Replaced whole, so that no thread ever sees half of it.
+    # That of the last accepted signature. Replaced whole: plans are shared by threads.
     _replay: Replay | None
 
-    # --- what is known before anything runs ---
+    # --- before a run ---
 
     def sku(self) -> KernelSku:
         """Identity of the kernel this plan picked."""
@@ -126,7 +126,7 @@ class Plan(Preparing, Generic[D, A]):
 
     @cached_property
     def _sku(self) -> KernelSku:
-        # On first use: select walks many plans that nobody asks for their names.
+        # Lazy: most selected plans are never asked for their SKU.
         return sku_of(self._row, self.descriptor, self.target)
 
     @cached_property
@@ -138,7 +138,7 @@ class Plan(Preparing, Generic[D, A]):
         return check_args(self.descriptor, self.target, self.args_type, args)
 
     def explain(self) -> str:
-        """The request, the answer, its guarantee, and every candidate with its verdict."""
+        """The request, the selected kernel, its guarantee, and every candidate with its verdict."""
         g = self._sku.precision_guarantee
         t = g.tolerance
         words = ("deterministic", "bit_stable_on_same_hardware", "batch_invariant", "order_invariant")
@@ -203,7 +203,7 @@ class Plan(Preparing, Generic[D, A]):
                 is_compiled(launch.source(), arch, index) for launch in launches
             ):
                 raise Unsupported(f"{self!r} is not prepared for cuda:{index}; call plan.prepare() before capturing")
-            # A race builds the same thing twice; either is right.
+            # Two threads may load the same kernels twice; either result is right.
             found = self._loaded[which, index] = load(launches, arch, index)
         return found
 
@@ -219,8 +219,8 @@ class Plan(Preparing, Generic[D, A]):
         """Launch on the operands' device, on ``stream`` (a ``torch.cuda.Stream``, a raw handle) or torch's current one.
 
         Allocates nothing and never synchronises. Raises what ``can_implement`` reports, or ``WorkspaceTooSmall``; then
-        nothing was launched and nothing written. ``prepared`` stands for the work on the indices: see
-        ``prepare_indices``. Such calls are checked in full every time: ``bind`` them for loops.
+        nothing was launched and nothing written. ``prepared`` replaces the work on the indices: see
+        ``prepare_indices``. Calls with it are checked in full every time: ``bind`` them for loops.
         """
         if prepared is not None:
             self._run_prepared(args, workspace, stream, prepared)
@@ -239,20 +239,20 @@ class Plan(Preparing, Generic[D, A]):
         bump_versions(self._written(args))
 
     def bind(self, args: A, workspace: Workspace | None = None, prepared: PreparedIndices | None = None) -> BoundRun:
-        """Check once and fix every address: a call for loops over the same buffers.
+        """Check once and fix every address: for loops over the same buffers.
 
         The caller promises that, as long as the BoundRun is used, the tensors of ``args`` and the workspace are not
         resized or re-pointed (``resize_``, ``set_``; it holds references, so nothing else can move them), and that the
         workspace serves one call at a time. Scalars keep the values they had. Raises as ``run``; GPU plans only.
 
-        The launches are kept as a CUDA graph, for which the driver takes about 0.1 MiB of the GPU's memory beside what
-        torch allocates (``bench host`` measures it). CUDA runs one graph's launches one after the other, so that calls
-        wait for each other on whatever streams, and a stream's priority may not reach the kernels.
+        The launches are instantiated as a CUDA graph. The driver takes about 0.1 MiB of GPU memory for it, outside
+        torch's allocator (``bench host`` measures it). CUDA runs the launches of one graph in sequence: calls wait for
+        each other even on different streams, and the kernels may not have a stream's priority.
 
-        They are launched one by one, as by ``run``, in a stream that is being captured, in one that the call names,
-        while another device is current, under a profiler's hooks, where there is no memory for a graph, and if a kernel
-        takes scratch memory of Triton's or begins before the launch ahead has ended (on sm90a ``wgmma``,
-        ``wgmma_tiles``, ``split_k`` and the norms' ``split``).
+        The launches are issued one by one, as by ``run``, if the stream is being captured or is named by the call, if
+        another device is current, under a profiler's hooks, if there is no memory for a graph, and if a kernel takes
+        scratch memory of Triton's or overlaps with the launch before it (on sm90a ``wgmma``, ``wgmma_tiles``,
+        ``split_k`` and the norms' ``split``).
         """
         if not self.target.is_gpu:
             raise Unsupported(f"{self!r} runs on the cpu: there is no launch to bind")
@@ -283,7 +283,7 @@ class Plan(Preparing, Generic[D, A]):
             )
         bump_versions(self._written(args))
 
-    # --- what a run is made of ---
+    # --- steps of a run ---
 
     def _validate(self, args: A, workspace: Workspace | None) -> None:
         support = self.can_implement(args)

@@ -1,4 +1,4 @@
-"""PreparedIndices: what a plan makes of its indices alone, kept in the caller's memory for any number of runs."""
+"""PreparedIndices: a plan's work on its indices, done once, stored in the caller's memory for any number of runs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["PreparedIndices"]
 class PreparedIndices:
     """Made by ``Plan.prepare_indices``, taken by ``Plan.run`` and ``Plan.bind`` of plans with the same key.
 
-    The caller promises that until the last run that uses it the storage is written by nobody else, and that the runs'
-    indices are those that it was made of: ``run`` doesn't look at them. ``verify`` does, for debugging.
+    The caller promises that until its last run nobody else writes the storage, and that the runs have the indices that
+    it was made from: ``run`` does not read these. ``verify`` does, for debugging.
     """
 
     __slots__ = ("plan", "storage")
@@ -38,11 +38,11 @@ class PreparedIndices:
         return f"PreparedIndices({self.plan!r}, {self.storage!r})"
 
     def verify(self, index: Any) -> None:
-        """Raise ``InvalidProblem`` if ``index`` isn't what this was made of. Allocates as much again, and synchronises.
+        """Raise ``InvalidProblem`` if this was not made from ``index``. Allocates as much again, and synchronises.
 
-        Indices that any run would treat alike pass, such as other values that are out of bounds and dropped.
+        Indices that runs treat alike pass, such as different values that are out of bounds and dropped.
         """
-        # A copy, so that the gaps between its parts are equal as well.
+        # A copy of the storage: the gaps between its parts, which nothing writes, then compare equal.
         again = Workspace(self.storage.tensor.clone())
         workspace = Workspace.allocate(self.plan, self.storage.device)
         self.plan.prepare_indices(index, again, workspace)
@@ -77,12 +77,12 @@ class Preparing:
 
     @cached_property
     def preparing_launches(self) -> tuple[Launch, ...]:
-        """What ``prepare_indices`` launches. Raises ``Unsupported`` for a row that prepares nothing."""
+        """What ``prepare_indices`` launches. Raises ``Unsupported`` for a kernel that prepares nothing."""
         return tuple(self._preparation.build(self.descriptor, self.target))
 
     @cached_property
     def prepared_launches(self) -> tuple[Launch, ...]:
-        """What ``run`` launches with prepared indices. Raises ``Unsupported`` for a row that prepares nothing."""
+        """What ``run`` launches with prepared indices. Raises ``Unsupported`` for a kernel that prepares nothing."""
         return tuple(self._preparation.run(self.descriptor, self.target))
 
     @property
@@ -91,7 +91,7 @@ class Preparing:
             able = [c.kernel for c in self.candidates if c.cost_us is not None]
             able = [row.name for row in TABLE.rows(self.descriptor.op) if row.preparation and row.name in able]
             raise Unsupported(
-                f"{self.descriptor.op}: the kernel {self._row.name} makes nothing of indices alone that could be kept; "
+                f"{self.descriptor.op}: the kernel {self._row.name} has no work on the indices alone to prepare; "
                 f"of those that meet the request, {', '.join(able) or 'none'} can (PlanPreference(kernel=...))"
             )
         return self._row.preparation

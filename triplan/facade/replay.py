@@ -49,8 +49,8 @@ _empty: Any = getattr(_GUARDS, "_empty_strided_cuda", None)
 _deterministic = torch._C._get_deterministic_algorithms
 _function_modes = torch._C._len_torch_function_stack
 
-#: Scalars of a smaller magnitude are finite in every floating-point element but f16, whose scalars are passed as f32.
-_SMALL = 2.0**100
+#: Numbers of smaller magnitude are finite in f32 and f64, the elements of floating-point scalars.
+_MAX_SCALAR = 2.0**100
 #: Replays kept for one form of an op's calls, as shapes may change at every call. Untuned.
 _MAX_REPLAYS = 4096
 #: Tensors of a functional call that is replayed, its result among them. Other calls always take the full path.
@@ -189,9 +189,9 @@ class Replay:
 
     __slots__ = (
         "_addresses",
-        "_any_scalar",
         "_device",
         "_filled",
+        "_floating",
         "_needed",
         "_only_addresses",
         "_scalars",
@@ -243,8 +243,7 @@ class Replay:
         self.index = slots[0].tensor.get_device()
         self._sizes = [size_of(slot.tensor) for slot in slots]
         self._needed = needed
-        # Any number fits a floating-point scalar; which ones fit an integer the full path knows.
-        self._any_scalar = all(operands[f].element.is_floating_point for f in scalars)
+        self._floating = all(operands[f].element.is_floating_point for f in scalars)
         self._scalars = attributes(scalars)
         self._only_addresses = not needed and not scalars
         # The order of the values that ``match`` and ``values`` return.
@@ -272,8 +271,8 @@ class Replay:
             addresses = (*addresses, start)
         scalars = self._scalars(args)
         for value in scalars:
-            # Numbers that any float element holds; the full path knows about others, and about integers.
-            if not self._any_scalar or type(value) not in (float, int) or not -_SMALL < value < _SMALL:
+            # The full path decides about larger numbers, NaN and infinity, and about integer scalars.
+            if not self._floating or type(value) not in (float, int) or not -_MAX_SCALAR < value < _MAX_SCALAR:
                 return None
         return (*addresses, *scalars)
 

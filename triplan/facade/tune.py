@@ -1,4 +1,4 @@
-"""tune: time the kernels that could answer a problem, once, on the GPU, for select to choose by."""
+"""tune: time the kernels that support a problem, once, on the GPU, for select to choose by."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from triplan.sku import BackendKind, PlanPreference, Target
 
 __all__ = ["tune"]
 
-#: Configurations that their own cost model takes for this many times as slow as the row's best are not timed.
-HOPELESS = 2.0
-#: Device time to aim for in one graph of launches, in microseconds, the most launches in it, and timed repeats.
-GRAPH_US, MOST_LAUNCHES, REPEATS = 500.0, 64, 11
-#: Copies of the operands: together twice the L2 cache, so that no call finds them there, and no more than this.
-MOST_COPIES = 16
+#: Times the modelled cost of a kernel's best configuration: slower ones are not timed. Untuned.
+MAX_COST_RATIO = 2.0
+#: Microseconds: the device time that one graph of launches should take. Untuned.
+GRAPH_US = 500.0
+#: Launches in one graph. Untuned.
+MAX_LAUNCHES = 64
+#: Timed replays of each graph. Untuned.
+REPEATS = 11
+#: Copies of the operands. They should fill twice the L2 cache, so that no call finds them there. Untuned.
+MAX_COPIES = 16
 
 Runs = Sequence[Callable[[], object]]
 
@@ -33,17 +37,17 @@ Runs = Sequence[Callable[[], object]]
 def tune(
     problems: Descriptor | Sequence[Descriptor], target: Target | None = None, *, table: TuningTable | None = None
 ) -> TuningTable:
-    """Time every kernel, in every configuration that has hope, that can answer each of ``problems`` on ``target``.
+    """Time every kernel that supports each of ``problems`` on ``target``, in every configuration that may win.
 
-    The table that results is for ``tp.plan(desc, tuning=table)``, and for ``table.save(path)``. It is added to
-    ``table``, unless that one is stale. Operands are drawn afresh: floats of size one, indices spread evenly; strides
-    are packed where nothing tighter is promised. Times are medians, contestants taking turns, of launches on operands
-    that the L2 cache does not hold. Where ``batch_invariant`` is required, plans do not read them.
+    Give the resulting table to ``tp.plan(desc, tuning=table)``, or save it with ``table.save(path)``. It includes the
+    entries of ``table``, unless these are stale. Operands are random: normal floats, uniform indices, packed strides
+    unless the layout promises others. Times are medians of launches on operands that are not in the L2 cache; the
+    kernels take turns. Plans that require ``batch_invariant`` do not use them.
 
     Args:
         problems: one descriptor, or several.
         target: by default the current GPU, which it must be.
-        table: what is known already.
+        table: earlier measurements.
 
     Raises:
         Unsupported: without a GPU, if ``target`` is not the current one, or if no kernel can answer a problem.
@@ -73,7 +77,7 @@ def _device(target: Target) -> torch.device:
 
 
 def candidates(desc: Descriptor, target: Target) -> dict[str, Plan[Any, Any]]:
-    """Plans of all that is to be timed: by the row's name, and the configuration's after it."""
+    """The plans to time, by the kernel's name, followed by the configuration's."""
     found: dict[str, Plan[Any, Any]] = {}
     problem = TuningTable.problem(desc.key, target)
     for row in TABLE.rows(desc.op):
@@ -83,11 +87,11 @@ def candidates(desc: Descriptor, target: Target) -> dict[str, Plan[Any, Any]]:
         try:
             found[row.name] = plan_type(desc.op).select(desc, preference=preference, target=target)
         except Unsupported:
-            continue  # it says so whenever it is asked
+            continue  # this kernel cannot run the problem
         configurations = row.configurations(desc, target)
         least = min((c.cost for c in configurations.values()), default=0.0)
         for way, configuration in configurations.items():
-            if configuration.cost <= HOPELESS * least:
+            if configuration.cost <= MAX_COST_RATIO * least:
                 name = f"{row.name} {way}"
                 only = TuningTable.of({problem: {name: 0.0}})
                 found[name] = plan_type(desc.op).select(desc, preference=preference, target=target, tuning=only)
@@ -101,7 +105,7 @@ def _bound(desc: Descriptor, plans: Sequence[Plan[Any, Any]], device: torch.devi
     """A run of each plan on each copy of the operands."""
     generator = torch.Generator(device).manual_seed(0)
     nbytes = sum(o.nbytes * o.count for o in desc.operands() if o.is_tensor)
-    copies = max(1, min(MOST_COPIES, -(-2 * _l2_bytes(device) // max(nbytes, 1))))
+    copies = max(1, min(MAX_COPIES, -(-2 * _l2_bytes(device) // max(nbytes, 1))))
     args = [sample_args(desc, device, generator) for _ in range(copies)]
     workspace = Workspace.for_plans(plans, device)
     return [[plan.bind(a, workspace) for a in args] for plan in plans]
@@ -126,7 +130,7 @@ def sample_args(desc: Descriptor, device: torch.device, generator: torch.Generat
 
 
 def _tensor(o: Operand, extent: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
-    """``extent``: what its indices point into."""
+    """Random values; ``extent``: indices are below this."""
     strides = _strides(o)
     room = 1 + sum((n - 1) * s for n, s in zip(o.shape, strides, strict=True)) if o.numel else 0
     memory: torch.Tensor
@@ -140,7 +144,7 @@ def _tensor(o: Operand, extent: int, device: torch.device, generator: torch.Gene
 
 
 def _strides(o: Operand) -> tuple[int, ...]:
-    """The tightest that keep the layout's promise."""
+    """The smallest strides that keep the layout's promises."""
     layout = o.layout
     if layout.packed:
         return packed_strides(o.shape)
@@ -155,12 +159,14 @@ def _strides(o: Operand) -> tuple[int, ...]:
     return tuple(found)
 
 
-# --- the clock ---
+# --- timing ---
 
 
 def device_times(contestants: Sequence[Runs], device: torch.device) -> list[float]:
-    """Median microseconds of one run of each: in CUDA graphs, so that no time of the host is in them, and in turns,
-    as clocks drift."""
+    """Median microseconds of one run of each.
+
+    The runs are in CUDA graphs, so that host time does not count, and take turns, because clocks drift.
+    """
     graphs = [_captured(runs, device) for runs in contestants]
     samples: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in graphs]
     for _ in range(REPEATS):
@@ -174,13 +180,13 @@ def device_times(contestants: Sequence[Runs], device: torch.device) -> list[floa
 
 
 def _captured(runs: Runs, device: torch.device) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of runs, each copy of the operands equally often, and how many runs it is."""
+    """A graph of runs, each copy of the operands equally often, and the number of runs."""
     for run in runs:
         run()
     once = _timed(lambda: [run() for run in runs])
     torch.cuda.synchronize(device)
     each = once[0].elapsed_time(once[1]) * 1e3 / len(runs)
-    rounds = -(-max(1, min(MOST_LAUNCHES, int(GRAPH_US / max(each, 1.0)))) // len(runs))
+    rounds = -(-max(1, min(MAX_LAUNCHES, int(GRAPH_US / max(each, 1.0)))) // len(runs))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(rounds):

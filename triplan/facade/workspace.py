@@ -13,9 +13,9 @@ __all__ = ["Workspace"]
 
 
 class Workspace:
-    """A run of bytes on one device, at an address that is a multiple of ``ALIGNMENT``. One call uses it at a time."""
+    """Contiguous bytes on one device, at a multiple of ``ALIGNMENT``. One call uses it at a time."""
 
-    #: Bytes that the address must be a multiple of. torch's allocators give more.
+    #: Bytes. torch's allocators align more strictly.
     ALIGNMENT: ClassVar[int] = 16
 
     __slots__ = ("address", "device", "nbytes", "tensor")
@@ -31,12 +31,12 @@ class Workspace:
 
     @classmethod
     def allocate(cls, plan: Any, device: torch.device | str | int | None = None) -> Workspace:
-        """Exactly what ``plan`` needs. ``device`` defaults to torch's current device of the plan's target."""
+        """Allocate exactly what ``plan`` needs. ``device`` defaults to torch's current device of the plan's target."""
         return cls.for_plans([plan], device)
 
     @classmethod
     def for_plans(cls, plans: Iterable[Any], device: torch.device | str | int | None = None) -> Workspace:
-        """One buffer for all of ``plans``, as large as the largest need; they must not run at the same time."""
+        """Allocate one buffer, of the size of the largest need, for ``plans`` that never run at the same time."""
         plans = list(plans)
         if not plans:
             raise InvalidProblem("Workspace.for_plans: no plans were given")
@@ -46,9 +46,10 @@ class Workspace:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> Workspace:
-        """The caller's own memory: a contiguous tensor of any element.
+        """Use the caller's memory: a contiguous tensor of any element.
 
-        Raises ``InvalidProblem`` if it is not contiguous, ``MisalignedOperand`` if its address is off.
+        Raises ``InvalidProblem`` if it is not contiguous, ``MisalignedOperand`` if its address is not a multiple of
+        ``ALIGNMENT``.
         """
         if not tensor.is_contiguous():
             raise InvalidProblem(
@@ -56,6 +57,6 @@ class Workspace:
             )
         if tensor.data_ptr() % cls.ALIGNMENT:
             raise MisalignedOperand(
-                f"Workspace.from_tensor: address {tensor.data_ptr():#x} is no multiple of {cls.ALIGNMENT} bytes"
+                f"Workspace.from_tensor: address {tensor.data_ptr():#x} is not a multiple of {cls.ALIGNMENT} bytes"
             )
         return cls(tensor.detach().reshape(-1).view(torch.uint8))
