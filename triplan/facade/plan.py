@@ -90,17 +90,17 @@ class Plan(Preparing, Generic[D, A]):
             raise InvalidProblem(f"{cls.__name__} plans {cls.descriptor_type.__name__}, not {type(desc).__name__}")
         preference = (NO_PREFERENCE if preference is None else preference).resolved()
         target = Target.current() if target is None else target
-        row, candidates = select(desc, preference, target, tuning)
+        entry, candidates = select(desc, preference, target, tuning)
         self = object.__new__(cls)
-        self._row = row
+        self._entry = entry
         self._loaded, self._replay = {}, None
         self.descriptor, self.preference, self.target, self.tuning = desc, preference, target, tuning
         self.key = canonical_key(desc, preference, target, tuning)
         self.candidates = candidates
-        log.debug("select %s -> %s", self.key, row.name)
+        log.debug("select %s -> %s", self.key, entry.name)
         return self
 
-    _row: KernelRow
+    _entry: KernelRow
     _loaded: dict[tuple[str, int], tuple[LoadedKernel, ...]]
     # That of the last accepted signature. Replaced whole: plans are shared by threads.
     _replay: Replay | None
@@ -115,7 +115,7 @@ class Plan(Preparing, Generic[D, A]):
         """The guarantee of one output, or the weakest of all. Raises ``InvalidProblem`` for an unknown name."""
         if output is None:
             return self._sku.precision_guarantee
-        guarantees = self._row.guarantee(self.descriptor)
+        guarantees = self._entry.guarantee(self.descriptor)
         if output not in guarantees:
             raise InvalidProblem(f"{self.descriptor.op} has outputs {', '.join(guarantees)}; none is {output!r}")
         return guarantees[output]
@@ -127,11 +127,11 @@ class Plan(Preparing, Generic[D, A]):
     @cached_property
     def _sku(self) -> KernelSku:
         # Lazy: most selected plans are never asked for their SKU.
-        return sku_of(self._row, self.descriptor, self.target)
+        return sku_of(self._entry, self.descriptor, self.target)
 
     @cached_property
     def _workspace_size(self) -> int:
-        return self._row.workspace(self.descriptor, self.target)
+        return self._entry.workspace(self.descriptor, self.target)
 
     def can_implement(self, args: A) -> Support:
         """Whether ``run`` would take ``args``: truthy, or falsy with ``.reason`` and the ``.error`` it would raise."""
@@ -153,9 +153,9 @@ class Plan(Preparing, Generic[D, A]):
             f"  workspace   {self.workspace_size()} bytes",
         ]
         if self.tuning is not None:
-            rows = TABLE.rows(self.descriptor.op)
-            found = consult(self.descriptor, self.preference, self.target, self.tuning, rows)
-            gone = unknown_times(self.descriptor, self.target, found.times, rows)
+            entries = TABLE.rows(self.descriptor.op)
+            found = consult(self.descriptor, self.preference, self.target, self.tuning, entries)
+            gone = unknown_times(self.descriptor, self.target, found.times, entries)
             said = f"{len(found.times) - len(gone)} times" + f"; no such kernel or way: {', '.join(gone)}" * bool(gone)
             lines.append(f"  tuning      {f'a miss: {found.miss}' if found.miss else said}")
         lines.append("  candidates")
@@ -172,7 +172,7 @@ class Plan(Preparing, Generic[D, A]):
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """What ``run`` launches, as data; empty for the reference backend and for problems with nothing to do."""
-        return self._row.launches(self.descriptor, self.target)
+        return self._entry.launches(self.descriptor, self.target)
 
     def compile(self) -> tuple[CompiledRecord, ...]:
         """Build the kernels, with or without a GPU: name, arch, ptx, cubin, registers, spill_bytes, shared_bytes.
@@ -190,7 +190,7 @@ class Plan(Preparing, Generic[D, A]):
             index = torch.device("cuda" if device is None else device).index if not isinstance(device, int) else device
             index = torch.cuda.current_device() if index is None else index
             self._load("launches", index)
-            if self._row.preparation is not None:
+            if self._entry.preparation is not None:
                 self._load("preparing_launches", index)
                 self._load("prepared_launches", index)
         return self
@@ -311,8 +311,8 @@ class Plan(Preparing, Generic[D, A]):
     def _run_on_cpu(self, args: A, workspace: Workspace | None, stream: Any) -> None:
         if stream is not None:
             raise InvalidProblem(f"{self.descriptor.op}: a stream was given, but the operands are on the cpu")
-        if self._row.backend is BackendKind.REFERENCE:
-            run_reference(self._row, self.descriptor, args)
+        if self._entry.backend is BackendKind.REFERENCE:
+            run_reference(self._entry, self.descriptor, args)
         else:
             interpret(self.launches, args, None if workspace is None else workspace.tensor)
 

@@ -67,7 +67,7 @@ class Preparing:
     descriptor: Any
     target: Target
     candidates: tuple[Candidate, ...]
-    _row: KernelRow
+    _entry: KernelRow
 
     def workspace_size(self) -> int:
         raise NotImplementedError
@@ -87,18 +87,18 @@ class Preparing:
 
     @property
     def _preparation(self) -> Preparation:
-        if self._row.preparation is None:
+        if self._entry.preparation is None:
             able = [c.kernel for c in self.candidates if c.cost_us is not None]
-            able = [row.name for row in TABLE.rows(self.descriptor.op) if row.preparation and row.name in able]
+            able = [entry.name for entry in TABLE.rows(self.descriptor.op) if entry.preparation and entry.name in able]
             raise Unsupported(
-                f"{self.descriptor.op}: the kernel {self._row.name} has no work on the indices alone to prepare; "
+                f"{self.descriptor.op}: the kernel {self._entry.name} has no work on the indices alone to prepare; "
                 f"of those that meet the request, {', '.join(able) or 'none'} can (PlanPreference(kernel=...))"
             )
-        return self._row.preparation
+        return self._entry.preparation
 
     @property
     def _op(self) -> str:
-        return f"{self.descriptor.op} ({self._row.name})"
+        return f"{self.descriptor.op} ({self._entry.name})"
 
     def prepared_size(self) -> int:
         """Exact bytes of storage that ``prepare_indices`` fills. Raises ``Unsupported`` as that does."""

@@ -62,7 +62,7 @@ def tune(
             raise Unsupported(f"no kernel can answer {desc.key} on {target.key}: there is nothing to tune")
         found = device_times(_bound(desc, list(plans.values()), device), device)
         times[TuningTable.problem(desc.key, target)] = dict(zip(plans, found, strict=True))
-        kernels |= {f"{desc.op}/{row.name}": row.version for row in TABLE.rows(desc.op)}
+        kernels |= {f"{desc.op}/{entry.name}": entry.version for entry in TABLE.rows(desc.op)}
     measured = TuningTable.of(times, software(), kernels, torch.cuda.get_device_name(device))
     return measured if table is None else table.joined(measured)
 
@@ -80,19 +80,19 @@ def candidates(desc: Descriptor, target: Target) -> dict[str, Plan[Any, Any]]:
     """The plans to time, by the kernel's name, followed by the configuration's."""
     found: dict[str, Plan[Any, Any]] = {}
     problem = TuningTable.problem(desc.key, target)
-    for row in TABLE.rows(desc.op):
-        if row.backend is not BackendKind.TRITON:
+    for entry in TABLE.rows(desc.op):
+        if entry.backend is not BackendKind.TRITON:
             continue
-        preference = PlanPreference(deterministic=False, kernel=row.name)
+        preference = PlanPreference(deterministic=False, kernel=entry.name)
         try:
-            found[row.name] = plan_type(desc.op).select(desc, preference=preference, target=target)
+            found[entry.name] = plan_type(desc.op).select(desc, preference=preference, target=target)
         except Unsupported:
             continue  # this kernel cannot run the problem
-        configurations = row.configurations(desc, target)
+        configurations = entry.configurations(desc, target)
         least = min((c.cost for c in configurations.values()), default=0.0)
         for way, configuration in configurations.items():
             if configuration.cost <= MAX_COST_RATIO * least:
-                name = f"{row.name} {way}"
+                name = f"{entry.name} {way}"
                 only = TuningTable.of({problem: {name: 0.0}})
                 found[name] = plan_type(desc.op).select(desc, preference=preference, target=target, tuning=only)
     return found
