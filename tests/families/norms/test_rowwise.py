@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -250,7 +251,9 @@ def test_norms_hold_at_the_ends_of_their_range() -> None:
 @pytest.mark.parametrize(("op", "row"), ROWS)
 def test_every_axis_element_and_layout_interpreted(op: str, row: str) -> None:
     compared = 0
-    for desc in problems(op, ((5, 17), (2, 3, 9), (3, 1), (1, 5)), ("bf16", "f32")):
+    # A third of all problems, drawn by op and kernel: ops that share a kernel meet different ones.
+    every = list(problems(op, ((5, 17), (2, 3, 9), (3, 1), (1, 5)), ("bf16", "f32")))
+    for desc in random.Random(f"{op} {row}").sample(every, len(every) // 3):
         inner = getattr(desc, "softmax_axis", len(desc.input_shape) - 1) < len(desc.input_shape) - 1  # type: ignore[attr-defined]
         if row == "split" and inner and desc.element == "f32":  # type: ignore[attr-defined]
             continue  # a program a row takes the interpreter long: one element stands for both
@@ -260,7 +263,7 @@ def test_every_axis_element_and_layout_interpreted(op: str, row: str) -> None:
         plan = pinned(build(op, (3, 40), -1, element), row, INTERPRET)
         assert plan is not None
         compared += check(plan)
-    assert compared > 500
+    assert compared > 150
 
 
 @pytest.mark.interpret
