@@ -20,7 +20,7 @@ PARALLEL = $$($(PY) -c 'import xdist; print("-n 2 --dist worksteal")' 2>/dev/nul
 # Of one family where FAMILY names it: the families do not import each other.
 TESTS = $(PARALLEL) $(if $(FAMILY),--family $(FAMILY))
 
-.PHONY: help setup demo test lint unit gpu interpret compile-newest ops api weight snapshot compare format clean
+.PHONY: help setup demo test lint unit gpu interpret compile-newest ops api coverage weight snapshot compare format clean
 
 help:
 	@echo "make demo            plan, explain and run on real data"
@@ -32,6 +32,7 @@ help:
 	@echo "make compile-newest  compile tests and launcher tests with $(TRITON_NEWEST)"
 	@echo "make ops             rewrite OPS.md and the table in README.md"
 	@echo "make api             rewrite tests/core/api.txt, the record of the public API"
+	@echo "make coverage        count what the tests show of each entry of the kernel table"
 	@echo "make weight          figures of the tree beside their goals"
 	@echo "make snapshot        record what planning decides, in $(SNAPSHOT)"
 	@echo "make compare         plan again and compare with $(SNAPSHOT)"
@@ -84,6 +85,9 @@ ops: $(STAMP)
 
 api: $(STAMP)
 	$(PY) tools/api.py > tests/core/api.txt.new && mv tests/core/api.txt.new tests/core/api.txt
+
+coverage: $(STAMP)
+	$(PY) tools/coverage_list.py --summary
 
 weight:
 	$(PYTHON) tools/weight.py

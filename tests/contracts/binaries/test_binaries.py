@@ -53,6 +53,9 @@ def test_what_knows_no_order_is_not(instruction: str) -> None:
     assert not FLOAT_ATOMIC.search(f"\t@%p1 {instruction} %r1, [ %rd1 + 0 ], %r2;\n")
 
 
+@pytest.mark.shows(
+    "compiles", "no register spills", "fits shared memory", "no float atomics", "instructions", "parameters"
+)
 @pytest.mark.parametrize(("op", "entry", "arch"), entries())
 def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """No register spills, no float atomics where determinism is claimed, vectors, tensor cores, parameters."""
@@ -78,6 +81,7 @@ def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, m
             assert all(t in LETTERS[d] for t, d in zip(types, declared, strict=True)), (what, types, declared)
 
 
+@pytest.mark.shows("float atomics where not deterministic")
 @pytest.mark.parametrize(("op", "entry", "arch"), entries())
 def test_what_sums_in_no_fixed_order_has_float_atomics(
     op: str, entry: str, arch: str, pytestconfig: pytest.Config
