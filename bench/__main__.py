@@ -15,34 +15,37 @@ from bench import determinism, gemm, host, losses, norms, rows, softmax
 from bench.indexing import run as indexing
 from bench.indexing.cases import DTYPES
 
+#: Timed runs and runs before them, unless the command line says otherwise.
+REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
+HELP = {
+    "indexing": "gather, scatter and embedding against torch, on a GPU",
+    "determinism": "accumulation by index against torch's modes, on a GPU",
+    "gemm": "matrix products against torch, on a GPU",
+    "rowwise": "softmax, norms and cross-entropy against torch and torch.compile, on GPUs",
+    "host": "host time of planning and launching",
+}
+
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m bench", description="triplan's benchmarks")
     names = top.add_subparsers(dest="name", required=True)
-    one = names.add_parser("indexing", help="gather, scatter and embedding against torch, on a GPU")
-    one.add_argument("--dtype", choices=sorted(DTYPES), default="fp16")
-    two = names.add_parser("host", help="host time of planning and launching")
-    three = names.add_parser("determinism", help="accumulation by index against torch's modes, on a GPU")
-    three.add_argument("--rows", action="store_true", help="also time each kernel alone: `kernels` in the JSON")
-    four = names.add_parser("gemm", help="matrix products against torch, on a GPU")
-    four.add_argument("--dtype", choices=sorted(gemm.DTYPES), default="float16")
-    four.add_argument("--sweep", action="store_true", help="also time every tile of every kernel")
-    four.add_argument("--cases", default="", metavar="TEXT", help="only cases whose name in the table contains TEXT")
-    five = names.add_parser("rowwise", help="softmax, norms and cross-entropy against torch and torch.compile, on GPUs")
-    five.add_argument("--sweep", action="store_true", help="time tiles of every kernel instead of other libraries")
-    five.add_argument(
+    of = {name: names.add_parser(name, help=text) for name, text in HELP.items()}
+    of["indexing"].add_argument("--dtype", choices=sorted(DTYPES), default="fp16")
+    of["determinism"].add_argument("--rows", action="store_true", help="also time each kernel alone, for the JSON")
+    of["gemm"].add_argument("--dtype", choices=sorted(gemm.DTYPES), default="float16")
+    of["gemm"].add_argument("--sweep", action="store_true", help="also time every tile of every kernel")
+    of["gemm"].add_argument("--cases", default="", metavar="TEXT", help="only cases whose name contains TEXT")
+    of["rowwise"].add_argument("--sweep", action="store_true", help="time tiles of every kernel, not other libraries")
+    of["rowwise"].add_argument(
         "--cases", nargs="+", default=[], metavar="TEXT", help="only cases whose name contains one of these"
     )
-    for p, iterations, warmup in ((one, 100, 10), (three, 20, 2), (four, 30, 3), (five, 10, 1)):
-        p.add_argument("--iterations", type=_positive, default=iterations, help="timed runs (fewer for slow kernels)")
-        p.add_argument("--warmup", type=_natural, default=warmup, help="runs before the timed ones")
-        p.add_argument(
-            "--device",
-            choices=("cuda", "cpu"),
-            default="cuda",
-            help="cpu: a smoke test with tiny sizes, whose times mean nothing",
-        )
-    for p in (one, two, three, four, five):
+    for name, (iterations, warmup) in REPEATS.items():
+        add = of[name].add_argument
+        add("--iterations", type=_positive, default=iterations, help="timed runs (fewer for slow kernels)")
+        add("--warmup", type=_natural, default=warmup, help="runs before the timed ones")
+        smoke = "cpu: a smoke test with tiny sizes, whose times mean nothing"
+        add("--device", choices=("cuda", "cpu"), default="cuda", help=smoke)
+    for p in of.values():
         p.add_argument("--out", type=Path, help="folder for JSON, CSV and PNG")
     return top
 

@@ -14,14 +14,8 @@ import triplan as tp
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "docs/guarantees.md",
-    "docs/accumulation.md",
-    "docs/replay.md",
-    "docs/testing.md",
-    "docs/tuning.md",
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),
 ]
 
 
