@@ -69,7 +69,7 @@ def element_pointers(pointer, strides, outer, sizes, lane, col):
 
 @triton.jit
 def outer_and_lane(row, sizes, lanes):
-    """(outer point, lane) of row number ``row``, numbered row-major."""
+    """(outer point, lane) of row number ``row``, numbered row-major; without outer dimensions the first is not used."""
     outer = row
     lane = row
     if sizes is not None:

@@ -135,7 +135,7 @@ def norm_finish_kernel(
         part_counts = tl.where(known, block_length(part, n, BLOCK), 0).to(COMPUTE)
         part_centres = tl.load(centres + first + part, mask=known, other=0.0)
         # Do not write sum(part_centres * part_counts): ptxas would contract a different product into an FMA in each
-        # thread, so threads would have different means, apart by a rounding of the mean's size.
+        # thread, so that their means would differ by a rounding of the mean's size.
         last = tl.sum(tl.where(part == blocks - 1, part_centres, 0.0), 0)
         others = tl.sum(tl.where(part < blocks - 1, part_centres, 0.0), 0)
         centre = (others * BLOCK + last * block_length(blocks - 1, n, BLOCK).to(COMPUTE)) / count
