@@ -28,7 +28,7 @@ def shown(item: pytest.Item) -> Iterator[Line]:
     """What one test shows."""
     params = [str(getattr(v, "op", v)) for v in getattr(getattr(item, "callspec", None), "params", {}).values()]
     ops = [v for v in params if v in tp.descriptor_types()]
-    entries = {row.name for op in tp.TABLE.ops() for row in tp.TABLE.rows(op)}
+    entries = {entry.name for op in tp.TABLE.ops() for entry in tp.TABLE.rows(op)}
     kernels = [v for v in params if v in entries]
     marked = [name for name in ("interpret", "gpu") if item.get_closest_marker(name)]
     where = next((v for v in params if v in PLACES), marked[0] if marked else "cpu")

@@ -19,7 +19,7 @@ OPS = (
     "embedding",
     "embedding_backward",
 )
-ROWS = [(op, row.name) for op in OPS for row in tp.TABLE.rows(op) if row.backend is tp.BackendKind.TRITON]
+ENTRIES = [(op, entry.name) for op in OPS for entry in tp.TABLE.rows(op) if entry.backend is tp.BackendKind.TRITON]
 #: The rows of index_put that store; the others accumulate.
 STORING = ("rows", "elements", "ordered_last")
 POLICIES = [(policy, wrap) for policy in ("skip", "clamp", "error") for wrap in (False, True)]

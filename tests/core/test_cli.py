@@ -68,7 +68,7 @@ def test_readme_table_says_what_the_kernels_guarantee() -> None:
 
 def test_ops_json_shows_every_kernel_of_the_table() -> None:
     shown = {(e["op"], e["kernel"]) for e in json.loads(run("ops", "--json").stdout)}
-    assert shown == {(op, row.name) for op in tp.TABLE.ops() for row in tp.TABLE.rows(op)}
+    assert shown == {(op, entry.name) for op in tp.TABLE.ops() for entry in tp.TABLE.rows(op)}
 
 
 def test_ops_shows_every_element_and_arch_that_select_takes() -> None:
@@ -184,7 +184,7 @@ def test_what_nothing_can_meet_exits_1_with_every_candidate(file: str) -> None:
     result = run("explain", file, "--target", "cpu", "--batch-invariant", "--json")
     refused = json.loads(result.stdout)
     assert (result.exit_code, refused["supported"]) == (1, False)
-    assert {c["kernel"] for c in refused["candidates"]} == {row.name for row in tp.TABLE.rows("index_add")}
+    assert {c["kernel"] for c in refused["candidates"]} == {entry.name for entry in tp.TABLE.rows("index_add")}
     assert all(c["reason"] and not c["chosen"] for c in refused["candidates"])
     assert "batch_invariant" in result.stderr
 

@@ -279,7 +279,6 @@ TEXTS = [
 ]
 
 
-@pending
 @pytest.mark.parametrize("word", WORDS)
 def test_an_entry_is_of_the_table_and_a_row_of_a_tensor(word: str) -> None:
     found = [

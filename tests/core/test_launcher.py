@@ -56,9 +56,9 @@ def launches() -> list[Launch]:
         base = SAMPLES[op].replace(element="f16")
         names = {o.name for o in base.operands()}
         for desc in (base, base.replace(layouts={k: v for k, v in strided.items() if k in names})):
-            for row in tp.TABLE.rows(op):
-                if row.backend is tp.BackendKind.TRITON and row.supports(desc, H200) and row.build:
-                    found += row.launches(desc, H200)
+            for entry in tp.TABLE.rows(op):
+                if entry.backend is tp.BackendKind.TRITON and entry.supports(desc, H200) and entry.build:
+                    found += entry.launches(desc, H200)
     add = SAMPLES["index_add"].replace(element="f64")
     found += tp.plan(add, target=H200).launches
     early = [tp.plan(desc, target=H200, preference=tp.PlanPreference(kernel=row)) for row, desc in OVERLAPPING]

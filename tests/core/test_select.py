@@ -146,21 +146,21 @@ def test_a_plan_takes_its_own_descriptor_only() -> None:
 
 @pytest.mark.parametrize("op", SAMPLES)
 def test_where_batch_invariance_is_required_rank_chooses_within_one_numerics(op: str) -> None:
-    """Rank sees batch extents, so rows of equal priority that promise batch invariance must give the same bits."""
+    """Rank sees batch extents, so entries of equal priority that promise batch invariance must give the same bits."""
     for element in ("f16", "bf16", "f32", "f64", "i32"):
         # Sums over the batch, as gradients of weights and reduced losses are, depend on it whatever the kernel.
         options = {"reduction": "none", "gradient": False, "wants_db": False, "wants_dbias": False}
         bare = known(SAMPLES[op], weight=False, bias=False, **options)
         for options in ({"accumulate": True}, {"accumulate": False}) if op == "index_put" else (bare,):
             desc = SAMPLES[op].replace(element=element, **options)
-            if not any(desc.element in row.elements for row in tp.TABLE.rows(op)):
+            if not any(desc.element in entry.elements for entry in tp.TABLE.rows(op)):
                 continue
             found: dict[int, set[str | None]] = {}
-            for row in tp.TABLE.rows(op):
-                if row.backend is not tp.BackendKind.TRITON or desc.element not in row.elements:
+            for entry in tp.TABLE.rows(op):
+                if entry.backend is not tp.BackendKind.TRITON or desc.element not in entry.elements:
                     continue
-                takes = row.supports(desc, tp.Target.preset("h200"))
-                if takes and all(g.batch_invariant for g in row.guarantee(desc).values()):
-                    found.setdefault(row.priority, set()).add(row.numerics(desc))
+                takes = entry.supports(desc, tp.Target.preset("h200"))
+                if takes and all(g.batch_invariant for g in entry.guarantee(desc).values()):
+                    found.setdefault(entry.priority, set()).add(entry.numerics(desc))
             assert found
             assert all(len(numerics) == 1 and None not in numerics for numerics in found.values()), found

@@ -53,7 +53,7 @@ def test_problems_are_valid_varied_and_within_budget(op: str) -> None:
     for d in found:
         for name in cls.model_fields:
             values.setdefault(name, Counter())[getattr(d, name)] += 1
-    assert len(values["element"]) == len({e for row in tp.TABLE.rows(op) for e in row.elements})
+    assert len(values["element"]) == len({e for entry in tp.TABLE.rows(op) for e in entry.elements})
     assert len(values["index_element"]) == 2
     assert len(values["out_of_bounds"]) == 3
     assert len(values["wrap_negative"]) == 2

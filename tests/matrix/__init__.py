@@ -123,8 +123,8 @@ def pinned(desc: tp.Descriptor, entry: str, target: tp.Target) -> tp.Plan[Any, A
 
 def proved(op: str, entry: str) -> Iterator[tp.Descriptor]:
     """The problems of the proofs: every floating-point element and option that the entry takes."""
-    (row,) = (r for r in tp.TABLE.rows(op) if r.name == entry)
-    for element in sorted(e for e in row.elements if e.is_floating_point):
+    (found,) = (e for e in tp.TABLE.rows(op) if e.name == entry)
+    for element in sorted(e for e in found.elements if e.is_floating_point):
         yield from _proved(op, element)
 
 
@@ -136,12 +136,12 @@ def _proved(op: str, element: tp.ElementKind) -> tuple[tp.Descriptor, ...]:
 def entries() -> list[tuple[str, str, str]]:
     """(op, entry, arch) of all that the kernel table can launch on a GPU."""
     return [
-        (op, row.name, arch)
+        (op, entry.name, arch)
         for op in sorted(JOINED)
-        for row in tp.TABLE.rows(op)
-        if row.backend is tp.BackendKind.TRITON
+        for entry in tp.TABLE.rows(op)
+        if entry.backend is tp.BackendKind.TRITON
         for arch in TARGETS
-        if arch in row.archs
+        if arch in entry.archs
     ]
 
 

@@ -24,7 +24,7 @@ import triplan as tp
 from triplan.testing.oracle import Magnitude
 from triplan.testing.values import draw as draw_values
 
-#: Where a row is run: references on the CPU, Triton rows in the interpreter and on the GPU.
+#: Where an entry runs: references on the CPU, Triton kernels in the interpreter and on the GPU.
 MARKS: dict[str, Any] = {"cpu": (), "interpret": pytest.mark.interpret, "gpu": pytest.mark.gpu}
 #: Contributions of a problem: a few in the interpreter, where each step costs milliseconds; elsewhere so many that a
 #: segment passes every block and every kernel's bound on what it sums in one piece.
@@ -101,7 +101,7 @@ FAMILIES: dict[str, Family] = {}
 def joins(
     op: str, *options: dict[str, Any], magnitude: Magnitude | None = None
 ) -> Callable[[Callable[..., Problem]], Callable[..., Problem]]:
-    """Register how problems of ``op`` are built; ``options`` are descriptor fields that its rows tell apart."""
+    """Register how problems of ``op`` are built; ``options`` are descriptor fields that its entries tell apart."""
 
     def register(make: Callable[..., Problem]) -> Callable[..., Problem]:
         FAMILIES[op] = Family(make, options or ({},), magnitude)
@@ -114,29 +114,29 @@ def joins(
 
 
 def target(where: str) -> tp.Target:
-    """What rows run on; without a GPU an H200 stands for it, so that tests are collected alike everywhere."""
+    """What entries run on; without a GPU an H200 stands for it, so that tests are collected alike everywhere."""
     if where == "gpu":
         return tp.Target.current() if torch.cuda.is_available() else tp.Target.preset("h200")
     return tp.Target.cpu(interpret=where == "interpret")
 
 
-def pinned(problem: Problem, row: str, where: tp.Target) -> tp.Plan[Any, Any] | None:
-    """The plan of exactly this row, or None where the row does not apply."""
+def pinned(problem: Problem, entry: str, where: tp.Target) -> tp.Plan[Any, Any] | None:
+    """The plan of exactly this entry, or None where it does not apply."""
     try:
-        preference = tp.PlanPreference(deterministic=False, kernel=row)
+        preference = tp.PlanPreference(deterministic=False, kernel=entry)
         return tp.plan(problem.desc, preference=preference, target=where)
     except tp.Unsupported:
         return None
 
 
 def cases(
-    where: str, op: str, row: tp.KernelRow, n: int, kind: Kind = "cancelling"
+    where: str, op: str, entry: tp.KernelRow, n: int, kind: Kind = "cancelling"
 ) -> Iterator[tuple[Problem, tp.Plan[Any, Any]]]:
-    """A problem and its plan for each element and option that the row takes: ``n`` contributions, or a tenth of that
-    where the row is for small problems. In the interpreter, which is slow, elements and options take turns."""
+    """A problem and its plan for each element and option that the entry takes: ``n`` contributions, or a tenth of that
+    where the entry is for small problems. In the interpreter, which is slow, elements and options take turns."""
     family = FAMILIES[op]
-    fewer = [e for e in row.elements if where == "interpret" and e in INTERPRETED]
-    elements, options = sorted(fewer or row.elements), family.options
+    fewer = [e for e in entry.elements if where == "interpret" and e in INTERPRETED]
+    elements, options = sorted(fewer or entry.elements), family.options
     pairs = list(product(elements, options))
     if where == "interpret":
         turns = range(max(len(elements), len(options)))
@@ -144,33 +144,33 @@ def cases(
     for element, option in pairs:
         for count in (n, max(n // 20, 1) * 2):
             problem = family.make(count, element, kind, **option)
-            plan = pinned(problem, row.name, target(where))
+            plan = pinned(problem, entry.name, target(where))
             if plan is not None:
                 yield problem, plan
                 break
 
 
 @cache
-def _guarantees(where: str, op: str, row: tp.KernelRow) -> tuple[tuple[Any, tp.PrecisionGuarantee], ...]:
-    return tuple((p.desc.element, plan.precision_guarantee()) for p, plan in cases(where, op, row, 24))  # type: ignore[attr-defined]
+def _guarantees(where: str, op: str, entry: tp.KernelRow) -> tuple[tuple[Any, tp.PrecisionGuarantee], ...]:
+    return tuple((p.desc.element, plan.precision_guarantee()) for p, plan in cases(where, op, entry, 24))  # type: ignore[attr-defined]
 
 
-def places(row: tp.KernelRow) -> tuple[str, ...]:
-    if row.backend is tp.BackendKind.REFERENCE:
+def places(entry: tp.KernelRow) -> tuple[str, ...]:
+    if entry.backend is tp.BackendKind.REFERENCE:
         return ("cpu",)
-    return ("interpret", "gpu") if row.interpretable else ("gpu",)
+    return ("interpret", "gpu") if entry.interpretable else ("gpu",)
 
 
 def claims(
     holds: Callable[[Any, tp.PrecisionGuarantee], bool] = lambda element, g: True, only: tuple[str, ...] = tuple(MARKS)
 ) -> list[Any]:
-    """(where, op, row) as parameters: every row of the table for one of whose elements ``holds`` is true."""
+    """(where, op, entry) as parameters: every entry of the kernel table for one of whose elements ``holds`` is true."""
     return [
-        pytest.param(where, op, row.name, marks=MARKS[where], id=f"{where}-{op}-{row.name}")
+        pytest.param(where, op, entry.name, marks=MARKS[where], id=f"{where}-{op}-{entry.name}")
         for op in sorted(FAMILIES)
-        for row in tp.TABLE.rows(op)
-        for where in places(row)
-        if where in only and any(holds(*found) for found in _guarantees(where, op, row))
+        for entry in tp.TABLE.rows(op)
+        for where in places(entry)
+        if where in only and any(holds(*found) for found in _guarantees(where, op, entry))
     ]
 
 

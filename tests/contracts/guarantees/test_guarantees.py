@@ -1,6 +1,6 @@
-"""Every row of the kernel table is held to every word of its guarantees, and each proof is shown to be able to fail.
+"""Every entry of the kernel table keeps every word of its guarantees, and each proof is shown to be able to fail.
 
-References run on the CPU, Triton rows in the interpreter and on the GPU. ``proofs.py`` says what a family brings.
+References run on the CPU, Triton kernels in the interpreter and on the GPU. ``proofs.py`` says what a family brings.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ BUSY_RUNS = 200
 H200 = tp.Target.preset("h200")
 
 
-def row_of(op: str, name: str) -> tp.KernelRow:
-    return next(r for r in tp.TABLE.rows(op) if r.name == name)
+def entry_of(op: str, name: str) -> tp.KernelRow:
+    return next(e for e in tp.TABLE.rows(op) if e.name == name)
 
 
 def test_every_op_of_the_table_joins() -> None:
@@ -60,7 +60,7 @@ def test_every_op_of_the_table_joins() -> None:
 def test_deterministic(where: str, op: str, row: str) -> None:
     """Run after run the same bits: on the GPU beside other work, everywhere over other rubbish."""
     held = 0
-    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
         if not plan.precision_guarantee().deterministic:
             continue
         first: dict[str, torch.Tensor] = {}
@@ -82,7 +82,7 @@ def test_what_is_not_called_deterministic_is_not(where: str, op: str, row: str) 
     (Rows whose guarantee says that any of several writes may stay have said it in that word.)
     """
     shown = 0
-    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
         if plan.precision_guarantee().deterministic:
             continue
         first: dict[str, torch.Tensor] = {}
@@ -116,7 +116,7 @@ def hold_parts(problem: Any, plan: tp.Plan[Any, Any]) -> None:
 def test_batch_invariant(where: str, op: str, row: str) -> None:
     """A segment alone, or amid others, here or elsewhere, in plans of other batch sizes: the same bits."""
     held = 0
-    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
         if plan.precision_guarantee().batch_invariant:
             hold_parts(problem, plan)
             held += 1
@@ -145,7 +145,7 @@ def test_the_proof_of_batch_invariance_can_fail() -> None:
 )
 def test_batch_invariant_where_interpreted_segments_are_long(row: str) -> None:
     """Long segments may be summed in pieces: where the pieces part must not depend on the batch."""
-    elements = row_of("index_add", row).elements
+    elements = entry_of("index_add", row).elements
     element = tp.ElementKind.F32 if tp.ElementKind.F32 in elements else min(elements)
     problem = FAMILIES["index_add"].make(LONG, element, "cancelling")
     plan = pinned(problem, row, target("interpret"))
@@ -178,19 +178,19 @@ def test_equal_numerics_are_one_binary(op: str) -> None:
         unit, other = (tp.Layout.strided(unit_axis=a, alignment=16) for a in (axis, 1 - axis))
         apart = unit.model_copy(update={"stride_multiple": 4})
         uniform = [(layout,) * 3 for layout in (tp.Layout(alignment=16), NARROW, STRIDED, unit, other, apart)]
-        for row in (r for r in tp.TABLE.rows(op) if r.backend is tp.BackendKind.TRITON):
+        for entry in (r for r in tp.TABLE.rows(op) if r.backend is tp.BackendKind.TRITON):
             for layouts in (*uniform, (uniform[0][0], STRIDED, STRIDED), (unit, STRIDED), (NARROW,), (STRIDED,)):
                 found = set()
                 for desc in (along(op, axis, lanes, layouts) for lanes in (1, 62, 63, 64)):
-                    claims = all(g.batch_invariant for g in row.guarantee(desc).values())
-                    numerics = row.numerics(desc) if row.supports(desc, H200) else None
+                    claims = all(g.batch_invariant for g in entry.guarantee(desc).values())
+                    numerics = entry.numerics(desc) if entry.supports(desc, H200) else None
                     assert claims or numerics is None
                     found.add(numerics)
                     if numerics is not None:
-                        launches = row.launches(desc, H200)
+                        launches = entry.launches(desc, H200)
                         binaries.setdefault(numerics, set()).add(tuple(launch.source() for launch in launches))
                 assert len(found) == 1, found
-                claimed.add((row.name, axis, *found))
+                claimed.add((entry.name, axis, *found))
     assert all(len(sources) == 1 for sources in binaries.values())
     # Along the last axis all claim it, and along another where nothing is promised that lanes could decide.
     assert {name for name, axis, numerics in claimed if numerics} == {"rows", "looped", "split"}
@@ -212,7 +212,7 @@ def reordering_changes_bits(problem: Any, plan: tp.Plan[Any, Any]) -> bool:
 @pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.order_invariant))
 def test_order_invariant(where: str, op: str, row: str) -> None:
     held = 0
-    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
         if plan.precision_guarantee().order_invariant:
             assert not reordering_changes_bits(problem, plan), plan.key
             held += 1
@@ -223,7 +223,7 @@ def test_order_invariant(where: str, op: str, row: str) -> None:
 def test_what_is_not_called_order_invariant_is_not(where: str, op: str, row: str) -> None:
     """Deterministic, and yet another order gives other bits: what the test above compares can differ."""
     shown = 0
-    for problem, plan in cases(where, op, row_of(op, row), COUNT[where]):
+    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
         g = plan.precision_guarantee()
         if g.deterministic and not g.order_invariant:
             assert reordering_changes_bits(problem, plan), f"the same bits in another order: {plan.key}"
@@ -242,7 +242,7 @@ def test_tolerance_of_adversarial_values(where: str, op: str, row: str) -> None:
     """
     held = 0
     for kind in KINDS[where]:
-        for problem, plan in cases(where, op, row_of(op, row), COUNT[where], kind):
+        for problem, plan in cases(where, op, entry_of(op, row), COUNT[where], kind):
             if plan.precision_guarantee().duplicates is tp.Duplicates.ANY:
                 continue
             x, desc = as_args(problem), problem.desc
@@ -261,11 +261,11 @@ def test_tolerance_of_adversarial_values(where: str, op: str, row: str) -> None:
 
 
 def digests(where: str, op: str) -> dict[str, str]:
-    """A hash of what every row of an op writes that claims to be bit-stable."""
+    """A hash of what every entry of an op writes that claims to be bit-stable."""
     found = {}
-    for row in tp.TABLE.rows(op):
+    for entry in tp.TABLE.rows(op):
         # The interpreter computes by numpy: one problem of a kernel stands for all.
-        for problem, plan in islice(cases(where, op, row, COUNT[where]), 1 if where == "interpret" else None):
+        for problem, plan in islice(cases(where, op, entry, COUNT[where]), 1 if where == "interpret" else None):
             # Another process compiles everything anew on the GPU; two elements stand for all.
             if plan.precision_guarantee().bit_stable_on_same_hardware and (
                 where != "gpu" or problem.desc.element in ("f32", "bf16")  # type: ignore[attr-defined]

@@ -27,13 +27,13 @@ def measured() -> Iterator[tuple[str, str, Times]]:
         found: dict[str, Times] = {}
         for r in content["rows"]:
             row, _, way = str(r["contestant"]).partition(" ")
-            if "device_us" in r and row in ROWS and way:
+            if "device_us" in r and row in ENTRIES and way:
                 found.setdefault(r["case"], {}).setdefault(row, {})[way] = r["device_us"]
         for case, times in found.items():
             yield content["settings"]["dtype"], case, times
 
 
-ROWS = [row.name for row in tp.TABLE.rows("gemm")]
+ENTRIES = [entry.name for entry in tp.TABLE.rows("gemm")]
 PROBLEMS = {f"{dtype} {case}": (dtype, case, times) for dtype, case, times in measured()}
 
 

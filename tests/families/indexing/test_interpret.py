@@ -13,7 +13,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cases.indexing import OPS, POLICIES, ROWS, accumulate_of, build, elements_of, grid, pinned
+from cases.indexing import ENTRIES, OPS, POLICIES, accumulate_of, build, elements_of, grid, pinned
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +68,7 @@ def test_kernels_of_ones_own_run_between_plans() -> None:
         torch.testing.assert_close(out, src.sum(1) / 2)
 
 
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_every_element_index_and_layout(op: str, row: str) -> None:
     exact = planned = 0
     elements = elements_of(op, row)
@@ -83,7 +83,7 @@ def test_every_element_index_and_layout(op: str, row: str) -> None:
     assert exact > 0
 
 
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_every_policy_and_axis(op: str, row: str) -> None:
     planned = 0
     element = "i32" if "i32" in elements_of(op, row) else "f16"
@@ -100,7 +100,7 @@ def test_every_policy_and_axis(op: str, row: str) -> None:
     assert planned > 0
 
 
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_refusals(op: str, row: str) -> None:
     planned = 0
     for axis in range(3):
@@ -113,7 +113,7 @@ def test_refusals(op: str, row: str) -> None:
 
 
 # The rows kernels take packed, wide problems only, which a free draw rarely hits.
-@pytest.mark.parametrize(("op", "row"), [r for r in ROWS if r[1] not in ("rows", "atomic_rows")])
+@pytest.mark.parametrize(("op", "row"), [r for r in ENTRIES if r[1] not in ("rows", "atomic_rows")])
 def test_any_problem(op: str, row: str) -> None:
     fixed = {"accumulate": accumulate_of(op, row, 0)} if op == "index_put" else {}
     # Triton's interpreter has no bf16 atomics.
@@ -131,7 +131,7 @@ def test_any_problem(op: str, row: str) -> None:
     holds()
 
 
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_empty_problems(op: str, row: str) -> None:
     """No points, no places to point to, or neither: what must be filled is filled, and a bad index is reported."""
     planned = 0

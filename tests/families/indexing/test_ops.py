@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.indexing import OPS, ROWS, build, elements_of, grid, pinned
+from cases.indexing import ENTRIES, OPS, build, elements_of, grid, pinned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -187,11 +187,11 @@ def test_policies_on_indices_out_of_bounds(policy: str, wrap: bool, want: list[f
         plan.check(args)
 
 
-# --- every Triton row on the GPU ---
+# --- every Triton kernel on the GPU ---
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("op", "row", "element"), [(op, row, e) for op, row in ROWS for e in elements_of(op, row)])
+@pytest.mark.parametrize(("op", "row", "element"), [(op, row, e) for op, row in ENTRIES for e in elements_of(op, row)])
 def test_kernels_on_the_gpu(op: str, row: str, element: str) -> None:
     """Every index element x layout, with axes and policies in turns; in f32, all of them crossed."""
     target, ran = tp.Target.current(), 0

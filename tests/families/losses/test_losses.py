@@ -19,8 +19,8 @@ from triplan.testing import args_for, check_plan, check_refusals, oracle
 from triplan.testing.values import Values, draw, draw_indices
 
 OPS = tuple(OPTIONS)
-ROWS = [(op, row.name) for op in OPS for row in tp.TABLE.rows(op) if row.backend is tp.BackendKind.TRITON]
-FORWARD = [r for r in ROWS if r[0] == "cross_entropy"]
+ENTRIES = [(op, entry.name) for op in OPS for entry in tp.TABLE.rows(op) if entry.backend is tp.BackendKind.TRITON]
+FORWARD = [r for r in ENTRIES if r[0] == "cross_entropy"]
 INTERPRET, CPU = tp.Target.cpu(interpret=True), tp.Target.cpu()
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
 NO_WARNINGS = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
@@ -339,7 +339,7 @@ def test_fields_that_make_no_sense(change: dict[str, Any], message: str) -> None
 
 @pytest.mark.interpret
 @NO_WARNINGS
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_every_choice_axis_and_layout_interpreted(op: str, row: str) -> None:
     compared = 0
     for number, desc in enumerate(problems(op, ((3, 19), (2, 3, 5)), ("bf16",))):
@@ -356,7 +356,7 @@ def test_every_choice_axis_and_layout_interpreted(op: str, row: str) -> None:
 
 @pytest.mark.interpret
 @NO_WARNINGS
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_empty_problems_interpreted(op: str, row: str) -> None:
     """Losses, gradients and statuses are filled, whatever there is to add up."""
     for shape in ((0, 4), (4, 0), (0, 0), (1, 1)):
@@ -394,7 +394,7 @@ def test_padded_gradients_are_scaled_interpreted() -> None:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_refusals(op: str, row: str) -> None:
     plan = pinned(build(op, (3, 9), **({"weight": True} if op != "scale_gradient" else {})), row, INTERPRET)
     assert plan is not None
@@ -442,7 +442,7 @@ def test_few_long_rows_are_split_and_many_are_not() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_every_kernel_on_the_gpu(op: str, row: str, element: str) -> None:
     target, compared = tp.Target.current(), 0
     shapes = ((7, 33), (300, 257), (2, 40, 3), (65, 4100), (3, 40_001), (5, 1), (1, 1), (0, 8), (8, 0), (20_000, 3))

@@ -22,7 +22,7 @@ from triplan.testing.values import Values
 
 TERMS = {**softmax.TERMS, **norms.TERMS}
 OPS = tuple(TERMS)
-ROWS = [(op, row.name) for op in OPS for row in tp.TABLE.rows(op) if row.backend is tp.BackendKind.TRITON]
+ENTRIES = [(op, entry.name) for op in OPS for entry in tp.TABLE.rows(op) if entry.backend is tp.BackendKind.TRITON]
 FORWARD = tuple(op for op in OPS if not op.endswith("_backward"))
 INTERPRET, CPU = tp.Target.cpu(interpret=True), tp.Target.cpu()
 TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
@@ -248,7 +248,7 @@ def test_norms_hold_at_the_ends_of_their_range() -> None:
 
 @pytest.mark.interpret
 @NO_WARNINGS
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_every_axis_element_and_layout_interpreted(op: str, row: str) -> None:
     compared = 0
     # A third of all problems, drawn by op and kernel: ops that share a kernel meet different ones.
@@ -268,7 +268,7 @@ def test_every_axis_element_and_layout_interpreted(op: str, row: str) -> None:
 
 @pytest.mark.interpret
 @NO_WARNINGS
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_empty_problems_interpreted(op: str, row: str) -> None:
     """Gradients of parameters are filled, whatever there is to add up."""
     for shape in ((0, 4), (4, 0), (0, 0), (1, 1)):
@@ -278,7 +278,7 @@ def test_empty_problems_interpreted(op: str, row: str) -> None:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_refusals(op: str, row: str) -> None:
     plan = pinned(build(op, (3, 9)), row, INTERPRET)
     assert plan is not None
@@ -288,7 +288,7 @@ def test_refusals(op: str, row: str) -> None:
 @pytest.mark.interpret
 @NO_WARNINGS
 @pytest.mark.parametrize("name", SPECIAL)
-@pytest.mark.parametrize(("op", "row"), [r for r in ROWS if r[0] in ("softmax", "log_softmax")])
+@pytest.mark.parametrize(("op", "row"), [r for r in ENTRIES if r[0] in ("softmax", "log_softmax")])
 def test_infinities_and_nan_interpreted(op: str, row: str, name: str) -> None:
     numerics_are_torchs(op, row, INTERPRET, name)
 
@@ -329,7 +329,7 @@ def test_rows_that_begin_unlike_the_rest_interpreted(row: str) -> None:
 
 
 @NOT_INTERPRETING
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_rows_with_gaps_between_them_are_read_by_vectors(op: str, row: str) -> None:
     desc = build(op, (64, 1024), element="bf16")
     gaps = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
@@ -354,7 +354,7 @@ def test_a_thousand_batch_sizes_compile_a_handful_of_kernels(op: str) -> None:
 
 @NOT_INTERPRETING
 @pytest.mark.parametrize("length", [1030, 1024, 77])
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_a_lone_row_is_read_as_one_among_many(op: str, row: str, length: int) -> None:
     """Wider loads would add in another order: what claims batch invariance is one binary for all batches."""
     # Of norms' adjoints, the launch that gives rows: weights' gradients depend on the batch.
@@ -388,7 +388,7 @@ def test_long_rows_have_the_same_bits_in_few_and_many() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
-@pytest.mark.parametrize(("op", "row"), ROWS)
+@pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_every_kernel_on_the_gpu(op: str, row: str, element: str) -> None:
     target, compared = tp.Target.current(), 0
     shapes = ((7, 33), (300, 257), (2, 3, 40), (65, 4100), (9, 32_000), (3, 40_001), (5, 1), (1, 1), (0, 8), (8, 0))
@@ -402,7 +402,7 @@ def test_every_kernel_on_the_gpu(op: str, row: str, element: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SPECIAL)
-@pytest.mark.parametrize(("op", "row"), [r for r in ROWS if r[0] in ("softmax", "log_softmax")])
+@pytest.mark.parametrize(("op", "row"), [r for r in ENTRIES if r[0] in ("softmax", "log_softmax")])
 def test_infinities_and_nan_on_the_gpu(op: str, row: str, name: str) -> None:
     numerics_are_torchs(op, row, tp.Target.current(), name)
 
