@@ -68,7 +68,7 @@ def cross_entropy_looped_kernel(
     VEC: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) of each row; with GRAD, dx = d loss / dx.
+    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) of each row; with GRAD, dx = the gradient of the loss.
 
     x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses, lse: [rows], weight, share: [n], counts:
     [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program walks along ROWS rows by blocks [COLS, VEC]. The
@@ -76,8 +76,8 @@ def cross_entropy_looped_kernel(
 
     The first pass keeps a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867), not of the row but of
     each VEC neighbours that one thread loads at once: one more exponential for VEC of them, and no exchange between
-    threads within the loop, so that many loads are in flight. The second pass, for gradients, runs backward: what was
-    read last is still in the caches.
+    threads within the loop, so that many loads are in flight. The second pass, for gradients, runs from a row's end to
+    its start: what was read last is still in the caches.
     """
     WIDTH: tl.constexpr = COLS * VEC
     POLICY: tl.constexpr = "evict_last" if GRAD else "evict_first"

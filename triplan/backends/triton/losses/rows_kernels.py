@@ -1,4 +1,4 @@
-"""Whole rows in registers, entry ``rows``: cross_entropy, nll_loss and scale_gradient.
+"""Entry ``rows``: cross_entropy with whole rows in registers, and nll_loss and scale_gradient by tiles of rows.
 
 Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see ``shared_kernels``.
 """
@@ -60,7 +60,7 @@ def cross_entropy_rows_kernel(
     PARTS: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) of each row; with GRAD, dx = d loss / dx.
+    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) of each row; with GRAD, dx = the gradient of the loss.
 
     x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses, lse: [rows], weight, share: [n], counts:
     [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program holds a tile [ROWS, BLOCK], BLOCK >= n. The whole

@@ -3,9 +3,9 @@
 Operands of shape [outer, lanes, n], their strides and ``blocks``: see ``common/rows_kernels``.
 The maximum ignores NaN, as the hardware's does. A NaN then enters the sum, and through it every element of its row.
 
-Both passes have the loads of UNROLL blocks in flight at a time. The second pass runs backward: what the first one read
-last is still in the cache. The first pass loads with ``evict_last``, to keep the rows there, the second one with
-``evict_first``.
+Both passes have the loads of UNROLL blocks in flight at a time. The second pass runs from a row's end to its start:
+what the first one read last is still in the cache. The first pass loads with ``evict_last``, to keep the rows there,
+the second one with ``evict_first``.
 """
 
 # mypy: ignore-errors
