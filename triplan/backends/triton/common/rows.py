@@ -90,7 +90,7 @@ class Rows:
         )
 
     def _distance(self, o: Operand) -> int:
-        """A power of two that divides the distance, in elements, between contiguous rows of ``o``."""
+        """A power of two that divides the distance between contiguous rows of ``o``, in elements."""
         return power_of_two_in(self.n) if o.layout.packed else o.layout.stride_multiple
 
     def _step(self, o: Operand, axis: int) -> Arg:

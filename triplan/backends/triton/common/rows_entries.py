@@ -24,7 +24,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import L2_BYTES
 from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows, Tile, again_us, waves_us
-from triplan.descriptors import Operand
+from triplan.descriptors import Operand, Role
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
@@ -84,7 +84,7 @@ class Entry(ABC, Generic[D]):
     """One kernel in the kernel table, for one or several ops of a family."""
 
     name: ClassVar[str]
-    #: As of the kernel table: which entry is taken where batch invariance is required, the smallest first.
+    #: Where batch invariance is required, the entry of the smallest priority is taken (see the kernel table).
     priority: ClassVar[int] = 0
     #: Part of the numerics id: raised when bits change.
     version: ClassVar[int] = 1
@@ -99,20 +99,24 @@ class Entry(ABC, Generic[D]):
     # --- what a family gives ---
 
     @abstractmethod
-    def axis(self, desc: D) -> int:
-        """The axis along which rows lie."""
-
-    @abstractmethod
-    def traffic(self, desc: D) -> Traffic: ...
-
-    @abstractmethod
     def guarantee(self, desc: D) -> Mapping[str, PrecisionGuarantee]: ...
+
+    def axis(self, desc: D) -> int:
+        """The axis along which rows lie; by default the last."""
+        return len(desc.input_shape) - 1
+
+    def traffic(self, desc: D) -> Traffic:
+        """By default all that is read reduces the row, and all results need it again."""
+        row, whole = self.rows(desc).n * desc.element.itemsize, self.whole(desc)
+        read = sum(o.role is not Role.OUTPUT for o in whole) * row
+        written = sum(o.is_written for o in whole) * row
+        return Traffic(read, written, again=read if written else 0)
 
     def arguments(self, desc: D, rows: int) -> dict[str, Arg]:
         """Every argument that a kernel may have, for programs of ``rows`` rows: sizes, operands and their strides."""
         r = self.rows(desc)
         args: dict[str, Arg] = {**r.arguments(rows), **{o.name: values(o) for o in desc.operands()}}
-        return args | {f"{o.name}_strides": r.strides(o) for o in desc.operands() if o.shape == desc.input_shape}
+        return args | {f"{o.name}_strides": r.strides(o) for o in self.whole(desc)}
 
     def constants(self, desc: D) -> dict[str, Any]:
         """Every constant that a kernel may have, beside COMPUTE and the tile's ROWS and BLOCK."""
@@ -157,9 +161,15 @@ class Entry(ABC, Generic[D]):
 
     # --- what follows ---
 
+    def whole(self, desc: D) -> list[Operand]:
+        """The operands that consist of whole rows."""
+        return [o for o in desc.operands() if o.shape == desc.input_shape]
+
+    @fact
     def rows(self, desc: D) -> Rows:
         return rows_along(desc, self.axis(desc), self.in_order)
 
+    @fact
     def some_tile(self, desc: D) -> Tile:
         """``tile``; where the entry does not apply, one that a guarantee can be stated for."""
         return self.tile(desc) or self.rows(desc).block_tile(desc.element)

@@ -10,7 +10,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, values
 from triplan.backends.triton.common.rows import Tile
-from triplan.backends.triton.common.rows_entries import Entry, Traffic
+from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.losses import elements_kernels as kernels
 from triplan.backends.triton.losses.shared import rounded
 from triplan.descriptors import ScaleGradientDescriptor
@@ -26,18 +26,12 @@ class ScaleEntry(Entry[ScaleGradientDescriptor]):
     elementwise = True
     in_order = False
 
-    def axis(self, desc: ScaleGradientDescriptor) -> int:
-        return len(desc.input_shape) - 1
-
     def arguments(self, desc: ScaleGradientDescriptor, rows: int) -> dict[str, Arg]:
         args = super().arguments(desc, rows)
         return {"unscaled": args["dx"], "unscaled_strides": args.get("dx_strides"), **args}
 
     def constants(self, desc: ScaleGradientDescriptor) -> dict[str, Any]:
         return {"IN_PLACE": desc.in_place}
-
-    def traffic(self, desc: ScaleGradientDescriptor) -> Traffic:
-        return Traffic(first=0, second=2 * self.rows(desc).n * desc.element.itemsize, again=0)
 
     def us(self, desc: ScaleGradientDescriptor, tile: Tile, target: Target) -> float:
         return LAUNCH_US + 2 * desc.operand("dx").nbytes / BYTES_PER_US

@@ -65,7 +65,9 @@ class NllLossRows(WholeRows[NllLossDescriptor], LossEntry[NllLossDescriptor]):
         return found | ({"loss": rounded(desc, over_rows, over_rows)} if desc.reduced else {}) | self.status(desc)
 
 
-class ScaleRows(WholeRows[ScaleGradientDescriptor], ScaleEntry):
+class ScaleRows(ScaleEntry):
+    name = "rows"
+
     def tile(self, desc: ScaleGradientDescriptor) -> Tile:
         return self.rows(desc).whole_tile(desc.element, BLOCK) or self.rows(desc).block_tile(desc.element)
 
@@ -79,7 +81,7 @@ class ScaleRows(WholeRows[ScaleGradientDescriptor], ScaleEntry):
         return SUPPORTED if blocks <= MOST_PROGRAMS else Support.no(f"{blocks} blocks; at most {MOST_PROGRAMS} fit")
 
     def us(self, desc: ScaleGradientDescriptor, tile: Tile, target: Target) -> float:
-        return 1.2 * ScaleEntry.us(self, desc, tile, target)  # addresses are computed, and loads may be narrow
+        return 1.2 * super().us(desc, tile, target)  # addresses are computed, and loads may be narrow
 
     def main(self, desc: ScaleGradientDescriptor, tile: Tile) -> list[Launch]:
         tiles = self.programs(desc, tile)

@@ -17,9 +17,9 @@ from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.rows import Tile
-from triplan.backends.triton.common.rows_entries import MOST_PROGRAMS, Entry, Rowwise, Traffic, is_backward, placed
+from triplan.backends.triton.common.rows_entries import MOST_PROGRAMS, Entry, Rowwise, is_backward, placed
 from triplan.backends.triton.losses import shared_kernels as kernels
-from triplan.descriptors import CrossEntropyBackwardDescriptor, CrossEntropyDescriptor
+from triplan.descriptors import CrossEntropyDescriptor
 from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.losses import LossDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
@@ -64,12 +64,6 @@ class LossEntry(Entry[L]):
 
     def axis(self, desc: L) -> int:
         return desc.class_axis
-
-    def traffic(self, desc: L) -> Traffic:
-        row = self.rows(desc).n * desc.element.itemsize
-        if isinstance(desc, CrossEntropyBackwardDescriptor):
-            return Traffic(first=0, second=2 * row, again=0)
-        return Traffic(first=row, second=row, again=row) if with_gradient(desc) else Traffic(row, 0, 0)
 
     def arguments(self, desc: L, rows: int) -> dict[str, Arg]:
         args, (parts, each) = super().arguments(desc, rows), self.chunks(desc)

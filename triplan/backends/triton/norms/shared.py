@@ -19,6 +19,7 @@ from triplan.backends.triton.common.rows_entries import Entry, Traffic
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel
 from triplan.descriptors.norms import NormDescriptor, ScaledNormDescriptor
 from triplan.sku import PrecisionGuarantee, interpreting
+from triplan.sku.facts import fact
 
 FORWARD = ("rms_norm", "layer_norm", "l2_norm")
 OPS = (*FORWARD, *(f"{op}_backward" for op in FORWARD))
@@ -58,13 +59,10 @@ def gradients(desc: NormDescriptor) -> list[str]:
 class NormEntry(Entry[NormDescriptor]):
     version = 2
 
-    def axis(self, desc: NormDescriptor) -> int:
-        return len(desc.input_shape) - 1
-
     def traffic(self, desc: NormDescriptor) -> Traffic:
         row = self.rows(desc).n * desc.element.itemsize
         first = operands_read_twice(desc) * row
-        return Traffic(first, sum(o.shape == desc.input_shape for o in desc.operands()) * row - first, first)
+        return Traffic(first, second=len(self.whole(desc)) * row - first, again=first)
 
     def arguments(self, desc: NormDescriptor, rows: int) -> dict[str, Arg]:
         args, count = super().arguments(desc, rows), self.rows(desc).count
@@ -96,6 +94,7 @@ class NormEntry(Entry[NormDescriptor]):
         """What the kernel that accumulates the gradients reads at a time."""
         return self.strip_tile(desc)
 
+    @fact
     def partial_sums(self, desc: NormDescriptor) -> tuple[int, int]:
         """Partial sums of a gradient, and the groups of a tile's rows that are accumulated in each.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.rows_entries import Entry, Traffic, is_backward
+from triplan.backends.triton.common.rows_entries import Entry
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import PrecisionGuarantee
 
@@ -22,11 +22,6 @@ class SoftmaxEntry(Entry[AnySoftmaxDescriptor]):
 
     def constants(self, desc: AnySoftmaxDescriptor) -> dict[str, Any]:
         return {"LOG": desc.op.startswith("log_")}
-
-    def traffic(self, desc: AnySoftmaxDescriptor) -> Traffic:
-        row = self.rows(desc).n * desc.element.itemsize
-        read = 2 * row if is_backward(desc) else row
-        return Traffic(first=read, second=row, again=read)
 
     def guarantee(self, desc: AnySoftmaxDescriptor) -> Mapping[str, PrecisionGuarantee]:
         """A term of the sum is rounded by each addition on its path; in each block also by an exponential and a product
