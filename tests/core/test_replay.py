@@ -14,12 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import SAMPLES
+from torch.autograd import forward_ad
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import triplan as tp
 from bench.stub import launch_stubbed
 from triplan.backends.runtime import compile, launcher
+from triplan.facade import bound
 from triplan.facade import replay as replay_module
 from triplan.facade.check import may_overlap
 from triplan.facade.replay import CallReplays, Ran, make_call_replay
@@ -222,8 +224,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
     monkeypatch.setattr(
         replay_module, "_empty", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
     )
-    monkeypatch.setattr(replay_module, "current_device", lambda: -1)
-    monkeypatch.setattr(replay_module, "current_stream", lambda index: 0)
+    for module in (replay_module, bound):
+        monkeypatch.setattr(module, "current_device", lambda: -1)  # the index of a CPU tensor's device
+        monkeypatch.setattr(module, "current_stream", lambda index: 0)
     with launch_stubbed(H200):
         yield calls
 
@@ -343,6 +346,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "determinism": _Deterministic,
+    "forward mode": forward_ad.dual_level,
 }
 
 

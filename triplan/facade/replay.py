@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from triplan.backends.runtime.launcher import (
     STORAGE,
@@ -144,9 +145,10 @@ def guarded(
 
 @fact
 def _maker(body: str, constants: tuple[str, ...]) -> Callable[..., Callable[[Any], Any]]:
-    """What makes a guard with this ``body`` from the values of ``constants``."""
+    """A function that makes a guard with this ``body`` from the values of ``constants``."""
+    source = f"def make({', '.join(constants)}):\n last = ()\n def guard(call):\n  {body}\n return guard"
     scope: dict[str, Any] = {}
-    exec(f"def make({', '.join(constants)}):\n last = ()\n def guard(call):\n  {body}\n return guard", scope)
+    exec(compile(source, "<guard of a replay>", "exec"), scope)
     make: Callable[..., Callable[[Any], Any]] = scope["make"]
     return make
 
@@ -403,9 +405,10 @@ def make_call_replay(args: tuple[Any, ...], out: Tensor, ran: Ran) -> CallReplay
         constants |= {f"type{i}": type(a) for i, a in others.items()}
     index = out.get_device()
     refused += ["deterministic() is not was_deterministic", "table.generation != generation", "modes()"]
-    refused += ["current_device() != index"]
+    refused += ["current_device() != index", "forward_ad._current_level >= 0"]
     constants |= {"deterministic": _deterministic, "was_deterministic": _deterministic(), "modes": _function_modes}
     constants |= {"table": TABLE, "generation": TABLE.generation, "current_device": current_device, "index": index}
+    constants |= {"forward_ad": forward_ad}  # tensors with tangents have no dispatch key of their own
     constants |= {"launch": launch_function(templates), "stream": current_stream}
     if written is None:
         addresses = "".join(f"t{i}, " for i in range(len(slots)))

@@ -197,8 +197,8 @@ class Op(Recorded):
 
     def forget(self) -> None:
         """Drop the replays of its calls."""
-        for repeats in (self._new, self._given, self._in_place):
-            repeats.forget()
+        for replays in (self._new, self._given, self._in_place):
+            replays.forget()
 
     def __call__(self, *args: Any) -> Tensor:
         if is_dynamo_compiling():
