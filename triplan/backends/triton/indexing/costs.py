@@ -1,15 +1,9 @@
 """Terms that the costs of several kernels share, in microseconds on an H200: only which kernel is cheaper matters.
 
-<<<<<<< HEAD
-Only which is smaller matters. The models were fitted to runs of ``python -m bench determinism --rows`` and ``bench
-indexing``; ``tests/families/indexing/test_costs.py`` holds the choices that follow against the committed run,
-``bench/results/determinism-nvidia-h200.json``. Indices are not known when planning: they are taken to be spread evenly.
-=======
 Constants that are called fitted, beside the kernels, were fitted to runs of ``python -m bench determinism --rows`` and
 ``python -m bench indexing``. A test compares the choices that follow with the committed run,
 ``bench/results/determinism-nvidia-h200.json``. The indices are not known when planning: they are assumed to be spread
 evenly over the table.
->>>>>>> b20d119 (indexing: one module for each kernel that explain() prints)
 """
 
 from __future__ import annotations
