@@ -68,7 +68,7 @@ def cross_entropy_looped_kernel(
     VEC: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) of each row; with GRAD, dx = the gradient of the loss.
+    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) of each row; with GRAD, dx, the loss's gradient.
 
     x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses, lse: [rows], weight, share: [n], counts:
     [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program walks along ROWS rows by blocks [COLS, VEC]. The
