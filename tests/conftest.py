@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases.functional import DEVICES
 from hypothesis import HealthCheck, settings
 from samples import SetConstant
 
@@ -48,7 +49,8 @@ def family_of(item: pytest.Item) -> str | None:
         return parts[parts.index("families") + 1]
     types = tp.descriptor_types()
     for value in getattr(item, "callspec", SimpleNamespace(params={})).params.values():
-        described = types.get(value) if isinstance(value, str) else type(value)
+        name = getattr(value, "name", value)  # of a functional call
+        described = types.get(name.split()[0].strip("_")) if name and isinstance(name, str) else type(value)
         if described in types.values():
             return described.__module__.rsplit(".", 1)[-1]
     return None
@@ -74,6 +76,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _forget() -> None:
     forget_facts()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Where a functional call runs."""
+    return str(request.param)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """torch.compile with nothing that it compiled before."""
+    torch._dynamo.reset()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        yield
 
 
 @pytest.fixture

@@ -60,10 +60,7 @@ def contents(room: str) -> set[str]:
 FAMILIES = contents("triplan/backends/triton") - SHARED["triplan/backends/triton"]
 
 
-MOVING = ("tests/families",)
-
-
-@pytest.mark.parametrize("room", [pytest.param(room, marks=[pending] if room in MOVING else []) for room in SHARED])
+@pytest.mark.parametrize("room", SHARED)
 def test_a_room_holds_each_family_by_its_name_and_a_few_shared_modules(room: str) -> None:
     assert contents(room) == FAMILIES | SHARED[room]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from cases.losses import build, strided
 from proofs.losses import ALL, OPTIONS
 
 import triplan as tp
@@ -25,18 +26,6 @@ CONFIGURATIONS: tuple[tuple[tuple[int, int], str, dict[str, Any]], ...] = (
     ((512, 30_001), "bf16", {"gradient": True}),
     ((512, 50_257), "bf16", {"gradient": True, "label_smoothing": 0.1}),
 )
-
-
-def build(op: str, shape: tuple[int, ...], axis: int = 1, element: str = "f32", **options: Any) -> tp.Descriptor:
-    """With those options that the op has; class 1 is ignored, which random targets hit."""
-    cls = tp.descriptor_types()[op]
-    options = {"class_axis": axis, "ignore_index": 1, **options}
-    return cls(input_shape=shape, element=element, **{k: v for k, v in options.items() if k in cls.model_fields})
-
-
-def strided(desc: tp.Descriptor) -> tp.Descriptor:
-    """The same with no promise about the strides of whole operands."""
-    return desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.shape == desc.input_shape})  # type: ignore[attr-defined]
 
 
 def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:

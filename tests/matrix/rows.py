@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+
+from cases.rows import OPS, build, strided
 
 import triplan as tp
 from matrix import VECTORS, Build, compiles, pinned, proved
@@ -11,20 +12,6 @@ from matrix import VECTORS, Build, compiles, pinned, proved
 SIZES = ((4096, 256), (4096, 100), (4096, 4096), (4096, 8192), (512, 16384), (512, 32768), (16, 262144))
 #: Long rows of which each element is loaded by itself.
 ODD = ((512, 30001), (512, 50257))
-OPS = tuple(op for op in tp.TABLE.ops() if "softmax" in op or "_norm" in op)
-
-
-def build(op: str, shape: tuple[int, ...], axis: int = -1, element: str = "f32", **options: Any) -> tp.Descriptor:
-    """A problem along ``axis`` where the op has one, else along the last."""
-    cls = tp.descriptor_types()[op]
-    if "softmax" in op:
-        options["softmax_axis"] = axis % len(shape)
-    return cls(input_shape=shape, element=element, **{k: v for k, v in options.items() if k in cls.model_fields})
-
-
-def strided(desc: tp.Descriptor) -> tp.Descriptor:
-    """The same with no promise about the strides of whole operands."""
-    return desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.shape == desc.input_shape})  # type: ignore[attr-defined]
 
 
 def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:

@@ -19,11 +19,6 @@ from triplan.facade import replay
 from triplan.functional import _plans
 
 
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()

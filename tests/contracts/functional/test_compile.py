@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import DEVICES, FIXED, IN_PLACE, WITH_OUT, Call, fixed, integers
+from cases.functional import FIXED, IN_PLACE, WITH_OUT, Call, fixed, integers
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,11 +17,6 @@ from triplan.functional._ops import Op
 from triplan.functional.indexing import gather as gathering
 from triplan.functional.indexing import put as putting
 from triplan.functional.indexing import select as selecting
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @pytest.fixture(autouse=True)

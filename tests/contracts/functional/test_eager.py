@@ -14,12 +14,6 @@ from hypothesis import strategies as st
 import triplan
 import triplan.functional as F  # noqa: N812
 
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 # --- results ---
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import DEVICES, FLOATS, integers, laid_out
+from cases.functional import FLOATS, integers, laid_out
 from torch.autograd import gradcheck, gradgradcheck
 
 import triplan.functional as F  # noqa: N812
@@ -17,11 +17,6 @@ from triplan.functional._ops import Op
 
 OPS = {op.name: op for op in vars(multiplying).values() if isinstance(op, Op)}
 LAYOUTS = ("packed", "transposed", "gaps", "misaligned", "expanded")
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @pytest.fixture(autouse=True)

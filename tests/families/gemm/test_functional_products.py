@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import DEVICES, integers
+from cases.functional import integers
 
 import triplan.functional as F  # noqa: N812
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 def leaves(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

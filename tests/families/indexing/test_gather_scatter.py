@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.functional import DEVICES
 
 import triplan.functional as F  # noqa: N812
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 def test_gather_1d_simple(device: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cases.functional import DEVICES, FLOATS
+from cases.functional import FLOATS
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
@@ -17,18 +17,6 @@ from triplan import nn
 from triplan.functional import losses as losses_module
 
 SHAPES = ((7,), (5, 7), (2, 6, 3), (2, 4, 3, 2), (3, 1))
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.compiler.config.patch(force_disable_caches=True):
-        yield
 
 
 def problem(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases.losses import build, strided
 from proofs.losses import ALL, OPTIONS, TERMS
 from samples import SetConstant
 from torch.nn import functional
@@ -34,18 +35,6 @@ CHOICES: tuple[dict[str, Any], ...] = (
     {"gradient": True, "in_place": True},
     {"gradient": True, "in_place": True, "weight": True, "reduction": "byte_mean"},
 )
-
-
-def build(op: str, shape: tuple[int, ...], axis: int = 1, element: str = "f32", **options: Any) -> tp.Descriptor:
-    """With those options that the op has; class 1 is ignored, which random targets hit."""
-    cls = tp.descriptor_types()[op]
-    options = {"class_axis": axis, "ignore_index": 1, **options}
-    return cls(input_shape=shape, element=element, **{k: v for k, v in options.items() if k in cls.model_fields})
-
-
-def strided(desc: tp.Descriptor) -> tp.Descriptor:
-    """The same with no promise about the strides of whole operands."""
-    return desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.shape == desc.input_shape})  # type: ignore[attr-defined]
 
 
 def given(desc: tp.Descriptor, kind: Values, seed: int) -> dict[str, torch.Tensor]:

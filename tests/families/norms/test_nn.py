@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from cases.functional import DEVICES
 
 from triplan import nn
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.compiler.config.patch(force_disable_caches=True):
-        yield
 
 
 @pytest.mark.parametrize("options", [{}, {"elementwise_affine": False}, {"eps": 1e-3}, {"bias": False}], ids=str)

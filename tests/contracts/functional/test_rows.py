@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cases.functional import DEVICES, FLOATS
+from cases.functional import FLOATS
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
@@ -28,18 +28,6 @@ NAMES = (
     "l2_norm",
     "l2_norm across",
 )
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.compiler.config.patch(force_disable_caches=True):
-        yield
 
 
 def call(name: str, device: str, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (3, 4, 6)) -> Calls:

@@ -1,0 +1,106 @@
+"""Softmax and norms as a grid: op x kernel x axis x element x layout x parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from proofs import norms, softmax
+from torch.nn import functional
+
+import triplan as tp
+from triplan.testing import args_for, check_plan, oracle
+from triplan.testing.values import Values
+
+TERMS = {**softmax.TERMS, **norms.TERMS}
+OPS = tuple(TERMS)
+#: (op, kernel)
+KERNELS = [(op, entry.name) for op in OPS for entry in tp.TABLE.rows(op) if entry.backend is tp.BackendKind.TRITON]
+#: Where a kernel runs, and which: the reference, each kernel in the interpreter, each on a GPU.
+PLACES = [
+    pytest.param("cpu", None, id="cpu"),
+    *(
+        pytest.param(where, kernel, marks=getattr(pytest.mark, where), id=f"{where}-{kernel}")
+        for where in ("interpret", "gpu")
+        for kernel in ("rows", "looped", "split")
+    ),
+]
+
+
+def run(plan: tp.Plan[Any, Any], args: Any) -> None:
+    plan.run(args, tp.Workspace.allocate(plan, plan.target.device_type))
+
+
+def build(op: str, shape: tuple[int, ...], axis: int = -1, element: str = "f32", **options: Any) -> tp.Descriptor:
+    """A problem along ``axis`` where the op has one, else along the last."""
+    cls = tp.descriptor_types()[op]
+    if "softmax" in op:
+        options["softmax_axis"] = axis % len(shape)
+    return cls(input_shape=shape, element=element, **{k: v for k, v in options.items() if k in cls.model_fields})
+
+
+def strided(desc: tp.Descriptor) -> tp.Descriptor:
+    """The same with no promise about the strides of whole operands."""
+    return desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.shape == desc.input_shape})  # type: ignore[attr-defined]
+
+
+def given(desc: tp.Descriptor, seed: int = 0) -> dict[str, torch.Tensor]:
+    """What the adjoints are given is what the forward gave: probabilities, logarithms of them, statistics."""
+    if not desc.op.endswith("_backward"):
+        return {}
+    g = torch.Generator().manual_seed(seed)
+    found = {}
+    for o in desc.operands():
+        if o.name == "out":
+            x = torch.randn(o.shape, generator=g)
+            y = functional.softmax(x, desc.softmax_axis)  # type: ignore[attr-defined]
+            found["out"] = (y.log() if desc.op.startswith("log_") else y).to(o.element.torch)
+        elif o.name in ("rstd", "norm"):
+            found[o.name] = (torch.rand(o.shape, generator=g) + 0.5).to(o.element.torch)
+    return found
+
+
+def passes(op: str) -> tuple[Values, ...]:
+    if op in ("softmax", "log_softmax"):
+        return ("unit", "wide", "special")
+    return ("unit",)  # squares and products of the others' wide values leave the range of f32
+
+
+def check(plan: tp.Plan[Any, Any], seed: int = 0) -> int:
+    desc = plan.descriptor
+    found = check_plan(
+        plan, seed=seed, runs=2, passes=passes(desc.op), magnitude=TERMS[desc.op], given=given(desc, seed)
+    )
+    return found.compared
+
+
+def pinned(desc: tp.Descriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
+    try:
+        return tp.plan(desc, target=target, preference=tp.PlanPreference(kernel=row))
+    except tp.Unsupported:
+        return None
+
+
+PARAMETERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"weight": False, "bias": False},
+    {"bias": False, "weight_offset": 1},
+    {"residual": True},
+)
+
+
+def problems(op: str, shapes: tuple[tuple[int, ...], ...], elements: tuple[str, ...]) -> Iterator[tp.Descriptor]:
+    """Every axis, element, layout and choice of parameters."""
+    for shape in shapes:
+        for axis in range(len(shape)) if "softmax" in op else (-1,):
+            for element in elements:
+                for options in PARAMETERS if op.split("_norm")[0] in ("rms", "layer") else ({},):
+                    desc = build(op, shape, axis, element, **options)
+                    yield desc
+                    yield strided(desc)
+
+
+def reference(desc: tp.Descriptor, **given: torch.Tensor) -> Any:
+    return oracle(desc, args_for(desc, given=given).host())

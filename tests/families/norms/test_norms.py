@@ -1,0 +1,111 @@
+"""Norms: the reference against torch, and values that a careless formula gets wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.rows import PLACES, TERMS, build, reference, run
+from proofs import target
+from torch.nn import functional
+
+import triplan as tp
+from triplan.testing import check_plan
+
+
+def pinned(desc: tp.Descriptor, where: str, kernel: str | None) -> tp.Plan[Any, Any]:
+    return tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+
+
+@pytest.mark.parametrize("weight", [True, False])
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+def test_norms_are_torchs(op: str, weight: bool) -> None:
+    x, w, b = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4, 5), (5,), (5,)))
+    centred = op == "layer_norm"
+    used = [x, *([w] if weight else []), *([b] if weight and centred else [])]
+    options: dict[str, Any] = {"eps": 1e-3, "weight": weight, "bias": weight}
+    parameters = (w if weight else None, *((b if weight else None,) if centred else ()))
+    out = getattr(functional, op)(x, (5,), *parameters, eps=1e-3)
+    found = {"x": x.detach(), "weight": w.detach(), "bias": b.detach()}
+    got = reference(build(op, (3, 4, 5), -1, "f64", **options), **found)
+    torch.testing.assert_close(got["out"], out.detach())
+    dout = torch.randn_like(x)
+    wanted = torch.autograd.grad(out, used, dout)
+    statistics = {name: got[name] for name in ("mean", "rstd") if name in got}
+    back = reference(build(f"{op}_backward", (3, 4, 5), -1, "f64", **options), dout=dout, **found, **statistics)
+    for name, grad in zip(("dx", "dweight", "dbias"), wanted, strict=False):
+        torch.testing.assert_close(back[name], grad)
+
+
+@pytest.mark.parametrize(("where", "kernel"), PLACES[1:])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_rows_that_begin_unlike_the_rest(where: str, kernel: str) -> None:
+    """By one element, by a fifth of them, and by a fifth far from zero."""
+    n = (1000 if kernel == "rows" else 20_000) * (1 if where == "interpret" else 5)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, n, generator=g)
+    x[0, 0] = 1e4
+    x[1:, : n // 5] += 1000
+    x[2] += 3000
+    plan = pinned(build("layer_norm", (3, n)), where, kernel)
+    assert check_plan(plan, passes=("unit",), magnitude=TERMS["layer_norm"], given={"x": x}).compared >= 3 * n
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "l2_norm"])
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_norms_hold_at_the_ends_of_their_range(where: str, kernel: str | None, op: str) -> None:
+    """Mean squares just above the smallest normal number, without an eps; sums of squares near the largest."""
+    n = 1000 if kernel in (None, "rows") else 9000 if where == "interpret" else 20_000
+    info = torch.finfo(torch.float32)
+    unit = torch.randn(3, n, generator=torch.Generator().manual_seed(0))
+    unit -= unit.mean(1, keepdim=True)
+    unit /= unit.square().mean(1, keepdim=True).sqrt()
+    plan = pinned(build(op, (3, n), weight=False, bias=False, eps=0.0), where, kernel)
+    for square in (1.1 * info.smallest_normal, info.max / (4.1 * n)):
+        given = {"x": unit * square**0.5}
+        assert check_plan(plan, passes=("unit",), magnitude=TERMS[op], given=given).compared >= 3 * n
+
+
+def normalised(x: torch.Tensor, where: str, kernel: str | None) -> tp.LayerNormArgs:
+    """layer_norm of ``x``, without weight and bias: what was run."""
+    desc = tp.LayerNormDescriptor(input_shape=x.shape, element=x.dtype, weight=False, bias=False)
+    plan = pinned(desc, where, kernel)
+    x = x.to(plan.target.device_type)
+    mean, rstd = (torch.empty(len(x), device=x.device) for _ in range(2))
+    args = tp.LayerNormArgs(x=x, out=torch.empty_like(x), mean=mean, rstd=rstd)
+    run(plan, args)
+    return args
+
+
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_variance_is_of_centred_values(where: str, kernel: str | None) -> None:
+    """Values of spread 1 around 4,000: their mean square less the square of their mean is noise in f32."""
+    n = 1000 if kernel in (None, "rows") else 20_000
+    args = normalised(torch.randn(3, n, generator=torch.Generator().manual_seed(0)) + 4000, where, kernel)
+    x, wanted = args.x, functional.layer_norm(args.x.double(), (n,))
+    assert float((args.out.double() - wanted).abs().max()) < 2e-5
+    naive = x.square().mean(1) - x.mean(1).square()
+    assert float(((x - x.mean(1, keepdim=True)) * naive.clamp(min=1e-5).rsqrt()[:, None] - wanted).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("n", [1, 31, 256, 1000])
+@pytest.mark.parametrize(("element", "middle"), [("f16", 1500), ("bf16", 200)])
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_mean_of_16_bit_rows_is_exact_to_f32(
+    where: str, kernel: str | None, element: str, middle: int, n: int
+) -> None:
+    """Values a few of their steps apart, or all but one equal: the mean's error must be far below a step."""
+    x = middle + torch.randint(-3, 4, (5, n), generator=torch.Generator().manual_seed(0)).float()
+    x[3:] = middle
+    x[3, n // 2] += 1
+    args = normalised(x.to(tp.ElementKind(element).torch), where, kernel)
+    wide = args.x.double()
+    torch.testing.assert_close(args.mean.double(), wide.mean(1), rtol=1e-6, atol=0)
+    spread = (wide.var(1, correction=0) + 1e-5).rsqrt()
+    torch.testing.assert_close(args.rstd.double(), spread, rtol=1e-4, atol=0)
+    wanted = (wide - wide.mean(1, keepdim=True)) * spread[:, None]
+    torch.testing.assert_close(args.out.double(), wanted, rtol=torch.finfo(args.x.dtype).eps, atol=1e-4)

@@ -1,0 +1,68 @@
+"""softmax and log_softmax: the reference against torch, special values, long rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.rows import PLACES, build, reference, run
+from proofs import target
+
+import triplan as tp
+
+H200 = tp.Target.preset("h200")
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+def test_softmax_is_torchs(op: str, axis: int) -> None:
+    x = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    out = getattr(torch, op)(x, axis)
+    got = reference(build(op, (3, 4, 5), axis, "f64"), x=x.detach())["out"]
+    torch.testing.assert_close(got, out.detach())
+    dout = torch.randn_like(x)
+    (dx,) = torch.autograd.grad(out, x, dout)
+    got = reference(build(f"{op}_backward", (3, 4, 5), axis, "f64"), dout=dout, out=out.detach())["dx"]
+    torch.testing.assert_close(got, dx)
+
+
+SPECIAL = {
+    "all -inf": [-float("inf")] * 4,
+    "some -inf": [-float("inf"), 1.0, -float("inf"), 2.0],
+    "+inf": [1.0, float("inf"), 0.0, -float("inf")],
+    "NaN": [1.0, float("nan"), 0.0, 3.0],
+    "-inf and NaN": [-float("inf"), float("nan"), -float("inf"), -float("inf")],
+    "far": [1e4, 1e4 - 1, -1e4, 0.0],
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_infinities_and_nan_as_in_torch(where: str, kernel: str | None, op: str, name: str) -> None:
+    plan = tp.plan(build(op, (2, 4)), target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    x = torch.tensor([SPECIAL[name], [0.0, 1.0, 2.0, 3.0]], device=plan.target.device_type)
+    args: Any = plan.args_type(x=x, out=torch.empty_like(x))
+    run(plan, args)
+    torch.testing.assert_close(args.out, getattr(torch, op)(x, 1), equal_nan=True)
+
+
+def test_long_rows_have_the_same_bits_in_few_and_many() -> None:
+    strict = tp.PlanPreference(batch_invariant=True)
+    few, many = (tp.plan(build("softmax", (n, 65536)), target=H200, preference=strict) for n in (2, 65536))
+    assert few.sku().numerics_id == many.sku().numerics_id
+
+
+@pytest.mark.gpu
+def test_rows_past_two_to_the_31st() -> None:
+    free, _ = torch.cuda.mem_get_info()
+    if free < 20 * 2**30:
+        pytest.skip("needs 20 GiB of free GPU memory")
+    x = torch.zeros(2**17 + 3, 2**14 + 8, dtype=torch.bfloat16, device="cuda")
+    x[-1, 5] = 8.0
+    out = torch.empty_like(x)
+    plan = tp.plan(tp.SoftmaxDescriptor.from_args(tp.SoftmaxArgs(x, out), softmax_axis=1))
+    run(plan, tp.SoftmaxArgs(x, out))
+    torch.testing.assert_close(out[-2:], torch.softmax(x[-2:], 1))
