@@ -8,8 +8,9 @@ subclass of its kind and of that, in this order, with a tile and the launches th
 * ``SplitRows``: each block of a row has its own program, for few and long rows. One launch reduces each block into the
   workspace; the next merges the partial results of a row and writes.
 
-From these follow when the entry applies, its cost, workspace, numerics id and launches. ``desc`` is always a descriptor
-of one of the ops that the entry was registered for.
+From these follow when the entry applies, its cost, workspace, numerics id and launches. A family must write
+``guarantee``, and each kernel ``tile`` and ``main`` (a split ``tile``, ``kernels`` and ``partials``); all else has a
+default. ``desc`` is always a descriptor of one of the ops that the entry was registered for.
 """
 
 from __future__ import annotations
@@ -167,6 +168,7 @@ class Entry(ABC, Generic[D]):
 
     @fact
     def rows(self, desc: D) -> Rows:
+        """Where the rows lie."""
         return rows_along(desc, self.axis(desc), self.in_order)
 
     @fact

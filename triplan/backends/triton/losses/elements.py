@@ -23,6 +23,8 @@ RESIDENT = 4
 
 
 class ScaleEntry(Entry[ScaleGradientDescriptor]):
+    """dx = dloss * unscaled; with ``in_place``, dx *= dloss."""
+
     elementwise = True
     in_order = False
 

@@ -39,7 +39,7 @@ class NormLooped(LoopedRows[NormDescriptor], NormEntry):
         return super().us(desc, replace(tile, rows=1), target) + (accumulated if gradients(desc) else 0.0)
 
     def main(self, desc: NormDescriptor, tile: Tile, unroll: int = 0) -> list[Launch]:
-        """``unroll``: blocks loaded at a time; by default as many as registers have room for."""
+        """``unroll``: blocks loaded at a time; by default what ``Rows.unroll`` allows."""
         r, grid = self.rows(desc), self.programs(desc, tile)
         unroll = unroll or r.unroll(tile, 4 if r.vectors else max(2 // operands_read_twice(desc), 1))
         how: dict[str, Any] = {

@@ -175,7 +175,7 @@ class NormEntry(Entry[NormDescriptor]):
 
         *The mean from one sum* of 16-bit elements is exact unless the largest is more than twice another: s is then at
         least a share 1 / (2 * sqrt(2 * n)) of it, and the sum within depth roundings of it. The squares are of
-        deviations from the 14 leading bits of the mean, which is at most 8 * s off.
+        deviations from the 14 leading bits of the mean, which are at most 8 * s off it.
         """
         n, tile, shared = self.rows(desc).n, self.some_tile(desc), self.partials_tile(desc)
         if output in PARTIALS:

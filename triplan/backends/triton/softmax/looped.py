@@ -25,7 +25,7 @@ class SoftmaxLooped(LoopedRows[AnySoftmaxDescriptor], SoftmaxEntry):
         return r.loop_tile(desc.element, held=32, operands=2, most_warps=32 if long else 16)
 
     def main(self, desc: AnySoftmaxDescriptor, tile: Tile, unroll: int = 0) -> list[Launch]:
-        """``unroll``: blocks loaded at a time; by default as many as registers have room for."""
+        """``unroll``: blocks loaded at a time; by default what ``Rows.unroll`` allows."""
         r, grid = self.rows(desc), self.programs(desc, tile)
         if is_backward(desc):
             unroll = unroll or r.unroll(tile, 2 if r.vectors else 1)
