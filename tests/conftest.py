@@ -88,8 +88,17 @@ def device(request: pytest.FixtureRequest) -> str:
 def fresh_compiler() -> Iterator[None]:
     """torch.compile with nothing that it compiled before."""
     torch._dynamo.reset()
+    # torch's caches on disk do not know when the gradient of a registered op has changed.
     with torch.compiler.config.patch(force_disable_caches=True):
         yield
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture

@@ -1,78 +1,42 @@
-"""One descriptor an op, small enough for any backend, wide enough for the rows kernels; operands on a GPU."""
+"""One descriptor an op, small enough for any backend, wide enough for the rows kernels; operands on a GPU; threads."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from triplan import (
-    BatchedGemmDescriptor,
-    CrossEntropyBackwardDescriptor,
-    CrossEntropyDescriptor,
-    Descriptor,
-    EmbeddingBackwardDescriptor,
-    EmbeddingDescriptor,
-    GatherBackwardDescriptor,
-    GatherDescriptor,
-    GemmBackwardDescriptor,
-    GemmDescriptor,
-    IndexAddDescriptor,
-    IndexPutDescriptor,
-    IndexSelectBackwardDescriptor,
-    IndexSelectDescriptor,
-    L2NormBackwardDescriptor,
-    L2NormDescriptor,
-    LayerNormBackwardDescriptor,
-    LayerNormDescriptor,
-    LogSoftmaxBackwardDescriptor,
-    LogSoftmaxDescriptor,
-    NllLossBackwardDescriptor,
-    NllLossDescriptor,
-    Plan,
-    RmsNormBackwardDescriptor,
-    RmsNormDescriptor,
-    ScaleGradientDescriptor,
-    ScatterAddDescriptor,
-    ScatterDescriptor,
-    SoftmaxBackwardDescriptor,
-    SoftmaxDescriptor,
-)
+import triplan as tp
 
-SAMPLES: dict[str, Descriptor] = {
+TYPES = tp.descriptor_types()
+MATRIX = {"input_shape": (5, 32), "element": "f32"}
+SOFTMAXES = ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward")
+NORMS = tuple(f"{name}_norm{suffix}" for name in ("rms", "layer", "l2") for suffix in ("", "_backward"))
+LOSSES = ("cross_entropy_backward", "nll_loss", "nll_loss_backward")
+PRODUCT = {"m": 5, "n": 32, "k": 9, "element": "f32"}
+EVERYTHING = {"epilogue": "bias", "reads_c0": True, "saves_pre": True}
+READ = {"out_shape": (6, 32), "src_dim_size": 9, "element": "f32"}
+WRITTEN = {"src_shape": (6, 32), "out_dim_size": 9, "element": "f32"}
+TABLE = {"index_shape": (2, 3), "num_embeddings": 9, "embedding_dim": 32, "element": "f32"}
+
+SAMPLES: dict[str, tp.Descriptor] = {
     d.op: d
     for d in (
-        GatherDescriptor(out_shape=(6, 32), gather_dim=0, src_dim_size=9, element="f32"),
-        GatherBackwardDescriptor(out_shape=(6, 32), gather_dim=0, src_dim_size=9, element="f32"),
-        IndexSelectDescriptor(out_shape=(6, 32), select_dim=0, src_dim_size=9, element="f32"),
-        IndexSelectBackwardDescriptor(out_shape=(6, 32), select_dim=0, src_dim_size=9, element="f32"),
-        ScatterAddDescriptor(src_shape=(6, 32), scatter_dim=0, out_dim_size=9, element="f32"),
-        ScatterDescriptor(src_shape=(6, 32), scatter_dim=0, out_dim_size=9, element="f32"),
-        IndexAddDescriptor(src_shape=(6, 32), add_dim=0, out_dim_size=9, element="f32"),
-        IndexPutDescriptor(out_shape=(5, 4, 32), index_shape=(6,), num_indices=1, element="f32"),
-        EmbeddingDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
-        EmbeddingBackwardDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=32, element="f32"),
-        GemmDescriptor(m=5, n=32, k=9, element="f32", epilogue="bias", reads_c0=True, saves_pre=True),
-        BatchedGemmDescriptor(batch=3, m=5, n=32, k=9, element="f32", epilogue="bias", reads_c0=True, saves_pre=True),
-        GemmBackwardDescriptor(m=5, n=32, k=9, element="f32", wants_dbias=True),
-        SoftmaxDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
-        SoftmaxBackwardDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
-        LogSoftmaxDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
-        LogSoftmaxBackwardDescriptor(input_shape=(5, 32), softmax_axis=1, element="f32"),
-        RmsNormDescriptor(input_shape=(5, 32), element="f32"),
-        RmsNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
-        LayerNormDescriptor(input_shape=(5, 32), element="f32"),
-        LayerNormBackwardDescriptor(input_shape=(5, 32), element="f32"),
-        CrossEntropyDescriptor(
-            input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True
-        ),
-        CrossEntropyBackwardDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
-        NllLossDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
-        NllLossBackwardDescriptor(input_shape=(5, 32), element="f32", reduction="byte_mean", weight=True),
-        ScaleGradientDescriptor(input_shape=(5, 32), element="f32"),
-        L2NormDescriptor(input_shape=(5, 32), element="f32"),
-        L2NormBackwardDescriptor(input_shape=(5, 32), element="f32"),
+        *(TYPES[op](gather_dim=0, **READ) for op in ("gather", "gather_backward")),
+        *(TYPES[op](select_dim=0, **READ) for op in ("index_select", "index_select_backward")),
+        *(TYPES[op](scatter_dim=0, **WRITTEN) for op in ("scatter_add", "scatter")),
+        tp.IndexAddDescriptor(add_dim=0, **WRITTEN),
+        tp.IndexPutDescriptor(out_shape=(5, 4, 32), index_shape=(6,), num_indices=1, element="f32"),
+        *(TYPES[op](**TABLE) for op in ("embedding", "embedding_backward")),
+        tp.GemmDescriptor(**PRODUCT, **EVERYTHING),
+        tp.BatchedGemmDescriptor(batch=3, **PRODUCT, **EVERYTHING),
+        tp.GemmBackwardDescriptor(**PRODUCT, wants_dbias=True),
+        *(TYPES[op](softmax_axis=1, **MATRIX) for op in SOFTMAXES),
+        *(TYPES[op](**MATRIX) for op in (*NORMS, "scale_gradient")),
+        tp.CrossEntropyDescriptor(reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True, **MATRIX),
+        *(TYPES[op](reduction="byte_mean", weight=True, **MATRIX) for op in LOSSES),
     )
 }
 ACCUMULATING = (
@@ -85,7 +49,7 @@ ACCUMULATING = (
 )
 
 
-def known(desc: Descriptor, **fields: Any) -> dict[str, Any]:
+def known(desc: tp.Descriptor, **fields: Any) -> dict[str, Any]:
     """Those of ``fields`` that ``desc`` has."""
     return {name: value for name, value in fields.items() if name in type(desc).model_fields}
 
@@ -94,7 +58,7 @@ def known(desc: Descriptor, **fields: Any) -> dict[str, Any]:
 SetConstant = Callable[[Any, str, Any], None]
 
 
-def make_args(plan: Plan, seed: int = 0) -> object:  # type: ignore[type-arg]
+def make_args(plan: tp.Plan, seed: int = 0) -> object:  # type: ignore[type-arg]
     """Random operands on the GPU, indices in range: small integers, whose sums no order can change."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     values: dict[str, object] = {}
@@ -115,11 +79,11 @@ def make_args(plan: Plan, seed: int = 0) -> object:  # type: ignore[type-arg]
     return plan.args_type(**values)
 
 
-def outputs(plan: Plan, args: object) -> list[torch.Tensor]:  # type: ignore[type-arg]
+def outputs(plan: tp.Plan, args: object) -> list[torch.Tensor]:  # type: ignore[type-arg]
     return [getattr(args, o.name) for o in plan.descriptor.operands() if o.is_written]
 
 
-def refill(plan: Plan, args: object, fresh: object) -> None:  # type: ignore[type-arg]
+def refill(plan: tp.Plan, args: object, fresh: object) -> None:  # type: ignore[type-arg]
     """Copies the tensors of ``fresh`` into those of ``args``."""
     for o in plan.descriptor.operands():
         new, old = getattr(fresh, o.name), getattr(args, o.name)
@@ -128,3 +92,22 @@ def refill(plan: Plan, args: object, fresh: object) -> None:  # type: ignore[typ
         elif o.kind == "tensor_list":
             for x, y in zip(old, new, strict=True):
                 x.copy_(y)
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Run ``work(0)`` ... ``work(count - 1)`` at once; raises what the first of them raised."""
+    errors: list[BaseException] = []
+
+    def guarded(k: int) -> None:
+        try:
+            work(k)
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=guarded, args=(k,)) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

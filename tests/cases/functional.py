@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import triplan.functional as F  # noqa: N812
 from triplan.functional._ops import Op
@@ -25,6 +27,30 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SUMMED = (*FLOATS, torch.int32, torch.int64)
 COPIED = (*SUMMED, torch.bool)
+
+
+class SeenDispatch(TorchDispatchMode):
+    """Notes every op that reaches the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class SeenFunction(TorchFunctionMode):
+    """Notes every call of a function of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def forget_replays() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from samples import SAMPLES, make_args, outputs, refill
+from samples import SAMPLES, in_threads, make_args, outputs, refill
 
 import triplan as tp
 from triplan.facade import bound
@@ -271,24 +270,16 @@ def test_eight_threads_share_one(streams: bool) -> None:
     plan = tp.plan(COPY).prepare()
     args: Any = make_args(plan)
     args.out.zero_()
-    run, failures = plan.bind(args), []
+    run = plan.bind(args)
     torch.cuda.synchronize()
 
-    def work() -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()) if streams else nullcontext():
-                for _ in range(200):
-                    run()  # in a thread that has used no GPU before
-        except Exception as e:
-            failures.append(e)
+    def work(_: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()) if streams else nullcontext():
+            for _ in range(200):
+                run()  # in a thread that has used no GPU before
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(8, work)
     torch.cuda.synchronize()
-    assert failures == []
     assert torch.equal(args.out, args.src[args.index])
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import SAMPLES
+from samples import SAMPLES, in_threads
 
 import triplan as tp
 from triplan.backends import table as table_module
@@ -79,11 +79,7 @@ def test_one_select_a_key_however_many_threads(monkeypatch: pytest.MonkeyPatch) 
         for n in range(5):
             got[k].append(cache.get(sized(n), target=H200))
 
-    threads = [threading.Thread(target=ask, args=(k,)) for k in range(16)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(16, ask)
     assert counts == {sized(n).key: 1 for n in range(5)}
     assert all(g == got[0] for g in got)
     assert cache.stats().misses + cache.stats().hits == 16 * 5

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
-from samples import SAMPLES, known, make_args, outputs, refill
+from samples import SAMPLES, in_threads, known, make_args, outputs, refill
 
 import triplan as tp
 
@@ -78,22 +76,15 @@ def test_streams() -> None:
 
 def test_eight_threads_on_eight_streams() -> None:
     plan = tp.plan(SAMPLES["gather"].replace(out_shape=(999, 64)), preference=LOOSE).prepare()
-    failures: list[int] = []
 
     def work(seed: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             for k in range(20):
                 args = make_args(plan, seed * 100 + k)
                 plan.run(args)
-                if not torch.equal(args.out, args.src.gather(0, args.index)):  # type: ignore[attr-defined]
-                    failures.append(seed)
+                assert torch.equal(args.out, args.src.gather(0, args.index))  # type: ignore[attr-defined]
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert failures == []
+    in_threads(8, work)
 
 
 def test_cpu_tensors_and_foreign_targets_are_refused() -> None:

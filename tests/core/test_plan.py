@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 
 import pytest
 import torch
@@ -223,28 +222,6 @@ def test_empty_problems_still_fill_what_must_be_filled(op: str) -> None:
         plan.run(args)
         assert (tensors[2] == (7 if accumulate else 0)).all()
         plan.check(args)
-
-
-def test_one_plan_from_many_threads() -> None:
-    plan, _ = gather_problem()
-    failures: list[str] = []
-
-    def work(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(50):
-            src = torch.randn(5, 4, generator=generator)
-            index = torch.randint(0, 5, (3, 4), generator=generator)
-            out = torch.empty(3, 4)
-            plan.run(tp.GatherArgs(src, index, out))
-            if not torch.equal(out, src.gather(0, index)):
-                failures.append(f"seed {seed}")
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert failures == []
 
 
 # --- workspace ---

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import SAMPLES
+from samples import SAMPLES, in_threads
 from torch.autograd import forward_ad
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -189,7 +188,6 @@ def test_list_operands_are_looked_into() -> None:
 def test_many_threads_with_two_signatures() -> None:
     desc, _ = problem("gather", strided=True)
     plan = tp.plan(desc, target=CPU)
-    failures: list[str] = []
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -198,15 +196,9 @@ def test_many_threads_with_two_signatures() -> None:
             index = torch.randint(0, 9, (6, 32), generator=generator)
             out = torch.empty(6, 32)
             plan.run(tp.GatherArgs(src, index, out))
-            if not torch.equal(out, src.gather(0, index)):
-                failures.append(f"thread {seed}")
+            assert torch.equal(out, src.gather(0, index))
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert failures == []
+    in_threads(8, work)
 
 
 # --- launches, with a launcher that records them ---

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from cases.functional import FIXED, IN_PLACE, WITH_OUT, Call, fixed, integers
+from cases.functional import FIXED, IN_PLACE, WITH_OUT, Call, SeenDispatch, fixed, integers
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import triplan.functional as F  # noqa: N812
 from triplan.functional._ops import Op
@@ -18,13 +16,7 @@ from triplan.functional.indexing import gather as gathering
 from triplan.functional.indexing import put as putting
 from triplan.functional.indexing import select as selecting
 
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    # torch's caches on disk do not know when the gradient of a registered op has changed.
-    with torch.compiler.config.patch(force_disable_caches=True):
-        yield
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 OPS = {op.name: op for m in (gathering, selecting, putting) for op in vars(m).values() if isinstance(op, Op)}
@@ -80,7 +72,7 @@ def _leaf(a: Any, requires_grad: bool) -> Any:
 # --- torch.compile ---
 
 
-def both_ways(call: Call, backend: Any, dynamic: bool | None = None) -> None:
+def both_ways(call: Call, backend: Any, dynamic: bool | None) -> None:
     """Values and gradients of the compiled call are those of the plain one."""
 
     def function(*values: torch.Tensor) -> torch.Tensor:
@@ -99,15 +91,15 @@ def both_ways(call: Call, backend: Any, dynamic: bool | None = None) -> None:
         assert torch.equal(compiled(*other), expected)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", FIXED)
-def test_compiles_whole(name: str, dynamic: bool, device: str) -> None:
-    both_ways(fixed(device)[name], "aot_eager", dynamic)
-
-
-@pytest.mark.parametrize("name", ["gather", "scatter_add_"])
-def test_compiles_with_inductor(name: str, device: str) -> None:
-    both_ways(fixed(device)[name], "inductor")
+@pytest.mark.parametrize(
+    ("backend", "dynamic", "name"),
+    [
+        *(("aot_eager", dynamic, name) for dynamic in (False, True) for name in FIXED),
+        *(("inductor", None, name) for name in ("gather", "scatter_add_")),
+    ],
+)
+def test_compiles_whole(backend: str, dynamic: bool | None, name: str, device: str) -> None:
+    both_ways(fixed(device)[name], backend, dynamic)
 
 
 def test_one_graph_for_every_size(device: str) -> None:
@@ -164,16 +156,6 @@ def test_compiled_bad_index_raises(name: str, device: str) -> None:
 # --- whoever watches sees the ops ---
 
 
-class Seen(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_dispatch_modes_see_one_op(name: str, requires_grad: bool, device: str) -> None:
@@ -181,7 +163,7 @@ def test_dispatch_modes_see_one_op(name: str, requires_grad: bool, device: str) 
     values = call.copies(requires_grad)
     if call.name in IN_PLACE:
         values[0] = values[0].clone()
-    with Seen() as seen:
+    with SeenDispatch() as seen:
         call.run(call.ours, values)
     registered = [op for op in seen.ops if op.startswith("triplan.")]
     assert registered == [f"triplan.{call.name.removesuffix('_with_grad')}.default"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,13 +42,12 @@ def test_every_dtype(name: str, dtype: torch.dtype, index_dtype: torch.dtype, de
     assert torch.equal(call.run(call.ours, call.copies()), call.run(call.theirs, call.copies()))
 
 
+@pytest.mark.usefixtures("deterministic")
 def test_half_sums_round_once(device: str) -> None:
     """2⁻¹² is less than half of f16's step at 1: rounded one by one, all 512 additions would be lost."""
     index = torch.zeros(512, dtype=torch.int64, device=device)
     tiny = torch.full((512,), 2.0**-12, dtype=torch.float16, device=device)
-    with _deterministic():
-        got = F.index_add(torch.ones(1, dtype=torch.float16, device=device), 0, index, tiny)
-    assert got.item() == 1.125
+    assert F.index_add(torch.ones(1, dtype=torch.float16, device=device), 0, index, tiny).item() == 1.125
 
 
 @pytest.mark.parametrize("rank", [1, 8])
@@ -59,12 +59,12 @@ def test_high_ranks(rank: int, device: str) -> None:
     assert torch.equal(F.embedding(index, rows), torch.nn.functional.embedding(index, rows))
 
 
+@pytest.mark.usefixtures("deterministic")
 def test_last_write_stays_when_deterministic(device: str) -> None:
     index = torch.tensor([[1, 1, 1]], device=device)
     src = torch.tensor([[5.0, 6.0, 7.0]], device=device)
-    with _deterministic():
-        assert F.scatter(torch.zeros(1, 2, device=device), 1, index, src).tolist() == [[0, 7]]
-        assert F.index_put(torch.zeros(2, device=device), (index[0],), src[0]).tolist() == [0, 7]
+    assert F.scatter(torch.zeros(1, 2, device=device), 1, index, src).tolist() == [[0, 7]]
+    assert F.index_put(torch.zeros(2, device=device), (index[0],), src[0]).tolist() == [0, 7]
 
 
 def test_index_put_takes_trailing_none_and_mixed_indices(device: str) -> None:
@@ -81,15 +81,6 @@ def test_lazy_negation_is_resolved(device: str) -> None:
     assert F.gather(x, 0, index).tolist() == [-3, -1]
     assert F.index_add(torch.zeros(4, device=device), 0, index, x[:2]).tolist() == [0, -1, 0, 0]
     assert F.index_select(x, 0, index).tolist() == [-3, -1]
-
-
-class _deterministic:  # noqa: N801
-    def __enter__(self) -> None:
-        self.before = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True)
-
-    def __exit__(self, *_: object) -> None:
-        torch.use_deterministic_algorithms(self.before)
 
 
 # --- indices out of bounds ---
@@ -111,35 +102,24 @@ def _bad(name: str, device: str, position: int) -> Call:
     return Call(call.name, tuple(map(replaced, call.args)), call.values, call.theirs, call.kwargs)
 
 
-@pytest.mark.parametrize("position", [5, -6, 2**31 - 1, -(2**31)])
-@pytest.mark.parametrize("name", FIXED)
+# -1 is the last of index_put's.
+BAD = [(n, p) for n in FIXED for p in (5, 9, -1, -6, 2**31 - 1, -(2**31)) if p != -1 or not n.startswith("index_put")]
+
+
+@pytest.mark.parametrize(("name", "position"), BAD)
 def test_bad_index_raises(name: str, position: int, device: str) -> None:
     call = _bad(name, device, position)
-    with pytest.raises(IndexError, match=rf"= \(?.*{position}\)? is out of bounds"):
-        call.ours(*call.args, **call.kwargs, check_indices=True)
+    for checks in ({"check_indices": True}, *([{}] if device == "cpu" else [])):  # the CPU always checks
+        with pytest.raises(IndexError, match=rf"= \(?.*{position}\)? is out of bounds"):
+            call.ours(*call.args, **call.kwargs, **checks)
     torch.ones(1, device=device).add_(1).cpu()  # the device is still usable
 
 
-@pytest.mark.parametrize("name", [n for n in FIXED if not n.startswith("index_put")])
-def test_negative_index_raises_where_torch_refuses_it(name: str, device: str) -> None:
-    call = _bad(name, device, -1)
-    with pytest.raises(IndexError, match="= -1 is out of bounds"):
-        call.ours(*call.args, **call.kwargs, check_indices=True)
-
-
 @pytest.mark.parametrize("name", FIXED)
-def test_cpu_always_checks(name: str) -> None:
-    call = _bad(name, "cpu", 9)
-    with pytest.raises(IndexError):
-        call.ours(*call.args, **call.kwargs)
-
-
-def test_checked_good_indices_pass(device: str) -> None:
-    for call in fixed(device).values():
-        call.kwargs["check_indices"] = True
-        got = call.run(call.ours, call.copies())
-        del call.kwargs["check_indices"]
-        assert torch.equal(got, call.run(call.theirs, call.copies()))
+def test_checked_good_indices_pass(name: str, device: str) -> None:
+    call = fixed(device)[name]
+    got = call.run(partial(call.ours, check_indices=True), call.copies())
+    assert torch.equal(got, call.run(call.theirs, call.copies()))
 
 
 @pytest.mark.gpu

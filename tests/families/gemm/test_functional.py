@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,11 +19,7 @@ OPS = {op.name: op for op in vars(multiplying).values() if isinstance(op, Op)}
 LAYOUTS = ("packed", "transposed", "gaps", "misaligned", "expanded")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.compiler.config.patch(force_disable_caches=True):
-        yield
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 Call = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple[torch.Tensor, ...], dict[str, Any]]
