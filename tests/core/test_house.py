@@ -47,8 +47,6 @@ ORDER = (
 )
 MAX_LINES = 500
 
-pending = pytest.mark.xfail(reason="families are moving", strict=False)
-
 
 def contents(room: str) -> set[str]:
     """The modules and folders of ``room``."""
