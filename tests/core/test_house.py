@@ -33,7 +33,7 @@ SHARED = {
 }
 #: Rooms that only some families have a module in.
 OPTIONAL = {"triplan/nn"}
-#: Imports go from right to left; modules of one group do not import each other's room.
+#: A room imports only rooms of the lines above its own ("" is the package ``triplan`` itself).
 ORDER = (
     ("errors", "_exports"),
     ("sku",),
