@@ -42,6 +42,13 @@ def signature(function: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text.replace("'", ""))
 
 
+def constructor(cls: type[Any]) -> str:
+    """The signature of its ``__init__``, unless fields say it, or another library, whose versions may differ."""
+    owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
+    ours = owner.__module__.startswith("triplan") and not issubclass(cls, (pydantic.BaseModel, enum.Enum))
+    return signature(cls.__init__) if ours else ""
+
+
 def lineage(cls: type[Any]) -> tuple[list[type[Any]], list[type[Any]]]:
     """``cls`` with its private bases, whose members count as its own, and its public bases."""
     own, public = [cls], []
@@ -90,8 +97,7 @@ def entry(name: str, value: Any) -> list[str]:
         return [f"{name} = {value}"]
     if inspect.isclass(value):
         bases = ", ".join(b.__qualname__ for b in lineage(value)[1])
-        init = "" if issubclass(value, (pydantic.BaseModel, enum.Enum)) else signature(value.__init__)
-        return [f"class {name}({bases}){init}", *sorted(f"    {m}" for m in members(value))]
+        return [f"class {name}({bases}){constructor(value)}", *sorted(f"    {m}" for m in members(value))]
     return [f"def {name}{signature(value)}" if callable(value) else f"{name}: {type(value).__qualname__}"]
 
 
