@@ -65,9 +65,18 @@ def launches() -> list[Launch]:
     return [*found, *(launch for plan in early for launch in plan.launches)]
 
 
+def kinds(arg: Any) -> Any:
+    """What the launcher makes of an argument depends on: its kind, and the width of what is passed by value."""
+    if isinstance(arg, tuple):
+        return tuple(kinds(a) for a in arg)
+    return type(arg), getattr(arg, "wide", None), arg.element if isinstance(arg, (Float, Scalar)) else None
+
+
 @pytest.fixture(scope="module")
 def every() -> list[Launch]:
-    return list({launch.source(): launch for launch in launches()}.values())
+    """Each kernel once for each list of kinds of arguments."""
+    by_kinds = {(x.kernel, x.overlaps, tuple(map(kinds, x.args.values()))): x for x in launches()}
+    return list(by_kinds.values())
 
 
 @pytest.fixture(scope="module")
