@@ -1,6 +1,8 @@
 """The compile matrix: which binaries are built without a GPU, and what each of them is held to.
 
 A family joins by ``@compiles(*ops)`` over a function that yields ``Build``s of an entry, in a module of this package.
+Of other ops the problems of the proofs are built.
+
 Thousands of binaries follow. Those that are built cover them: of each kernel function, for each architecture, every
 constant, parameter type and promise of divisibility at least once, and every tile with every element; of each entry,
 every element. Registers spill because of tiles and elements, and vector widths follow from types and promises, so
@@ -209,6 +211,14 @@ def _cover(every: tuple[Binary, ...], most: bool) -> tuple[Binary, ...]:
     return tuple(found)
 
 
+def of_proofs(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    """What is built of an op whose family has not joined."""
+    for desc in proved(op, entry):
+        if plan := pinned(desc, entry, target):
+            yield Build(desc, plan.launches, guarantee=plan.precision_guarantee())
+
+
 # Last, as they import what stands above.
 for _module in sorted(Path(__file__).parent.glob("[!_]*.py")):
     importlib.import_module(f"matrix.{_module.stem}")
+JOINED = {**dict.fromkeys(FAMILIES, of_proofs), **JOINED}

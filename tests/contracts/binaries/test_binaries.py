@@ -86,8 +86,11 @@ def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, m
 def test_what_sums_in_no_fixed_order_has_float_atomics(
     op: str, entry: str, arch: str, pytestconfig: pytest.Config
 ) -> None:
+    size = pytestconfig.getoption("matrix")
+    if size == "few":
+        pytest.skip("not every kernel of a plan is built")
     found: dict[str, bool] = {}
-    for binary in picked(family(op), arch, pytestconfig.getoption("matrix")):
+    for binary in picked(family(op), arch, size):
         for user in (u for u in binary.unordered if u[:2] == (op, entry)):
             ptx = compile_source(binary.source, TARGETS[arch].arch).asm["ptx"]
             found[user[2]] = found.get(user[2], False) or bool(FLOAT_ATOMIC.search(ptx))
