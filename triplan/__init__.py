@@ -3,6 +3,7 @@
 from triplan._exports import export as _export
 from triplan.backends import *
 from triplan.descriptors.base import *
+from triplan.descriptors.elementwise import *
 from triplan.descriptors.gemm import *
 from triplan.descriptors.indexing import *
 from triplan.descriptors.layout import *

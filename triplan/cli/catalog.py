@@ -94,7 +94,7 @@ def _supported(
     cls: type[Descriptor], entry: KernelRow, element: ElementKind
 ) -> tuple[PrecisionGuarantee, tuple[str, ...]] | None:
     """The guarantee for the first example that ``entry`` supports on any architecture, and those architectures."""
-    for desc in examples(cls, element=element):
+    for desc in examples(cls, op=entry.op, element=element):
         targets = ((arch, target) for arch, target in TARGETS.items() if arch in entry.archs)
         archs = tuple(str(arch) for arch, target in targets if entry.supports(desc, target))
         if archs:

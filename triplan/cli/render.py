@@ -106,7 +106,7 @@ def _about(op: str) -> list[str]:
     """The descriptor's own summary and its operands."""
     cls = descriptor_types()[op]
     summary = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
-    example = next(examples(cls, element=ElementKind.F32), None)
+    example = next(examples(cls, op=op, element=ElementKind.F32), None)
     if example is None:
         return [summary]
     operands = ", ".join(f"`{o.name}` ({o.role}{', optional' if o.optional else ''})" for o in example.operands())

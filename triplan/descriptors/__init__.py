@@ -3,6 +3,7 @@
 from triplan._exports import export as _export
 from triplan.descriptors.base import *
 from triplan.descriptors.base import RowwiseDescriptor as RowwiseDescriptor
+from triplan.descriptors.elementwise import *
 from triplan.descriptors.fields import *
 from triplan.descriptors.fields import OutOfBounds as OutOfBounds
 from triplan.descriptors.gemm import *

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import model_validator
 from typing_extensions import Self
@@ -24,8 +24,9 @@ _REGISTRY: dict[str, type[Descriptor]] = {}
 class Descriptor(FrozenModel):
     """Shapes, axes, dtypes and options of one op; no tensors, no device.
 
-    A subclass fixes ``op: Literal["name"] = "name"``, which registers it under that name. Values that change from call
-    to call without changing the kernel (alpha, seed, step) are Args, not fields.
+    A subclass fixes ``op: Literal["name"] = "name"``, which registers it under that name. One class for several ops of
+    equal operands lists them all, ``op: Literal["abs", "exp"]``, without a default. Values that change from call to
+    call without changing the kernel (alpha, seed, step) are Args, not fields.
     """
 
     category: ClassVar[OpCategory] = OpCategory.CUSTOM
@@ -37,13 +38,21 @@ class Descriptor(FrozenModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        op = cls.model_fields["op"].default
-        if not isinstance(op, str):
-            return  # an intermediate base
-        known = _REGISTRY.get(op)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise InvalidProblem(f"op {op!r} of {cls.__qualname__} is already {known.__module__}.{known.__qualname__}")
-        _REGISTRY[op] = cls
+        for op in cls.ops():
+            known = _REGISTRY.get(op)
+            if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise InvalidProblem(
+                    f"op {op!r} of {cls.__qualname__} is already {known.__module__}.{known.__qualname__}"
+                )
+            _REGISTRY[op] = cls
+
+    @classmethod
+    def ops(cls) -> tuple[str, ...]:
+        """The ops that this class describes; none for an intermediate base."""
+        field = cls.model_fields["op"]
+        if get_origin(field.annotation) is Literal:
+            return tuple(str(op) for op in get_args(field.annotation))
+        return (field.default,) if isinstance(field.default, str) else ()
 
     # --- to be written by a subclass ---
 

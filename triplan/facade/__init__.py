@@ -2,6 +2,7 @@
 
 from triplan._exports import export as _export
 from triplan.facade.cache import *
+from triplan.facade.elementwise import *
 from triplan.facade.gemm import *
 from triplan.facade.indexing import *
 from triplan.facade.losses import *

@@ -66,7 +66,7 @@ class Plan(Preparing, Generic[D, A]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _PLANS[cls.descriptor_type.model_fields["op"].default] = cls
+        _PLANS.update(dict.fromkeys(cls.descriptor_type.ops(), cls))
 
     def __init__(self) -> None:
         raise TypeError(f"use {type(self).__name__}.select(descriptor, ...)")

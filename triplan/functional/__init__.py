@@ -1,6 +1,7 @@
 """torch-like calls with autograd, on plans: what torch has by these names, with torch's semantics."""
 
 from triplan._exports import export as _export
+from triplan.functional.elementwise import *
 from triplan.functional.gemm import *
 from triplan.functional.indexing.gather import *
 from triplan.functional.indexing.put import *

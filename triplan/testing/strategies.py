@@ -94,7 +94,7 @@ def descriptors(
     fixed = fixed or {}
     desc: D | None = None
     for _ in range(_ATTEMPTS):
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"op": fixed["op"] if "op" in fixed else draw(st.sampled_from(cls.ops()))}
         for name, info in cls.model_fields.items():
             if name in fixed:
                 fields[name] = fixed[name]
@@ -151,10 +151,10 @@ def _field(
     if origin is Literal:
         return st.sampled_from(get_args(annotation))
     if annotation is ElementKind:
-        supported = {e for entry in TABLE.rows(_op(cls)) for e in entry.elements}
+        supported = {e for entry in TABLE.rows(drawn["op"]) for e in entry.elements}
         return st.sampled_from(sorted(supported or ElementKind))
     if annotation is IndexElementKind:
-        indexed = {e for entry in TABLE.rows(_op(cls)) for e in entry.index_elements}
+        indexed = {e for entry in TABLE.rows(drawn["op"]) for e in entry.index_elements}
         return st.sampled_from(sorted(indexed or IndexElementKind))
     if annotation is bool:
         return st.booleans()
@@ -166,10 +166,6 @@ def _field(
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return st.sampled_from(list(annotation))
     return st.just(_DEFAULT)
-
-
-def _op(cls: type[Descriptor]) -> str:
-    return str(cls.model_fields["op"].default)
 
 
 def _largest(max_bytes: int) -> int:

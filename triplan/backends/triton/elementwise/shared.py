@@ -1,0 +1,77 @@
+"""What the elementwise entries share: the table of maths, guarantees, arguments and the floor by bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triplan.backends.runtime.launch import Arg
+from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.offsets import TL, values
+from triplan.backends.triton.elementwise import maths_kernels as maths
+from triplan.descriptors import UnaryBackwardDescriptor, UnaryDescriptor
+from triplan.sku import ElementKind, PrecisionGuarantee, Target
+
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+
+ElementwiseDescriptor = UnaryDescriptor | UnaryBackwardDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Maths:
+    """One op: its jit function, and how many roundings in the compute element its result goes through."""
+
+    function: Any
+    roundings: int
+
+
+MATHS: Mapping[str, Maths] = {
+    "relu_squared": Maths(maths.relu_squared, 1),
+    "relu_squared_backward": Maths(maths.relu_squared_backward, 1),
+}
+
+
+def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Each result depends on its own element alone: no batch, order or launch changes its bits."""
+    compute, roundings = desc.element.compute, MATHS[desc.op].roundings
+    if compute is ElementKind.F64:
+        roundings *= 2  # the float64 oracle's own
+    tolerance = bounds.tolerance(
+        desc.element,
+        compute,
+        relative=bounds.compounded(roundings * compute.unit_roundoff),
+        lost=(2 * roundings * bounds.smallest_subnormal(compute),),
+    )
+    return bounds.of_outputs(desc, bounds.guarantee(compute, tolerance, batch=True, order=True))
+
+
+def numerics(desc: ElementwiseDescriptor) -> str:
+    """One function, whichever kernel evaluates it."""
+    return f"{desc.op}.{desc.element}.v1"
+
+
+def layout(desc: ElementwiseDescriptor) -> str:
+    return "packed" if all(o.layout.packed for o in desc.operands()) else "strided"
+
+
+def bytes_us(desc: ElementwiseDescriptor, target: Target) -> float:
+    """Microseconds to read each input and write the output once."""
+    return LAUNCH_US + sum(o.nbytes for o in desc.operands()) / BYTES_PER_US
+
+
+def pointers(desc: ElementwiseDescriptor) -> tuple[dict[str, Arg], tuple[str, str | None, str]]:
+    """The kernels' pointer arguments, and the operands' names behind them: first, second (or None), out."""
+    *inputs, out = desc.operands()
+    first, second = inputs[0], inputs[1] if len(inputs) > 1 else None
+    found: dict[str, Arg] = {
+        "first": values(first),
+        "second": None if second is None else values(second),
+        "out": values(out),
+    }
+    return found, (first.name, None if second is None else second.name, out.name)
+
+
+def constants(desc: ElementwiseDescriptor) -> dict[str, Any]:
+    return {"FUNCTION": MATHS[desc.op].function, "COMPUTE": TL[desc.element.compute]}

@@ -1,0 +1,62 @@
+"""Elementwise ops: each output element is a function of the input elements at its place."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from triplan.descriptors.base import Descriptor
+from triplan.descriptors.fields import NonNegative, ShapeField, to_tuple
+from triplan.descriptors.operand import Operand, Role
+from triplan.sku import Element, OpCategory
+
+__all__ = ["UnaryBackwardDescriptor", "UnaryDescriptor"]
+
+#: A shape of any rank, that of a scalar among them.
+AnyShape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField(min_rank=0)]
+
+
+class ElementwiseDescriptor(Descriptor):
+    """What elementwise ops share: one shape and one element. f16 and bf16 are computed in f32."""
+
+    category: ClassVar[OpCategory] = OpCategory.ELEMENTWISE
+
+    element: Element
+    input_shape: AnyShape
+
+    def _tensor(self, name: str, role: Role) -> Operand:
+        every_axis = tuple(range(len(self.input_shape)))
+        return Operand(name, role, self.element, self.input_shape, batch_axes=every_axis)
+
+
+class UnaryDescriptor(ElementwiseDescriptor):
+    """``out = f(x)``; ``op`` names f.
+
+    relu_squared: ``f(x) = max(x, 0)**2`` (So et al., "Primer", 2021). NaN stays NaN.
+    """
+
+    op: Literal["relu_squared"]
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (self._tensor("x", Role.INPUT), self._tensor("out", Role.OUTPUT))
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return {"element": args.x.dtype, "input_shape": tuple(args.x.shape), **options}
+
+
+class UnaryBackwardDescriptor(ElementwiseDescriptor):
+    """``dx = dout * f'(x)``; ``op`` names f and ends in ``_backward``.
+
+    relu_squared_backward: ``dx = 2 * dout * x`` where x > 0, else 0, whatever ``dout`` is. NaN in x stays NaN.
+    """
+
+    op: Literal["relu_squared_backward"]
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (self._tensor("dout", Role.INPUT), self._tensor("x", Role.INPUT), self._tensor("dx", Role.OUTPUT))
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return {"element": args.x.dtype, "input_shape": tuple(args.x.shape), **options}
