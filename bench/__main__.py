@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import determinism, gemm, host, losses, norms, rows, softmax
+from bench import determinism, elementwise, gemm, host, losses, norms, rows, softmax
 from bench.indexing import run as indexing
 from bench.indexing.cases import DTYPES
 
@@ -21,7 +21,7 @@ HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
     "gemm": "matrix products against torch, on a GPU",
-    "rowwise": "softmax, norms and cross-entropy against torch and torch.compile, on GPUs",
+    "rowwise": "softmax, norms, cross-entropy and elementwise ops against torch and torch.compile, on GPUs",
     "host": "host time of planning and launching",
 }
 
@@ -93,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             elif options.name == "gemm":
                 report = gemm.run(options.dtype, *timing, options.sweep, options.cases, progress)
             elif options.name == "rowwise":
-                cases = [*softmax.cases(tiny), *norms.cases(tiny), *losses.cases(tiny)]
+                families = (softmax, norms, losses, elementwise)
+                cases = [case for family in families for case in family.cases(tiny)]
                 report = rows.run(cases, *timing, options.sweep, options.cases, progress)
             else:
                 report = determinism.run(*timing, options.rows, progress)

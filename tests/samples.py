@@ -37,6 +37,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         *(TYPES[op](**MATRIX) for op in (*NORMS, "scale_gradient")),
         tp.CrossEntropyDescriptor(reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True, **MATRIX),
         *(TYPES[op](reduction="byte_mean", weight=True, **MATRIX) for op in LOSSES),
+        *(cls(op=op, **MATRIX) for cls in (tp.UnaryDescriptor, tp.UnaryBackwardDescriptor) for op in cls.ops()),
     )
 }
 ACCUMULATING = (

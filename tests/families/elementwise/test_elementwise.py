@@ -1,0 +1,117 @@
+"""Elementwise ops: the reference against torch, layouts, special values, the functional calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from proofs import target
+from proofs.elementwise import OPS, no_terms
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan.testing import check_plan, descriptors
+
+Tensor = torch.Tensor
+#: torch's way to compute each function.
+TORCH: dict[str, Any] = {"relu_squared": lambda x: torch.relu(x).square()}
+SPECIAL = (0.0, -0.0, 1e-30, -1e-30, 3.0, -3.0, 1e30, -1e30, float("inf"), -float("inf"), float("nan"))
+#: Where a kernel runs, and which.
+PLACES = [
+    pytest.param("cpu", None, id="cpu"),
+    *(
+        pytest.param(where, kernel, marks=getattr(pytest.mark, where), id=f"{where}-{kernel}")
+        for where in ("interpret", "gpu")
+        for kernel in ("flat", "strided")
+    ),
+]
+
+
+def with_gradient(name: str, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    out = TORCH[name](x)
+    (dx,) = torch.autograd.grad(out, x, dout)
+    return out.detach(), dx
+
+
+@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_special_values_as_in_torch(where: str, kernel: str | None, name: str) -> None:
+    x = torch.tensor(SPECIAL, device=target(where).device_type)
+    out, dx = with_gradient(name, x, torch.ones_like(x))
+    preference = tp.PlanPreference(kernel=kernel)
+    forward = tp.plan(
+        tp.UnaryDescriptor(op=name, input_shape=x.shape, element="f32"), target=target(where), preference=preference
+    )
+    got = torch.empty_like(x)
+    forward.run(tp.UnaryArgs(x=x, out=got))
+    torch.testing.assert_close(got, out, equal_nan=True)
+    desc = tp.UnaryBackwardDescriptor(op=f"{name}_backward", input_shape=x.shape, element="f32")
+    tp.plan(desc, target=target(where), preference=preference).run(
+        tp.UnaryBackwardArgs(dout=torch.ones_like(x), x=x, dx=got)
+    )
+    torch.testing.assert_close(got, dx, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+@settings(max_examples=8)
+@given(data=st.data())
+def test_drawn_shapes_and_layouts(where: str, kernel: str | None, op: str, data: st.DataObject) -> None:
+    desc = data.draw(descriptors(tp.descriptor_types()[op], 1 << 11, fixed={"op": op}))
+    try:
+        plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    except tp.Unsupported:
+        return  # ``flat`` refuses operands with gaps
+    check_plan(plan, magnitude=no_terms)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["flat", "strided"])
+def test_more_than_two_to_the_31st_elements(kernel: str) -> None:
+    n = 2**31 + 5
+    x = torch.zeros(n, dtype=torch.float16, device="cuda")
+    out = torch.full_like(x, float("nan"))
+    x[-3:] = 2
+    desc = tp.UnaryDescriptor(op="relu_squared", input_shape=(n,), element="f16")
+    tp.plan(desc, preference=tp.PlanPreference(kernel=kernel)).run(tp.UnaryArgs(x=x, out=out))
+    assert out[-3:].tolist() == [4, 4, 4]
+    assert out[:-3].count_nonzero().item() == 0  # NaN would count
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_derivatives_of_the_functional_call(name: str) -> None:
+    x = torch.randn(3, 4, 5, dtype=torch.float64).transpose(0, 2).requires_grad_()
+    ours = getattr(F, name)
+    torch.testing.assert_close(ours(x), TORCH[name](x))
+    assert torch.autograd.gradcheck(ours, x)
+    assert torch.autograd.gradgradcheck(ours, x)
+
+
+@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_registered_op_passes_opcheck(name: str, device: str) -> None:
+    x = torch.randn(5, 7, device=device, requires_grad=True)
+    torch.library.opcheck(getattr(torch.ops.triplan, name).default, (x,))
+    compiled = torch.compile(getattr(F, name), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), getattr(F, name)(x))
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_out_is_written_and_integers_are_refused(name: str) -> None:
+    x, out = torch.randn(6), torch.full((6,), float("nan"))
+    assert getattr(F, name)(x, out=out) is out
+    torch.testing.assert_close(out, TORCH[name](x))
+    with pytest.raises(RuntimeError, match="floating-point"):
+        getattr(F, name)(torch.arange(3))
+
+
+def test_a_class_of_several_ops_requires_one_by_name() -> None:
+    with pytest.raises(tp.InvalidProblem, match="op: Field required"):
+        tp.UnaryDescriptor(input_shape=(3,), element="f32")  # type: ignore[call-arg]
+    with pytest.raises(tp.InvalidProblem, match="op = 'nothing'"):
+        tp.UnaryDescriptor(op="nothing", input_shape=(3,), element="f32")  # type: ignore[arg-type]
