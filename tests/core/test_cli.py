@@ -79,7 +79,7 @@ def test_ops_shows_every_element_and_arch_that_select_takes() -> None:
         for element in e.elements:
             for name, target in targets.items():
                 taken = False
-                for desc in examples(cls, op=op, element=element):
+                for desc in examples(cls, op=e.op, element=element):
                     try:
                         plan = tp.plan(desc, preference=tp.PlanPreference(kernel=e.kernel), target=target)
                     except tp.Unsupported:
