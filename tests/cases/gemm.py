@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
 import triplan as tp
-from triplan.testing import args_for, check_plan
+from triplan.testing import args_for, check_plan, check_refusals
+
+CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
+SM80, H200 = tp.Target.sm80(), tp.Target.sm90a()
+INTERPRETED = ("tiles", "tiles_invariant")
+HOPPER = ("wgmma", "wgmma_tiles")
+#: The entries of both ops for halves and floats.
+ENTRIES = {"gemm": (*INTERPRETED, "split_k", *HOPPER), "gemm_backward": (*INTERPRETED, "wgmma")}
+compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 EPILOGUES = ("identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu")
@@ -66,16 +76,16 @@ def magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def check(plan: tp.Plan[Any, Any], seed: int, runs: int = 2) -> int:
-    """The number of elements that were compared with the oracle, of a product or of its adjoint."""
+    """The number of elements that were compared with the oracle, of a product or of its backward."""
     desc = plan.descriptor
-    adjoint = desc.op == "gemm_backward"
+    backward = desc.op == "gemm_backward"
     found = partial(
         check_plan,
         plan,
         seed=seed,
         runs=runs,
-        magnitude=backward_magnitude if adjoint else magnitude,
-        exact_integers=adjoint or exact(desc),
+        magnitude=backward_magnitude if backward else magnitude,
+        exact_integers=backward or exact(desc),
     )
     if desc.multiplicands not in (tp.MathPrecision.TF32, tp.MathPrecision.TF32X3):
         return found().compared
@@ -97,6 +107,64 @@ def pinned(desc: tp.Descriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any
         return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=row), target=target)
     except tp.Unsupported:
         return None
+
+
+def required(desc: tp.Descriptor, entry: str, target: tp.Target) -> tp.Plan[Any, Any]:
+    plan = pinned(desc, entry, target)
+    assert plan is not None, (entry, desc)
+    return plan
+
+
+def compared(problems: Iterable[tp.Descriptor], plan_of: Callable[[Any], tp.Plan[Any, Any] | None]) -> int:
+    """The number of elements that were compared with the oracle, over the problems that ``plan_of`` has a plan for."""
+    plans = ((turn, plan_of(desc)) for turn, desc in enumerate(problems))
+    return sum(check(plan, turn) for turn, plan in plans if plan is not None)
+
+
+def check_on_the_cpu(problems: Iterable[tp.Descriptor], refusals_every: int = 1) -> None:
+    """The reference keeps its guarantee, and refuses what it must."""
+    for turn, desc in enumerate(problems):
+        plan = tp.plan(desc, target=CPU)
+        check(plan, turn)
+        assert turn % refusals_every or check_refusals(plan, seed=turn) > 0
+
+
+def plan_with(
+    desc: Any, name: str, launches: list[Any], workspace: int, guarantee: Callable[[Any], Any], target: tp.Target
+) -> tp.Plan[Any, Any]:
+    """A plan that runs ``launches``, of an entry that is in the table while it is selected."""
+    tp.kernel(
+        op=desc.op,
+        name=name,
+        elements=(str(desc.element),),
+        guarantee=guarantee,
+        rank=lambda desc, target: 1e9,
+        workspace=lambda desc, target: workspace,
+    )(lambda desc, target: launches)
+    try:
+        plan = required(desc, name, target)
+        _ = plan.launches, plan.workspace_size()  # asked of the entry while it is there
+        return plan
+    finally:
+        tp.TABLE.unregister(desc.op, name)
+
+
+def keeps_its_word(plan: tp.Plan[Any, Any], args: Any) -> None:
+    """The results that ``args`` hold, against float64 on the same device at the plan's own tolerance."""
+    desc = plan.descriptor
+    inputs = {n: None if (x := getattr(args, n)) is None else x.double() for n in args.__slots__ if n in FACTORS}
+    reference = tp.TABLE.reference(desc.op).compute
+    assert reference is not None
+    of = backward_magnitude if desc.op == "gemm_backward" else magnitude
+    terms = of(desc, {name: None if x is None else x.abs() for name, x in inputs.items()})
+    for name, ref in reference(desc, inputs).items():
+        t = plan.precision_guarantee(name).tolerance
+        bound = t.rtol * ref.abs() + t.ctol * terms[name] + t.underflow
+        wrong = ~((getattr(args, name).double() - ref).abs() <= bound)
+        assert not bool(wrong.any()), f"{name}: {int(wrong.sum())} elements are wrong: {plan!r}, {desc!r}"
+
+
+FACTORS = ("dc", "a", "b", "bias")
 
 
 def epilogues(element: str) -> tuple[str, ...]:
@@ -149,7 +217,7 @@ def batched_grid(element: str, batch: int, m: int, n: int, k: int) -> Iterator[t
 EDGES = ((0, 5, 7), (5, 0, 7), (5, 7, 0), (1, 1, 1), (1, 33, 129), (33, 1, 65), (0, 0, 0))
 
 
-# --- the adjoint ---
+# --- backward ---
 
 
 def backward_magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -198,3 +266,20 @@ def backward_grid(element: str, m: int, n: int, k: int) -> Iterator[tp.GemmBackw
         wide = "f32" if element in ("f16", "bf16") and turn % 3 == 1 else None
         for subset in (SUBSETS[0], SUBSETS[turn % len(SUBSETS)]):
             yield backward(m, n, k, element, subset, out_element=wide, layouts=layouts)
+
+
+def edges(op: str, element: str) -> list[tp.Descriptor]:
+    """Where something is missing, or there is but one; of the backward every subset of gradients among them."""
+    if op == "gemm_backward":
+        found = [backward(*edge, element, SUBSETS[turn % 2]) for turn, edge in enumerate(EDGES)]
+        return [*found, *(backward(5, 4, 3, element, subset) for subset in SUBSETS)]
+    return [
+        tp.GemmDescriptor(m=m, n=n, k=k, element=element, epilogue=epilogue, reads_c0=reads_c0)
+        for m, n, k in EDGES
+        for epilogue, reads_c0 in (("bias", True), ("identity", False))
+    ]
+
+
+def batches(element: str, m: int, n: int, k: int) -> list[tp.Descriptor]:
+    found = list(batched_grid(element, 3, m, n, k))
+    return [*found, *(found[1].replace(layouts={}, **{x: 0}) for x in ("batch", "m", "n", "k"))]

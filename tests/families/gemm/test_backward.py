@@ -1,8 +1,7 @@
-"""The adjoint of a matrix product: the reference, every row in the interpreter, compiled, and on the GPU."""
+"""The backward of a matrix product: what is asked, what is in one launch, every ring. The rest is in test_products."""
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
@@ -10,42 +9,26 @@ import pytest
 import torch
 from cases.gemm import (
     COLUMN,
-    EDGES,
+    CPU,
     ELEMENTS,
-    LOOSE_ROW,
-    ROW,
-    SUBSETS,
+    H200,
+    INTERPRETED,
+    INTERPRETER,
     backward,
     backward_grid,
-    backward_magnitude,
     check,
-    pinned,
+    compiles,
+    edges,
+    keeps_its_word,
+    plan_with,
+    required,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import triplan as tp
 from triplan.backends.runtime.compile import sass
-from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.gemm import wgmma_backward
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
-from triplan.testing import check_refusals, descriptors, oracle
-
-CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
-TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
-INTERPRETED = ("tiles", "tiles_invariant")
-ROWS = (*INTERPRETED, "wgmma")
-compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
-
-
-def of_edges(element: str) -> list[tp.GemmBackwardDescriptor]:
-    """Where something is missing, or there is but one: every subset among them."""
-    return [backward(*edge, element, SUBSETS[turn % 2]) for turn, edge in enumerate(EDGES)] + [
-        backward(5, 4, 3, element, subset) for subset in SUBSETS
-    ]
-
-
-# --- what is asked ---
+from triplan.testing import oracle
 
 
 def test_from_args_wants_what_is_given() -> None:
@@ -57,7 +40,7 @@ def test_from_args_wants_what_is_given() -> None:
     assert (desc.wants_da, desc.wants_db, desc.wants_dbias) == (True, True, True)
     assert desc.operand("b").layout == COLUMN
     assert tp.plan(desc, target=CPU).can_implement(args)
-    assert tp.plan(desc, target=TARGETS["sm90a"]).sku().layout == "nnt"
+    assert tp.plan(desc, target=H200).sku().layout == "nnt"
     some = tp.GemmBackwardArgs(dc=dc, b=w.t(), da=da)
     desc = tp.GemmBackwardDescriptor.from_args(some)
     assert (desc.wants_da, desc.wants_db, desc.wants_dbias) == (True, False, False)
@@ -65,24 +48,6 @@ def test_from_args_wants_what_is_given() -> None:
     refused = tp.plan(desc, target=CPU).can_implement(args)
     assert not refused
     assert "a was passed" in refused.reason
-
-
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        ({"wants_da": False, "wants_db": False}, ("wants_da", "wants_dbias", "at least one gradient")),
-        ({"out_element": "f16"}, ("out_element", "f16", "bf16 or f32")),
-        ({"math": "tf32"}, ("math", "tf32", "bf16")),
-        ({"layouts": {"dbias": "strided"}}, ("dbias",)),
-    ],
-)
-def test_bad_fields(change: dict[str, object], names: tuple[str, ...]) -> None:
-    with pytest.raises(tp.InvalidProblem) as info:
-        tp.GemmBackwardDescriptor(m=2, n=3, k=4, element="bf16").replace(**change)
-    assert all(n in str(info.value) for n in names), str(info.value)
-
-
-# --- the reference ---
 
 
 def test_the_definition_is_torchs_gradient() -> None:
@@ -96,38 +61,18 @@ def test_the_definition_is_torchs_gradient() -> None:
         torch.testing.assert_close(found[name], t.grad)
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
-def test_the_cpu_backend_keeps_its_guarantee(element: str) -> None:
-    # The reference is the same for all layouts.
-    for turn, desc in enumerate([*[*backward_grid(element, 17, 35, 40)][::4], *of_edges(element)]):
-        plan = tp.plan(desc, target=CPU)
-        check(plan, turn)
-        assert turn % 4 or check_refusals(plan, seed=turn) > 0
-
-
-# --- in the interpreter ---
-
-
 @pytest.mark.interpret
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_every_layout_and_subset_interpreted(element: str) -> None:
-    held = 0
-    # More rows than one line of the sums of columns has.
-    for turn, desc in enumerate([*backward_grid(element, 33, 18, 20), *of_edges(element)]):
-        plan = pinned(desc, INTERPRETED[turn % 2], INTERPRETER)
-        assert plan is not None
-        held += check(plan, turn, runs=1 if turn else 2)
-    assert held > 0
-
-
-# --- compiled ---
+    # More rows than one row of partial sums of columns has.
+    problems = enumerate([*backward_grid(element, 33, 18, 20), *edges("gemm_backward", element)])
+    assert sum(check(required(d, INTERPRETED[i % 2], INTERPRETER), i, runs=1 if i else 2) for i, d in problems) > 0
 
 
 @compiles
 def test_the_machine_code_of_both_products_in_one_launch() -> None:
-    plan = pinned(backward(2048, 2048, 2048, "bf16", (1, 1, 1)), "wgmma", TARGETS["sm90a"])
-    assert plan is not None
+    plan = required(backward(2048, 2048, 2048, "bf16", (1, 1, 1)), "wgmma", H200)
     (found,) = plan.compile()  # the sums of columns among it
     assert plan.workspace_size() == 0
     code = sass(found.cubin)
@@ -136,97 +81,19 @@ def test_the_machine_code_of_both_products_in_one_launch() -> None:
     assert "SHFL.BFLY" in code  # by which the sums of columns meet
 
 
-@compiles
-@pytest.mark.parametrize("row", ROWS)
-def test_a_thousand_shapes_compile_a_handful_of_kernels(row: str) -> None:
-    sources = set()
-    for size in range(8, 8008, 8):
-        plan = pinned(backward(size, 4096, size // 8 * 8, "f16", (1, 1, 1)), row, TARGETS["sm90a"])
-        assert plan is not None
-        sources.update(launch.source() for launch in plan.launches)
-    assert 1 <= len(sources) <= 40
-
-
-def test_the_hopper_row_says_why_it_is_not_taken() -> None:
-    base = backward(64, 64, 64, "f16", (1, 1, 1))
-    for change, word in (
-        ({"n": 63}, "dc"),
-        ({"k": 60}, "b"),
-        ({"m": 0}, "empty"),
-        ({"wants_da": False, "wants_db": False}, "nothing to multiply"),
-        ({"layouts": {"a": "strided"}}, "no unit stride"),
-        ({"layouts": {"db": "strided"}}, "no unit stride"),
-        ({"layouts": {"dc": LOOSE_ROW}}, "alignment"),
-        # Rows that end within 16 bytes: TMA would write beyond them.
-        ({"n": 68, "layouts": {"dc": ROW, "b": ROW, "db": ROW}}, "68"),
-    ):
-        plan = tp.plan(base.replace(**change), target=TARGETS["sm90a"])
-        (refused,) = [c for c in plan.candidates if c.kernel == "wgmma"]
-        assert refused.cost_us is None
-        assert word in refused.reason, refused.reason
-    with pytest.raises(tp.Unsupported, match="excluded"):
-        tp.plan(base, target=TARGETS["sm90a"], preference=tp.PlanPreference(kernel="wgmma", exclude=("tma",)))
-
-
 def test_one_launch_has_both_products_and_the_sums_that_fit_beside_them() -> None:
     """256 tiles and 8 strips on 132 multiprocessors: two full rounds."""
     desc = backward(2048, 2048, 2048, "bf16", (1, 1, 1))
-    plan = pinned(desc, "wgmma", TARGETS["sm90a"])
-    assert plan is not None
+    plan = required(desc, "wgmma", H200)
     (launch,) = plan.launches
     assert (launch.grid, launch.constexprs["BLOCK_N"], plan.workspace_size()) == (132, 256, 0)
     # A strip that would be waited for has launches of its own, and partial sums.
-    tall = pinned(desc.replace(m=65536), "wgmma", TARGETS["sm90a"])
-    assert tall is not None
+    tall = required(desc.replace(m=65536), "wgmma", H200)
     assert [x.kernel.__name__ for x in tall.launches][1:] == ["column_sums_kernel"] * 2
     assert tall.workspace_size() > 0
 
 
 # --- on the GPU ---
-
-#: Less than a block, a few of them, and more tiles than multiprocessors, none a multiple of anything but 8.
-SIZES = ((17, 35, 70), (8, 16, 24), (136, 264, 200), (1544, 2056, 712))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("element", ELEMENTS)
-def test_every_layout_and_subset_on_the_gpu(row: str, element: str) -> None:
-    target, ran = tp.Target.current(), 0
-    for m, n, k in SIZES:
-        large = m > 1000
-        if large and (row == "tiles_invariant" or element in ("f32", "f64")):
-            continue  # the oracle takes long: two rows and elements stand for all
-        for turn, desc in enumerate([*backward_grid(element, m, n, k)][:: 4 if large else 1]):
-            plan = pinned(desc, row, target)
-            if plan is not None:
-                ran += check(plan, turn)
-    for turn, desc in enumerate(of_edges(element)):
-        plan = pinned(desc, row, target)
-        if plan is not None:
-            ran += check(plan, turn)
-    applies = row in INTERPRETED or (target.arch is tp.ArchSku.SM90A and element in ("f16", "bf16"))
-    assert (ran > 0) == applies
-
-
-@pytest.mark.gpu
-def test_tf32_on_the_gpu() -> None:
-    for turn, desc in enumerate(backward_grid("f32", 136, 264, 200)):
-        assert check(tp.plan(desc.replace(math="tf32")), turn) > 0
-
-
-def keeps_its_word(plan: tp.Plan[Any, Any], args: tp.GemmBackwardArgs) -> None:
-    """The gradients that ``args`` hold, against float64 on the same device at the plan's own tolerance."""
-    inputs = {name: None if (x := getattr(args, name)) is None else x.double() for name in ("dc", "a", "b")}
-    reference = tp.TABLE.reference("gemm_backward").compute
-    assert reference is not None
-    want = reference(plan.descriptor, inputs)
-    terms = backward_magnitude(plan.descriptor, {name: None if x is None else x.abs() for name, x in inputs.items()})
-    for name, ref in want.items():
-        t = plan.precision_guarantee(name).tolerance
-        bound = t.rtol * ref.abs() + t.ctol * terms[name] + t.underflow
-        wrong = ~((getattr(args, name).double() - ref).abs() <= bound)
-        assert not bool(wrong.any()), f"{name}: {int(wrong.sum())} elements are wrong: {plan!r}, {plan.descriptor!r}"
 
 
 def gradients(desc: tp.GemmBackwardDescriptor, seed: int) -> tp.GemmBackwardArgs:
@@ -262,32 +129,12 @@ def test_every_ring_on_the_gpu(element: str) -> None:
         for ring in wgmma_backward.rings_of(desc, target):
             beside.add(wgmma_backward.sums_within(desc, ring, target))
             launches = wgmma_backward.launches(desc, ring, target)
-            plan = plan_of(desc, f"wgmma {ring}", launches, wgmma_backward.workspace_with(desc, ring, target), target)
+            workspace = wgmma_backward.workspace_with(desc, ring, target)
+            plan = plan_with(desc, f"wgmma {ring}", launches, workspace, lambda d: backward_guarantee(d, d.m), target)
             args = gradients(desc, 3)
             plan.run(args, tp.Workspace.allocate(plan, "cuda"))
             keeps_its_word(plan, args)
     assert beside == {True, False}
-
-
-def plan_of(
-    desc: tp.GemmBackwardDescriptor, name: str, launches: list[Launch], workspace: int, target: tp.Target
-) -> tp.Plan[Any, Any]:
-    """A plan that runs ``launches``, of a row that is in the table while it is selected."""
-    tp.kernel(
-        op="gemm_backward",
-        name=name,
-        elements=("f16", "bf16"),
-        guarantee=lambda desc: backward_guarantee(desc, desc.m),
-        rank=lambda desc, target: 1e9,
-        workspace=lambda desc, target: workspace,
-    )(lambda desc, target: launches)
-    try:
-        plan = pinned(desc, name, target)
-        assert plan is not None
-        _ = plan.launches, plan.workspace_size()  # asked of the row while it is there
-        return plan
-    finally:
-        tp.TABLE.unregister("gemm_backward", name)
 
 
 @pytest.mark.gpu
@@ -303,15 +150,3 @@ def test_what_select_takes_gives_the_same_bits_every_time_on_the_gpu(size: tuple
         first = first or found
         assert all(torch.equal(x, y) for x, y in zip(found, first, strict=True))
     keeps_its_word(plan, args)
-
-
-@pytest.mark.gpu
-def test_any_problem_on_the_gpu() -> None:
-    @settings(max_examples=25)
-    @given(descriptors(tp.GemmBackwardDescriptor, 1 << 20, target=tp.Target.current()), st.integers(0, 2**31))
-    def holds(desc: tp.GemmBackwardDescriptor, seed: int) -> None:
-        plan = tp.plan(desc)
-        check(plan, seed)
-        check_refusals(plan, seed=seed)
-
-    holds()

@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, ROW, backward
+from cases.gemm import COLUMN, H200, INTERPRETER, LOOSE_COLUMN, LOOSE_ROW, ROW, SM80, backward
 
 import triplan as tp
 from triplan.backends.triton.gemm import tiles_invariant
 from triplan.backends.triton.gemm.products import gradient_products
 
-INTERPRETER = tp.Target.cpu(interpret=True)
-TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
 INVARIANT = tp.PlanPreference(batch_invariant=True)
 STRIDED = tp.Layout.strided()
+#: Of da, db and dbias, da alone is wanted.
+DA = (1, 0, 0)
 
 
-def test_one_tile_for_every_number_of_rows() -> None:
+@pytest.mark.parametrize(
+    "sized",
+    [lambda m: tp.GemmDescriptor(m=m, n=4096, k=4096, element="bf16"), lambda m: backward(m, 4096, 1024, "bf16", DA)],
+    ids=["gemm", "gemm_backward"],
+)
+def test_one_tile_for_every_number_of_rows(sized: Callable[[int], tp.Descriptor]) -> None:
     tiles = set()
     for m in (1, 16, 64, 512, 8192):
-        desc = tp.GemmDescriptor(m=m, n=4096, k=4096, element="bf16")
-        plan = tp.plan(desc, preference=INVARIANT, target=TARGETS["sm90a"])
+        plan = tp.plan(sized(m), preference=INVARIANT, target=H200)
         assert plan.sku().kernel == "tiles_invariant"
         (launch,) = plan.launches
         tiles.add(tuple(launch.constexprs[f"BLOCK_{x}"] for x in "MNK"))
     assert len(tiles) == 1
 
 
-def test_one_tile_for_every_number_of_rows_of_the_adjoint() -> None:
-    tiles = set()
-    for m in (1, 64, 8192):
-        desc = backward(m, 4096, 1024, "bf16", (1, 0, 0))
-        plan = tp.plan(desc, preference=INVARIANT, target=TARGETS["sm90a"])
-        assert plan.sku().kernel == "tiles_invariant"
-        (launch,) = plan.launches
-        tiles.add(tuple(launch.constexprs[f"BLOCK_{x}"] for x in "MNK"))
-    assert len(tiles) == 1
-    with pytest.raises(tp.Unsupported, match="batch"):  # rows are what db and dbias sum
-        tp.plan(desc.replace(wants_dbias=True), preference=INVARIANT, target=TARGETS["sm90a"])
+def test_sums_over_rows_are_not_batch_invariant() -> None:
+    desc = backward(64, 4096, 1024, "bf16", DA).replace(wants_dbias=True)
+    with pytest.raises(tp.Unsupported, match="batch"):
+        tp.plan(desc, preference=INVARIANT, target=H200)
 
 
 @pytest.mark.parametrize("element", ["f16", "f32"])
@@ -54,46 +52,47 @@ def test_equal_ids_mean_one_tile(element: str) -> None:
         named: dict[str, Any] = {name: x for name, x in zip("abc", each, strict=True) if x is not None}
         desc = tp.GemmDescriptor(m=m, n=72, k=k, element=element, math="tf32" if element == "f32" else None)
         desc = desc.replace(reads_c0=reads_c0, layouts=named)
-        tiles[tiles_invariant.numerics(desc)].add(
-            tuple(tiles_invariant.invariant_tile(desc, t) for t in TARGETS.values())
-        )
+        tiles[tiles_invariant.numerics(desc)].add(tuple(tiles_invariant.invariant_tile(desc, t) for t in (SM80, H200)))
     assert len(tiles) > 1
     assert all(len(found) == 1 for found in tiles.values()), tiles
 
 
-def test_equal_ids_of_the_adjoint_mean_one_product() -> None:
+def test_equal_ids_of_the_backward_mean_one_product() -> None:
     layouts = (None, ROW, COLUMN, STRIDED)
-    row = next(r for r in tp.TABLE.rows("gemm_backward") if r.name == "tiles_invariant")
+    entry = next(e for e in tp.TABLE.rows("gemm_backward") if e.name == "tiles_invariant")
     tiles = defaultdict(set)
     for m, *each in product((1, 64), layouts, layouts, layouts):
         named = {name: x for name, x in zip(("dc", "b", "da"), each, strict=True) if x is not None}
-        desc = backward(m, 72, 40, "f16", (1, 0, 0), layouts=named)
+        desc = backward(m, 72, 40, "f16", DA, layouts=named)
         da = gradient_products(desc)["da"]
-        tile = tiles_invariant.invariant_tile(da.desc, TARGETS["sm90a"], da.fixed)
-        tiles[row.numerics(desc)].add((tile, da.views["c"].transposed))
+        tile = tiles_invariant.invariant_tile(da.desc, H200, da.fixed)
+        tiles[entry.numerics(desc)].add((tile, da.views["c"].transposed))
     assert len(tiles) > 2
     assert all(len(found) == 1 for found in tiles.values()), tiles
 
 
-def test_lines_of_any_end_have_one_id() -> None:
-    """How a matrix with an axis of rows is read, by vectors or not, hangs on where lines begin and end."""
+def invariant_plan(args: Any, target: tp.Target) -> tp.Plan[Any, Any]:
+    """For ``args`` as they lie."""
+    desc = {tp.GemmArgs: tp.GemmDescriptor, tp.GemmBackwardArgs: tp.GemmBackwardDescriptor}[type(args)].from_args(args)
+    return tp.plan(desc, target=target, preference=INVARIANT)
+
+
+def test_rows_of_any_end_have_one_id() -> None:
+    """How a matrix with an axis of rows is read, by vectors or not, hangs on where rows begin and end."""
     x = torch.empty(1 << 16, dtype=torch.float16)
 
-    def identity(desc: tp.Descriptor) -> str | None:
-        return tp.plan(desc, target=TARGETS["sm90a"], preference=INVARIANT).sku().numerics_id
+    def products() -> Iterator[tp.GemmArgs]:
+        for m in (1, 2, 8, 63, 64):
+            for a in (x[: m * 72].view(m, 72), x[: m * 72].view(72, m).t(), x[1 : m * 81 + 1].view(m, 81)[:, :72]):
+                yield tp.GemmArgs(a=a, b=x[: 72 * 40].view(72, 40), c=x[: m * 40].view(m, 40))
 
-    ids = set()
-    for m in (1, 2, 8, 63, 64):
-        for a in (x[: m * 72].view(m, 72), x[: m * 72].view(72, m).t(), x[1 : m * 81 + 1].view(m, 81)[:, :72]):
-            args = tp.GemmArgs(a=a, b=x[: 72 * 40].view(72, 40), c=x[: m * 40].view(m, 40))
-            ids.add(identity(tp.GemmDescriptor.from_args(args)))
-    assert len(ids) == 1
-    ids = set()
-    for m in (2, 8, 63, 64):
-        for dc in (x[: m * 72].view(m, 72), x[: m * 72].view(72, m).t()):
-            back = tp.GemmBackwardArgs(dc=dc, b=x[: 72 * 40].view(40, 72), da=x[: m * 40].view(40, m).t())
-            ids.add(identity(tp.GemmBackwardDescriptor.from_args(back)))
-    assert len(ids) == 1
+    def backwards() -> Iterator[tp.GemmBackwardArgs]:
+        for m in (2, 8, 63, 64):
+            for dc in (x[: m * 72].view(m, 72), x[: m * 72].view(72, m).t()):
+                yield tp.GemmBackwardArgs(dc=dc, b=x[: 72 * 40].view(40, 72), da=x[: m * 40].view(40, m).t())
+
+    for problems in (products(), backwards()):
+        assert len({invariant_plan(args, H200).sku().numerics_id for args in problems}) == 1
 
 
 # --- bits ---
@@ -101,14 +100,13 @@ def test_lines_of_any_end_have_one_id() -> None:
 
 def ran(args: Any, result: str, target: tp.Target) -> tuple[str | None, torch.Tensor]:
     """The numerics_id of the plan for ``args`` as they lie, and the first row of its result."""
-    desc = {tp.GemmArgs: tp.GemmDescriptor, tp.GemmBackwardArgs: tp.GemmBackwardDescriptor}[type(args)].from_args(args)
-    plan = tp.plan(desc, target=target, preference=INVARIANT)
+    plan = invariant_plan(args, target)
     plan.run(args, tp.Workspace.allocate(plan))
     return plan.sku().numerics_id, getattr(args, result)[0].clone()
 
 
 def one_row_is_as_among_others(element: str, target: tp.Target, device: str) -> None:
-    """Of a column-major A, of a column of a wider C, and of the adjoint's column-major dc; results are in f32, whose
+    """Of a column-major A, of a column of a wider C, and of the backward's column-major dc; results are in f32, whose
     last bits show in which order they were added."""
     g = torch.Generator().manual_seed(0)
     dtype = getattr(torch, {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}[element])

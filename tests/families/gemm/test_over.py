@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from cases.gemm import pinned
+from cases.gemm import CPU, INTERPRETER, required
 
 import triplan as tp
 
-CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
-ROWS = ("tiles", "tiles_invariant", "split_k")
+ENTRIES = ("tiles", "tiles_invariant", "split_k")
 
 
-def adds_in_place(row: str, target: tp.Target, device: str, size: tuple[int, int, int]) -> None:
+def adds_in_place(entry: str, target: tp.Target, device: str, size: tuple[int, int, int]) -> None:
     """To the bits of the same product with a c of its own; of lines with gaps, and of a batch."""
     m, n, k = size
     g = torch.Generator().manual_seed(0)
@@ -26,15 +25,14 @@ def adds_in_place(row: str, target: tp.Target, device: str, size: tuple[int, int
         a, b, wide, bias = x(*lead, m, k), x(*lead, k, n), x(*lead, m, 2 * n), x(n)
         c0 = wide[..., :n]
         args: dict[str, Any] = {"a": a, "b": b, "c0": c0, "bias": bias, "alpha": 0.5, "beta": -2.0}
-        apart = tp.GemmArgs(**args, c=torch.empty_like(wide)[..., :n])
+        separate = tp.GemmArgs(**args, c=torch.empty_like(wide)[..., :n])
         kind = tp.BatchedGemmDescriptor if lead else tp.GemmDescriptor
-        plan = pinned(kind.from_args(apart, epilogue="bias_relu"), row, target)
-        assert plan is not None
+        plan = required(kind.from_args(separate, epilogue="bias_relu"), entry, target)
         workspace = tp.Workspace.allocate(plan)
-        plan.run(plan.args_type(**args, c=apart.c), workspace)
+        plan.run(plan.args_type(**args, c=separate.c), workspace)
         beside, version = wide[..., n:].clone(), wide._version
         plan.run(plan.args_type(**args, c=c0), workspace)
-        assert torch.equal(c0, apart.c)
+        assert torch.equal(c0, separate.c)
         assert torch.equal(wide[..., n:], beside)
         assert wide._version > version
 
@@ -44,16 +42,16 @@ def test_adds_in_place() -> None:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("row", ROWS)
-def test_adds_in_place_interpreted(row: str) -> None:
-    adds_in_place(row, INTERPRETER, "cpu", (5, 136, 40))
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_adds_in_place_interpreted(entry: str) -> None:
+    adds_in_place(entry, INTERPRETER, "cpu", (5, 136, 40))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("row", ROWS)
-def test_adds_in_place_on_the_gpu(row: str) -> None:
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_adds_in_place_on_the_gpu(entry: str) -> None:
     for size in ((5, 136, 40), (300, 1000, 1000), (4099, 2056, 64)):
-        adds_in_place(row, tp.Target.current(), "cuda", size)
+        adds_in_place(entry, tp.Target.current(), "cuda", size)
 
 
 def test_other_overlaps_are_refused() -> None:

@@ -1,18 +1,15 @@
-"""What a product's activation was given, saved for the adjoint."""
+"""What a product's activation was given, saved for the backward."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from cases.gemm import COLUMN, check, pinned
+from cases.gemm import COLUMN, CPU, H200, HOPPER, INTERPRETER, check_on_the_cpu, compared, required
 
 import triplan as tp
-from triplan.testing import check_refusals
 
-CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
-TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
-ROWS = (
-    *((row, element) for row in ("split_k", "tiles", "tiles_invariant") for element in ("f16", "f32")),
+ENTRIES = (
+    *((entry, element) for entry in ("split_k", "tiles", "tiles_invariant") for element in ("f16", "f32")),
     ("integer_tiles", "i8"),
 )
 BATCHED_COLUMN = tp.Layout.strided(unit_axis=1)
@@ -38,10 +35,7 @@ def problems(element: str, m: int, n: int, k: int) -> list[tp.Descriptor]:
 
 @pytest.mark.parametrize("element", ["bf16", "f64", "i8"])
 def test_the_cpu_backend_saves_it(element: str) -> None:
-    for turn, desc in enumerate(problems(element, 17, 35, 20)):
-        plan = tp.plan(desc, target=CPU)
-        check(plan, turn)
-        assert check_refusals(plan, seed=turn) > 0
+    check_on_the_cpu(problems(element, 17, 35, 20))
 
 
 def test_it_is_what_the_activation_is_given() -> None:
@@ -55,33 +49,24 @@ def test_it_is_what_the_activation_is_given() -> None:
     torch.testing.assert_close(c, torch.nn.functional.silu(pre))
 
 
-def test_rows_that_write_nothing_else_say_so() -> None:
+def test_entries_that_write_nothing_else_say_so() -> None:
     desc = tp.GemmDescriptor(m=64, n=64, k=64, element="f16", epilogue="bias_relu", saves_pre=True)
-    plan = tp.plan(desc, target=TARGETS["sm90a"])
+    plan = tp.plan(desc, target=H200)
     refused = {c.kernel: c.reason for c in plan.candidates if c.cost_us is None}
-    assert all("pre" in refused[row] for row in ("wgmma", "wgmma_tiles"))
+    assert all("pre" in refused[entry] for entry in HOPPER)
     assert plan.precision_guarantee("pre") == plan.precision_guarantee("c")
 
 
 @pytest.mark.interpret
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("row", "element"), [("tiles", "bf16"), ("split_k", "f32"), ("integer_tiles", "i8")])
-def test_every_layout_interpreted(row: str, element: str) -> None:
-    held = 0
-    for turn, desc in enumerate(problems(element, 5, 35, 20)):
-        plan = pinned(desc, row, INTERPRETER)
-        assert plan is not None
-        held += check(plan, turn)
-    assert held > 0
+@pytest.mark.parametrize(("entry", "element"), [("tiles", "bf16"), ("split_k", "f32"), ("integer_tiles", "i8")])
+def test_every_layout_interpreted(entry: str, element: str) -> None:
+    assert compared(problems(element, 5, 35, 20), lambda desc: required(desc, entry, INTERPRETER)) > 0
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("row", "element"), ROWS)
-def test_every_layout_on_the_gpu(row: str, element: str) -> None:
-    held = 0
+@pytest.mark.parametrize(("entry", "element"), ENTRIES)
+def test_every_layout_on_the_gpu(entry: str, element: str) -> None:
+    target = tp.Target.current()
     for sizes in ((17, 35, 70), (136, 264, 200)):
-        for turn, desc in enumerate(problems(element, *sizes)):
-            plan = pinned(desc, row, tp.Target.current())
-            assert plan is not None
-            held += check(plan, turn)
-    assert held > 0
+        assert compared(problems(element, *sizes), lambda desc: required(desc, entry, target)) > 0

@@ -1,44 +1,47 @@
-"""Matrix products: the reference, every row in the interpreter, compiled, and on the GPU."""
+"""Matrix products and their backward: the reference, every entry in the interpreter, compiled, and on the GPU."""
 
 from __future__ import annotations
 
-import os
 import re
+from typing import Any
 
 import pytest
 import torch
-from cases.gemm import COLUMN, EDGES, ELEMENTS, ROW, batched_grid, check, grid, magnitude, pinned
+from cases.gemm import (
+    COLUMN,
+    CPU,
+    ELEMENTS,
+    ENTRIES,
+    H200,
+    HOPPER,
+    INTERPRETED,
+    INTERPRETER,
+    LOOSE_ROW,
+    ROW,
+    SM80,
+    backward,
+    backward_grid,
+    batches,
+    check,
+    check_on_the_cpu,
+    compared,
+    compiles,
+    edges,
+    grid,
+    keeps_its_word,
+    pinned,
+    plan_with,
+    required,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triplan as tp
 from triplan.backends.runtime.compile import sass
-from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.gemm import tiles, wgmma, wgmma_tiles
-from triplan.backends.triton.gemm.rings import RINGS, Ring
+from triplan.backends.triton.gemm.rings import RINGS
 from triplan.backends.triton.gemm.tile_shapes import tiles_of
 from triplan.testing import check_refusals, descriptors, oracle
-
-CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
-TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
-INTERPRETED = ("tiles", "tiles_invariant")
-HOPPER = ("wgmma", "wgmma_tiles")
-ROWS = (*INTERPRETED, "split_k", *HOPPER)
-compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
-
-
-def of_edges(element: str) -> list[tp.GemmDescriptor]:
-    found = []
-    for m, n, k in EDGES:
-        for epilogue, reads_c0 in (("bias", True), ("identity", False)):
-            found.append(tp.GemmDescriptor(m=m, n=n, k=k, element=element, epilogue=epilogue, reads_c0=reads_c0))
-    return found
-
-
-def batches(element: str, m: int, n: int, k: int) -> list[tp.BatchedGemmDescriptor]:
-    found = list(batched_grid(element, 3, m, n, k))
-    return [*found, *(found[1].replace(layouts={}, **{x: 0}) for x in ("batch", "m", "n", "k"))]
-
 
 # --- what is asked ---
 
@@ -53,21 +56,33 @@ def test_defaults_spelled_out_are_no_other_problem() -> None:
     assert f32.replace(math="tf32").multiplicands == tp.MathPrecision.TF32 != f32.multiplicands
 
 
+BARE = tp.GemmDescriptor(m=2, n=3, k=4, element="bf16")
+BARE_BACKWARD = tp.GemmBackwardDescriptor(m=2, n=3, k=4, element="bf16")
+
+
 @pytest.mark.parametrize(
-    ("change", "names"),
+    ("bare", "change", "names"),
     [
-        ({"math": "tf32"}, ("math", "tf32", "bf16")),
-        ({"math": "fp8"}, ("math", "fp8")),
-        ({"out_element": "f16"}, ("out_element", "f16", "bf16 or f32")),
-        ({"accumulator": "bf16"}, ("accumulator", "f32")),
-        ({"epilogue": "bias_tanh"}, ("epilogue", "bias_tanh")),
-        ({"m": -1}, ("m", "-1")),
-        ({"layouts": {"bias": "strided"}}, ("bias",)),
+        (BARE, {"math": "tf32"}, ("math", "tf32", "bf16")),
+        (BARE, {"math": "fp8"}, ("math", "fp8")),
+        (BARE, {"out_element": "f16"}, ("out_element", "f16", "bf16 or f32")),
+        (BARE, {"accumulator": "bf16"}, ("accumulator", "f32")),
+        (BARE, {"epilogue": "bias_tanh"}, ("epilogue", "bias_tanh")),
+        (BARE, {"m": -1}, ("m", "-1")),
+        (BARE, {"layouts": {"bias": "strided"}}, ("bias",)),
+        (BARE, {"element": "f16", "math": "tf32x3"}, ("tf32x3",)),
+        (BARE, {"element": "i8", "out_element": "i8"}, ("out_element", "i32")),
+        (BARE, {"element": "i8", "math": "f32"}, ("math", "exact")),
+        (BARE, {"element": "i8", "epilogue": "bias_gelu"}, ("epilogue", "gelu")),
+        (BARE_BACKWARD, {"wants_da": False, "wants_db": False}, ("wants_da", "wants_dbias", "at least one gradient")),
+        (BARE_BACKWARD, {"out_element": "f16"}, ("out_element", "f16", "bf16 or f32")),
+        (BARE_BACKWARD, {"math": "tf32"}, ("math", "tf32", "bf16")),
+        (BARE_BACKWARD, {"layouts": {"dbias": "strided"}}, ("dbias",)),
     ],
 )
-def test_bad_fields(change: dict[str, object], names: tuple[str, ...]) -> None:
+def test_bad_fields(bare: tp.Descriptor, change: dict[str, object], names: tuple[str, ...]) -> None:
     with pytest.raises(tp.InvalidProblem) as info:
-        tp.GemmDescriptor(m=2, n=3, k=4, element="bf16").replace(**change)
+        bare.replace(**change)
     assert all(n in str(info.value) for n in names), str(info.value)
 
 
@@ -78,7 +93,7 @@ def test_from_args_promises_transposes_as_they_lie() -> None:
     assert (desc.m, desc.n, desc.k) == (6, 24, 16)
     assert desc.operand("b").layout == COLUMN
     assert tp.plan(desc, target=CPU).can_implement(args)
-    assert tp.plan(desc, target=TARGETS["sm90a"]).sku().layout == "nt"
+    assert tp.plan(desc, target=H200).sku().layout == "nt"
     odd = tp.GemmDescriptor.from_args(tp.GemmArgs(a=a[:, 1:], b=w.t()[1:], c=args.c))
     assert odd.operand("a").layout.stride_multiple == 8
     assert odd.operand("a").layout.alignment == 2
@@ -88,11 +103,12 @@ def test_from_args_promises_transposes_as_they_lie() -> None:
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_the_cpu_backend_keeps_its_guarantee(element: str) -> None:
-    for turn, desc in enumerate([*grid(element, 17, 35, 70), *of_edges(element), *batches(element, 9, 7, 20)]):
-        plan = tp.plan(desc, target=CPU)
-        check(plan, turn)
-        assert check_refusals(plan, seed=turn) > 0
+@pytest.mark.parametrize("op", ENTRIES)
+def test_the_cpu_backend_keeps_its_guarantee(op: str, element: str) -> None:
+    if op == "gemm_backward":  # the reference is the same for all layouts
+        check_on_the_cpu([*[*backward_grid(element, 17, 35, 40)][::4], *edges(op, element)], refusals_every=4)
+    else:
+        check_on_the_cpu([*grid(element, 17, 35, 70), *edges(op, element), *batches(element, 9, 7, 20)])
 
 
 def test_the_definition() -> None:
@@ -120,15 +136,11 @@ def test_activations_are_torchs(name: str) -> None:
 
 @pytest.mark.interpret
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("row", INTERPRETED)
+@pytest.mark.parametrize("entry", INTERPRETED)
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_every_layout_and_epilogue_interpreted(row: str, element: str) -> None:
-    held = 0
-    for turn, desc in enumerate([*grid(element, 17, 35, 70), *of_edges(element), *batches(element, 17, 35, 40)]):
-        plan = pinned(desc, row, INTERPRETER)
-        assert plan is not None
-        held += check(plan, turn)
-    assert held > 0
+def test_every_layout_and_epilogue_interpreted(entry: str, element: str) -> None:
+    problems = [*grid(element, 17, 35, 70), *edges("gemm", element), *batches(element, 17, 35, 40)]
+    assert compared(problems, lambda desc: required(desc, entry, INTERPRETER)) > 0
 
 
 @pytest.mark.interpret
@@ -155,104 +167,117 @@ def test_beta_zero_never_reads_c0() -> None:
 
 
 @compiles
-def test_the_machine_code_has_tensor_core_instructions() -> None:
-    desc = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="bf16", epilogue="bias", layouts={"b": COLUMN})
-    for arch, row, instruction in (
-        ("sm80", "tiles", "HMMA.16816"),
-        ("sm90a", "tiles", "HGMMA.64x"),
+@pytest.mark.parametrize(
+    ("target", "entry", "instruction"),
+    [
+        (SM80, "tiles", "HMMA.16816"),
+        (H200, "tiles", "HGMMA.64x"),
         # One instruction is as wide as a tile: narrower ones would read A more often.
-        ("sm90a", "wgmma", "HGMMA.64x{BLOCK_N}x16"),
-        ("sm90a", "wgmma_tiles", "HGMMA.64x{BLOCK_N}x16"),
-    ):
-        plan = pinned(desc, row, TARGETS[arch])
-        assert plan is not None
-        (found,), (launch,) = plan.compile(), plan.launches
-        code = sass(found.cubin)
-        assert instruction.format(**launch.constexprs) in code
-        assert not re.search(r"\b(STL|LDL)\b", code)
-
-
-def of_ring(desc: tp.GemmDescriptor, ring: Ring, target: tp.Target) -> list[Launch]:
-    return wgmma.launches(desc, ring, target) if ring.specialised else wgmma_tiles.launches(desc, ring)
+        (H200, "wgmma", "HGMMA.64x{BLOCK_N}x16"),
+        (H200, "wgmma_tiles", "HGMMA.64x{BLOCK_N}x16"),
+    ],
+)
+def test_the_machine_code_has_tensor_core_instructions(target: tp.Target, entry: str, instruction: str) -> None:
+    desc = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="bf16", epilogue="bias", layouts={"b": COLUMN})
+    plan = required(desc, entry, target)
+    (found,), (launch,) = plan.compile(), plan.launches
+    code = sass(found.cubin)
+    assert instruction.format(**launch.constexprs) in code
+    assert not re.search(r"\b(STL|LDL)\b", code)
 
 
 @compiles
-@pytest.mark.parametrize("row", ROWS)
-def test_a_thousand_shapes_compile_a_handful_of_kernels(row: str) -> None:
+@pytest.mark.parametrize(("op", "entry"), [(op, entry) for op, entries in ENTRIES.items() for entry in entries])
+def test_a_thousand_shapes_compile_a_handful_of_kernels(op: str, entry: str) -> None:
     sources = set()
-    for size in range(8, 8008, 8):
-        plan = pinned(tp.GemmDescriptor(m=size // 8, n=4096, k=size, element="f16"), row, TARGETS["sm90a"])
-        assert plan is not None
-        sources.update(launch.source() for launch in plan.launches)
+    for i in range(1, 1001):
+        if op == "gemm":
+            desc: tp.Descriptor = tp.GemmDescriptor(m=i, n=4096, k=8 * i, element="f16")
+        else:
+            desc = backward(8 * i, 4096, 8 * i, "f16", (1, 1, 1))
+        sources.update(launch.source() for launch in required(desc, entry, H200).launches)
     assert 1 <= len(sources) <= 40
 
 
-def test_the_hopper_row_says_why_it_is_not_taken() -> None:
-    base = tp.GemmDescriptor(m=64, n=64, k=64, element="f16")
-    for change, word in (
-        ({"k": 63}, "a is not promised"),
-        ({"n": 63}, "b is not promised"),
-        ({"k": 0}, "k is 0"),
-        ({"n": 60, "layouts": {"b": COLUMN, "c": ROW}}, "n is not a multiple of 8"),
-        ({"reads_c0": True}, "c0"),
-        ({"layouts": {"a": "strided"}}, "a is promised no unit stride"),
-        ({"layouts": {"b": tp.Layout.strided(unit_axis=0, alignment=16)}}, "b is not promised"),
-        ({"layouts": {"b": tp.Layout.strided(unit_axis=0, alignment=8, stride_multiple=8)}}, "b is not promised"),
-        ({"layouts": {"c": COLUMN}}, "column-major"),
-        ({"epilogue": "bias", "layouts": {"bias": "strided"}}, "bias"),
-    ):
-        plan = tp.plan(base.replace(**change), target=TARGETS["sm90a"])
-        refused = [c for c in plan.candidates if c.kernel in HOPPER]
-        assert len(refused) == 2
-        assert all(c.cost_us is None and word in c.reason for c in refused)
-    taken = base.replace(layouts={"a": COLUMN, "b": ROW, "c": ROW})
-    assert pinned(taken, "wgmma", TARGETS["sm90a"]) is not None
+FORWARD = tp.GemmDescriptor(m=64, n=64, k=64, element="f16")
+BACKWARD = backward(64, 64, 64, "f16", (1, 1, 1))
+TAKEN = FORWARD.replace(layouts={"a": COLUMN, "b": ROW, "c": ROW})
+
+
+def column(alignment: int, **facts: Any) -> tp.Layout:
+    return tp.Layout.strided(unit_axis=0, alignment=alignment, **facts)
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "word"),
+    [
+        (FORWARD, {"k": 63}, "a is not promised"),
+        (FORWARD, {"n": 63}, "b is not promised"),
+        (FORWARD, {"k": 0}, "k is 0"),
+        (FORWARD, {"n": 60, "layouts": {"b": COLUMN, "c": ROW}}, "n is not a multiple of 8"),
+        (FORWARD, {"reads_c0": True}, "c0"),
+        (FORWARD, {"layouts": {"a": "strided"}}, "a is promised no unit stride"),
+        (FORWARD, {"layouts": {"b": column(16)}}, "b is not promised"),
+        (FORWARD, {"layouts": {"b": column(8, stride_multiple=8)}}, "b is not promised"),
+        (FORWARD, {"layouts": {"c": COLUMN}}, "column-major"),
+        (FORWARD, {"epilogue": "bias", "layouts": {"bias": "strided"}}, "bias"),
+        (BACKWARD, {"n": 63}, "dc"),
+        (BACKWARD, {"k": 60}, "b"),
+        (BACKWARD, {"m": 0}, "empty"),
+        (BACKWARD, {"wants_da": False, "wants_db": False}, "nothing to multiply"),
+        (BACKWARD, {"layouts": {"a": "strided"}}, "no unit stride"),
+        (BACKWARD, {"layouts": {"db": "strided"}}, "no unit stride"),
+        (BACKWARD, {"layouts": {"dc": LOOSE_ROW}}, "alignment"),
+        # Rows that end within 16 bytes: TMA would write beyond them.
+        (BACKWARD, {"n": 68, "layouts": {"dc": ROW, "b": ROW, "db": ROW}}, "68"),
+    ],
+)
+def test_the_hopper_entries_say_why_they_are_not_taken(base: tp.Descriptor, change: dict[str, Any], word: str) -> None:
+    plan = tp.plan(base.replace(**change), target=H200)
+    refused = [c for c in plan.candidates if c.kernel in HOPPER]
+    assert [c.kernel for c in refused] == list(HOPPER if base is FORWARD else ("wgmma",))
+    assert all(c.cost_us is None and word in c.reason for c in refused), refused
+
+
+@pytest.mark.parametrize("desc", [TAKEN, BACKWARD], ids=lambda desc: desc.op)
+def test_the_hopper_entries_are_excluded_with_tma(desc: tp.Descriptor) -> None:
+    required(desc, "wgmma", H200)
     with pytest.raises(tp.Unsupported, match="excluded"):
-        tp.plan(taken, target=TARGETS["sm90a"], preference=tp.PlanPreference(kernel="wgmma", exclude=("tma",)))
+        tp.plan(desc, target=H200, preference=tp.PlanPreference(kernel="wgmma", exclude=("tma",)))
 
 
 # --- on the GPU ---
 
 #: Less than a block, a few of them, and more tiles than multiprocessors, none a multiple of anything but 8.
-SIZES = ((8, 16, 24), (136, 264, 200), (1544, 2056, 712))
+SIZES = ((17, 35, 70), (8, 16, 24), (136, 264, 200), (1544, 2056, 712))
+
+
+def problems_on_the_gpu(op: str, entry: str, element: str) -> list[tp.Descriptor]:
+    if op == "gemm":
+        several = [*batches(element, 17, 35, 70), *batches(element, 136, 264, 200)]
+        return [*(desc for size in SIZES for desc in grid(element, *size)), *edges(op, element), *several]
+    found: list[tp.Descriptor] = [desc for size in SIZES[:-1] for desc in backward_grid(element, *size)]
+    if entry != "tiles_invariant" and element not in ("f32", "f64"):
+        # The oracle takes long: two entries and elements stand for all.
+        found += [*backward_grid(element, *SIZES[-1])][::4]
+    return [*found, *edges(op, element)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(("op", "entry"), [(op, entry) for op, entries in ENTRIES.items() for entry in entries])
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_every_layout_and_epilogue_on_the_gpu(row: str, element: str) -> None:
-    target, ran = tp.Target.current(), 0
-    for m, n, k in ((17, 35, 70), *SIZES):
-        for turn, desc in enumerate(grid(element, m, n, k)):
-            plan = pinned(desc, row, target)
-            if plan is not None:
-                ran += check(plan, turn)
-    edges = of_edges(element)
-    for turn, desc in enumerate([*edges, *batches(element, 17, 35, 70), *batches(element, 136, 264, 200)]):
-        plan = pinned(desc, row, target)
-        if plan is not None:
-            ran += check(plan, turn)
-    applies = row not in HOPPER or (target.arch is tp.ArchSku.SM90A and element in ("f16", "bf16"))
+def test_every_layout_on_the_gpu(op: str, entry: str, element: str) -> None:
+    target = tp.Target.current()
+    ran = compared(problems_on_the_gpu(op, entry, element), lambda desc: pinned(desc, entry, target))
+    applies = entry not in HOPPER or (target.arch is tp.ArchSku.SM90A and element in ("f16", "bf16"))
     assert (ran > 0) == applies
 
 
-def keeps_its_word(plan: tp.Plan, args: tp.GemmArgs) -> None:  # type: ignore[type-arg]
-    """The result that ``args`` hold, against float64 on the same device at the plan's own tolerance."""
-    inputs = {name: None if (x := getattr(args, name)) is None else x.double() for name in ("a", "b", "bias")}
-    reference = tp.TABLE.reference("gemm").compute
-    assert reference is not None
-    want = reference(plan.descriptor, inputs)["c"]
-    terms = magnitude(plan.descriptor, {name: None if x is None else x.abs() for name, x in inputs.items()})["c"]
-    t = plan.precision_guarantee("c").tolerance
-    wrong = ~((args.c.double() - want).abs() <= t.rtol * want.abs() + t.ctol * terms + t.underflow)
-    assert not bool(wrong.any()), f"{int(wrong.sum())} elements are wrong: {plan!r}, {plan.descriptor!r}"
-
-
 @pytest.mark.gpu
-def test_tf32_on_the_gpu() -> None:
-    for turn, desc in enumerate(grid("f32", 136, 264, 200)):
-        plan = tp.plan(desc.replace(math="tf32"))
-        assert check(plan, turn) > 0
+@pytest.mark.parametrize("problems", [grid, backward_grid])
+def test_tf32_on_the_gpu(problems: Any) -> None:
+    for turn, desc in enumerate(problems("f32", 136, 264, 200)):
+        assert check(tp.plan(desc.replace(math="tf32")), turn) > 0
 
 
 @pytest.mark.gpu
@@ -268,24 +293,14 @@ def test_every_ring_and_tile_on_the_gpu(element: str) -> None:
     if target.arch is tp.ArchSku.SM90A:
         for x in RINGS:
             if x.fits(desc, target):
-                made[f"{x.specialised} {x}"] = of_ring(desc, x, target)
+                launches = wgmma.launches(desc, x, target) if x.specialised else wgmma_tiles.launches(desc, x)
+                made[f"{x.specialised} {x}"] = launches
+    found = {"c": tp.plan(desc, target=target).precision_guarantee("c")}
     for name, launches in made.items():
-        # A row of its own, so that the plan's own machinery runs it.
-        tp.kernel(
-            op="gemm",
-            name=name,
-            elements=("f16", "bf16"),
-            guarantee=lambda desc: {"c": tp.plan(desc, target=target).precision_guarantee("c")},
-            rank=lambda desc, target: 1e9,
-        )(lambda desc, target, launches=launches: launches)
-        try:
-            plan = pinned(desc, name, target)
-            assert plan is not None
-            c = torch.full((1544, 2056), float("nan"), device="cuda", dtype=desc.element.torch)
-            plan.run(tp.GemmArgs(a=a, b=w.t(), c=c, bias=bias))
-            keeps_its_word(plan, tp.GemmArgs(a=a, b=w.t(), c=c, bias=bias))
-        finally:
-            tp.TABLE.unregister("gemm", name)
+        plan = plan_with(desc, name, launches, 0, lambda desc: found, target)
+        args = tp.GemmArgs(a=a, b=w.t(), c=torch.full((1544, 2056), float("nan")).to(a), bias=bias)
+        plan.run(args)
+        keeps_its_word(plan, args)
 
 
 @pytest.mark.gpu
@@ -294,9 +309,12 @@ def test_beta_zero_never_reads_c0_on_the_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cls", [tp.GemmDescriptor, tp.BatchedGemmDescriptor])
-def test_any_problem_on_the_gpu(cls: type[tp.Descriptor]) -> None:
-    @settings(max_examples=15)
+@pytest.mark.parametrize(
+    ("cls", "examples"),
+    [(tp.GemmDescriptor, 15), (tp.BatchedGemmDescriptor, 15), (tp.GemmBackwardDescriptor, 25)],
+)
+def test_any_problem_on_the_gpu(cls: type[tp.Descriptor], examples: int) -> None:
+    @settings(max_examples=examples)
     @given(descriptors(cls, 1 << 20, target=tp.Target.current()), st.integers(0, 2**31))
     def holds(desc: tp.Descriptor, seed: int) -> None:
         plan = tp.plan(desc)
@@ -318,16 +336,16 @@ def test_maps_follow_addresses_and_shapes_on_the_gpu() -> None:
         hopper = tp.Target.current().arch is tp.ArchSku.SM90A
         plan = tp.plan(desc, preference=tp.PlanPreference(kernel="wgmma" if hopper else None))
         for _ in range(3):
-            c = torch.empty(rows, 72, device="cuda").half()
-            plan.run(tp.GemmArgs(a=a, b=b, c=c))
-            keeps_its_word(plan, tp.GemmArgs(a=a, b=b, c=c))
+            args = tp.GemmArgs(a=a, b=b, c=torch.empty(rows, 72, device="cuda").half())
+            plan.run(args)
+            keeps_its_word(plan, args)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("element", ["f16", "bf16"])
 def test_no_less_accurate_than_torch_on_the_gpu(element: str, scaled: bool) -> None:
-    """Root mean square of the error, relative to Σ|terms|: of every row that takes the problem, beside cuBLAS's."""
+    """Root mean square of the error, relative to Σ|terms|: of every entry that takes the problem, beside cuBLAS's."""
     dtype = tp.ElementKind.of(element).torch
     g = torch.Generator(device="cuda").manual_seed(7)
 
@@ -347,11 +365,11 @@ def test_no_less_accurate_than_torch_on_the_gpu(element: str, scaled: bool) -> N
     theirs = error(torch.mm(a, b))
     desc = tp.GemmDescriptor(m=512, n=768, k=1024, element=element)
     tried = 0
-    for row in ROWS:
-        plan = pinned(desc, row, tp.Target.current())
+    for entry in ENTRIES["gemm"]:
+        plan = pinned(desc, entry, tp.Target.current())
         if plan is not None:
             c = torch.full((512, 768), float("nan"), device="cuda", dtype=dtype)
             plan.run(tp.GemmArgs(a=a, b=b, c=c), tp.Workspace.allocate(plan, torch.device("cuda")))
-            assert error(c) <= 1.005 * theirs, f"{row}: {error(c)}, torch {theirs}"
+            assert error(c) <= 1.005 * theirs, f"{entry}: {error(c)}, torch {theirs}"
             tried += 1
     assert tried >= 2

@@ -6,37 +6,21 @@ from itertools import islice
 
 import pytest
 import torch
-from cases.gemm import COLUMN, batched_grid, check, grid, pinned
+from cases.gemm import COLUMN, H200, INTERPRETER, batched_grid, check, grid, plan_with, required
 
 import triplan as tp
 from triplan.backends.triton.gemm import split_k
 from triplan.backends.triton.gemm.split_k import PIECES, Split
 from triplan.backends.triton.gemm.tile_shapes import Tile
 
-INTERPRETER = tp.Target.cpu(interpret=True)
-TARGETS = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a()}
 DECODE = tp.GemmDescriptor(m=16, n=4096, k=4096, element="bf16", epilogue="bias", layouts={"b": COLUMN})
 
 
 def by(split: Split, desc: tp.Descriptor, target: tp.Target) -> tp.Plan:  # type: ignore[type-arg]
     """The plan of ``split_k`` that cuts k as ``split`` says."""
-    name = f"split_k {split}"
-    row = next(r for r in tp.TABLE.rows(desc.op) if r.name == "split_k")
-    tp.kernel(
-        op=desc.op,
-        name=name,
-        elements=row.elements,
-        guarantee=row.guarantee,
-        rank=lambda desc, target: 1e9,
-        workspace=lambda desc, target: split_k.partial_bytes(desc, split),
-    )(lambda desc, target: split_k.launches(desc, split))
-    try:
-        plan = pinned(desc, name, target)
-        assert plan is not None
-        _ = plan.launches, plan.workspace_size()  # asked of the row while it is there
-        return plan
-    finally:
-        tp.TABLE.unregister(desc.op, name)
+    entry = next(e for e in tp.TABLE.rows(desc.op) if e.name == "split_k")
+    launches, workspace = split_k.launches(desc, split), split_k.partial_bytes(desc, split)
+    return plan_with(desc, f"split_k {split}", launches, workspace, entry.guarantee, target)
 
 
 @pytest.mark.parametrize("k", [0, 1, 31, 32, 33, 64, 65, 1000, 4096])
@@ -50,20 +34,17 @@ def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> Non
 
 
 def test_few_tiles_and_a_long_k_are_cut_and_many_tiles_are_not() -> None:
-    long = tp.plan(
-        tp.GemmDescriptor(m=16, n=1024, k=8192, element="f16", layouts={"b": COLUMN}), target=TARGETS["sm90a"]
-    )
+    long = tp.plan(tp.GemmDescriptor(m=16, n=1024, k=8192, element="f16", layouts={"b": COLUMN}), target=H200)
     assert long.sku().kernel == "split_k"
     assert len(long.launches) == 2
-    split = split_k.cheapest_split(long.descriptor, TARGETS["sm90a"])
+    split = split_k.cheapest_split(long.descriptor, H200)
     assert long.workspace_size() == split.count(8192) * 16 * 1024 * 4
     assert split.count(8192) > 1
-    square = tp.plan(tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32"), target=TARGETS["sm90a"])
+    square = tp.plan(tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32"), target=H200)
     assert square.sku().kernel == "tiles"
     with pytest.raises(tp.Unsupported, match="batch_invariant"):
-        tp.plan(DECODE, target=TARGETS["sm90a"], preference=tp.PlanPreference(kernel="split_k", batch_invariant=True))
-    nothing = pinned(DECODE.replace(m=0), "split_k", TARGETS["sm90a"])
-    assert nothing is not None
+        tp.plan(DECODE, target=H200, preference=tp.PlanPreference(kernel="split_k", batch_invariant=True))
+    nothing = required(DECODE.replace(m=0), "split_k", H200)
     assert (nothing.launches, nothing.workspace_size()) == ((), 0)
 
 
@@ -99,8 +80,7 @@ def test_pieces_are_added_in_order_interpreted() -> None:
 @pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
 def test_every_split_on_the_gpu(element: str) -> None:
     """Few rows and many, pieces of one step and of several, a last one that is shorter."""
-    target = tp.Target.current()
-    ran = 0
+    target, ran = tp.Target.current(), 0
     for m, n, k in ((3, 72, 200), (40, 136, 1096)):
         desc = tp.GemmDescriptor(m=m, n=n, k=k, element=element, epilogue="bias_gelu", layouts={"b": COLUMN})
         for turn, split in enumerate(split_k.splits_of(desc, target)):
