@@ -109,3 +109,14 @@ def test_the_mean_of_16_bit_rows_is_exact_to_f32(
     torch.testing.assert_close(args.rstd.double(), spread, rtol=1e-4, atol=0)
     wanted = (wide - wide.mean(1, keepdim=True)) * spread[:, None]
     torch.testing.assert_close(args.out.double(), wanted, rtol=torch.finfo(args.x.dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "l2_norm"])
+@pytest.mark.parametrize(("where", "kernel"), [p for p in PLACES[1:] if "split" not in str(p.id)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_norms_of_adjacent_rows(where: str, kernel: str, op: str) -> None:
+    """Rows that are the columns of a matrix: each has gaps, while neighbours are adjacent."""
+    desc = build(op, (70, 40))
+    whole = [o.name for o in desc.operands() if o.shape == (70, 40)]
+    plan = pinned(desc.replace(layouts=dict.fromkeys(whole, tp.Layout.strided(unit_axis=0))), where, kernel)
+    assert check_plan(plan, passes=("unit",), magnitude=TERMS[op]).compared >= 70 * 40

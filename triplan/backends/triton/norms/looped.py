@@ -5,7 +5,6 @@ Backward, a second launch accumulates the gradients of weight and bias, column b
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from triplan.backends.runtime.launch import Int, Launch
@@ -21,8 +20,10 @@ from triplan.sku import ElementKind, Target
 
 class NormLooped(LoopedRows[NormDescriptor], NormEntry):
     def tile(self, desc: NormDescriptor) -> Tile:
-        """By sweeps on an H200: what registers have room for beside a row's sums."""
+        """By sweeps on an H200: what registers have room for beside a row's sums. A program has one row."""
         r, size, centred, operands = self.rows(desc), desc.element.itemsize, is_centred(desc), operands_read_twice(desc)
+        if r.across:
+            return r.block_tile(desc.element, operands, alone=True)
         if is_backward(desc):
             return r.loop_tile(desc.element, 32 if centred and size < 8 else 16, operands)
         if operands > 1:
@@ -31,12 +32,9 @@ class NormLooped(LoopedRows[NormDescriptor], NormEntry):
             return r.loop_tile(desc.element, 64, most_warps=16)
         return r.loop_tile(desc.element, 16 if centred and size == 8 else 32)
 
-    def programs(self, desc: NormDescriptor, tile: Tile) -> int:
-        return self.rows(desc).count
-
     def us(self, desc: NormDescriptor, tile: Tile, target: Target) -> float:
         accumulated = LAUNCH_US + self.rows(desc).count * self.traffic(desc).first / BYTES_PER_US
-        return super().us(desc, replace(tile, rows=1), target) + (accumulated if gradients(desc) else 0.0)
+        return super().us(desc, tile, target) + (accumulated if gradients(desc) else 0.0)
 
     def main(self, desc: NormDescriptor, tile: Tile, unroll: int = 0) -> list[Launch]:
         """``unroll``: blocks loaded at a time; by default what ``Rows.unroll`` allows."""
