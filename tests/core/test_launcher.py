@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from operator import add
 from types import SimpleNamespace
@@ -96,24 +97,28 @@ class Recorder:
 
 
 @pytest.fixture
-def static(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """torch's static launcher and the driver, replaced."""
-    recorder = Recorder()
-    monkeypatch.setattr(launcher, "_STATIC", recorder)
+def launches_stubbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The driver, replaced, and no kernel compiled."""
     monkeypatch.setattr(compile, "_compiled", {})
     with launch_stubbed(H200):
-        yield recorder
+        yield
 
 
 @pytest.fixture
-def by_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """Triton's launcher and the driver, replaced; torch has no static one."""
+def static(monkeypatch: pytest.MonkeyPatch, launches_stubbed: None) -> Recorder:
+    """torch's static launcher, replaced."""
+    recorder = Recorder()
+    monkeypatch.setattr(launcher, "_STATIC", recorder)
+    return recorder
+
+
+@pytest.fixture
+def by_triton(monkeypatch: pytest.MonkeyPatch, launches_stubbed: None) -> Recorder:
+    """Triton's launcher, replaced; torch has no static one."""
     recorder = Recorder()
     monkeypatch.setattr(launcher, "_STATIC", None)
-    monkeypatch.setattr(compile, "_compiled", {})
-    with launch_stubbed(H200):
-        monkeypatch.setattr(type(triton.runtime.driver.active), "launcher_cls", lambda *args: recorder)
-        yield recorder
+    monkeypatch.setattr(type(triton.runtime.driver.active), "launcher_cls", lambda *args: recorder)
+    return recorder
 
 
 def operands(launch: Launch) -> tuple[Any, dict[tuple[str, int | None], int]]:
@@ -163,6 +168,27 @@ def expected(launch: Launch, args: Any, places: dict[tuple[str, int | None], int
     return None
 
 
+@dataclass
+class Loaded:
+    """A kernel with its template, values for the places of a call, and what each argument must become."""
+
+    compiled: Any
+    template: launcher.Template
+    values: tuple[int, ...]
+    wanted: list[Any]
+
+    @classmethod
+    def of(cls, launch: Launch) -> Loaded:
+        args, places = operands(launch)
+        (kernel,) = launcher.load([launch], H200.arch, 0)
+        wanted = [expected(launch, args, places, launch.args.get(name)) for name in launch.kernel.arg_names]
+        values = tuple(ADDRESSES + i for i in range(len(places)))
+        return cls(kernel.compiled, kernel.template(args, places), values, wanted)
+
+    def launch(self, stream: int) -> None:
+        launcher.launch_function([self.template])(self.values, stream)
+
+
 def flat(value: Any) -> list[Any]:
     if isinstance(value, tuple):
         return [v for item in value for v in flat(item)]
@@ -186,17 +212,14 @@ def test_a_kernel_with_other_parameters_is_refused(plain: list[Launch], monkeypa
 
 def test_the_static_launcher_gets_every_argument(plain: list[Launch], static: Recorder) -> None:
     for launch in plain:
-        args, places = operands(launch)
-        (kernel,) = launcher.load([launch], H200.arch, 0)
-        values = tuple(ADDRESSES + i for i in range(len(places)))
-        launcher.launch_function([kernel.template(args, places)])(values, 77)
-        launcher.launch([kernel.template(args, places).fill(values)], 78)
-        wanted = [expected(launch, args, places, launch.args.get(name)) for name in launch.kernel.arg_names]
+        loaded = Loaded.of(launch)
+        loaded.launch(77)
+        launcher.launch([loaded.template.fill(loaded.values)], 78)
         for call, stream in zip(static.calls[-2:], (77, 78), strict=True):
             function, x, y, z, warps, shared, types, arguments, on = call
             assert (function, x, y, z, on) == (1, launch.grid, 1, 1, stream)
-            assert (warps, shared) == (launch.num_warps, kernel.compiled.metadata.shared)
-            assert arguments == (*flat(tuple(wanted)), None, None)
+            assert (warps, shared) == (launch.num_warps, loaded.compiled.metadata.shared)
+            assert arguments == (*flat(tuple(loaded.wanted)), None, None)
             assert len(types) == len(arguments)
 
 
@@ -217,16 +240,13 @@ def test_a_scalar_that_stays_is_part_of_the_launch(static: Recorder, alpha: floa
 
 def test_tritons_launcher_gets_every_argument(every: list[Launch], by_triton: Recorder) -> None:
     for launch in every:
-        args, places = operands(launch)
-        (kernel,) = launcher.load([launch], H200.arch, 0)
-        values = tuple(ADDRESSES + i for i in range(len(places)))
-        launcher.launch_function([kernel.template(args, places)])(values, 77)
+        loaded = Loaded.of(launch)
+        loaded.launch(77)
         x, y, z, stream, function, packed, about, enter, leave, *arguments = by_triton.calls[-1]
         assert (x, y, z, stream, function) == (launch.grid, 1, 1, 77, 1)
-        assert packed == kernel.compiled.packed_metadata
+        assert packed == loaded.compiled.packed_metadata
         assert about is enter is leave is None
-        wanted = [expected(launch, args, places, launch.args.get(name)) for name in launch.kernel.arg_names]
-        assert arguments == wanted
+        assert arguments == loaded.wanted
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -236,24 +256,21 @@ def test_hooks_hear_of_launches_where_a_profiler_installed_some(
     run = Recorder()
     monkeypatch.setattr(type(triton.runtime.driver.active), "launcher_cls", lambda *args: run)
     launch = next(launch for launch in every if launch.overlaps is overlaps)
-    args, places = operands(launch)
-    (kernel,) = launcher.load([launch], H200.arch, 0)
-    values = tuple(ADDRESSES + i for i in range(len(places)))
-    hook = triton.knobs.runtime.launch_enter_hook
+    loaded, hook = Loaded.of(launch), triton.knobs.runtime.launch_enter_hook
 
     def heard(metadata: Any) -> None: ...
 
     hook.add(heard)
     try:
-        launcher.launch_function([kernel.template(args, places)])(values, 5)
+        loaded.launch(5)
     finally:
         hook.remove(heard)
     assert not static.calls
     ((x, _, _, stream, _, _, about, enter, _, *arguments),) = run.calls
     assert (x, stream, enter) == (launch.grid, 5, hook)
-    assert about.get()["name"] == kernel.compiled.name
-    assert arguments == [expected(launch, args, places, launch.args.get(n)) for n in launch.kernel.arg_names]
-    launcher.launch_function([kernel.template(args, places)])(values, 5)
+    assert about.get()["name"] == loaded.compiled.name
+    assert arguments == loaded.wanted
+    loaded.launch(5)
     if overlaps:
         assert run.calls[1][6:9] == (None, None, None)
     assert (len(run.calls), len(static.calls)) == ((2, 0) if overlaps else (1, 1))
@@ -267,14 +284,8 @@ def test_a_failed_launch_is_an_internal_error(
         raise RuntimeError("CUDA driver error: invalid argument")
 
     monkeypatch.setattr(launcher, "_STATIC", failing)
-    args, places = operands(every[0])
-    (kernel,) = launcher.load([every[0]], H200.arch, 0)
-    template, values = kernel.template(args, places), tuple(range(len(places)))
-    call = (
-        partial(launcher.launch, [template.fill(values)])
-        if bound
-        else partial(launcher.launch_function([template]), values)
-    )
+    loaded = Loaded.of(every[0])
+    call = partial(launcher.launch, [loaded.template.fill(loaded.values)]) if bound else loaded.launch
     with pytest.raises(tp.KernelInternal, match=r"launch of \w+ failed: CUDA driver error"):
         call(0)
 
@@ -315,15 +326,21 @@ def test_tensor_maps_need_tritons_launcher_and_compile_to_tma(monkeypatch: pytes
     assert launcher.static_types(compiled) is None
 
 
-def test_a_map_is_encoded_once_for_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[tuple[int, tuple[int, ...]]] = []
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The descriptors that reach the driver; a map is a new object, and the shape."""
+    found: list[Any] = []
 
     def encode(descriptor: Any, meta: Any) -> list[Any]:
-        encoded.append((descriptor.base.data_ptr(), tuple(descriptor.shape)))
-        return [object(), *descriptor.shape, *descriptor.strides]
+        found.append(SimpleNamespace(at=descriptor.base.data_ptr(), shape=descriptor.shape, strides=descriptor.strides))
+        return [object(), *descriptor.shape]
 
     monkeypatch.setattr(tma_maps, "ENCODED", True)
     monkeypatch.setattr(tma_maps.driver, "make_tensordesc_arg", encode)
+    return found
+
+
+def test_a_map_is_encoded_once_for_an_address(encoded: list[Any]) -> None:
     spec = TensorMap("source", ElementKind.F32, (16, 32))
     maps = tma_maps.Maps(spec, torch.empty(64, 32), None)
     first, other = maps(4096), maps(8192)
@@ -331,34 +348,30 @@ def test_a_map_is_encoded_once_for_an_address(monkeypatch: pytest.MonkeyPatch) -
     assert first[0] is not other[0]
     # The same address under another shape is another map.
     assert tma_maps.Maps(spec, torch.empty(48, 32), None)(4096)[1] == 48
-    assert encoded == [(4096, (64, 32)), (8192, (64, 32)), (4096, (48, 32))]
+    assert [(x.at, x.shape) for x in encoded] == [(4096, [64, 32]), (8192, [64, 32]), (4096, [48, 32])]
     for address in range(0, 16 * 1000, 16):
         maps(address)
     assert len(maps._by_address) <= tma_maps._MAX_MAPS
 
 
-def test_maps_of_transposes_and_of_axes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reaches the driver: the transpose's shape, and no stride that it would refuse where none is ever taken."""
-    made: list[tuple[list[int], list[int]]] = []
-
-    def encode(descriptor: Any, meta: Any) -> list[Any]:
-        made.append((descriptor.shape, descriptor.strides))
-        return [object()]
-
-    monkeypatch.setattr(tma_maps, "ENCODED", True)
-    monkeypatch.setattr(tma_maps.driver, "make_tensordesc_arg", encode)
+def test_maps_of_transposes_and_of_axes_of_one(encoded: list[Any]) -> None:
+    """The transpose's shape; for an axis of one, whose stride is never used, a stride that the driver takes."""
     column_major = torch.empty(40, 24).t()  # (24, 40), unit stride down its columns
     spec = TensorMap("b", ElementKind.F32, (16, 32), transposed=True)
     tma_maps.Maps(spec, column_major, None)(4096)
     plain = TensorMap("a", ElementKind.F32, (16, 32))
     tma_maps.Maps(plain, torch.empty(1, 40).as_strided((1, 40), (3, 1)), None)(4096)
     tma_maps.Maps(plain, torch.empty(512).as_strided((64, 1), (8, 5)), None)(4096)
-    assert made == [([40, 24], [24, 1]), ([1, 40], [48, 1]), ([64, 1], [8, 1])]
-    made.clear()
     batch = TensorMap("b", ElementKind.F32, (1, 16, 32), transposed=True)
     tma_maps.Maps(batch, torch.empty(40, 24).t().expand(5, 24, 40), None)(4096)  # one matrix for all of a batch
     tma_maps.Maps(batch, torch.empty(5, 40, 24).mT, None)(4096)
-    assert made == [([1, 40, 24], [32, 24, 1]), ([5, 40, 24], [960, 24, 1])]
+    assert [(x.shape, x.strides) for x in encoded] == [
+        ([40, 24], [24, 1]),
+        ([1, 40], [48, 1]),
+        ([64, 1], [8, 1]),
+        ([1, 40, 24], [32, 24, 1]),
+        ([5, 40, 24], [960, 24, 1]),
+    ]
 
 
 def test_a_gluon_kernel_is_compiled_as_one() -> None:

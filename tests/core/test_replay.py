@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import torch
+from cases.functional import SeenDispatch
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import SAMPLES, in_threads
 from torch.autograd import forward_ad
 from torch.overrides import BaseTorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import triplan as tp
 from bench.stub import launch_stubbed
@@ -23,7 +23,7 @@ from triplan.backends.runtime import compile, launcher
 from triplan.facade import bound
 from triplan.facade import replay as replay_module
 from triplan.facade.check import may_overlap
-from triplan.facade.replay import CallReplays, Ran, make_call_replay
+from triplan.facade.replay import CallReplay, CallReplays, Ran, make_call_replay
 
 CPU = tp.Target.cpu()
 OPS = ("gather", "gather_backward", "index_select", "index_add", "scatter", "index_put", "embedding")
@@ -267,11 +267,16 @@ def add_call(alpha: float = 2.0) -> tuple[tuple[Any, ...], torch.Tensor, Ran]:
     return (target, 0, index, source, alpha), target, ran
 
 
+def replay_of(args: tuple[Any, ...], out: torch.Tensor, ran: Ran) -> CallReplay:
+    replay = make_call_replay(args, out, ran)
+    assert replay is not None
+    return replay
+
+
 @compiled
 def test_a_call_is_repeated_into_a_new_tensor(launched: list[tuple[Any, ...]]) -> None:
     args, out, ran = select_call()
-    replay = make_call_replay(args, out, ran)
-    assert replay is not None
+    replay = replay_of(args, out, ran)
     for table in (args[0], args[0].clone(), args[0].clone()):
         new = replay((table, 0, args[2], False))
         assert new is not None
@@ -284,8 +289,7 @@ def test_a_call_is_repeated_into_a_new_tensor(launched: list[tuple[Any, ...]]) -
 @compiled
 def test_a_call_is_repeated_in_place(launched: list[tuple[Any, ...]]) -> None:
     args, out, ran = add_call()
-    replay = make_call_replay(args, out, ran)
-    assert replay is not None
+    replay = replay_of(args, out, ran)
     for target in (out, out, out.clone()):
         version = target._version
         assert replay((target, *args[1:])) is target
@@ -305,8 +309,7 @@ def test_a_call_is_repeated_only_with_tensors_that_fit(
     make: Callable[[], Any], change: str, operand: int, launched: list[tuple[Any, ...]]
 ) -> None:
     args, out, ran = make()
-    replay = make_call_replay(args, out, ran)
-    assert replay is not None
+    replay = replay_of(args, out, ran)
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if operand >= len(tensors):
         pytest.skip("it has two tensors")
@@ -319,25 +322,19 @@ def test_a_call_is_repeated_only_with_tensors_that_fit(
     assert len(launched) == fits
 
 
-class _Dispatch(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-class _Deterministic(AbstractContextManager[None]):
-    def __enter__(self) -> None:
-        torch.use_deterministic_algorithms(True)
-
-    def __exit__(self, *error: object) -> None:
-        torch.use_deterministic_algorithms(False)
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "dispatch mode": _Dispatch,
+    "dispatch mode": SeenDispatch,
     "function mode": BaseTorchFunctionMode,
     "inference mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "determinism": _Deterministic,
+    "determinism": deterministic_algorithms,
     "forward mode": forward_ad.dual_level,
 }
 
@@ -349,8 +346,7 @@ def test_a_call_under_a_mode_is_not_repeated(
     make: Callable[[], Any], mode: str, launched: list[tuple[Any, ...]]
 ) -> None:
     args, out, ran = make()
-    replay = make_call_replay(args, out, ran)
-    assert replay is not None
+    replay = replay_of(args, out, ran)
     with MODES[mode]():
         assert replay(args) is None
     assert launched == []
@@ -362,17 +358,14 @@ def test_a_call_under_a_transform_or_with_another_table_is_not_repeated(
     launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args, out, ran = select_call()
-    replay = make_call_replay(args, out, ran)
-    assert replay is not None
+    replay = replay_of(args, out, ran)
     torch.func.vmap(lambda t: (replay((t, *args[1:])), t)[1])(torch.stack([args[0]] * 2))
     with monkeypatch.context() as patch:
         patch.setattr(tp.TABLE, "generation", tp.TABLE.generation + 1)
         assert replay(args) is None
     assert launched == []
     monkeypatch.setattr(replay_module, "current_device", lambda: 1)
-    elsewhere = make_call_replay(args, out, ran)
-    assert elsewhere is not None
-    assert elsewhere(args) is None
+    assert replay_of(args, out, ran)(args) is None
 
 
 @compiled
@@ -383,8 +376,7 @@ def test_scales_that_are_equal_may_differ(
     first: float, others: tuple[float, ...], launched: list[tuple[Any, ...]]
 ) -> None:
     args, out, ran = add_call(first)
-    replay = make_call_replay(args, out, ran)
-    assert replay is not None
+    replay = replay_of(args, out, ran)
     for other in others:
         assert replay((*args[:-1], other)) is None
     assert replay((args[0], 1, *args[2:])) is None
