@@ -6,7 +6,10 @@ import sys
 from types import ModuleType
 
 
-def export(package: str) -> None:
-    """Set ``__all__`` of ``package`` to its public names, without submodules; type checkers follow the stars."""
-    names = vars(sys.modules[package])
-    names["__all__"] = sorted(n for n, v in names.items() if not n.startswith("_") and not isinstance(v, ModuleType))
+def export(*packages: str) -> None:
+    """Set ``__all__`` of each package to its public names, without submodules; type checkers follow the stars."""
+    for package in packages:
+        names = vars(sys.modules[package])
+        names["__all__"] = sorted(
+            n for n, v in names.items() if not n.startswith("_") and not isinstance(v, ModuleType)
+        )

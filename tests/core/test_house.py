@@ -49,8 +49,9 @@ MAX_LINES = 500
 
 
 def contents(room: str) -> set[str]:
-    """The modules and folders of ``room``."""
-    modules = {path.stem for path in (ROOT / room).glob("*.py") if not path.stem.startswith("__")}
+    """The modules and folders of ``room``, without those that only start it or re-export."""
+    skipped = ("__init__", "__main__", "_public")
+    modules = {path.stem for path in (ROOT / room).glob("*.py") if path.stem not in skipped}
     folders = {path.parent.name for path in (ROOT / room).glob("*/*.py")}
     return modules | folders
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-__all__ = ["AxisField", "Extent", "ExtentField", "IndexValueField", "Shape", "ShapeField"]
+__all__ = ["AxisField", "Extent", "ExtentField", "IndexValueField", "OutOfBounds", "Shape", "ShapeField"]
 
 MAX_RANK = 8
 

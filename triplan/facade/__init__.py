@@ -1,6 +1,5 @@
 """What users hold: plans, their args, workspaces, caches."""
 
-from triplan._exports import export as _export
 from triplan.facade.cache import *
 from triplan.facade.elementwise import *
 from triplan.facade.gemm import *
@@ -12,5 +11,3 @@ from triplan.facade.prepared import *
 from triplan.facade.softmax import *
 from triplan.facade.tune import *
 from triplan.facade.workspace import *
-
-_export(__name__)

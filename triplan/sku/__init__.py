@@ -1,20 +1,11 @@
 """WHO computes an op: the identity, guarantee and target of a kernel, as pure data."""
 
-from triplan._exports import export as _export
-from triplan.sku.element import *
+from triplan.sku._public import *
 from triplan.sku.element import Element as Element
 from triplan.sku.element import IndexElement as IndexElement
-from triplan.sku.guarantee import *
-from triplan.sku.kernel_sku import *
-from triplan.sku.kinds import *
 from triplan.sku.kinds import GPU_ARCHS as GPU_ARCHS
 from triplan.sku.kinds import Math as Math
 from triplan.sku.model import FrozenModel as FrozenModel
-from triplan.sku.preference import *
 from triplan.sku.preference import NO_PREFERENCE as NO_PREFERENCE
-from triplan.sku.support import *
 from triplan.sku.support import SUPPORTED as SUPPORTED
-from triplan.sku.target import *
 from triplan.sku.target import interpreting as interpreting
-
-_export(__name__)

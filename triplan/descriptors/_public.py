@@ -1,0 +1,11 @@
+"""The names of this package that ``triplan`` lists too."""
+
+from triplan.descriptors.base import *
+from triplan.descriptors.elementwise import *
+from triplan.descriptors.gemm import *
+from triplan.descriptors.indexing import *
+from triplan.descriptors.layout import *
+from triplan.descriptors.losses import *
+from triplan.descriptors.norms import *
+from triplan.descriptors.operand import *
+from triplan.descriptors.softmax import *
