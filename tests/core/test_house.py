@@ -205,6 +205,13 @@ def test_imports_go_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_only_testing_imports_hypothesis() -> None:
+    imported = re.compile(r"^\s*(import|from) hypothesis\b", re.MULTILINE)
+    found = {name for name, path in MODULES.items() if imported.search(path.read_text())}
+    assert found
+    assert {name for name in found if not name.startswith("triplan.testing")} == set()
+
+
 def test_runtime_knows_no_kernel() -> None:
     """``backends/runtime`` builds and launches what the table and the families hand it, and imports neither."""
     wrong = [
