@@ -1,8 +1,9 @@
-"""mm, bmm, addmm and linear beside torch's own, on small integers: any order of adding then gives one result."""
+"""Products beside torch's own, on small integers: every order of accumulation gives the same result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,14 +41,18 @@ def calls(device: str, dtype: torch.dtype = torch.float64, how: str = "packed") 
         "bmm_empty": (F.bmm, torch.bmm, (x(3, 5, 0, seed=1), x(3, 0, 2, seed=2)), {}),
         "addmm": (F.addmm, torch.addmm, (x(5, 24, seed=5), a, b), {"beta": 2, "alpha": -3}),
         "addmm_row": (F.addmm, torch.addmm, (bias, a, b), {}),
+        "addmm_row_scaled": (F.addmm, torch.addmm, (bias, a, b), {"beta": 2, "alpha": -1}),
         "addmm_column": (F.addmm, torch.addmm, (x(5, 1, seed=6), a, b), {"beta": 0.5}),
         "addmm_scalar": (F.addmm, torch.addmm, (x(1, seed=7), a, b), {}),
         "addmm_beta_zero": (F.addmm, torch.addmm, (torch.full_like(bias, torch.nan), a, b), {"beta": 0}),
         "linear": (F.linear, torch_linear, (a, w, bias), {}),
         "linear_no_bias": (F.linear, torch_linear, (a, w), {}),
+        "linear_scalar_bias": (F.linear, torch_linear, (a, w, x(seed=4)), {}),
         "linear_batch": (F.linear, torch_linear, (x(2, 3, 16, seed=8), w, bias), {}),
         "linear_vector": (F.linear, torch_linear, (x(16, seed=9), w, bias), {}),
         "linear_empty": (F.linear, torch_linear, (x(0, 16, seed=8), w, bias), {}),
+        "matmul": (F.matmul, torch.matmul, (x(2, 3, 16, seed=8), x(2, 16, 8, seed=2)), {}),
+        "matmul_vector": (F.matmul, torch.matmul, (x(16, seed=9), x(16, seed=4)), {}),
     }
 
 
@@ -56,6 +61,20 @@ NAMES = tuple(calls("cpu"))
 
 def leaves(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     return [t.detach().clone().requires_grad_() for t in tensors]
+
+
+def with_gradients(call: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The result of ``call``, and the gradients of a drawn gradient of it."""
+    inputs = leaves(tensors)
+    out = call(*inputs)
+    weight = integers(tuple(out.shape), out.dtype, str(out.device), 10)
+    return (out, *torch.autograd.grad(out, inputs, weight))
+
+
+def same(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
+    for got, want in zip(found, wanted, strict=True):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("how", LAYOUTS)
@@ -73,15 +92,8 @@ def test_values_are_torchs(name: str, dtype: torch.dtype, how: str, device: str)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_torchs(name: str, dtype: torch.dtype, device: str) -> None:
-    found = []
     ours, theirs, tensors, keywords = calls(device, dtype)[name]
-    for which in (ours, theirs):
-        inputs = leaves(tensors)
-        out = which(*inputs, **keywords)
-        weight = integers(tuple(out.shape), dtype, device, 10)
-        found.append(torch.autograd.grad(out, inputs, weight))
-    for got, want in zip(*found, strict=True):
-        assert torch.equal(got, want)
+    same(*(with_gradients(partial(which, **keywords), tensors) for which in (ours, theirs)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,40 +154,53 @@ def test_transposes_are_not_copied(device: str, given: list[dict[str, torch.Tens
 
 @pytest.mark.parametrize("wanted", [(True, True, True), (True, False, True), (False, True, False)])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_opcheck_of_the_adjoint(wanted: tuple[bool, ...], requires_grad: bool, device: str) -> None:
+def test_opcheck_of_the_backward(wanted: tuple[bool, ...], requires_grad: bool, device: str) -> None:
     dc, a, w = (integers(s, torch.float64, device, 1) for s in ((5, 24), (5, 16), (24, 16)))
     given = [t.requires_grad_(requires_grad) for t in (dc, a, w.t())]
     torch.library.opcheck(torch.ops.triplan.gemm_backward.default, (*given, *wanted, 0.5))
 
 
+LINEAR: tuple[tuple[tuple[int, ...], ...], ...] = (
+    *(((16,), (24, 16), bias) for bias in ((), (1,), (1, 24))),
+    *(((5, 16), (24, 16), bias) for bias in ((), (1,), (1, 24), (5, 1), (1, 1), (5, 24))),
+    *(((2, 5, 16), (24, 16), bias) for bias in ((), (1,), (1, 24), (5, 24), (2, 5, 24))),
+    *(((0, 16), (24, 16), bias) for bias in ((), (1, 24))),
+    *((input, (16,)) for input in ((16,), (5, 16), (2, 5, 16), (0, 16))),
+)
+MATMUL: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((4,), (4,)),
+    ((4,), (4, 3)),
+    ((2, 4), (4,)),
+    ((2, 4), (4, 3)),
+    ((5, 2, 4), (4, 3)),
+    ((5, 2, 4), (4,)),
+    ((4,), (5, 4, 3)),
+    ((2, 4), (5, 4, 3)),
+    ((5, 2, 4), (5, 4, 3)),
+    ((6, 1, 2, 4), (5, 4, 3)),
+    ((1, 2, 4), (5, 4, 3)),
+    ((0, 2, 4), (4, 3)),
+    ((5, 2, 0), (5, 0, 3)),
+)
+
+
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("ours", "theirs", "shapes"),
     [
-        ((4,), (4,)),
-        ((4,), (4, 3)),
-        ((2, 4), (4,)),
-        ((2, 4), (4, 3)),
-        ((5, 2, 4), (4, 3)),
-        ((5, 2, 4), (4,)),
-        ((4,), (5, 4, 3)),
-        ((2, 4), (5, 4, 3)),
-        ((5, 2, 4), (5, 4, 3)),
-        ((6, 1, 2, 4), (5, 4, 3)),
-        ((1, 2, 4), (5, 4, 3)),
-        ((0, 2, 4), (4, 3)),
-        ((5, 2, 0), (5, 0, 3)),
+        *((F.linear, torch.nn.functional.linear, shapes) for shapes in LINEAR),
+        *((F.matmul, torch.matmul, shapes) for shapes in MATMUL),
     ],
 )
-def test_matmul_is_torchs(first: tuple[int, ...], second: tuple[int, ...], device: str) -> None:
-    found = []
-    for which in (F.matmul, torch.matmul):
-        a, b = (integers(s, torch.float64, device, i).requires_grad_() for i, s in enumerate((first, second)))
-        out = which(a, b)
-        weight = integers(tuple(out.shape), torch.float64, device, 3)
-        found.append((out, *torch.autograd.grad(out, (a, b), weight)))
-    for got, want in zip(*found, strict=True):
-        assert got.shape == want.shape
-        assert torch.equal(got, want)
+def test_every_shape_that_torch_takes(ours: Any, theirs: Any, shapes: tuple[tuple[int, ...], ...], device: str) -> None:
+    tensors = tuple(integers(s, torch.float64, device, i) for i, s in enumerate(shapes))
+    same(with_gradients(ours, tensors), with_gradients(theirs, tensors))
+
+
+def test_linear_of_one_output(device: str) -> None:
+    """A weight of one axis with a bias of none: torch says that it takes them, and does so for a vector."""
+    x, w, bias = (integers(s, torch.float64, device, i) for i, s in enumerate(((2, 5, 16), (16,), ())))
+    assert torch.equal(F.linear(x[0, 0], w, bias), torch.nn.functional.linear(x[0, 0], w, bias))
+    assert torch.equal(F.linear(x, w, bias), x @ w + bias)
 
 
 @pytest.mark.parametrize("shapes", [((), (2,)), ((2, 3), (4,)), ((2, 3, 4), (3, 4, 5))])
@@ -201,7 +226,7 @@ def test_out(device: str) -> None:
     assert torch.equal(F.mm(square, square, out=square), want)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "linear_scalar_bias" and not n.startswith("matmul")])
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(name: str, requires_grad: bool, device: str) -> None:
     ours, _, tensors, keywords = calls(device)[name]
@@ -220,12 +245,7 @@ def test_compiles_whole(name: str, dynamic: bool, backend: str, device: str) -> 
     ours, _, tensors, keywords = calls(device)[name]
     function = lambda *x: ours(*x, **keywords) * 2  # noqa: E731
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
-    mine, others = leaves(tensors), leaves(tensors)
-    got, want = compiled(*mine), function(*others)
-    assert torch.equal(got, want)
-    weight = integers(tuple(got.shape), got.dtype, device, 5)
-    for g, w in zip(torch.autograd.grad(got, mine, weight), torch.autograd.grad(want, others, weight), strict=True):
-        assert torch.equal(g, w)
+    same(with_gradients(compiled, tensors), with_gradients(function, tensors))
 
 
 @pytest.mark.parametrize(
@@ -249,6 +269,120 @@ def test_compiles_whole(name: str, dynamic: bool, backend: str, device: str) -> 
 def test_what_does_not_fit(call: Callable[..., Any], match: str, device: str) -> None:
     with pytest.raises(RuntimeError, match=match):
         call(lambda *shape: torch.ones(shape, device=device))
+
+
+# --- out= ---
+
+
+def test_matmul_into(device: str) -> None:
+    a, b = (integers(s, torch.float64, device, i) for i, s in enumerate(((6, 1, 2, 4), (5, 4, 3))))
+    out = torch.empty(6, 5, 2, 3, dtype=torch.float64, device=device)
+    assert F.matmul(a, b, out=out) is out
+    assert torch.equal(out, a @ b)
+    vector = torch.empty(0, dtype=torch.float64, device=device)
+    assert F.matmul(a, b[0, :, 0], out=vector) is vector
+    assert torch.equal(vector, a @ b[0, :, 0])
+    with pytest.warns(UserWarning, match="resized"):
+        F.matmul(a[0, 0], b[0], out=out)
+    assert torch.equal(out, a[0, 0] @ b[0])
+    with pytest.raises(RuntimeError, match="dtype"):
+        F.matmul(a, b, out=out.float())
+    with pytest.raises(RuntimeError, match="automatic differentiation"):
+        F.matmul(a.requires_grad_(), b, out=out)
+
+
+def test_out_may_be_a_lazy_negative(device: str) -> None:
+    a, b = (integers(s, torch.float64, device, i) for i, s in enumerate(((3, 4), (4, 5))))
+    memory = torch.zeros(3, 5, dtype=torch.complex128, device=device)
+    out = memory.conj().imag
+    assert out.is_neg()
+    assert F.mm(a, b, out=out) is out
+    assert torch.equal(out, a @ b)
+    assert torch.equal(memory.imag, -(a @ b))
+
+
+# --- what is not finite, and what is not wanted ---
+
+
+def test_what_is_not_differentiated_again_does_not_count(device: str) -> None:
+    """An infinite factor times the zeros of a gradient that there is none of would be NaN."""
+    found = []
+    for which in (F.mm, torch.mm):
+        a, b = (integers(s, torch.float64, device, i) for i, s in enumerate(((3, 4), (4, 5))))
+        b[0, 0] = torch.inf
+        g = integers((3, 5), torch.float64, device, 3).requires_grad_()
+        to_b = torch.autograd.grad(which(a.requires_grad_(), b.requires_grad_()), (a, b), g, create_graph=True)[1]
+        found.append(torch.autograd.grad(to_b, g, torch.ones_like(to_b))[0])
+    assert torch.equal(*found)
+    assert bool(found[0].isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_that_alpha_takes_away_are_not_read(dtype: torch.dtype, device: str) -> None:
+    a, b = torch.full((3, 4), torch.nan, dtype=dtype, device=device), torch.ones(4, 5, dtype=dtype, device=device)
+    for input in (integers((3, 5), dtype, device, 1), integers((5,), dtype, device, 1)):
+        for beta in (2, 1, 0):
+            # As in BLAS; torch's own does so on some devices only.
+            assert torch.equal(F.addmm(input, a, b, alpha=0, beta=beta), beta * input.expand(3, 5))
+
+
+def test_a_scaled_bias_gradient_alone(device: str) -> None:
+    dc, a, w = (integers(s, torch.float64, device, 1) for s in ((5, 24), (5, 16), (16, 24)))
+    args = (dc, a, w, False, False, True, 2.0)
+    torch.library.opcheck(torch.ops.triplan.gemm_backward.default, args)
+    assert torch.equal(torch.ops.triplan.gemm_backward(*args)[2], dc.sum(0))
+
+
+# --- autocast ---
+
+AUTOCAST = ("mm", "bmm", "addmm_row_scaled", "linear", "linear_batch", "linear_no_bias", "linear_scalar_bias")
+AUTOCAST += ("matmul", "matmul_vector")
+
+
+def mixed(device: str) -> dict[str, Call]:
+    """A narrow first operand among f32's."""
+    return {
+        name: (ours, theirs, (first.bfloat16(), *others), keywords)
+        for name, (ours, theirs, (first, *others), keywords) in calls(device, torch.float32).items()
+    }
+
+
+def autocasting(call: Callable[..., torch.Tensor], device: str) -> Callable[..., torch.Tensor]:
+    def within(*inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return call(*inputs)
+
+    return within
+
+
+@pytest.mark.parametrize("how", ["f32", "mixed", "f64"])
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_is_torchs(name: str, how: str, device: str) -> None:
+    """The result's dtype and value, and gradients in the dtypes of what was passed."""
+    dtype = torch.float64 if how == "f64" else torch.float32
+    ours, theirs, tensors, keywords = (mixed(device) if how == "mixed" else calls(device, dtype))[name]
+    calling = (autocasting(partial(which, **keywords), device) for which in (ours, theirs))
+    found, wanted = (with_gradients(call, tensors) for call in calling)
+    assert found[0].dtype == (torch.float64 if how == "f64" else torch.bfloat16)
+    same(found, wanted)
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_compiles_whole(name: str, device: str) -> None:
+    ours, _, tensors, keywords = mixed(device)[name]
+    function = partial(ours, **keywords)
+    compiled = torch.compile(lambda *x: function(*x), fullgraph=True, backend="aot_eager")
+    got, want = (with_gradients(autocasting(call, device), tensors) for call in (compiled, function))
+    assert got[0].dtype == torch.bfloat16
+    same(got, want)
+
+
+def test_out_is_not_autocast(device: str) -> None:
+    a, b = (integers(s, torch.float32, device, 1) for s in ((3, 4), (4, 5)))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        for ours, theirs in ((F.mm, torch.mm), (F.matmul, torch.matmul)):
+            out, want = torch.empty(3, 5, device=device), torch.empty(3, 5, device=device)
+            assert torch.equal(ours(a, b, out=out), theirs(a, b, out=want))
 
 
 @pytest.mark.gpu
