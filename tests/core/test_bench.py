@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.bench import smoke, well_formed
+from cases.bench import smoke
 
 import triplan as tp
 from bench import determinism, host, report, timing
@@ -328,10 +328,7 @@ SMOKE = ["indexing", "--device", "cpu", "--dtype", "bf16", "--iterations", "1", 
 
 
 def test_indexing_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, path, content = smoke(tmp_path, SMOKE)
-    rows = well_formed(path, content)
-    assert code == 0
-    assert path.name == "indexing-bf16-cpu-smoke.json"
+    rows, content = smoke(tmp_path, SMOKE, "indexing-bf16-cpu-smoke")
     assert "SMOKE TEST" in str(content["label"])
     assert "SMOKE TEST" in capsys.readouterr().out
     assert content["command"] == "python -m bench indexing --device cpu --dtype bf16 --iterations 1 --warmup 0"
@@ -345,9 +342,7 @@ def test_indexing_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stubs the launch that a GPU machine really makes")
 def test_host_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.run, "__defaults__", (2, 1))
-    code, path, content = smoke(tmp_path, ["host"])
-    rows = well_formed(path, content)
-    assert code == 0, [r["error"] for r in rows if "error" in r]
+    rows, content = smoke(tmp_path, ["host"], "host-cpu")
     assert "LAUNCH STUBBED" in str(content["label"])
     by_name = {(r["case"], r["contestant"]): r for r in rows}
     for key in (("select, warm", "index_add"), ("PlanCache hit", "gather"), ("can_implement", "embedding")):
@@ -384,9 +379,7 @@ def test_errors_show_in_the_exit_code_and_files(tmp_path: Path, monkeypatch: pyt
         raise RuntimeError("first line\nsecond")
 
     monkeypatch.setattr(indexing, "truth", broken)
-    code, path, content = smoke(tmp_path, SMOKE)
-    rows = well_formed(path, content)
-    assert code == 1
+    rows, _ = smoke(tmp_path, SMOKE, "indexing-bf16-cpu-smoke", code=1)
     assert {r["error"] for r in rows} == {"RuntimeError: first line"}
 
 
