@@ -229,9 +229,7 @@ class Plan(Preparing, Generic[D, A]):
         if replay is not None and type(args) is self.args_type:
             values = replay.match(args, workspace)
         if replay is None or values is None:
-            self._validate(args, workspace)
-            replay = self._replay = self._make_replay(args)
-            values = replay.values(args, workspace)
+            replay, values = self._accept(args, workspace)
         if self.target.is_gpu:
             replay.launch(values, stream)
         else:
@@ -262,13 +260,18 @@ class Plan(Preparing, Generic[D, A]):
     def _bind(
         self, args: A, workspace: Workspace | None, prepared: PreparedIndices | None
     ) -> tuple[tuple[BoundLaunch, ...], int]:
-        """The launches of one call, which is checked in full, and the device's index."""
-        self._validate(args, workspace)
+        """The launches of one call, and the device's index."""
         if prepared is not None:
+            self._validate(args, workspace)
             self._check_prepared(prepared, args, workspace)
-        replay = self._make_replay(args, prepared)
-        storage = None if prepared is None else prepared.storage
-        return replay.fill(replay.values(args, workspace, storage)), replay.index
+            replay = self._make_replay(args, prepared)
+            return replay.fill(replay.values(args, workspace, prepared.storage)), replay.index
+        known, values = self._replay, None
+        if known is not None and type(args) is self.args_type:
+            values = known.match(args, workspace)
+        if known is None or values is None:
+            known, values = self._accept(args, workspace)
+        return known.fill(values), known.index
 
     def _run_prepared(
         self, args: A, workspace: Workspace | None, stream: torch.cuda.Stream | int | None, prepared: PreparedIndices
@@ -290,6 +293,12 @@ class Plan(Preparing, Generic[D, A]):
         if support.error is not None:
             raise support.error
         self._check_workspace(workspace, self._written(args)[0].device, args)
+
+    def _accept(self, args: A, workspace: Workspace | None) -> tuple[Replay, tuple[Any, ...]]:
+        """Check a call in full; the replay of calls like it, which is kept, and the values of this one."""
+        self._validate(args, workspace)
+        replay = self._replay = self._make_replay(args)
+        return replay, replay.values(args, workspace)
 
     def _make_replay(self, args: A, prepared: PreparedIndices | None = None) -> Replay:
         """How to repeat a call with ``args``, which the full path accepted."""
