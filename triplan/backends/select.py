@@ -79,7 +79,7 @@ def consult(
 def unknown_times(
     desc: Descriptor, target: Target, times: Mapping[str, float], entries: Sequence[KernelRow]
 ) -> list[str]:
-    """The names in ``times`` that are no entry, or no configuration of their entry."""
+    """The names in ``times`` that match no entry, or no configuration of their entry."""
     named = {entry.name: entry for entry in entries}
     found = []
     for name in sorted(times):

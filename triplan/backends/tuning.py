@@ -41,10 +41,10 @@ class TuningTable(FrozenModel):
         times: (problem, ((kernel, microseconds), ...)) pairs. A problem is ``TuningTable.problem(desc_key, target)``. A
             kernel is an entry's name, or that name, a space and one of its configurations. Times are finite and not
             negative.
-        software: versions of triplan, triton and torch, by name. Empty in a table made by hand, which is never stale.
+        software: versions of triplan, triton and torch, by name. Empty in a table made by hand, which fits any version.
         kernels: versions of the entries that were timed, by ``op/entry``.
         device: the model of GPU that was timed.
-        foreign: why no time in the table is valid here; empty if they are. ``here`` sets it; files do not store it.
+        foreign: why the table does not fit this GPU; empty if it does. ``here`` sets it; files do not store it.
     """
 
     times: tuple[tuple[str, tuple[tuple[str, Microseconds], ...]], ...] = ()
@@ -66,7 +66,7 @@ class TuningTable(FrozenModel):
         kernels: Mapping[str, int] | None = None,
         device: str = "",
     ) -> TuningTable:
-        """From mappings, in canonical order."""
+        """A table from mappings, sorted, so that equal contents have equal digests."""
         return cls(
             times=tuple(sorted((p, tuple(sorted(rows.items()))) for p, rows in times.items())),
             software=tuple(sorted((software or {}).items())),
@@ -93,7 +93,7 @@ class TuningTable(FrozenModel):
 
     @cached_property
     def stale(self) -> str:
-        """Why no time in the table is valid any more; empty if they are."""
+        """Why no time in the table is valid here; empty if the times are valid."""
         here = software()
         changed = [f"{name} {then}, here {here[name]}" for name, then in self.software if here.get(name) != then]
         return self.foreign or (f"measured with {'; '.join(changed)}" if changed else "")

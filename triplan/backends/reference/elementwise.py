@@ -1,4 +1,4 @@
-"""Elementwise ops in plain torch, from their definitions: one line an op. The kernels share no code with it."""
+"""Elementwise ops in plain torch, from their definitions: shares no computation with the kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu_squared_backward": lambda dout, x: torch.where(x <= 0, 0, 2 * dout * x),
 }
-#: Roundings of the functions above, and as many of the float64 oracle.
+#: Roundings per result: one in each function above, and one in the float64 oracle.
 ROUNDINGS = 2
 
 

@@ -28,7 +28,7 @@ ACTIVATION_SLOPE = 1.13
 ACTIVATION_ROUNDINGS = 16
 #: Roundings by alpha, beta, bias and their additions.
 EPILOGUE_ROUNDINGS = 8
-#: Largest |alpha| and |beta| for which the tolerance covers underflow: they scale what it loses.
+#: Largest |alpha| and |beta| for which the tolerance covers underflow: both scale the absolute loss.
 MAX_SCALE = 4
 
 
@@ -45,7 +45,7 @@ def _tolerance(element: ElementKind, out: ElementKind, k: int) -> Tolerance:
         out,
         compute,
         per_term=amplified + ACTIVATION_ROUNDINGS * compute.unit_roundoff,
-        last=0.0,  # ``amplified`` has it
+        last=0.0,  # ``amplified`` includes the rounding of the result
         lost=(MAX_SCALE * roundings * bounds.smallest_subnormal(compute),),
     )
 

@@ -50,7 +50,7 @@ def _gathers(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 
 def _stores(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Of the writes to one element, that of the largest position stays."""
+    """Of several writes to one element, the one from the largest position wins."""
     exact = MathPrecision.EXACT
     return of_outputs(
         desc, guarantee(desc.element, EXACT, math_precision=exact, batch=True, duplicates=Duplicates.LAST)
@@ -59,12 +59,12 @@ def _stores(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 def _sums(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
     element, compute = desc.element, desc.element.compute
-    if not element.is_floating_point:  # addition modulo 2^n is associative: order cannot show
+    if not element.is_floating_point:  # addition modulo 2^n is associative: no order changes a bit
         exact = MathPrecision.EXACT
         return of_outputs(
             desc, guarantee(compute, EXACT, math_precision=exact, batch=True, order=True, duplicates=Duplicates.SUM)
         )
-    # At most as many terms as there are indices or values; three more roundings are for alpha and its product.
+    # At most as many terms as there are indices or values; three more roundings cover alpha and its product.
     terms = max(math.prod(o.shape) for o in desc.operands() if o.name in ("index", "indices", "src", "dout", "values"))
     bound = tolerance(
         element,
@@ -127,7 +127,7 @@ def _cells(desc: IndexingDescriptor, index: Tensor, dim: int, extent: int) -> tu
 def _slice_cells(
     desc: IndexingDescriptor, index: Tensor, shape: tuple[int, ...], dim: int, extent: int
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The same for a 1-D index along ``dim`` of a dense tensor of ``shape``."""
+    """``_cells`` for a 1-D index along ``dim`` of a dense tensor of ``shape``."""
     full = index.reshape([-1 if a == dim else 1 for a in range(len(shape))]).expand(shape)
     return _cells(desc, full, dim, extent)
 
@@ -162,7 +162,7 @@ def _numbers(cells: tuple[Tensor, ...], shape: Sequence[int]) -> Tensor:
 
 
 def _overwrite(table: Tensor, cells: tuple[Tensor, ...], values: Tensor, valid: Tensor) -> Tensor:
-    """``table`` with ``values`` written to ``cells``, or to the slices behind them; of several writes the last stays.
+    """``table`` with ``values`` written to ``cells``, or to the slices behind them; of several writes the last wins.
 
     (Written by positions, not by mask: torch converts a mask's single bf16 value through float, which changes NaNs.)
     """

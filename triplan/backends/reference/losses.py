@@ -29,15 +29,15 @@ CrossEntropy: TypeAlias = CrossEntropyDescriptor | CrossEntropyBackwardDescripto
 
 
 def _guarantee(desc: LossDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Sums along rows and over rows of as many terms as there are, one after another, and four dozen roundings.
+    """One rounding per term of the sums along and over rows, in any order, and 48 for all else.
 
-    torch may divide sums into blocks that depend on the batch.
+    Never batch-invariant: torch may divide sums into blocks that depend on the batch.
     """
     classes = desc.classes
     rows = math.prod(desc.input_shape) // max(classes, 1)
     roundings = classes + (rows if desc.reduced else 0) + 48
     smooths = isinstance(desc, (CrossEntropyDescriptor, CrossEntropyBackwardDescriptor)) and desc.label_smoothing != 0
-    # Order-invariant: nothing is summed, or rows are counted.
+    # Order-invariant: nothing is summed; or only a count of rows is, which is exact below 2**24.
     counted = desc.op.endswith("_backward") and desc.reduction == "mean" and not desc.weight and rows < 2**24
     single = desc.reduction == "none" and not (desc.weight and smooths)
     order = desc.op != "cross_entropy" and (counted or single)
@@ -87,7 +87,8 @@ def _whole(desc: LossDescriptor, rows: Tensor) -> Tensor:
 
 
 class _Targets:
-    """For each row its class, whether it is kept (neither ignored nor out of bounds), its weight and its share."""
+    """For each row: its class, whether it is kept (neither ignored nor out of bounds), its weight, and its share: the
+    factor of its loss in the reduced loss."""
 
     def __init__(self, desc: LossDescriptor, x: Tensors, like: Tensor) -> None:
         given = x["target"].reshape(-1).long()
@@ -107,7 +108,7 @@ class _Targets:
             self.share = torch.where(self.kept, self.share / self._look_up(counted).sum(), 0)
 
     def _look_up(self, table: Tensor) -> Tensor:
-        """One value a row; 0 for rows that are not kept."""
+        """The target's entry of ``table`` for each row; 0 for rows that are not kept."""
         if table.numel() == 0:
             return torch.zeros(self.at.shape, dtype=table.dtype)
         found: Tensor = torch.where(self.kept, table[self.at], 0)
@@ -142,7 +143,7 @@ def _picked(v: Tensor, targets: _Targets) -> Tensor:
 
 
 def _logsumexp(v: Tensor) -> tuple[Tensor, Tensor]:
-    """m, log(sum(exp(v - m))) of each row, with m its maximum, or 0 where all are -inf: in sum, the logsumexp."""
+    """m, log(sum(exp(v - m))) of each row, with m its maximum, or 0 where all are -inf. Their sum is the logsumexp."""
     if v.shape[1] == 0:
         return v.new_zeros(v.shape[0]), v.new_full((v.shape[0],), -math.inf)
     top = v.max(1).values
@@ -151,7 +152,7 @@ def _logsumexp(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _smoothing(desc: CrossEntropy) -> tuple[float, float]:
-    """The shares of the target and of every class."""
+    """(weight of the target, weight of every class) under label smoothing."""
     s = desc.label_smoothing
     return 1 - s, s / max(desc.input_shape[desc.class_axis], 1)
 

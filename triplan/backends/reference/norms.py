@@ -26,10 +26,12 @@ Tensors = Mapping[str, Tensor]
 
 
 def _guarantee(desc: NormDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """One rounding an addition, over all rows for gradients of weight and bias, and a dozen. torch may divide sums into
-    blocks that depend on the batch."""
+    """One rounding per addition (over all rows, as gradients of weight and bias sum them), and 12 for all else.
+
+    Never batch-invariant: torch may divide sums into blocks that depend on the batch.
+    """
     compute, roundings, n = desc.element.compute, math.prod(desc.input_shape) + 12, desc.input_shape[-1]
-    vanished = math.sqrt(n * bounds.smallest_normal(compute))  # the root of n squares lacks those that are flushed
+    vanished = math.sqrt(n * bounds.smallest_normal(compute))  # sqrt(sum of n squares), if all squares are flushed
     return {
         o.name: bounds.rounded(
             o.element,
@@ -53,7 +55,7 @@ def _weight(desc: ScaledNormDescriptor, x: Tensors) -> Tensor | int:
 
 
 def _read(desc: RmsNormDescriptor | LayerNormDescriptor, x: Tensors) -> tuple[Tensor, Tensors]:
-    """What is normalised; and the same as an output, if it is a sum with a residual."""
+    """(what is normalised, the output ``summed`` if there is a residual)."""
     if not desc.residual:
         return x["x"], {}
     v = x["x"] + x["residual"]
@@ -74,7 +76,7 @@ def rms_norm(desc: RmsNormDescriptor, x: Tensors) -> Tensors:
 @_declare("layer_norm")
 def layer_norm(desc: LayerNormDescriptor, x: Tensors) -> Tensors:
     v, summed = _read(desc, x)
-    # Centred twice: the first mean is rounded, and rows far from zero would show it.
+    # Centred twice: in rows far from zero the rounding of the first mean would dominate the deviations.
     first = _mean(v)
     rest = _mean(v - first)
     v = (v - first) - rest

@@ -16,8 +16,10 @@ Tensors = Mapping[str, Tensor]
 
 
 def _declare(op: str, exponential: bool) -> Callable[[Compute], Compute]:
-    """Register a reference. Its roundings: one an addition, a dozen, and those of an exponential's argument. torch may
-    divide sums into blocks that depend on the batch."""
+    """Register a reference. Its roundings: one per addition, 12, and those that an exponential amplifies.
+
+    Never batch-invariant: torch may divide sums into blocks that depend on the batch.
+    """
 
     def guarantee(desc: AnySoftmaxDescriptor) -> Mapping[str, PrecisionGuarantee]:
         compute, others = desc.element.compute, max(desc.input_shape) + 12

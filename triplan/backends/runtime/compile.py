@@ -44,7 +44,7 @@ class CompiledRecord:
 
 
 def compile_source(source: Source, arch: ArchSku, device: int | None = None) -> Any:
-    """Triton's compiled kernel for ``source``, which is compiled once. Each device has its own, with a function handle.
+    """Triton's compiled kernel for ``source``, cached: one per device, as it holds the function handle.
 
     Raises ``KernelInternal`` if Triton or ptxas refuses, ``Unsupported`` where kernels are interpreted.
     """
@@ -102,7 +102,7 @@ def record(source: Source, arch: ArchSku) -> CompiledRecord:
 
 
 def _resource_usage(cubin: bytes) -> tuple[int, int]:
-    """(registers a thread, bytes of stack a thread)."""
+    """(registers per thread, bytes of stack per thread)."""
     out = _cuobjdump("--dump-resource-usage", cubin)
     found = re.search(r"REG:(\d+) STACK:(\d+)", out)
     if found is None:
@@ -113,7 +113,7 @@ def _resource_usage(cubin: bytes) -> tuple[int, int]:
 def _spill_bytes(ptx: str, arch: ArchSku) -> int:
     """Bytes of register spills, stores and loads together.
 
-    Spills use the stack, but so does an array that is indexed at run time. Only ``ptxas -v`` tells them apart, so it
+    Spills use the stack, but so does an array that is indexed at run time. Only ``ptxas -v`` distinguishes them, so it
     assembles the PTX once more. That takes 25 times as long as reading the cubin: call it only where there is a stack.
     """
     name = {"sm80": "sm_80", "sm90a": "sm_90a"}[arch.value]

@@ -30,7 +30,7 @@ TRITON_TYPE = {
 
 @dataclass(frozen=True, slots=True)
 class Ptr:
-    """Address of an operand (or of tensor ``item`` of a list), read as ``element``. None if an optional is absent."""
+    """Address of an operand (or of tensor ``item`` of a list), read as ``element``. None if the operand is absent."""
 
     operand: str
     element: ElementKind
@@ -137,8 +137,8 @@ class Launch:
         grid: number of programs. One-dimensional: products of grid extents overflow in Triton's launcher.
         overlaps: it may begin while the previous launch still runs (programmatic dependent launch). The kernel waits
             for the previous launch to end before it touches memory.
-        max_registers: limit per thread, which raises occupancy. Without it ptxas may spill a few registers to raise
-            occupancy by one program.
+        max_registers: registers per thread that ptxas may use; None or 0: it decides, and may spill a few to raise
+            occupancy by one program. A low limit raises occupancy, a limit of 255 prevents those spills.
     """
 
     kernel: Any

@@ -54,7 +54,7 @@ _STATIC: Any = getattr(getattr(torch._C, "_StaticCudaLauncher", None), "_launch_
 _LETTERS = {"i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
 #: Length of the static launcher's array of arguments.
 _MAX_PARAMETERS = 120
-#: Filled launches that one template caches: a training loop cycles through at most so many sets of buffers.
+#: Filled launches that one template caches, one per set of buffers that a training loop cycles through. Untuned.
 _MAX_FILLED = 64
 
 

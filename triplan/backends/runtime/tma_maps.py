@@ -24,6 +24,7 @@ from triplan.backends.runtime.launch import TensorMap
 
 #: Grid, stream, function, cooperative, dependent launch, two scratch pointers, metadata twice, two hooks.
 _C_FORMAT = "iiiKKppOOOOOO"
+#: Whether this module encodes the maps; else Triton does, at every launch.
 ENCODED = triton.__version__.startswith("3.6.") and getattr(driver, "_BASE_ARGS_FORMAT", "") == _C_FORMAT
 #: Maps cached per operand. A training step reuses a limited set of buffers; a loop over new ones must not fill memory.
 _MAX_MAPS = 256

@@ -17,9 +17,10 @@ from triplan.descriptors import Descriptor
 from triplan.sku import Duplicates, ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 from triplan.sku.facts import fact
 
-#: Largest d with exp(-d) > 0: d(exp x) / exp x = dx, so the argument's relative error is amplified by at most d.
+#: Smallest integer d for which exp(-d) rounds to 0. An argument x >= -d with relative error e is off by at most d * e,
+#: which is the relative error of exp(x).
 MOST_EXPONENT = {ElementKind.F32: 104, ElementKind.F64: 746}
-#: The tolerance of what is copied, or added modulo 2^n.
+#: The tolerance of elements that are copied, or added modulo 2^n.
 EXACT = Tolerance()
 
 
@@ -46,12 +47,12 @@ def smallest_subnormal(element: ElementKind) -> float:
 
 
 def flushed(element: ElementKind) -> float:
-    """What one operation in ``element`` may lose: in f32 approximations, atomics and tensor cores flush subnormals."""
+    """What one operation in ``element`` may lose. In f32, approximations, atomics and tensor cores flush subnormals."""
     return smallest_normal(element) if element is ElementKind.F32 else smallest_subnormal(element)
 
 
 def narrowing(out: ElementKind, compute: ElementKind) -> float:
-    """The relative error of rounding a result of ``compute`` to ``out``; 0 where they are one."""
+    """The relative error of rounding a result of ``compute`` to ``out``; 0 if they are the same."""
     return out.unit_roundoff if out is not compute else 0.0
 
 

@@ -7,7 +7,7 @@ kernel.
 
 from __future__ import annotations
 
-#: Microseconds of one launch within a stream of them. (Launches of empty kernels on an H200; triton-only overhead.)
+#: Microseconds that one launch adds to a sequence of launches on a stream. Measured on an H200 with empty kernels.
 LAUNCH_US = 1.5
 #: Bytes that a streaming kernel moves in a microsecond. Source: ``bench/results/rowwise-nvidia-h200.csv``, softmax and
 #: norms of 8192 x 8192; torch's copy of 4 GiB reaches 4.28e6.
@@ -18,13 +18,13 @@ SM_BYTES_PER_US = 5e4
 L2_BYTES_PER_US = 7e6
 #: Bytes that the L2 cache keeps for one kernel: 40 MB on an A100; of an H200's 60 MB, what other traffic leaves.
 L2_BYTES = 40 << 20
-#: Bytes of the L2 cache that a table of sums may take while the other operands pass through it as well.
+#: Bytes of the L2 cache that a table may take while the other operands stream through it. Untuned.
 L2_SHARE = 16 << 20
-#: Bytes of a sector: the least that memory and the L2 cache exchange.
+#: Bytes of a sector: the smallest transfer between memory and the L2 cache.
 SECTOR = 32
-#: 32-bit registers of a multiprocessor.
+#: 32-bit registers per multiprocessor.
 SM_REGISTERS = 1 << 16
 #: Registers that one thread can use.
 MAX_THREAD_REGISTERS = 255
-#: Bytes of shared memory of a multiprocessor, on Hopper; Ampere has less.
+#: Bytes of shared memory that a block can have on Hopper, of a multiprocessor's 228 KiB; Ampere has less.
 SM_SHARED_BYTES = 227 << 10

@@ -11,8 +11,9 @@ from triplan.backends.triton.common import fill_kernels as kernels
 from triplan.backends.triton.common.offsets import I32_LIMIT, padded, strides, values
 from triplan.descriptors import Operand
 
-#: Elements of a program. Untuned; offsets of strided elements take a register pair each.
+#: Elements per program of a packed buffer. Untuned.
 FLAT_BLOCK = 4096
+#: Elements per program of a strided operand: each offset takes two registers. Untuned.
 STRIDED_BLOCK = 512
 
 
@@ -22,7 +23,7 @@ def fill_launch(pointer: Arg, numel: int, value: int, operand: Operand | None = 
 
 
 def fold_launch(sums: Scratch, operand: Operand, keep: bool) -> Launch:
-    """Round ``sums``, packed and of the operand's shape, into the operand; with ``keep``, add what it holds."""
+    """Round ``sums``, packed and of the operand's shape, into the operand; with ``keep``, add to what it holds."""
     return _flat_launch(
         kernels.fold_kernel, {"sums": sums, "out": values(operand)}, {"KEEP": keep}, operand.numel, operand
     )

@@ -39,8 +39,8 @@ def fold_kernel(
 ):
     """out = sums; with KEEP, out += sums.
 
-    sums: numel elements, packed; out: as many of a narrower element, packed if FLAT, else of ``sizes`` and ``strides``,
-    innermost dimension first. The sums are rounded here, once.
+    sums: numel elements, packed; out: as many of the same or a narrower element, packed if FLAT, else of ``sizes`` and
+    ``strides``, innermost dimension first. The sums are rounded here, once.
     """
     point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     live = point < numel

@@ -1,4 +1,4 @@
-"""Indices that operands hold: negative and bad ones resolved, and the lowest bad position recorded."""
+"""Resolves negative and out-of-bounds indices, and records the position of the first bad one."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -16,8 +16,8 @@ NO_BAD_INDEX = tl.constexpr(fields.NO_BAD_INDEX)
 def resolve(index, extent, live, WRAP: tl.constexpr, CLAMP: tl.constexpr):
     """(position, inside): the position along an axis of ``extent`` elements, and whether it may be read or written.
 
-    ``index``: integers of any shape, where ``live``. WRAP counts negative ones from the end; CLAMP takes the nearest
-    position for bad ones, which without it are not inside.
+    ``index``: integers of any shape, valid where ``live``. WRAP counts negative indices from the end. CLAMP replaces an
+    index that is out of bounds by the nearest position; without it such an index is not inside.
     """
     if WRAP:
         index = tl.where(index < 0, index + extent, index)

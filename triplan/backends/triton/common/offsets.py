@@ -50,7 +50,7 @@ def padded(items: Iterable[Arg], filler: Arg) -> tuple[Arg, ...]:
 def strides(operand: Operand, axes: Sequence[int | None], wide_offsets: bool, item: int | None = None) -> list[Arg]:
     """The operand's stride along each of ``axes``: known if it is packed, else read from the tensor at run time.
 
-    0 where the axis is None. ``wide_offsets``: known strides have 64 bits. ``item``: of a list, which tensor.
+    0 where the axis is None. ``wide_offsets``: known strides have 64 bits. ``item``: which tensor of a list.
     """
     known = packed_strides(operand.shape)
     out: list[Arg] = []

@@ -15,8 +15,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def begin(OVERLAPS: tl.constexpr):
     """Allow the next launch to start, then wait until the previous one has ended. Kernels call it first.
 
-    After the wait a program may read what the previous launch wrote, and overwrite what it read. Every program waits:
-    so a launch ends only after all launches before it have ended.
+    After the wait a program may read what the previous launch wrote, and overwrite what it read. Every program
+    waits, so a launch ends only after all launches before it have ended.
     """
     if OVERLAPS:
         gdc_launch_dependents()

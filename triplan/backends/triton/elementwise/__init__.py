@@ -1,4 +1,4 @@
-"""Elementwise ops: a table of maths over few kernels."""
+"""Elementwise ops: a table of jit functions, and the two kernels that evaluate them."""
 
 from triplan.backends.triton.elementwise import flat, strided
 

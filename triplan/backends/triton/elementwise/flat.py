@@ -1,4 +1,4 @@
-"""Kernel ``flat``: packed operands, read and written as one line of elements."""
+"""Kernel ``flat``: packed operands, read and written as consecutive elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triplan.backends.triton.elementwise import shared
 from triplan.backends.triton.elementwise.shared import ElementwiseDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: Bytes of each operand a program: two 16-byte loads a thread of four warps. Untuned.
+#: Bytes of each operand per program: two 16-byte loads per thread of four warps. Untuned.
 BLOCK_BYTES = 4096
 
 

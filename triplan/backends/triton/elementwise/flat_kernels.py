@@ -1,4 +1,4 @@
-"""Elementwise ops over packed operands: one block of consecutive elements a program."""
+"""Elementwise ops over packed operands: one block of consecutive elements per program."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)

@@ -1,4 +1,4 @@
-"""The maths of elementwise ops: one jit function an op, of values in the compute element (f32, or f64 for f64)."""
+"""The maths of elementwise ops: one jit function per op, of values in the compute element (f32, or f64 for f64)."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -9,12 +9,18 @@ import triton.language as tl
 
 @triton.jit
 def relu_squared(x):
-    """max(x, 0)**2. The comparison keeps NaN, which max.f32 would drop."""
+    """max(x, 0)**2.
+
+    x: floats of any shape. The comparison keeps NaN, which max.f32 would drop.
+    """
     kept = tl.where(x < 0, 0.0, x)
     return kept * kept
 
 
 @triton.jit
 def relu_squared_backward(dout, x):
-    """2 * dout * x where x > 0, else 0. Doubling last is exact, and overflows only where the result does."""
+    """2 * dout * x where x > 0, else 0.
+
+    dout, x: floats of one shape. The doubling is exact; as it comes last, it overflows only where the result does.
+    """
     return tl.where(x <= 0, 0.0, (dout * x) * 2)

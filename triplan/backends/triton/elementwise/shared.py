@@ -1,4 +1,4 @@
-"""What the elementwise entries share: the table of maths, guarantees, arguments and the floor by bytes."""
+"""What the elementwise entries share: the table of jit functions, guarantees, arguments and the cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ElementwiseDescriptor = UnaryDescriptor | UnaryBackwardDescriptor
 
 @dataclass(frozen=True, slots=True)
 class Maths:
-    """One op: its jit function, and how many roundings in the compute element its result goes through."""
+    """One op: its jit function, and the roundings in the compute element that its result goes through."""
 
     function: Any
     roundings: int
@@ -34,10 +34,10 @@ MATHS: Mapping[str, Maths] = {
 
 
 def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Each result depends on its own element alone: no batch, order or launch changes its bits."""
+    """Each result depends on its own element alone, so neither batch nor order changes its bits."""
     compute, roundings = desc.element.compute, MATHS[desc.op].roundings
     if compute is ElementKind.F64:
-        roundings *= 2  # the float64 oracle's own
+        roundings *= 2  # the float64 oracle's own roundings
     tolerance = bounds.tolerance(
         desc.element,
         compute,
@@ -48,7 +48,7 @@ def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 
 def numerics(desc: ElementwiseDescriptor) -> str:
-    """One function, whichever kernel evaluates it."""
+    """Equal for all entries: each evaluates the same function."""
     return f"{desc.op}.{desc.element}.v1"
 
 
@@ -57,7 +57,7 @@ def layout(desc: ElementwiseDescriptor) -> str:
 
 
 def bytes_us(desc: ElementwiseDescriptor, target: Target) -> float:
-    """Microseconds to read each input and write the output once."""
+    """Microseconds of a kernel that reads each input and writes the output once."""
     return LAUNCH_US + sum(o.nbytes for o in desc.operands()) / BYTES_PER_US
 
 

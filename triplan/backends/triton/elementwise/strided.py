@@ -12,10 +12,10 @@ from triplan.backends.triton.elementwise import strided_kernels as kernels
 from triplan.backends.triton.elementwise.shared import ElementwiseDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: Elements of a program: offsets take a register pair each. Untuned.
+#: Elements per program: each offset takes two registers. Untuned.
 BLOCK = 512
-#: Offsets are computed and loads may be narrow: by this much dearer than ``flat``. Untuned.
-DEARER = 1.5
+#: Time relative to ``flat``: offsets are computed, and loads may be narrow. Untuned.
+SLOWDOWN = 1.5
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
@@ -24,7 +24,7 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
-    return DEARER * shared.bytes_us(desc, target)
+    return SLOWDOWN * shared.bytes_us(desc, target)
 
 
 def strided(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:

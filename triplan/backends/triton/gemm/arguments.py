@@ -83,7 +83,7 @@ def vector_stride(o: Operand | None, name: str) -> tuple[dict[str, Arg], dict[st
 
 
 def epilogue_arguments(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], dict[str, object]]:
-    """The arguments of ``tiles_kernels.epilogue``, but for ``c``."""
+    """The arguments of ``tiles_kernels.epilogue`` except ``c``."""
     o = {operand.name: operand for operand in desc.operands()}
     compute = desc.sums
     one = 1.0 if compute.is_floating_point else 1
@@ -137,8 +137,8 @@ def product_arguments(desc: MatrixProductDescriptor, tile: Tile) -> tuple[dict[s
 def max_registers(desc: MatrixProductDescriptor, tile: Tile) -> int | None:
     """Registers of a thread that ptxas may use, or None to let it choose.
 
-    ptxas spills a few registers to fit one more resident program. It may use all of them where that is known to happen,
-    and where shared memory has no room for another program anyhow.
+    ptxas may spill a few registers to make room for one more resident program. The limit is 255, which prevents that,
+    where it is known to happen, and where shared memory has no room for another program anyhow.
     """
     # Three programs do not fit into shared memory, and two of four warps leave each thread 255 registers.
     shared_bound = tile.warps == 4 and 3 * tile.shared_bytes(desc.element.itemsize) > SM_SHARED_BYTES

@@ -12,7 +12,7 @@ from triplan.backends.triton.gemm.arguments import extent, matrix_strides, point
 from triplan.backends.triton.gemm.matrices import unit_axis
 from triplan.descriptors import GemmBackwardDescriptor
 
-#: Rows that a program adds at a time.
+#: Rows that a program accumulates at a time.
 BLOCK_ROWS = 32
 #: Columns per program.
 BLOCK_COLUMNS = 128
@@ -21,7 +21,7 @@ BLOCK_COLUMNS_ELEMENTWISE = 32
 #: Programs of the first launch: four per multiprocessor of an H200. One number for all targets, because the number of
 #: chunks enters the tolerance.
 PROGRAMS = 528
-#: Microseconds that the sums wait for the products, and the next launch for the sums, on an H200.
+#: Microseconds, on an H200, that the sums wait for the products, and the next launch for the sums.
 GAPS_US = 4.0
 
 
@@ -44,7 +44,7 @@ def workspace(desc: GemmBackwardDescriptor) -> int:
 
 
 def roundings(desc: GemmBackwardDescriptor) -> int:
-    """The most additions that an element of dc goes through."""
+    """The most additions that an element of dc passes through."""
     chunks, each = _chunks(desc)
     return -(-each // BLOCK_ROWS) + -(-chunks // BLOCK_ROWS) + 2 * BLOCK_ROWS
 

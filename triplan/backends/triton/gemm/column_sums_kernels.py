@@ -26,8 +26,8 @@ def column_sums_kernel(
     """out[i, j] = the sum of x[r, j] over the chunk i * each <= r < (i + 1) * each of rows.
 
     ``x`` (rows, columns) has strides ``xm`` and ``xn``; ``out`` (chunks, columns) has ``out_m`` and ``out_n``. Each
-    chunk has ``blocks`` programs, of BLOCK columns each. A program keeps ROWS sums per column, of every ROWS-th row,
-    and adds those at the end.
+    chunk has ``blocks`` programs, of BLOCK columns each. A program keeps ROWS sums per column, each of every ROWS-th
+    row, and reduces them at the end.
     """
     program = tl.program_id(0)
     chunk = (program // blocks).to(tl.int64)

@@ -23,7 +23,7 @@ TRUNCATION = {MathPrecision.TF32: 2.0**-10, MathPrecision.TF32X3: 2.0**-20}
 TF32X3_OMITTED = 2.0**-20
 #: By how much the magnitudes of the two parts of a tf32x3 multiplicand exceed its own.
 TF32X3_PARTS = 2.0**-8
-#: Largest |alpha| and |beta| for which the tolerance covers underflow: they scale what it loses.
+#: Largest |alpha| and |beta| for which the tolerance covers underflow: both scale the absolute loss.
 MAX_SCALE = 4
 
 
@@ -74,12 +74,12 @@ def _product_guarantee(
 
 
 def guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Of a kernel whose tile, or order of accumulation, depends on the number of rows."""
+    """For a kernel whose tile, or order of accumulation, depends on the number of rows."""
     return bounds.of_outputs(desc, _product_guarantee(desc.element, desc.out, desc.multiplicands, desc.k, False))
 
 
 def invariant_guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Of a kernel that accumulates each row of C alike for every number of rows."""
+    """For a kernel that accumulates each row of C in the same order for every number of rows."""
     return bounds.of_outputs(desc, _product_guarantee(desc.element, desc.out, desc.multiplicands, desc.k, True))
 
 
@@ -101,11 +101,11 @@ def column_sum_tolerance(element: ElementKind, out: ElementKind, roundings: int)
 def backward_guarantee(
     desc: GemmBackwardDescriptor, roundings: int, invariant: bool = False
 ) -> Mapping[str, PrecisionGuarantee]:
-    """Of each wanted gradient.
+    """The guarantee of each wanted gradient.
 
     Args:
         roundings: additions that an element of dc goes through on its way into dbias.
-        invariant: whether each row of da is accumulated alike for every number of rows.
+        invariant: whether each row of da is accumulated in the same order for every number of rows.
     """
     found = {
         name: _product_guarantee(desc.element, desc.out, desc.multiplicands, product.desc.k, invariant and name == "da")

@@ -14,7 +14,7 @@ from triplan.backends.triton.gemm.tile_costs import cheapest_tile
 from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import Support, Target
 
-#: Products of two i8 values, each at most 2**14 in magnitude, whose sum always fits i32.
+#: Largest k for which the sum of k products of i8 values, each at most 2**14 in magnitude, always fits i32.
 MAX_K = (2**31 - 1) // 2**14
 
 

@@ -29,7 +29,7 @@ class Ring:
             (``wgmma_tiles``).
         pingpong: the two warpgroups take tiles in turns, so that one writes while the other multiplies; else they
             share each tile.
-        group: rows of tiles that are dealt together, for the L2 cache.
+        group: rows of tiles that are scheduled together, for the L2 cache.
     """
 
     m: int

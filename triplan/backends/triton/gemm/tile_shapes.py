@@ -49,12 +49,15 @@ TILES_2_BYTES = {
     ArchSku.SM90A: (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), *_SMALL),
     ArchSku.CPU: (Tile(64, 128, 64, 4, 4), *_SMALL),
 }
+#: For f32 multiplied as tf32 on tensor cores.
 TILES_TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 4))
-#: Each operand is split into two parts of tf32, which both lie in registers.
+#: For tf32x3: each operand is split into two parts of tf32, which both take registers.
 TILES_TF32X3 = TILES_TF32[1:]
+#: For i8.
 TILES_I8 = (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4))
-#: Without tensor cores the operands' registers bound the tile.
+#: For f32 without tensor cores: the operands' registers bound the tile.
 TILES_F32 = (Tile(64, 64, 16, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 32, 4, 3))
+#: For f64, on tensor cores: accumulators take two registers each.
 TILES_F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
 #: For elements of 1 or 2 bytes with elementwise access: each element has an address of its own, of two registers.
 TILES_ELEMENTWISE = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))

@@ -20,7 +20,7 @@ from triplan.backends.triton.gemm.tile_shapes import Tile, max_accumulators, til
 from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import Target
 
-#: Where ``tiles`` and ``tiles_invariant`` would launch the same tile, ``tiles``, which promises less, ranks first.
+#: Factor on the cost: if ``tiles`` would launch the same tile, it ranks first, because it promises less.
 RANK_MARGIN = 1.001
 #: The factor without the batch's rows: B, or A where the product is the transpose of a gradient.
 Fixed = Literal["a", "b"]
@@ -42,11 +42,12 @@ def invariant_tile(desc: MatrixProductDescriptor, target: Target, fixed: Fixed =
 def tile_class(desc: MatrixProductDescriptor, fixed: Fixed = "b") -> str:
     """All that ``invariant_tile`` depends on besides the multiplicands: equal ids then mean one tile."""
     elementwise = _is_elementwise(desc, fixed)
+    # "apart": elementwise access; "lines": vector loads. Ids keep these names: a new name would be a new id.
     return f"{'apart' if elementwise else 'lines'}-{max_accumulators(desc, elementwise)}"
 
 
 def numerics(desc: MatrixProductDescriptor) -> str:
-    """Equal for products whose rows are accumulated alike."""
+    """Equal for products whose rows are accumulated in the same order."""
     return f"gemm-tiles-invariant.{desc.multiplicands}.{desc.out}.{desc.epilogue}.{tile_class(desc)}.v1"
 
 

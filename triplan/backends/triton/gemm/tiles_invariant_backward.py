@@ -37,7 +37,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 
 def numerics(desc: GemmBackwardDescriptor) -> str:
-    """Equal for gradients whose rows of da are accumulated alike."""
+    """Equal for gradients whose rows of da are accumulated in the same order."""
     da = gradient_products(desc).get("da")
     how = "" if da is None else f".{tile_class(da.desc, da.fixed)}-{da.fixed}"
     return f"gemm-backward-tiles-invariant.{desc.multiplicands}.{desc.out}{how}.v1"

@@ -81,8 +81,8 @@ def epilogue(
     """c[row, column] = act(alpha * acc + beta * c0[row, column] + bias[column]), rounded once to c's element.
 
     ``acc`` (BLOCK_M, BLOCK_N) is of element ACC; ``row`` (BLOCK_M,) and ``column`` (BLOCK_N,) are i64; ``c``, ``c0``
-    and ``pre`` (m, n) have strides ``xm`` and ``xn``, ``bias`` (n,) has stride ``bias_n``. ``c0``, ``bias`` and ``pre``
-    may be None. ``pre`` receives the argument of the activation.
+    and ``pre`` (m, n) have strides ``cm``, ``cn`` and so on, ``bias`` (n,) has stride ``bias_n``. ``c0``, ``bias`` and
+    ``pre`` may be None. ``pre`` receives the argument of the activation.
 
     C may be C0: every stored value depends on the value that was loaded from its address, so no thread stores before
     that load is done.

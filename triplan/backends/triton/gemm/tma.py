@@ -79,8 +79,10 @@ def unmappable(desc: MultiplyingDescriptor, name: str) -> str:
     o = desc.operand(name)
     unit = unit_axis(o)
     repeats = any(axis >= len(o.shape) - 2 for axis in o.layout.zero_axes) or (name == "c" and o.layout.zero_axes)
-    if unit is None or repeats:
+    if unit is None:
         return f"{name} is promised no unit stride"
+    if repeats:
+        return f"{name} has a stride of 0"
     if name == "c" and unit != 1:
         return "c is column-major"
     if stride_multiple(o) % vector_elements(o.element.itemsize) or o.alignment < 16:
@@ -106,6 +108,6 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
         return Support.no(f"reads and writes by TMA: {reason}")
     width = vector_elements(desc.out.itemsize)
     if desc.n % width:
-        # The hardware writes each row of C up to the next 16-byte boundary, beyond C (seen on an H200).
+        # The hardware writes each row of C up to the next 16-byte boundary, beyond C (observed on an H200).
         return Support.no(f"TMA writes 16 bytes at a time, and n is not a multiple of {width}")
     return SUPPORTED

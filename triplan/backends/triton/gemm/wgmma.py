@@ -1,6 +1,6 @@
 """Kernel ``wgmma``: a matrix product on Hopper by TMA and wgmma, warp-specialised and persistent.
 
-One warp loads, two warpgroups multiply, and tiles are dealt to as many programs as multiprocessors.
+One warp loads, two warpgroups multiply, and the tiles are dealt to one program per multiprocessor.
 """
 
 from __future__ import annotations

@@ -31,11 +31,11 @@ from triplan.sku.facts import fact
 SUM_BYTES_PER_US = 9.0e4
 #: Rows per step of the sums within the launch of the products.
 SUM_ROWS = 64
-#: How much longer tiles of at most 128 columns take than in a single product: both products have an operand that is
-#: read across its lines. In ``bench/results/gemm-*-sweep`` tiles of 256 columns were the fastest at 2048 and 4096, not
+#: How much longer tiles of at most 128 columns take than in a single product: both products read one operand
+#: transposed. In ``bench/results/gemm-*-sweep`` tiles of 256 columns were the fastest at 2048 and 4096, not
 #: at 8192.
 NARROW_FACTOR = 1.05
-#: Rows of tiles dealt together: fewer than in a single product, for the same reason.
+#: Rows of tiles scheduled together: fewer than in a single product, for the same reason.
 GROUP_M = 4
 
 
@@ -73,11 +73,11 @@ def ring_us(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> float:
     if len(pair) < 2:
         return rings.ring_us(pair[0].desc, ring, target) + column_sums.cost_us(desc)
     one, two = (rings.ring_us(p.desc, ring, target) for p in pair)
-    # Apart, each product ends in a wave that is not full; together they share one.
-    waves_apart = sum(math.ceil(rings.tiles_in(p.desc, ring) / sms) for p in pair)
+    # In separate launches each product ends in a partial wave; in one launch they share it.
+    waves_separate = sum(math.ceil(rings.tiles_in(p.desc, ring) / sms) for p in pair)
     waves = math.ceil(sum(rings.tiles_in(p.desc, ring) for p in pair) / sms)
     narrow = ring.n <= 128 and any(rings.is_short(p.desc) for p in pair)
-    products_us = (one + two) * waves / max(waves_apart, 1) * (NARROW_FACTOR if narrow else 1.0)
+    products_us = (one + two) * waves / max(waves_separate, 1) * (NARROW_FACTOR if narrow else 1.0)
     return products_us + (0.0 if sums_within(desc, ring, target) else column_sums.cost_us(desc))
 
 
@@ -155,9 +155,9 @@ def _unmappable(desc: GemmBackwardDescriptor, o: Operand) -> str:
     if reason := tma.unmappable(desc, o.name):
         return reason
     unit, width = unit_axis(o), vector_elements(o.element.itemsize)
-    # TMA writes each line up to the next 16-byte boundary.
+    # TMA writes each row (each column of a column-major matrix) up to the next 16-byte boundary.
     if unit is not None and o.shape[unit] % width:
-        return f"{o.name} has lines of {o.shape[unit]} elements, which are no multiple of 16 bytes"
+        return f"{o.name} has {o.shape[unit]} elements along its unit-stride axis, which is no multiple of 16 bytes"
     return ""
 
 
@@ -190,7 +190,7 @@ def workspace(desc: GemmBackwardDescriptor, target: Target) -> int:
 
 
 def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Of either way to sum the columns, as the target decides which it is."""
+    """Covers both ways to sum the columns: the target decides between them, and no guarantee depends on it."""
     within = -(-desc.m // SUM_ROWS) + SUM_ROWS  # steps one after the other, and the rows of a step
     return backward_guarantee(desc, max(within, column_sums.roundings(desc)))
 

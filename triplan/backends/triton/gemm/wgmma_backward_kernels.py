@@ -1,7 +1,7 @@
 """Kernel of the backward op's ``wgmma``: two matrix products and column sums in one launch on Hopper (Gluon).
 
-As in ``wgmma_kernels``, one warp loads by TMA through a ring of slots, two warpgroups multiply, and work is dealt to as
-many programs as multiprocessors. The work list holds the tiles of the first product, those of the second one, then the
+As in ``wgmma_kernels``, one warp loads by TMA through a ring of slots, two warpgroups multiply, and work is dealt to
+one program per multiprocessor. The work list holds the tiles of the first product, those of the second one, then the
 strips of columns to be summed. So the multiprocessors that the last tiles would leave idle have work, and the second
 product's first operands arrive while the first one's last results are written. Both products use the same bytes as
 slots; only their shape differs, where an operand lies transposed.

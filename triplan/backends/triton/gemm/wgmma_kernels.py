@@ -1,16 +1,16 @@
 """Kernel of ``wgmma``: a persistent, warp-specialised matrix product on Hopper (Gluon).
 
-One warp loads by TMA, two warpgroups multiply by ``wgmma``, and tiles are dealt to as many programs as multiprocessors.
+One warp loads by TMA, two warpgroups multiply by ``wgmma``, and the tiles are dealt to one program per multiprocessor.
 The two warpgroups multiply halves of one tile (cooperative), or take tiles in turns (ping-pong).
 
 The loading warp runs ahead through a ring of STAGES slots, across the ends of tiles: the next tile's operands arrive
 while the last one is written. Each slot has two barriers:
 
 - ``full``: TMA arrives with the bytes of a step;
-- ``empty``: each warpgroup that multiplies by the slot arrives when its ``wgmma`` has read it.
+- ``empty``: each warpgroup that multiplies from the slot arrives when its ``wgmma`` has read it.
 
-In ping-pong, a warpgroup arrives at the other one's ``order`` barrier when it has met all slots of its tile; the other
-one then waits for the slots that follow.
+In ping-pong, a warpgroup arrives at the other one's ``order`` barrier when it has passed the ``full`` barriers of all
+slots of its tile; only then does the other one wait for the slots that follow.
 
 TMA reads zeros outside an operand and writes nothing outside C, so no extent has to be a multiple of a block.
 """
@@ -185,7 +185,7 @@ def multiply(
             slot = turn * steps % STAGES
             phase = turn * steps // STAGES % 2
             # A barrier shows only the parity of its phase, so none of these slots may be two phases behind: the other
-            # group must have met all slots of its tile first.
+            # group must have passed the ``full`` barriers of all slots of its tile first.
             mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
         held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)

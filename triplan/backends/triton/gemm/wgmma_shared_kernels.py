@@ -13,7 +13,7 @@ from triplan.backends.runtime.gluon import (
     thread_barrier,
 )
 
-#: Rows that one warpgroup multiplies: half of a tile.
+#: Half the rows of a tile: one warpgroup's share, where two share a tile.
 HALF = gl.constexpr(64)
 
 

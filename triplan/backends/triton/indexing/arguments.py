@@ -40,7 +40,7 @@ def status(desc: IndexingDescriptor) -> Ptr | None:
 
 
 def padding(g: Geometry) -> Int | None:
-    """The index value whose contributions are dropped."""
+    """The index value whose contributions are dropped; None where the op has none."""
     return None if g.padding is None else Int(g.padding, wide=g.padding >= I32_LIMIT)
 
 

@@ -16,9 +16,9 @@ from triplan.sku import Target
 
 #: Fitted: microseconds per element where neighbours share an index, so that a sector serves several additions.
 SHARED_US = 3.5e-6
-#: Fitted: time relative to ``atomic_rows``, whose stripes stay in the cache, for a table that fits in the cache and for
-#: one whose sectors must be fetched again and again.
+#: Fitted: time relative to ``atomic_rows``, for a table that fits in the cache.
 FITS_SLOWER = 1.01
+#: Fitted: the same for a larger table: its sectors are fetched repeatedly, those of ``atomic_rows`` stay in the cache.
 MISSES_SLOWER = 1.4
 
 

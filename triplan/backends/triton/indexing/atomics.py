@@ -14,13 +14,13 @@ from triplan.backends.triton.indexing.traversals import Point
 from triplan.descriptors import IndexingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 
-# Fitted: runs of elements that share an index are added by vector atomics; bytes per microsecond of the additions, and
-# of the table's traffic (read and written) where it misses the cache.
+#: Fitted: bytes per microsecond that vector atomics add, where runs of elements share an index.
 VECTOR_BYTES_PER_US = 1.75e6
+#: Fitted: bytes per microsecond of the table's traffic (read and written) that misses the cache, in the same case.
 MISSED_BYTES_PER_US = 6e6
-# Fitted: elements each with an index of its own; microseconds of an addition, and of waiting for memory, once for each
-# sector of the table that is reached.
+#: Fitted: microseconds of one addition, where every element has an index of its own.
 ADDITION_US = 11.6e-6
+#: Fitted: microseconds that each sector of the table that is reached waits for memory, in the same case.
 SECTOR_US = 35e-6
 
 
@@ -36,7 +36,7 @@ def applies(desc: IndexingDescriptor, target: Target) -> Support:
 
 
 def guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Of sums in the element itself, in no fixed order."""
+    """For sums in the element itself, in no fixed order."""
     return sum_guarantee(desc, desc.element, ordered=False)
 
 
@@ -45,14 +45,14 @@ def numerics(desc: IndexingDescriptor) -> str | None:
 
 
 def vector_us(g: Geometry, itemsize: int) -> float:
-    """Adding runs of elements that share an index, into a table of ``itemsize`` bytes an element."""
+    """Microseconds to add runs of elements that share an index into a table of ``itemsize`` bytes per element."""
     nbytes = g.numel * itemsize
     missed = 2 * nbytes * miss_rate(g.table.numel * itemsize)
     return nbytes / VECTOR_BYTES_PER_US + missed / MISSED_BYTES_PER_US
 
 
 def scattered_us(g: Geometry, itemsize: int) -> float:
-    """Adding elements each with an index of its own, into a table of ``itemsize`` bytes an element."""
+    """Microseconds to add elements each with an index of its own into a table of ``itemsize`` bytes per element."""
     sectors = max(g.table.numel / (SECTOR // itemsize), 1)
     reached = sectors * -math.expm1(-g.numel / sectors)  # expected, of points spread evenly
     return ADDITION_US * g.numel + SECTOR_US * reached

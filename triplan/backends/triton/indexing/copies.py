@@ -24,7 +24,7 @@ Traverse = Callable[..., Launch]
 
 
 def gather_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Every bit, always."""
+    """Copies are exact."""
     return of_outputs(desc, PrecisionGuarantee.exact(desc.element))
 
 
@@ -37,12 +37,12 @@ def _store_guarantee(element: ElementKind, duplicates: Duplicates) -> PrecisionG
 
 
 def any_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Of the writes to one element, any one stays."""
+    """Of several writes to one element, any one wins."""
     return of_outputs(desc, _store_guarantee(desc.element, Duplicates.ANY))
 
 
 def last_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Of the writes to one element, that of the largest position stays."""
+    """Of several writes to one element, the one from the largest position wins."""
     return of_outputs(desc, _store_guarantee(desc.element, Duplicates.LAST))
 
 
@@ -50,7 +50,7 @@ def last_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]
 
 
 def copy_us(g: Geometry) -> float:
-    """Reading and writing each point's element once, and reading the indices."""
+    """Microseconds to read and write each point's element once, and to read the indices."""
     return LAUNCH_US + 2 * g.numel * g.dense.element.itemsize / BYTES_PER_US + index_us(g)
 
 
@@ -64,7 +64,7 @@ def copy_launches(desc: IndexingDescriptor, point: Point, traverse: Traverse) ->
 
 
 def register(name: str, traverse: Traverse, rank: Rank, supports: Applies) -> None:
-    """Register an entry that gathers, and stores where any one of the writes to an element may stay."""
+    """Register an entry that gathers, and one that stores; of several writes to one element any one wins."""
 
     @entry(
         name,

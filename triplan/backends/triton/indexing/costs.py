@@ -13,15 +13,15 @@ from triplan.backends.triton.indexing.geometry import Geometry
 
 
 def index_us(g: Geometry) -> float:
-    """Reading all indices once."""
+    """Microseconds to read all indices once."""
     return g.index.nbytes * g.index.count / BYTES_PER_US
 
 
 def zero_us(g: Geometry) -> float:
-    """Filling the table with zeros, where the op does not add to what it holds."""
+    """Microseconds to fill the table with zeros; 0 where the op adds to what it holds."""
     return 0.0 if g.keeps else LAUNCH_US + g.table.nbytes / BYTES_PER_US
 
 
 def miss_rate(nbytes: int) -> float:
-    """Which part of random accesses to a table of ``nbytes`` misses the L2 cache."""
+    """The fraction of random accesses to a table of ``nbytes`` that misses the L2 cache."""
     return max(0.0, 1 - L2_BYTES / max(nbytes, 1))

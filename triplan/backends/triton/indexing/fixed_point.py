@@ -41,24 +41,29 @@ from triplan.sku.facts import fact
 SUM_BITS = 63
 #: Classes of headroom: a sum of fewer than 2**bits terms needs that many bits above each term.
 HEADROOM = (23, 31)
-#: Elements of a program that converts sums, and its warps. Untuned.
+#: Elements per program that converts sums. Untuned.
 FOLD_ELEMENTS = 256
+#: Warps per program that converts sums. Untuned.
 FOLD_WARPS = 1
-# Bytes of scratch for each element of the table: a sum and a byte of flags, or a sum and a word of exponent and flags.
+#: Bytes of scratch for the sum of a table element.
 SUM_BYTES = 8
+#: Bytes of scratch for the flags of a table element, if sums are exact.
 FLAG_BYTES = 1
+#: Bytes of scratch for the word of exponent and flags of a table element, if sums are scaled.
 EXPONENT_BYTES = 4
 
-# Fitted: the cost of an addition in bytes of traffic, where neighbours share a slot and where each goes elsewhere; and
-# the share by which it grows when the table misses the cache.
+#: Fitted: cost of an addition, in bytes of traffic, where neighbours share a slot.
 SHARED_BYTES = 16
+#: Fitted: the same where each neighbour has another slot.
 SCATTERED_BYTES = 48
+#: Fitted: the fraction by which additions to shared slots slow down if every access misses the cache.
 SHARED_MISS = 0.2
+#: Fitted: the same for scattered slots.
 SCATTERED_MISS = 0.5
 
 
 def headroom(desc: IndexingDescriptor) -> int:
-    """The descriptor's class of headroom, in bits. Bits of results may differ between classes, but not within one."""
+    """The descriptor's class of headroom, in bits. Between classes the bits of results may differ."""
     terms = geometry(desc).most_contributions
     return next((bits for bits in HEADROOM if terms < 2**bits), HEADROOM[-1])
 
@@ -129,7 +134,7 @@ def scratchpad(desc: IndexingDescriptor, exact: bool) -> Scratchpad:
     """The scratch of ``fixed_f16`` (``exact``) or ``fixed_scaled``."""
     g = geometry(desc)
     count = g.table.numel
-    # Flags alone are hardly ever touched: they do not count as part of what should stay in the cache.
+    # Only infinities and NaN touch flags, so these need no room in the cache.
     found = stripes(g, SUM_BYTES if exact else SUM_BYTES + EXPONENT_BYTES)
     if found is None:
         rows, inner, panel = 1, count, count  # sums are numbered as the table's elements are: one row, one panel
@@ -154,7 +159,7 @@ def scratchpad(desc: IndexingDescriptor, exact: bool) -> Scratchpad:
 
 
 def fixed_us(desc: IndexingDescriptor, exact: bool) -> float:
-    """Clearing the sums, one pass over the contributions (two unless ``exact``), and converting the sums."""
+    """Microseconds to clear the sums, pass over the contributions (twice unless ``exact``) and convert the sums."""
     g, pad = geometry(desc), scratchpad(desc, exact)
     passes = 1 if exact else 2
     scratch = SUM_BYTES + (FLAG_BYTES if exact else EXPONENT_BYTES)
@@ -172,7 +177,7 @@ def fixed_us(desc: IndexingDescriptor, exact: bool) -> float:
 def fixed_launches(desc: IndexingDescriptor, exact: bool, scale: int, passes: list[tuple[Point, Arg]]) -> list[Launch]:
     """Clear the sums, run ``passes`` (point function and table) over the contributions, and convert the sums.
 
-    ``scale``: the exponent of a sum's unit, less that of its destination where there are exponents.
+    ``scale``: the exponent of a sum's unit; where destinations have exponents, those are added to it on the device.
     """
     g = geometry(desc)
     if g.idle:
@@ -193,7 +198,7 @@ def _fold_launch(desc: IndexingDescriptor, pad: Scratchpad, exact: bool, scale: 
     wide = g.table.numel >= I32_LIMIT  # only strides, which are read off the tensor, are always wide
     # Sums of a strided table are one long row; the places of its elements follow from their numbers.
     shape = () if flat else g.table.shape
-    block = FOLD_ELEMENTS if flat else FOLD_ELEMENTS // 2  # offsets of strided elements take a register pair each
+    block = FOLD_ELEMENTS if flat else FOLD_ELEMENTS // 2  # each offset of a strided element takes two registers
     cols = block if pad.rows == 1 else PANEL
     rows = block // cols
     return Launch(

@@ -5,8 +5,8 @@ functions below add floats as integers to packed 64-bit *sums*; ``fixed_fold_ker
 finite float is ``m * 2**(e - 150)``, with the integer m below 2**24 and e the biased exponent of f32 (1 for
 subnormals).
 
-Infinities and NaN are no integers. They set one of two sticky *flags* of their table element, or both; OR commutes, so
-no order shows in them either. The flags are a byte of their own, or the second byte of the word that holds the
+Infinities and NaN have no integer. They set one of two sticky *flags* of their table element, or both; OR commutes, so
+their order does not matter either. The flags are a byte of their own, or the second byte of the word that holds the
 exponent: that word is then larger than any exponent, so the integer maximum keeps it, and its exponent is not used.
 
 The dense element is loaded whether its index turns out to be usable or not: the two loads then do not wait for each

@@ -7,7 +7,7 @@ q / 2 = 2**-V * 2**(E - 127), and 2**(E - 127) is at most the largest |x| of tha
 multiples of 2**-149, and so of q: none is off.) Together n terms are off by at most n * 2**-V * max|x|.
 
 V is 40 for fewer than 2**23 contributions (f32 has 24 bits: what is within a factor of 2**16 of the largest is exact),
-else 32 for fewer than 2**31. Between these two classes bits may differ, and the numerics id names the class; within
+else 32 for fewer than 2**31. The bits may differ between these two classes, so the numerics id names the class; within
 one, nothing depends on the count.
 """
 

@@ -18,15 +18,17 @@ from triplan.backends.triton.indexing.traversals import status_launches
 from triplan.descriptors import IndexingDescriptor, Operand
 from triplan.sku import ElementKind, Support, Target
 
-#: Slots of a program, at most: 16 spill where strides are unknown.
+#: Most slots per program: 16 spill where strides are unknown.
 MAX_SLOTS = 8
-#: Lanes of a program, at least and at most. Untuned.
+#: Fewest lanes per program. Untuned.
 MIN_LANES = 16
+#: Most lanes per program. Untuned.
 MAX_LANES = 128
-#: Estimates, untuned: warp instructions that a program issues per step, those that a multiprocessor issues per
-#: microsecond (4 per cycle at 1,700 MHz), and the latency of a step in microseconds.
+#: Warp instructions that a program issues per step. Untuned.
 STEP_INSTRUCTIONS = 1000
+#: Warp instructions that a multiprocessor issues per microsecond: 4 per cycle at 1,700 MHz.
 SM_INSTRUCTIONS_PER_US = 4 * 1700
+#: Microseconds of latency per step. Untuned.
 STEP_US = 0.5
 
 
@@ -47,7 +49,7 @@ def applies(desc: IndexingDescriptor, target: Target) -> Support:
 
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
-    """Every program visits every step: bound by the instructions of all programs, or by the latency of one."""
+    """Microseconds. Every program visits every step: the instructions of all, or the latency of one, is the limit."""
     g = geometry(desc)
     steps = g.fold[1]
     issue_us = programs(g) * steps * STEP_INSTRUCTIONS / (max(target.sm_count, 1) * SM_INSTRUCTIONS_PER_US)

@@ -115,7 +115,7 @@ def ordered_kernel(
         acc, written = STEP(acc, written, value[None, :], hit[None, :] & (target[None, :] == slot[:, None]))
 
     if REPORT:
-        if pid < lane_blocks:  # every program has seen all indices of its lanes; the first slots' reports are enough
+        if pid < lane_blocks:  # all programs of these lanes read the same indices: only those of the first slots report
             report(status, lowest < NO_BAD_INDEX, lowest)
     if KEEP:
         live = live & written  # untouched elements keep their exact bits

@@ -1,4 +1,4 @@
-"""Entry ``ordered_last``: stores in ascending order of position, so that the last write to an element stays."""
+"""Entry ``ordered_last``: stores in ascending order of position, so that the last write to an element wins."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def gather_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
 
 @triton.jit
 def store_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
-    """table[at] = dense. Where indices repeat, any one of the writes stays.
+    """table[at] = dense. Where indices repeat, any one of the writes wins.
 
     Both of one integer type as wide as the element: bits are moved, not values.
     """

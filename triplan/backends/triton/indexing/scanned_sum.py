@@ -1,4 +1,4 @@
-"""Entry ``scanned_sum``: the sums of ``sorted_sum``, of few contributions, in one launch that sorts nothing."""
+"""Entry ``scanned_sum``: the sums of ``sorted_sum`` for few contributions, in one launch, without a sort."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from triplan.backends.triton.indexing.sums import first_launches
 from triplan.descriptors import IndexingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
-#: The most contributions: every program looks at all of them.
+#: Most contributions: every program reads the keys of all of them.
 SCANNED = 512
-#: Fitted: microseconds of a program, and programs that a multiprocessor holds at a time.
+#: Fitted: microseconds of a program.
 PROGRAM_US = 2.0
+#: Fitted: programs that a multiprocessor holds at a time.
 RESIDENT = 8
 
 

@@ -56,7 +56,7 @@ def scanned_kernel(
     """table[slot] = sum of the contributions whose key is ``slot``, added to what the table holds with KEEP.
 
     ``dense`` (count, outer x inner lanes), ``table`` (slots, outer x inner), of any strides; count <= BLOCK <= CHUNK *
-    CHUNK; ``order`` (count,) i32. A program looks at all keys. If its own position is the first with its key, it lists
+    CHUNK; ``order`` (count,) i32. A program reads all keys. If its own position is the first with its key, it lists
     the positions with this key, ascending, in ``order`` (at the place that a sort would give them, so that the lists of
     two slots never overlap) and adds their contributions, ROWS x COLS lanes at a time.
     """

@@ -1,4 +1,4 @@
-"""Launches that sum sorted segments into the table, and what may be said of such sums.
+"""Launches that sum sorted segments into the table, and the guarantees of these sums.
 
 A segment is the run of sorted contributions to one slot. ``segments_kernels`` defines the order of the additions:
 ``sorted_sum`` and ``scanned_sum`` both keep to it, and have one numerics id.
@@ -24,31 +24,35 @@ from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.descriptors import IndexingDescriptor
 from triplan.sku import PrecisionGuarantee, Support
 
-#: Columns of the widest tile, for elements of up to 4 bytes and for longer ones.
+#: Columns of the widest tile, for elements of up to 4 bytes.
 MAX_COLS = 1024
+#: Columns of the widest tile, for elements of 8 bytes.
 MAX_COLS_64_BIT = 512
-#: A row at least this wide gets a program of its own.
+#: Columns from which on a row gets a program of its own.
 WIDE_COLS = 256
-#: Columns per warp of such a program.
+#: Columns per warp of a program that has one wide row.
 WARP_COLS = 256
-#: Threads of a program of narrow rows, each with one 16-byte vector.
+#: Threads per program of narrow rows, each with one vector.
 THREADS = 128
+#: Bytes of a vector load.
 VECTOR_BYTES = 16
+#: Bytes that a warp loads, one vector per thread.
 WARP_BYTES = 32 * VECTOR_BYTES
 #: Contributions that a program has in flight.
 UNROLL = 4
 #: The same in ``chunks_kernel``, where ptxas spills an address in some configurations with more. It has many programs.
 CHUNKS_UNROLL = 2
-#: Columns of a program of ``groups_kernel``: wide, as nearly all programs find nothing to do.
+#: Columns per program of ``groups_kernel``: wide, as nearly all programs find nothing to do.
 GROUP_COLS = 1024
+#: Columns per warp of ``groups_kernel``.
 GROUP_WARP_COLS = 128
+#: Chunks that a program of ``groups_kernel`` has in flight.
 GROUP_UNROLL = 8
-#: Slots that a program of ``wide_kernel`` sums one after another, and contributions that it loads at a time after the
-#: first two of a slot.
+#: Slots that a program of ``wide_kernel`` sums one after another.
 LOOP = 4
+#: Contributions that a program of ``wide_kernel`` loads at a time, after the first two of a slot.
 LOOP_UNROLL = 2
-#: Sorted positions for which a tile is chosen where programs are launched for positions: a program looks at CHUNK keys
-#: behind each.
+#: Most rows of a tile where programs are launched for sorted positions: a program reads CHUNK keys after each of them.
 POSITIONS = 16
 
 
@@ -78,7 +82,7 @@ def numerics(desc: IndexingDescriptor) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """``rows`` x ``cols`` elements of a program, and its warps."""
+    """The ``rows`` x ``cols`` elements of a program, and its warps."""
 
     rows: int
     cols: int

@@ -8,7 +8,7 @@ held. No reduction across lanes takes part, so the bits depend neither on block 
 The first chunk of a segment is summed by ``segments_kernel``, which owns the table's elements. Of the others (*late*
 chunks) at most one starts in any window of CHUNK sorted positions: ``chunks_kernel`` sums it into the row of
 ``partials`` of that window, and ``groups_kernel`` sums the rows of whole groups. So even a slot that receives all
-contributions is summed by all multiprocessors. Where no segment is long, both return after two or three loads.
+contributions is summed by all multiprocessors. Where no segment is long, both return after three loads.
 """
 
 # mypy: ignore-errors
@@ -74,7 +74,8 @@ def add_contributions(
 def add_partials(acc, partials, lanes, row, first, last, stride, live, UNROLL: tl.constexpr):
     """acc[r, c] + sum of partials[row[r] + k, c] for k in range(first[r], last[r], stride), one after another.
 
-    ``acc`` (ROWS, COLS); ``row``, ``first`` and ``last`` (ROWS,); ``partials`` addresses row 0, rows ``lanes`` apart.
+    ``acc`` (ROWS, COLS); ``row``, ``first`` and ``last`` (ROWS,); ``partials`` addresses row 0; its rows have
+    stride ``lanes``.
     """
     length = tl.max(last - first, axis=0)
     for step in range(0, length, UNROLL * stride):
@@ -91,8 +92,8 @@ def late_chunk(keys, count, window, slots, steps, CHUNK: tl.constexpr):
     """(start, number within its segment, whether it exists) of the late chunk that starts in ``window``.
 
     ``keys`` (count,) i32, sorted. The segment of such a chunk also covers the CHUNK positions before it, and so the
-    window's first position and the one half a window before or behind that: two loads suffice to see that most windows
-    have no late chunk.
+    window's first position and the one half a window before or behind that: comparing these rules out most
+    windows.
     """
     first = window * CHUNK
     key = tl.load(keys + first)

@@ -24,18 +24,19 @@ from triplan.descriptors import IndexingDescriptor
 from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.sku import SUPPORTED, Support, Target
 
-# Fitted, in microseconds.
-#: Of ranking by comparing all pairs, for each contribution.
+#: Fitted: microseconds per contribution of ranking by comparing all pairs.
 RANK_US = 0.0034
-#: Of each pass of the radix sort, and in it for each contribution.
+#: Fitted: microseconds per pass of the radix sort.
 PASS_US = 8.5
+#: Fitted: microseconds per contribution in each pass of the radix sort.
 PASS_KEY_US = 5.5e-5
-#: Of finding where slots start.
+#: Fitted: microseconds to find where slots start.
 STARTS_US = 3.5
-#: Of the sums of single elements, for each contribution and for each slot, where programs are launched for slots.
+#: Fitted: microseconds per contribution of sums of single elements, where programs are launched for slots.
 ELEMENT_US = 4e-5
+#: Fitted: microseconds per slot in the same case.
 SLOT_US = 2e-5
-#: The same for each contribution, where programs are launched for contributions.
+#: Fitted: microseconds per contribution of sums of single elements, where programs are launched for contributions.
 POSITION_US = 1.8e-4
 
 
@@ -87,7 +88,7 @@ def prepared_launches(desc: IndexingDescriptor, target: Target) -> Sequence[Laun
     if geometry(desc).idle:
         return launches(desc, target)
     status = buffers(desc, stored=True).status
-    # What the sort found of bad indices holds for every run.
+    # The bad index that the sort found is bad in every run.
     report = [] if status is None else [fold_launch(status, desc.operand("status"), keep=False)]
     return [*report, *segments.sum_launches(desc, stored=True)]
 

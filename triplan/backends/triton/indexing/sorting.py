@@ -22,22 +22,25 @@ CHUNK = 32
 #: The most contributions that are ranked by comparing all pairs, in one launch: by the costs of ``sorted_sum`` that
 #: takes about as long (15 us) as two passes of the radix sort.
 RANKED = 4096
-#: Contributions that a program of ``rank_kernel`` ranks, and those that it compares with them at a time. Untuned.
+#: Contributions that a program of ``rank_kernel`` ranks. Untuned.
 RANK_OWN = 16
+#: Contributions that it compares with them at a time. Untuned.
 RANK_BLOCK = 512
-#: Bits of a digit of the radix sort: few passes, and a block's histogram is still cheap.
+#: Most bits of a digit of the radix sort: few passes, and a block's histogram is still cheap.
 DIGIT_BITS = 9
-#: Fewer bits make no pass cheaper.
+#: Fewest bits of a digit: with fewer no pass is cheaper.
 MIN_DIGIT_BITS = 8
 #: Keys that a program sorts at a time.
 SORT_BLOCK = 512
 #: The most tiles (programs) of the radix sort.
 MAX_TILES = 2048
-#: Tiles and digits that a program of ``scan_kernel`` scans at a time, and its warps. Untuned.
+#: Tiles that a program of ``scan_kernel`` scans at a time. Untuned.
 SCAN_TILES = 256
+#: Digits per program of ``scan_kernel``. Untuned.
 SCAN_DIGITS = 8
+#: Warps per program of ``scan_kernel``. Untuned.
 SCAN_WARPS = 8
-#: Slots of a program of ``starts_kernel``. Untuned.
+#: Slots per program of ``starts_kernel``. Untuned.
 STARTS_BLOCK = 256
 #: With more slots per contribution than this, programs are launched for contributions instead of slots. Untuned.
 SPARSE = 4
@@ -128,7 +131,7 @@ class Buffers:
 
     Attributes:
         keys, order: keys and positions, of which the sort uses two buffers each (one, where all pairs are compared).
-        counts, totals: of digits, by tile and in all.
+        counts, totals: occurrences of each digit, by tile and in total.
         starts: the first sorted position of each slot, and the end.
         partials: sums of chunks.
         status: the lowest bad position that a stored sort found.

@@ -91,7 +91,7 @@ def rank_kernel(
     rank = tl.zeros((OWN,), tl.int32)
     for start in range(0, count, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        # Positions past the end have the largest key and come last: they precede nobody.
+        # Positions past the end have the largest key and come last, so they precede no contribution.
         other, _ = slot_keys(
             indices, j, j < count, sizes, index_strides, lane_strides, extents, key_strides, padding, slots, WRAP, CLAMP
         )  # fmt: skip

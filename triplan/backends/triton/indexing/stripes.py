@@ -16,17 +16,18 @@ from triplan.backends.triton.indexing.traversals import Point
 from triplan.descriptors import IndexingDescriptor
 from triplan.sku import ElementKind
 
-#: Columns of a wide stripe, and of a panel. A wide stripe's additions to one slot then cover a whole row of a panel,
-#: and a panel is small enough that the memory pages change seldom while its narrow stripes are visited.
+#: Columns of a panel, and of a wide stripe at most. A wide stripe's additions to one slot then cover a whole row of a
+#: panel, and a panel is small enough that the memory pages change seldom while its narrow stripes are visited.
 PANEL = 64
 #: Columns of the narrowest stripe: narrower ones would read the dense operand by less than a 32-byte sector.
 NARROWEST = 16
 #: Pairs of neighbouring indices that the sample compares.
 SAMPLES = 1024
-#: Equal pairs that make stripes wide: what runs of 32 equal indices have, which a warp's additions share.
+#: Equal pairs from which on stripes are wide: as many as in runs of 32 equal indices, one run per warp.
 ENOUGH = SAMPLES - SAMPLES // 32
-#: Elements of a program, and its warps: two elements per thread.
+#: Elements per program of ``stripes_kernel``.
 BLOCK = 128
+#: Warps per program of ``stripes_kernel``: each thread has two elements.
 WARPS = 2
 
 

@@ -16,8 +16,8 @@ import triton.language as tl
 
 from triplan.backends.triton.common.indices_kernels import report, resolve
 
-#: Columns between one sampled pair and the next, modulo the row: a prime, so that the pairs spread over all columns
-#: (unless a row has a multiple of it).
+#: Columns between one sampled pair and the next, modulo inner - 1: a prime, so that the pairs spread over all columns
+#: (unless inner - 1 is a multiple of it).
 COLUMN_STEP = tl.constexpr(40487)
 
 

@@ -21,8 +21,8 @@ from triplan.sku.facts import fact
 def sum_tolerance(element: ElementKind, accumulator: ElementKind, terms: int, additions: int) -> Tolerance:
     """The worst case of a floating-point sum of ``terms``, each of which passes through at most ``additions``.
 
-    Three more roundings are for alpha, its product and the product's conversion. The worst case is met where a large
-    sum swallows small terms. The float64 reference, with which the tolerance compares, adds its terms one after another
+    Three more roundings are for alpha, its product and the product's conversion. The worst case occurs where a large
+    sum absorbs small terms. The float64 reference, with which the tolerance compares, adds its terms one after another
     and is off by ``terms`` roundings of its own.
     """
     roundings = (additions + 3) * math.log1p(accumulator.unit_roundoff)
@@ -36,7 +36,7 @@ def sum_tolerance(element: ElementKind, accumulator: ElementKind, terms: int, ad
 def _sum_guarantee(
     element: ElementKind, accumulator: ElementKind, ordered: bool, terms: int, additions: int
 ) -> PrecisionGuarantee:
-    if not element.is_floating_point:  # addition modulo 2^n is associative: order cannot show
+    if not element.is_floating_point:  # addition modulo 2^n is associative: no order changes a bit
         return guarantee(
             accumulator, EXACT, math_precision=MathPrecision.EXACT, batch=True, order=True, duplicates=Duplicates.SUM
         )
@@ -82,5 +82,5 @@ def zero_launches(desc: IndexingDescriptor) -> list[Launch]:
 
 
 def first_launches(desc: IndexingDescriptor) -> list[Launch]:
-    """What precedes additions to the table itself; all that there is to do where the problem is idle."""
+    """The launches before additions to the table itself; the only ones where the problem is idle."""
     return [*status_launches(desc), *zero_launches(desc)]

@@ -33,27 +33,29 @@ from triplan.sku import ElementKind
 Point = Any
 
 # Block sizes of ``rows_kernel``, measured on an H200: fewer, larger programs are slower at every size.
-#: Bytes a program reads where one index serves a row: two 16-byte loads per thread of 128 saturate memory.
+#: Bytes that a program reads where one index serves a row: two 16-byte loads per thread of 128 saturate memory.
 ROW_BYTES = 4096
-#: Elements a program adds to 64-bit sums: each needs a few more registers than a plain addition.
+#: Elements that a program adds to 64-bit sums: each needs a few more registers than a plain addition.
 SUM_ELEMENTS = 512
-#: Columns at most where one index serves a row.
+#: Most columns where one index serves a row.
 MAX_COLS = 1024
-#: Elements a program moves where every element has an index: four per thread.
+#: Elements that a program moves where every element has an index: four per thread.
 SCATTERED_ELEMENTS = 512
-#: The same for atomics whose programs share a stripe below ``WIDE_STRIPE`` columns: two per thread.
+#: The same for atomics in a stripe below ``WIDE_STRIPE`` columns: two per thread.
 SCATTERED_ATOMICS = 256
+#: Columns from which on atomics of a stripe take ``SCATTERED_ELEMENTS``.
 WIDE_STRIPE = 256
-#: Narrowest and widest stripe of the table, in columns. Narrower ones would split the runs of equal indices that are
-#: common: measured, that costs more than the cache gives.
+#: Columns of the narrowest stripe of the table. Narrower ones would split the runs of equal indices that are common:
+#: measured, that costs more than the cache gives.
 MIN_STRIPE = 64
+#: Columns of the widest stripe of the table.
 MAX_STRIPE = 512
 #: Points per program of ``elements_kernel``: four per thread. Untuned.
 ELEMENTS_BLOCK = 512
 
 
 def stripe_columns(g: Geometry) -> int:
-    """Columns of the table whose every row together fits in ``L2_SHARE``: a power of two within the limits above."""
+    """Columns of a stripe: as many as fit in ``L2_SHARE`` with all rows, a power of two within the limits above."""
     fitting = L2_SHARE // max(g.extents[0] * g.table.element.itemsize, 1)
     return min(MAX_STRIPE, max(MIN_STRIPE, 1 << max(fitting, 1).bit_length() - 1))
 

@@ -15,8 +15,8 @@ def scale_gradient_kernel(
 
     unscaled, dx: [numel] of f16, bf16, f32 or f64; dloss: [1]. A program walks over blocks of BLOCK elements.
 
-    There are few programs of many blocks each. IN_PLACE (dx is unscaled) with a factor of 1 there is nothing to do, and
-    few programs end sooner than many.
+    With IN_PLACE (dx is unscaled) and a factor of 1 there is nothing to do. There are few programs of many blocks each,
+    because few programs then end sooner than many.
     """
     factor = tl.load(dloss).to(COMPUTE)
     start = tl.program_id(0).to(tl.int64) * BLOCK

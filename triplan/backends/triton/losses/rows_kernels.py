@@ -66,7 +66,7 @@ def cross_entropy_rows_kernel(
     [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program holds a tile [ROWS, BLOCK], BLOCK >= n. The whole
     formulas, with weights and smoothing, are in ``cross_entropy_kernels``.
 
-    Each element is read once and written once. With NARROW registers hold the elements of 16 bits as loaded, and each
+    Each element is read once and written once. With NARROW, registers hold the 16-bit elements as loaded, and each
     use converts them to COMPUTE: two programs then fit on a multiprocessor.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
@@ -161,7 +161,7 @@ def scale_gradient_rows_kernel(
     """dx = dloss * unscaled, for operands of any strides.
 
     unscaled, dx: [outer, lanes, n] of f16, bf16, f32 or f64; dloss: [1]. A program walks over tiles [ROWS, BLOCK], of
-    which there are ``tiles``. IN_PLACE (dx is unscaled) with a factor of 1, it ends at once.
+    which there are ``tiles``. With IN_PLACE (dx is unscaled) and a factor of 1 it ends at once.
     """
     factor = tl.load(dloss).to(COMPUTE)
     columns = tl.cdiv(n, BLOCK)

@@ -6,7 +6,8 @@ their losses and gradients are 0. ``weight`` and ``bytes`` are tables of the cla
 divides by. COMPUTE is f32, or f64 for operands of f64.
 
 Sums over rows take two steps of fixed order, without atomics, so that they are deterministic. In the first, a program
-sums ``each`` rows. Whoever needs the whole sums the results of the first step, PARTS at most.
+sums ``each`` rows. In the second, every program that needs the total sums the
+results of the first, PARTS at most.
 """
 
 # mypy: ignore-errors
@@ -43,7 +44,7 @@ def class_value(table, label, kept, COMPUTE: tl.constexpr):
 
 @triton.jit
 def sum_parts(parts, count, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
-    """sum(parts): the ``count`` results of a first step, PARTS >= count."""
+    """sum(parts); parts: [count], the results of a first step; PARTS >= count."""
     part = tl.arange(0, PARTS)
     return tl.sum(tl.load(parts + part, mask=part < count, other=0.0).to(COMPUTE), 0)
 
@@ -59,7 +60,7 @@ def row_share(share, counts, parts, label, kept, MEAN: tl.constexpr, COMPUTE: tl
 
 @triton.jit
 def load_dloss(dloss, row, live, EACH: tl.constexpr, COMPUTE: tl.constexpr):
-    """The gradient of each row's loss if EACH has one, dloss: [rows]; else that of the reduced loss, dloss: [1]."""
+    """With EACH the gradient of each row's loss, dloss: [rows]; else that of the reduced loss, dloss: [1]."""
     if EACH:
         loaded = tl.load(dloss + row, mask=live, other=0.0).to(COMPUTE)
     else:

@@ -1,8 +1,8 @@
 """Gradients of weight and bias of the norms: partial sums over groups of rows, then the sum of those.
 
-CENTRED, LENGTH, formulas and operands: see ``shared_kernels``; strides: see ``common/rows_kernels``. Partial sums are
-*lines* [n] in the workspace, which ``norm_fold_kernel`` sums in a fixed order: there are no atomics, so that the
-gradients are deterministic.
+CENTRED, LENGTH, formulas and operands: see ``shared_kernels``; strides: see ``common/rows_kernels``. The partial
+sums lie in the workspace, [lines, n]: one row for each part of the rows. ``norm_fold_kernel`` reduces them in a fixed
+order; there are no atomics, so the gradients are deterministic.
 """
 
 # mypy: ignore-errors
@@ -57,7 +57,7 @@ def norm_parameters_kernel(
     block = tl.program_id(0) % blocks
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     live_col = col < n
-    # If all threads lie along the columns, each one sums the rows of a tile by itself.
+    # If all threads lie along the columns, each sums the rows of a tile without a reduction between threads.
     dw = tl.zeros((1, BLOCK), COMPUTE)
     db = tl.zeros((1, BLOCK), COMPUTE)
     for group in range(each):
@@ -95,7 +95,7 @@ def norm_parameters_kernel(
 
 @triton.jit
 def fold_block(block, parts, out, n, lines, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """out = sum(parts) over the lines, for block number ``block`` of BLOCK columns; parts: [lines, n], out: [n]."""
+    """out = sum(parts) over the first axis, for columns of block number ``block``; parts: [lines, n], out: [n]."""
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     line = tl.arange(0, ROWS)[:, None]
     part = tl.load(parts + line.to(tl.int64) * n + col, mask=(line < lines) & (col < n), other=0.0)
@@ -115,7 +115,7 @@ def norm_fold_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """dweight = sum(dweights), dbias = sum(dbiases), over the lines, always in the same order.
+    """dweight = sum(dweights), dbias = sum(dbiases) over the first axis, always in the same order.
 
     dweights, dbiases: [lines, n] of f32 or f64; dweight, dbias: [n] of f16, bf16, f32 or f64; ROWS >= lines. Each
     parameter that is present has ``blocks`` programs.

@@ -29,7 +29,7 @@ from triplan.backends.triton.norms.shared_kernels import (
 
 @triton.jit
 def truncated(v):
-    """``v`` of f32 cut to the 14 leading bits of its significand: its products with counts up to 1,024 are exact."""
+    """``v`` of f32, truncated to the 14 leading bits of its significand: products with counts up to 1,024 are exact."""
     return (v.to(tl.int32, bitcast=True) & -1024).to(tl.float32, bitcast=True)
 
 
@@ -160,8 +160,8 @@ def norm_backward_rows_kernel(
     dout, x, dx, dsummed: [outer, lanes, n]; mean, rstd: [rows]; weight: [n]; dweights, dbiases: [programs, n] of
     COMPUTE. A program holds ``each`` tiles [ROWS, BLOCK], one after another, BLOCK >= n.
 
-    Program p also accumulates the gradients of weight and bias over its rows and stores them in line p of ``dweights``
-    and ``dbiases``: without atomics, the order of additions is fixed. ``norm_fold_kernel`` sums the lines.
+    Program p also accumulates the gradients of weight and bias over its rows and stores them in row p of ``dweights``
+    and ``dbiases``: without atomics, the order of additions is fixed. ``norm_fold_kernel`` reduces these rows.
     """
     program = tl.program_id(0)
     col = tl.arange(0, BLOCK)[None, :]

@@ -40,7 +40,7 @@ def softmax_rows_kernel(
 
     x, out: [outer, lanes, n] of f16, bf16, f32 or f64. A program holds a tile [ROWS, BLOCK] in COMPUTE, BLOCK >= n.
 
-    Each element is read once and written once. With NARROW registers hold the elements of 16 bits as loaded, and each
+    Each element is read once and written once. With NARROW, registers hold the 16-bit elements as loaded, and each
     use converts them to COMPUTE: two programs then fit on a multiprocessor.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
