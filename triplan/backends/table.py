@@ -167,6 +167,7 @@ class KernelTable:
         raise KeyError(f"op {op!r} has no reference")
 
 
+#: The table that select reads unless it is given another.
 TABLE = KernelTable()
 
 

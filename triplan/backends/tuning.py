@@ -18,6 +18,7 @@ from triplan.backends.table import KernelRow
 from triplan.errors import InvalidProblem
 from triplan.sku import FrozenModel, Target
 
+#: Format of saved files.
 _FORMAT = 1
 
 

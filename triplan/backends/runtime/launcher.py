@@ -49,6 +49,7 @@ _HOOKS: Any = triton.knobs.runtime
 #: The lists that a profiler fills. Looking them up at every launch would cost 0.1 us each time.
 ENTER_HOOKS: list[Any] = _HOOKS.launch_enter_hook.calls
 EXIT_HOOKS: list[Any] = _HOOKS.launch_exit_hook.calls
+#: torch's static launcher; None where torch has none.
 _STATIC: Any = getattr(getattr(torch._C, "_StaticCudaLauncher", None), "_launch_kernel", None)
 #: The static launcher's letters for types.
 _LETTERS = {"i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}

@@ -1,4 +1,4 @@
-"""From an element's number to its offset under given strides."""
+"""The offset of an element from its row-major number and the strides."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)

@@ -1,4 +1,4 @@
-"""From operands to kernel arguments: pointers, extents, strides, and what is known of each when planning.
+"""Operands as kernel arguments: pointers, extents, strides, and what is known of each when planning.
 
 Each function returns the run-time arguments and the constexprs, by parameter name. What kernels specialise on is kept
 to few cases, so that a thousand shapes compile a handful of binaries.

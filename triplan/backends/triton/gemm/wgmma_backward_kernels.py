@@ -27,7 +27,7 @@ from triplan.backends.triton.gemm.wgmma_shared_kernels import HALF, identity, ne
 
 @gluon.jit
 def as_block(buffer, operand):
-    """The same bytes as a buffer for a block of ``operand``, a tensor map."""
+    """The bytes of ``buffer`` as a block of ``operand``, a tensor map."""
     return reinterpret(buffer, operand.dtype, operand.block_type.shape, operand.layout)
 
 
@@ -112,7 +112,10 @@ def load_both(
     STAGES: gl.constexpr,
     SUMS: gl.constexpr,
 ):
-    """The loading warp. X1_ROWS and so on: the matrix is row-major; else the map is that of its transpose."""
+    """The loading warp: the operands of both products, then the strips, through the ring.
+
+    X1_ROWS and so on: the matrix is row-major; else the map is that of its transpose.
+    """
     previous_wait()
     maps, extent = first
     none = gl.to_tensor(0)
@@ -147,7 +150,7 @@ def multiply_product(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """c = alpha * x @ y for warpgroup WHICH's share of this program's tiles, as ``wgmma_kernels.multiply`` has it.
+    """c = alpha * x @ y on warpgroup WHICH's share of this program's tiles, as in ``wgmma_kernels.multiply``.
 
     ``turns`` and ``taken`` count the tiles and steps that this program has done. Returns both after the product.
     """
@@ -208,7 +211,7 @@ def multiply_both(
     STAGES: gl.constexpr,
     SUMS: gl.constexpr,
 ):
-    """A multiplying warpgroup, number WHICH of 2: its share of both products, then of the strips."""
+    """c1 = alpha * x1 @ y1, c2 = alpha * x2 @ y2, then column sums: warpgroup WHICH's share (0 or 1)."""
     previous_wait()
     maps, extent, results = first
     none = gl.to_tensor(0)

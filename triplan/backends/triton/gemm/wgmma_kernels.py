@@ -159,7 +159,7 @@ def multiply(
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """A multiplying warpgroup, number WHICH of 2: C = act(alpha * A @ B + bias) for its share of this program's tiles.
+    """C = act(alpha * A @ B + bias) on warpgroup WHICH's share of this program's tiles (WHICH is 0 or 1).
 
     With 2 PIECES (cooperative): rows WHICH * 64 to WHICH * 64 + 63 of each tile. With 1 (ping-pong): every other tile,
     so that one group writes while the other multiplies. ``result`` and ``extent``: see ``write_tile`` and

@@ -38,7 +38,7 @@ def load_step(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
 ):
-    """Request the operands of one step along k into ``slot`` of the ring, if ``wanted``."""
+    """Start loading the operands of one step along k into ``slot`` of the ring, if ``wanted``."""
     sa, sb, full = ring
     ready = full.index(slot)
     depth = step * BLOCK_K

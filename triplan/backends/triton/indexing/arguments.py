@@ -106,7 +106,7 @@ class Walk:
         return self._strides(replace(self.g.table, layout=PACKED), self.g.table_axes)
 
     def index(self) -> tuple[Arg, ...]:
-        """Of each index tensor, that of the last indexed axis first."""
+        """Strides of each index tensor, that of the last indexed axis first."""
         found = tuple(self._strides(self.g.index, self.g.index_axes, item) for item in self.g.index_items)
         return found[::-1]
 

@@ -27,7 +27,7 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def finite(x, alpha):
-    """Whether x and alpha are finite."""
+    """abs(x) < inf and abs(alpha) < inf; ``alpha`` None is 1."""
     found = tl.abs(x) < INFINITY
     if alpha is not None:
         found = found & (tl.abs(tl.zeros_like(x) + alpha) < INFINITY)

@@ -144,7 +144,7 @@ class Geometry:
 
     @cached_property
     def index_items(self) -> tuple[int | None, ...]:
-        """Position of each index tensor in the index operand's list; (None,) where the operand is a single tensor."""
+        """Position of each index tensor in the index operand's list; (None,) if the operand is a single tensor."""
         if self.index.kind is OperandKind.TENSOR_LIST:
             return tuple(range(self.index.count))
         return (None,)

@@ -1,4 +1,4 @@
-"""Registers an entry of the kernel table for all the ops that its kernel answers."""
+"""Registers an entry of the kernel table for all ops that its kernel computes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COPIED = ("f16", "bf16", "f32", "f64", "i32", "i64", "bool")
 ADDED = ("f16", "bf16", "f32", "f64", "i32", "i64")
 HALF = ("f16", "bf16")
 
-# ``index_put`` stores or accumulates, as its descriptor says: it is among both, and each refuses the other's half.
+# ``index_put`` stores or accumulates, as its descriptor says. It is in STORES and in SUMS; each refuses the other case.
 GATHERS = ("gather", "index_select", "embedding")
 STORES = ("scatter", "index_put")
 #: Sums into a table where every element has an index of its own.
@@ -40,7 +40,7 @@ def rows_apply(desc: IndexingDescriptor, target: Target) -> Support:
 
 
 def fits_grid(programs: int) -> Support:
-    """Whether a launch can have so many programs."""
+    """Whether a grid can hold ``programs``."""
     if programs < 2**31:
         return SUPPORTED
     return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")

@@ -107,7 +107,7 @@ def lanes_tile(desc: IndexingDescriptor, s: Sorted) -> Tile:
 
 
 def _items(s: Sorted) -> int:
-    """What ``segments_kernel`` launches programs for: slots, or sorted positions."""
+    """Items that the programs of ``segments_kernel`` are launched for: slots, or sorted positions."""
     return s.slots if s.by_slot else s.count
 
 
@@ -170,7 +170,7 @@ def table_arguments(s: Sorted, flat: bool) -> dict[str, Arg]:
 
 
 def sum_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]:
-    """Sums of the sorted segments into the table: of all late chunks and groups first, then of each segment."""
+    """Sum the sorted segments into the table: first all late chunks, then all late groups, then each segment."""
     s, b = sorted_view(desc), buffers(desc, stored)
     lanes, constexprs = lane_arguments(desc, s)
     args: dict[str, Arg] = {

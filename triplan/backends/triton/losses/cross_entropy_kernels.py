@@ -83,8 +83,8 @@ def loss_of(target_logit, top, total, weighted, shift, kept, target_weight, spre
 def gradient_of(v, col, label, weights, top, factor, target_weight, spread, SMOOTH: tl.constexpr):
     """exp(v - top) * factor - spread * w - target_weight * (col == label): dx of the elements ``v``.
 
-    ``factor``: share * (target_weight + spread * weight_sum) / total. ``target_weight`` and ``spread`` come multiplied
-    by share.
+    ``factor``: share * (target_weight + spread * weight_sum) / total; not divided by total if ``top`` is lse.
+    ``target_weight`` and ``spread`` come multiplied by share, and in the backward op by dloss, as ``factor`` is.
     """
     g = exponential(v - top) * factor
     if SMOOTH:

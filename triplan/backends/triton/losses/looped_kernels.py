@@ -26,7 +26,7 @@ from triplan.backends.triton.losses.shared_kernels import load_targets, row_shar
 def accumulate(v, col, n, kept, top, total, weighted, shift, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
     """(top, total, weighted) [ROWS, COLS] with a block ``v`` [ROWS, COLS, VEC] of logits accumulated.
 
-    They are the running maximum, sum of exp(x - top) and sum of w * (x - shift) of what one thread loads.
+    They are the running maximum, sum of exp(x - top) and sum of w * (x - shift) of VEC neighbouring columns.
     """
     v = v.to(COMPUTE)
     new = tl.maximum(top, tl.max(v, 2))
@@ -74,10 +74,10 @@ def cross_entropy_looped_kernel(
     [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program walks along ROWS rows by blocks [COLS, VEC]. The
     whole formulas, with weights and smoothing, are in ``cross_entropy_kernels``.
 
-    The first pass keeps a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867), not of the row but of
-    each VEC neighbours that one thread loads at once: one more exponential for VEC of them, and no exchange between
-    threads within the loop, so that many loads are in flight. The second pass, for gradients, runs from a row's end to
-    its start: what was read last is still in the caches.
+    The first pass keeps a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867) for each VEC
+    neighbouring columns, which one thread loads at once. That takes one more exponential per VEC elements, and threads
+    exchange nothing within the loop, so many loads are in flight. The second pass, for gradients, runs from a row's
+    end to its start: what was read last is still in the caches.
     """
     WIDTH: tl.constexpr = COLS * VEC
     POLICY: tl.constexpr = "evict_last" if GRAD else "evict_first"

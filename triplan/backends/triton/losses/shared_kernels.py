@@ -2,8 +2,8 @@
 
 A row has one *target*, a class. Rows whose target is ``ignore``, or is no class, are not *kept*: they are not read, and
 their losses and gradients are 0. ``weight`` and ``bytes`` are tables of the classes, [n] of COMPUTE, None where absent;
-``share`` and ``counted`` are tables of what a row's loss is multiplied by in the reduced loss, and of what a mean
-divides by. COMPUTE is f32, or f64 for operands of f64.
+``share`` and ``counted`` are tables of the factor of a row's loss in the reduced loss, and of what the row adds to the
+denominator of a mean. COMPUTE is f32, or f64 for operands of f64.
 
 Sums over rows take two steps of fixed order, without atomics, so that they are deterministic. In the first, a program
 sums ``each`` rows. In the second, every program that needs the total sums the

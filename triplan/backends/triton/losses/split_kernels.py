@@ -107,11 +107,11 @@ def cross_entropy_finish_kernel(
     BLOCKS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """losses and lse of a row from its partial results; with GRAD, dx for one of its blocks.
+    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) from partial results; with GRAD, dx of one block.
 
     x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses, lse: [rows], weight, share: [n], counts:
-    [parts], class_sum: [1], tops, totals, plains: [rows, blocks], mines: [rows], of COMPUTE; BLOCKS >= blocks. The
-    formulas are in ``cross_entropy_kernels``.
+    [parts], class_sum: [1], tops, totals, plains: [rows, blocks], mines: [rows], of COMPUTE; BLOCKS >= blocks. Whole
+    formulas, with weights and smoothing: see ``cross_entropy_kernels``.
 
     The first program of a row stores its loss. Without GRAD there is only that program.
     """

@@ -72,7 +72,7 @@ def norm_parameters_kernel(
             v = v.to(COMPUTE)
             if CENTRED:
                 v = v - tl.load(mean + row, mask=inside, other=0.0)
-            # In the order of the other kernels: the scaled deviation, times the gradient.
+            # The same order of products as in the other kernels: scaled deviation times gradient.
             hat = v * scale_of_statistic(tl.load(rstd + row, mask=inside, other=0.0), eps, LENGTH)
             if dweights is not None:
                 dw += tl.sum(dy * hat, 0, keep_dims=True)

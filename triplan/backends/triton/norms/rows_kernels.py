@@ -71,7 +71,7 @@ def norm_rows_kernel(
     each thread loads its own elements of weight and bias, once for all of its rows. (Loaded by fewer threads, as for
     one row, they would pass through shared memory.) With ADDS_UP, which is for 16-bit elements, the sum of a row is
     exact unless some elements are far smaller than others: the correction of the mean then follows from that sum,
-    without another reduction. Results are stored before statistics: threads synchronize before they store those.
+    without another reduction. Results are stored before the statistics, because threads synchronize to store these.
     """
     outer, first = group_start(tl.program_id(0), blocks, lanes, sizes, ROWS)
     lane = first + tl.arange(0, ABREAST)[:, None, None] + tl.arange(0, ROWS // ABREAST)[None, :, None] * ABREAST
@@ -175,7 +175,7 @@ def norm_backward_rows_kernel(
     # One accumulator for each row of the tile: they are reduced once, at the end.
     dw = tl.zeros((ROWS, BLOCK), COMPUTE)
     db = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for group in tl.range(each, num_stages=STAGES):  # pipelined: the next rows are in flight meanwhile
+    for group in tl.range(each, num_stages=STAGES):  # pipelined: the next rows are in flight
         row = (program.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
         live = inside & live_col

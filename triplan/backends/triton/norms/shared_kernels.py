@@ -60,7 +60,7 @@ def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
 
 @triton.jit
 def scale_of_statistic(statistic, eps, LENGTH: tl.constexpr):
-    """The ``scale`` that the forward multiplied a row by, from the ``statistic`` that it saved."""
+    """scale = statistic, which is rstd; with LENGTH, 1 / max(statistic, eps), where the statistic is the norm."""
     scale = statistic
     if LENGTH:
         scale = 1.0 / tl.where(statistic < eps, eps, statistic)  # a comparison, as max() would drop NaN
@@ -125,7 +125,7 @@ def optional_row_pointers(pointer, strides, outer, sizes, lane):
 
 @triton.jit
 def load_input(at, strides, residual_at, residual_strides, col, live, COMPUTE: tl.constexpr, POLICY: tl.constexpr):
-    """x, in its own element, or x + residual in COMPUTE: elements ``col`` of the rows that begin at ``at``."""
+    """x + residual in COMPUTE, or x in its own element: elements ``col`` of the rows that begin at ``at``."""
     v = tl.load(at + axis_offset(col, strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
     if residual_at is not None:
         v = v.to(COMPUTE)

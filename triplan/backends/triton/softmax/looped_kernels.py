@@ -45,9 +45,9 @@ def softmax_looped_kernel(
 
     x, out: [outer, lanes, n] of f16, bf16, f32 or f64. A program walks along ROWS rows by blocks of BLOCK elements.
 
-    The first pass keeps a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867), not of the row but of
-    each VECTOR neighbours that one thread loads: they merge after the loop. A reduction between threads within the loop
-    would make them wait for each other, with no loads in flight.
+    The first pass keeps a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867) for each VECTOR
+    neighbouring columns, which one thread loads at once; they are merged after the loop. A reduction between threads
+    within the loop would make them wait for each other, with no loads in flight.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     at = row_pointers(x, x_strides, outer, sizes, lane)[:, :, None]
