@@ -25,6 +25,8 @@ def select(
 ) -> tuple[KernelRow, tuple[Candidate, ...]]:
     """The cheapest entry that meets every requirement, and all candidates with their verdicts.
 
+    Where ``batch_invariant`` is required, the priority of entries comes before their cost.
+
     Raises ``Unsupported``, which carries the candidates, if no entry meets them.
     """
     entries = table.rows(desc.op)

@@ -71,7 +71,7 @@ def tolerance(
         relative: error relative to the result.
         per_term: error relative to sum|terms|.
         last: by how much the rounding of the result enlarges ``per_term``; by default the narrowing to ``out``.
-        lost: absolute losses by underflow on the way, beside that of the result.
+        lost: absolute losses by underflow on the way, in addition to that of the result.
     """
     narrowed = narrowing(out, compute)
     underflow = smallest_subnormal(out)

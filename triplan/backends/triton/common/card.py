@@ -1,7 +1,7 @@
 """What the card gives: bandwidths, latencies and caches that cost models share, one value for each fact.
 
 Costs are microseconds on an H200 for every target: select only compares them, and a target enters by its number of
-multiprocessors. What was fitted to one kernel alone (its latency around a loop, its share of a limit) stays beside that
+multiprocessors. What was fitted to one kernel alone (its latency around a loop, its share of a limit) stays with that
 kernel.
 """
 

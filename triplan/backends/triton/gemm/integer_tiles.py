@@ -19,7 +19,7 @@ MAX_K = (2**31 - 1) // 2**14
 
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
-    """Whether no sum can leave i32: the tensor cores of sm80 saturate instead of wrapping."""
+    """Whether no sum can leave i32: Triton's ``mma.sync`` of i8 saturates (``.satfinite``) instead of wrapping."""
     if desc.k > MAX_K:
         return Support.no(f"k = {desc.k}: a sum of more than {MAX_K} products of i8 can leave i32")
     return tiles.supports(desc, target)

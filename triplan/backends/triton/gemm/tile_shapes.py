@@ -64,7 +64,7 @@ TILES_ELEMENTWISE = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
 
 #: Most accumulators per thread without register spills.
 MAX_ACCUMULATORS = 128
-#: The same beside the temporaries of an error function, elements of C0, or addresses of a second output.
+#: The same with the temporaries of an error function, elements of C0, or addresses of a second output.
 MAX_ACCUMULATORS_EPILOGUE = 64
 #: The same with elementwise access.
 MAX_ACCUMULATORS_ELEMENTWISE = 32

@@ -1,7 +1,8 @@
 """Kernels of ``tiles``: one tile of C per program, read through pointers at any strides and extents.
 
 Loads are masked, so no extent has to be a multiple of a block. Triton's pipeliner turns the loads of the loop into
-``cp.async`` copies, ``num_stages`` deep, and the product into ``mma.sync`` (sm80) or ``wgmma`` (sm90a).
+``cp.async`` copies, ``num_stages`` deep. The product becomes ``wgmma`` on sm90a in tiles of at least 64 rows, except
+f64; else ``mma.sync``; f32 that is not multiplied as tf32 becomes FMAs.
 """
 
 # mypy: ignore-errors

@@ -54,7 +54,7 @@ def tile_of(tile, tiles_m, tiles_n, group_m):
 
 @gluon.jit
 def as_matrix(buffer, shared: gl.constexpr):
-    """A buffer that ``load_block`` filled, as a matrix of layout ``shared``, which is None without a batch."""
+    """``buffer``, as ``load_block`` filled it, as a matrix of layout ``shared``; unchanged without a batch (None)."""
     if shared is None:
         return buffer
     else:  # noqa: RET505 - Gluon also compiles what follows a return

@@ -85,8 +85,8 @@ def aligned_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     word = x.to(tl.int32, bitcast=True)
     biased = (word >> 23) & 255
     m = (word & 0x7FFFFF) | tl.where(biased > 0, 0x800000, 0)
-    # From 42 on nothing is left of any term, and where there are flags no term matters: shifts are cut to stay below 64
-    # bits, where hardware and C differ.
+    # A shift of 42 or more leaves nothing of any term, and where flags are set no term matters. So shifts are clamped
+    # below 64, from where on hardware and C differ.
     right = tl.minimum(tl.maximum(largest - tl.maximum(biased, 1), 0), 62).to(tl.int64)
     half = (right * 0 + 1 << right) >> 1
     term = ((m.to(tl.int64) << room) + half) >> right
@@ -116,10 +116,9 @@ def fixed_fold_kernel(
     """out = alpha * sums * 2**(scale + exponents), or with KEEP out += that; inf or NaN where flags say so.
 
     ``out`` (rows, inner), f16, bf16 or f32; ``sums`` i64, and ``exponents`` i32 or ``flags`` u8, of the same elements,
-    packed panel by panel: ``panel`` columns, or what is left, of all rows. All is computed in f64, whose 53 bits hold
-    what the narrower element can show, and rounded once into the element (bf16: by way of f32). With KEEP, elements
-    whose sum is zero keep their exact bits: adding zero would change no value, only the sign of a zero or the payload
-    of a NaN.
+    packed panel by panel: ``panel`` columns, or what is left, of all rows. All is computed in f64 and rounded once
+    into the narrower element (bf16: through f32). With KEEP, elements whose sum is zero keep their exact bits: adding
+    zero would change no value, only the sign of a zero or the payload of a NaN.
     """
     # Programs go along rows from panel to panel, so that neighbouring programs complete whole rows of ``out``.
     pid = tl.program_id(0)

@@ -84,7 +84,7 @@ def gradient_of(v, col, label, weights, top, factor, target_weight, spread, SMOO
     """exp(v - top) * factor - spread * w - target_weight * (col == label): dx of the elements ``v``.
 
     ``factor``: share * (target_weight + spread * weight_sum) / total; not divided by total if ``top`` is lse.
-    ``target_weight`` and ``spread`` come multiplied by share, and in the backward op by dloss, as ``factor`` is.
+    ``target_weight`` and ``spread`` are already multiplied by share, and in the backward op by dloss, like ``factor``.
     """
     g = exponential(v - top) * factor
     if SMOOTH:

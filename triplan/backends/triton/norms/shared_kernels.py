@@ -71,7 +71,7 @@ def scale_of_statistic(statistic, eps, LENGTH: tl.constexpr):
 def statistic_and_scale(squares, inverse_n, eps, LENGTH: tl.constexpr):
     """scale = 1 / sqrt(squares / n + eps), which is also the saved statistic; with LENGTH, 1 / max(norm, eps) and norm.
 
-    ``squares``: sums of squares, one a row; returns (statistic, scale) of the same shape.
+    ``squares``: sums of squares, one per row; returns (statistic, scale) of the same shape.
     """
     if LENGTH:
         statistic = tl.sqrt(squares)
@@ -179,7 +179,7 @@ def store_output(
 def projection_of(total, n, statistic, eps, LENGTH: tl.constexpr):
     """total / n; with LENGTH, total, or 0 where the norm is below eps: the factor of hat in ``store_gradient``.
 
-    ``total``: sums of g * hat, one a row. Below eps the forward divides by eps, a constant, so hat is linear in x.
+    ``total``: sums of g * hat, one per row. Below eps the forward divides by eps, a constant, so hat is linear in x.
     """
     if LENGTH:
         projection = tl.where(statistic < eps, 0.0, total)
