@@ -103,9 +103,10 @@ def as_summary(lines: Iterable[Line]) -> str:
 
 
 def _about(op: str) -> list[str]:
-    """The descriptor's own summary and its operands."""
+    """The descriptor's own summary, its definition of ``op`` if it describes several ops, and its operands."""
     cls = descriptor_types()[op]
-    summary = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
+    first, *others = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
+    summary = "\n\n".join([first, *(p for p in others if p.startswith(f"{op}: "))])
     example = next(examples(cls, op=op, element=ElementKind.F32), None)
     if example is None:
         return [summary]

@@ -14,28 +14,28 @@ from triplan.sku import PrecisionGuarantee
 
 Tensor = torch.Tensor
 FLOATS = ("f16", "bf16", "f32", "f64")
-#: f(x) of each op.
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu_squared": lambda x: torch.where(x < 0, 0, x) ** 2,
+#: f(x) of each op, and its roundings.
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "relu_squared": (lambda x: torch.where(x < 0, 0, x) ** 2, 1),
 }
-#: dout * f'(x) of each op.
-GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "relu_squared_backward": lambda dout, x: torch.where(x <= 0, 0, 2 * dout * x),
+#: dout * f'(x) of each op, and its roundings.
+GRADIENTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
+    "relu_squared_backward": (lambda dout, x: torch.where(x <= 0, 0, 2 * dout * x), 1),
 }
-#: Roundings per result: one in each function above, and one in the float64 oracle.
-ROUNDINGS = 2
 
 
 def _guarantee(desc: UnaryDescriptor | UnaryBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
     compute = desc.element.compute
-    error = bounds.compounded(ROUNDINGS * compute.unit_roundoff)
+    _, own = {**FUNCTIONS, **GRADIENTS}[desc.op]
+    roundings = 2 * own  # the float64 oracle has as many
+    error = bounds.compounded(roundings * compute.unit_roundoff)
     tolerance = bounds.tolerance(
-        desc.element, compute, relative=error, lost=(ROUNDINGS * bounds.smallest_subnormal(compute),)
+        desc.element, compute, relative=error, lost=(roundings * bounds.smallest_subnormal(compute),)
     )
     return bounds.of_outputs(desc, bounds.guarantee(compute, tolerance, batch=True, order=True))
 
 
-for _op, _function in FUNCTIONS.items():
+for _op, (_function, _) in FUNCTIONS.items():
 
     @reference(op=_op, elements=FLOATS, guarantee=_guarantee)
     def _forward(
@@ -44,7 +44,7 @@ for _op, _function in FUNCTIONS.items():
         return {"out": function(x["x"])}
 
 
-for _op, _gradient in GRADIENTS.items():
+for _op, (_gradient, _) in GRADIENTS.items():
 
     @reference(op=_op, elements=FLOATS, guarantee=_guarantee)
     def _backward(

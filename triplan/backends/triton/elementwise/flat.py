@@ -39,7 +39,7 @@ def flat(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
     ]
 
 
-for _op in shared.MATHS:
+for _op in shared.OPS:
     kernel(
         op=_op,
         name="flat",

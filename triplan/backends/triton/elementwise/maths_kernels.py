@@ -1,10 +1,16 @@
-"""The maths of elementwise ops: one jit function per op, of values in the compute element (f32, or f64 for f64)."""
+"""The maths of elementwise ops: one jit function per op, named like it, of values in the compute element.
+
+That element is f32, or f64 for f64.
+"""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
 import triton
 import triton.language as tl
+
+#: Roundings in the compute element that the result of each op goes through.
+ROUNDINGS = {"relu_squared": 1, "relu_squared_backward": 1}
 
 
 @triton.jit

@@ -1,9 +1,8 @@
-"""What the elementwise entries share: the table of jit functions, guarantees, arguments and the cost."""
+"""What the elementwise entries share: guarantees, arguments and the cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg
@@ -17,25 +16,12 @@ from triplan.sku import ElementKind, PrecisionGuarantee, Target
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 
 ElementwiseDescriptor = UnaryDescriptor | UnaryBackwardDescriptor
-
-
-@dataclass(frozen=True, slots=True)
-class Maths:
-    """One op: its jit function, and the roundings in the compute element that its result goes through."""
-
-    function: Any
-    roundings: int
-
-
-MATHS: Mapping[str, Maths] = {
-    "relu_squared": Maths(maths.relu_squared, 1),
-    "relu_squared_backward": Maths(maths.relu_squared_backward, 1),
-}
+OPS = (*UnaryDescriptor.ops(), *UnaryBackwardDescriptor.ops())
 
 
 def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
     """Each result depends on its own element alone, so neither batch nor order changes its bits."""
-    compute, roundings = desc.element.compute, MATHS[desc.op].roundings
+    compute, roundings = desc.element.compute, maths.ROUNDINGS[desc.op]
     if compute is ElementKind.F64:
         roundings *= 2  # the float64 oracle's own roundings
     tolerance = bounds.tolerance(
@@ -74,4 +60,4 @@ def pointers(desc: ElementwiseDescriptor) -> tuple[dict[str, Arg], tuple[str, st
 
 
 def constants(desc: ElementwiseDescriptor) -> dict[str, Any]:
-    return {"FUNCTION": MATHS[desc.op].function, "COMPUTE": TL[desc.element.compute]}
+    return {"FUNCTION": getattr(maths, desc.op), "COMPUTE": TL[desc.element.compute]}

@@ -45,7 +45,7 @@ def _strides(desc: ElementwiseDescriptor, name: str) -> tuple[Arg, ...]:
     return padded(strides(desc.operand(name), range(len(desc.input_shape)), True), Int(0, True))
 
 
-for _op in shared.MATHS:
+for _op in shared.OPS:
     kernel(
         op=_op,
         name="strided",
