@@ -95,7 +95,7 @@ def timed_cases(tiny: bool = False) -> list[Timed]:
 
 
 def row_cases(tiny: bool = False) -> list[Timed]:
-    """What ``--rows`` times in addition: sizes apart by factors of four and eight, to fit costs to."""
+    """What ``--rows`` times in addition: sizes that differ by factors of four and eight, to fit costs to."""
     sizes = [
         (rows, width, count)
         for count in (512, 4096, 32768)

@@ -55,11 +55,11 @@ def test_a_configuration_that_is_gone_or_too_large_is_passed_over() -> None:
     plan = tp.plan(GEMM, target=H200, tuning=table(GEMM, times), preference=most)
     assert plan.workspace_size() == ways[small].workspace
     assert plan.candidates[0].cost_us == 0.3
-    assert "2 times; no such kernel or way: split_k gone" in plan.explain()
+    assert "2 times; no such kernel or configuration: split_k gone" in plan.explain()
     bare = tp.plan(GEMM, target=H200)
     unknown = tp.plan(GEMM, target=H200, tuning=table(GEMM, {"no_such_row": 0.1, "no_such_row way": 0.2}))
     assert unknown.launches == bare.launches
-    assert "0 times; no such kernel or way: no_such_row, no_such_row way" in unknown.explain()
+    assert "0 times; no such kernel or configuration: no_such_row, no_such_row way" in unknown.explain()
 
 
 @pytest.mark.parametrize("us", [float("nan"), float("inf"), -1.0])

@@ -1,4 +1,4 @@
-"""The base class of descriptors, which say what to compute. An op's own module adds fields and ``declare_operands``."""
+"""The base class of descriptors, which say what to compute. A family's module adds fields and ``declare_operands``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Descriptor(FrozenModel):
             return tuple(str(op) for op in get_args(field.annotation))
         return (field.default,) if isinstance(field.default, str) else ()
 
-    # --- to be written by a subclass ---
+    # --- implemented by subclasses ---
 
     def declare_operands(self) -> tuple[Operand, ...]:
         """The operands without layouts, in the order of Args' fields."""
@@ -72,7 +72,7 @@ class Descriptor(FrozenModel):
         """Synchronise and raise the error that the last run recorded; ``InvalidProblem`` if this op records nothing."""
         raise InvalidProblem(f"{self.op} records no status on the device: there is nothing to check")
 
-    # --- the same for every descriptor ---
+    # --- common to all descriptors ---
 
     @model_validator(mode="after")
     def _validate_problem(self) -> Self:
@@ -193,7 +193,7 @@ def check_bad_index(desc: Descriptor, policy: OutOfBounds, args: Any) -> None:
 
 
 class RowwiseDescriptor(Descriptor):
-    """The base of softmax and norms. ``element``: that of the values; f16 and bf16 are computed in f32."""
+    """The base of softmax and norms. ``element`` is the type of the values; f16 and bf16 are computed in f32."""
 
     category: ClassVar[OpCategory] = OpCategory.ROWWISE
 

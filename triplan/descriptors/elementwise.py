@@ -1,4 +1,4 @@
-"""Elementwise ops: each output element is a function of the input elements at its place."""
+"""Elementwise ops: each output element is a function of the input elements at the same position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triplan.sku import Element, OpCategory
 
 __all__ = ["UnaryBackwardDescriptor", "UnaryDescriptor"]
 
-#: A shape of any rank, that of a scalar among them.
+#: A shape of any rank; that of a scalar is ().
 AnyShape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField(min_rank=0)]
 
 
@@ -49,7 +49,8 @@ class UnaryDescriptor(ElementwiseDescriptor):
 class UnaryBackwardDescriptor(ElementwiseDescriptor):
     """``dx = dout * f'(x)``; ``op`` names f and ends in ``_backward``.
 
-    relu_squared_backward: ``dx = 2 * dout * x`` where x > 0, else 0, whatever ``dout`` is. NaN in x stays NaN.
+    relu_squared_backward: ``dx = 2 * dout * x`` where x > 0, else 0, even if ``dout`` is not finite. A NaN in x
+    stays NaN.
     """
 
     op: Literal["relu_squared_backward"]

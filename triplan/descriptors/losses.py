@@ -25,10 +25,10 @@ class LossDescriptor(Descriptor):
     ignores it.
 
     Attributes:
-        input_shape: of logits or log-probabilities.
+        input_shape: shape of the logits or log-probabilities.
         class_axis: the axis of the classes; the others number the rows, row-major.
-        element: of ``x``; f16 and bf16 are computed in f32.
-        index_element: of ``target``, i32 or i64.
+        element: element of ``x``; f16 and bf16 are computed in f32.
+        index_element: element of ``target``, i32 or i64.
         reduction: see ``Reduction``. Where no row is kept, a mean is NaN and a sum 0, as in torch.
         weight: whether there is an operand ``weight``, one non-negative value a class; without it, all are 1.
         ignore_index: rows with this target are not read; their losses and gradients are 0.
@@ -102,7 +102,7 @@ class _CrossEntropy(LossDescriptor):
 
 
 class CrossEntropyDescriptor(_CrossEntropy):
-    """Of each row of logits ``x`` with target t, ``losses = (1 - s) * weight[t] * (lse - x[t]) +
+    """For each row of logits ``x`` with target t: ``losses = (1 - s) * weight[t] * (lse - x[t]) +
     s / C * sum(weight * (lse - x))``, with ``lse = log(sum(exp(x)))``, C classes and s = ``label_smoothing``
     (torch.nn.functional.cross_entropy with class indices); ``loss`` is their reduction.
 
@@ -160,7 +160,7 @@ class CrossEntropyBackwardDescriptor(_CrossEntropy):
 
 
 class NllLossDescriptor(LossDescriptor):
-    """``losses = -weight[t] * x[t]`` of each row of log-probabilities ``x`` with target t
+    """``losses = -weight[t] * x[t]`` for each row of log-probabilities ``x`` with target t
     (torch.nn.functional.nll_loss); ``loss`` is their reduction. Operands as those of cross_entropy.
     """
 

@@ -51,7 +51,7 @@ class _ScaledNorm(_Norm):
 
     Attributes:
         weight: whether there is an operand ``weight``, of a row's shape.
-        weight_offset: added to the weight, for checkpoints that store weight - 1.
+        weight_offset: 0 or 1, added to the weight, for checkpoints that store weight - 1.
         residual: whether x + residual is normalised: in f32 (f64 for f64), before it is rounded to ``element`` and
             written to ``summed``. The backward op then adds ``dsummed``, the gradient of ``summed``.
     """
@@ -62,7 +62,7 @@ class _ScaledNorm(_Norm):
 
     def check_problem(self) -> None:
         if self.weight_offset and not self.weight:
-            raise ValueError("weight_offset = 1: there is no weight that it could be added to")
+            raise ValueError("weight_offset = 1: needs a weight to be added to, but weight = False")
 
 
 class RmsNormDescriptor(_ScaledNorm):

@@ -32,7 +32,7 @@ _caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Counts since the cache was made. ``refused`` counts loaded entries that became misses."""
+    """Counts since the cache was created. ``refused`` counts loaded entries that became misses."""
 
     hits: int
     misses: int

@@ -22,8 +22,8 @@ __all__ += ["ScaleGradientArgs", "ScaleGradientPlan"]
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropyArgs:
-    """``loss`` unless the reduction is none; ``dx`` for a gradient that is not written over ``x``; here and below,
-    ``weight``, ``bytes`` and ``status`` as the descriptor says."""
+    """Pass ``loss`` unless the reduction is none, ``dx`` for a gradient that is not written over ``x``, and, here and
+    below, ``weight``, ``bytes`` and ``status`` if the descriptor has them; else None."""
 
     x: Tensor
     target: Tensor
@@ -89,7 +89,7 @@ class NllLossBackwardPlan(Plan[NllLossBackwardDescriptor, NllLossBackwardArgs]):
 
 @dataclass(frozen=True, slots=True)
 class ScaleGradientArgs:
-    """``unscaled`` unless ``dx`` itself is scaled."""
+    """Pass ``unscaled`` unless ``dx`` itself is scaled in place."""
 
     dloss: Tensor
     dx: Tensor

@@ -23,7 +23,7 @@ __all__ += ["RmsNormArgs", "RmsNormBackwardArgs", "RmsNormBackwardPlan", "RmsNor
 
 @dataclass(frozen=True, slots=True)
 class RmsNormArgs:
-    """``weight``, and ``residual`` with ``summed``, as the descriptor says."""
+    """Pass ``weight``, and ``residual`` with ``summed``, if the descriptor has them, else None."""
 
     x: Tensor
     out: Tensor
@@ -39,7 +39,7 @@ class RmsNormPlan(Plan[RmsNormDescriptor, RmsNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class RmsNormBackwardArgs:
-    """``rstd`` is the output of rms_norm; the last three as the descriptor says."""
+    """``rstd`` is the output of rms_norm. Pass the last three if the descriptor has them, else None."""
 
     dout: Tensor
     x: Tensor
@@ -56,7 +56,7 @@ class RmsNormBackwardPlan(Plan[RmsNormBackwardDescriptor, RmsNormBackwardArgs]):
 
 @dataclass(frozen=True, slots=True)
 class LayerNormArgs:
-    """``weight``, ``bias``, and ``residual`` with ``summed``, as the descriptor says."""
+    """Pass ``weight``, ``bias``, and ``residual`` with ``summed``, if the descriptor has them, else None."""
 
     x: Tensor
     out: Tensor
@@ -74,7 +74,7 @@ class LayerNormPlan(Plan[LayerNormDescriptor, LayerNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class LayerNormBackwardArgs:
-    """``mean`` and ``rstd`` are outputs of layer_norm; the last four as the descriptor says."""
+    """``mean`` and ``rstd`` are outputs of layer_norm. Pass the last four if the descriptor has them, else None."""
 
     dout: Tensor
     x: Tensor

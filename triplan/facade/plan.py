@@ -108,7 +108,7 @@ class Plan(Preparing, Generic[D, A]):
     # --- before a run ---
 
     def sku(self) -> KernelSku:
-        """Identity of the kernel this plan picked."""
+        """Identity of the selected kernel."""
         return self._sku
 
     def precision_guarantee(self, output: str | None = None) -> PrecisionGuarantee:
@@ -156,7 +156,8 @@ class Plan(Preparing, Generic[D, A]):
             entries = TABLE.rows(self.descriptor.op)
             found = consult(self.descriptor, self.preference, self.target, self.tuning, entries)
             gone = unknown_times(self.descriptor, self.target, found.times, entries)
-            said = f"{len(found.times) - len(gone)} times" + f"; no such kernel or way: {', '.join(gone)}" * bool(gone)
+            said = f"{len(found.times) - len(gone)} times"
+            said += f"; no such kernel or configuration: {', '.join(gone)}" if gone else ""
             lines.append(f"  tuning      {f'a miss: {found.miss}' if found.miss else said}")
         lines.append("  candidates")
         for c in self.candidates:

@@ -399,7 +399,7 @@ def make_call_replay(args: tuple[Any, ...], out: Tensor, ran: Ran) -> CallReplay
     refused = [f"call[{i}] != other{i}" for i in others]
     constants: dict[str, Any] = {f"other{i}": a for i, a in others.items()}
     if scalars or written is not None:
-        # Integers take no fraction as a scale, and 1.0 is one, although it equals 1. And 0.0 equals -0.0.
+        # An op on integers refuses the scale 1.0, which equals 1; and 0.0 equals -0.0: so compare types and signs too.
         refused += [f"type(call[{i}]) is not type{i}" for i in others]
         refused += [f"repr(call[{i}]) != '{a}'" for i, a in others.items() if type(a) is float and a == 0]
         constants |= {f"type{i}": type(a) for i, a in others.items()}
@@ -419,7 +419,7 @@ def make_call_replay(args: tuple[Any, ...], out: Tensor, ran: Ran) -> CallReplay
         ]
         constants |= {"empty": _empty, "shape": tuple(out.shape), "strides": out.stride(), "dtype": out.dtype}
     else:
-        # Inference tensors keep no count.
+        # Inference tensors have no version counter.
         bump = [] if out.is_inference() else [f"increment_version((call[{written}],))"]
         then = ["launch(found, stream(index))", *bump, f"return call[{written}]"]
         constants |= {"increment_version": increment_version}

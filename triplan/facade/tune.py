@@ -1,4 +1,4 @@
-"""tune: time the kernels that support a problem, once, on the GPU, for select to choose by."""
+"""tune: time the kernels that support a problem, once, on the GPU, so that select can choose by measured times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triplan.sku import BackendKind, PlanPreference, Target
 
 __all__ = ["tune"]
 
-#: Times the modelled cost of a kernel's best configuration: slower ones are not timed. Untuned.
+#: A configuration is not timed if its modelled cost exceeds that of the kernel's best by this factor. Untuned.
 MAX_COST_RATIO = 2.0
 #: Microseconds: the device time that one graph of launches should take. Untuned.
 GRAPH_US = 500.0
@@ -37,7 +37,7 @@ Runs = Sequence[Callable[[], object]]
 def tune(
     problems: Descriptor | Sequence[Descriptor], target: Target | None = None, *, table: TuningTable | None = None
 ) -> TuningTable:
-    """Time every kernel that supports each of ``problems`` on ``target``, in every configuration that may win.
+    """Time every kernel that supports each of ``problems`` on ``target``, in every promising configuration.
 
     Give the resulting table to ``tp.plan(desc, tuning=table)``, or save it with ``table.save(path)``. It includes the
     entries of ``table``, unless these are stale. Operands are random: normal floats, uniform indices, packed strides

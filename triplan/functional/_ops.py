@@ -9,8 +9,8 @@ which writes the result (or ``update(out, *args[1:])``, which changes a copy of 
   A registered op that mutates cannot carry autograd, so these two refuse tensors that require grad. In-place calls
   on such tensors are an autograd.Function with ``mark_dirty`` over ``op_``.
 
-Ops with several results, or whose result's dtype is not their first argument's, are ``Recorded``: they have only the
-first.
+Ops with several results, or whose result's dtype is not their first argument's, are ``Recorded``: they have only
+``triplan::op``.
 """
 
 from __future__ import annotations

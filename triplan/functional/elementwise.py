@@ -1,4 +1,4 @@
-"""Elementwise ops, as torch has them. A line of ``SECOND`` and a function with its docstring make a new one."""
+"""Elementwise ops on torch tensors. A new one is a line of ``SECOND``, a registration and a documented function."""
 
 from __future__ import annotations
 

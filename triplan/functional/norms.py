@@ -195,7 +195,7 @@ _PARAMETERS = ("weight", "bias", "dweight", "dbias")
 
 
 def _element(*tensors: Tensor | None) -> torch.dtype:
-    """The element that tensors of several are computed in: the narrowest that holds all."""
+    """The element in which ``tensors`` are computed together: the narrowest that holds the elements of all."""
     return reduce(torch.promote_types, (t.dtype for t in tensors if t is not None))
 
 

@@ -51,7 +51,7 @@ class RMSNorm(torch.nn.RMSNorm):
         if weight_offset not in (0, 1):
             raise ValueError(f"weight_offset = {weight_offset}: must be 0 or 1")
         if weight_offset and not elementwise_affine:
-            raise ValueError("weight_offset = 1: there is no weight that it could be added to")
+            raise ValueError("weight_offset = 1: needs a weight to be added to, but elementwise_affine = False")
         self.weight_offset = weight_offset
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
 

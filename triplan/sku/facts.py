@@ -18,7 +18,7 @@ _facts: weakref.WeakSet[Any] = weakref.WeakSet()
 def fact(function: Callable[P, R]) -> Callable[P, R]:
     """Cache a pure function of hashable arguments, and drop the least recently used result beyond ``MAX_FACTS``.
 
-    A function that is a fact already is returned unchanged.
+    A function that is decorated already is returned unchanged.
     """
     if function in _facts:
         return function
