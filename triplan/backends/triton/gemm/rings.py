@@ -131,9 +131,9 @@ _RATES_OF_ANY_GROUP = {replace(ring, group=GROUP_M): rates for ring, rates in RA
 FIXED_US = {True: 2.8, False: 1.52}
 #: Exponent p of the p-norm that combines the limits; p → inf is max().
 LIMITS_POWER = 4.5
-#: Floating-point operations from which on a product is taken to reach the card's power limit by itself. Set by hand: in
-#: the committed sweep ping-pong reached 1.04 of addmm's speed at 4096 (with a bias), and 0.97 in the committed bench,
-#: when the card was cool; from 9e11 operations on ping-pong led in every run.
+#: Floating-point operations from which on a product is taken to reach the card's power limit by itself. Set by hand: at
+#: 4096 (with a bias) ping-pong reached 1.03 to 1.04 of addmm's speed in the committed sweep, but 0.97 in an earlier
+#: bench, when the card was cool; from 9e11 operations on ping-pong led in every run.
 POWER_LIMITED_FLOPS = 5e11
 #: Factor on the compute time of ping-pong rings in shorter products. Set by hand, with ``POWER_LIMITED_FLOPS``.
 COOL_PINGPONG = 1.05
