@@ -133,7 +133,7 @@ FIXED_US = {True: 2.8, False: 1.52}
 LIMITS_POWER = 4.5
 #: Floating-point operations from which on a product is taken to reach the card's power limit by itself. Set by hand: at
 #: 4096 (with a bias) ping-pong reached 1.03 to 1.04 of addmm's speed in the committed sweep, but 0.97 in an earlier
-#: bench, when the card was cool; from 9e11 operations on ping-pong led in every run.
+#: bench, when the card was cool. From 9e11 operations on it leads in the sweep, or is at most 0.5% behind.
 POWER_LIMITED_FLOPS = 5e11
 #: Factor on the compute time of ping-pong rings in shorter products. Set by hand, with ``POWER_LIMITED_FLOPS``.
 COOL_PINGPONG = 1.05
