@@ -17,7 +17,7 @@ PY := $(VENV)/bin/python
 # Two processes, if pytest-xdist is installed; a machine without a network may lack it.
 PARALLEL = $$($(PY) -c 'import xdist; print("-n 2 --dist worksteal")' 2>/dev/null || true)
 
-# Of one family where FAMILY names it: the families do not import each other.
+# FAMILY=norms takes the tests of one family; this is sound, because families do not import each other.
 TESTS = $(PARALLEL) $(if $(FAMILY),--family $(FAMILY))
 
 .PHONY: help setup demo test lint unit gpu interpret compile-newest ops api coverage weight snapshot compare format clean

@@ -93,7 +93,7 @@ def candidates(case: Case, buffers: Sequence[Buffers], device: torch.device, swe
     for entry in tp.TABLE.rows(desc.op):
         plan = pinned(desc, entry.name, target)
         if entry.backend is tp.BackendKind.TRITON and entry.name != chosen.sku().kernel and plan is not None:
-            yield plan_candidate(f"row {entry.name}", case, buffers, plan, device)
+            yield plan_candidate(f"kernel {entry.name}", case, buffers, plan, device)
     # Some cases stand for the others: each configuration takes as long to compile as to time.
     if sweep and target.is_gpu and (case.bias or case.batch or case.layout == "nt"):
         for c in configurations(desc, target):

@@ -94,7 +94,7 @@ def test_a_sweep_runs_every_configuration_of_every_row_and_leaves_the_table_as_i
     names = [e.name for e in found]
     assert len(set(names)) == len(names)
     assert names[:2] == ["torch", "triplan"]
-    assert {"row tiles_invariant"} < set(names)
+    assert {"kernel tiles_invariant"} < set(names)
     for prefix in kinds:
         swept = [e.plan for e in found if e.plan and e.name.startswith(prefix)]
         distinct = {

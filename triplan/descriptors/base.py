@@ -42,7 +42,7 @@ class Descriptor(FrozenModel):
             known = _REGISTRY.get(op)
             if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise InvalidProblem(
-                    f"op {op!r} of {cls.__qualname__} is already {known.__module__}.{known.__qualname__}"
+                    f"op {op!r} of {cls.__qualname__} is already registered by {known.__module__}.{known.__qualname__}"
                 )
             _REGISTRY[op] = cls
 
@@ -107,7 +107,8 @@ class Descriptor(FrozenModel):
                 )
             if layout.alignment is not None and layout.alignment < operand.element.itemsize:
                 raise ValueError(
-                    f"layouts[{name!r}] promises less than the {operand.element.itemsize} bytes of an element"
+                    f"layouts[{name!r}] promises an alignment of {layout.alignment} bytes, less than the "
+                    f"{operand.element.itemsize} bytes of an element"
                 )
         return self
 

@@ -296,7 +296,7 @@ class Plan(Preparing, Generic[D, A]):
         self._check_workspace(workspace, self._written(args)[0].device, args)
 
     def _accept(self, args: A, workspace: Workspace | None) -> tuple[Replay, tuple[Any, ...]]:
-        """Check a call in full; the replay of calls like it, which is kept, and the values of this one."""
+        """Check a call in full, and keep the replay of calls like it. Returns that replay and this call's values."""
         self._validate(args, workspace)
         replay = self._replay = self._make_replay(args)
         return replay, replay.values(args, workspace)

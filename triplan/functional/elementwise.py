@@ -69,6 +69,6 @@ def relu_squared(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``max(input, 0)**2``, element by element (``torch.relu(input).square()`` in one launch).
 
     ``input``: f16, bf16, f32 or f64, of any shape and strides. Returns a contiguous tensor of its shape, or ``out``.
-    Differentiable twice; NaN stays NaN. Raises ``RuntimeError`` for other dtypes.
+    Differentiable, any number of times; NaN stays NaN. Raises ``RuntimeError`` for other dtypes.
     """
     return _relu_squared.into(out, input)

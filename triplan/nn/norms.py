@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm, by ``triplan.functional.layer_norm``."""
+    """torch.nn.LayerNorm, computed by ``triplan.functional.layer_norm``."""
 
     @overload
     def forward(self, input: Tensor, residual: None = None) -> Tensor: ...
@@ -32,7 +32,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch.nn.RMSNorm, by ``triplan.functional.rms_norm``.
+    """torch.nn.RMSNorm, computed by ``triplan.functional.rms_norm``.
 
     ``weight_offset`` (0 or 1) is added to the weight, for checkpoints that store weight - 1; such weights are
     initialised to 0.
