@@ -1,4 +1,4 @@
-"""Triton kernels, one folder a family. Importing this package imports all its modules: each registers its entries."""
+"""Triton kernels, one folder per family. Importing this package imports all its modules: each registers its entries."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Resolves negative and out-of-bounds indices, and records the position of the first bad one."""
+"""Resolves negative and out-of-bounds indices, and records the lowest bad position."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)

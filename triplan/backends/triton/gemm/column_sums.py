@@ -18,8 +18,8 @@ BLOCK_ROWS = 32
 BLOCK_COLUMNS = 128
 #: Columns per program where dc has no unit stride: each element then has an address of its own, of two registers.
 BLOCK_COLUMNS_ELEMENTWISE = 32
-#: Programs of the first launch: four per multiprocessor of an H200. One number for all targets, because the number of
-#: chunks enters the tolerance.
+#: Programs that the first launch aims at: four per multiprocessor of an H200. One number for all targets, because the
+#: number of chunks enters the tolerance.
 PROGRAMS = 528
 #: Microseconds, on an H200, that the sums wait for the products, and the next launch for the sums.
 GAPS_US = 4.0

@@ -1,4 +1,4 @@
-"""Guarantees and numerics ids of matrix products, and the error analysis behind them."""
+"""Guarantees of matrix products, and the error analysis behind them."""
 
 from __future__ import annotations
 

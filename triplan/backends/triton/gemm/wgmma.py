@@ -20,6 +20,7 @@ from triplan.backends.triton.gemm.wgmma_kernels import wgmma_kernel
 from triplan.descriptors import MatrixProductDescriptor
 from triplan.sku import Target
 
+#: Constexprs of ``wgmma_kernel`` that are None without a batch.
 BATCH_CONSTEXPRS = ("A_EACH", "B_EACH", "A_SHARED", "B_SHARED", "C_SHARED")
 
 

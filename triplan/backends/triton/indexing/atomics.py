@@ -1,4 +1,4 @@
-"""What the entries that add by floating-point atomics share: when they apply, their guarantee, cost and launches."""
+"""What the entries that add by floating-point atomics share: when they apply, guarantee, cost and point function."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ from triplan.backends.triton.indexing.geometry import MIN_ROW, geometry
 from triplan.descriptors import IndexingDescriptor, IndexPutDescriptor
 from triplan.sku import SUPPORTED, IndexElementKind, Support, Target
 
+#: Elements of the ops that move elements.
 COPIED = ("f16", "bf16", "f32", "f64", "i32", "i64", "bool")
+#: Elements of the ops that accumulate.
 ADDED = ("f16", "bf16", "f32", "f64", "i32", "i64")
 HALF = ("f16", "bf16")
 
