@@ -1,8 +1,8 @@
 """Device time and host time of contestants, for every bench.
 
 Repeats of the contestants of one comparison are interleaved, because clocks drift; results are medians. Device time is
-that of CUDA graphs of several launches, so that it includes neither Python nor gaps between launches. Host time is that
-of loops that never synchronize and issue fewer launches than the driver's queue holds.
+measured over CUDA graphs of several launches, so that it includes neither Python nor gaps between launches. Host time
+is measured over loops that never synchronize and issue fewer launches than the driver's queue holds.
 """
 
 from __future__ import annotations

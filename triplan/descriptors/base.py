@@ -174,7 +174,7 @@ def descriptor_types() -> dict[str, type[Descriptor]]:
 def check_bad_index(desc: Descriptor, policy: OutOfBounds, args: Any) -> None:
     """Synchronise, and raise ``IndexError`` for the bad index that ``args.status`` records.
 
-    Raises ``InvalidProblem`` if ``policy``, that of ``desc``, records none.
+    Raises ``InvalidProblem`` if ``policy``, the ``out_of_bounds`` of ``desc``, records none.
     """
     if policy != "error":
         raise InvalidProblem(f"{desc.op}: out_of_bounds is {policy!r}; only 'error' records bad indices")

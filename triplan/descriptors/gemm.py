@@ -113,8 +113,8 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
     dimension, ``alignment`` one of the address.
 
     Attributes:
-        m, n, k, element, out_element, math, accumulator: see ``MultiplyingDescriptor``. ``element`` is that of ``a``
-            and ``b``; ``out_element`` that of ``c``, ``c0``, ``bias`` and ``pre``. With k = 0 the product is zero.
+        m, n, k, element, out_element, math, accumulator: see ``MultiplyingDescriptor``. ``a`` and ``b`` have
+            ``element``; ``c``, ``c0``, ``bias`` and ``pre`` have ``out_element``. With k = 0 the product is zero.
         epilogue: bias and activation, applied in the accumulator, before the one rounding.
         reads_c0: whether there is a ``c0``.
         saves_pre: whether the argument of the activation is written to ``pre``, for the backward pass.
@@ -221,7 +221,7 @@ class GemmBackwardDescriptor(MultiplyingDescriptor):
     Attributes:
         wants_da, wants_db, wants_dbias: the gradients to compute, at least one. Operands that none of them needs are
             absent. db and dbias sum over the rows, so with either no kernel is batch-invariant.
-        m, n, k, element, out_element, math, accumulator: as of gemm; ``out_element`` is that of the gradients.
+        m, n, k, element, out_element, math, accumulator: as in gemm; the gradients have ``out_element``.
     """
 
     op: Literal["gemm_backward"] = "gemm_backward"

@@ -113,7 +113,7 @@ class Preparing:
     ) -> PreparedIndices:
         """Do a run's work on the indices once, into ``storage`` (``prepared_size()`` bytes of the caller's).
 
-        ``index`` is the plan's index operand, ``workspace`` that of a run. Allocates nothing and never synchronises.
+        ``index`` is the plan's index operand, ``workspace`` is as for a run. Allocates nothing and never synchronises.
         ``PreparedIndices`` says what the caller promises. Raises ``Unsupported`` for a kernel that does no such work
         (naming those that do), and as ``run`` for an index, a storage or a workspace that does not fit.
         """

@@ -98,7 +98,7 @@ def _checked(
 
 
 def _shaped(out: Tensor, input: Tensor, target: Tensor, how: _How) -> Tensor:
-    """The losses of rows in ``input``'s dtype and ``target``'s shape; a reduced loss as it is."""
+    """The losses of rows in ``input``'s dtype and ``target``'s shape; a reduced loss is returned unchanged."""
     return out if how.reduction != "none" else out.reshape(target.shape).to(input.dtype)
 
 

@@ -105,10 +105,10 @@ def rms_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``input / sqrt(mean(input**2) + eps) * weight`` over the trailing axes (torch.nn.functional.rms_norm).
 
-    ``input``: f16, bf16, f32 or f64; ``weight``: of ``normalized_shape``; ``eps``: by default that of the dtype in
-    which ``input`` is computed. ``weight_offset`` (0 or 1) is added to the weight. If the dtypes differ, all is
-    computed from copies in the narrowest that holds both, and the result is rounded to ``input``'s. Under autocast all
-    are converted to f32.
+    ``input``: f16, bf16, f32 or f64; ``weight``: of ``normalized_shape``; ``eps``: by default torch's ``eps`` of the
+    dtype in which ``input`` is computed. ``weight_offset`` (0 or 1) is added to the weight. If the dtypes differ, all
+    is computed from copies in the narrowest that holds both, and the result is rounded to ``input``'s. Under autocast
+    all are converted to f32.
 
     Returns a tensor of ``input``'s shape; with a ``residual`` of that shape and dtype, the norm of ``input + residual``
     and that sum, both from one pass. Differentiable in ``input``, ``weight`` and ``residual``, any number of times.
@@ -378,7 +378,7 @@ def _make(
     return op, backward
 
 
-#: Of x, whose rows are ``axes`` trailing axes: the norm, mean (empty in rms_norm), rstd, x + residual.
+#: Results, where the ``axes`` trailing axes of x form a row: the norm, mean (empty in rms_norm), rstd, x + residual.
 _rms_norm, _ = _make("rms_norm", RmsNormPlan, RmsNormBackwardPlan)
 _layer_norm, _ = _make("layer_norm", LayerNormPlan, LayerNormBackwardPlan)
 

@@ -1,7 +1,8 @@
 """One index per element: gather, scatter_add and scatter, with torch's semantics.
 
-The backward of gather adds where the forward read; that of scatter_add reads where the forward added. Indices are i32
-or i64. Where the index tensor is smaller than the others off the axis, those are narrowed to views. Ranks 0 to 8.
+The backward of gather adds to the elements that the forward read. The backward of scatter_add reads the elements that
+the forward added to. Indices are i32 or i64. Where the index tensor is smaller than the other tensors off the axis,
+these are narrowed to views. Ranks 0 to 8.
 """
 
 from __future__ import annotations

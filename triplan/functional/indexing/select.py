@@ -1,7 +1,8 @@
 """One index per slice: index_select, index_add and embedding, with torch's semantics.
 
-The backward of index_select and embedding adds where the forward read; that of index_add reads where the forward added,
-times alpha. The index is a vector, or 0-d, of i32 or i64; that of embedding has any shape. Ranks 0 to 8.
+The backward of index_select and embedding adds to the slices that the forward read. The backward of index_add reads the
+slices that the forward added to, times alpha. The index is i32 or i64, a vector or 0-d; embedding takes any shape.
+Ranks 0 to 8.
 """
 
 from __future__ import annotations
