@@ -127,13 +127,13 @@ class CrossEntropyCase(Case):
                 return wrong
         return ""
 
-    def swept(self) -> Iterator[Entry[Any]]:
+    def swept(self) -> Iterator[type[Entry[Any]]]:
         vec = 16 // self.dtype.itemsize
         for warps in (8, 16, 32) if self.gradient else (4, 8):
             for loads in (1, 2, 4):
                 loop = Loop(1, 32 * warps * loads * vec, warps, vec)
-                yield with_tile(looped.LOOPED, f"looped {loop.block} w{warps}", loop)
+                yield with_tile(looped.CrossEntropyLooped, f"looped {loop.block} w{warps}", loop)
         block = ceil_power(self.n)
         if self.gradient and block <= 32768:
             for warps in (8, 16):
-                yield with_tile(rows.ROWS, f"rows {block} w{warps}", Tile(1, block, warps))
+                yield with_tile(rows.CrossEntropyRows, f"rows {block} w{warps}", Tile(1, block, warps))

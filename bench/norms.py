@@ -131,13 +131,13 @@ class NormCase(OneOpCase):
         wrong = (wrong_elements(name, wide[name], t, eps, t.square().mean().sqrt()) for name, t in wanted.items())
         return next((text for text in wrong if text), "")
 
-    def swept(self) -> Iterator[Entry[Any]]:
+    def swept(self) -> Iterator[type[Entry[Any]]]:
         for tile in whole_tiles(self, 2 * (rows.MOST_BACKWARD if self.backward else rows.MOST_FORWARD)):
             name = f"rows {tile.rows}x{tile.block} w{tile.warps}"
             if self.backward:
                 for stages in (1, 3, 4):
-                    yield with_tile(rows.ROWS, f"{name} s{stages}", tile, stages=stages)
+                    yield with_tile(rows.NormRows, f"{name} s{stages}", tile, stages=stages)
             elif tile.block < 32768 or tile.warps > 16:
-                yield with_tile(rows.ROWS, name, tile)
+                yield with_tile(rows.NormRows, name, tile)
         for tile, unroll in looped_tiles(self):
-            yield with_tile(looped.LOOPED, f"looped {tile.block} w{tile.warps} u{unroll}", tile, unroll=unroll)
+            yield with_tile(looped.NormLooped, f"looped {tile.block} w{tile.warps} u{unroll}", tile, unroll=unroll)

@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, partialmethod
 from multiprocessing import get_context
 from typing import Any
 
@@ -115,7 +114,7 @@ class Case(ABC):
         """
 
     @abstractmethod
-    def swept(self) -> Iterator[rows_entries.Entry[Any]]:
+    def swept(self) -> Iterator[type[rows_entries.Entry[Any]]]:
         """Entries with other tiles."""
 
     def outputs(self) -> tuple[str, ...]:
@@ -218,12 +217,12 @@ def looped_tiles(case: Case) -> Iterator[tuple[Tile, int]]:
                 yield from ((Tile(1, block, warps), unroll) for unroll in (1, 2, 4, 8) if block * unroll <= case.n)
 
 
-def with_tile(entry: rows_entries.Entry[Any], name: str, tile: Tile, **options: Any) -> rows_entries.Entry[Any]:
+def with_tile(
+    entry: type[rows_entries.Entry[Any]], name: str, tile: Tile, **options: Any
+) -> type[rows_entries.Entry[Any]]:
     """``entry`` under another name, with another tile and with ``options`` of its launches."""
-    found = copy(entry)
-    main = partial(type(entry).main, found, **options)
-    vars(found).update(name=name, tile=lambda desc: tile, main=main)
-    return found
+    own = {"name": name, "find_tile": lambda self: tile, "main": partialmethod(entry.main, **options)}
+    return type(name, (entry,), own)
 
 
 @contextmanager

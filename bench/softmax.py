@@ -96,14 +96,14 @@ class SoftmaxCase(OneOpCase):
             name, wanted = "dx", dy - y.exp() * total if self.is_log else y * (dy - total)
         return wrong_elements(name, wide[name], wanted, torch.finfo(self.dtype).eps, wanted.square().mean().sqrt())
 
-    def swept(self) -> Iterator[Entry[Any]]:
+    def swept(self) -> Iterator[type[Entry[Any]]]:
         for tile in whole_tiles(self, 2 * (rows.MOST_BACKWARD if self.backward else rows.MOST_FORWARD)):
             name = f"rows {tile.rows}x{tile.block} w{tile.warps}"
             if self.backward or tile.block < 32768 or tile.warps > 16:
-                yield with_tile(rows.ROWS, name, tile)
+                yield with_tile(rows.SoftmaxRows, name, tile)
                 continue
-            yield with_tile(rows.ROWS, f"{name} narrow", tile, narrow=True)
+            yield with_tile(rows.SoftmaxRows, f"{name} narrow", tile, narrow=True)
             if tile.warps == 16:  # with fewer, registers do not hold so many elements in f32
-                yield with_tile(rows.ROWS, name, tile, narrow=False)
+                yield with_tile(rows.SoftmaxRows, name, tile, narrow=False)
         for tile, unroll in looped_tiles(self):
-            yield with_tile(looped.LOOPED, f"looped {tile.block} w{tile.warps} u{unroll}", tile, unroll=unroll)
+            yield with_tile(looped.SoftmaxLooped, f"looped {tile.block} w{tile.warps} u{unroll}", tile, unroll=unroll)

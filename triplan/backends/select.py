@@ -121,8 +121,7 @@ def _refusal(entry: KernelRow, desc: Descriptor, preference: PlanPreference, tar
     element = getattr(desc, "element", None)
     if entry.elements and element not in entry.elements:
         return f"element {element}; takes {', '.join(sorted(entry.elements))}"
-    index_element = getattr(desc, "index_element", None)
-    if entry.index_elements and index_element not in entry.index_elements:
+    if entry.index_elements and (index_element := getattr(desc, "index_element", None)) not in entry.index_elements:
         return f"index element {index_element}; takes {', '.join(sorted(entry.index_elements))}"
     if excluded := entry.features.intersection(preference.exclude):
         return f"uses {', '.join(sorted(excluded))}, which is excluded"

@@ -362,12 +362,12 @@ def test_empty_problems_interpreted(op: str, row: str) -> None:
 def test_long_rows_and_many_rows_interpreted(op: str, row: str, constant: SetConstant) -> None:
     """Several blocks a row, and sums over rows in several parts."""
     constant(shared, "CHUNK", 2)
-    constant(split.SPLIT, "tile", lambda desc: Tile(1, 16, 1))
-    constant(looped.LOOPED, "tile", lambda desc: looped.Loop(1, 16, 1, vec=4))
+    constant(split.CrossEntropySplit, "find_tile", lambda self: Tile(1, 16, 1))
+    constant(looped.CrossEntropyLooped, "find_tile", lambda self: looped.Loop(1, 16, 1, vec=4))
     for choice in CHOICES[2:]:
         plan = pinned(build(op, (5, 43), **choice), row, INTERPRET)
         assert plan is not None
-        assert split.SPLIT.chunks(plan.descriptor)[0] == 3
+        assert split.CrossEntropySplit(plan.descriptor).chunks()[0] == 3
         check(plan, kinds=("unit",))
 
 

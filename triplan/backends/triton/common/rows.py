@@ -16,11 +16,13 @@ from triplan.backends.triton.common.card import (
     L2_BYTES,
     L2_BYTES_PER_US,
     LAUNCH_US,
+    MAX_THREAD_REGISTERS,
     SECTOR,
     SM_BYTES_PER_US,
+    SM_REGISTERS,
 )
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded
-from triplan.descriptors import Operand, packed_strides
+from triplan.descriptors import Operand, Role, packed_strides
 from triplan.sku import ElementKind, Target
 
 
@@ -44,12 +46,13 @@ class Tile:
 
 
 class Rows:
-    """The rows along ``axis`` of operands of one shape.
+    """The rows along ``axis`` of operands of one shape, the values of which are of one ``element``.
 
     The other axes are numbered in groups. Neighbouring rows of one program lie along the last group, the *lanes*; the
     other groups are *outer* dimensions, and a program works at one point of them.
 
     Attributes:
+        read, written: how many of the operands are.
         n: elements of a row.
         lanes: rows along the last group.
         outer: points of the outer dimensions.
@@ -59,12 +62,16 @@ class Rows:
         invariant: whether the promised layouts make a row's loads the same in every batch. Otherwise the batch's
             extents decide the width of loads, and so the order of sums.
         vectors: whether a thread may load 16 bytes of a row at once. Otherwise it holds an address for each element.
+        neighbours: adjacent rows that fill two sectors.
     """
 
-    def __init__(self, operands: Sequence[Operand], axis: int, in_order: bool = False) -> None:
+    def __init__(self, operands: Sequence[Operand], axis: int, element: ElementKind, in_order: bool = False) -> None:
         """``in_order``: rows are numbered row-major, as operands with one element a row require."""
-        shape = operands[0].shape
-        self.axis, self.n = axis, shape[axis]
+        shape, self.operands = operands[0].shape, operands
+        self.read = sum([o.role is not Role.OUTPUT for o in operands])
+        self.written = sum([o.is_written for o in operands])
+        self.axis, self.n, self.element = axis, shape[axis] if shape else 1, element  # a scalar is a row of one
+        self.neighbours = 2 * SECTOR // element.itemsize
         others = [a for a in range(len(shape)) if a != axis and shape[a] != 1]
         if all(o.layout.packed for o in operands):
             # Strides are known: the axes before ``axis`` form one dimension, and those behind it another.
@@ -95,7 +102,7 @@ class Rows:
 
     def _step(self, o: Operand, axis: int) -> Arg:
         """The stride along an axis; None where it is known to be 1."""
-        if o.shape[axis] == 1 and axis == self.axis:
+        if axis == self.axis and self.n == 1:
             return None
         if o.layout.packed:
             known = packed_strides(o.shape)[axis]
@@ -112,20 +119,23 @@ class Rows:
         lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, wide, self._distance(o))
         return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
 
-    def arguments(self, rows: int) -> dict[str, Arg]:
-        """Sizes, for programs of ``rows`` rows each."""
+    def sizes(self) -> dict[str, Arg]:
+        """The kernels' arguments for sizes."""
         wide = max(self.outer, self.lanes) >= I32_LIMIT
         outer = [Int(n, wide) for n in self._sizes[:-1]]
         return {
             "sizes": padded(outer, Int(1, wide)) if outer else None,
             "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if self.across else 1),
             "n": Int(self.n, self.n >= I32_LIMIT, power_of_two_in(self.n) if self.unit else 1),
-            "blocks": Int(-(-self.lanes // rows)),
         }
 
-    def programs(self, rows: int) -> int:
-        """Programs of ``rows`` rows each."""
-        return self.outer * -(-self.lanes // rows)
+    def groups(self, rows: int) -> int:
+        """Groups of ``rows`` neighbouring rows at one outer point."""
+        return -(-self.lanes // rows)
+
+    def programs(self, tile: Tile) -> int:
+        """Programs that cover all rows, of one ``tile`` each."""
+        return self.outer * self.groups(tile.rows) * max(-(-self.n // tile.block), 1)
 
     def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
         """The numerics id: ``name``, which holds all else that decides bits, and the promised layouts.
@@ -147,40 +157,38 @@ class Rows:
 
     # --- tiles ---
 
-    def whole_tile(self, element: ElementKind, most: int, held: int = 4096) -> Tile | None:
+    def whole_tile(self, most: int, held: int = 4096) -> Tile | None:
         """The tile that holds whole rows, at most ``most`` elements; None if rows are longer.
 
         ``held``: bytes of a tile of several short rows. Two 16-byte loads a thread of four warps saturate memory;
         smaller programs leave it idle, in larger ones threads wait for each other.
         """
-        block = ceil_power(self.n)
+        block, size = ceil_power(self.n), self._size()
         if self.across:
-            rows = across_rows(element)
-            fits = rows * block <= min(most, 8192)
-            return Tile(rows, block, warps_for(rows * block, element.itemsize)) if fits else None
-        size = self._size(element)
+            elements = self.neighbours * block
+            fits = elements <= min(most, 8192)
+            return Tile(self.neighbours, block, warps_for(elements, self.element.itemsize)) if fits else None
         if block > (most if self.unit else min(most, 4096)):
             return None
         rows = max(held // size // block, 1)
         return Tile(rows, block, warps_for(rows * block, size))
 
-    def _size(self, element: ElementKind) -> int:
+    def _size(self) -> int:
         """Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps."""
-        return element.itemsize if self.unit else 8
+        return self.element.itemsize if self.unit else 8
 
-    def block_tile(self, element: ElementKind, operands: int = 1, alone: bool = False) -> Tile:
+    def block_tile(self, operands: int = 1, alone: bool = False) -> Tile:
         """The tile that holds one block of rows of any length, of ``operands`` operands at a time.
 
         ``alone``: of one row, even where neighbouring rows are adjacent.
         """
         if self.across and not alone:
-            rows = across_rows(element)
-            return Tile(rows, 4096 // rows, warps_for(4096, element.itemsize))
-        size = self._size(element)
+            return Tile(self.neighbours, 4096 // self.neighbours, warps_for(4096, self.element.itemsize))
+        size = self._size()
         block = min(ceil_power(self.n), 32768 // size // operands, 8192)
         return Tile(1, block, warps_for(block, size))
 
-    def loop_tile(self, element: ElementKind, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
+    def loop_tile(self, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
         """The tile of a loop that reads rows of any length twice, the second time from the L2 cache.
 
         Programs are so large that the rows of all resident ones fit in the L2 cache. A thread holds ``held`` bytes of
@@ -188,12 +196,12 @@ class Rows:
         with several operands.
         """
         if self.across:
-            return self.block_tile(element)
-        block, bytes_each = ceil_power(self.n), held if self.unit else 4 * element.itemsize
-        most_warps = most_warps or (16 if operands > 1 else 32)
-        warps = min(max(operands * block * element.itemsize // 4096, 4), 8 * element.itemsize, most_warps)
-        block = min(block, 32 * warps * bytes_each // element.itemsize)
-        return Tile(1, block, min(warps, max(block * element.itemsize // (32 * bytes_each), 1)))
+            return self.block_tile()
+        block, size = ceil_power(self.n), self.element.itemsize
+        each = held if self.unit else 4 * size
+        warps = min(max(operands * block * size // 4096, 4), 8 * size, most_warps or (16 if operands > 1 else 32))
+        block = min(block, 32 * warps * each // size)
+        return Tile(1, block, min(warps, max(block * size // (32 * each), 1)))
 
     def unroll(self, tile: Tile, most: int) -> int:
         """Blocks of one row that a loop loads at a time: a power of two up to ``most``."""
@@ -201,32 +209,23 @@ class Rows:
             most //= 2
         return most
 
-    def sectors(self, element: ElementKind) -> int:
+    def sectors(self) -> int:
         """How often each sector of memory is read if every program reads one row."""
-        return min(self.lanes, max(SECTOR // element.itemsize, 1)) if self.across else 1
+        return min(self.lanes, max(SECTOR // self.element.itemsize, 1)) if self.across else 1
 
-    def vector(self, element: ElementKind, tile: Tile) -> int:
+    def vector(self, tile: Tile) -> int:
         """Neighbours in a row that one thread loads at once."""
-        return min(16 // element.itemsize, tile.block) if self.unit else 1
-
-
-def across_rows(element: ElementKind) -> int:
-    """Adjacent rows that fill two sectors."""
-    return 2 * SECTOR // element.itemsize
+        return min(16 // self.element.itemsize, tile.block) if self.unit else 1
 
 
 def warps_for(elements: int, size: int) -> int:
     """Warps whose threads hold about 32 bytes of an operand each: at most 16, but 32 for 32,768 elements or more."""
-    wanted = ceil_power(elements * size // (32 * 32))
-    return 32 if elements >= 32768 else min(max(wanted, 1), 16)
+    return 32 if elements >= 32768 else min(ceil_power(elements * size // (32 * 32)), 16)
 
 
 def registers_for(tile: Tile, programs: int) -> int:
-    """Registers a thread with which ``programs`` programs are resident.
-
-    A multiprocessor has 65,536, and gives each thread a multiple of eight.
-    """
-    return min(65536 // (programs * 32 * tile.warps) // 8 * 8, 255)
+    """Registers a thread, a multiple of eight, with which ``programs`` programs are resident on a multiprocessor."""
+    return min(SM_REGISTERS // (programs * 32 * tile.warps) // 8 * 8, MAX_THREAD_REGISTERS)
 
 
 # --- costs, in microseconds on an H200 ---

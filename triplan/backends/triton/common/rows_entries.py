@@ -9,23 +9,24 @@ subclass of its kind and of that, in this order, with a tile and the launches th
   workspace; the next merges the partial results of a row and writes.
 
 From these follow when the entry applies, its cost, workspace, numerics id and launches. A family must write
-``guarantee``, and each kernel ``tile`` and ``main`` (a split ``tile``, ``kernels`` and ``partials``); all else has a
-default. ``desc`` is always a descriptor of one of the ops that the entry was registered for.
+``guarantee``, and each kernel ``find_tile`` and ``main`` (a split ``find_tile``, ``kernels`` and ``partials``); all
+else has a default. An instance is the kernel applied to one problem, so that each fact of it is found once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
+from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import L2_BYTES
 from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows, Tile, again_us, waves_us
-from triplan.descriptors import Operand, Role
+from triplan.descriptors import Operand
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
@@ -52,8 +53,7 @@ class Rowwise(Protocol):
 D = TypeVar("D", bound=Rowwise)
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Bytes of one row: those read ``first``, to reduce it; those moved ``second``, for the results alone; and those of
     the first that the results need ``again``."""
 
@@ -62,13 +62,9 @@ class Traffic:
     again: int
 
 
-def is_backward(desc: Rowwise) -> bool:
-    return desc.op.endswith("_backward")
-
-
 @fact
 def rows_along(desc: Rowwise, axis: int, in_order: bool) -> Rows:
-    return Rows([o for o in desc.operands() if o.shape == desc.input_shape], axis, in_order)
+    return Rows([o for o in desc.operands() if o.shape == desc.input_shape], axis, desc.element, in_order)
 
 
 def placed(arrays: Mapping[str, int], element: ElementKind) -> dict[str, Arg]:
@@ -82,7 +78,8 @@ def placed(arrays: Mapping[str, int], element: ElementKind) -> dict[str, Arg]:
 
 
 class Entry(ABC, Generic[D]):
-    """One kernel in the kernel table, for one or several ops of a family."""
+    """One kernel in the kernel table, for one or several ops of a family; an instance is that kernel for ``desc``, a
+    descriptor of one of these ops."""
 
     name: ClassVar[str]
     #: Where batch invariance is required, the entry of the smallest priority is taken (see the kernel table).
@@ -97,162 +94,176 @@ class Entry(ABC, Generic[D]):
     #: Microseconds a program costs beside its traffic, while RESIDENT_WARPS warps run on its multiprocessor.
     program_us: ClassVar[float] = 0.0
 
+    def __init__(self, desc: D) -> None:
+        self.desc, self.element, self.compute = desc, desc.element, desc.element.compute
+        self.backward = desc.op.endswith("_backward")
+        #: Where the rows lie.
+        self.rows = rows_along(desc, self.axis(), self.in_order)
+        #: ``find_tile``; where the entry does not apply, ``tile`` is one that a guarantee can be stated for.
+        self.own_tile = self.find_tile()
+        self.tile = self.own_tile or self.rows.block_tile()
+
     # --- what a family gives ---
 
     @abstractmethod
-    def guarantee(self, desc: D) -> Mapping[str, PrecisionGuarantee]: ...
+    def guarantee(self) -> Mapping[str, PrecisionGuarantee]: ...
 
-    def axis(self, desc: D) -> int:
+    def axis(self) -> int:
         """The axis along which rows lie; by default the last."""
-        return len(desc.input_shape) - 1
+        return len(self.desc.input_shape) - 1
 
-    def traffic(self, desc: D) -> Traffic:
+    def traffic(self) -> Traffic:
         """By default all that is read reduces the row, and all results need it again."""
-        row, whole = self.rows(desc).n * desc.element.itemsize, self.whole(desc)
-        read = sum(o.role is not Role.OUTPUT for o in whole) * row
-        written = sum(o.is_written for o in whole) * row
+        row = self.rows.n * self.element.itemsize
+        read, written = self.rows.read * row, self.rows.written * row
         return Traffic(read, written, again=read if written else 0)
 
-    def arguments(self, desc: D, rows: int) -> dict[str, Arg]:
-        """Every argument that a kernel may have, for programs of ``rows`` rows: sizes, operands and their strides."""
-        r = self.rows(desc)
-        args: dict[str, Arg] = {**r.arguments(rows), **{o.name: values(o) for o in desc.operands()}}
-        return args | {f"{o.name}_strides": r.strides(o) for o in self.whole(desc)}
+    def arguments(self) -> dict[str, Arg]:
+        """Every argument that a kernel may have, beside the workspace's arrays and the tile's ``blocks``: sizes,
+        operands and their strides."""
+        strides = {f"{o.name}_strides": self.rows.strides(o) for o in self.rows.operands}
+        return {**self.rows.sizes(), **{o.name: values(o) for o in self.desc.operands()}, **strides}
 
-    def constants(self, desc: D) -> dict[str, Any]:
+    def constants(self) -> dict[str, Any]:
         """Every constant that a kernel may have, beside COMPUTE and the tile's ROWS and BLOCK."""
         return {}
 
-    def arrays(self, desc: D) -> dict[str, int]:
+    def arrays(self) -> dict[str, int]:
         """Bytes of each array of the workspace, by the name of the kernels' argument. Elements are compute elements."""
         return {}
 
-    def before(self, desc: D) -> list[Launch]:
+    def before(self) -> list[Launch]:
         return []
 
-    def after(self, desc: D) -> list[Launch]:
+    def after(self) -> list[Launch]:
         return []
 
-    def around_us(self, desc: D) -> float:
+    def around_us(self) -> float:
         """Microseconds of ``before`` and ``after``."""
         return 0.0
 
     # --- what a kernel gives ---
 
     @abstractmethod
-    def tile(self, desc: D) -> Tile | None:
+    def find_tile(self) -> Tile | None:
         """What a program reduces at a time; None where the entry does not apply. It decides bits, and so must not
         depend on the batch."""
 
     @abstractmethod
-    def main(self, desc: D, tile: Tile) -> list[Launch]:
+    def main(self) -> list[Launch]:
         """The launches that do the rows' own work. There is something to write."""
 
     @abstractmethod
-    def us(self, desc: D, tile: Tile, target: Target) -> float:
+    def us(self, target: Target) -> float:
         """Microseconds of ``main``."""
 
-    def programs(self, desc: D, tile: Tile) -> int:
+    def programs(self) -> int:
         """Programs of the largest launch."""
-        return self.rows(desc).programs(tile.rows)
+        return self.rows.outer * self.rows.groups(self.tile.rows)
 
-    def idle(self, desc: D) -> bool:
+    def idle(self) -> bool:
         """Whether ``main`` has nothing to write."""
-        return self.rows(desc).count == 0 or all(o.numel == 0 for o in desc.operands() if o.is_written)
+        return self.rows.count == 0 or all(o.numel == 0 for o in self.desc.operands() if o.is_written)
 
     # --- what follows ---
 
-    def whole(self, desc: D) -> list[Operand]:
-        """The operands that consist of whole rows."""
-        return [o for o in desc.operands() if o.shape == desc.input_shape]
-
-    @fact
-    def rows(self, desc: D) -> Rows:
-        """Where the rows lie."""
-        return rows_along(desc, self.axis(desc), self.in_order)
-
-    @fact
-    def some_tile(self, desc: D) -> Tile:
-        """``tile``; where the entry does not apply, one that a guarantee can be stated for."""
-        return self.tile(desc) or self.rows(desc).block_tile(desc.element)
-
-    def supports(self, desc: D, target: Target) -> Support:
-        tile = self.tile(desc)
-        if tile is None:
-            return Support.no(f"rows of {self.rows(desc).n} elements do not fit in registers")
-        if self.programs(desc, tile) > MOST_PROGRAMS:
-            return Support.no(f"needs {self.programs(desc, tile)} programs; a grid holds at most {MOST_PROGRAMS}")
-        for o in desc.operands():
-            if o.shape != desc.input_shape and not o.layout.packed:
+    def supports(self, target: Target) -> Support:
+        if self.own_tile is None:
+            return Support.no(f"rows of {self.rows.n} elements do not fit in registers")
+        if self.programs() > MOST_PROGRAMS:
+            return Support.no(f"needs {self.programs()} programs; a grid holds at most {MOST_PROGRAMS}")
+        for o in self.desc.operands():
+            if not o.layout.packed and o.shape != self.desc.input_shape:
                 return Support.no(f"{o.name} is not promised packed: only operands of whole rows may have gaps")
         return SUPPORTED
 
-    def rank(self, desc: D, target: Target) -> float:
-        return self.us(desc, self.some_tile(desc), target) + self.around_us(desc)
+    def rank(self, target: Target) -> float:
+        return self.us(target) + self.around_us()
 
-    def programs_us(self, programs: int, tile: Tile, target: Target) -> float:
+    def programs_us(self, programs: int, target: Target) -> float:
         """What ``programs`` programs cost beside their traffic."""
-        return programs * tile.warps * self.program_us / (RESIDENT_WARPS * max(target.sm_count, 1))
+        return programs * self.tile.warps * self.program_us / (RESIDENT_WARPS * max(target.sm_count, 1))
 
-    def workspace(self, desc: D, target: Target) -> int:
-        return sum(self.arrays(desc).values())
-
-    def numerics(self, desc: D) -> str | None:
+    def numerics(self) -> str | None:
         if self.elementwise:
-            return f"{desc.op}.{desc.element}.v{self.version}"
-        name = f"{desc.op}.{self.name}.v{self.version}.{desc.element}.{self.some_tile(desc).text}"
-        return self.rows(desc).numerics(name, desc.operands())
+            return f"{self.desc.op}.{self.element}.v{self.version}"
+        name = f"{self.desc.op}.{self.name}.v{self.version}.{self.element}.{self.tile.text}"
+        return self.rows.numerics(name, self.desc.operands())
 
-    def layout(self, desc: D) -> str:
-        return "packed" if all(o.layout.packed for o in desc.operands()) else "strided"
+    def layout(self) -> str:
+        return "packed" if all(o.layout.packed for o in self.desc.operands()) else "strided"
 
-    def launches(self, desc: D, target: Target) -> Sequence[Launch]:
-        main = [] if self.idle(desc) else self.main(desc, self.some_tile(desc))
-        return [*self.before(desc), *main, *self.after(desc)]
+    def rounded(
+        self,
+        relative: float,
+        per_term: float = 0.0,
+        *,
+        out: ElementKind | None = None,
+        flushes: float | None = None,
+        lost: float = 0.0,
+        batch: bool = False,
+        order: bool = False,
+    ) -> PrecisionGuarantee:
+        """``bounds.rounded`` of a result in ``out``, by default the descriptor's element. By default any operation may
+        flush: approximate exponentials and products do."""
+        flushes = relative + per_term if flushes is None else flushes
+        how = {"relative": relative, "per_term": per_term, "flushes": flushes, "lost": lost}
+        return bounds.rounded(out or self.element, self.compute, **how, batch=batch, order=order)
+
+    def launches(self, target: Target) -> Sequence[Launch]:
+        return [*self.before(), *([] if self.idle() else self.main()), *self.after()]
+
+    @cached_property
+    def _given(self) -> tuple[dict[str, Arg], dict[str, Any]]:
+        """The arguments and constants that all launches choose from."""
+        args = {**self.arguments(), **placed(self.arrays(), self.compute)}
+        return args, {"COMPUTE": TL[self.compute], **self.constants()}
 
     def launch(
         self,
-        desc: D,
         which: Any,
-        grid: int,
-        tile: Tile,
+        grid: int | None = None,
+        tile: Tile | None = None,
         args: Mapping[str, Arg] | None = None,
         registers: int = 0,
         **constants: Any,
     ) -> Launch:
         """The launch of one kernel, with what it asks for of all arguments and constants; an argument that there is not
-        is None. ``registers``: a thread's at most."""
-        compute, names = desc.element.compute, which.arg_names
-        given = {**self.arguments(desc, tile.rows), **placed(self.arrays(desc), compute), **(args or {})}
-        known = {"COMPUTE": TL[compute], "ROWS": tile.rows, "BLOCK": tile.block, **self.constants(desc), **constants}
-        taken = {name: given.get(name) for name in names if not name.isupper()}
-        constants = {name: known[name] for name in names if name in known}
+        is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most."""
+        tile, (given, known) = tile or self.tile, self._given
+        groups = {"blocks": Int(self.rows.groups(tile.rows))} if "blocks" in which.arg_names else {}
+        given = {**given, **groups, **(args or {})}
+        known = {**known, "ROWS": tile.rows, "BLOCK": tile.block, **constants}
+        taken = {name: given.get(name) for name in which.arg_names if not name.isupper()}
+        constants = {name: known[name] for name in which.arg_names if name in known}
+        grid = self.programs() if grid is None else grid
         return Launch(which, grid, taken, constants, tile.warps, max_registers=registers)
 
-    def register(self, *ops: str) -> None:
+    @classmethod
+    def register(cls, *ops: str) -> None:
         """Add the entry to the kernel table, for each of ``ops``."""
+        of: Callable[[Any], Entry[D]] = fact(cls)
         for op in ops:
             kernel(
                 op=op,
-                name=self.name,
+                name=cls.name,
                 elements=("f16", "bf16", "f32", "f64"),
-                index_elements=self.index_elements,
-                guarantee=self.guarantee,
-                supports=self.supports,
-                rank=self.rank,
-                workspace=self.workspace,
-                numerics=self.numerics,
-                priority=self.priority,
-                layout=self.layout,
-            )(self.launches)
+                index_elements=cls.index_elements,
+                guarantee=lambda desc: of(desc).guarantee(),
+                supports=lambda desc, target: of(desc).supports(target),
+                rank=lambda desc, target: of(desc).rank(target),
+                workspace=lambda desc, target: sum(of(desc).arrays().values()),
+                numerics=lambda desc: of(desc).numerics(),
+                priority=cls.priority,
+                layout=lambda desc: of(desc).layout(),
+            )(lambda desc, target: of(desc).launches(target))
 
 
 class WholeRows(Entry[D]):
     name = "rows"
 
-    def us(self, desc: D, tile: Tile, target: Target) -> float:
-        t = self.traffic(desc)
-        return waves_us(self.programs(desc, tile), tile.rows * (t.first + t.second), target)
+    def us(self, target: Target) -> float:
+        return waves_us(self.programs(), self.tile.rows * (self.traffic().first + self.traffic().second), target)
 
 
 class LoopedRows(Entry[D]):
@@ -263,16 +274,16 @@ class LoopedRows(Entry[D]):
     cached_share: ClassVar[float] = 0.35
     missed_share: ClassVar[float] = 0.8
 
-    def resident(self, tile: Tile) -> int:
+    def resident(self) -> int:
         """Programs that run on a multiprocessor at a time."""
         return 2
 
-    def us(self, desc: D, tile: Tile, target: Target) -> float:
-        t, programs = self.traffic(desc), self.programs(desc, tile)
-        running = min(self.rows(desc).count, self.resident(tile) * max(target.sm_count, 1))
+    def us(self, target: Target) -> float:
+        t, programs = self.traffic(), self.programs()
+        running = min(self.rows.count, self.resident() * max(target.sm_count, 1))
         share = self.cached_share if running * t.again <= L2_BYTES else self.missed_share
-        moved = waves_us(programs, tile.rows * (t.first + t.second + share * t.again), target)
-        return moved + self.programs_us(programs, tile, target)
+        moved = waves_us(programs, self.tile.rows * (t.first + t.second + share * t.again), target)
+        return moved + self.programs_us(programs, target)
 
 
 class SplitRows(Entry[D]):
@@ -282,53 +293,52 @@ class SplitRows(Entry[D]):
     priority = 2
 
     @abstractmethod
-    def kernels(self, desc: D) -> tuple[Any, Any]:
+    def kernels(self) -> tuple[Any, Any]:
         """The kernel that reduces a block, and the one that merges partial results and writes a block."""
 
     @abstractmethod
-    def partials(self, desc: D) -> Sequence[str]:
+    def partials(self) -> Sequence[str]:
         """The arrays of partial results, one element a block."""
 
-    def blocks(self, desc: D) -> int:
+    def blocks(self) -> int:
         """Blocks of a row that are reduced. (One even of an empty row: its statistics are written.)"""
-        return max(-(-self.rows(desc).n // self.some_tile(desc).block), 1)
+        return max(-(-self.rows.n // self.tile.block), 1)
 
-    def finish_tile(self, desc: D) -> Tile:
+    def finish_tile(self) -> Tile:
         """What a program of the second launch writes."""
-        return self.some_tile(desc)
+        return self.tile
 
-    def finish_blocks(self, desc: D) -> int:
+    def finish_blocks(self) -> int:
         """Programs of the second launch, for each row."""
-        return self.blocks(desc)
+        return self.blocks()
 
-    def arrays(self, desc: D) -> dict[str, int]:
-        size = padded_bytes(self.rows(desc).count * self.blocks(desc) * desc.element.compute.itemsize)
-        return super().arrays(desc) | dict.fromkeys(self.partials(desc), size)
+    def arrays(self) -> dict[str, int]:
+        size = padded_bytes(self.rows.count * self.blocks() * self.compute.itemsize)
+        return super().arrays() | dict.fromkeys(self.partials(), size)
 
-    def programs(self, desc: D, tile: Tile) -> int:
-        return self.rows(desc).count * max(self.blocks(desc), self.finish_blocks(desc))
+    def programs(self) -> int:
+        return self.rows.count * max(self.blocks(), self.finish_blocks())
 
-    def supports(self, desc: D, target: Target) -> Support:
-        if self.blocks(desc) > MOST_BLOCKS:
-            return Support.no(f"rows have {self.blocks(desc)} blocks; at most {MOST_BLOCKS} are merged at once")
-        return super().supports(desc, target)
+    def supports(self, target: Target) -> Support:
+        if self.blocks() > MOST_BLOCKS:
+            return Support.no(f"rows have {self.blocks()} blocks; at most {MOST_BLOCKS} are merged at once")
+        return super().supports(target)
 
-    def reduce_us(self, desc: D, tile: Tile, target: Target) -> float:
+    def reduce_us(self, target: Target) -> float:
         """Microseconds of the first launch."""
-        r, blocks = self.rows(desc), self.blocks(desc)
-        moved = waves_us(r.count * blocks, r.sectors(desc.element) * self.traffic(desc).first / blocks, target)
-        return moved + self.programs_us(r.count * blocks, tile, target)
+        programs = self.rows.count * self.blocks()
+        moved = waves_us(programs, self.rows.sectors() * self.traffic().first / self.blocks(), target)
+        return moved + self.programs_us(programs, target)
 
-    def us(self, desc: D, tile: Tile, target: Target) -> float:
-        r, t, blocks = self.rows(desc), self.traffic(desc), self.finish_blocks(desc)
-        sectors = r.sectors(desc.element)
-        written = waves_us(r.count * blocks, sectors * t.second / blocks, target)
-        return self.reduce_us(desc, tile, target) + written + again_us(r.count * sectors * t.again)
+    def us(self, target: Target) -> float:
+        count, sectors, t, blocks = self.rows.count, self.rows.sectors(), self.traffic(), self.finish_blocks()
+        written = waves_us(count * blocks, sectors * t.second / blocks, target)
+        return self.reduce_us(target) + written + again_us(count * sectors * t.again)
 
-    def main(self, desc: D, tile: Tile) -> list[Launch]:
-        count, blocks, (reduce, finish) = self.rows(desc).count, self.blocks(desc), self.kernels(desc)
-        args, grid = {"blocks": Int(blocks)}, count * self.finish_blocks(desc)
+    def main(self) -> list[Launch]:
+        count, (reduce, finish), args = self.rows.count, self.kernels(), {"blocks": Int(self.blocks())}
+        most = ceil_power(self.blocks())
         return [
-            self.launch(desc, reduce, count * blocks, tile, args),
-            self.launch(desc, finish, grid, self.finish_tile(desc), args, BLOCKS=ceil_power(blocks)),
+            self.launch(reduce, count * self.blocks(), args=args),
+            self.launch(finish, count * self.finish_blocks(), self.finish_tile(), args, BLOCKS=most),
         ]

@@ -12,7 +12,6 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, values
 from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.losses import elements_kernels as kernels
-from triplan.backends.triton.losses.shared import rounded
 from triplan.descriptors import ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
@@ -28,48 +27,48 @@ class ScaleEntry(Entry[ScaleGradientDescriptor]):
     elementwise = True
     in_order = False
 
-    def arguments(self, desc: ScaleGradientDescriptor, rows: int) -> dict[str, Arg]:
-        args = super().arguments(desc, rows)
+    def arguments(self) -> dict[str, Arg]:
+        args = super().arguments()
         return {"unscaled": args["dx"], "unscaled_strides": args.get("dx_strides"), **args}
 
-    def constants(self, desc: ScaleGradientDescriptor) -> dict[str, Any]:
-        return {"IN_PLACE": desc.in_place}
+    def constants(self) -> dict[str, Any]:
+        return {"IN_PLACE": self.desc.in_place}
 
-    def us(self, desc: ScaleGradientDescriptor, tile: Tile, target: Target) -> float:
-        return LAUNCH_US + 2 * desc.operand("dx").nbytes / BYTES_PER_US
+    def us(self, target: Target) -> float:
+        return LAUNCH_US + 2 * self.desc.operand("dx").nbytes / BYTES_PER_US
 
-    def guarantee(self, desc: ScaleGradientDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
         """One product."""
-        return {"dx": rounded(desc, 2, 0, batch=True, order=True)}
+        return {"dx": self.rounded(2, batch=True, order=True)}
 
-    def launches(self, desc: ScaleGradientDescriptor, target: Target) -> Sequence[Launch]:
+    def launches(self, target: Target) -> Sequence[Launch]:
         """One launch, of no more programs than are resident."""
         most = RESIDENT * max(target.sm_count, 1)
-        return [replace(launch, grid=min(launch.grid, most)) for launch in super().launches(desc, target)]
+        return [replace(launch, grid=min(launch.grid, most)) for launch in super().launches(target)]
 
 
 class ScaleElements(ScaleEntry):
     name = "elements"
 
-    def tile(self, desc: ScaleGradientDescriptor) -> Tile:
+    def find_tile(self) -> Tile:
         return Tile(1, BLOCK, 16)
 
-    def supports(self, desc: ScaleGradientDescriptor, target: Target) -> Support:
-        for o in desc.operands():
+    def supports(self, target: Target) -> Support:
+        for o in self.desc.operands():
             if not o.layout.packed and o.numel > 1:
                 return Support.no(f"{o.name} is not promised packed")
         return SUPPORTED
 
-    def idle(self, desc: ScaleGradientDescriptor) -> bool:
-        return desc.operand("dx").numel == 0
+    def idle(self) -> bool:
+        return self.desc.operand("dx").numel == 0
 
-    def arguments(self, desc: ScaleGradientDescriptor, rows: int) -> dict[str, Arg]:
-        return {"unscaled": values(desc.operand("dx")), **{o.name: values(o) for o in desc.operands()}}
+    def arguments(self) -> dict[str, Arg]:
+        n = self.desc.operand("dx").numel
+        args: dict[str, Arg] = {o.name: values(o) for o in self.desc.operands()}
+        return {"unscaled": args["dx"], **args, "numel": Int(n, n >= I32_LIMIT, 16 if n % 16 == 0 else 1)}
 
-    def main(self, desc: ScaleGradientDescriptor, tile: Tile) -> list[Launch]:
-        n = desc.operand("dx").numel
-        args = {"numel": Int(n, n >= I32_LIMIT, 16 if n % 16 == 0 else 1)}
-        return [self.launch(desc, kernels.scale_gradient_kernel, -(-n // BLOCK), tile, args)]
+    def main(self) -> list[Launch]:
+        return [self.launch(kernels.scale_gradient_kernel, -(-self.desc.operand("dx").numel // BLOCK))]
 
 
-ScaleElements().register("scale_gradient")
+ScaleElements.register("scale_gradient")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows import Tile, across_rows
+from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.losses import looped_kernels as kernels
-from triplan.backends.triton.losses.shared import CrossEntropyEntry, smooths
+from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 
 #: Microseconds of a program's last reduction and of waiting for its first loads. Untuned.
@@ -41,28 +41,26 @@ class CrossEntropyLooped(LoopedRows[CrossEntropyDescriptor], CrossEntropyEntry):
     cached_share = 0.2
     missed_share = 0.7
 
-    def tile(self, desc: CrossEntropyDescriptor) -> Loop:
-        r, size = self.rows(desc), desc.element.itemsize
+    def find_tile(self) -> Loop:
+        r, size = self.rows, self.element.itemsize
         if r.across:
-            return Loop(across_rows(desc.element), 4096 // across_rows(desc.element), 8, vec=4)
+            return Loop(r.neighbours, 4096 // r.neighbours, 8, vec=4)
         if not r.unit:
             return Loop(1, 4 * min(512, max(ceil_power(r.n) // 4, 1)), 8, vec=4)
         vec = 16 // size
         # A gradient reads rows again: with many warps, so few programs run that their rows stay in the L2 cache.
-        warps = (32 if r.n * size > 65536 else 16) if desc.gradient else 8
+        warps = (32 if r.n * size > 65536 else 16) if self.desc.gradient else 8
         # Two 16-byte loads a thread and block; one where weights take as many registers again, or where smoothing's
         # sums have too few beside addresses.
-        loads = 1 if smooths(desc) and (desc.weight or not r.vectors) else 2
+        loads = 1 if self.smooths and (self.desc.weight or not r.vectors) else 2
         return Loop(1, vec * min(32 * warps * loads, max(ceil_power(r.n) // vec, 1)), warps, vec)
 
-    def resident(self, tile: Tile) -> int:
-        return 32 // tile.warps
+    def resident(self) -> int:
+        return 32 // self.tile.warps
 
-    def main(self, desc: CrossEntropyDescriptor, tile: Tile) -> list[Launch]:
-        assert isinstance(tile, Loop)
-        which, grid = kernels.cross_entropy_looped_kernel, self.programs(desc, tile)
-        return [self.launch(desc, which, grid, tile, COLS=tile.cols, VEC=tile.vec)]
+    def main(self) -> list[Launch]:
+        assert isinstance(self.tile, Loop)
+        return [self.launch(kernels.cross_entropy_looped_kernel, COLS=self.tile.cols, VEC=self.tile.vec)]
 
 
-LOOPED = CrossEntropyLooped()
-LOOPED.register("cross_entropy")
+CrossEntropyLooped.register("cross_entropy")

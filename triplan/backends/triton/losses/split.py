@@ -15,7 +15,7 @@ from triplan.backends.triton.common.rows import Tile, waves_us
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.losses import split_kernels as kernels
 from triplan.backends.triton.losses.looped import PROGRAM_US
-from triplan.backends.triton.losses.shared import CrossEntropyEntry, smooths
+from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import Target
 
@@ -23,31 +23,30 @@ from triplan.sku import Target
 class CrossEntropySplit(SplitRows[CrossEntropyDescriptor], CrossEntropyEntry):
     program_us = PROGRAM_US
 
-    def tile(self, desc: CrossEntropyDescriptor) -> Tile:
-        return self.rows(desc).block_tile(desc.element, alone=True)
+    def find_tile(self) -> Tile:
+        return self.rows.block_tile(alone=True)
 
-    def finish_tile(self, desc: CrossEntropyDescriptor) -> Tile:
-        return self.tile(desc) if desc.gradient else replace(self.tile(desc), warps=4)
+    def finish_tile(self) -> Tile:
+        return self.tile if self.desc.gradient else replace(self.tile, warps=4)
 
-    def finish_blocks(self, desc: CrossEntropyDescriptor) -> int:
-        return self.blocks(desc) if desc.gradient else 1
+    def finish_blocks(self) -> int:
+        return self.blocks() if self.desc.gradient else 1
 
-    def kernels(self, desc: CrossEntropyDescriptor) -> tuple[Any, Any]:
+    def kernels(self) -> tuple[Any, Any]:
         return kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel
 
-    def partials(self, desc: CrossEntropyDescriptor) -> Sequence[str]:
+    def partials(self) -> Sequence[str]:
         """Maxima; sums of exponentials relative to them; with label smoothing, sums of weighted logits."""
-        return ("tops", "totals", "plains") if smooths(desc) else ("tops", "totals")
+        return ("tops", "totals", "plains") if self.smooths else ("tops", "totals")
 
-    def arrays(self, desc: CrossEntropyDescriptor) -> dict[str, int]:
-        logits = self.rows(desc).count * desc.element.compute.itemsize  # those of the targets, one a row
-        return super().arrays(desc) | {"mines": padded_bytes(logits)}
+    def arrays(self) -> dict[str, int]:
+        logits = self.rows.count * self.compute.itemsize  # those of the targets, one a row
+        return super().arrays() | {"mines": padded_bytes(logits)}
 
-    def us(self, desc: CrossEntropyDescriptor, tile: Tile, target: Target) -> float:
+    def us(self, target: Target) -> float:
         # Without a gradient: sectors of partial results and losses.
-        losses = 0.0 if desc.gradient else waves_us(self.rows(desc).count, 64, target) - LAUNCH_US
-        return super().us(desc, tile, target) + losses
+        losses = 0.0 if self.desc.gradient else waves_us(self.rows.count, 64, target) - LAUNCH_US
+        return super().us(target) + losses
 
 
-SPLIT = CrossEntropySplit()
-SPLIT.register("cross_entropy")
+CrossEntropySplit.register("cross_entropy")

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for
-from triplan.backends.triton.common.rows_entries import WholeRows, is_backward
+from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.norms import rows_kernels as kernels
-from triplan.backends.triton.norms.shared import OPS, NormEntry, gradients, is_centred
+from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind
 
@@ -26,43 +26,41 @@ HELD_BACKWARD = 16384
 
 
 class NormRows(WholeRows[NormDescriptor], NormEntry):
-    def tile(self, desc: NormDescriptor) -> Tile | None:
-        r, narrow, wide = self.rows(desc), desc.element.itemsize == 2, desc.element is ElementKind.F64
-        if not is_backward(desc):
-            tile = r.whole_tile(desc.element, MOST_FORWARD // (4 if wide else 1))
+    def find_tile(self) -> Tile | None:
+        r, narrow, wide = self.rows, self.element.itemsize == 2, self.element is ElementKind.F64
+        if not self.backward:
+            tile = r.whole_tile(MOST_FORWARD // (4 if wide else 1))
             if tile is not None and narrow and tile.block >= LONG:
                 return replace(tile, warps=tile.block // 1024)
-            if tile is not None and narrow and is_centred(desc) and r.unit and tile.block <= 512:
+            if tile is not None and narrow and self.centred and r.unit and tile.block <= 512:
                 return Tile(4096 // tile.block, tile.block, 4)  # converts vectors of weight and bias once for four rows
             return tile
-        tile = r.whole_tile(desc.element, MOST_BACKWARD // (4 if wide else 1), HELD_BACKWARD)
+        tile = r.whole_tile(MOST_BACKWARD // (4 if wide else 1), HELD_BACKWARD)
         if tile is None:
             return None
         # Weights shared by rows of several warps come through shared memory; with two sums registers run out.
-        crowded = is_centred(desc) and tile.block > 256 and narrow
+        crowded = self.centred and tile.block > 256 and narrow
         rows = max(tile.rows // 2, 1) if r.across or crowded else tile.rows
         return Tile(rows, tile.block, min(max(rows * tile.block // (32 * (4 if wide else 8)), 1), 16))
 
-    def partials_tile(self, desc: NormDescriptor) -> Tile:
-        return self.some_tile(desc)
+    def partials_tile(self) -> Tile:
+        return self.tile
 
-    def main(self, desc: NormDescriptor, tile: Tile, stages: int = 3) -> list[Launch]:
+    def main(self, stages: int = 3) -> list[Launch]:
         """``stages``: how far backward programs fetch ahead. With 3, two groups of rows are in registers or on their
         way, with fewer one."""
-        r = self.rows(desc)
-        if not is_backward(desc):
+        r, tile = self.rows, self.tile
+        if not self.backward:
             # Rows of which a program's threads hold one vector each; all rows, where no vectors are loaded.
-            abreast = max(32 * tile.warps * r.vector(desc.element, tile) // tile.block, 1) if r.vectors else tile.rows
-            full, once, abreast = r.n == tile.block, self.mean_is_one_sum(desc, tile), min(abreast, tile.rows)
-            which, grid = kernels.norm_rows_kernel, self.programs(desc, tile)
-            return [self.launch(desc, which, grid, tile, FULL=full, ABREAST=abreast, ADDS_UP=once)]
-        grid, args = self.accumulating(desc)
+            abreast = max(32 * tile.warps * r.vector(tile) // tile.block, 1) if r.vectors else tile.rows
+            full, once = r.n == tile.block, self.mean_is_one_sum()
+            return [self.launch(kernels.norm_rows_kernel, FULL=full, ABREAST=min(abreast, tile.rows), ADDS_UP=once)]
+        grid, args = self.accumulating()
         # Where a warp holds whole rows of vectors, and two sums, a program takes more than half of the registers, but
         # so few more that ptxas, left alone, may spill to fit a second program.
-        fits_once = desc.element is ElementKind.F32 and tile.block <= 128 and r.vectors and len(gradients(desc)) == 2
-        most, which = registers_for(tile, 1) if fits_once else 0, kernels.norm_backward_rows_kernel
-        return [self.launch(desc, which, grid, tile, args, registers=most, STAGES=stages)]
+        fits_once = self.element is ElementKind.F32 and tile.block <= 128 and r.vectors and len(self.gradients) == 2
+        most = registers_for(tile, 1) if fits_once else 0
+        return [self.launch(kernels.norm_backward_rows_kernel, grid, args=args, registers=most, STAGES=stages)]
 
 
-ROWS = NormRows()
-ROWS.register(*OPS)
+NormRows.register(*OPS)

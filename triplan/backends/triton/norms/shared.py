@@ -19,7 +19,6 @@ from triplan.backends.triton.common.rows_entries import Entry, Traffic
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel
 from triplan.descriptors.norms import NormDescriptor, ScaledNormDescriptor
 from triplan.sku import PrecisionGuarantee, interpreting
-from triplan.sku.facts import fact
 
 FORWARD = ("rms_norm", "layer_norm", "l2_norm")
 OPS = (*FORWARD, *(f"{op}_backward" for op in FORWARD))
@@ -42,124 +41,115 @@ FOLD_COLUMNS = 16
 FOLD_WARPS = 8
 
 
-def is_centred(desc: NormDescriptor) -> bool:
-    return desc.op.startswith("layer_norm")
-
-
-def operands_read_twice(desc: NormDescriptor) -> int:
-    """Operands of whole rows that both the statistics and the results need."""
-    return sum(o.shape == desc.input_shape and not o.is_written and o.name != "dsummed" for o in desc.operands())
-
-
-def gradients(desc: NormDescriptor) -> list[str]:
-    """The gradients of weight and bias that are computed."""
-    return [o.name for o in desc.operands() if o.name in PARTIALS]
-
-
 class NormEntry(Entry[NormDescriptor]):
     version = 2
 
-    def traffic(self, desc: NormDescriptor) -> Traffic:
-        row = self.rows(desc).n * desc.element.itemsize
-        first = operands_read_twice(desc) * row
-        return Traffic(first, second=len(self.whole(desc)) * row - first, again=first)
+    def __init__(self, desc: NormDescriptor) -> None:
+        self.centred, operands = desc.op.startswith("layer_norm"), desc.operands()
+        #: The gradients of weight and bias that are computed.
+        self.gradients = [o.name for o in operands if o.name in PARTIALS]
+        #: Operands of whole rows that both the statistics and the results need.
+        read = [o.shape == desc.input_shape and not o.is_written and o.name != "dsummed" for o in operands]
+        self.read_twice = sum(read)
+        super().__init__(desc)
 
-    def arguments(self, desc: NormDescriptor, rows: int) -> dict[str, Arg]:
-        args, count = super().arguments(desc, rows), self.rows(desc).count
+    def traffic(self) -> Traffic:
+        row = self.rows.n * self.element.itemsize
+        first = self.read_twice * row
+        return Traffic(first, second=len(self.rows.operands) * row - first, again=first)
+
+    def arguments(self) -> dict[str, Arg]:
+        args, count = super().arguments(), self.rows.count
         if "norm" in args:
             args["rstd"] = args["norm"]
-        eps = getattr(desc, "eps", 0.0)  # gradients of rms_norm and layer_norm find it in rstd
-        return args | {"rows": Int(count, count >= I32_LIMIT), "eps": Float(eps, desc.element.compute)}
+        eps = getattr(self.desc, "eps", 0.0)  # gradients of rms_norm and layer_norm find it in rstd
+        return args | {"rows": Int(count, count >= I32_LIMIT), "eps": Float(eps, self.compute)}
 
-    def constants(self, desc: NormDescriptor) -> dict[str, Any]:
-        offset = desc.weight_offset if isinstance(desc, ScaledNormDescriptor) else 0
-        return {"CENTRED": is_centred(desc), "LENGTH": desc.op.startswith("l2_norm"), "OFFSET": offset}
+    def constants(self) -> dict[str, Any]:
+        offset = self.desc.weight_offset if isinstance(self.desc, ScaledNormDescriptor) else 0
+        return {"CENTRED": self.centred, "LENGTH": self.desc.op.startswith("l2_norm"), "OFFSET": offset}
 
-    def mean_is_one_sum(self, desc: NormDescriptor, tile: Tile) -> bool:
-        """Whether the mean of a row that ``tile`` holds whole comes from one sum, which is all but exact."""
-        residual = isinstance(desc, ScaledNormDescriptor) and desc.residual
-        narrow = is_centred(desc) and desc.element.itemsize == 2 and not residual
-        return narrow and self.rows(desc).n <= tile.block <= SHORT
+    def mean_is_one_sum(self) -> bool:
+        """Whether the mean of a row that the tile holds whole comes from one sum, which is all but exact."""
+        residual = isinstance(self.desc, ScaledNormDescriptor) and self.desc.residual
+        return self.centred and self.element.itemsize == 2 and not residual and self.rows.n <= self.tile.block <= SHORT
 
     # --- gradients of weight and bias ---
 
-    def strip_tile(self, desc: NormDescriptor) -> Tile:
+    def strip_tile(self) -> Tile:
         """What a program of ``norm_parameters_kernel`` reads at a time: a few rows of the columns its threads load."""
-        r = self.rows(desc)
-        vector = 16 // desc.element.itemsize if r.unit else 1
-        block = min(ceil_power(r.n), 256 * vector)
+        vector = 16 // self.element.itemsize if self.rows.unit else 1
+        block = min(ceil_power(self.rows.n), 256 * vector)
         return Tile(4, block, max(block // (32 * vector), 1))
 
-    def partials_tile(self, desc: NormDescriptor) -> Tile:
+    def partials_tile(self) -> Tile:
         """What the kernel that accumulates the gradients reads at a time."""
-        return self.strip_tile(desc)
+        return self.strip_tile()
 
-    @fact
-    def partial_sums(self, desc: NormDescriptor) -> tuple[int, int]:
+    def partial_sums(self) -> tuple[int, int]:
         """Partial sums of a gradient, and the groups of a tile's rows that are accumulated in each.
 
         There is one where rows are few, and so long that a program for each block of columns keeps a card busy.
         """
-        r, tile = self.rows(desc), self.partials_tile(desc)
+        r, tile = self.rows, self.partials_tile()
         groups = -(-r.count // tile.rows)
         most = 1 if groups <= FEW_GROUPS and -(-r.n // tile.block) >= ENOUGH_BLOCKS else MOST_PARTIALS
         each = max(-(-groups // most), 1)
         return -(-groups // each), each
 
-    def accumulating(self, desc: NormDescriptor) -> tuple[int, dict[str, Arg]]:
+    def accumulating(self) -> tuple[int, dict[str, Arg]]:
         """Programs for each block of columns of the kernel that accumulates gradients, and its arguments. A lone
         partial sum is the gradient itself. Without gradients there is a program for each group of rows."""
-        count, each = self.partial_sums(desc)
-        if not gradients(desc):
-            return -(-self.rows(desc).count // self.partials_tile(desc).rows), {"each": Int(1)}
-        lone = {PARTIALS[name]: values(desc.operand(name)) for name in gradients(desc) if count == 1}
+        if not self.gradients:
+            return -(-self.rows.count // self.partials_tile().rows), {"each": Int(1)}
+        count, each = self.partial_sums()
+        lone = {PARTIALS[name]: values(self.desc.operand(name)) for name in self.gradients if count == 1}
         return count, {"each": Int(each), **lone}
 
-    def arrays(self, desc: NormDescriptor) -> dict[str, int]:
+    def partial_arrays(self) -> dict[str, int]:
         """(No rows have a partial sum all the same: no kernel reads it, but one is given its address.)"""
-        count = self.partial_sums(desc)[0]
-        size = padded_bytes(max(count, 1) * self.rows(desc).n * desc.element.compute.itemsize)
-        return {PARTIALS[name]: size for name in gradients(desc) if count != 1}
+        if not self.gradients or self.partial_sums()[0] == 1:
+            return {}
+        size = padded_bytes(max(self.partial_sums()[0], 1) * self.rows.n * self.compute.itemsize)
+        return {PARTIALS[name]: size for name in self.gradients}
 
-    def after(self, desc: NormDescriptor) -> list[Launch]:
+    def arrays(self) -> dict[str, int]:
+        return self.partial_arrays()
+
+    def after(self) -> list[Launch]:
         """The fold of partial sums."""
-        n, folded = self.rows(desc).n, len(NormEntry.arrays(self, desc))
+        n, folded = self.rows.n, len(self.partial_arrays())
         if n == 0 or not folded:
             return []
-        count = self.partial_sums(desc)[0]
+        count = self.partial_sums()[0]
         held = FOLD_FEW_PARTIALS if count <= FOLD_FEW_PARTIALS else FOLD_PARTIALS
         # (The interpreter runs one program after another: there, fewer and larger ones.)
         most = FOLD_PARTIALS * (1024 if interpreting() else FOLD_COLUMNS) // held
         tile = Tile(held, min(most, max(ceil_power(n), FOLD_COLUMNS)), FOLD_WARPS)
         blocks = -(-n // tile.block)
         args: dict[str, Arg] = {"n": Int(n, n >= 2**31), "lines": Int(count), "blocks": Int(blocks)}
-        return [self.launch(desc, norm_fold_kernel, folded * blocks, tile, args)]
+        return [self.launch(norm_fold_kernel, folded * blocks, tile, args)]
 
-    def around_us(self, desc: NormDescriptor) -> float:
-        nbytes = sum(NormEntry.arrays(self, desc).values())
+    def around_us(self) -> float:
+        nbytes = sum(self.partial_arrays().values())
         return LAUNCH_US + 2 * nbytes / BYTES_PER_US if nbytes else 0.0
 
     # --- guarantees ---
 
-    def guarantee(self, desc: NormDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
         found = {}
-        for o in desc.operands():
+        for o in self.desc.operands():
             if o.is_written:
-                relative, of_terms = self._roundings(desc, o.name)
+                relative, of_terms = self._roundings(o.name)
                 # The root of n squares lacks those that vanish.
-                lost = math.sqrt(self.rows(desc).n * bounds.smallest_normal(desc.element.compute))
-                found[o.name] = bounds.rounded(
-                    o.element,
-                    desc.element.compute,
-                    relative=relative,
-                    per_term=of_terms,
-                    flushes=relative,
-                    lost=lost if o.name == "norm" else 0.0,
-                    batch=self.rows(desc).invariant and o.name not in PARTIALS,
+                lost = math.sqrt(self.rows.n * bounds.smallest_normal(self.compute)) if o.name == "norm" else 0.0
+                batch = self.rows.invariant and o.name not in PARTIALS
+                found[o.name] = self.rounded(
+                    relative, of_terms, out=o.element, flushes=relative, lost=lost, batch=batch
                 )
         return found
 
-    def _roundings(self, desc: NormDescriptor, output: str) -> tuple[float, float]:
+    def _roundings(self, output: str) -> tuple[float, float]:
         """Roundings relative to the result and to its terms.
 
         *Results.* Sums of squares are of positive terms, so rms_norm and l2_norm have errors relative to the result.
@@ -177,17 +167,18 @@ class NormEntry(Entry[NormDescriptor]):
         least a share 1 / (2 * sqrt(2 * n)) of it, and the sum within depth roundings of it. The squares are of
         deviations from the 14 leading bits of the mean, which are at most 8 * s off it.
         """
-        n, tile, shared = self.rows(desc).n, self.some_tile(desc), self.partials_tile(desc)
         if output in PARTIALS:
             # First the groups of a program; then its rows, by threads and between them; then the partial sums.
+            shared = self.partials_tile()
             rows = shared.rows * shared.block // (32 * shared.warps) + 12
             folded = FOLD_PARTIALS * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
-            accumulated = self.partial_sums(desc)[1] + rows + folded + 4
+            accumulated = self.partial_sums()[1] + rows + folded + 4
             return accumulated, accumulated
-        depth, roundings = tile.additions(n), 0.0
-        if is_centred(desc):
-            once = math.ceil(2 * depth * math.sqrt(2 * n)) if self.mean_is_one_sum(desc, tile) else 0
+        n, roundings = self.rows.n, 0.0
+        depth = self.tile.additions(n)
+        if self.centred:
+            once = math.ceil(2 * depth * math.sqrt(2 * n)) if self.mean_is_one_sum() else 0
             roundings = max(6 * depth + 16, once)
-        roundings += (3 if is_centred(desc) else 2) * (depth + 12)
-        relative = output in ("rstd", "norm", "summed") or desc.op in ("rms_norm", "l2_norm")
+        roundings += (3 if self.centred else 2) * (depth + 12)
+        relative = output in ("rstd", "norm", "summed") or self.desc.op in ("rms_norm", "l2_norm")
         return roundings, 0 if relative else roundings

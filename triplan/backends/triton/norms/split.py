@@ -14,64 +14,63 @@ from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
-from triplan.backends.triton.common.rows_entries import SplitRows, is_backward
+from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
-from triplan.backends.triton.norms.shared import OPS, NormEntry, is_centred, operands_read_twice
+from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Support, Target
 
 
 class NormSplit(SplitRows[NormDescriptor], NormEntry):
-    def tile(self, desc: NormDescriptor) -> Tile:
-        return self.strip_tile(desc) if is_backward(desc) else self.finish_tile(desc)
+    def find_tile(self) -> Tile:
+        return self.strip_tile() if self.backward else self.finish_tile()
 
-    def finish_tile(self, desc: NormDescriptor) -> Tile:
-        return self.rows(desc).block_tile(desc.element, operands_read_twice(desc))
+    def finish_tile(self) -> Tile:
+        return self.rows.block_tile(self.read_twice)
 
-    def finish_blocks(self, desc: NormDescriptor) -> int:
-        return max(-(-self.rows(desc).n // self.finish_tile(desc).block), 1)
+    def finish_blocks(self) -> int:
+        return max(-(-self.rows.n // self.finish_tile().block), 1)
 
-    def kernels(self, desc: NormDescriptor) -> tuple[Any, Any]:
-        if is_backward(desc):
+    def kernels(self) -> tuple[Any, Any]:
+        if self.backward:
             return norm_parameters_kernel, kernels.norm_backward_finish_kernel
         return kernels.norm_partial_kernel, kernels.norm_finish_kernel
 
-    def partials(self, desc: NormDescriptor) -> Sequence[str]:
-        names = ("projections", "totals") if is_backward(desc) else ("squares", "centres", "rests")
-        return names if is_centred(desc) else names[:1]
+    def partials(self) -> Sequence[str]:
+        names = ("projections", "totals") if self.backward else ("squares", "centres", "rests")
+        return names if self.centred else names[:1]
 
-    def supports(self, desc: NormDescriptor, target: Target) -> Support:
-        if self.rows(desc).across:
+    def supports(self, target: Target) -> Support:
+        if self.rows.across:
             return Support.no("neighbouring rows are adjacent in memory: their elements are read together")
-        return super().supports(desc, target)
+        return super().supports(target)
 
-    def reduce_us(self, desc: NormDescriptor, tile: Tile, target: Target) -> float:
-        if not is_backward(desc):
-            return super().reduce_us(desc, tile, target)
-        blocks, (partials, groups) = self.blocks(desc), self.partial_sums(desc)
-        return waves_us(partials * blocks, groups * tile.rows * self.traffic(desc).first / blocks, target)
+    def reduce_us(self, target: Target) -> float:
+        if not self.backward:
+            return super().reduce_us(target)
+        blocks, (partials, groups) = self.blocks(), self.partial_sums()
+        return waves_us(partials * blocks, groups * self.tile.rows * self.traffic().first / blocks, target)
 
-    def us(self, desc: NormDescriptor, tile: Tile, target: Target) -> float:
-        return super().us(desc, tile, target) - LAUNCH_US  # the launches overlap
+    def us(self, target: Target) -> float:
+        return super().us(target) - LAUNCH_US  # the launches overlap
 
-    def launches(self, desc: NormDescriptor, target: Target) -> Sequence[Launch]:
+    def launches(self, target: Target) -> Sequence[Launch]:
         """Each launch is placed while the one ahead of it ends, as all are short."""
-        return [replace(launch, overlaps=True) for launch in super().launches(desc, target)]
+        return [replace(launch, overlaps=True) for launch in super().launches(target)]
 
-    def main(self, desc: NormDescriptor, tile: Tile) -> list[Launch]:
-        parts, pieces, (reduce, finish) = self.blocks(desc), self.finish_blocks(desc), self.kernels(desc)
-        grid, last = self.rows(desc).count * pieces, self.finish_tile(desc)
-        args, most = {"blocks": Int(pieces), "parts": Int(parts)}, {"BLOCKS": ceil_power(pieces)}
-        written = self.launch(desc, finish, grid, last, args, **most, PARTS=ceil_power(parts))
-        if not is_backward(desc):
-            return [self.launch(desc, reduce, grid, tile, args), written]
-        programs, given = self.accumulating(desc)
+    def main(self) -> list[Launch]:
+        parts, pieces, (reduce, finish) = self.blocks(), self.finish_blocks(), self.kernels()
+        grid, args = self.rows.count * pieces, {"blocks": Int(pieces), "parts": Int(parts)}
+        most = {"BLOCKS": ceil_power(pieces), "PARTS": ceil_power(parts)}
+        written = self.launch(finish, grid, self.finish_tile(), args, **most)
+        if not self.backward:
+            return [self.launch(reduce, grid, args=args), written]
+        programs, given = self.accumulating()
         # In f64, sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
-        registers = registers_for(tile, 2) if desc.element is ElementKind.F64 else 0
+        registers = registers_for(self.tile, 2) if self.element is ElementKind.F64 else 0
         given["blocks"] = Int(parts)
-        return [self.launch(desc, reduce, programs * parts, tile, given, registers=registers), written]
+        return [self.launch(reduce, programs * parts, args=given, registers=registers), written]
 
 
-SPLIT = NormSplit()
-SPLIT.register(*OPS)
+NormSplit.register(*OPS)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for
-from triplan.backends.triton.common.rows_entries import WholeRows, is_backward
+from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.softmax import rows_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
@@ -21,26 +21,24 @@ NARROW = 32768
 
 
 class SoftmaxRows(WholeRows[AnySoftmaxDescriptor], SoftmaxEntry):
-    def tile(self, desc: AnySoftmaxDescriptor) -> Tile | None:
-        most = MOST_BACKWARD if is_backward(desc) else MOST_FORWARD
-        tile = self.rows(desc).whole_tile(desc.element, most // (4 if desc.element is ElementKind.F64 else 1))
-        if tile is not None and not is_backward(desc) and self.holds_narrow(desc, tile):
+    def find_tile(self) -> Tile | None:
+        most = MOST_BACKWARD if self.backward else MOST_FORWARD
+        tile = self.rows.whole_tile(most // (4 if self.element is ElementKind.F64 else 1))
+        if tile is not None and not self.backward and self.holds_narrow(tile):
             return replace(tile, warps=8)  # 128 elements a thread, two to a register
         return tile
 
-    def holds_narrow(self, desc: AnySoftmaxDescriptor, tile: Tile) -> bool:
+    def holds_narrow(self, tile: Tile) -> bool:
         """Whether threads hold elements as they are read. (With an address for each, narrow ones would not fit.)"""
-        return desc.element.itemsize == 2 and tile.block >= NARROW and self.rows(desc).vectors
+        return self.element.itemsize == 2 and tile.block >= NARROW and self.rows.vectors
 
-    def main(self, desc: AnySoftmaxDescriptor, tile: Tile, narrow: bool | None = None) -> list[Launch]:
+    def main(self, narrow: bool | None = None) -> list[Launch]:
         """``narrow``: by default as ``holds_narrow``."""
-        grid = self.programs(desc, tile)
-        if is_backward(desc):
-            return [self.launch(desc, kernels.softmax_backward_rows_kernel, grid, tile)]
-        narrow = (self.holds_narrow(desc, tile) if narrow is None else narrow) and not interpreting()
-        most = registers_for(tile, 2) if narrow else 0
-        return [self.launch(desc, kernels.softmax_rows_kernel, grid, tile, registers=most, NARROW=narrow)]
+        if self.backward:
+            return [self.launch(kernels.softmax_backward_rows_kernel)]
+        narrow = (self.holds_narrow(self.tile) if narrow is None else narrow) and not interpreting()
+        most = registers_for(self.tile, 2) if narrow else 0
+        return [self.launch(kernels.softmax_rows_kernel, registers=most, NARROW=narrow)]
 
 
-ROWS = SoftmaxRows()
-ROWS.register(*OPS)
+SoftmaxRows.register(*OPS)

@@ -17,13 +17,13 @@ class SoftmaxEntry(Entry[AnySoftmaxDescriptor]):
     version = 2
     in_order = False  # no operand has one element a row
 
-    def axis(self, desc: AnySoftmaxDescriptor) -> int:
-        return desc.softmax_axis
+    def axis(self) -> int:
+        return self.desc.softmax_axis
 
-    def constants(self, desc: AnySoftmaxDescriptor) -> dict[str, Any]:
-        return {"LOG": desc.op.startswith("log_")}
+    def constants(self) -> dict[str, Any]:
+        return {"LOG": self.desc.op.startswith("log_")}
 
-    def guarantee(self, desc: AnySoftmaxDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
         """A term of the sum is rounded by each addition on its path; in each block also by an exponential and a product
         where the sum is rescaled to a new maximum.
 
@@ -32,11 +32,9 @@ class SoftmaxEntry(Entry[AnySoftmaxDescriptor]):
         ``MOST_EXPONENT``. The sum is of positive terms. In log_softmax the sum's error becomes absolute, of the size of
         the largest term: sum|terms| is 1.
         """
-        r, element, compute = self.rows(desc), desc.element, desc.element.compute
-        additions = self.some_tile(desc).additions(r.n, each_block=6)
-        exponential = 0 if desc.op == "softmax_backward" else 3 * bounds.MOST_EXPONENT[compute]
+        additions = self.tile.additions(self.rows.n, each_block=6)
+        exponential = 0 if self.desc.op == "softmax_backward" else 3 * bounds.MOST_EXPONENT[self.compute]
         error = additions + 16 + exponential
         # ex2.approx and products flush subnormals.
-        flushes, batch = additions + 4, r.invariant
-        found = bounds.rounded(element, compute, relative=error, per_term=error, flushes=flushes, batch=batch)
-        return bounds.of_outputs(desc, found)
+        found = self.rounded(error, error, flushes=additions + 4, batch=self.rows.invariant)
+        return bounds.of_outputs(self.desc, found)
