@@ -52,7 +52,7 @@ class Rows:
     other groups are *outer* dimensions, and a program works at one point of them.
 
     Attributes:
-        read, written: how many of the operands are.
+        operands: those that consist of the rows; ``read`` and ``written``: how many of them are.
         n: elements of a row.
         lanes: rows along the last group.
         outer: points of the outer dimensions.

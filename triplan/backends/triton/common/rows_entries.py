@@ -95,12 +95,13 @@ class Entry(ABC, Generic[D]):
     program_us: ClassVar[float] = 0.0
 
     def __init__(self, desc: D) -> None:
+        """A family that keeps facts of its own sets them before it calls this: ``axis`` and ``find_tile`` read them."""
         self.desc, self.element, self.compute = desc, desc.element, desc.element.compute
         self.backward = desc.op.endswith("_backward")
         #: Where the rows lie.
         self.rows = rows_along(desc, self.axis(), self.in_order)
-        #: ``find_tile``; where the entry does not apply, ``tile`` is one that a guarantee can be stated for.
         self.own_tile = self.find_tile()
+        #: ``own_tile``; where the entry does not apply, one that a guarantee can be stated for.
         self.tile = self.own_tile or self.rows.block_tile()
 
     # --- what a family gives ---
@@ -304,20 +305,16 @@ class SplitRows(Entry[D]):
         """Blocks of a row that are reduced. (One even of an empty row: its statistics are written.)"""
         return max(-(-self.rows.n // self.tile.block), 1)
 
-    def finish_tile(self) -> Tile:
-        """What a program of the second launch writes."""
-        return self.tile
-
-    def finish_blocks(self) -> int:
-        """Programs of the second launch, for each row."""
-        return self.blocks()
+    def finish(self) -> tuple[Tile, int]:
+        """What a program of the second launch writes, and its programs for each row."""
+        return self.tile, self.blocks()
 
     def arrays(self) -> dict[str, int]:
         size = padded_bytes(self.rows.count * self.blocks() * self.compute.itemsize)
         return super().arrays() | dict.fromkeys(self.partials(), size)
 
     def programs(self) -> int:
-        return self.rows.count * max(self.blocks(), self.finish_blocks())
+        return self.rows.count * max(self.blocks(), self.finish()[1])
 
     def supports(self, target: Target) -> Support:
         if self.blocks() > MOST_BLOCKS:
@@ -331,14 +328,12 @@ class SplitRows(Entry[D]):
         return moved + self.programs_us(programs, target)
 
     def us(self, target: Target) -> float:
-        count, sectors, t, blocks = self.rows.count, self.rows.sectors(), self.traffic(), self.finish_blocks()
+        count, sectors, t, blocks = self.rows.count, self.rows.sectors(), self.traffic(), self.finish()[1]
         written = waves_us(count * blocks, sectors * t.second / blocks, target)
         return self.reduce_us(target) + written + again_us(count * sectors * t.again)
 
     def main(self) -> list[Launch]:
-        count, (reduce, finish), args = self.rows.count, self.kernels(), {"blocks": Int(self.blocks())}
-        most = ceil_power(self.blocks())
-        return [
-            self.launch(reduce, count * self.blocks(), args=args),
-            self.launch(finish, count * self.finish_blocks(), self.finish_tile(), args, BLOCKS=most),
-        ]
+        count, blocks, (reduce, finish), (tile, each) = self.rows.count, self.blocks(), self.kernels(), self.finish()
+        args = {"blocks": Int(blocks)}
+        written = self.launch(finish, count * each, tile, args, BLOCKS=ceil_power(blocks))
+        return [self.launch(reduce, count * blocks, args=args), written]

@@ -61,7 +61,7 @@ class NllLossRows(WholeRows[NllLossDescriptor], LossEntry[NllLossDescriptor]):
     def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
         """One product a row."""
         over_rows = self.roundings_over_rows()
-        found = {"losses": self.of_rows(2, 0, batch=True, order=True)}
+        found = {"losses": self.rounded(2, out=self.compute, batch=True, order=True)}
         return found | ({"loss": self.rounded(over_rows, over_rows)} if self.desc.reduced else {}) | self.status()
 
 

@@ -123,10 +123,6 @@ class LossEntry(Entry[L]):
 
     # --- guarantees ---
 
-    def of_rows(self, relative: float, per_term: float, batch: bool, order: bool = False) -> PrecisionGuarantee:
-        """The guarantee of an output with one element a row, which is a compute element."""
-        return self.rounded(relative, per_term, out=self.compute, batch=batch, order=order)
-
     def status(self) -> dict[str, PrecisionGuarantee]:
         """The lowest bad row is exact."""
         return {"status": PrecisionGuarantee.exact(ElementKind.I64)} if self.desc.out_of_bounds == "error" else {}
@@ -159,7 +155,8 @@ class CrossEntropyEntry(LossEntry[CrossEntropyDescriptor]):
         r, desc, over_rows = self.rows, self.desc, self.roundings_over_rows()
         total = self.tile.additions(r.n) + 3 * math.log(max(r.n, 2)) + 16
         of_terms = total + 4 + self.roundings_over_classes()
-        found = dict.fromkeys(("losses", "lse"), self.of_rows(4, of_terms, r.invariant))
+        of_rows = self.rounded(4, of_terms, out=self.compute, batch=r.invariant)
+        found = {"losses": of_rows, "lse": of_rows}
         if desc.reduced:
             found["loss"] = self.rounded(over_rows, of_terms + over_rows)
         if desc.gradient:

@@ -26,11 +26,8 @@ class CrossEntropySplit(SplitRows[CrossEntropyDescriptor], CrossEntropyEntry):
     def find_tile(self) -> Tile:
         return self.rows.block_tile(alone=True)
 
-    def finish_tile(self) -> Tile:
-        return self.tile if self.desc.gradient else replace(self.tile, warps=4)
-
-    def finish_blocks(self) -> int:
-        return self.blocks() if self.desc.gradient else 1
+    def finish(self) -> tuple[Tile, int]:
+        return super().finish() if self.desc.gradient else (replace(self.tile, warps=4), 1)
 
     def kernels(self) -> tuple[Any, Any]:
         return kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel

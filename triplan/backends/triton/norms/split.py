@@ -24,13 +24,11 @@ from triplan.sku import ElementKind, Support, Target
 
 class NormSplit(SplitRows[NormDescriptor], NormEntry):
     def find_tile(self) -> Tile:
-        return self.strip_tile() if self.backward else self.finish_tile()
+        return self.strip_tile() if self.backward else self.finish()[0]
 
-    def finish_tile(self) -> Tile:
-        return self.rows.block_tile(self.read_twice)
-
-    def finish_blocks(self) -> int:
-        return max(-(-self.rows.n // self.finish_tile().block), 1)
+    def finish(self) -> tuple[Tile, int]:
+        tile = self.rows.block_tile(self.read_twice)
+        return tile, max(-(-self.rows.n // tile.block), 1)
 
     def kernels(self) -> tuple[Any, Any]:
         if self.backward:
@@ -60,10 +58,10 @@ class NormSplit(SplitRows[NormDescriptor], NormEntry):
         return [replace(launch, overlaps=True) for launch in super().launches(target)]
 
     def main(self) -> list[Launch]:
-        parts, pieces, (reduce, finish) = self.blocks(), self.finish_blocks(), self.kernels()
+        parts, (last, pieces), (reduce, finish) = self.blocks(), self.finish(), self.kernels()
         grid, args = self.rows.count * pieces, {"blocks": Int(pieces), "parts": Int(parts)}
         most = {"BLOCKS": ceil_power(pieces), "PARTS": ceil_power(parts)}
-        written = self.launch(finish, grid, self.finish_tile(), args, **most)
+        written = self.launch(finish, grid, last, args, **most)
         if not self.backward:
             return [self.launch(reduce, grid, args=args), written]
         programs, given = self.accumulating()
