@@ -6,7 +6,6 @@ Without a gradient, the second launch has one program a row, which writes its lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from triplan.backends.triton.common.card import LAUNCH_US
@@ -27,7 +26,7 @@ class CrossEntropySplit(SplitRows[CrossEntropyDescriptor], CrossEntropyEntry):
         return self.rows.block_tile(alone=True)
 
     def finish(self) -> tuple[Tile, int]:
-        return super().finish() if self.desc.gradient else (replace(self.tile, warps=4), 1)
+        return super().finish() if self.desc.gradient else (Tile(1, self.tile.block, 4), 1)
 
     def kernels(self) -> tuple[Any, Any]:
         return kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel
