@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from addresses import Memory, Placed, no_memory
 from samples import SetConstant
 
 import triplan as tp
@@ -60,6 +63,24 @@ def test_the_sort_is_stable(kind: str, ranked: bool, count: int, slots: int, con
     want = index.sort(stable=True)
     assert torch.equal(read(buffers.keys).long(), want.values)
     assert torch.equal(read(buffers.order).long(), want.indices)
+
+
+@triton.jit
+def found_kernel(keys, wanted, out, low, high, steps):  # type: ignore[no-untyped-def]
+    """out = the first position in [low, high) whose key is not below ``wanted``; ``keys`` are those from ``low`` on."""
+    tl.store(out, sorting_kernels.lower_bound(keys - low, wanted, low, high, steps))
+
+
+@pytest.mark.parametrize("low", [0, 2**30 - 20, 2**30 + 2**20, 2**31 - 2**16 - 40])
+@pytest.mark.parametrize("wanted", [-1, 0, 3, 7, 8])
+def test_a_search_among_two_thousand_million_keys(wanted: int, low: int) -> None:
+    keys = torch.arange(8, dtype=torch.int32).repeat_interleave(5)
+    spans = {"keys": (2**44, 2**44 + 160), "out": (2**45, 2**45 + 4)}
+    out: list[int] = []
+    memory = Memory(spans, {}, values={"keys": keys.numpy()}, stored=out)
+    with no_memory(memory, 0, 1, whole_loops=True):
+        found_kernel[(1,)](Placed(2**44, torch.int32), wanted, Placed(2**45, torch.int32), low, low + 40, 31)
+    assert out == [low + int((keys < wanted).sum())]
 
 
 def by_definition(dense: torch.Tensor, chunk: int) -> torch.Tensor:

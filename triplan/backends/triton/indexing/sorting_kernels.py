@@ -235,7 +235,7 @@ def lower_bound(keys, wanted, low, high, steps):
     """
     for _ in range(steps):
         open = low < high
-        middle = (low + high) // 2
+        middle = low + ((high - low) >> 1)  # low + high may pass 2**31
         right = open & (tl.load(keys + middle, mask=open, other=0) < wanted)
         low = tl.where(right, middle + 1, low)
         high = tl.where(open & (right == 0), middle, high)
