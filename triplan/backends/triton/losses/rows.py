@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import BYTES_PER_US
-from triplan.backends.triton.common.offsets import ceil_power
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import MOST_PROGRAMS, WholeRows
 from triplan.backends.triton.losses import rows_kernels as kernels
@@ -85,7 +85,9 @@ class ScaleRows(ScaleEntry):
         return 1.2 * super().us(target)  # addresses are computed, and loads may be narrow
 
     def main(self) -> list[Launch]:
-        return [self.launch(kernels.scale_gradient_rows_kernel, args={"tiles": Int(self.programs())})]
+        tiles = self.programs()  # a loop over them counts beyond the last
+        args = {"tiles": Int(tiles, tiles >= I32_LIMIT)}
+        return [self.launch(kernels.scale_gradient_rows_kernel, args=args)]
 
 
 CrossEntropyRows.register("cross_entropy")

@@ -168,7 +168,7 @@ def scale_gradient_rows_kernel(
     last = tiles
     if IN_PLACE:
         if factor == 1.0:
-            last = 0
+            last = tiles * 0
     for tile in range(tl.program_id(0), last, tl.num_programs(0)):
         group = tile // columns
         outer, lane = group_lanes(group, blocks, lanes, sizes, ROWS)

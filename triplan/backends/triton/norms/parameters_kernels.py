@@ -55,7 +55,7 @@ def norm_parameters_kernel(
     begin(OVERLAPS)
     part = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
-    col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    col = block.to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]  # n has 64 bits where columns need them
     live_col = col < n
     # If all threads lie along the columns, each sums the rows of a tile without a reduction between threads.
     dw = tl.zeros((1, BLOCK), COMPUTE)
@@ -96,7 +96,7 @@ def norm_parameters_kernel(
 @triton.jit
 def fold_block(block, parts, out, n, lines, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """out = sum(parts) over the first axis, for columns of block number ``block``; parts: [lines, n], out: [n]."""
-    col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    col = block.to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]  # n has 64 bits where columns need them
     line = tl.arange(0, ROWS)[:, None]
     part = tl.load(parts + line.to(tl.int64) * n + col, mask=(line < lines) & (col < n), other=0.0)
     tl.store(out + col, tl.sum(part, 0, keep_dims=True).to(out.dtype.element_ty), mask=col < n)
