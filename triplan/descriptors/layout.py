@@ -100,6 +100,8 @@ class Layout(FrozenModel):
 
     def broken_by(self, shape: Sequence[int], strides: Sequence[int]) -> str | None:
         """How ``strides`` break this promise, or None. (The address has its own check and its own error.)"""
+        if 0 in shape:
+            return None  # no element has an address
         if self.packed:
             if not is_packed(shape, strides):
                 return f"strides {tuple(strides)}, but packed row-major {packed_strides(shape)} was promised"
@@ -128,10 +130,10 @@ def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def is_packed(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether ``strides`` are row-major without gaps. Axes of extent 1 and empty tensors may have any strides."""
+    if 0 in shape:
+        return True
     expected = 1
     for n, s in zip(reversed(shape), reversed(strides), strict=True):
-        if n == 0:
-            return True
         if n != 1:
             if s != expected:
                 return False

@@ -146,4 +146,7 @@ def test_an_axis_of_one_may_be_the_unit_axis() -> None:
         assert layout.stride_multiple == 8
         assert layout.broken_by(t.shape, t.stride()) is None
     assert tp.Layout.of((1, 5), (1, 1), 16, 2).packed
+    for shape, strides in (((0, 3), (1, 0)), ((3, 0), (0, 1)), ((0, 3), (0, 0)), ((2, 0, 3), (7, 7, 7))):
+        assert tp.Layout.of(shape, strides, 16, 2).packed
+        assert tp.Layout.strided(unit_axis=0, stride_multiple=4).broken_by(shape, strides) is None
     assert tp.Layout.of((5, 1, 3), (1, 1, 7), 16, 2).unit_axis == 0
