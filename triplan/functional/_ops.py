@@ -259,7 +259,11 @@ class Op(Recorded):
 
 
 def check_out(name: str, out: Tensor, args: Sequence[Any], shape: Callable[[], Sequence[int]]) -> None:
-    """torch's rules for ``out=``: no gradient, the first argument's dtype and device; resized to the result's shape."""
+    """torch's rules for ``out=``: no gradient, the first argument's dtype and device; resized to the result's shape.
+
+    Whatever raises does so before ``out`` is touched. Stricter than torch, which in some functions resizes a tensor
+    whose elements overlap, and then overwrites what it was a view of.
+    """
     if needs_grad((out, *args)):
         raise RuntimeError(
             f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the "
@@ -272,6 +276,8 @@ def check_out(name: str, out: Tensor, args: Sequence[Any], shape: Callable[[], S
         raise RuntimeError(f"{name}(): Expected out tensor to have dtype {like.dtype}, but got {out.dtype}")
     if out.device != like.device:
         raise RuntimeError(f"{name}(): Expected out tensor to be on device {like.device}, but got {out.device}")
+    if not torch.compiler.is_compiling():  # in a compiled graph the kernel checks
+        _refuse_unwritable(name, out)
     if tuple(out.shape) != result:
         if out.numel():
             warnings.warn(
