@@ -14,7 +14,7 @@ import torch
 
 from triplan.facade import BatchedGemmPlan, GemmBackwardPlan, GemmPlan
 from triplan.functional._autocast import narrowed
-from triplan.functional._ops import Op, Recorded, _transformed, check_out
+from triplan.functional._ops import Op, Recorded, _transformed, check_out, needs_grad
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import broadcast, check_same_device, require
 
@@ -430,7 +430,9 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
     """``input @ other`` (torch.matmul): vectors, matrices, and batches of matrices whose axes broadcast.
 
     Composed of ``mm`` and ``bmm``: a vector becomes a matrix of one row or column, and if ``other`` is no batch, all
-    rows of ``input`` form one matrix. Raises as ``mm`` and ``bmm`` do.
+    rows of ``input`` form one matrix. A factor of 16-bit elements that broadcasts over an axis and requires grad is
+    multiplied with all matrices along that axis in one product, so that its gradient is a product too, rounded once.
+    Raises as ``mm`` and ``bmm`` do.
     """
     if out is None:
         return _matmul(*narrowed(input, other))
@@ -451,8 +453,47 @@ def _matmul(input: Tensor, other: Tensor) -> Tensor:
     else:
         lead = broadcast(a.shape[:-2], b.shape[:-2])
         count = math.prod(lead)
-        first, second = (t.expand((*lead, *t.shape[-2:])).reshape((count, *t.shape[-2:])) for t in (a, b))
-        result = _bmm(first, second, 1).reshape((*lead, a.size(-2), b.size(-1)))
+        a, b = (t.reshape((1,) * (len(lead) + 2 - t.dim()) + t.shape) for t in (a, b))
+        to_columns, to_rows = (_summed_over(t, lead) for t in (a, b))
+        if to_rows or to_columns:
+            result = _matmul_folded(a, b, lead, to_rows, to_columns)
+        else:
+            first, second = (t.expand((*lead, *t.shape[-2:])).reshape((count, *t.shape[-2:])) for t in (a, b))
+            result = _bmm(first, second, 1).reshape((*lead, a.size(-2), b.size(-1)))
     if input.dim() == 1:
         result = result.squeeze(-2)
     return result.squeeze(-1) if other.dim() == 1 else result
+
+
+def _summed_over(t: Tensor, lead: Sequence[int]) -> list[int]:
+    """The batch axes, of extents ``lead``, over which ``t``, of 16-bit elements, is broadcast and has a gradient."""
+    if t.element_size() > 2 or not (needs_grad((t,)) or _transformed()):
+        return []
+    return [d for d, n in enumerate(lead) if t.size(d) == 1 and n != 1]
+
+
+def _matmul_folded(
+    a: Tensor, b: Tensor, lead: Sequence[int], to_rows: Sequence[int], to_columns: Sequence[int]
+) -> Tensor:
+    """``a @ b`` of batches of extents ``lead``, with the axes over which a factor is broadcast in the other's matrices.
+
+    ``to_columns``: axes over which ``a`` is broadcast; ``to_rows``: those of ``b``. The gradient of a broadcast factor
+    is then a sum within one product, which accumulates in f32, not a sum of products rounded to 16 bits.
+    """
+    m, n = len(lead), len(lead) + 1
+    kept = [d for d in range(m) if d not in to_rows and d not in to_columns]
+    order = [*kept, *to_rows, m, *to_columns, n]
+    batch = [lead[d] for d in kept]
+    whole = ([lead[d] if d in kept else t.size(d) for d in range(m)] for t in (a, b))
+    first, second = (t.expand((*s, *t.shape[-2:])).permute(order) for s, t in zip(whole, (a, b), strict=True))
+    rows = math.prod(lead[d] for d in to_rows) * a.size(-2)
+    columns = math.prod(lead[d] for d in to_columns) * b.size(-1)
+    first, second = first.reshape((*batch, rows, a.size(-1))), second.reshape((*batch, b.size(-2), columns))
+    if kept:
+        count = math.prod(batch)
+        result = _bmm(first.reshape((count, *first.shape[-2:])), second.reshape((count, *second.shape[-2:])), 1)
+    else:
+        result = _mm(first, second, 1)
+    shape = (*batch, *(lead[d] for d in to_rows), a.size(-2), *(lead[d] for d in to_columns), b.size(-1))
+    back = sorted(range(n + 1), key=order.__getitem__)
+    return result.reshape(shape).permute(back).contiguous()
