@@ -174,8 +174,8 @@ def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     """``input / max(sqrt(sum(input**2)), eps)`` along ``dim`` (torch.nn.functional.normalize; its dim is 1).
 
     ``input``: f16, bf16, f32 or f64; under autocast it is converted to f32. Returns a tensor of its shape.
-    Differentiable, any number of times. Unless ``dim`` is the last axis, ``input`` is copied. Raises ``IndexError`` for
-    a ``dim`` out of range, ``RuntimeError`` for integers.
+    Differentiable, any number of times. A contiguous ``input`` has a contiguous result, as in torch; both are copied
+    unless ``dim`` is the last axis. Raises ``IndexError`` for a ``dim`` out of range, ``RuntimeError`` for integers.
     """
     (input,) = widened(input)
     if not input.is_floating_point():
@@ -185,8 +185,10 @@ def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     for extent in moved.shape[:-1]:
         rows = rows * extent
     out: Tensor = _l2_norm(moved.reshape(rows, moved.shape[-1]), eps)[0]
-    out = out.reshape(moved.shape)
-    return out.movedim(-1, dim) if input.dim() else out.reshape(())
+    if input.dim() == 0:
+        return out.reshape(())
+    out = out.reshape(moved.shape).movedim(-1, dim)
+    return out.contiguous() if input.is_contiguous() else out
 
 
 # --- registered ops ---

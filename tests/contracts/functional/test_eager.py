@@ -162,6 +162,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "index_add: rank": (lambda: F.index_add(X, 0, I64, V), RuntimeError, "dimensions"),
     "index_add: alpha": (lambda: F.index_add(I64, 0, I64, I64, alpha=0.5), RuntimeError, "not be a floating point"),
     "index_add: bool alpha": (lambda: F.index_add(V, 0, I64, V, alpha=True), RuntimeError, "Boolean alpha"),
+    "index_add: bool": (lambda: F.index_add(V > 0, 0, I64, V > 0, alpha=True), triplan.Unsupported, "bool tensors"),
     "index_add_: dtype": (lambda: F.index_add_(X, 0, I64, X.half()), RuntimeError, "source.dtype"),
     "index_put: none": (lambda: F.index_put(X, (), V), IndexError, "at least one index"),
     "index_put: too many": (lambda: F.index_put(V, (I64, I64), V), IndexError, r"dimension 1 \(got 2\)"),
@@ -258,6 +259,20 @@ def test_out_refusals(name: str, device: str) -> None:
     call.kwargs["out"] = expected[:1, :1].expand(expected.shape)
     with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
         call.run(call.ours)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_an_out_that_overlaps_itself_is_refused_untouched(name: str, fits: bool, device: str) -> None:
+    """Also where it would be resized: then it would overwrite what it is a view of."""
+    call, expected = _out_call(name, device)
+    base = torch.full((1, 1), 99, dtype=expected.dtype, device=device)
+    shape = expected.shape if fits else (expected.shape[0] + 1, *expected.shape[1:])
+    out = base.expand(shape)
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        call.ours(*call.args, **call.kwargs, out=out)
+    assert out.shape == shape
+    assert base.item() == 99
 
 
 @pytest.mark.parametrize("name", ["scatter_add", "scatter", "index_add"])

@@ -316,3 +316,12 @@ def test_what_does_not_fit_is_refused_as_torch_does(device: str) -> None:
 def test_the_default_eps_is_torchs(dtype: torch.dtype, eps: float | None, device: str) -> None:
     x = torch.full((1, 8), 1e-3 if dtype != torch.float64 else 1e-8, dtype=dtype, device=device)
     torch.testing.assert_close(F.rms_norm(x, (8,), eps=eps), functional.rms_norm(x, (8,), eps=eps))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_l2_norm_of_a_contiguous_tensor_is_contiguous(dim: int, device: str) -> None:
+    x = torch.randn(3, 4, 5, device=device, requires_grad=True)
+    out = F.l2_norm(x, dim)
+    assert out.stride() == functional.normalize(x, dim=dim).stride()
+    assert torch.allclose(out, functional.normalize(x, dim=dim))
+    assert F.l2_norm(x.movedim(dim, -1), -1).is_contiguous()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from triplan.descriptors.fields import MAX_RANK
+from triplan.errors import Unsupported
 from triplan.facade import (
     EmbeddingBackwardPlan,
     EmbeddingPlan,
@@ -143,6 +144,8 @@ def _add_shape(
     _check_vector("index_add", index)
     check_same_device("index_add", input, index, source)
     check_same_dtype("index_add", "source", source, input)
+    if input.dtype == torch.bool:
+        raise Unsupported("index_add(): bool tensors cannot be added; convert them to an integer dtype")
     if isinstance(alpha, complex):
         raise RuntimeError("index_add(): For non-complex input tensors, argument alpha must not be a complex number.")
     if isinstance(alpha, bool):
