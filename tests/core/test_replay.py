@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -14,6 +16,7 @@ from cases.functional import SeenDispatch
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import SAMPLES, in_threads
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import BaseTorchFunctionMode
 
@@ -201,6 +204,61 @@ def test_many_threads_with_two_signatures() -> None:
     in_threads(8, work)
 
 
+# --- tensors without memory, and those that dynamo's guard cannot look at ---
+
+
+def freed(t: torch.Tensor) -> torch.Tensor:
+    t.untyped_storage().resize_(0)
+    return t
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("made", ["whole", "view", "fake"])
+@pytest.mark.parametrize("operand", ["index", "src", "out"])
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_tensor_whose_storage_was_freed_is_refused(warm: bool, operand: str, made: str) -> None:
+    desc = tp.IndexAddDescriptor(src_shape=(6, 32), add_dim=0, out_dim_size=9, element="f32")
+    values = {"index": torch.arange(6), "src": torch.ones(6, 32), "out": torch.zeros(9, 32)}
+    plan = tp.plan(desc, target=CPU)
+    if warm:
+        plan.run(tp.IndexAddArgs(**values))
+    good = values[operand]
+    if made == "fake":
+        values[operand] = FakeTensorMode().from_tensor(good)
+    elif made == "view":
+        values[operand] = freed(torch.cat([good.flatten(), good.flatten()])[good.numel() :].view(good.shape))
+    else:
+        values[operand] = freed(good.clone())
+    args = tp.IndexAddArgs(**values)
+    reason = plan.can_implement(args).reason or ""  # a failing assertion must not print the tensor
+    assert "no memory" in reason
+    with pytest.raises(tp.InvalidProblem, match=f"{operand} has no memory"):
+        plan.run(args)
+
+
+NESTED = """
+import torch, triplan as tp
+desc = tp.IndexAddDescriptor(src_shape=(6, 32), add_dim=0, out_dim_size=9, element="f32")
+plan = tp.plan(desc, target=tp.Target.cpu())
+index, src, out = torch.arange(6), torch.ones(6, 32), torch.zeros(9, 32)
+plan.run(tp.IndexAddArgs(index, src, out))
+nested = torch.nested.nested_tensor([torch.zeros(2, 4), torch.zeros(3, 4)])
+for args in (tp.IndexAddArgs(index, nested, out), tp.IndexAddArgs(index, src, nested), tp.IndexAddArgs(index, 3, out)):
+    try:
+        plan.run(args)
+    except tp.InvalidProblem as e:
+        print("refused")
+plan.run(tp.IndexAddArgs(index, src, out))
+print(out.sum().item())
+"""
+
+
+def test_a_nested_tensor_is_refused_and_the_process_lives() -> None:
+    """Dynamo's guard would end it with an uncaught C++ exception."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", NESTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["refused"] * 3 + ["384.0"]), done.stderr
+
+
 # --- launches, with a launcher that records them ---
 
 H200 = tp.Target.preset("h200")
@@ -382,6 +440,29 @@ def test_scales_that_are_equal_may_differ(
     assert replay((args[0], 1, *args[2:])) is None
     assert launched == []
     assert replay(args) is out
+
+
+@compiled
+def test_arguments_that_are_equal_may_differ(launched: list[tuple[Any, ...]]) -> None:
+    args, out, ran = select_call()
+    replay = make_call_replay(args, out, ran)
+    assert replay is not None
+    for dim, check in ((False, False), (0.0, False), (-0.0, False), (0, 0), (0, None)):
+        assert replay((args[0], dim, args[2], check)) is None
+    assert launched == []
+    assert replay(args) is not None
+
+
+@compiled
+def test_a_call_with_freed_tensors_is_not_repeated(launched: list[tuple[Any, ...]]) -> None:
+    args, out, ran = select_call()
+    replay = make_call_replay(args, out, ran)
+    assert replay is not None
+    tables = (freed(torch.randn(9, 32)), freed(torch.randn(18, 32)[9:]), None)
+    repeated = [replay((table, *args[1:])) is not None for table in tables]
+    assert repeated == [False] * 3
+    assert launched == []
+    assert replay(args) is not None
 
 
 @compiled

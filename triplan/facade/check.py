@@ -132,8 +132,10 @@ def _check_scalar(op: str, o: Operand, value: Any) -> None:
 
 
 def _check_tensor(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
-    if t.layout is not torch.strided or t.is_quantized or t.is_neg():
-        raise InvalidProblem(f"{op}: {name} is a {t.layout} tensor or a lazy view; plain strided memory is expected")
+    if t.layout is not torch.strided or t.is_nested or t.is_quantized or t.is_neg():
+        raise InvalidProblem(
+            f"{op}: {name} is a {t.layout} tensor, nested, quantized or a lazy view; plain strided memory is expected"
+        )
     if t.dtype is not o.element.torch:
         raise InvalidProblem(f"{op}: {name} has dtype {t.dtype}; {o.element.torch} ({o.element}) is expected")
     if tuple(t.shape) != o.shape:
@@ -154,6 +156,9 @@ def _check_devices(op: str, target: Target, tensors: list[Named]) -> None:
 def _check_promises(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
     if reason := o.layout.broken_by(t.shape, t.stride()):
         raise InvalidProblem(f"{op}: {name} has {reason}; pass such a tensor or promise another layout")
+    # The address of a view into freed storage is its offset.
+    if t.numel() and t.data_ptr() == t.storage_offset() * t.element_size():
+        raise InvalidProblem(f"{op}: {name} has no memory: its storage was freed, or it is a fake tensor")
     if t.numel() and t.data_ptr() % o.alignment:
         raise MisalignedOperand(
             f"{op}: {name} is at {t.data_ptr():#x}, which is not a multiple of the promised {o.alignment} bytes; "

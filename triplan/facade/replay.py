@@ -52,6 +52,9 @@ _function_modes = torch._C._len_torch_function_stack
 
 #: Numbers of smaller magnitude are finite in f32 and f64, the elements of floating-point scalars.
 _MAX_SCALAR = 2.0**100
+#: Bytes: the full path looks at tensors below this address. Torch's allocators place none there, and the address of a
+#: view into freed storage is its offset.
+_LOW_ADDRESS = 2**32
 #: Replays kept for one form of an op's calls, as shapes may change at every call. Untuned.
 _MAX_REPLAYS = 4096
 #: Tensors of a functional call that is replayed, its result among them. Other calls always take the full path.
@@ -86,7 +89,7 @@ def guarded(
         then: statements that may use the addresses: ``t0``, ``t1`` and so on, and if a slot is written their tuple,
             ``found``.
         same: pairs of slots that are one memory, the first of which is written over the second.
-        unreadable: expressions that are true of a ``call`` whose tensors cannot be read.
+        unreadable: expressions that are true of a ``call`` whose tensors cannot or must not be read.
         refused: expressions that are true of a ``call`` that the full path must look at.
         constants: what expressions and statements use by name.
 
@@ -95,18 +98,21 @@ def guarded(
 
         def guard(call):
             t0, t1, t2 = call.src, call.index, call.out
+            try:
+                if t0.is_nested or t1.is_nested or t2.is_nested: return None
+            except Exception: return None
             if not alike(t0, t1, t2): return None
             if call.status is not None: return None                                 # refused
             t0, t1, t2 = t0.data_ptr(), t1.data_ptr(), t2.data_ptr()
             found, known = (t0, t1, t2), last
             if found == known: found = known
-            elif t0 & mask0 or t2 & mask2 or (t2 < t0 + size0 and t0 < t2 + size2) ...: return None
+            elif t0 < low ... or t0 & mask0 ... or (t2 < t0 + size0 and t0 < t2 + size2) ...: return None
             else: last = found
             return found                                                            # then
     """
     sizes = [size_of(slot.tensor) for slot in slots]
-    constants = {"alike": tensor_guard(tuple(slot.tensor for slot in slots)), **constants}
-    misplaced: list[str] = []
+    constants = {"alike": tensor_guard(tuple(slot.tensor for slot in slots)), "low": _LOW_ADDRESS, **constants}
+    misplaced = [f"t{i} < low" for i, size in enumerate(sizes) if size]
     for i, slot in enumerate(slots):
         if sizes[i] and slot.alignment > 1:
             constants[f"mask{i}"] = slot.alignment - 1
@@ -124,6 +130,10 @@ def guarded(
         "nonlocal last",
         *(f"if {test}: return None" for test in unreadable),
         f"{names} = {''.join(f'{slot.read}, ' for slot in slots)}",
+        # Dynamo's guard asks for strides. A strided nested tensor has none, and the C++ exception ends the process.
+        "try:",
+        f"  if {' or '.join(f't{i}.is_nested' for i in range(len(slots)))}: return None",
+        "except Exception: return None",  # no tensor
         f"if not alike({names}): return None",
         *(f"if {test}: return None" for test in refused),
         f"{names} = {''.join(f't{i}.data_ptr(), ' for i in range(len(slots)))}",
@@ -396,15 +406,11 @@ def make_call_replay(args: tuple[Any, ...], out: Tensor, ran: Ran) -> CallReplay
         alignment = max((o.alignment for o in stands_for), default=1)
         slots.append(Slot(f"call[{i}]", tensor, alignment, any(o.is_written for o in stands_for)))
     others = {i: a for i, a in enumerate(args) if i not in at}
-    refused = [f"call[{i}] != other{i}" for i in others]
+    refused = [_differs(i, a) for i, a in others.items()]
     constants: dict[str, Any] = {f"other{i}": a for i, a in others.items()}
-    if scalars or written is not None:
-        # An op on integers refuses the scale 1.0, which equals 1; and 0.0 equals -0.0: so compare types and signs too.
-        refused += [f"type(call[{i}]) is not type{i}" for i in others]
-        refused += [f"repr(call[{i}]) != '{a}'" for i, a in others.items() if type(a) is float and a == 0]
-        constants |= {f"type{i}": type(a) for i, a in others.items()}
+    constants |= {f"type{i}": type(a) for i, a in others.items()}
     index = out.get_device()
-    refused += ["deterministic() is not was_deterministic", "table.generation != generation", "modes()"]
+    refused += ["deterministic() is not was_deterministic", "table.generation != generation"]
     refused += ["current_device() != index", "forward_ad._current_level >= 0"]
     constants |= {"deterministic": _deterministic, "was_deterministic": _deterministic(), "modes": _function_modes}
     constants |= {"table": TABLE, "generation": TABLE.generation, "current_device": current_device, "index": index}
@@ -423,4 +429,17 @@ def make_call_replay(args: tuple[Any, ...], out: Tensor, ran: Ran) -> CallReplay
         bump = [] if out.is_inference() else [f"increment_version((call[{written}],))"]
         then = ["launch(found, stream(index))", *bump, f"return call[{written}]"]
         constants |= {"increment_version": increment_version}
-    return guarded(slots, then, refused=[" or ".join(refused)], constants=constants)
+    # Modes see reads of a tensor's attributes.
+    return guarded(slots, then, unreadable=["modes()"], refused=[" or ".join(refused)], constants=constants)
+
+
+def _differs(i: int, value: Any) -> str:
+    """An expression: whether argument number ``i`` of a call is another value than ``value``, or of another type.
+
+    True, 1 and 1.0 are equal but not the same scale or axis, and 0.0 equals -0.0. Small integers, bools and None are
+    one object each, and are told by that.
+    """
+    tests = [f"type(call[{i}]) is not type{i}", f"call[{i}] != other{i}"]
+    if type(value) is float and value == 0:
+        tests.append(f"repr(call[{i}]) != '{value}'")
+    return f"call[{i}] is not other{i} and ({' or '.join(tests)})"

@@ -61,7 +61,7 @@ ELSEWHERE = {"scale_gradient", "index_add", "scatter_add"}
 
 def check(desc: tp.Descriptor) -> None:
     """The first, two middle and the last program of every launch of every kernel that takes ``desc``."""
-    kernels = [row.name for row in tp.TABLE.rows(desc.op) if row.backend is tp.BackendKind.TRITON]
+    kernels = [entry.name for entry in tp.TABLE.rows(desc.op) if entry.backend is tp.BackendKind.TRITON]
     sizes = {o.name: o.nbytes for o in desc.operands() if o.is_written}
     taken = 0
     for kernel in kernels:

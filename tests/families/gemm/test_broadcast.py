@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.functional import DEVICES, integers
+from cases.functional import integers
 
 import triplan.functional as F  # noqa: N812
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
 
 OUT_SHAPES = {"mm": ((3, 4), (4, 5)), "bmm": ((2, 3, 4), (2, 4, 5)), "matmul": ((2, 3, 4), (4, 5))}
 
