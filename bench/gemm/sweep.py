@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import triplan as tp
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.gemm import rings as gemm_rings
-from triplan.backends.triton.gemm import split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
+from triplan.backends.triton.gemm import rings as gemm_rings, split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
 from triplan.backends.triton.gemm.rings import Ring
 from triplan.backends.triton.gemm.tile_costs import tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, tiles_of

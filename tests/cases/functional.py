@@ -19,9 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import triplan.functional as F  # noqa: N812
 from triplan.functional._ops import Op
-from triplan.functional.indexing import gather as gathering
-from triplan.functional.indexing import put as putting
-from triplan.functional.indexing import select as selecting
+from triplan.functional.indexing import gather as gathering, put as putting, select as selecting
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -15,8 +15,7 @@ from cases.bench import smoke
 import triplan as tp
 from bench import determinism, host, report, timing
 from bench.__main__ import main
-from bench.indexing import cases
-from bench.indexing import run as indexing
+from bench.indexing import cases, run as indexing
 from bench.indexing.cases import Case, bytes_moved
 from bench.timing import Contestant
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases.functional import SeenDispatch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from samples import SAMPLES, in_threads
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -23,8 +22,7 @@ from torch.overrides import BaseTorchFunctionMode
 import triplan as tp
 from bench.stub import launch_stubbed
 from triplan.backends.runtime import compile, launcher
-from triplan.facade import bound
-from triplan.facade import replay as replay_module
+from triplan.facade import bound, replay as replay_module
 from triplan.facade.check import may_overlap
 from triplan.facade.replay import CallReplay, CallReplays, Ran, make_call_replay
 

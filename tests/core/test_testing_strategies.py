@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 import torch
 from cases.indexing import OPS
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pydantic import Field, PositiveInt
 
 import triplan as tp

@@ -3,10 +3,10 @@
 from triplan.descriptors._public import *
 from triplan.descriptors.base import RowwiseDescriptor as RowwiseDescriptor
 from triplan.descriptors.fields import *
-from triplan.descriptors.gemm import MatrixProductDescriptor as MatrixProductDescriptor
-from triplan.descriptors.gemm import MultiplyingDescriptor as MultiplyingDescriptor
+from triplan.descriptors.gemm import (
+    MatrixProductDescriptor as MatrixProductDescriptor,
+    MultiplyingDescriptor as MultiplyingDescriptor,
+)
 from triplan.descriptors.indexing import IndexingDescriptor as IndexingDescriptor
-from triplan.descriptors.layout import PACKED as PACKED
-from triplan.descriptors.layout import is_packed as is_packed
-from triplan.descriptors.layout import packed_strides as packed_strides
+from triplan.descriptors.layout import PACKED as PACKED, is_packed as is_packed, packed_strides as packed_strides
 from triplan.descriptors.losses import LossDescriptor as LossDescriptor

@@ -1,10 +1,8 @@
 """WHO computes an op: the identity, guarantee and target of a kernel, as pure data."""
 
 from triplan.sku._public import *
-from triplan.sku.element import Element as Element
-from triplan.sku.element import IndexElement as IndexElement
-from triplan.sku.kinds import GPU_ARCHS as GPU_ARCHS
-from triplan.sku.kinds import Math as Math
+from triplan.sku.element import Element as Element, IndexElement as IndexElement
+from triplan.sku.kinds import GPU_ARCHS as GPU_ARCHS, Math as Math
 from triplan.sku.model import FrozenModel as FrozenModel
 from triplan.sku.preference import NO_PREFERENCE as NO_PREFERENCE
 from triplan.sku.support import SUPPORTED as SUPPORTED

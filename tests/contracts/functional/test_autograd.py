@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, forget_replays, integers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.forward_ad import dual_level, make_dual
 

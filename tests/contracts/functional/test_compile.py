@@ -12,9 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import triplan.functional as F  # noqa: N812
 from triplan.functional._ops import Op
-from triplan.functional.indexing import gather as gathering
-from triplan.functional.indexing import put as putting
-from triplan.functional.indexing import select as selecting
+from triplan.functional.indexing import gather as gathering, put as putting, select as selecting
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases.functional import DEVICES, FIXED, IN_PLACE, SUMMED, WITH_OUT, Call, calls, fixed, integers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import triplan
 import triplan.functional as F  # noqa: N812

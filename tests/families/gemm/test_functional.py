@@ -12,8 +12,7 @@ from cases.functional import FLOATS, integers, laid_out
 from torch.autograd import gradcheck, gradgradcheck
 
 import triplan.functional as F  # noqa: N812
-from triplan.functional import _plans
-from triplan.functional import gemm as multiplying
+from triplan.functional import _plans, gemm as multiplying
 from triplan.functional._ops import Op
 
 OPS = {op.name: op for op in vars(multiplying).values() if isinstance(op, Op)}

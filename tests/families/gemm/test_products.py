@@ -33,8 +33,7 @@ from cases.gemm import (
     plan_with,
     required,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import triplan as tp
 from triplan.backends.runtime.compile import sass

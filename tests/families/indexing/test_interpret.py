@@ -14,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from cases.indexing import ENTRIES, OPS, POLICIES, accumulate_of, build, elements_of, grid, pinned
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 
 import triplan as tp
 from triplan.testing import check_plan, check_refusals, descriptors

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases.indexing import ENTRIES, OPS, build, elements_of, grid, pinned
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.nn import functional
 
 import triplan as tp

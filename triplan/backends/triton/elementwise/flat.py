@@ -7,8 +7,7 @@ import triton.language as tl
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.offsets import I32_LIMIT
-from triplan.backends.triton.elementwise import flat_kernels as kernels
-from triplan.backends.triton.elementwise import shared
+from triplan.backends.triton.elementwise import flat_kernels as kernels, shared
 from triplan.backends.triton.elementwise.shared import ElementwiseDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 

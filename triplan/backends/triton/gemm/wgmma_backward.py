@@ -9,8 +9,7 @@ from functools import partial
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scalar
 from triplan.backends.table import Configuration
-from triplan.backends.triton.gemm import column_sums, rings, tma, wgmma
-from triplan.backends.triton.gemm import wgmma_backward_kernels as kernels
+from triplan.backends.triton.gemm import column_sums, rings, tma, wgmma, wgmma_backward_kernels as kernels
 from triplan.backends.triton.gemm.arguments import pointer
 from triplan.backends.triton.gemm.entries import hopper_kernel
 from triplan.backends.triton.gemm.guarantees import backward_guarantee

@@ -8,8 +8,7 @@ from triplan.backends.runtime.launch import Launch, Scratch
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch, fold_launch
 from triplan.backends.triton.common.offsets import padded_bytes, values
-from triplan.backends.triton.indexing import atomics
-from triplan.backends.triton.indexing import points_kernels as points
+from triplan.backends.triton.indexing import atomics, points_kernels as points
 from triplan.backends.triton.indexing.costs import index_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import HALF, SUMS, entry

@@ -5,8 +5,7 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import values
-from triplan.backends.triton.indexing import atomics
-from triplan.backends.triton.indexing import points_kernels as points
+from triplan.backends.triton.indexing import atomics, points_kernels as points
 from triplan.backends.triton.indexing.costs import index_us, zero_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry, rows_apply

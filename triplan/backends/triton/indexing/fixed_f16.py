@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triplan.backends.runtime.launch import Arg, Launch, Scratch
-from triplan.backends.triton.indexing import fixed_point as fixed
-from triplan.backends.triton.indexing import fixed_point_kernels as kernels
+from triplan.backends.triton.indexing import fixed_point as fixed, fixed_point_kernels as kernels
 from triplan.backends.triton.indexing.registration import SUMS, entry
 from triplan.descriptors import IndexingDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target

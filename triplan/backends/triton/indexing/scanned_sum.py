@@ -5,8 +5,7 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Launch, Scratch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
-from triplan.backends.triton.indexing import scanned_sum_kernels as kernels
-from triplan.backends.triton.indexing import segments, sorted_sum
+from triplan.backends.triton.indexing import scanned_sum_kernels as kernels, segments, sorted_sum
 from triplan.backends.triton.indexing.arguments import policy, status
 from triplan.backends.triton.indexing.costs import zero_us
 from triplan.backends.triton.indexing.geometry import geometry

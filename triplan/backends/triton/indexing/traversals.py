@@ -14,8 +14,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common.card import L2_SHARE
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int
-from triplan.backends.triton.indexing import points_kernels as points
-from triplan.backends.triton.indexing import traversals_kernels as kernels
+from triplan.backends.triton.indexing import points_kernels as points, traversals_kernels as kernels
 from triplan.backends.triton.indexing.arguments import (
     Walk,
     axis_arguments,
