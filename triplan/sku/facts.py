@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Results kept per function. A select asks a dozen functions about one descriptor; a plan cache holds 1,024 plans.
+#: Results kept per function. A select asks a dozen functions about one descriptor; a PlanCache holds 4,096 plans.
 MAX_FACTS = 4096
 _facts: weakref.WeakSet[Any] = weakref.WeakSet()
 
