@@ -62,8 +62,8 @@ def large(op: str) -> Iterator[tp.Descriptor]:
                     extra = {"batch": 4} if "batch" in fields else {}
                     yield cls(m=rows, n=min(n, 16384), k=min(k, 16384), element=element, **extra)
             elif "input_shape" in fields:
-                axis = {"softmax_axis": 1} if "softmax_axis" in fields else {}
-                yield cls(input_shape=(rows, n), element=element, **axis)
+                extra = {"softmax_axis": 1} if "softmax_axis" in fields else {}
+                yield cls(op=op, input_shape=(rows, n), element=element, **extra)
             elif "embedding_dim" in fields:
                 yield cls(index_shape=(rows,), num_embeddings=50304, embedding_dim=n, element=element)
             elif op == "index_put":
