@@ -1,0 +1,189 @@
+"""torch's own samples of every op that ``triplan.functional`` has by torch's name.
+
+A sample is right, or refused with a reason that ``refusals.txt`` lists with its count; anything else fails. The file
+holds what is left to do: it may only shrink. ``op_db`` is imported within the tests: that takes four seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.functional import DEVICES
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+
+Tensor = torch.Tensor
+REFUSALS = Path(__file__).with_name("refusals.txt")
+#: Functions that torch does not have, or of which it has no samples.
+OTHERS = {"gather_with_grad", "l2_norm", "relu_squared"}
+NAMES = sorted({name.removesuffix("_") for name in F.__all__} - OTHERS)
+#: What a refusal may be. Anything else, KernelInternal too, is a fault.
+REFUSED = (NotImplementedError, TypeError, ValueError, IndexError, RuntimeError)
+#: Refusals that differ in these only are counted together.
+GENERAL = {r"\{.*": "DESCRIPTOR", r"torch\.\w+": "DTYPE", r"\[[\d, ]*\]": "SHAPE", r"-?\d+(\.\d+)?": "N"}
+
+
+def variants(name: str) -> Iterator[Any]:
+    """torch's OpInfos of a function; those of a plain test of its own (triton_optimized) have no autograd."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    found = [op for op in op_db if op.name.removeprefix("nn.functional.") == name and op.supports_autograd]
+    assert found, f"torch has no samples of {name}: add it to OTHERS"
+    yield from found
+
+
+def mapped(sample: Any, change: Callable[[Tensor], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A sample's arguments with ``change`` applied to their tensors."""
+    of = sample.transform(lambda t: change(t) if isinstance(t, Tensor) else t)
+    return (of.input, *of.args), of.kwargs
+
+
+def wide(t: Tensor) -> Tensor:
+    return t.detach().double() if t.is_floating_point() else t
+
+
+def alone(t: Tensor) -> Tensor:
+    return t.detach().clone().requires_grad_(t.requires_grad)
+
+
+def close(got: Any, expected: Any, dtype: torch.dtype | None = None) -> None:
+    """Equal within torch's tolerances of ``dtype``, the result's; a small element may be a sum of large ones."""
+    assert got.dtype == (dtype or expected.dtype)
+    rtol, atol = torch.testing._comparison.default_tolerances(got)
+    atol *= max(1.0, float(expected.abs().nan_to_num(0, 0, 0).max())) if atol and expected.numel() else 1
+    torch.testing.assert_close(got.cpu(), expected.to(got.dtype), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def gradients(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> list[Tensor | None]:
+    leaves = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.requires_grad]
+    weights = torch.linspace(0.5, 1.5, result.numel(), dtype=result.dtype, device=result.device)
+    return list(torch.autograd.grad(result, leaves, weights.reshape(result.shape), allow_unused=True))
+
+
+class Samples:
+    """Compares every sample of an op, and counts what is refused."""
+
+    def __init__(self, name: str, device: str) -> None:
+        self.name, self.device = name, device
+        self.ours, self.in_place = getattr(F, name), getattr(F, f"{name}_", None)
+        self.refused: Counter[str] = Counter()
+
+    def attempt(self, what: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except tp.errors.KernelInternal:
+            raise
+        except REFUSED as e:
+            reason = str(e).splitlines()[0]
+            for pattern, general in GENERAL.items():
+                reason = re.sub(pattern, general, reason)
+            self.refused[f"{self.name}: {what}: {type(e).__name__}: {reason}"] += 1
+
+    def compare(self, op: Any, dtype: torch.dtype) -> None:
+        recorded = dtype == torch.float64
+        for sample in op.sample_inputs("cpu", dtype, requires_grad=recorded):
+            own = op(sample.input, *sample.args, **sample.kwargs)
+            args, kwargs = mapped(sample, wide)
+            expected = op(*args, **kwargs) if own.is_floating_point() else own
+            self.result(sample, expected, own.dtype)
+            if recorded and own.requires_grad:
+                self.gradient(op, sample)
+            if dtype in (torch.float64, torch.int64):
+                self.writing(op, sample, expected, own.dtype)
+                self.noncontiguous(op, sample)
+            if dtype == torch.float32:
+                self.fake(sample, own)
+
+    def on_device(self, sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return mapped(sample, lambda t: t.detach().to(self.device).requires_grad_(t.requires_grad))
+
+    def result(self, sample: Any, expected: Tensor, dtype: torch.dtype) -> None:
+        args, kwargs = self.on_device(sample)
+        self.attempt("result", lambda: close(self.ours(*args, **kwargs), expected, dtype))
+
+    def gradient(self, op: Any, sample: Any) -> None:
+        (args, kwargs), (mine, my) = mapped(sample, alone), self.on_device(sample)
+        theirs = gradients(args, kwargs, op(*args, **kwargs))
+
+        def check() -> None:
+            for got, expected in zip(gradients(mine, my, self.ours(*mine, **my)), theirs, strict=True):
+                if got is None or expected is None:  # torch has None where a result does not depend on an input
+                    assert all(g is None or not g.any() for g in (got, expected))
+                else:
+                    close(got, expected)
+
+        self.attempt("gradient", check)
+
+    def writing(self, op: Any, sample: Any, expected: Tensor, dtype: torch.dtype) -> None:
+        """``out=``, resized, and in place."""
+        args, kwargs = mapped(sample, lambda t: t.detach().clone().to(self.device))
+        if op.supports_out:
+            out = torch.empty(0, dtype=dtype, device=self.device)
+
+            def check() -> None:
+                assert self.ours(*args, **kwargs, out=out) is out
+                close(out, expected, dtype)
+
+            self.attempt("out=", check)
+        if self.in_place is not None and expected.shape == args[0].shape:
+
+            def update() -> None:
+                assert self.in_place(*args, **kwargs) is args[0]
+                close(args[0], expected, dtype)
+
+            self.attempt("in place", update)
+
+    def noncontiguous(self, op: Any, sample: Any) -> None:
+        other = sample.noncontiguous()
+        expected = op(other.input, *other.args, **other.kwargs)
+        args, kwargs = mapped(other, lambda t: t.detach().to(self.device))
+        self.attempt("noncontiguous", lambda: close(self.ours(*args, **kwargs), expected.detach()))
+
+    def fake(self, sample: Any, expected: Tensor) -> None:
+        """Shape and dtype under fake tensors, as torch.compile needs them."""
+        mode = FakeTensorMode()
+        args, kwargs = mapped(sample, lambda t: mode.from_tensor(t.detach().to(self.device)))
+
+        def check() -> None:
+            with mode:
+                got = self.ours(*args, **kwargs)
+            assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+
+        self.attempt("fake", check)
+
+
+def listed() -> dict[str, int]:
+    found = {}
+    for line in REFUSALS.read_text().splitlines():
+        count, _, what = line.partition(" ")
+        found[what] = int(count)
+    return found
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("device_type", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore")  # torch's samples are not warnings' subject
+def test_samples(name: str, device_type: str) -> None:
+    torch.manual_seed(0)  # torch draws the values
+    samples = Samples(name, device_type)
+    for op in variants(name):
+        for dtype in sorted(op.dtypes, key=str):
+            if not dtype.is_complex:
+                samples.compare(op, dtype)
+    expected = {what: n for what, n in listed().items() if what.startswith(f"{name}: ")}
+    assert samples.refused == expected, "refusals.txt lists other refusals:\n" + "\n".join(
+        f"{n} {what}" for what, n in sorted(samples.refused.items())
+    )
+
+
+def test_refusals_are_of_known_ops() -> None:
+    assert {what.partition(":")[0] for what in listed()} <= set(NAMES)
