@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import SAMPLES, in_threads
 
 import triplan as tp
 from triplan.backends import table as table_module
+from triplan.backends.select import select
 
 H200 = tp.Target.preset("h200")
 
@@ -130,6 +133,25 @@ def test_a_new_row_empties_the_cache() -> None:
     again = cache.get(sized(1), target=H200)
     assert again is not plan
     assert again.sku() == plan.sku()
+
+
+def test_a_kernel_registered_during_a_select_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of that select is not cached as one of the new table."""
+    cache, table = tp.PlanCache(), table_module.TABLE
+    cheap = replace(table.rows("gather")[0], name="zz_cheap", rank=lambda desc, target: -1.0)
+
+    def registers(*request: Any) -> Any:
+        monkeypatch.undo()
+        table.register(cheap)
+        return found
+
+    found = select(sized(1), tp.PlanPreference().resolved(), H200)
+    monkeypatch.setattr(sys.modules["triplan.facade.plan"], "select", registers)
+    try:
+        assert cache.get(sized(1), target=H200).sku().kernel != "zz_cheap"
+        assert cache.get(sized(1), target=H200).sku().kernel == "zz_cheap"
+    finally:
+        table.unregister("gather", "zz_cheap")
 
 
 # --- files ---

@@ -93,9 +93,10 @@ class PlanCache:
         # Equal to canonical_key(...); inlined because this line is most of the cost of a hit.
         key = f"{desc.key}|{preference.key}|{target.key}|{'-' if tuning is None else tuning.digest}"
         with self._lock:
-            if self._generation != TABLE.generation:
+            if self._generation != (generation := TABLE.generation):
                 self._plans.clear()  # an entry was added or removed: any selection may differ now
-                self._generation = TABLE.generation
+                self._selecting.clear()
+                self._generation = generation
             found = self._plans.get(key)
             if found is not None:
                 self._plans.move_to_end(key)
@@ -116,17 +117,23 @@ class PlanCache:
             flight.set_exception(e)
             raise
         with self._lock:
-            self._insert(key, plan)
+            self._insert(key, plan, generation)
             self._selecting.pop(key, None)
         flight.set_result(plan)
         return plan
 
-    def _insert(self, key: str, plan: AnyPlan) -> None:
+    def _insert(self, key: str, plan: AnyPlan, generation: int) -> None:
+        """Cache ``plan``, unless the table has changed since ``generation``, when its select began."""
+        if generation != TABLE.generation:
+            return
         self._plans[key] = plan
         self._plans.move_to_end(key)
         while len(self._plans) > self.capacity:
             self._plans.popitem(last=False)
             self._evictions += 1
+
+    def __repr__(self) -> str:
+        return f"PlanCache({len(self)} of {self.capacity} plans, {self._hits} hits, {self._misses} misses)"
 
     def clear(self) -> None:
         """Drop every plan; the counts stay."""
@@ -168,6 +175,7 @@ class PlanCache:
         return LoadReport(report, changed)
 
     def _load_entry(self, entry: Any) -> LoadedEntry:
+        generation = TABLE.generation
         try:
             desc = parse_descriptor(entry["descriptor"])
             preference = PlanPreference.model_validate_json(json.dumps(entry["preference"]))
@@ -182,7 +190,7 @@ class PlanCache:
         if plan.sku() != sku:
             return LoadedEntry("changed", plan.key, f"was {sku.id}, is {plan.sku().id}: {sku.key} -> {plan.sku().key}")
         with self._lock:
-            self._insert(plan.key, plan)
+            self._insert(plan.key, plan, generation)
         return LoadedEntry("same", plan.key)
 
 
