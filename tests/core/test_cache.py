@@ -136,13 +136,14 @@ def test_a_new_row_empties_the_cache() -> None:
 
 
 def test_a_kernel_registered_during_a_select_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan of that select is not cached as one of the new table."""
+    """The plan of that select is not cached among those of the new table."""
     cache, table = tp.PlanCache(), table_module.TABLE
     cheap = replace(table.rows("gather")[0], name="zz_cheap", rank=lambda desc, target: -1.0)
 
     def registers(*request: Any) -> Any:
         monkeypatch.undo()
         table.register(cheap)
+        cache.get(sized(2), target=H200)  # which sees the new table
         return found
 
     found = select(sized(1), tp.PlanPreference().resolved(), H200)
