@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -112,3 +113,14 @@ def in_threads(count: int, work: Callable[[int], object]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def in_child(work: Callable[[], object], seconds: float = 30) -> None:
+    """Run ``work`` in a forked process; fail if it raises, or takes longer than ``seconds``."""
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(seconds)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    assert child.exitcode == 0  # -9 if it was killed

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import multiprocessing
 import os
+import random
+import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import SAMPLES, in_threads
+import torch
+from samples import SAMPLES, in_child, in_threads
 
 import triplan as tp
+import triplan.functional
 from triplan.backends import table as table_module
 from triplan.backends.select import select
+from triplan.facade import cache as cache_module
 
 H200 = tp.Target.preset("h200")
 
@@ -88,36 +94,101 @@ def test_one_select_a_key_however_many_threads(monkeypatch: pytest.MonkeyPatch) 
     assert cache.stats().misses + cache.stats().hits == 16 * 5
 
 
-def _child(cache: tp.PlanCache, queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
-    queue.put(cache.get(sized(1), target=H200).sku().id + str(cache.get(sized(7), target=H200).sku().id))
+def test_no_interrupt_leaves_a_key_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real signals at random moments of a select and of hits; their handler uses the cache, too."""
+    monkeypatch.setattr(cache_module, "_PATIENCE", 1000.0)  # nobody gets on by patience alone
+    cache, delay = tp.PlanCache(capacity=2), random.Random(0)
+    asked = [sized(n) for n in (1, 2, 3)]
+    assert all(desc.key for desc in asked)  # made now: pydantic turns an interrupt within it into an error of its own
+
+    def handler(*args: object) -> None:
+        cache.stats()
+        cache.get(asked[0], target=H200)
+        raise KeyboardInterrupt
+
+    def work() -> None:
+        signal.signal(signal.SIGALRM, handler)
+        for _ in range(400):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, delay.uniform(1e-5, 2e-3))
+                while True:
+                    for desc in (*asked, asked[-1]):
+                        cache.get(desc, target=H200)
+            others = [threading.Thread(target=cache.get, args=(desc,), kwargs={"target": H200}) for desc in asked]
+            for other in others:
+                other.start()
+            for other in others:
+                other.join()
+
+    in_child(work)
 
 
-def test_fork_while_another_thread_holds_the_lock() -> None:
-    cache = tp.PlanCache()
-    expected = cache.get(sized(1), target=H200).sku().id
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    release = threading.Event()
-    held = threading.Event()
+def test_a_waiter_selects_where_the_first_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, cache = tp.GatherPlan.select.__func__, tp.PlanCache()  # type: ignore[attr-defined]
+    plans: list[object] = []
+    waiter = threading.Thread(target=lambda: plans.append(cache.get(sized(1), target=H200)))
 
-    def hold() -> None:
-        with cache._lock:
-            held.set()
-            release.wait()
+    def interrupted(cls: type, desc: tp.Descriptor, **kwargs: object) -> object:
+        if threading.current_thread() is waiter:
+            return original(cls, desc, **kwargs)
+        waiter.start()
+        while cache.stats().misses < 2:
+            time.sleep(1e-3)
+        raise KeyboardInterrupt
 
-    thread = threading.Thread(target=hold)
+    monkeypatch.setattr(tp.GatherPlan, "select", classmethod(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        cache.get(sized(1), target=H200)
+    waiter.join(30)
+    assert plans == [cache.get(sized(1), target=H200)]
+
+
+def test_fork_while_another_thread_selects(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, cache = tp.GatherPlan.select.__func__, tp.PlanCache()  # type: ignore[attr-defined]
+    selects, forked = threading.Event(), threading.Event()
+    monkeypatch.setattr(cache_module, "_PATIENCE", 1000.0)
+
+    def slow(cls: type, desc: tp.Descriptor, **kwargs: object) -> object:
+        if threading.current_thread() is thread:
+            selects.set()
+            forked.wait()
+        return original(cls, desc, **kwargs)
+
+    monkeypatch.setattr(tp.GatherPlan, "select", classmethod(slow))
+    thread = threading.Thread(target=cache.get, args=(sized(1),), kwargs={"target": H200})
     thread.start()
-    held.wait()
-    process = context.Process(target=_child, args=(cache, queue))
-    process.start()
+    selects.wait()
     try:
-        assert queue.get(timeout=30) == expected * 2
+        in_child(lambda: cache.get(sized(1), target=H200))
     finally:
-        release.set()
+        forked.set()
         thread.join()
-        process.join(5)
-        if process.is_alive():
-            os.kill(process.pid or 0, 9)
+
+
+@pytest.mark.parametrize("functional", [False, True], ids=["get", "functional"])
+def test_sixteen_threads_that_switch_all_the_time(functional: bool) -> None:
+    cache, x = tp.PlanCache(capacity=3), torch.arange(12.0).view(3, 4)
+    plans = {n: tp.plan(sized(n), target=H200).key for n in range(5)}
+
+    def work(k: int) -> None:
+        for n in range(30):
+            if functional:
+                index = torch.full((2, 4), (k + n) % 3)
+                assert torch.equal(
+                    tp.functional.gather(x[:, : 1 + n % 4], 0, index[:, : 1 + n % 4]), x[index[:, 0], : 1 + n % 4]
+                )
+            else:
+                assert cache.get(sized((k * n) % 5), target=H200).key == plans[(k * n) % 5]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads(16, work)
+    finally:
+        sys.setswitchinterval(before)
+    stats = cache.stats()
+    assert stats.hits + stats.misses == (0 if functional else 16 * 30)
+    assert stats.size <= 3
 
 
 def test_a_new_row_empties_the_cache() -> None:

@@ -8,7 +8,6 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ __all__ = ["CacheStats", "LoadReport", "PlanCache"]
 
 AnyPlan = Plan[Any, Any]
 _FORMAT = 1
+#: Seconds that a thread waits for another's select, which takes milliseconds, before it selects by itself.
+_PATIENCE = 1.0
 _caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 
 
@@ -62,22 +63,41 @@ class LoadReport:
         return sum(e.verdict == verdict for e in self.entries)
 
 
+class _Selecting:
+    """A select that runs: the thread it runs in, a lock held until it ends, and then its plan, None if it failed."""
+
+    __slots__ = ("ended", "plan", "thread")
+
+    def __init__(self) -> None:
+        self.thread, self.ended, self.plan = threading.get_ident(), threading.Lock(), None
+        self.ended.acquire()
+
+    plan: AnyPlan | None
+
+
 class PlanCache:
-    """A bounded LRU of plans."""
+    """A bounded LRU of plans.
+
+    It has no lock. A signal's handler may raise between any two calls of a ``get``, or itself use the cache, so every
+    step is one call of a dict, which neither threads nor signals can divide while the GIL is held.
+    """
 
     def __init__(self, capacity: int = 4096) -> None:
         if capacity < 1:
             raise InvalidProblem(f"PlanCache: capacity = {capacity}: must be at least 1")
         self.capacity = capacity
-        self._plans: OrderedDict[str, AnyPlan] = OrderedDict()
         self._hits = self._misses = self._evictions = self._refused = 0
-        self._generation = TABLE.generation
-        self._reset_locks()
+        self.clear()
         _caches.add(self)
 
-    def _reset_locks(self) -> None:
-        self._lock = threading.Lock()
-        self._selecting: dict[str, Future[AnyPlan]] = {}
+    def clear(self) -> None:
+        """Drop every plan; the counts stay."""
+        # Read first: what is selected from a table that changes after this is dropped by the next get. Replaced, not
+        # emptied: a select that began before puts its plan into the old dict.
+        generation = TABLE.generation
+        self._plans: OrderedDict[str, AnyPlan] = OrderedDict()
+        self._selecting: dict[str, _Selecting] = {}
+        self._generation = generation
 
     def get(
         self,
@@ -92,67 +112,67 @@ class PlanCache:
         target = Target.current() if target is None else target
         # Equal to canonical_key(...); inlined because this line is most of the cost of a hit.
         key = f"{desc.key}|{preference.key}|{target.key}|{'-' if tuning is None else tuning.digest}"
-        with self._lock:
-            if self._generation != (generation := TABLE.generation):
-                self._plans.clear()  # an entry was added or removed: any selection may differ now
-                self._selecting.clear()
-                self._generation = generation
-            found = self._plans.get(key)
-            if found is not None:
-                self._plans.move_to_end(key)
-                self._hits += 1
-                return found
+        if self._generation != TABLE.generation:
+            self.clear()  # an entry was added or removed: any selection may differ now
+        plans = self._plans
+        found = plans.get(key)
+        if found is None:
             self._misses += 1
-            flight = self._selecting.get(key)
-            mine = flight is None
-            if flight is None:
-                flight = self._selecting[key] = Future()
-        if not mine:
-            return flight.result()
+            return self._select(key, desc, preference, target, tuning)
         try:
+            plans.move_to_end(key)
+        except KeyError:  # another thread has just evicted it
+            self._insert(plans, key, found)
+        self._hits += 1
+        return found
+
+    def _select(
+        self, key: str, desc: Descriptor, preference: PlanPreference, target: Target, tuning: TuningTable | None
+    ) -> AnyPlan:
+        """Select a plan, or wait for another thread that does."""
+        plans, selecting, mine = self._plans, self._selecting, _Selecting()
+        try:
+            # A signal's handler that needs the plan that its own thread selects must not wait.
+            while (other := selecting.setdefault(key, mine)) is not mine and other.thread != mine.thread:
+                if other.ended.acquire(timeout=_PATIENCE):
+                    other.ended.release()
+                if other.plan is not None:
+                    return other.plan
+                selecting.pop(key, None)  # it raised; its error, perhaps a KeyboardInterrupt, is not ours
             plan = plan_type(desc.op).select(desc, preference=preference, target=target, tuning=tuning)
-        except BaseException as e:
-            with self._lock:
-                self._selecting.pop(key, None)
-            flight.set_exception(e)
-            raise
-        with self._lock:
-            self._insert(key, plan, generation)
-            self._selecting.pop(key, None)
-        flight.set_result(plan)
+            self._insert(plans, key, plan)
+            mine.plan = plan
+        finally:
+            # First, and one call: nothing may come between. Who finds an entry that has ended passes it.
+            mine.ended.release()
+            if selecting.get(key) is mine:
+                selecting.pop(key, None)
         return plan
 
-    def _insert(self, key: str, plan: AnyPlan, generation: int) -> None:
-        """Cache ``plan``, unless the table has changed since ``generation``, when its select began."""
-        if generation != TABLE.generation:
-            return
-        self._plans[key] = plan
-        self._plans.move_to_end(key)
-        while len(self._plans) > self.capacity:
-            self._plans.popitem(last=False)
+    def _insert(self, plans: OrderedDict[str, AnyPlan], key: str, plan: AnyPlan) -> None:
+        plans.pop(key, None)
+        plans[key] = plan
+        while len(plans) > self.capacity:
+            try:
+                plans.popitem(last=False)
+            except KeyError:  # other threads evicted as well
+                return
             self._evictions += 1
 
     def __repr__(self) -> str:
         return f"PlanCache({len(self)} of {self.capacity} plans, {self._hits} hits, {self._misses} misses)"
-
-    def clear(self) -> None:
-        """Drop every plan; the counts stay."""
-        with self._lock:
-            self._plans.clear()
 
     def __len__(self) -> int:
         return len(self._plans)
 
     def stats(self) -> CacheStats:
         """Hits, misses, evictions, refused entries, size and capacity."""
-        with self._lock:
-            counts = (self._hits, self._misses, self._evictions, self._refused)
-            return CacheStats(*counts, len(self._plans), self.capacity)
+        counts = (self._hits, self._misses, self._evictions, self._refused)
+        return CacheStats(*counts, len(self._plans), self.capacity)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write every entry as JSON. Atomic: a reader finds the old file or the new one."""
-        with self._lock:
-            plans = list(self._plans.values())
+        plans = list(self._plans.values())
         write_json(path, {"format": _FORMAT, "versions": versions(), "entries": [_entry(plan) for plan in plans]})
 
     def load(self, path: str | os.PathLike[str]) -> LoadReport:
@@ -170,12 +190,13 @@ class PlanCache:
         here = versions()
         changed = tuple(f"{k}: {saved.get(k)} -> {v}" for k, v in here.items() if saved.get(k) != v)
         report = tuple(self._load_entry(entry) for entry in entries)
-        with self._lock:
-            self._refused += sum(e.verdict != "same" for e in report)
+        self._refused += sum(e.verdict != "same" for e in report)
         return LoadReport(report, changed)
 
     def _load_entry(self, entry: Any) -> LoadedEntry:
-        generation = TABLE.generation
+        if self._generation != TABLE.generation:
+            self.clear()
+        plans = self._plans
         try:
             desc = parse_descriptor(entry["descriptor"])
             preference = PlanPreference.model_validate_json(json.dumps(entry["preference"]))
@@ -189,8 +210,7 @@ class PlanCache:
             return LoadedEntry("refused", str(entry)[:200], f"{type(e).__name__}: {e}")
         if plan.sku() != sku:
             return LoadedEntry("changed", plan.key, f"was {sku.id}, is {plan.sku().id}: {sku.key} -> {plan.sku().key}")
-        with self._lock:
-            self._insert(plan.key, plan, generation)
+        self._insert(plans, plan.key, plan)
         return LoadedEntry("same", plan.key)
 
 
@@ -218,9 +238,9 @@ def _driver() -> str:
 
 
 def _after_fork() -> None:
-    # A lock that another thread held at the fork would stay locked in the child forever.
+    # The threads that select are not in the child.
     for cache in _caches:
-        cache._reset_locks()
+        cache._selecting = {}
 
 
 os.register_at_fork(after_in_child=_after_fork)
