@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from samples import SAMPLES
+from samples import SAMPLES, in_child
 
 import triplan as tp
 from bench.stub import launch_stubbed
@@ -31,6 +32,7 @@ from triplan.backends.runtime.launch import (
     Stride,
     TensorMap,
 )
+from triplan.backends.table import KernelRow
 from triplan.sku import ArchSku, ElementKind
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
@@ -313,6 +315,33 @@ def test_kernels_wait_for_the_launch_ahead_before_they_touch_memory(row: str, de
             order = re.findall(r"\b(ACQBULK|LDG|LDGSTS|STG|RED|ATOM)\b", code)
             assert ("ACQBULK" in order) == launch.overlaps
             assert order[0] == "ACQBULK" or not launch.overlaps
+
+
+@pytest.mark.parametrize(("owner", "name"), [(compile, "_compile"), (KernelRow, "launches")])
+def test_fork_while_another_thread_compiles(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """No lock that the other thread holds, of ours or of functools, may stay locked in the child."""
+    original, reached, forked = getattr(owner, name), threading.Event(), threading.Event()
+
+    def held(*args: Any) -> Any:
+        if threading.current_thread() is thread:
+            reached.set()
+            forked.wait()
+        return original(*args) if owner is KernelRow else "binary"
+
+    def compile_all(op: str) -> None:
+        assert [compile_source(launch.source(), H200.arch) for launch in tp.plan(SAMPLES[op], target=H200).launches]
+
+    monkeypatch.setattr(compile, "_compiled", {})
+    monkeypatch.setattr(compile, "_compile", lambda *args: "binary")
+    monkeypatch.setattr(owner, name, held)
+    thread = threading.Thread(target=compile_all, args=("gather",))
+    thread.start()
+    reached.wait()
+    try:
+        in_child(lambda: compile_all("index_select"), 10)
+    finally:
+        forked.set()
+        thread.join()
 
 
 # --- tensor maps ---

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -17,6 +16,7 @@ from triplan.backends.storing import software, write_json
 from triplan.backends.table import KernelRow
 from triplan.errors import InvalidProblem
 from triplan.sku import FrozenModel, Target
+from triplan.sku.facts import cached_property
 
 #: Format of saved files.
 _FORMAT = 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import model_validator
@@ -15,6 +14,7 @@ from triplan.descriptors.layout import Layout, Layouts
 from triplan.descriptors.operand import Operand, OperandKind
 from triplan.errors import InvalidProblem
 from triplan.sku import Element, FrozenModel, OpCategory
+from triplan.sku.facts import cached_property
 
 __all__ = ["Descriptor", "descriptor_types", "parse_descriptor"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -35,6 +34,7 @@ from triplan.sku import (
     Support,
     Target,
 )
+from triplan.sku.facts import cached_property
 
 __all__ = ["Plan", "plan", "plan_type"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from triplan.facade.bound import launch_all
 from triplan.facade.check import check_memory, check_operand, named_tensors
 from triplan.facade.workspace import Workspace
 from triplan.sku import Candidate, Target
+from triplan.sku.facts import cached_property
 
 __all__ = ["PreparedIndices"]
 

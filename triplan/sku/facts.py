@@ -1,10 +1,10 @@
-"""One cache for pure functions of descriptors, elements and targets."""
+"""Caches: of pure functions of descriptors, elements and targets, and of an object's derived attributes."""
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -22,9 +22,24 @@ def fact(function: Callable[P, R]) -> Callable[P, R]:
     """
     if function in _facts:
         return function
-    cached = lru_cache(maxsize=MAX_FACTS)(function)
+    cached = functools.lru_cache(maxsize=MAX_FACTS)(function)
     _facts.add(cached)
     return cast(Callable[P, R], cached)
+
+
+class cached_property(functools.cached_property[R]):  # noqa: N801
+    """functools.cached_property as it is from Python 3.12 on, without a lock.
+
+    Before, one lock served all objects of a class, and a process that was forked while another thread held it hung.
+    Threads may compute a value twice; either is right.
+    """
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> R:  # type: ignore[override]
+        if instance is None:
+            return cast(R, self)
+        value = self.func(instance)
+        instance.__dict__[self.attrname] = value
+        return value
 
 
 def forget_facts() -> None:

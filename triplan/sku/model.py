@@ -7,13 +7,13 @@ be missing from a cache key. Equality and hash follow the key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
 
 from triplan.errors import InvalidProblem
+from triplan.sku.facts import cached_property
 
 
 def explain(name: str, error: ValidationError) -> InvalidProblem:
@@ -46,7 +46,9 @@ class _Meta(ModelMetaclass):
 class FrozenModel(BaseModel, metaclass=_Meta):
     """Immutable, strict (only fields that say so coerce values), hashable, with an exact JSON round trip."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings", ignored_types=(cached_property,)
+    )
     #: Fields that are shown to people but do not identify the record.
     display_only: ClassVar[frozenset[str]] = frozenset()
 

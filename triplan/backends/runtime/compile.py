@@ -26,7 +26,7 @@ from triplan.errors import KernelInternal, Unsupported
 from triplan.sku import ArchSku, interpreting
 from triplan.sku.facts import fact
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may plan and run while its thread compiles
 _compiled: dict[tuple[Source, ArchSku, int | None], Any] = {}
 
 
@@ -89,6 +89,14 @@ def _compile(source: Source, arch: ArchSku) -> Any:
         return triton.compile(ast, target=GPUTarget("cuda", arch.capability, 32), options=options)
     except Exception as e:
         raise KernelInternal(f"{source.name} did not compile for {arch}: {e}") from e
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # the thread that may hold it is not in the child
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @fact

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
@@ -28,7 +27,7 @@ from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes,
 from triplan.backends.triton.common.rows import Rows, Tile, again_us, waves_us
 from triplan.descriptors import Operand
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
-from triplan.sku.facts import fact
+from triplan.sku.facts import cached_property, fact
 
 #: Programs of one launch at most: the x extent of a CUDA grid.
 MOST_PROGRAMS = 2**31 - 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.descriptors import (
@@ -29,7 +28,7 @@ from triplan.descriptors import (
     ScatterDescriptor,
     packed_strides,
 )
-from triplan.sku.facts import fact
+from triplan.sku.facts import cached_property, fact
 
 #: Elements of the shortest row that ``rows_kernel`` takes: shorter ones do not fill vectors. Untuned.
 MIN_ROW = 16
