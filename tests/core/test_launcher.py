@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from operator import add
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from matrix import cover
 from samples import SAMPLES, in_child
 
 import triplan as tp
@@ -75,11 +77,22 @@ def kinds(arg: Any) -> Any:
     return type(arg), getattr(arg, "wide", None), arg.element if isinstance(arg, (Float, Scalar)) else None
 
 
+def neighbours(launch: Launch) -> set[Hashable]:
+    """Each two arguments that follow each other: what they are, and whether they are compiled in."""
+    types = dict(launch.source().signature)
+    args = [(kinds(launch.args.get(name)), types.get(name) == "constexpr") for name in launch.kernel.arg_names]
+    return {(launch.overlaps, *pair) for pair in pairwise((None, *args, None))}
+
+
 @pytest.fixture(scope="module")
 def every() -> list[Launch]:
-    """Each kernel once for each list of kinds of arguments."""
-    by_kinds = {(x.kernel, x.overlaps, tuple(map(kinds, x.args.values()))): x for x in launches()}
-    return list(by_kinds.values())
+    """Few launches that have all kinds of arguments beside all kinds that follow them anywhere.
+
+    An argument's place depends on those before it, not on the kernel. The parameters of each kernel are counted where
+    all binaries are built, in ``contracts/binaries``.
+    """
+    found = launches()
+    return [found[i] for i in cover([neighbours(launch) for launch in found])]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import heapify, heappop, heapreplace
@@ -181,7 +181,7 @@ Size = Literal["few", "cover", "all"]
 def picked(of: str, arch: str, size: Size) -> tuple[Binary, ...]:
     """Those binaries of a family that are built."""
     every = binaries(of, arch)
-    return every if size == "all" else _cover(every, size == "cover")
+    return every if size == "all" else tuple(every[i] for i in cover([b.facets(size == "cover") for b in every]))
 
 
 def chosen(op: str, entry: str, arch: str, size: Size) -> list[Binary]:
@@ -190,9 +190,8 @@ def chosen(op: str, entry: str, arch: str, size: Size) -> list[Binary]:
     return [b for b in shared if min(b.entries) == (op, entry)] or shared[:1]
 
 
-def _cover(every: tuple[Binary, ...], most: bool) -> tuple[Binary, ...]:
-    """Few binaries that show all facets: again and again the one that shows most of what is left."""
-    facets = [b.facets(most) for b in every]
+def cover(facets: Sequence[set[Hashable]]) -> list[int]:
+    """Few indices whose sets have all elements: again and again the one with most of what is left."""
     left: set[Hashable] = set().union(*facets)
     heap = [(-len(f), i) for i, f in enumerate(facets)]
     heapify(heap)
@@ -200,15 +199,14 @@ def _cover(every: tuple[Binary, ...], most: bool) -> tuple[Binary, ...]:
     while left:
         _, i = heap[0]
         gain = len(facets[i] & left)
-        if not gain:
-            heappop(heap)
-        elif gain < -heap[0][0]:
+        if gain and gain < -heap[0][0]:
             heapreplace(heap, (-gain, i))  # some of its facets have been shown since
-        else:
-            found.append(every[i])
+            continue
+        heappop(heap)
+        if gain:
+            found.append(i)
             left -= facets[i]
-            heappop(heap)
-    return tuple(found)
+    return found
 
 
 def of_proofs(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
