@@ -22,6 +22,7 @@ PACKAGES = (
     "triplan",
     "triplan.backends",
     "triplan.descriptors",
+    "triplan.extend",
     "triplan.facade",
     "triplan.functional",
     "triplan.nn",
@@ -37,8 +38,9 @@ def public_names(package: ModuleType) -> list[str]:
 
 
 def signature(function: Any) -> str:
-    """Without addresses, and without the names of functions that are defaults, which are private."""
+    """Without addresses, counts, and the names of functions that are defaults, which are private."""
     text = re.sub(r"<function [\w.<>]+ at 0x[0-9a-f]+>", "<function>", str(inspect.signature(function)))
+    text = re.sub(r"KernelTable\(\d+ ops, \d+ entries\)", "TABLE", text)
     return re.sub(r" at 0x[0-9a-f]+", "", text.replace("'", ""))
 
 

@@ -1,4 +1,4 @@
-"""The worked example of docs/testing.md, run as its reader would: the files that it shows, under pytest."""
+"""The worked examples of the documents, run as their reader would: the files that they show, under pytest."""
 
 from __future__ import annotations
 
@@ -12,37 +12,46 @@ import pytest
 
 from triplan.sku import interpreting
 
-DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
+DOCS = Path(__file__).parents[2] / "docs"
+#: Tests that pass without a GPU, and in the interpreter.
+PASSED = {"testing.md": (7, 1), "extending.md": (5, 2)}
 
 
-def shown_files() -> dict[str, str]:
-    """Each ``<!-- file: NAME -->`` and the Python block after it."""
-    found = re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    return dict(found)
+def shown_files(document: str) -> dict[str, str]:
+    """Each file that is shown: the Python blocks after ``<!-- file: NAME -->``, in order."""
+    found: dict[str, str] = {}
+    for name, text in re.findall(
+        r"<!-- file: (\S+) -->\n```python\n(.*?)```", (DOCS / document).read_text(), re.DOTALL
+    ):
+        found[name] = found.get(name, "") + text
+    return found
 
 
 def run_example(tmp_path: Path, files: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    assert set(files) == {"acme.py", "test_acme_ops.py"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    (test,) = (name for name in files if name.startswith("test_"))
     # A process of its own: what the example registers must not reach other tests.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "test_acme_ops.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", test]
     env = {**os.environ, "CI": "1"}
     return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
 
 
-def test_on_the_reference_and_compiled(tmp_path: Path) -> None:
-    done = run_example(tmp_path, shown_files())
+@pytest.mark.parametrize("document", PASSED)
+def test_on_the_reference_and_compiled(tmp_path: Path, document: str) -> None:
+    done = run_example(tmp_path, shown_files(document))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "7 passed" in done.stdout, done.stdout
+    assert f"{PASSED[document][0]} passed" in done.stdout, done.stdout
 
 
 @pytest.mark.interpret
-def test_in_the_interpreter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("document", PASSED)
+def test_in_the_interpreter(tmp_path: Path, document: str) -> None:
     assert interpreting()
-    done = run_example(tmp_path, shown_files())
+    done = run_example(tmp_path, shown_files(document))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed, 6 skipped" in done.stdout, done.stdout
+    alone, interpreted = PASSED[document]
+    assert f"{interpreted} passed, {alone - interpreted} skipped" in done.stdout, done.stdout
 
 
 @pytest.mark.interpret
@@ -57,7 +66,7 @@ def test_in_the_interpreter(tmp_path: Path) -> None:
 )
 def test_a_mistake_in_the_example_is_found(tmp_path: Path, right: str, wrong: str) -> None:
     """In the interpreter kernel and oracle are two things, and differ whichever of them is wrong."""
-    files = shown_files()
+    files = shown_files("testing.md")
     assert files["acme.py"].count(right) == 1
     files["acme.py"] = files["acme.py"].replace(right, wrong)
     # Found is enough; shrinking takes longer.

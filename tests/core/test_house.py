@@ -42,7 +42,7 @@ ORDER = (
     ("facade",),
     ("",),
     ("functional",),
-    ("nn", "optim", "testing"),
+    ("extend", "nn", "optim", "testing"),
     ("cli",),
 )
 MAX_LINES = 500

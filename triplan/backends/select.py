@@ -7,8 +7,17 @@ from collections.abc import Mapping, Sequence
 from triplan.backends.table import TABLE, KernelRow, KernelTable
 from triplan.backends.tuning import Measured, TuningTable
 from triplan.descriptors import Descriptor
-from triplan.errors import Unsupported
-from triplan.sku import BackendKind, Candidate, KernelSku, PlanPreference, PrecisionGuarantee, Target
+from triplan.errors import InvalidProblem, Unsupported
+from triplan.sku import (
+    SUPPORTED,
+    BackendKind,
+    Candidate,
+    KernelSku,
+    PlanPreference,
+    PrecisionGuarantee,
+    Support,
+    Target,
+)
 
 
 def canonical_key(desc: Descriptor, preference: PlanPreference, target: Target, tuning: TuningTable | None) -> str:
@@ -125,8 +134,12 @@ def _refusal(entry: KernelRow, desc: Descriptor, preference: PlanPreference, tar
         return f"index element {index_element}; takes {', '.join(sorted(entry.index_elements))}"
     if excluded := entry.features.intersection(preference.exclude):
         return f"uses {', '.join(sorted(excluded))}, which is excluded"
-    if not (support := entry.supports(desc, target)):
-        return support.reason
+    support = entry.supports(desc, target)
+    if support is not SUPPORTED:
+        if not isinstance(support, Support):
+            raise InvalidProblem(f"{entry!s}: supports() returned {support!r}; it must return a triplan.Support")
+        if not support:
+            return support.reason
     if reason := _broken_requirement(entry, desc, preference):
         return reason
     if preference.max_workspace_bytes is not None:
@@ -161,6 +174,6 @@ def sku_of(entry: KernelRow, desc: Descriptor, target: Target) -> KernelSku:
         backend=entry.backend,
         kernel=entry.name,
         version=entry.version,
-        precision_guarantee=PrecisionGuarantee.weakest(entry.guarantee(desc).values()),
+        precision_guarantee=PrecisionGuarantee.weakest(entry.guarantees(desc).values()),
         numerics_id=entry.numerics(desc),
     )

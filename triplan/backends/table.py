@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triplan.backends.runtime.launch import Launch, overlapping
+from triplan.backends.runtime.launch import Launch, overlapping, undeclared
 from triplan.errors import InvalidProblem
 from triplan.sku import (
     GPU_ARCHS,
@@ -114,8 +114,34 @@ class KernelRow:
     configurations: Configurations = _no_configurations
 
     def launches(self, desc: Any, target: Target) -> tuple[Launch, ...]:
-        """What a run launches, as data; empty for the reference."""
-        return () if self.build is None else overlapping(self.build(desc, target), target)
+        """What a run launches, as data; empty for the reference.
+
+        Raises ``InvalidProblem`` if an argument is read from an operand that the descriptor does not declare.
+        """
+        if self.build is None:
+            return ()
+        found = overlapping(self.build(desc, target), target)
+        declared = [o.name for o in desc.operands()]
+        for launch in found:
+            for argument, operand in undeclared(launch, declared):
+                raise InvalidProblem(
+                    f"{self!s}: argument {argument!r} of {launch.kernel.__name__} is read from operand {operand!r}; "
+                    f"the operands of {self.op} are {', '.join(declared)}"
+                )
+        return found
+
+    def guarantees(self, desc: Any) -> Mapping[str, PrecisionGuarantee]:
+        """The guarantee of every output. Raises ``InvalidProblem`` if it names other outputs than the descriptor."""
+        found, written = self.guarantee(desc), [o.name for o in desc.operands() if o.is_written]
+        if set(found) != set(written):
+            raise InvalidProblem(
+                f"{self!s}: its guarantee is of {', '.join(found) or 'nothing'}; the outputs of {self.op} are "
+                f"{', '.join(written)}"
+            )
+        return found
+
+    def __str__(self) -> str:
+        return f"kernel {self.name!r} of {self.op}"
 
     def configured(self, desc: Any, target: Target, name: str) -> KernelRow | None:
         """This entry, launched in its configuration ``name``; None if there is none of that name."""
@@ -133,6 +159,9 @@ class KernelTable:
         self._lock = threading.Lock()
         #: Incremented by every registration. A cache of selections compares it.
         self.generation = 0
+
+    def __repr__(self) -> str:
+        return f"KernelTable({len(self.ops())} ops, {sum(map(len, self._entries.values()))} entries)"
 
     def register(self, row: KernelRow) -> None:
         """Add the entry ``row``. Raises ``InvalidProblem`` if its op already has an entry of that name."""

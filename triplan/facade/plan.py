@@ -115,7 +115,7 @@ class Plan(Preparing, Generic[D, A]):
         """The guarantee of one output, or the weakest of all. Raises ``InvalidProblem`` for an unknown name."""
         if output is None:
             return self._sku.precision_guarantee
-        guarantees = self._entry.guarantee(self.descriptor)
+        guarantees = self._entry.guarantees(self.descriptor)
         if output not in guarantees:
             raise InvalidProblem(f"{self.descriptor.op} has outputs {', '.join(guarantees)}; none is {output!r}")
         return guarantees[output]

@@ -2,7 +2,8 @@
 
 An op is made from ``shape(*args)``, which validates the arguments and returns the result's shape; ``fill(out, *args)``,
 which writes the result (or ``update(out, *args[1:])``, which changes a copy of the first argument); and for gradients
-``setup`` and ``backward``, as torch.autograd.Function has them. The library ``triplan`` then has:
+``setup`` and ``backward``, as torch.autograd.Function has them. The library ``triplan`` (or ``acme``, if the name is
+``acme::op``) then has:
 
 - ``triplan::op``, out of place, with a fake kernel and registered gradients: compiled graphs contain it;
 - ``triplan::op_out``, which writes a tensor of the caller's, and ``triplan::op_``, which updates its first argument.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,8 +32,12 @@ from triplan.sku.facts import fact
 
 Tensor = torch.Tensor
 Grads = tuple[Any, ...]
-_library: Callable[..., Any] = torch.library.Library  # untyped in torch
-_LIBRARY = _library("triplan", "FRAGMENT")
+
+
+@cache
+def _library(namespace: str) -> Any:
+    library: Callable[..., Any] = torch.library.Library  # untyped in torch
+    return library(namespace, "FRAGMENT")
 
 
 def tensors_in(args: Sequence[Any]) -> Iterator[Tensor]:
@@ -51,12 +57,20 @@ def needs_grad(args: Sequence[Any]) -> bool:
 # --- registration ---
 
 
+def _qualified(name: str) -> tuple[str, str]:
+    """The namespace of torch.library, and the name in it; ``triplan`` for a name without a namespace."""
+    namespace, _, bare = name.rpartition("::")
+    return namespace or "triplan", bare
+
+
 def _register(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    _LIBRARY.define(f"{name}{signature}", tags=(torch.Tag.pt2_compliant_tag,))
+    namespace, bare = _qualified(name)
+    library = _library(namespace)
+    library.define(f"{bare}{signature}", tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, kernel, key)
-    torch.library.register_fake(f"triplan::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.triplan, name).default
+        library.impl(bare, kernel, key)
+    torch.library.register_fake(f"{namespace}::{bare}", fake, lib=library)
+    return getattr(getattr(torch.ops, namespace), bare).default
 
 
 def _register_mutating(name: str, signature: str, kernel: Callable[..., None], validate: Callable[..., Any]) -> Any:
@@ -64,17 +78,18 @@ def _register_mutating(name: str, signature: str, kernel: Callable[..., None], v
         validate(*args)
 
     op = _register(name, signature, kernel, fake)
+    namespace, bare = _qualified(name)
 
     def refuse_grad(keyset: Any, *args: Any) -> None:
         if needs_grad(args):
             raise RuntimeError(
-                f"triplan::{name} writes its argument and records no gradient, but one of its arguments requires "
-                "grad; call the function of triplan.functional"
+                f"{namespace}::{bare} writes its argument and records no gradient, but one of its arguments requires "
+                "grad; call the function that it belongs to (triplan's are in triplan.functional)"
             )
         with torch._C._AutoDispatchBelowAutograd():
             op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
-    _LIBRARY.impl(name, refuse_grad, "Autograd", with_keyset=True)
+    _library(namespace).impl(bare, refuse_grad, "Autograd", with_keyset=True)
     return op
 
 
@@ -103,7 +118,9 @@ class Recorded:
             # The dispatcher leaves out arguments that are at their defaults.
             return backward(ctx, *grads)[: len(ctx.needs_input_grad)]
 
-        torch.library.register_autograd(f"triplan::{name}", exact, setup_context=setup, lib=_LIBRARY)
+        namespace, bare = _qualified(name)
+        library = _library(namespace)
+        torch.library.register_autograd(f"{namespace}::{bare}", exact, setup_context=setup, lib=library)
         self.function = _function(self, setup, backward)
 
     def __call__(self, *args: Any) -> Any:
@@ -308,13 +325,13 @@ def _function(op: Recorded, setup: Callable[..., None], backward: Callable[..., 
         @staticmethod
         def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
             if info.batch_size == 0:
-                raise RuntimeError(f"triplan.functional.{op.name}: vmap over a batch of 0 is not supported")
+                raise RuntimeError(f"{op.name}: vmap over a batch of 0 is not supported")
             each = [op(*(_slice(a, d, b) for a, d in zip(args, in_dims, strict=True))) for b in range(info.batch_size)]
             if isinstance(each[0], Tensor):
                 return torch.stack(each), 0
             return tuple(map(torch.stack, zip(*each, strict=True))), (0,) * len(each[0])
 
-    OutOfPlace.__name__ = OutOfPlace.__qualname__ = f"triplan_{op.name}"
+    OutOfPlace.__name__ = OutOfPlace.__qualname__ = "_".join(_qualified(op.name))
     return OutOfPlace
 
 
@@ -334,7 +351,7 @@ def _in_place_function(op: Op, setup: Callable[..., None], backward: Callable[..
         def backward(ctx: Any, *grads: Any) -> Grads:
             return _without_lists(backward(ctx, *grads))
 
-    InPlace.__name__ = InPlace.__qualname__ = f"triplan_{op.name}_"
+    InPlace.__name__ = InPlace.__qualname__ = "_".join(_qualified(f"{op.name}_"))
     return InPlace
 
 
@@ -360,7 +377,7 @@ def _transformed() -> bool:
 def _refuse_forward_mode(name: str) -> None:
     """In a compiled graph the registered op would silently drop tangents."""
     if forward_ad._current_level >= 0:
-        raise NotImplementedError(f"triplan.functional.{name} has no jvp: forward-mode AD is not supported")
+        raise NotImplementedError(f"{name} has no jvp: forward-mode AD is not supported")
 
 
 def _nothing_watches(args: Sequence[Any]) -> bool:

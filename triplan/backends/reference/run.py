@@ -9,6 +9,7 @@ import torch
 
 from triplan.backends.table import KernelRow
 from triplan.descriptors import Descriptor, OperandKind, Role
+from triplan.errors import InvalidProblem
 from triplan.sku import MathPrecision
 
 
@@ -41,5 +42,8 @@ def run_reference(entry: KernelRow, desc: Descriptor, args: Any) -> None:
     # Under autocast torch would choose the type that it multiplies in.
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         outputs: Mapping[str, torch.Tensor] = entry.compute(desc, inputs_of(desc, args, as_is=moves))
+        wanted = {o.name for o in desc.operands() if o.is_written and getattr(args, o.name) is not None}
+        if outputs.keys() != wanted:
+            raise InvalidProblem(f"{entry!s} returned {', '.join(outputs)}; the outputs are {', '.join(wanted)}")
         for name, value in outputs.items():
             getattr(args, name).detach().copy_(value)

@@ -6,10 +6,12 @@ the interpreter and the tests all read that one description.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+from triplan.errors import InvalidProblem
 from triplan.sku import ArchSku, ElementKind, Target
 
 #: Triton's names for pointer and scalar types.
@@ -133,6 +135,8 @@ class Source:
 class Launch:
     """One kernel launch.
 
+    Raises ``InvalidProblem`` unless ``args`` and ``constexprs`` together name each argument of the kernel once.
+
     Attributes:
         grid: number of programs. One-dimensional: products of grid extents overflow in Triton's launcher.
         overlaps: it may begin while the previous launch still runs (programmatic dependent launch). The kernel waits
@@ -153,6 +157,21 @@ class Launch:
     def __post_init__(self) -> None:
         if not 0 < self.grid < 2**31:
             raise ValueError(f"grid of {self.grid} programs; CUDA takes 1 to 2**31 - 1")
+        known, constant = _parameters(self.kernel)
+        given = (*self.args, *self.constexprs)
+        if len(given) != len(known) or known != set(given) or not constant.isdisjoint(self.args):
+            self._refuse_arguments(given, constant)
+
+    def _refuse_arguments(self, given: tuple[str, ...], constant: frozenset[str]) -> None:
+        known = self.kernel.arg_names
+        faults = [
+            *(f"it has no argument {a!r} (it has {', '.join(known)})" for a in given if a not in known),
+            *(f"it gets no {a!r}" for a in known if a not in given and a != "OVERLAPS"),
+            *(f"it gets {a!r} in args and in constexprs" for a in self.args if a in self.constexprs),
+            *(f"{a!r} is a constexpr, but stands in args" for a in self.args if a in constant),
+        ]
+        if faults:
+            raise InvalidProblem(f"launch of {self.kernel.__name__}: {'; '.join(faults)}")
 
     def source(self) -> Source:
         """The part that determines the binary: types and promised divisibilities, not values."""
@@ -182,6 +201,13 @@ class Launch:
         )
 
 
+@cache
+def _parameters(kernel: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of a kernel's arguments, and those that are declared ``tl.constexpr`` (unknown in the interpreter)."""
+    constants = (p.name for p in getattr(kernel, "params", ()) if p.is_constexpr)
+    return frozenset(kernel.arg_names), frozenset(constants)
+
+
 def overlapping(launches: Iterable[Launch], target: Target) -> tuple[Launch, ...]:
     """``launches`` for ``target``, with OVERLAPS set for the kernels in Triton's language that have this parameter.
 
@@ -194,6 +220,20 @@ def overlapping(launches: Iterable[Launch], target: Target) -> tuple[Launch, ...
             launch = replace(launch, overlaps=overlaps, constexprs={**launch.constexprs, "OVERLAPS": overlaps})
         found.append(launch)
     return tuple(found)
+
+
+def undeclared(launch: Launch, operands: Collection[str]) -> Iterator[tuple[str, str]]:
+    """(argument of the kernel, operand) for each value that is read from an operand not among ``operands``."""
+    for name, arg in launch.args.items():
+        for leaf in _leaves(arg) if isinstance(arg, tuple) else (arg,):
+            operand = getattr(leaf, "operand", None)
+            if operand is not None and operand not in operands:
+                yield name, operand
+
+
+def _leaves(arg: tuple[Arg, ...]) -> Iterator[Arg]:
+    for a in arg:
+        yield from _leaves(a) if isinstance(a, tuple) else (a,)
 
 
 def _type(arg: Arg) -> Any:
