@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import signal
+import stat
 import sys
 import threading
 import time
@@ -20,8 +22,9 @@ from samples import SAMPLES, in_child, in_threads
 
 import triplan as tp
 import triplan.functional
-from triplan.backends import table as table_module
+from triplan.backends import storing, table as table_module
 from triplan.backends.select import select
+from triplan.backends.storing import write_json
 from triplan.facade import cache as cache_module
 
 H200 = tp.Target.preset("h200")
@@ -171,7 +174,7 @@ def test_sixteen_threads_that_switch_all_the_time(functional: bool) -> None:
     plans = {n: tp.plan(sized(n), target=H200).key for n in range(5)}
 
     def work(k: int) -> None:
-        for n in range(30):
+        for n in range(10 if functional else 30):
             if functional:
                 index = torch.full((2, 4), (k + n) % 3)
                 assert torch.equal(
@@ -287,8 +290,9 @@ def content_version(name: str) -> str:
         "{",
         "[]",
         "{}",
-        '{"format": 2, "versions": {}, "entries": []}',
+        '{"format": 3, "versions": {}, "entries": []}',
         '{"format": 1, "versions": {}, "entries": 3}',
+        '{"format": 2, "versions": {}, "entries": [], "tables": 3}',
     ],
 )
 def test_a_corrupt_file_raises_and_loses_nothing(tmp_path: Path, text: str) -> None:
@@ -299,6 +303,81 @@ def test_a_corrupt_file_raises_and_loses_nothing(tmp_path: Path, text: str) -> N
     with pytest.raises(tp.InvalidProblem, match=r"plans\.json"):
         cache.load(path)
     assert list(cache._plans.items()) == before
+
+
+def test_a_table_that_plans_share_is_saved_once(tmp_path: Path) -> None:
+    """And files of format 1, in which each entry has its own, still load."""
+    path, shared = tmp_path / "plans.json", tp.TuningTable.of({f"problem {n}": {"rows": 1.5} for n in range(9)})
+    cache, other = tp.PlanCache(), tp.PlanCache()
+    for n in range(20):
+        cache.get(sized(n + 1), target=H200, tuning=(None, tp.TuningTable(), shared)[n % 3])
+    cache.save(path)
+    assert path.read_text().count('"problem 7"') == 1
+    content = json.loads(path.read_text())
+    tables = content.pop("tables")
+    for entry in content["entries"]:
+        entry["tuning"] = None if entry["tuning"] is None else tables[entry["tuning"]]
+    (tmp_path / "old.json").write_text(json.dumps({**content, "format": 1}))
+    for name in ("plans.json", "old.json"):
+        other.clear()
+        assert other.load(tmp_path / name).count("same") == len(cache)
+        assert list(other._plans) == list(cache._plans)
+    content["entries"][1]["tuning"] = 7
+    path.write_text(json.dumps({**content, "tables": tables}))
+    assert [e.verdict for e in tp.PlanCache().load(path).entries[:3]] == ["same", "refused", "same"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o444])
+def test_a_file_keeps_its_mode_and_a_link_its_target(tmp_path: Path, mode: int) -> None:
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    link.symlink_to("real.json")
+    before = os.umask(0o027)
+    try:
+        write_json(link, [1])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    real.chmod(mode)
+    write_json(link, [2])
+    assert (link.is_symlink(), json.loads(real.read_text())) == (True, [2])
+    assert stat.S_IMODE(real.stat().st_mode) == mode
+
+
+def test_a_killed_save_leaves_the_old_file_and_the_next_one_removes_the_rest(tmp_path: Path) -> None:
+    path, large, delay = tmp_path / "plans.json", list(range(50_000)), random.Random(0)
+    write_json(path, large)
+    left = 0
+    for n in range(6):
+        writer = multiprocessing.get_context("fork").Process(target=write_json, args=(path, large))
+        writer.start()
+        while writer.is_alive() and len(os.listdir(tmp_path)) == 1:
+            time.sleep(1e-3)
+        time.sleep(delay.uniform(0, 0.02 * n))
+        writer.kill()
+        writer.join()
+        left = max(left, len(os.listdir(tmp_path)) - 1)
+        assert json.loads(path.read_text()) == large
+    assert left  # of one that died
+    with storing._temporary(tmp_path) as living:
+        write_json(path, [])
+        assert sorted(os.listdir(tmp_path)) == sorted(["plans.json", Path(living.name).name])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_around_the_replacement_is_what_a_save_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    replaces = os.replace
+
+    def interrupted(*args: Any) -> None:
+        if when == "after":
+            replaces(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_json(tmp_path / "plans.json", 1)
+    assert os.listdir(tmp_path) == ["plans.json"] * (when == "after")
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,7 @@ def test_batch_invariant_plans_do_not_see_the_table() -> None:
     [
         ({"software": {**software(), "triton": "0.1"}}, ("triton 0.1", f"here {software()['triton']}")),
         ({"software": {**software(), "torch": "0.2"}}, ("torch 0.2",)),
+        ({"software": {**software(), "ptxas": "13"}}, ("ptxas 13", "here none")),
         ({"kernels": {"gemm/tiles": 99}}, ("version 99 of tiles", "version 1")),
     ],
 )

@@ -96,7 +96,9 @@ class TuningTable(FrozenModel):
     def stale(self) -> str:
         """Why no time in the table is valid here; empty if the times are valid."""
         here = software()
-        changed = [f"{name} {then}, here {here[name]}" for name, then in self.software if here.get(name) != then]
+        changed = [
+            f"{name} {then}, here {here.get(name, 'none')}" for name, then in self.software if here.get(name) != then
+        ]
         return self.foreign or (f"measured with {'; '.join(changed)}" if changed else "")
 
     @cached_property

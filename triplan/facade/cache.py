@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from triplan.sku import NO_PREFERENCE, KernelSku, PlanPreference, Target
 __all__ = ["CacheStats", "LoadReport", "PlanCache"]
 
 AnyPlan = Plan[Any, Any]
-_FORMAT = 1
+#: Format of saved files. Those of format 1, in which every entry repeats its tuning table, are read as well.
+_FORMAT = 2
 #: Seconds that a thread waits for another's select, which takes milliseconds, before it selects by itself.
 _PATIENCE = 1.0
 _caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
@@ -173,7 +176,11 @@ class PlanCache:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write every entry as JSON. Atomic: a reader finds the old file or the new one."""
         plans = list(self._plans.values())
-        write_json(path, {"format": _FORMAT, "versions": versions(), "entries": [_entry(plan) for plan in plans]})
+        tables = {plan.tuning.digest: plan.tuning for plan in plans if plan.tuning is not None}
+        numbers = {digest: number for number, digest in enumerate(tables)}
+        entries = [_entry(plan, None if plan.tuning is None else numbers[plan.tuning.digest]) for plan in plans]
+        content = {"format": _FORMAT, "versions": versions(), "entries": entries}
+        write_json(path, {**content, "tables": [json.loads(table.to_json()) for table in tables.values()]})
 
     def load(self, path: str | os.PathLike[str]) -> LoadReport:
         """Select every saved entry again and keep those whose SKU is the same.
@@ -183,17 +190,24 @@ class PlanCache:
         try:
             content = json.loads(Path(path).read_text())
             saved, entries = content["versions"], content["entries"]
-            if content["format"] != _FORMAT or not isinstance(entries, list) or not isinstance(saved, dict):
+            known, tables = content["format"] in (1, _FORMAT), content.get("tables", [])
+            if (
+                not known
+                or not isinstance(entries, list)
+                or not isinstance(saved, dict)
+                or not isinstance(tables, list)
+            ):
                 raise ValueError(f"format {content['format']!r}, expected {_FORMAT}")
         except (ValueError, KeyError, TypeError) as e:
             raise InvalidProblem(f"{os.fspath(path)} is not a saved PlanCache: {e}") from e
         here = versions()
         changed = tuple(f"{k}: {saved.get(k)} -> {v}" for k, v in here.items() if saved.get(k) != v)
-        report = tuple(self._load_entry(entry) for entry in entries)
+        table = functools.cache(lambda number: TuningTable.from_json(json.dumps(tables[number])))
+        report = tuple(self._load_entry(entry, table) for entry in entries)
         self._refused += sum(e.verdict != "same" for e in report)
         return LoadReport(report, changed)
 
-    def _load_entry(self, entry: Any) -> LoadedEntry:
+    def _load_entry(self, entry: Any, table: Callable[[int], TuningTable]) -> LoadedEntry:
         if self._generation != TABLE.generation:
             self.clear()
         plans = self._plans
@@ -201,12 +215,12 @@ class PlanCache:
             desc = parse_descriptor(entry["descriptor"])
             preference = PlanPreference.model_validate_json(json.dumps(entry["preference"]))
             target = Target.model_validate_json(json.dumps(entry["target"]))
-            tuning = None
-            if entry["tuning"] is not None:
-                tuning = TuningTable.from_json(json.dumps(entry["tuning"]))
+            tuning = entry["tuning"]
+            if tuning is not None:
+                tuning = table(tuning) if isinstance(tuning, int) else TuningTable.from_json(json.dumps(tuning))
             sku = KernelSku.model_validate_json(json.dumps(entry["sku"]))
             plan = plan_type(desc.op).select(desc, preference=preference, target=target, tuning=tuning)
-        except (TriplanError, KeyError, TypeError) as e:
+        except (TriplanError, LookupError, TypeError) as e:
             return LoadedEntry("refused", str(entry)[:200], f"{type(e).__name__}: {e}")
         if plan.sku() != sku:
             return LoadedEntry("changed", plan.key, f"was {sku.id}, is {plan.sku().id}: {sku.key} -> {plan.sku().key}")
@@ -214,12 +228,12 @@ class PlanCache:
         return LoadedEntry("same", plan.key)
 
 
-def _entry(plan: AnyPlan) -> dict[str, Any]:
+def _entry(plan: AnyPlan, table: int | None) -> dict[str, Any]:
     return {
         "descriptor": json.loads(plan.descriptor.to_json()),
         "preference": json.loads(plan.preference.model_dump_json()),
         "target": json.loads(plan.target.model_dump_json()),
-        "tuning": None if plan.tuning is None else json.loads(plan.tuning.to_json()),
+        "tuning": table,
         "sku": json.loads(plan.sku().model_dump_json()),
     }
 
