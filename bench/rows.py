@@ -18,7 +18,7 @@ from torch import Tensor
 
 import triplan as tp
 from bench import timing
-from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, slug
 from bench.timing import Contestant, copy_share, speed_ratio
 from triplan.backends.runtime.compile import compile_source
 from triplan.backends.triton.common import rows_entries
@@ -312,7 +312,8 @@ def run(
         "l2_bytes": timing.l2_bytes(device),
         "seconds": time.perf_counter() - started,
     }
-    stem = ("rowwise-sweep-" if sweep else "rowwise-") + hardware_slug(device) + ("-smoke" if tiny else "")
+    stem = ("rowwise-sweep-" if sweep else "rowwise-") + hardware_slug(device)
+    stem += (f"-{slug(' '.join(wanted))}" if wanted else "") + ("-smoke" if tiny else "")
     title = f"rowwise; copy {bandwidth / 1e12:.2f} TB/s" if on_gpu else "rowwise"
     return Report(stem, title, label, COLUMNS, CHARTS, settings, rows)
 

@@ -430,6 +430,12 @@ def test_rowwise_smoke(tmp_path: Path, sweep: bool) -> None:
     assert {row["contestant"] for row in found} == ({"reference"} if sweep else {"torch", "torch.compile", "triplan"})
 
 
+def test_some_cases_do_not_overwrite_the_full_run(tmp_path: Path) -> None:
+    arguments = ["rowwise", *ON_CPU, "--sweep", "--cases", "relu"]
+    found, _ = smoke(tmp_path, arguments, "rowwise-sweep-cpu-relu-smoke")
+    assert all("relu" in row["case"] for row in found)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stubs the launch that a GPU machine really makes")
 def test_host_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.run, "__defaults__", (2, 1))
