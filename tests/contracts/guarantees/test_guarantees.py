@@ -33,6 +33,7 @@ from proofs import (
     run,
     target,
 )
+from samples import ACCUMULATING, SAMPLES, known
 
 import triplan as tp
 from triplan.sku import interpreting
@@ -255,6 +256,18 @@ def test_tolerance_of_adversarial_values(where: str, op: str, row: str) -> None:
                 assert not bool(verdict.wrong.any()), f"{kind}: {verdict.describe(name, got, ref)} from {plan.key}"
                 held += got.numel()
     assert held > 0
+
+
+@pytest.mark.parametrize("op", [*ACCUMULATING, *SUMS, "nll_loss"])
+def test_tolerances_of_the_cpu_count_the_terms_of_one_sum(op: str) -> None:
+    """A hundred times as many sums have the same tolerance."""
+    desc = SAMPLES[op]
+    desc = desc.replace(**known(desc, accumulate=True, reduction="none", gradient=False))
+    more: dict[str, Any] = {name: (*getattr(desc, name, ())[:-1], 3200) for name in ("out_shape", "src_shape")}
+    many = desc.replace(**known(desc, embedding_dim=3200, input_shape=(500, 32), **more))
+    few, found = (tp.TABLE.reference(op).guarantee(d) for d in (desc, many))
+    for name in few.keys() - ({"dweight", "dbias"} if "_norm" in op else ()):  # these are sums over rows
+        assert few[name].tolerance == found[name].tolerance, name
 
 
 # --- bit_stable_on_same_hardware ---

@@ -33,33 +33,35 @@ MAX_SCALE = 4
 
 
 @fact
-def _tolerance(element: ElementKind, out: ElementKind, k: int) -> Tolerance:
-    """k products accumulated in any order, then alpha, beta, bias and an activation."""
+def _tolerance(element: ElementKind, out: ElementKind, k: int, activated: bool) -> Tolerance:
+    """k products accumulated in any order, then alpha, beta, bias and an activation (relu has no error of its own)."""
     compute = element.compute
     roundings = k + EPILOGUE_ROUNDINGS
     accumulated = bounds.compounded(roundings * math.log1p(compute.unit_roundoff))
     if compute is ElementKind.F64:
         accumulated *= 2  # the oracle is no more precise: its own error
-    amplified = ACTIVATION_SLOPE * accumulated * (1 + bounds.narrowing(out, compute))
+    slope, roundings_within = (ACTIVATION_SLOPE, ACTIVATION_ROUNDINGS) if activated else (1.0, 0)
+    amplified = slope * accumulated * (1 + bounds.narrowing(out, compute))
     return bounds.tolerance(
         out,
         compute,
-        per_term=amplified + ACTIVATION_ROUNDINGS * compute.unit_roundoff,
+        per_term=amplified + roundings_within * compute.unit_roundoff,
         last=0.0,  # ``amplified`` includes the rounding of the result
         lost=(MAX_SCALE * roundings * bounds.smallest_subnormal(compute),),
     )
 
 
 @fact
-def _product_guarantee(element: ElementKind, out: ElementKind, k: int) -> PrecisionGuarantee:
+def _product_guarantee(element: ElementKind, out: ElementKind, k: int, activated: bool = False) -> PrecisionGuarantee:
     # The library behind torch.matmul may cut k into as many pieces as there are threads.
-    return bounds.guarantee(element.compute, _tolerance(element, out, k), bit_stable=False)
+    return bounds.guarantee(element.compute, _tolerance(element, out, k, activated), bit_stable=False)
 
 
 def _guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee]:
     if not desc.element.is_floating_point:
         return bounds.of_outputs(desc, PrecisionGuarantee.exact(desc.sums))
-    return bounds.of_outputs(desc, _product_guarantee(desc.element, desc.out, desc.k))
+    activated = desc.activation in ("gelu", "silu")
+    return bounds.of_outputs(desc, _product_guarantee(desc.element, desc.out, desc.k, activated))
 
 
 @reference(op="gemm", elements=(*ELEMENTS, "i8"), guarantee=_guarantee)

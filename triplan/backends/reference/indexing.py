@@ -57,6 +57,17 @@ def _stores(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
     )
 
 
+def _contributions(desc: IndexingDescriptor) -> int:
+    """The most contributions that one element can receive: those along the axis of an op with one index per element,
+    else one for each index."""
+    (index,) = (o for o in desc.operands() if o.index_extents)
+    if isinstance(desc, GatherBackwardDescriptor):
+        return index.shape[desc.gather_dim]
+    if isinstance(desc, ScatterAddDescriptor):
+        return index.shape[desc.scatter_dim]
+    return index.numel
+
+
 def _sums(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
     element, compute = desc.element, desc.element.compute
     if not element.is_floating_point:  # addition modulo 2^n is associative: no order changes a bit
@@ -64,14 +75,14 @@ def _sums(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
         return of_outputs(
             desc, guarantee(compute, EXACT, math_precision=exact, batch=True, order=True, duplicates=Duplicates.SUM)
         )
-    # At most as many terms as there are indices or values; three more roundings cover alpha and its product.
-    terms = max(math.prod(o.shape) for o in desc.operands() if o.name in ("index", "indices", "src", "dout", "values"))
+    # Three more roundings cover alpha and its product, which alone can underflow: additions cannot.
+    terms = _contributions(desc)
     bound = tolerance(
         element,
         compute,
         per_term=compounded((terms + 3) * math.log1p(compute.unit_roundoff)),
         last=element.unit_roundoff,
-        lost=((terms + 2) * smallest_subnormal(element),),
+        lost=(terms * smallest_subnormal(compute),),
     )
     return of_outputs(desc, guarantee(compute, bound, duplicates=Duplicates.SUM))
 

@@ -29,23 +29,30 @@ CrossEntropy: TypeAlias = CrossEntropyDescriptor | CrossEntropyBackwardDescripto
 
 
 def _guarantee(desc: LossDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """One rounding per term of the sums along and over rows, in any order, and 48 for all else.
+    """One rounding per term of the sums in any order, and 48 for all else: of cross_entropy the sum along a row; of the
+    loss the sums over rows; of a gradient the denominator of a mean, which is one as well.
+
+    (A smoothed gradient has two sums along a row, of exponentials and of weights. torch keeps several partial sums, so
+    that a term passes through fewer than half as many additions.)
 
     Never batch-invariant: torch may divide sums into blocks that depend on the batch.
     """
     classes = desc.classes
     rows = math.prod(desc.input_shape) // max(classes, 1)
-    roundings = classes + (rows if desc.reduced else 0) + 48
-    smooths = isinstance(desc, (CrossEntropyDescriptor, CrossEntropyBackwardDescriptor)) and desc.label_smoothing != 0
+    exponentials = isinstance(desc, (CrossEntropyDescriptor, CrossEntropyBackwardDescriptor))
+    smooths = getattr(desc, "label_smoothing", 0.0) != 0
     # Order-invariant: nothing is summed; or only a count of rows is, which is exact below 2**24.
     counted = desc.op.endswith("_backward") and desc.reduction == "mean" and not desc.weight and rows < 2**24
     single = desc.reduction == "none" and not (desc.weight and smooths)
     order = desc.op != "cross_entropy" and (counted or single)
-    return {
-        o.name: PrecisionGuarantee.exact(o.element) if o.name == "status" else _rounded(desc, o, roundings, order)
-        for o in desc.operands()
-        if o.is_written
-    }
+    found = {}
+    for o in desc.operands():
+        if o.name == "status":
+            found["status"] = PrecisionGuarantee.exact(o.element)
+        elif o.is_written:
+            over = o.name == "loss" or (o.name in ("x", "dx") and desc.reduction in ("mean", "byte_mean"))
+            found[o.name] = _rounded(desc, o, (classes if exponentials else 0) + (rows if over else 0) + 48, order)
+    return found
 
 
 def _rounded(

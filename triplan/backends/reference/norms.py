@@ -26,24 +26,36 @@ Tensors = Mapping[str, Tensor]
 
 
 def _guarantee(desc: NormDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """One rounding per addition (over all rows, as gradients of weight and bias sum them), and 12 for all else.
+    """One rounding per addition, along a row or (gradients of weight and bias) over all rows, and 12 for all else.
+
+    *rms_norm, l2_norm*: all terms of the mean square are positive. Its n + 5 roundings are halved by the root; six more
+    follow. *layer_norm*: a deviation has two roundings of its own. The error of the second mean, n + 2 roundings of a
+    standard deviation, is the same for a whole row, so that it changes the variance in second order only. (That of the
+    first is of no consequence while the mean is less than 2**18 standard deviations; with a residual, whose sum is
+    rounded, ten.) *backward*: of the terms of dx, those of the mean of g * hat pass through most roundings: g and hat
+    (4), their product, n, hat (2), its product, and the four operations to the end.
+
+    (torch keeps several partial sums, so that a term passes through fewer than n / 2 + 2 additions. This makes room for
+    the deviations in layer_norm's mean, which are up to twice the values.)
 
     Never batch-invariant: torch may divide sums into blocks that depend on the batch.
     """
-    compute, roundings, n = desc.element.compute, math.prod(desc.input_shape) + 12, desc.input_shape[-1]
+    compute, n = desc.element.compute, desc.input_shape[-1]
     vanished = math.sqrt(n * bounds.smallest_normal(compute))  # sqrt(sum of n squares), if all squares are flushed
-    return {
-        o.name: bounds.rounded(
-            o.element,
-            compute,
-            relative=roundings,
-            per_term=roundings,
-            flushes=roundings,
-            lost=vanished if o.name == "norm" else 0.0,
-        )
-        for o in desc.operands()
-        if o.is_written
-    }
+    found = {}
+    for o in desc.operands():
+        if o.is_written:
+            over_rows = o.name in ("dweight", "dbias")
+            roundings = 12 + (math.prod(desc.input_shape[:-1]) if over_rows else n)
+            found[o.name] = bounds.rounded(
+                o.element,
+                compute,
+                relative=roundings,
+                per_term=roundings,
+                flushes=roundings,
+                lost=vanished if o.name == "norm" else 0.0,
+            )
+    return found
 
 
 def _declare(op: str) -> Callable[[Compute], Compute]:

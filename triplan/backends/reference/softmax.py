@@ -16,13 +16,13 @@ Tensors = Mapping[str, Tensor]
 
 
 def _declare(op: str, exponential: bool) -> Callable[[Compute], Compute]:
-    """Register a reference. Its roundings: one per addition, 12, and those that an exponential amplifies.
+    """Register a reference. Its roundings: one per addition along a row, 12, and those that an exponential amplifies.
 
     Never batch-invariant: torch may divide sums into blocks that depend on the batch.
     """
 
     def guarantee(desc: AnySoftmaxDescriptor) -> Mapping[str, PrecisionGuarantee]:
-        compute, others = desc.element.compute, max(desc.input_shape) + 12
+        compute, others = desc.element.compute, desc.input_shape[desc.softmax_axis] + 12
         roundings = others + (3 * bounds.MOST_EXPONENT[compute] if exponential else 0)
         found = bounds.rounded(desc.element, compute, relative=roundings, per_term=roundings, flushes=others)
         return bounds.of_outputs(desc, found)
