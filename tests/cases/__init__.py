@@ -1,1 +1,33 @@
-"""Problems that the tests of several files share."""
+"""What several test modules share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import triplan as tp
+
+WHERE = [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
+
+
+def places(*kernels: str) -> list[Any]:
+    """Where a kernel runs, and which: the reference, each kernel in the interpreter, each on a GPU."""
+    marked = [(where, kernel) for where in ("interpret", "gpu") for kernel in kernels]
+    return [
+        pytest.param("cpu", None, id="cpu"),
+        *(pytest.param(w, k, marks=getattr(pytest.mark, w), id=f"{w}-{k}") for w, k in marked),
+    ]
+
+
+def required(desc: tp.Descriptor, kernel: str | None, target: tp.Target) -> tp.Plan[Any, Any]:
+    """The plan of exactly this kernel."""
+    return tp.plan(desc, preference=tp.PlanPreference(kernel=kernel, deterministic=False), target=target)
+
+
+def pinned(desc: tp.Descriptor, kernel: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
+    """The plan of exactly this kernel, or None where it does not apply."""
+    try:
+        return required(desc, kernel, target)
+    except tp.Unsupported:
+        return None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import triplan as tp
+from cases import required
 from triplan.testing import args_for, check_plan, check_refusals
 
 CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
@@ -99,20 +100,6 @@ def check(plan: tp.Plan[Any, Any], seed: int, runs: int = 2) -> int:
 def exact(desc: Any) -> bool:
     """Whether small integers in give integers out."""
     return desc.activation in ("identity", "relu")
-
-
-def pinned(desc: tp.Descriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
-    """The plan of exactly this row, or None where it does not apply."""
-    try:
-        return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=row), target=target)
-    except tp.Unsupported:
-        return None
-
-
-def required(desc: tp.Descriptor, entry: str, target: tp.Target) -> tp.Plan[Any, Any]:
-    plan = pinned(desc, entry, target)
-    assert plan is not None, (entry, desc)
-    return plan
 
 
 def compared(problems: Iterable[tp.Descriptor], plan_of: Callable[[Any], tp.Plan[Any, Any] | None]) -> int:

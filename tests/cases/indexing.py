@@ -95,11 +95,3 @@ def grid(
                     accumulate=accumulate_of(op, row, turn),
                 )
                 yield strided(desc) if promise == "strided" else desc
-
-
-def pinned(desc: tp.Descriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
-    """The plan of exactly this row, or None where it does not apply."""
-    try:
-        return tp.plan(desc, target=target, preference=tp.PlanPreference(kernel=row, deterministic=False))
-    except tp.Unsupported:
-        return None

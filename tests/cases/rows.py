@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from proofs import norms, softmax
 from torch.nn import functional
 
 import triplan as tp
+from cases import places
 from triplan.testing import args_for, check_plan, oracle
 from triplan.testing.values import Values
 
@@ -18,15 +18,7 @@ TERMS = {**softmax.TERMS, **norms.TERMS}
 OPS = tuple(TERMS)
 #: (op, kernel)
 KERNELS = [(op, entry.name) for op in OPS for entry in tp.TABLE.rows(op) if entry.backend is tp.BackendKind.TRITON]
-#: Where a kernel runs, and which: the reference, each kernel in the interpreter, each on a GPU.
-PLACES = [
-    pytest.param("cpu", None, id="cpu"),
-    *(
-        pytest.param(where, kernel, marks=getattr(pytest.mark, where), id=f"{where}-{kernel}")
-        for where in ("interpret", "gpu")
-        for kernel in ("rows", "looped", "split")
-    ),
-]
+PLACES = places("rows", "looped", "split")
 
 
 def run(plan: tp.Plan[Any, Any], args: Any) -> None:
@@ -74,13 +66,6 @@ def check(plan: tp.Plan[Any, Any], seed: int = 0) -> int:
         plan, seed=seed, runs=2, passes=passes(desc.op), magnitude=TERMS[desc.op], given=given(desc, seed)
     )
     return found.compared
-
-
-def pinned(desc: tp.Descriptor, row: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
-    try:
-        return tp.plan(desc, target=target, preference=tp.PlanPreference(kernel=row))
-    except tp.Unsupported:
-        return None
 
 
 PARAMETERS: tuple[dict[str, Any], ...] = (

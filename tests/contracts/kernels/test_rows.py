@@ -9,7 +9,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cases.rows import KERNELS, OPS, build, check, pinned, problems, strided
+from cases import pinned
+from cases.rows import KERNELS, OPS, build, check, problems, strided
 
 import triplan as tp
 from triplan.backends.triton.common.rows_kernels import row_pointers

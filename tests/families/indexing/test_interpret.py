@@ -13,7 +13,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cases.indexing import ENTRIES, OPS, POLICIES, accumulate_of, build, elements_of, grid, pinned
+from cases import pinned
+from cases.indexing import ENTRIES, OPS, POLICIES, accumulate_of, build, elements_of, grid
 from hypothesis import Phase, given, settings, strategies as st
 
 import triplan as tp

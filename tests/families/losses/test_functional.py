@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +15,6 @@ import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
 from triplan.functional import losses as losses_module
-
-SHAPES = ((7,), (5, 7), (2, 6, 3), (2, 4, 3, 2), (3, 1))
 
 
 def problem(
@@ -31,107 +29,94 @@ def problem(
     return x, target.to(device), weight.to(dtype).to(device), counts.to(dtype).to(device)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_results_and_gradients_are_torchs(reduction: str, dtype: torch.dtype, device: str) -> None:
-    """Of narrow elements torch's are taken from their values in f32: torch rounds log-probabilities in between."""
-    eps = torch.finfo(dtype).eps
-    for shape in SHAPES:
-        x, target, weight, _ = problem(shape, dtype, device)
-        wide = x.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_()
-        for smoothing, w in ((0.0, None), (0.2, weight)):
-            options: dict[str, Any] = {"ignore_index": 0, "reduction": reduction}
-            smooth = {"label_smoothing": smoothing}
-            theirs_w = None if w is None else w.to(wide.dtype)
-            pairs = [
-                (F.cross_entropy(x, target, w, **options, **smooth),
-                 functional.cross_entropy(wide, target, theirs_w, **options, **smooth)),
-                (F.nll_loss(x, target.int(), w, **options), functional.nll_loss(wide, target, theirs_w, **options)),
-            ]  # fmt: skip
-            for ours, theirs in pairs:
-                assert ours.dtype == dtype
-                torch.testing.assert_close(ours.to(wide.dtype), theirs, rtol=8 * eps, atol=32 * eps, equal_nan=True)
-                g = torch.randn(theirs.shape, dtype=torch.float64).to(dtype).to(device)
-                (got,) = torch.autograd.grad(ours, x, g)
-                (wanted,) = torch.autograd.grad(theirs, wide, g.to(wide.dtype))
-                assert got.dtype == dtype
-                torch.testing.assert_close(got.to(wide.dtype), wanted, rtol=8 * eps, atol=32 * eps, equal_nan=True)
+NAMES = [f"{op} {how}" for op in ("cross_entropy", "nll_loss") for how in ("mean", "sum", "none", "byte_mean")]
 
 
-def losses(device: str) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """Of logits (4, 5), by name."""
-    target = torch.tensor([1, 2, -100, 4], device=device)
-    weight, counts = torch.rand(5, device=device) + 0.1, torch.tensor([3.0, 0, 1, 2, 7], device=device)
-    found = {}
-    for reduction in ("mean", "sum", "none", "byte_mean"):
-        given = {"reduction": reduction, "bytes": counts if reduction == "byte_mean" else None}
-        found[f"cross_entropy {reduction}"] = lambda x, given=given: F.cross_entropy(
-            x, target, weight, label_smoothing=0.1, **given
-        )
-        found[f"nll_loss {reduction}"] = lambda x, given=given: F.nll_loss(x, target, weight, **given)
-    return found
+def calls(
+    name: str, device: str, shape: tuple[int, ...] = (4, 5), smoothing: float = 0.1, weighted: bool = True
+) -> Any:
+    """Ours and torch's, of logits of ``shape``; torch has no byte_mean, which is written out."""
+    op, reduction = name.split()
+    _, target, weight, counts = problem(shape, torch.float32, device)
+    options: dict[str, Any] = {"ignore_index": 0, **({"label_smoothing": smoothing} if op == "cross_entropy" else {})}
 
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        table = counts if reduction == "byte_mean" else None
+        return getattr(F, op)(x, target, weight if weighted else None, reduction=reduction, bytes=table, **options)
 
-NAMES = tuple(losses("cpu"))
+    def theirs(x: torch.Tensor) -> torch.Tensor:
+        how = "none" if reduction == "byte_mean" else reduction
+        loss = getattr(functional, op)(x, target, weight.to(x.dtype) if weighted else None, reduction=how, **options)
+        share = counts.to(x.dtype)[target] * (target != 0)
+        return (loss * share).sum() / share.sum() if reduction == "byte_mean" else loss
+
+    return ours, theirs
 
 
 def logits(device: str) -> torch.Tensor:
     return torch.randn(4, 5, dtype=torch.float64, device=device, requires_grad=True)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_results_and_gradients_are_torchs(name: str, dtype: torch.dtype, device: str) -> None:
+    """Of narrow elements torch's are taken from their values in f32: torch rounds log-probabilities in between."""
+    eps = torch.finfo(dtype).eps
+    shape = (2, 6, 3)
+    x = problem(shape, dtype, device)[0]
+    wide = x.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+    for smoothing, weighted in ((0.0, False), (0.2, True)):
+        ours, theirs = (f(t) for f, t in zip(calls(name, device, shape, smoothing, weighted), (x, wide), strict=True))
+        g = torch.randn(theirs.shape, dtype=torch.float64).to(dtype).to(device)
+        (got,), (wanted,) = torch.autograd.grad(ours, x, g), torch.autograd.grad(theirs, wide, g.to(wide.dtype))
+        assert ours.dtype == got.dtype == dtype
+        for a, b in ((ours, theirs), (got, wanted)):
+            torch.testing.assert_close(a.to(wide.dtype), b, rtol=8 * eps, atol=32 * eps, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck(name: str, device: str) -> None:
-    f, x = losses(device)[name], logits(device)
+    f, x = calls(name, device)[0], logits(device)
     assert gradcheck(f, x)
     assert gradgradcheck(f, x)
     # Third derivatives too.
     assert gradgradcheck(lambda x: torch.autograd.grad((f(x) ** 3).sum(), x, create_graph=True), x)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
-def test_second_derivatives_are_torchs(shape: tuple[int, ...], reduction: str, device: str) -> None:
-    x, target, weight, _ = problem(shape, torch.float64, device)
-    for smoothing, w in ((0.0, None), (0.2, weight), (1.0, None)):
-        # Column by column, all at once, and by torch.func.
-        def every(f: Any, smoothing: float = smoothing, w: torch.Tensor | None = w) -> Any:
-            options = {"ignore_index": 0, "reduction": reduction, "label_smoothing": smoothing}
-            total = lambda x: (f.cross_entropy(x, target, w, **options) ** 2).sum()  # noqa: E731
-            for vectorize in (False, True):
-                yield torch.autograd.functional.hessian(total, x, vectorize=vectorize)
-            yield torch.func.jacrev(torch.func.grad(total))(x.detach())
-
-        for got, wanted in zip(every(F), every(functional), strict=True):
-            torch.testing.assert_close(got, wanted)
+SMOOTHED = (((3,), 0.0), ((2, 3, 2), 0.2), ((2, 3, 1, 2), 1.0))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_func_transforms(name: str, device: str) -> None:
-    f, x = losses(device)[name], logits(device).detach()
-    total = lambda x: (f(x) ** 3).sum()  # noqa: E731
+@pytest.mark.parametrize(
+    ("name", "shape", "smoothing"),
+    [*((n, (3, 4), 0.1) for n in NAMES), *((n, *shaped) for n in NAMES[:3] for shaped in SMOOTHED)],
+    ids=str,
+)
+def test_second_derivatives_and_transforms_are_torchs(
+    name: str, shape: tuple[int, ...], smoothing: float, device: str
+) -> None:
+    x = problem(shape, torch.float64, device)[0]
+    batch = torch.stack([x, x + 1, 2 * x]).detach()
 
-    def eager(x: torch.Tensor) -> torch.Tensor:
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(total(x), x)[0]
+    def every(f: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[Any]:
+        total = lambda x: (f(x) ** 3).sum()  # noqa: E731
+        yield torch.func.grad(total)(x.detach())
+        yield torch.func.vmap(torch.func.grad(total))(batch)
+        yield torch.func.grad(lambda b: torch.func.vmap(total)(b).sum())(batch)
+        yield torch.func.jacrev(torch.func.grad(total))(x.detach())
+        for each in (False, True):  # column by column, and all at once
+            yield torch.autograd.functional.hessian(total, x, vectorize=each)
+            out = f(x)
+            several = torch.stack([torch.ones_like(out), out.detach()])
+            yield torch.autograd.grad(out, x, several, is_grads_batched=True, create_graph=each)
 
-    batch = torch.stack([x, x + 1, 2 * x])
-    torch.testing.assert_close(torch.func.grad(total)(x), eager(x))
-    each = torch.stack([*map(eager, batch)])
-    torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(batch), each)
-    torch.testing.assert_close(torch.func.grad(lambda b: torch.func.vmap(total)(b).sum())(batch), each)
-    for create_graph in (False, True):
-        leaf = x.clone().requires_grad_()
-        out = f(leaf)
-        several = torch.randn(2, *out.shape, dtype=out.dtype, device=device)
-        (got,) = torch.autograd.grad(out, leaf, several, is_grads_batched=True, create_graph=create_graph)
-        again = [torch.autograd.grad(f(leaf), leaf, g)[0] for g in several]
-        torch.testing.assert_close(got, torch.stack(again))
+    for got, wanted in zip(*map(every, calls(name, device, shape, smoothing, smoothing in (0.1, 0.2))), strict=True):
+        torch.testing.assert_close(got, wanted)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("fresh_compiler")
 def test_forward_mode_is_refused_not_dropped(name: str, device: str) -> None:
-    f, x = losses(device)[name], logits(device).detach()
+    f, x = calls(name, device)[0], logits(device).detach()
     with pytest.raises(NotImplementedError, match="jvp"):
         torch.func.jvp(f, (x,), (x,))
     whole = torch.compile(lambda x: torch.func.jvp(f, (x,), (x,)), fullgraph=True, backend="aot_eager")
@@ -143,7 +128,7 @@ def test_forward_mode_is_refused_not_dropped(name: str, device: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiles_whole(name: str, dynamic: bool, device: str) -> None:
-    f, x = losses(device)[name], logits(device)
+    f, x = calls(name, device)[0], logits(device)
     compiled = torch.compile(lambda x: f(x) * 2, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     out, wanted = compiled(x), f(x) * 2
     torch.testing.assert_close(out, wanted)
@@ -169,8 +154,8 @@ def test_opcheck(requires_grad: bool, device: str) -> None:
 
 
 def test_a_retained_graph_never_scales_twice(device: str) -> None:
-    x, (ours, theirs) = logits(device), [torch.tensor([1, 2, 0, 4], device=device)] * 2
-    loss, wanted = F.cross_entropy(x, ours), functional.cross_entropy(x, theirs)
+    x, target = logits(device), torch.tensor([1, 2, 0, 4], device=device)
+    loss, wanted = F.cross_entropy(x, target), functional.cross_entropy(x, target)
     for scale, retained in ((3.0, True), (0.0, True), (1.0, True), (-2.0, True), (5.0, False)):
         g = torch.tensor(scale, dtype=torch.float64, device=device)
         (got,) = torch.autograd.grad(loss, x, g, retain_graph=retained)
@@ -257,24 +242,33 @@ def test_small_gradients_of_f16_survive_a_loss_scale(device: str) -> None:
 # --- edges ---
 
 
+EDGES: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
+    "all ignored": lambda: (torch.randn(3, 4), torch.full((3,), -100)),
+    "no rows": lambda: (torch.randn(0, 4), torch.full((0,), -100)),
+    "strided": lambda: (torch.randn(6, 5, 4).transpose(0, 2), torch.randint(0, 5, (4, 6))),
+    "many axes": lambda: problem((2, 4, 3, 1, 2, 1, 1, 2, 1, 2), torch.float64, "cpu")[:2],
+    "one class": lambda: (torch.randn(3, 1), torch.zeros(3, dtype=torch.int64)),
+    "targets of i32": lambda: (torch.randn(9, 4), torch.randint(0, 4, (9,)).int()),
+    "targets of bytes": lambda: (torch.randn(9, 4), torch.randint(0, 4, (9,)).to(torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("expanded", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_nothing_kept_and_nothing_there_as_in_torch(reduction: str, device: str) -> None:
-    for rows in (3, 0):
-        x = torch.randn(rows, 4, device=device, requires_grad=True)
-        target = torch.full((rows,), -100, device=device)
-        got, wanted = (f.cross_entropy(x, target, reduction=reduction) for f in (F, functional))
-        torch.testing.assert_close(got, wanted, equal_nan=True)
-        assert not torch.autograd.grad(got.sum(), x)[0].any()
-
-
-def test_strided_logits(device: str) -> None:
-    x = torch.randn(6, 5, 4, device=device).transpose(0, 2).requires_grad_()
-    target = torch.randint(0, 5, (4, 6), device=device)
-    for reduction in ("mean", "none"):
-        got, wanted = (f.cross_entropy(x, target, reduction=reduction) for f in (F, functional))
-        torch.testing.assert_close(got, wanted)
-        g = torch.ones((), device=device).expand(got.shape)
-        torch.testing.assert_close(torch.autograd.grad(got, x, g), torch.autograd.grad(wanted, x, g))
+@pytest.mark.parametrize("name", EDGES)
+def test_edges_are_torchs(name: str, reduction: str, expanded: bool, device: str) -> None:
+    """And with a gradient of stride 0, as ``sum()`` hands it back."""
+    x, target = (t.detach().to(device) for t in EDGES[name]())
+    x.requires_grad_()
+    got = F.cross_entropy(x, target, reduction=reduction)
+    wanted = functional.cross_entropy(x, target.long(), reduction=reduction)
+    torch.testing.assert_close(got, wanted, equal_nan=True)
+    g = wanted.new_ones(()).expand(wanted.shape) if expanded else torch.randn_like(wanted)
+    (dx,) = torch.autograd.grad(got, x, g)
+    if name == "all ignored":
+        assert not dx.any()
+    else:
+        torch.testing.assert_close(dx, torch.autograd.grad(wanted, x, g)[0])
 
 
 def test_a_target_outside_the_classes(device: str) -> None:
@@ -298,20 +292,9 @@ def test_tables_have_no_gradient(what: str, device: str) -> None:
             f(x, target, reduction="byte_mean", **tables)
 
 
-def test_targets_of_bytes_and_inputs_of_many_axes(device: str) -> None:
-    x, target, _, _ = problem((2, 4, 3, 1, 2, 1, 1, 2, 1, 2), torch.float64, device)
-    for reduction in ("mean", "none"):
-        for t in (target, target.to(torch.uint8)):
-            got = F.cross_entropy(x, t, reduction=reduction)
-            wanted = functional.cross_entropy(x, target, reduction=reduction)
-            torch.testing.assert_close(got, wanted)
-            g = torch.randn_like(wanted)
-            torch.testing.assert_close(torch.autograd.grad(got, x, g), torch.autograd.grad(wanted, x, g))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_autocast_computes_in_f32(name: str, device: str) -> None:
-    f, x = losses(device)[name], logits(device).detach().bfloat16().requires_grad_()
+    f, x = calls(name, device)[0], logits(device).detach().bfloat16().requires_grad_()
     wide = x.detach().float().requires_grad_()
     with torch.autocast(device, dtype=torch.bfloat16):
         got = f(x)
