@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
 from samples import SAMPLES
 
 import triplan as tp
+from bench.stub import launch_stubbed
 
 CPU = tp.Target.cpu()
 H200 = tp.Target.preset("h200")
@@ -238,12 +241,37 @@ def test_workspace_is_exact_and_checked() -> None:
     assert tp.Workspace.for_plans([plan, bigger], device="cpu").nbytes == bigger.workspace_size()
     mine = tp.Workspace.from_tensor(torch.empty(64, 2))
     assert mine.nbytes == 512
-    with pytest.raises(tp.InvalidProblem, match="contiguous"):
-        tp.Workspace.from_tensor(torch.empty(4, 4).t()[1:])
+    for tensor in (torch.empty(4, 4).t()[1:], torch.empty(128, dtype=torch.uint8)[::2], torch.empty(1).expand(64)):
+        with pytest.raises(tp.InvalidProblem, match="contiguous"):
+            tp.Workspace(tensor)
     with pytest.raises(tp.MisalignedOperand, match="16"):
-        tp.Workspace.from_tensor(torch.empty(64, dtype=torch.uint8)[1:])
+        tp.Workspace(torch.empty(64, dtype=torch.uint8)[1:])
     with pytest.raises(tp.InvalidProblem):
         tp.Workspace.for_plans([])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda workspace: pickle.loads(pickle.dumps(workspace))])
+def test_a_copied_workspace_has_memory_of_its_own(copied: Callable[[tp.Workspace], tp.Workspace]) -> None:
+    workspace = tp.Workspace(torch.empty(512, dtype=torch.uint8))
+    again = copied(workspace)
+    assert (again.nbytes, again.address) == (512, again.tensor.data_ptr())
+    assert again.address != workspace.address
+
+
+def test_a_workspace_follows_its_tensor() -> None:
+    """Into memory that it was moved to; freed memory is refused, also by a plan that has run with it."""
+    desc = tp.IndexAddDescriptor(src_shape=(6, 32), add_dim=0, out_dim_size=9, element="f32")
+    plan = tp.plan(desc, target=H200, preference=tp.PlanPreference(kernel="sorted_sum"))
+    args = tp.IndexAddArgs(index=torch.arange(6), src=torch.ones(6, 32), out=torch.zeros(9, 32), alpha=1.0)
+    workspace = tp.Workspace.allocate(plan, "cpu")
+    workspace.tensor.resize_(1 << 22)
+    assert workspace.address == workspace.tensor.data_ptr()
+    with launch_stubbed(H200):
+        plan.run(args, workspace)
+        workspace.tensor.untyped_storage().resize_(0)
+        for _ in range(2):
+            with pytest.raises(tp.InvalidProblem, match="freed"):
+                plan.run(args, workspace)
 
 
 def test_workspace_errors_carry_their_numbers() -> None:

@@ -83,6 +83,7 @@ def check_memory(
         raise WorkspaceTooSmall(f"{op} needs {needed} bytes of {what[4:]}, got {got}; {make} makes one", needed, got)
     if memory.device != device:
         raise InvalidProblem(f"{op}: {what} is on {memory.device}, the operands on {device}")
+    _ = memory.address  # raises if the memory is gone
     for name, tensor in others:
         if may_overlap(memory.tensor, tensor):
             raise InvalidProblem(f"{op}: {what} shares memory with {name}")

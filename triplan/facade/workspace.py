@@ -13,18 +13,55 @@ __all__ = ["Workspace"]
 
 
 class Workspace:
-    """Contiguous bytes on one device, at a multiple of ``ALIGNMENT``. One call uses it at a time."""
+    """Contiguous bytes on one device, at a multiple of ``ALIGNMENT``. One call uses it at a time.
+
+    Made of a contiguous tensor of any element, whose memory it shares. Its size stays what it was then. Raises
+    ``InvalidProblem`` for another tensor, ``MisalignedOperand`` if its address is not a multiple of ``ALIGNMENT``. So
+    does its use, if the memory has been moved or freed since (``resize_``, ``set_``) and is no longer such.
+    """
 
     #: Bytes. torch's allocators align more strictly.
     ALIGNMENT: ClassVar[int] = 16
 
-    __slots__ = ("address", "device", "nbytes", "tensor")
+    __slots__ = ("_checked", "device", "nbytes", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        if not tensor.is_contiguous():
+            raise InvalidProblem(f"Workspace: strides {tuple(tensor.stride())}; a contiguous tensor is needed")
+        if tensor.dtype is not torch.uint8 or tensor.dim() != 1:
+            tensor = tensor.detach().reshape(-1).view(torch.uint8)
         self.tensor = tensor
         self.nbytes = tensor.numel()
-        self.address = tensor.data_ptr()
         self.device = tensor.device
+        self._checked = tensor.data_ptr()
+        self._check_alignment()
+
+    @property
+    def address(self) -> int:
+        """That of the first byte, where the tensor has it now."""
+        address = self.tensor.data_ptr()
+        if address != self._checked:
+            self._check_moved(address)
+        return address
+
+    def _check_moved(self, address: int) -> None:
+        tensor = self.tensor
+        room = tensor.untyped_storage().nbytes() - tensor.storage_offset()
+        if room < self.nbytes or tensor.device != self.device or not tensor.is_contiguous():
+            raise InvalidProblem(
+                f"Workspace: its tensor has been resized or freed: {self.nbytes} bytes on {self.device} were "
+                f"contiguous, {max(room, 0)} on {tensor.device} are left; make another workspace"
+            )
+        self._checked = address
+        self._check_alignment()
+
+    def _check_alignment(self) -> None:
+        if self._checked % self.ALIGNMENT:
+            address, self._checked = self._checked, -1
+            raise MisalignedOperand(f"Workspace: address {address:#x} is not a multiple of {self.ALIGNMENT} bytes")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Workspace, (self.tensor,)  # a copy, or what is unpickled, has memory of its own
 
     def __repr__(self) -> str:
         return f"Workspace({self.nbytes} bytes on {self.device})"
@@ -46,17 +83,5 @@ class Workspace:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> Workspace:
-        """Use the caller's memory: a contiguous tensor of any element.
-
-        Raises ``InvalidProblem`` if it is not contiguous, ``MisalignedOperand`` if its address is not a multiple of
-        ``ALIGNMENT``.
-        """
-        if not tensor.is_contiguous():
-            raise InvalidProblem(
-                f"Workspace.from_tensor: strides {tuple(tensor.stride())}; a contiguous tensor is needed"
-            )
-        if tensor.data_ptr() % cls.ALIGNMENT:
-            raise MisalignedOperand(
-                f"Workspace.from_tensor: address {tensor.data_ptr():#x} is not a multiple of {cls.ALIGNMENT} bytes"
-            )
-        return cls(tensor.detach().reshape(-1).view(torch.uint8))
+        """Use the caller's memory: ``Workspace(tensor)``."""
+        return cls(tensor)
