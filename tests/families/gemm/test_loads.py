@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cases.gemm import H200, pinned, required
+from cases import pinned, required
+from cases.gemm import H200
 
 import triplan as tp
 from triplan.backends.triton.gemm.arguments import extent

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import pinned, required
 from cases.gemm import (
     COLUMN,
     CPU,
@@ -29,9 +30,7 @@ from cases.gemm import (
     edges,
     grid,
     keeps_its_word,
-    pinned,
     plan_with,
-    required,
 )
 from hypothesis import given, settings, strategies as st
 
