@@ -96,7 +96,7 @@ def entry(name: str, value: Any) -> list[str]:
     if origin is typing.Annotated:
         return [f"{name} = Annotated[{value.__origin__.__name__}, ...]"]
     if origin is not None:
-        return [f"{name} = {value}"]
+        return [f"{name} = {re.sub(' at 0x[0-9a-f]+', '', str(value))}"]
     if inspect.isclass(value):
         bases = ", ".join(b.__qualname__ for b in lineage(value)[1])
         return [f"class {name}({bases}){constructor(value)}", *sorted(f"    {m}" for m in members(value))]

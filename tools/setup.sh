@@ -56,7 +56,7 @@ elif [ ${#base[@]} -eq 0 ]; then
     for module in torch triton pydantic; do
         "$venv/bin/python" -W ignore -c "import $module" || { echo "set-up: $module cannot be fetched" >&2; exit 1; }
     done
-    for module in typer rich hypothesis pytest xdist sklearn matplotlib ruff mypy build hatchling; do
+    for module in typer rich hypothesis pytest xdist sklearn matplotlib ruff mypy basedpyright build hatchling; do
         "$venv/bin/python" -W ignore -c "import $module" 2>/dev/null || echo "$module" >>"$venv/offline"
     done
     [ ! -s "$venv/offline" ] || echo "set-up: missing here: $(paste -sd' ' "$venv/offline")"

@@ -8,6 +8,15 @@ from dataclasses import dataclass
 __all__ = ["InvalidProblem", "KernelInternal", "MisalignedOperand", "TriplanError", "Unsupported", "WorkspaceTooSmall"]
 
 
+def shown(value: object, most: int = 200) -> str:
+    """``repr(value)`` for a message, cut to ``most`` characters. Never fails."""
+    try:
+        text = repr(value)
+    except Exception:  # such as an integer of more digits than Python prints, or a repr of the caller's
+        text = f"<{type(value).__name__} without a repr>"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 class TriplanError(Exception):
     """Base class of every error that triplan raises on purpose."""
 

@@ -2,7 +2,8 @@
 
 - Launches as data: ``Launch`` and its arguments: ``Ptr``, ``Stride``, ``Scalar`` and ``TensorMap``, read from operands;
   ``Int`` and ``Float``, known when planning; ``Scratch``, in the workspace.
-- Fields of descriptors: ``Element``, ``Shape``, ``Extent`` and their marks, which validation and test strategies read.
+- Fields of descriptors: ``Element``, ``Shape``, ``Extent`` and their marks, which validation and test strategies read;
+  ``field(default=...)`` for the default of a field that converts its input; ``PlannedBy``.
 - Entries of the kernel table: ``Configuration``, ``Preparation``.
 - Functional calls: ``Op`` registers one with torch.library and autograd; ``run`` plans and runs it.
 """
@@ -36,10 +37,17 @@ from triplan.descriptors import (
     is_packed as is_packed,
     packed_strides as packed_strides,
 )
+from triplan.descriptors.base import PlannedBy as PlannedBy
 from triplan.errors import InvalidProblem
 from triplan.functional import _ops
 from triplan.functional._plans import Ran as Ran, run as run
-from triplan.sku import GPU_ARCHS as GPU_ARCHS, Element as Element, IndexElement as IndexElement
+from triplan.sku import (
+    GPU_ARCHS as GPU_ARCHS,
+    Element as Element,
+    IndexElement as IndexElement,
+    OptionalElement as OptionalElement,
+    field as field,
+)
 
 __all__ = [
     "GPU_ARCHS",
@@ -55,7 +63,9 @@ __all__ = [
     "Int",
     "Launch",
     "Op",
+    "OptionalElement",
     "OutOfBounds",
+    "PlannedBy",
     "Preparation",
     "Ptr",
     "Ran",
@@ -65,6 +75,7 @@ __all__ = [
     "ShapeField",
     "Stride",
     "TensorMap",
+    "field",
     "is_packed",
     "packed_strides",
     "power_of_two_in",

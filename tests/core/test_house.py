@@ -145,9 +145,15 @@ def test_compiled_functions_are_in_modules_of_kernels() -> None:
 def imports(name: str) -> Iterator[str]:
     """The modules of triplan that module ``name`` imports anywhere: in functions and under TYPE_CHECKING too.
 
-    A name that a package re-exports counts as an import of the module that defines it as well.
+    A name that a package re-exports counts as an import of the module that defines it as well. A family's descriptors
+    name its plans to type checkers (``PlannedBy``): ``if TYPE_CHECKING: from triplan.facade.FAMILY import ...``.
     """
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+    tree = ast.parse(MODULES[name].read_text())
+    plans = name.replace(".descriptors.", ".facade.")
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [n for n in node.body if not isinstance(n, ast.ImportFrom) or n.module != plans]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "triplan")
         elif isinstance(node, ast.ImportFrom):

@@ -78,9 +78,7 @@ def _console() -> Console:
 
 
 def _target(name: str) -> Target:
-    if name == "current":
-        return Target.current()
-    return Target.cpu() if name == "cpu" else Target.preset(name)
+    return Target.current() if name == "current" else Target.preset(name)
 
 
 def _required(deterministic: bool, batch_invariant: bool, order_invariant: bool) -> PlanPreference:

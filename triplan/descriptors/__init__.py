@@ -1,7 +1,7 @@
 """WHAT is to be computed: frozen models, one module for each family of ops."""
 
 from triplan.descriptors._public import *
-from triplan.descriptors.base import RowwiseDescriptor as RowwiseDescriptor
+from triplan.descriptors.base import RowsDescriptor as RowsDescriptor, RowwiseDescriptor as RowwiseDescriptor
 from triplan.descriptors.fields import *
 from triplan.descriptors.gemm import (
     MatrixProductDescriptor as MatrixProductDescriptor,

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import model_validator
 from typing_extensions import Self
 
-from triplan.descriptors.fields import NO_BAD_INDEX, AxisField, OutOfBounds, ShapeField
+from triplan.descriptors.fields import NO_BAD_INDEX, AxisField, OutOfBounds, Shape, ShapeField
 from triplan.descriptors.layout import Layout, Layouts
 from triplan.descriptors.operand import Operand, OperandKind
 from triplan.errors import InvalidProblem
-from triplan.sku import Element, FrozenModel, OpCategory
+from triplan.sku import Element, FrozenModel, OpCategory, field
 from triplan.sku.facts import cached_property
 
 __all__ = ["Descriptor", "descriptor_types", "parse_descriptor"]
 
+P = TypeVar("P", covariant=True)
 _REGISTRY: dict[str, type[Descriptor]] = {}
+
+
+class PlannedBy(Generic[P]):
+    """Names a descriptor's Plan class to type checkers: what ``tp.plan`` and ``PlanCache.get`` return."""
 
 
 class Descriptor(FrozenModel):
@@ -33,7 +38,7 @@ class Descriptor(FrozenModel):
 
     op: str
     schema_version: Literal[1] = 1
-    layouts: Layouts = ()
+    layouts: Layouts = field(default=())
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -193,7 +198,15 @@ def check_bad_index(desc: Descriptor, policy: OutOfBounds, args: Any) -> None:
     raise IndexError(f"{desc.op}: {o.name}[{', '.join(map(str, at))}] = {shown} is out of bounds for extent {extents}")
 
 
-class RowwiseDescriptor(Descriptor):
+class RowsDescriptor(Descriptor):
+    """The base of ops whose operands of shape ``input_shape`` consist of rows."""
+
+    if TYPE_CHECKING:  # subclasses declare them, each in its order, which is that of the key
+        element: Element
+        input_shape: Shape
+
+
+class RowwiseDescriptor(RowsDescriptor):
     """The base of softmax and norms. ``element`` is the type of the values; f16 and bf16 are computed in f32."""
 
     category: ClassVar[OpCategory] = OpCategory.ROWWISE

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator
-
-from triplan.descriptors.base import Descriptor
-from triplan.descriptors.fields import NonNegative, ShapeField, to_tuple
+from triplan.descriptors.base import Descriptor, PlannedBy
+from triplan.descriptors.fields import AnyShape
 from triplan.descriptors.operand import Operand, Role
 from triplan.sku import Element, OpCategory
 
-__all__ = ["UnaryBackwardDescriptor", "UnaryDescriptor"]
+if TYPE_CHECKING:
+    from triplan.facade.elementwise import UnaryBackwardPlan, UnaryPlan
 
-#: A shape of any rank; that of a scalar is ().
-AnyShape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField(min_rank=0)]
+__all__ = ["UnaryBackwardDescriptor", "UnaryDescriptor"]
 
 
 class ElementwiseDescriptor(Descriptor):
@@ -30,7 +28,7 @@ class ElementwiseDescriptor(Descriptor):
         return Operand(name, role, self.element, self.input_shape, batch_axes=every_axis)
 
 
-class UnaryDescriptor(ElementwiseDescriptor):
+class UnaryDescriptor(ElementwiseDescriptor, PlannedBy["UnaryPlan"]):
     """``out = f(x)``; ``op`` names f.
 
     relu_squared: ``f(x) = max(x, 0)**2`` (So et al., "Primer", 2021). NaN stays NaN.
@@ -46,7 +44,7 @@ class UnaryDescriptor(ElementwiseDescriptor):
         return {"element": args.x.dtype, "input_shape": tuple(args.x.shape), **options}
 
 
-class UnaryBackwardDescriptor(ElementwiseDescriptor):
+class UnaryBackwardDescriptor(ElementwiseDescriptor, PlannedBy["UnaryBackwardPlan"]):
     """``dx = dout * f'(x)``; ``op`` names f and ends in ``_backward``.
 
     relu_squared_backward: ``dx = 2 * dout * x`` where x > 0, else 0, even if ``dout`` is not finite. A NaN in x

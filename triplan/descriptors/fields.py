@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+
+if TYPE_CHECKING:
+    from triplan.sku.model import Converted
 
 __all__ = ["AxisField", "Extent", "ExtentField", "IndexValueField", "OutOfBounds", "Shape", "ShapeField"]
 
@@ -46,9 +50,16 @@ def to_tuple(value: Any) -> Any:
 
 NonNegative = Annotated[int, Field(ge=0, lt=2**62)]
 Extent = Annotated[int, Field(ge=0, lt=2**62), ExtentField()]
-Shape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField()]
+#: Axes or extents, as a list, a tuple or a ``torch.Size``.
+if TYPE_CHECKING:
+    Extents = Converted[tuple[int, ...], Sequence[int]]
+else:
+    Extents = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple)]
+Shape = Annotated[Extents, ShapeField()]
 #: A batch of rows: at least one batch axis, then the axis of the row.
-RowsShape = Annotated[tuple[NonNegative, ...], BeforeValidator(to_tuple), ShapeField(min_rank=2)]
+RowsShape = Annotated[Extents, ShapeField(min_rank=2)]
+#: A shape of any rank; that of a scalar is ().
+AnyShape = Annotated[Extents, ShapeField(min_rank=0)]
 #: What an index outside its axis does. ``skip``: the update is dropped, a gathered element becomes zero. ``clamp``: the
 #: nearest valid position is taken. ``error``: as skip, and the lowest bad position is recorded in ``status``.
 OutOfBounds = Literal["skip", "clamp", "error"]

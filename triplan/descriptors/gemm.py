@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from triplan.descriptors.base import Descriptor
+from triplan.descriptors.base import Descriptor, PlannedBy
 from triplan.descriptors.fields import Extent
 from triplan.descriptors.operand import Operand, OperandKind, Role
-from triplan.sku import Element, ElementKind, Math, MathPrecision, OpCategory
+from triplan.sku import Element, ElementKind, MathPrecision, OpCategory, OptionalElement, OptionalMath, field
+
+if TYPE_CHECKING:
+    from triplan.facade.gemm import BatchedGemmPlan, GemmBackwardPlan, GemmPlan
 
 __all__ = ["BatchedGemmDescriptor"]
 __all__ += ["GemmBackwardDescriptor", "GemmDescriptor"]
@@ -37,9 +40,9 @@ class MultiplyingDescriptor(Descriptor):
     n: Extent
     k: Extent
     element: Element
-    out_element: Element | None = None
-    math: Math | None = None
-    accumulator: Element | None = None
+    out_element: OptionalElement = field(default=None)
+    math: OptionalMath = field(default=None)
+    accumulator: OptionalElement = field(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -185,7 +188,7 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
         }
 
 
-class GemmDescriptor(MatrixProductDescriptor):
+class GemmDescriptor(MatrixProductDescriptor, PlannedBy["GemmPlan"]):
     """``c = act(alpha * a @ b + beta * c0 + bias)`` (BLAS's gemm, with an epilogue).
 
     Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
@@ -195,7 +198,7 @@ class GemmDescriptor(MatrixProductDescriptor):
     op: Literal["gemm"] = "gemm"
 
 
-class BatchedGemmDescriptor(MatrixProductDescriptor):
+class BatchedGemmDescriptor(MatrixProductDescriptor, PlannedBy["BatchedGemmPlan"]):
     """``c[i] = act(alpha * a[i] @ b[i] + beta * c0[i] + bias)`` for each of ``batch`` products of one shape.
 
     Operands are those of gemm; all but ``bias`` have the axis ``batch`` first. A matrix that all products share is
@@ -210,7 +213,7 @@ class BatchedGemmDescriptor(MatrixProductDescriptor):
         return (self.batch,)
 
 
-class GemmBackwardDescriptor(MultiplyingDescriptor):
+class GemmBackwardDescriptor(MultiplyingDescriptor, PlannedBy["GemmBackwardPlan"]):
     """Gradients of ``c = alpha * a @ b + bias``, any of ``da = alpha * dc @ b.T``, ``db = alpha * a.T @ dc`` and
     ``dbias = dc.sum(0)``.
 

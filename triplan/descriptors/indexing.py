@@ -7,14 +7,28 @@ a scatter) has one element for each point of the problem; the *table* is the ope
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from triplan.descriptors.base import Descriptor, check_bad_index
+from triplan.descriptors.base import Descriptor, PlannedBy, check_bad_index
 from triplan.descriptors.fields import MAX_RANK, AxisField, Extent, IndexValueField, OutOfBounds, Shape
 from triplan.descriptors.operand import Operand, OperandKind, Role
-from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory
+from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory, field
+
+if TYPE_CHECKING:
+    from triplan.facade.indexing import (
+        EmbeddingBackwardPlan,
+        EmbeddingPlan,
+        GatherBackwardPlan,
+        GatherPlan,
+        IndexAddPlan,
+        IndexPutPlan,
+        IndexSelectBackwardPlan,
+        IndexSelectPlan,
+        ScatterAddPlan,
+        ScatterPlan,
+    )
 
 __all__ = ["GatherBackwardDescriptor", "GatherDescriptor"]
 __all__ += ["IndexSelectBackwardDescriptor", "IndexSelectDescriptor"]
@@ -35,7 +49,7 @@ class IndexingDescriptor(Descriptor):
     category: ClassVar[OpCategory] = OpCategory.INDEXING
 
     element: Element
-    index_element: IndexElement = IndexElementKind.I64
+    index_element: IndexElement = field(default=IndexElementKind.I64)
     out_of_bounds: OutOfBounds = "skip"
     wrap_negative: bool = False
 
@@ -85,7 +99,7 @@ class _Gathering(IndexingDescriptor):
         return self._index(self.out_shape, self.src_dim_size, self._batch_axes)
 
 
-class GatherDescriptor(_Gathering):
+class GatherDescriptor(_Gathering, PlannedBy["GatherPlan"]):
     """``out[..., j, ...] = src[..., index[..., j, ...], ...]`` along ``gather_dim`` (torch.gather).
 
     Operands: ``src`` (``out_shape`` with ``src_dim_size`` along ``gather_dim``), ``index`` and ``out`` (``out_shape``).
@@ -106,7 +120,7 @@ class GatherDescriptor(_Gathering):
         return _fields(args.src, args.index, out_shape=args.index, src_dim_size=(args.src, "gather_dim"), **options)
 
 
-class GatherBackwardDescriptor(_Gathering):
+class GatherBackwardDescriptor(_Gathering, PlannedBy["GatherBackwardPlan"]):
     """Backward of gather: ``dsrc[..., index[..., j, ...], ...] += dout[..., j, ...]``.
 
     With ``accumulate`` (the default) it adds to what ``dsrc`` holds; without, it writes every element.
@@ -148,13 +162,13 @@ class _Scattering(IndexingDescriptor):
         return _fields(args.src, args.index, src_shape=args.index, out_dim_size=(args.out, "scatter_dim"), **options)
 
 
-class ScatterAddDescriptor(_Scattering):
+class ScatterAddDescriptor(_Scattering, PlannedBy["ScatterAddPlan"]):
     """``out[..., index[..., j, ...], ...] += src[..., j, ...]`` along ``scatter_dim`` (torch.Tensor.scatter_add_)."""
 
     op: Literal["scatter_add"] = "scatter_add"
 
 
-class ScatterDescriptor(_Scattering):
+class ScatterDescriptor(_Scattering, PlannedBy["ScatterPlan"]):
     """``out[..., index[..., j, ...], ...] = src[..., j, ...]`` along ``scatter_dim`` (torch.Tensor.scatter_).
 
     Where an index repeats, the guarantee's ``duplicates`` says which of the writes stays: the ``last`` (largest j) or
@@ -185,7 +199,7 @@ class _Selecting(IndexingDescriptor):
         return self._index((self.out_shape[self.select_dim],), self.src_dim_size)
 
 
-class IndexSelectDescriptor(_Selecting):
+class IndexSelectDescriptor(_Selecting, PlannedBy["IndexSelectPlan"]):
     """``out[..., j, ...] = src[..., index[j], ...]`` along ``select_dim``, with a 1-D index (torch.index_select)."""
 
     op: Literal["index_select"] = "index_select"
@@ -203,7 +217,7 @@ class IndexSelectDescriptor(_Selecting):
         return _fields(args.src, args.index, out_shape=args.out, src_dim_size=(args.src, "select_dim"), **options)
 
 
-class IndexSelectBackwardDescriptor(_Selecting):
+class IndexSelectBackwardDescriptor(_Selecting, PlannedBy["IndexSelectBackwardPlan"]):
     """Backward of index_select: ``dsrc[..., index[j], ...] += dout[..., j, ...]``.
 
     With ``accumulate`` (the default) it adds to what ``dsrc`` holds; without, it writes every element.
@@ -225,7 +239,7 @@ class IndexSelectBackwardDescriptor(_Selecting):
         return _fields(args.dout, args.index, out_shape=args.dout, src_dim_size=(args.dsrc, "select_dim"), **options)
 
 
-class IndexAddDescriptor(IndexingDescriptor):
+class IndexAddDescriptor(IndexingDescriptor, PlannedBy["IndexAddPlan"]):
     """``out[..., index[j], ...] += alpha * src[..., j, ...]`` along ``add_dim`` (torch.Tensor.index_add_).
 
     ``alpha`` is a Python number among the Args; None is 1.
@@ -252,7 +266,7 @@ class IndexAddDescriptor(IndexingDescriptor):
         return _fields(args.src, args.index, src_shape=args.src, out_dim_size=(args.out, "add_dim"), **options)
 
 
-class EmbeddingDescriptor(IndexingDescriptor):
+class EmbeddingDescriptor(IndexingDescriptor, PlannedBy["EmbeddingPlan"]):
     """``out[..., :] = weight[index[...], :]`` (torch.nn.functional.embedding)."""
 
     op: Literal["embedding"] = "embedding"
@@ -277,7 +291,7 @@ class EmbeddingDescriptor(IndexingDescriptor):
         )
 
 
-class EmbeddingBackwardDescriptor(IndexingDescriptor):
+class EmbeddingBackwardDescriptor(IndexingDescriptor, PlannedBy["EmbeddingBackwardPlan"]):
     """Backward of embedding: ``dweight[index[...], :] += dout[..., :]``, skipping ``padding_idx``.
 
     With ``accumulate`` (the default) it adds to what ``dweight`` holds; without, it writes every element.
@@ -315,7 +329,7 @@ class EmbeddingBackwardDescriptor(IndexingDescriptor):
 # --- several index tensors, as in torch.index_put ---
 
 
-class IndexPutDescriptor(IndexingDescriptor):
+class IndexPutDescriptor(IndexingDescriptor, PlannedBy["IndexPutPlan"]):
     """``out[indices[0], indices[1], ...] = values`` or ``+= values`` over the leading axes (torch.Tensor.index_put_).
 
     ``num_indices`` index tensors of ``index_shape`` point into the leading axes of ``out``; ``values`` has

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from typing_extensions import Self
 
-from triplan.sku import FrozenModel
+from triplan.descriptors.fields import Extents
+from triplan.sku import FrozenModel, field
+
+if TYPE_CHECKING:
+    from triplan.sku.model import Converted
 
 __all__ = ["Layout"]
 
 #: Alignment of the widest vector loads, in bytes. Torch's allocators provide it, and it is the default promise.
 VECTOR_BYTES = 16
-
-
-def _axes(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 class Layout(FrozenModel):
@@ -35,7 +35,7 @@ class Layout(FrozenModel):
     kind: Literal["packed", "strided"] = "packed"
     alignment: Annotated[int, Field(ge=1, le=1024)] | None = None
     unit_axis: Annotated[int, Field(ge=0)] | None = None
-    zero_axes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_axes)] = ()
+    zero_axes: Extents = field(default=())
     stride_multiple: Annotated[int, Field(ge=1, le=16)] = 1
 
     @model_validator(mode="after")
@@ -170,8 +170,12 @@ def _json(value: Any) -> str:
 
 #: A descriptor's ``layouts`` field. Its input is a mapping from operand to Layout, ``"packed"`` or ``"strided"``. It is
 #: stored sorted and without defaults, so that equal promises have equal keys.
-Layouts = Annotated[
-    tuple[tuple[str, Layout], ...],
-    BeforeValidator(_layouts_in),
-    PlainSerializer(lambda pairs: {name: layout.model_dump(mode="json") for name, layout in pairs}),
-]
+if TYPE_CHECKING:
+    Promise = Layout | Literal["packed", "strided"]
+    Layouts = Converted[tuple[tuple[str, Layout], ...], Mapping[str, Promise] | Sequence[tuple[str, Promise]]]
+else:
+    Layouts = Annotated[
+        tuple[tuple[str, Layout], ...],
+        BeforeValidator(_layouts_in),
+        PlainSerializer(lambda pairs: {name: layout.model_dump(mode="json") for name, layout in pairs}),
+    ]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from triplan.descriptors.base import Descriptor, check_bad_index
+from triplan.descriptors.base import PlannedBy, RowsDescriptor, check_bad_index
 from triplan.descriptors.fields import AxisField, OutOfBounds, RowsShape, Shape
 from triplan.descriptors.operand import Operand, Role
-from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory
+from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory, field
+
+if TYPE_CHECKING:
+    from triplan.facade.losses import (
+        CrossEntropyBackwardPlan,
+        CrossEntropyPlan,
+        NllLossBackwardPlan,
+        NllLossPlan,
+        ScaleGradientPlan,
+    )
 
 __all__ = ["CrossEntropyBackwardDescriptor", "CrossEntropyDescriptor"]
 __all__ += ["NllLossBackwardDescriptor", "NllLossDescriptor"]
@@ -20,7 +29,7 @@ __all__ += ["ScaleGradientDescriptor"]
 Reduction = Literal["mean", "sum", "none", "byte_mean"]
 
 
-class LossDescriptor(Descriptor):
+class LossDescriptor(RowsDescriptor):
     """Fields that all losses over classes share. A row is *kept* unless ``ignore_index`` or ``out_of_bounds``
     ignores it.
 
@@ -42,7 +51,7 @@ class LossDescriptor(Descriptor):
     input_shape: RowsShape
     class_axis: Annotated[int, AxisField("input_shape")] = 1
     element: Element
-    index_element: IndexElement = IndexElementKind.I64
+    index_element: IndexElement = field(default=IndexElementKind.I64)
     reduction: Reduction = "mean"
     weight: bool = False
     ignore_index: Annotated[int, Field(ge=-(2**63), lt=2**63)] = -100
@@ -101,7 +110,7 @@ class _CrossEntropy(LossDescriptor):
     label_smoothing: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
 
 
-class CrossEntropyDescriptor(_CrossEntropy):
+class CrossEntropyDescriptor(_CrossEntropy, PlannedBy["CrossEntropyPlan"]):
     """For each row of logits ``x`` with target t: ``losses = (1 - s) * weight[t] * (lse - x[t]) +
     s / C * sum(weight * (lse - x))``, with ``lse = log(sum(exp(x)))``, C classes and s = ``label_smoothing``
     (torch.nn.functional.cross_entropy with class indices); ``loss`` is their reduction.
@@ -139,7 +148,7 @@ class CrossEntropyDescriptor(_CrossEntropy):
         )
 
 
-class CrossEntropyBackwardDescriptor(_CrossEntropy):
+class CrossEntropyBackwardDescriptor(_CrossEntropy, PlannedBy["CrossEntropyBackwardPlan"]):
     """The gradient ``dx`` of cross_entropy from ``x``, ``target`` and ``lse``, times ``dloss``.
 
     ``dloss`` has one element; with reduction ``none`` one a row (f32, or f64 for f64). ``softmax(x)`` is recomputed as
@@ -159,7 +168,7 @@ class CrossEntropyBackwardDescriptor(_CrossEntropy):
         )
 
 
-class NllLossDescriptor(LossDescriptor):
+class NllLossDescriptor(LossDescriptor, PlannedBy["NllLossPlan"]):
     """``losses = -weight[t] * x[t]`` for each row of log-probabilities ``x`` with target t
     (torch.nn.functional.nll_loss); ``loss`` is their reduction. Operands as those of cross_entropy.
     """
@@ -176,7 +185,7 @@ class NllLossDescriptor(LossDescriptor):
         )
 
 
-class NllLossBackwardDescriptor(LossDescriptor):
+class NllLossBackwardDescriptor(LossDescriptor, PlannedBy["NllLossBackwardPlan"]):
     """The gradient ``dx`` of nll_loss times ``dloss`` (see cross_entropy_backward): zero except at the targets."""
 
     op: Literal["nll_loss_backward"] = "nll_loss_backward"
@@ -195,7 +204,7 @@ class NllLossBackwardDescriptor(LossDescriptor):
         }
 
 
-class ScaleGradientDescriptor(Descriptor):
+class ScaleGradientDescriptor(RowsDescriptor, PlannedBy["ScaleGradientPlan"]):
     """``dx = dloss * unscaled``: the backward op of a loss whose forward op wrote the gradient.
 
     ``dloss`` has one element, which is read on the device. With ``in_place``, ``dx`` itself is scaled; where ``dloss``

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from triplan.descriptors.base import RowwiseDescriptor
+from triplan.descriptors.base import PlannedBy, RowwiseDescriptor
 from triplan.descriptors.fields import RowsShape
 from triplan.descriptors.operand import Operand, Role
+
+if TYPE_CHECKING:
+    from triplan.facade.norms import (
+        L2NormBackwardPlan,
+        L2NormPlan,
+        LayerNormBackwardPlan,
+        LayerNormPlan,
+        RmsNormBackwardPlan,
+        RmsNormPlan,
+    )
 
 __all__ = ["L2NormBackwardDescriptor", "L2NormDescriptor"]
 __all__ += ["LayerNormBackwardDescriptor", "LayerNormDescriptor"]
@@ -65,7 +75,7 @@ class _ScaledNorm(_Norm):
             raise ValueError("weight_offset = 1: needs a weight to be added to, but weight = False")
 
 
-class RmsNormDescriptor(_ScaledNorm):
+class RmsNormDescriptor(_ScaledNorm, PlannedBy["RmsNormPlan"]):
     """``out = x * rstd * weight`` with ``rstd = 1 / sqrt(mean(x**2) + eps)`` along the last axis (torch's rms_norm).
 
     ``rstd`` (one a row, in f32, or f64 for f64) is written for the backward op. The tolerance holds while
@@ -87,7 +97,7 @@ class RmsNormDescriptor(_ScaledNorm):
         )
 
 
-class RmsNormBackwardDescriptor(_ScaledNorm):
+class RmsNormBackwardDescriptor(_ScaledNorm, PlannedBy["RmsNormBackwardPlan"]):
     """``dx = rstd * (g - xhat * mean(g * xhat))`` with ``xhat = x * rstd`` and ``g = dout * weight``;
     ``dweight = sum(dout * xhat)`` over all rows.
 
@@ -108,7 +118,7 @@ class RmsNormBackwardDescriptor(_ScaledNorm):
         )
 
 
-class LayerNormDescriptor(_ScaledNorm):
+class LayerNormDescriptor(_ScaledNorm, PlannedBy["LayerNormPlan"]):
     """``out = (x - mean) * rstd * weight + bias`` with ``rstd = 1 / sqrt(var + eps)`` along the last axis, ``var`` of
     centred values (torch's layer_norm).
 
@@ -137,7 +147,7 @@ class LayerNormDescriptor(_ScaledNorm):
         )
 
 
-class LayerNormBackwardDescriptor(_ScaledNorm):
+class LayerNormBackwardDescriptor(_ScaledNorm, PlannedBy["LayerNormBackwardPlan"]):
     """``dx = rstd * (g - mean(g) - xhat * mean(g * xhat))`` with ``xhat = (x - mean) * rstd``, ``g = dout * weight``;
     ``dweight = sum(dout * xhat)`` and ``dbias = sum(dout)`` over all rows.
 
@@ -161,7 +171,7 @@ class LayerNormBackwardDescriptor(_ScaledNorm):
         )
 
 
-class L2NormDescriptor(_Norm):
+class L2NormDescriptor(_Norm, PlannedBy["L2NormPlan"]):
     """``out = x / max(norm, eps)`` with ``norm = sqrt(sum(x**2))`` along the last axis (torch's normalize).
 
     ``norm`` (one a row, in f32, or f64 for f64) is written for the backward op. The tolerance holds while
@@ -180,7 +190,7 @@ class L2NormDescriptor(_Norm):
         )
 
 
-class L2NormBackwardDescriptor(_Norm):
+class L2NormBackwardDescriptor(_Norm, PlannedBy["L2NormBackwardPlan"]):
     """``dx = (dout - xhat * sum(dout * xhat)) / norm`` with ``xhat = x / norm``; where ``norm < eps``, the forward op
     divided by the constant ``eps``, and so ``dx = dout / eps``.
     """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from triplan.descriptors.base import RowwiseDescriptor
+from triplan.descriptors.base import PlannedBy, RowwiseDescriptor
 from triplan.descriptors.fields import AxisField, Shape
 from triplan.descriptors.operand import Operand, Role
+
+if TYPE_CHECKING:
+    from triplan.facade.softmax import LogSoftmaxBackwardPlan, LogSoftmaxPlan, SoftmaxBackwardPlan, SoftmaxPlan
 
 __all__ = ["LogSoftmaxBackwardDescriptor", "LogSoftmaxDescriptor"]
 __all__ += ["SoftmaxBackwardDescriptor", "SoftmaxDescriptor"]
@@ -41,7 +44,7 @@ class _SoftmaxBackward(_Softmax):
         )
 
 
-class SoftmaxDescriptor(_Softmax):
+class SoftmaxDescriptor(_Softmax, PlannedBy["SoftmaxPlan"]):
     """``out = exp(x - max) / sum(exp(x - max))`` along ``softmax_axis`` (torch.softmax).
 
     A row that holds a NaN or +inf, or nothing but -inf, becomes NaN, as in torch.
@@ -50,13 +53,13 @@ class SoftmaxDescriptor(_Softmax):
     op: Literal["softmax"] = "softmax"
 
 
-class SoftmaxBackwardDescriptor(_SoftmaxBackward):
+class SoftmaxBackwardDescriptor(_SoftmaxBackward, PlannedBy["SoftmaxBackwardPlan"]):
     """``dx = out * (dout - sum(dout * out))`` along ``softmax_axis``, where ``out`` is the output of softmax."""
 
     op: Literal["softmax_backward"] = "softmax_backward"
 
 
-class LogSoftmaxDescriptor(_Softmax):
+class LogSoftmaxDescriptor(_Softmax, PlannedBy["LogSoftmaxPlan"]):
     """``out = x - max - log(sum(exp(x - max)))`` along ``softmax_axis`` (torch.log_softmax).
 
     A row that holds a NaN or +inf, or nothing but -inf, becomes NaN, as in torch.
@@ -65,7 +68,7 @@ class LogSoftmaxDescriptor(_Softmax):
     op: Literal["log_softmax"] = "log_softmax"
 
 
-class LogSoftmaxBackwardDescriptor(_SoftmaxBackward):
+class LogSoftmaxBackwardDescriptor(_SoftmaxBackward, PlannedBy["LogSoftmaxBackwardPlan"]):
     """``dx = dout - exp(out) * sum(dout)`` along ``softmax_axis``, where ``out`` is the output of log_softmax."""
 
     op: Literal["log_softmax_backward"] = "log_softmax_backward"

@@ -12,21 +12,24 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
+from typing_extensions import Unpack
 
 from triplan.backends.storing import software, write_json
 from triplan.backends.table import TABLE
 from triplan.backends.tuning import TuningTable
 from triplan.descriptors import Descriptor, parse_descriptor
-from triplan.errors import InvalidProblem, TriplanError
-from triplan.facade.plan import Plan, plan_type
-from triplan.sku import NO_PREFERENCE, KernelSku, PlanPreference, Target
+from triplan.descriptors.base import PlannedBy
+from triplan.errors import InvalidProblem, TriplanError, shown
+from triplan.facade.plan import Plan, Request, plan_type
+from triplan.sku import NO_PREFERENCE, KernelSku, PlanPreference, Requirements, Target, TargetName
 
 __all__ = ["CacheStats", "LoadReport", "PlanCache"]
 
 AnyPlan = Plan[Any, Any]
+P = TypeVar("P", bound=AnyPlan)
 #: Format of saved files. Those of format 1, in which every entry repeats its tuning table, are read as well.
 _FORMAT = 2
 #: Seconds that a thread waits for another's select, which takes milliseconds, before it selects by itself.
@@ -102,19 +105,31 @@ class PlanCache:
         self._selecting: dict[str, _Selecting] = {}
         self._generation = generation
 
+    @overload
+    def get(self, desc: PlannedBy[P], **request: Unpack[Request]) -> P: ...
+    @overload
+    def get(self, desc: Descriptor, **request: Unpack[Request]) -> AnyPlan: ...
     def get(
         self,
-        desc: Descriptor,
+        desc: Any,
         *,
         preference: PlanPreference | None = None,
-        target: Target | None = None,
+        target: Target | TargetName | None = None,
         tuning: TuningTable | None = None,
-    ) -> AnyPlan:
-        """The plan for the request, selected at most once. Raises as ``Plan.select``; errors are not cached."""
-        preference = (NO_PREFERENCE if preference is None else preference).resolved()
-        target = Target.current() if target is None else target
+        **requirements: Unpack[Requirements],
+    ) -> Any:
+        """The plan for the request, selected at most once. Takes and raises what ``Plan.select`` does; errors are not
+        cached."""
+        if requirements or preference is not None:
+            preference = PlanPreference.of(preference, requirements)
+        preference = (preference or NO_PREFERENCE).resolved()
+        if target.__class__ is not Target:
+            target = Target.given(target)
         # Equal to canonical_key(...); inlined because this line is most of the cost of a hit.
-        key = f"{desc.key}|{preference.key}|{target.key}|{'-' if tuning is None else tuning.digest}"
+        try:
+            key = f"{desc.key}|{preference.key}|{target.key}|{'-' if tuning is None else tuning.digest}"
+        except AttributeError as e:
+            raise InvalidProblem(f"{shown(desc)}, tuning {shown(tuning)}: no descriptor or no tuning table") from e
         if self._generation != TABLE.generation:
             self.clear()  # an entry was added or removed: any selection may differ now
         plans = self._plans

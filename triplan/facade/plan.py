@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, TypeVar
+from types import NoneType
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import torch
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from triplan.backends.reference.run import run_reference
 from triplan.backends.runtime.compile import CompiledRecord, is_compiled, record
@@ -18,21 +19,23 @@ from triplan.backends.select import canonical_key, consult, select, sku_of, unkn
 from triplan.backends.table import TABLE, KernelRow
 from triplan.backends.tuning import TuningTable
 from triplan.descriptors import Descriptor
-from triplan.errors import InvalidProblem, Unsupported
+from triplan.descriptors.base import PlannedBy
+from triplan.errors import InvalidProblem, Unsupported, shown
 from triplan.facade.bound import BoundRun, bump_versions, launch_all
 from triplan.facade.check import check_args, check_memory, named_tensors
 from triplan.facade.prepared import PreparedIndices, Preparing
 from triplan.facade.replay import Replay, attributes
 from triplan.facade.workspace import Workspace
 from triplan.sku import (
-    NO_PREFERENCE,
     BackendKind,
     Candidate,
     KernelSku,
     PlanPreference,
     PrecisionGuarantee,
+    Requirements,
     Support,
     Target,
+    TargetName,
 )
 from triplan.sku.facts import cached_property
 
@@ -40,6 +43,7 @@ __all__ = ["Plan", "plan", "plan_type"]
 
 D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A")
+P = TypeVar("P", bound="Plan[Any, Any]")
 
 log = logging.getLogger("triplan")
 _PLANS: dict[str, type[Plan[Any, Any]]] = {}
@@ -77,19 +81,23 @@ class Plan(Preparing, Generic[D, A]):
         desc: D,
         *,
         preference: PlanPreference | None = None,
-        target: Target | None = None,
+        target: Target | TargetName | None = None,
         tuning: TuningTable | None = None,
+        **requirements: Unpack[Requirements],
     ) -> Self:
         """Choose a kernel: a pure function of its arguments, and no GPU is needed.
 
-        ``preference`` defaults to no requirement (determinism then follows torch's global setting), ``target`` to
+        ``preference`` defaults to no requirement (determinism then follows torch's global setting); ``requirements``
+        replace its fields: ``deterministic=True``. ``target`` may be a preset's name, and defaults to
         ``Target.current()``. Raises ``Unsupported``, carrying every candidate, where nothing can meet the request, and
         ``InvalidProblem`` for a descriptor of another op.
         """
         if not isinstance(desc, cls.descriptor_type):
             raise InvalidProblem(f"{cls.__name__} plans {cls.descriptor_type.__name__}, not {type(desc).__name__}")
-        preference = (NO_PREFERENCE if preference is None else preference).resolved()
-        target = Target.current() if target is None else target
+        if not isinstance(tuning, (TuningTable, NoneType)):
+            raise InvalidProblem(f"tuning is {shown(tuning)}; a TuningTable is expected")
+        preference = PlanPreference.of(preference, requirements).resolved()
+        target = Target.given(target)
         entry, candidates = select(desc, preference, target, tuning)
         self = object.__new__(cls)
         self._entry = entry
@@ -354,17 +362,23 @@ def _reselect(cls: Any, desc: Any, preference: Any, target: Any, tuning: Any) ->
 
 def plan_type(op: str) -> type[Plan[Any, Any]]:
     """The Plan class of an op. Raises ``InvalidProblem``."""
-    if op not in _PLANS:
-        raise InvalidProblem(f"op {op!r} has no Plan; known are {', '.join(sorted(_PLANS))}")
+    if not isinstance(op, str) or op not in _PLANS:
+        raise InvalidProblem(f"op {shown(op)} has no Plan; known are {', '.join(sorted(_PLANS))}")
     return _PLANS[op]
 
 
-def plan(
-    desc: Descriptor,
-    *,
-    preference: PlanPreference | None = None,
-    target: Target | None = None,
-    tuning: TuningTable | None = None,
-) -> Plan[Any, Any]:
-    """Select a plan for any descriptor; its ``op`` says which Plan class. Raises as ``Plan.select``."""
-    return plan_type(desc.op).select(desc, preference=preference, target=target, tuning=tuning)
+class Request(Requirements, total=False):
+    """The keywords of ``Plan.select``, ``plan`` and ``PlanCache.get``."""
+
+    preference: PlanPreference | None
+    target: Target | TargetName | None
+    tuning: TuningTable | None
+
+
+@overload
+def plan(desc: PlannedBy[P], **request: Unpack[Request]) -> P: ...
+@overload
+def plan(desc: Descriptor, **request: Unpack[Request]) -> Plan[Any, Any]: ...
+def plan(desc: Any, **request: Unpack[Request]) -> Any:
+    """Select a plan for any descriptor; its ``op`` says which Plan class. Takes and raises as ``Plan.select``."""
+    return plan_type(getattr(desc, "op", desc)).select(desc, **request)

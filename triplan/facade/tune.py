@@ -16,7 +16,7 @@ from triplan.descriptors import Descriptor, Operand, OperandKind, packed_strides
 from triplan.errors import Unsupported
 from triplan.facade.plan import Plan, plan_type
 from triplan.facade.workspace import Workspace
-from triplan.sku import BackendKind, PlanPreference, Target
+from triplan.sku import BackendKind, PlanPreference, Target, TargetName
 
 __all__ = ["tune"]
 
@@ -35,7 +35,10 @@ Runs = Sequence[Callable[[], object]]
 
 
 def tune(
-    problems: Descriptor | Sequence[Descriptor], target: Target | None = None, *, table: TuningTable | None = None
+    problems: Descriptor | Sequence[Descriptor],
+    target: Target | TargetName | None = None,
+    *,
+    table: TuningTable | None = None,
 ) -> TuningTable:
     """Time every kernel that supports each of ``problems`` on ``target``, in every promising configuration.
 
@@ -46,13 +49,13 @@ def tune(
 
     Args:
         problems: one descriptor, or several.
-        target: by default the current GPU, which it must be.
+        target: by default the current GPU, which it must be. A preset's name is taken too.
         table: earlier measurements.
 
     Raises:
         Unsupported: without a GPU, if ``target`` is not the current one, or if no kernel can answer a problem.
     """
-    target = Target.current() if target is None else target
+    target = Target.given(target)
     device = _device(target)
     times: dict[str, dict[str, float]] = {}
     kernels: dict[str, int] = {}

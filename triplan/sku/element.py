@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import BeforeValidator
+
+if TYPE_CHECKING:
+    from triplan.sku.model import Converted
 
 __all__ = ["ElementKind", "IndexElementKind"]
 
@@ -130,6 +133,18 @@ def _index_element(value: Any) -> Any:
     return IndexElementKind.of(value)
 
 
+ElementName = Literal["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool", "fp8e4m3", "fp8e5m2"]
+IndexName = Literal["i32", "i64"]
+
 #: Field types that take a name, a torch dtype or the enum member.
-Element = Annotated[ElementKind, BeforeValidator(_element)]
-IndexElement = Annotated[IndexElementKind, BeforeValidator(_index_element)]
+if TYPE_CHECKING:
+    Element = Converted[ElementKind, ElementKind | ElementName | torch.dtype]
+    IndexElement = Converted[IndexElementKind, IndexElementKind | ElementKind | IndexName | torch.dtype]
+    OptionalElement = Converted[ElementKind | None, ElementKind | ElementName | torch.dtype | None]
+    OptionalIndexElement = Converted[
+        IndexElementKind | None, IndexElementKind | ElementKind | IndexName | torch.dtype | None
+    ]
+else:
+    Element = Annotated[ElementKind, BeforeValidator(_element)]
+    IndexElement = Annotated[IndexElementKind, BeforeValidator(_index_element)]
+    OptionalElement, OptionalIndexElement = Element | None, IndexElement | None

@@ -79,10 +79,11 @@ class PrecisionGuarantee(FrozenModel):
         if len(gs) == 1:
             return gs[0]  # nearly every op; validating a copy would take a quarter of select's time
         precisions, duplicates = list(MathPrecision), list(Duplicates)
+        accumulator = max((g.accumulator for g in gs), key=lambda e: e.unit_roundoff)
         named = [g.duplicates for g in gs if g.duplicates is not None]
         return cls(
             math_precision=max((g.math_precision for g in gs), key=precisions.index),
-            accumulator=max((g.accumulator for g in gs), key=lambda e: e.unit_roundoff),
+            accumulator=accumulator,
             deterministic=all(g.deterministic for g in gs),
             bit_stable_on_same_hardware=all(g.bit_stable_on_same_hardware for g in gs),
             batch_invariant=all(g.batch_invariant for g in gs),

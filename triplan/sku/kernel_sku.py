@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import PositiveInt
 
-from triplan.sku.element import Element, IndexElement
+from triplan.sku.element import Element, OptionalElement, OptionalIndexElement
 from triplan.sku.guarantee import PrecisionGuarantee
 from triplan.sku.kinds import ArchSku, BackendKind, OpCategory
-from triplan.sku.model import FrozenModel
+from triplan.sku.model import FrozenModel, field
 
 __all__ = ["KernelSku"]
 
@@ -22,8 +22,8 @@ class KernelSku(FrozenModel):
     category: OpCategory
     op: str
     element: Element
-    aux_element: Element | None = None
-    index_element: IndexElement | None = None
+    aux_element: OptionalElement = field(default=None)
+    index_element: OptionalIndexElement = field(default=None)
     layout: str | None = None
     epilogue: str | None = None
     arch: ArchSku

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator
+
+if TYPE_CHECKING:
+    from triplan.sku.model import Converted
 
 __all__ = ["ArchSku", "BackendKind", "Duplicates", "MathPrecision", "OpCategory"]
 
@@ -69,8 +72,13 @@ def _math(value: Any) -> Any:
     return MathPrecision(value) if isinstance(value, str) and value in set(MathPrecision) else value
 
 
+MathName = Literal["exact", "f64", "f32", "tf32x3", "tf32", "f16", "bf16", "fp8"]
+
 #: A field type that accepts a name or an enum member.
-Math = Annotated[MathPrecision, BeforeValidator(_math)]
+if TYPE_CHECKING:
+    OptionalMath = Converted[MathPrecision | None, MathPrecision | MathName | None]
+else:
+    OptionalMath = Annotated[MathPrecision, BeforeValidator(_math)] | None
 
 
 class Duplicates(_Name):

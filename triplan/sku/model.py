@@ -7,43 +7,82 @@ be missing from a cache key. Equality and hash follow the key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from typing_extensions import Self
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Self, dataclass_transform
 
-from triplan.errors import InvalidProblem
+from triplan.errors import InvalidProblem, shown
 from triplan.sku.facts import cached_property
 
 
-def explain(name: str, error: ValidationError) -> InvalidProblem:
+def explain(cls: type[FrozenModel], error: ValidationError) -> InvalidProblem:
     """Convert a pydantic error to an ``InvalidProblem`` that names each field, its value and the broken rule."""
     parts = []
     for e in error.errors(include_url=False):
-        where = ".".join(str(p) for p in e["loc"]) or "(model)"
+        where = ".".join(p if isinstance(p, str) and p.isidentifier() else shown(p) for p in e["loc"]) or "(model)"
         rule = e["msg"].removeprefix("Value error, ")
-        value = "" if e["type"] in ("missing", "json_invalid") or not e["loc"] else f" = {e['input']!r}"
+        if e["type"] == "extra_forbidden" and len(e["loc"]) == 1:
+            rule = f"no such field; the fields are {', '.join(cls.model_fields)}"
+        value = "" if e["type"] in ("missing", "json_invalid") or not e["loc"] else f" = {shown(e['input'])}"
         parts.append(f"{where}{value}: {rule}")
-    return InvalidProblem(f"{name}: " + "; ".join(parts))
+    return InvalidProblem(f"{cls.__name__}: " + "; ".join(parts))
 
+
+Stored = TypeVar("Stored", covariant=True)
+Taken = TypeVar("Taken", contravariant=True)
 
 if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
+    # What type checkers see instead of pydantic, with its mypy plugin or without: dataclasses of keywords. Neither
+    # knows of fields that take other types than they store; of a dataclass's fields, ``__set__`` says so.
+    class Converted(Generic[Stored, Taken]):
+        """The type of a field that takes ``Taken`` and stores ``Stored``; ``field(default=...)`` gives it a default."""
+
+        def __get__(self, obj: Any, owner: Any = None) -> Stored: ...
+        def __set__(self, obj: Any, value: Taken) -> None: ...
+
+    def field(*, default: object) -> Any: ...
+
+    # With frozen_default, mypy 2.4 forgets the __get__ of inherited fields. It takes the first of the two classes,
+    # other type checkers the second.
+    if False:
+
+        @dataclass_transform(kw_only_default=True, field_specifiers=(field, Field))
+        class _Meta(type): ...
+    else:
+
+        @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field, Field))
+        class _Meta(type): ...  # type: ignore[no-redef]
+
+    class _Model:
+        model_fields: ClassVar[dict[str, Any]]
+
+        @classmethod
+        def __pydantic_init_subclass__(cls, **kwargs: Any) -> None: ...
+        @classmethod
+        def model_json_schema(cls, **kwargs: Any) -> dict[str, Any]: ...
+        @classmethod
+        def model_validate(cls, obj: Any, **kwargs: Any) -> Self: ...
+        @classmethod
+        def model_validate_json(cls, json_data: str | bytes | bytearray, **kwargs: Any) -> Self: ...
+        @classmethod
+        def model_validate_strings(cls, obj: Any, **kwargs: Any) -> Self: ...
+        def model_dump(self, **kwargs: Any) -> dict[str, Any]: ...
+        def model_dump_json(self, **kwargs: Any) -> str: ...
 else:
-    ModelMetaclass = type(BaseModel)
+    _Model, field = BaseModel, Field
+
+    class _Meta(type(BaseModel)):
+        # The constructor is intercepted here and not in __init__: pydantic keeps its fast path, and nested validation
+        # does not wrap our error in another ValidationError.
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().__call__(*args, **kwargs)
+            except ValidationError as e:
+                raise explain(cls, e) from None
 
 
-class _Meta(ModelMetaclass):
-    # The constructor is intercepted here and not in __init__: pydantic keeps its fast path, and nested validation does
-    # not wrap our error in another ValidationError.
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        try:
-            return super().__call__(*args, **kwargs)
-        except ValidationError as e:
-            raise explain(cls.__name__, e) from None
-
-
-class FrozenModel(BaseModel, metaclass=_Meta):
+class FrozenModel(_Model, metaclass=_Meta):
     """Immutable, strict (only fields that say so coerce values), hashable, with an exact JSON round trip."""
 
     model_config = ConfigDict(
@@ -70,21 +109,21 @@ class FrozenModel(BaseModel, metaclass=_Meta):
         try:
             return super().model_validate(obj, **kwargs)
         except ValidationError as e:
-            raise explain(cls.__name__, e) from None
+            raise explain(cls, e) from None
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **kwargs: Any) -> Self:
         try:
             return super().model_validate_json(json_data, **kwargs)
         except ValidationError as e:
-            raise explain(cls.__name__, e) from None
+            raise explain(cls, e) from None
 
     @classmethod
     def model_validate_strings(cls, obj: Any, **kwargs: Any) -> Self:
         try:
             return super().model_validate_strings(obj, **kwargs)
         except ValidationError as e:
-            raise explain(cls.__name__, e) from None
+            raise explain(cls, e) from None
 
     def __eq__(self, other: object) -> bool:
         if self is other:

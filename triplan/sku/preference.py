@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Collection
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import BeforeValidator, NonNegativeInt
+from typing_extensions import TypedDict
 
+from triplan.errors import InvalidProblem, shown
 from triplan.sku.kinds import BackendKind
-from triplan.sku.model import FrozenModel
+from triplan.sku.model import FrozenModel, field
+
+if TYPE_CHECKING:
+    from triplan.sku.model import Converted
 
 __all__ = ["PlanPreference"]
 
@@ -17,6 +24,12 @@ def _features(value: Any) -> Any:
     if isinstance(value, (list, set, frozenset, tuple)) and all(isinstance(v, str) for v in value):
         return tuple(sorted(set(value)))
     return value
+
+
+if TYPE_CHECKING:
+    Features = Converted[tuple[str, ...], Collection[str]]
+else:
+    Features = Annotated[tuple[str, ...], BeforeValidator(_features)]
 
 
 class PlanPreference(FrozenModel):
@@ -38,7 +51,22 @@ class PlanPreference(FrozenModel):
     max_workspace_bytes: NonNegativeInt | None = None
     backend: BackendKind | None = None
     kernel: str | None = None
-    exclude: Annotated[tuple[str, ...], BeforeValidator(_features)] = ()
+    exclude: Features = field(default=())
+
+    @classmethod
+    def of(cls, preference: PlanPreference | None, requirements: Requirements) -> PlanPreference:
+        """``preference`` (None: no requirement) with the fields that ``requirements`` names replaced by its values."""
+        if preference is None:
+            preference = NO_PREFERENCE
+        elif not isinstance(preference, cls):
+            raise InvalidProblem(f"preference is {shown(preference)}; a PlanPreference is expected")
+        if not requirements:
+            return preference
+        values: dict[str, Any] = {**requirements}
+        try:
+            return _required(preference, **values)
+        except TypeError:  # unhashable values
+            return preference.replace(**values)
 
     def resolved(self) -> PlanPreference:
         """This preference with ``deterministic`` decided. Select begins with it."""
@@ -51,6 +79,24 @@ class PlanPreference(FrozenModel):
             cache[on] = self.replace(deterministic=on)
         found: PlanPreference = cache[on]
         return found
+
+
+class Requirements(TypedDict, total=False):
+    """Fields of ``PlanPreference`` as keywords of a request: ``tp.plan(desc, deterministic=True)``."""
+
+    deterministic: bool | None
+    batch_invariant: bool
+    order_invariant: bool
+    max_workspace_bytes: int | None
+    backend: BackendKind | None
+    kernel: str | None
+    exclude: Collection[str]
+
+
+# Typed: 1 equals True, but is no valid value.
+@lru_cache(maxsize=256, typed=True)
+def _required(preference: PlanPreference, **requirements: Any) -> PlanPreference:
+    return preference.replace(**requirements)
 
 
 #: No requirements.

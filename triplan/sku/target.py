@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeInt
 
-from triplan.errors import InvalidProblem, Unsupported
+from triplan.errors import InvalidProblem, Unsupported, shown
 from triplan.sku.kinds import ArchSku
 from triplan.sku.model import FrozenModel
 
 __all__ = ["Target"]
+
+
+TargetName = Literal["a100", "h100", "h200", "cpu"]
 
 
 class Target(FrozenModel):
@@ -38,10 +41,17 @@ class Target(FrozenModel):
 
     @staticmethod
     def preset(name: str) -> Target:
-        """A known card: ``"a100"``, ``"h100"`` (SXM) or ``"h200"``. Raises ``InvalidProblem``."""
-        if name not in _PRESETS:
-            raise InvalidProblem(f"Target preset {name!r} is unknown; known are {', '.join(sorted(_PRESETS))}")
+        """A known card: ``"a100"``, ``"h100"`` (SXM) or ``"h200"``; or ``"cpu"``. Raises ``InvalidProblem``."""
+        if not isinstance(name, str) or name not in _PRESETS:
+            raise InvalidProblem(f"Target preset {shown(name)} is unknown; known are {', '.join(sorted(_PRESETS))}")
         return _PRESETS[name]
+
+    @staticmethod
+    def given(target: Target | TargetName | None) -> Target:
+        """``target``, the preset of that name, or for None ``current()``. Raises ``InvalidProblem``."""
+        if target is None:
+            return Target.current()
+        return target if isinstance(target, Target) else Target.preset(target)
 
     @staticmethod
     def sm80() -> Target:
@@ -108,10 +118,11 @@ def _of_cuda(index: int) -> Target:
     )
 
 
+_CPU = Target(arch=ArchSku.CPU, sm_count=0, shared_memory=0, name="cpu")
+_CPU_INTERPRET = Target(arch=ArchSku.CPU, sm_count=1, shared_memory=0, interpret=True, name="cpu (interpreter)")
 _PRESETS = {
+    "cpu": _CPU,
     "a100": Target(arch=ArchSku.SM80, sm_count=108, shared_memory=166912, name="a100"),
     "h100": Target(arch=ArchSku.SM90A, sm_count=132, shared_memory=232448, name="h100"),
     "h200": Target(arch=ArchSku.SM90A, sm_count=132, shared_memory=232448, name="h200"),
 }
-_CPU = Target(arch=ArchSku.CPU, sm_count=0, shared_memory=0, name="cpu")
-_CPU_INTERPRET = Target(arch=ArchSku.CPU, sm_count=1, shared_memory=0, interpret=True, name="cpu (interpreter)")

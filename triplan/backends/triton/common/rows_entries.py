@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
@@ -25,7 +25,7 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import L2_BYTES
 from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows, Tile, again_us, waves_us
-from triplan.descriptors import Operand
+from triplan.descriptors import RowsDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import cached_property, fact
 
@@ -37,19 +37,7 @@ MOST_BLOCKS = 4096
 RESIDENT_WARPS = 64
 
 
-class Rowwise(Protocol):
-    """What the engine reads of a descriptor. Operands of shape ``input_shape`` consist of rows."""
-
-    @property
-    def op(self) -> str: ...
-    @property
-    def element(self) -> ElementKind: ...
-    @property
-    def input_shape(self) -> tuple[int, ...]: ...
-    def operands(self) -> tuple[Operand, ...]: ...
-
-
-D = TypeVar("D", bound=Rowwise)
+D = TypeVar("D", bound=RowsDescriptor)
 
 
 class Traffic(NamedTuple):
@@ -62,7 +50,7 @@ class Traffic(NamedTuple):
 
 
 @fact
-def rows_along(desc: Rowwise, axis: int, in_order: bool) -> Rows:
+def rows_along(desc: RowsDescriptor, axis: int, in_order: bool) -> Rows:
     return Rows([o for o in desc.operands() if o.shape == desc.input_shape], axis, desc.element, in_order)
 
 
