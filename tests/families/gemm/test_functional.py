@@ -51,6 +51,7 @@ def calls(device: str, dtype: torch.dtype = torch.float64, how: str = "packed") 
         "linear_vector": (F.linear, torch_linear, (x(16, seed=9), w, bias), {}),
         "linear_empty": (F.linear, torch_linear, (x(0, 16, seed=8), w, bias), {}),
         "matmul": (F.matmul, torch.matmul, (x(2, 3, 16, seed=8), x(2, 16, 8, seed=2)), {}),
+        "matmul_broadcast": (F.matmul, torch.matmul, (x(6, 1, 2, 4, seed=1), x(5, 4, 3, seed=2)), {}),
         "matmul_vector": (F.matmul, torch.matmul, (x(16, seed=9), x(16, seed=4)), {}),
     }
 
@@ -62,12 +63,14 @@ def leaves(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     return [t.detach().clone().requires_grad_() for t in tensors]
 
 
-def with_gradients(call: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The result of ``call``, and the gradients of a drawn gradient of it."""
+def with_gradients(
+    call: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...], expanded: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """The result, and the gradients of a drawn gradient of it, or of one of stride 0, as ``sum()`` hands it back."""
     inputs = leaves(tensors)
     out = call(*inputs)
-    weight = integers(tuple(out.shape), out.dtype, str(out.device), 10)
-    return (out, *torch.autograd.grad(out, inputs, weight))
+    weight = integers((1,) * out.dim() if expanded else tuple(out.shape), out.dtype, str(out.device), 10)
+    return (out, *torch.autograd.grad(out, inputs, weight.expand(out.shape)))
 
 
 def same(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
@@ -88,21 +91,12 @@ def test_values_are_torchs(name: str, dtype: torch.dtype, how: str, device: str)
         assert got.is_contiguous()
 
 
+@pytest.mark.parametrize("expanded", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_torchs(name: str, dtype: torch.dtype, device: str) -> None:
+def test_gradients_are_torchs(name: str, dtype: torch.dtype, expanded: bool, device: str) -> None:
     ours, theirs, tensors, keywords = calls(device, dtype)[name]
-    same(*(with_gradients(partial(which, **keywords), tensors) for which in (ours, theirs)))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_of_expanded_ones(name: str, device: str) -> None:
-    """``sum().backward()`` hands back a gradient of stride 0."""
-    ours, theirs, tensors, keywords = calls(device)[name]
-    mine, others = leaves(tensors), leaves(tensors)
-    ours(*mine, **keywords).sum().backward()
-    theirs(*others, **keywords).sum().backward()
-    assert all(torch.equal(m.grad, o.grad) for m, o in zip(mine, others, strict=True))  # type: ignore[arg-type]
+    same(*(with_gradients(partial(which, **keywords), tensors, expanded) for which in (ours, theirs)))
 
 
 @pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "addmm_column", "linear", "linear_batch"])
@@ -166,33 +160,12 @@ LINEAR: tuple[tuple[tuple[int, ...], ...], ...] = (
     *(((0, 16), (24, 16), bias) for bias in ((), (1, 24))),
     *((input, (16,)) for input in ((16,), (5, 16), (2, 5, 16), (0, 16))),
 )
-MATMUL: tuple[tuple[tuple[int, ...], ...], ...] = (
-    ((4,), (4,)),
-    ((4,), (4, 3)),
-    ((2, 4), (4,)),
-    ((2, 4), (4, 3)),
-    ((5, 2, 4), (4, 3)),
-    ((5, 2, 4), (4,)),
-    ((4,), (5, 4, 3)),
-    ((2, 4), (5, 4, 3)),
-    ((5, 2, 4), (5, 4, 3)),
-    ((6, 1, 2, 4), (5, 4, 3)),
-    ((1, 2, 4), (5, 4, 3)),
-    ((0, 2, 4), (4, 3)),
-    ((5, 2, 0), (5, 0, 3)),
-)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "shapes"),
-    [
-        *((F.linear, torch.nn.functional.linear, shapes) for shapes in LINEAR),
-        *((F.matmul, torch.matmul, shapes) for shapes in MATMUL),
-    ],
-)
-def test_every_shape_that_torch_takes(ours: Any, theirs: Any, shapes: tuple[tuple[int, ...], ...], device: str) -> None:
+@pytest.mark.parametrize("shapes", LINEAR)
+def test_every_bias_and_weight_that_torch_takes(shapes: tuple[tuple[int, ...], ...], device: str) -> None:
     tensors = tuple(integers(s, torch.float64, device, i) for i, s in enumerate(shapes))
-    same(with_gradients(ours, tensors), with_gradients(theirs, tensors))
+    same(with_gradients(F.linear, tensors), with_gradients(torch.nn.functional.linear, tensors))
 
 
 def test_linear_of_one_output(device: str) -> None:
@@ -200,17 +173,6 @@ def test_linear_of_one_output(device: str) -> None:
     x, w, bias = (integers(s, torch.float64, device, i) for i, s in enumerate(((2, 5, 16), (16,), ())))
     assert torch.equal(F.linear(x[0, 0], w, bias), torch.nn.functional.linear(x[0, 0], w, bias))
     assert torch.equal(F.linear(x, w, bias), x @ w + bias)
-
-
-@pytest.mark.parametrize("shapes", [((), (2,)), ((2, 3), (4,)), ((2, 3, 4), (3, 4, 5))])
-def test_matmul_refuses(shapes: tuple[tuple[int, ...], ...], device: str) -> None:
-    with pytest.raises(RuntimeError):
-        F.matmul(*(torch.ones(s, device=device) for s in shapes))
-
-
-def test_matmul_compiles_whole(device: str) -> None:
-    a, b = (integers(s, torch.float64, device, i) for i, s in enumerate(((6, 1, 2, 4), (5, 4, 3))))
-    assert torch.equal(torch.compile(F.matmul, fullgraph=True, backend="aot_eager")(a, b), F.matmul(a, b))
 
 
 def test_out(device: str) -> None:
@@ -235,12 +197,17 @@ def test_opcheck(name: str, requires_grad: bool, device: str) -> None:
     torch.library.opcheck(op.overload, (*args, *extra))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "addmm_row", "linear", "linear_batch", "linear_no_bias"])
+COMPILED = ("mm", "bmm", "addmm", "addmm_row", "linear", "linear_batch", "linear_no_bias", "matmul_broadcast")
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamic", "backend"),
+    [
+        *((name, dynamic, "aot_eager") for name in COMPILED for dynamic in (False, True)),
+        *((name, False, "inductor") for name in ("linear", "addmm")),  # it compiles for long: two stand for all
+    ],
+)
 def test_compiles_whole(name: str, dynamic: bool, backend: str, device: str) -> None:
-    if backend == "inductor" and (dynamic or name not in ("linear", "addmm")):
-        pytest.skip("inductor compiles for long: two calls stand for all")
     ours, _, tensors, keywords = calls(device)[name]
     function = lambda *x: ours(*x, **keywords) * 2  # noqa: E731
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
@@ -263,6 +230,9 @@ def test_compiles_whole(name: str, dynamic: bool, backend: str, device: str) -> 
         (lambda x: F.linear(x(2, 3), x(3), x(1)), "matrix"),
         (lambda x: F.linear(x(2, 3), x(5, 3), x(3, 5)), "expanded"),
         (lambda x: F.linear(x(2, 3), x(5, 3), x(1, 1, 5)), "size"),
+        (lambda x: F.matmul(x(), x(2)), "at least 1D"),
+        (lambda x: F.matmul(x(2, 3), x(4)), "cannot be multiplied"),
+        (lambda x: F.matmul(x(2, 3, 4), x(3, 4, 5)), "broadcast"),
     ],
 )
 def test_what_does_not_fit(call: Callable[..., Any], match: str, device: str) -> None:
