@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 import triplan as tp
+from triplan.sku import interpreting
 
+CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
+SM80, H200 = tp.Target.sm80(), tp.Target.sm90a()
 WHERE = [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
+#: Of a test that compiles kernels.
+compiles = pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
 
 
 def places(*kernels: str) -> list[Any]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 
 import triplan as tp
-from cases import required
+from cases import CPU, required
 from triplan.testing import args_for, check_plan, check_refusals
 
-CPU, INTERPRETER = tp.Target.cpu(), tp.Target.cpu(interpret=True)
-SM80, H200 = tp.Target.sm80(), tp.Target.sm90a()
 INTERPRETED = ("tiles", "tiles_invariant")
 HOPPER = ("wgmma", "wgmma_tiles")
 #: The entries of both ops for halves and floats.
 ENTRIES = {"gemm": (*INTERPRETED, "split_k", *HOPPER), "gemm_backward": (*INTERPRETED, "wgmma")}
-compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted here")
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 EPILOGUES = ("identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu")

@@ -7,22 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases.gemm import (
-    COLUMN,
-    CPU,
-    ELEMENTS,
-    H200,
-    INTERPRETED,
-    INTERPRETER,
-    backward,
-    backward_grid,
-    check,
-    compiles,
-    edges,
-    keeps_its_word,
-    plan_with,
-    required,
-)
+from cases import CPU, H200, INTERPRETER, compiles, required
+from cases.gemm import COLUMN, ELEMENTS, INTERPRETED, backward, backward_grid, check, edges, keeps_its_word, plan_with
 
 import triplan as tp
 from triplan.backends.runtime.compile import sass

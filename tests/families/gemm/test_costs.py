@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import H200
 
 import triplan as tp
 from bench.gemm.cases import DTYPES, args_of, cases, descriptor_of, make
 
 FILES = sorted((Path(__file__).parents[3] / "bench" / "results").glob("gemm-*-sweep.json"))
-H200 = tp.Target.preset("h200")
 #: What a choice of kernel and configuration may cost beside the best one, as clocks drift by a few per cent in a run;
 #: and of a tile by pointers, where others may be far better still.
 SLOWER, SLOWER_TILE = 1.07, 1.10

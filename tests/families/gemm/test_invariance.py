@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases.gemm import COLUMN, H200, INTERPRETER, LOOSE_COLUMN, LOOSE_ROW, ROW, SM80, backward
+from cases import H200, SM80
+from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, ROW, backward
+from proofs import MARKS, target
 
 import triplan as tp
 from triplan.backends.triton.gemm import tiles_invariant
@@ -105,11 +107,19 @@ def ran(args: Any, result: str, target: tp.Target) -> tuple[str | None, torch.Te
     return plan.sku().numerics_id, getattr(args, result)[0].clone()
 
 
-def one_row_is_as_among_others(element: str, target: tp.Target, device: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "element"),
+    [
+        pytest.param(where, element, marks=MARKS[where])
+        for where, elements in (("interpret", ("f16", "bf16")), ("gpu", ("f16", "bf16", "f32")))
+        for element in elements
+    ],
+)
+def test_one_row_is_as_among_others(where: str, element: str) -> None:
     """Of a column-major A, of a column of a wider C, and of the backward's column-major dc; results are in f32, whose
     last bits show in which order they were added."""
     g = torch.Generator().manual_seed(0)
-    dtype = getattr(torch, {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}[element])
+    dtype, device = tp.ElementKind(element).torch, target(where).device_type
 
     def x(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=g).to(dtype).to(device)
@@ -120,21 +130,9 @@ def one_row_is_as_among_others(element: str, target: tp.Target, device: str) -> 
         ("c", lambda m: tp.GemmArgs(a=rows[:m], b=vector, c=torch.empty(64, 8, device=device)[:m, :1])),
         ("da", lambda m: tp.GemmBackwardArgs(dc=columns[:m], b=wide, da=torch.empty(m, 40, device=device))),
     ):
-        (one, alone), (all_, among) = (ran(make(m), result, target) for m in (1, 64))
+        (one, alone), (all_, among) = (ran(make(m), result, target(where)) for m in (1, 64))
         assert one == all_ is not None
         assert torch.equal(alone, among)
-
-
-@pytest.mark.interpret
-@pytest.mark.parametrize("element", ["f16", "bf16"])
-def test_one_row_is_as_among_others_interpreted(element: str) -> None:
-    one_row_is_as_among_others(element, INTERPRETER, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("element", ["f16", "bf16", "f32"])
-def test_one_row_is_as_among_others_on_the_gpu(element: str) -> None:
-    one_row_is_as_among_others(element, tp.Target.current(), "cuda")
 
 
 def test_an_axis_of_one_may_be_the_unit_axis() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cases import pinned, required
-from cases.gemm import H200
+from cases import H200, pinned, required
 
 import triplan as tp
 from triplan.backends.triton.gemm.arguments import extent

@@ -6,12 +6,9 @@ from itertools import islice
 
 import pytest
 import torch
+from cases import CPU, H200, INTERPRETER, SM80, required
 from cases.gemm import (
-    CPU,
     EDGES,
-    H200,
-    INTERPRETER,
-    SM80,
     TF32_SMALLEST,
     TF32X3_LEAST,
     batched_grid,
@@ -20,7 +17,6 @@ from cases.gemm import (
     compared,
     factors,
     grid,
-    required,
 )
 
 import triplan as tp

@@ -6,28 +6,31 @@ from typing import Any
 
 import pytest
 import torch
-from cases.gemm import CPU, INTERPRETER, required
+from cases import CPU, places, required
+from proofs import target
 
 import triplan as tp
 
-ENTRIES = ("tiles", "tiles_invariant", "split_k")
+SIZES = {"cpu": [(5, 8, 7)], "interpret": [(5, 136, 40)], "gpu": [(5, 136, 40), (300, 1000, 1000), (4099, 2056, 64)]}
 
 
-def adds_in_place(entry: str, target: tp.Target, device: str, size: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("lead", [(), (2,)], ids=["one", "batch"])
+@pytest.mark.parametrize(("where", "entry"), places("tiles", "tiles_invariant", "split_k"))
+def test_adds_in_place(where: str, entry: str | None, lead: tuple[int, ...]) -> None:
     """To the bits of the same product with a c of its own; of lines with gaps, and of a batch."""
-    m, n, k = size
+    device = target(where).device_type
     g = torch.Generator().manual_seed(0)
 
     def x(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=g).half().to(device)
 
-    for lead in ((), (2,)):
+    for m, n, k in SIZES[where]:
         a, b, wide, bias = x(*lead, m, k), x(*lead, k, n), x(*lead, m, 2 * n), x(n)
         c0 = wide[..., :n]
         args: dict[str, Any] = {"a": a, "b": b, "c0": c0, "bias": bias, "alpha": 0.5, "beta": -2.0}
         separate = tp.GemmArgs(**args, c=torch.empty_like(wide)[..., :n])
         kind = tp.BatchedGemmDescriptor if lead else tp.GemmDescriptor
-        plan = required(kind.from_args(separate, epilogue="bias_relu"), entry, target)
+        plan = required(kind.from_args(separate, epilogue="bias_relu"), entry, target(where))
         workspace = tp.Workspace.allocate(plan)
         plan.run(plan.args_type(**args, c=separate.c), workspace)
         beside, version = wide[..., n:].clone(), wide._version
@@ -35,23 +38,6 @@ def adds_in_place(entry: str, target: tp.Target, device: str, size: tuple[int, i
         assert torch.equal(c0, separate.c)
         assert torch.equal(wide[..., n:], beside)
         assert wide._version > version
-
-
-def test_adds_in_place() -> None:
-    adds_in_place("reference", CPU, "cpu", (5, 8, 7))
-
-
-@pytest.mark.interpret
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_adds_in_place_interpreted(entry: str) -> None:
-    adds_in_place(entry, INTERPRETER, "cpu", (5, 136, 40))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_adds_in_place_on_the_gpu(entry: str) -> None:
-    for size in ((5, 136, 40), (300, 1000, 1000), (4099, 2056, 64)):
-        adds_in_place(entry, tp.Target.current(), "cuda", size)
 
 
 def test_other_overlaps_are_refused() -> None:

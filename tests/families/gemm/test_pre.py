@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.gemm import COLUMN, CPU, H200, HOPPER, INTERPRETER, check_on_the_cpu, compared, required
+from cases import CPU, H200, required
+from cases.gemm import COLUMN, HOPPER, check_on_the_cpu, compared
+from proofs import MARKS, target
 
 import triplan as tp
 
-ENTRIES = (
-    *((entry, element) for entry in ("split_k", "tiles", "tiles_invariant") for element in ("f16", "f32")),
-    ("integer_tiles", "i8"),
-)
+ENTRIES = [
+    *(("interpret", *pair) for pair in (("tiles", "bf16"), ("split_k", "f32"), ("integer_tiles", "i8"))),
+    *(("gpu", entry, element) for entry in ("split_k", "tiles", "tiles_invariant") for element in ("f16", "f32")),
+    ("gpu", "integer_tiles", "i8"),
+]
+SIZES = {"interpret": ((5, 35, 20),), "gpu": ((17, 35, 70), (136, 264, 200))}
 BATCHED_COLUMN = tp.Layout.strided(unit_axis=1)
 
 
@@ -57,16 +61,10 @@ def test_entries_that_write_nothing_else_say_so() -> None:
     assert plan.precision_guarantee("pre") == plan.precision_guarantee("c")
 
 
-@pytest.mark.interpret
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("entry", "element"), [("tiles", "bf16"), ("split_k", "f32"), ("integer_tiles", "i8")])
-def test_every_layout_interpreted(entry: str, element: str) -> None:
-    assert compared(problems(element, 5, 35, 20), lambda desc: required(desc, entry, INTERPRETER)) > 0
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("entry", "element"), ENTRIES)
-def test_every_layout_on_the_gpu(entry: str, element: str) -> None:
-    target = tp.Target.current()
-    for sizes in ((17, 35, 70), (136, 264, 200)):
-        assert compared(problems(element, *sizes), lambda desc: required(desc, entry, target)) > 0
+@pytest.mark.parametrize(
+    ("where", "entry", "element"), [pytest.param(*found, marks=MARKS[found[0]]) for found in ENTRIES]
+)
+def test_every_layout(where: str, entry: str, element: str) -> None:
+    for sizes in SIZES[where]:
+        assert compared(problems(element, *sizes), lambda desc: required(desc, entry, target(where))) > 0

@@ -7,32 +7,28 @@ from typing import Any
 
 import pytest
 import torch
-from cases import pinned, required
+from cases import CPU, H200, INTERPRETER, SM80, compiles, pinned, required
 from cases.gemm import (
     COLUMN,
-    CPU,
     ELEMENTS,
     ENTRIES,
-    H200,
     HOPPER,
     INTERPRETED,
-    INTERPRETER,
     LOOSE_ROW,
     ROW,
-    SM80,
     backward,
     backward_grid,
     batches,
     check,
     check_on_the_cpu,
     compared,
-    compiles,
     edges,
     grid,
     keeps_its_word,
     plan_with,
 )
 from hypothesis import given, settings, strategies as st
+from proofs import MARKS, target
 
 import triplan as tp
 from triplan.backends.runtime.compile import sass
@@ -141,24 +137,20 @@ def test_every_layout_and_epilogue_interpreted(entry: str, element: str) -> None
     assert compared(problems, lambda desc: required(desc, entry, INTERPRETER)) > 0
 
 
-@pytest.mark.interpret
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_beta_zero_never_reads_c0_interpreted() -> None:
-    never_reads_c0(INTERPRETER, "cpu")
-
-
-def never_reads_c0(target: tp.Target, device: str) -> None:
-    a, b = torch.ones(5, 4, device=device), torch.ones(4, 3, device=device)
-    c0, c = torch.full((5, 3), float("nan"), device=device), torch.empty(5, 3, device=device)
+@pytest.mark.parametrize("where", [pytest.param(where, marks=mark) for where, mark in MARKS.items()])
+def test_beta_zero_never_reads_c0(where: str) -> None:
     desc = tp.GemmDescriptor(m=5, n=3, k=4, element="f32", reads_c0=True)
-    tp.plan(desc, target=target).run(tp.GemmArgs(a=a, b=b, c=c, c0=c0, alpha=0.5, beta=0.0))
-    assert torch.equal(c.cpu(), torch.full((5, 3), 2.0))
-    tp.plan(desc, target=target).run(tp.GemmArgs(a=a, b=b, c=c, c0=c0, beta=1.0))
-    assert bool(c.isnan().all())
-
-
-def test_beta_zero_never_reads_c0() -> None:
-    never_reads_c0(CPU, "cpu")
+    plan = tp.plan(desc, target=target(where))
+    device = plan.target.device_type
+    a, b, c0 = (
+        torch.ones(5, 4, device=device),
+        torch.ones(4, 3, device=device),
+        torch.full((5, 3), torch.nan).to(device),
+    )
+    for beta, want in ((0.0, 2.0), (1.0, torch.nan)):
+        c = torch.empty(5, 3, device=device)
+        plan.run(tp.GemmArgs(a=a, b=b, c=c, c0=c0, alpha=0.5, beta=beta))
+        assert torch.equal(c.nan_to_num(9.0), torch.full_like(c, want).nan_to_num(9.0))
 
 
 # --- compiled ---
@@ -299,11 +291,6 @@ def test_every_ring_and_tile_on_the_gpu(element: str) -> None:
         args = tp.GemmArgs(a=a, b=w.t(), c=torch.full((1544, 2056), float("nan")).to(a), bias=bias)
         plan.run(args)
         keeps_its_word(plan, args)
-
-
-@pytest.mark.gpu
-def test_beta_zero_never_reads_c0_on_the_gpu() -> None:
-    never_reads_c0(tp.Target.current(), "cuda")
 
 
 @pytest.mark.gpu

@@ -6,7 +6,8 @@ from itertools import islice
 
 import pytest
 import torch
-from cases.gemm import COLUMN, H200, INTERPRETER, batched_grid, check, grid, plan_with, required
+from cases import H200, INTERPRETER, required
+from cases.gemm import COLUMN, batched_grid, check, grid, plan_with
 
 import triplan as tp
 from triplan.backends.triton.gemm import split_k

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import H200
 
 import triplan as tp
 from bench.indexing.cases import DTYPES, Case, descriptor
 
 MEASURED = Path(__file__).parents[3] / "bench" / "results" / "determinism-nvidia-h200.json"
-H200 = tp.Target.preset("h200")
 PREFERENCES = {
     "any": tp.PlanPreference(deterministic=False),
     "deterministic": tp.PlanPreference(deterministic=True),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import pinned
+from cases import CPU, pinned
 from cases.functional import integers
 from cases.indexing import ENTRIES, OPS, build, elements_of, grid
 from hypothesis import given, settings, strategies as st
@@ -17,8 +17,6 @@ import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan.testing import args_for, check_plan, check_refusals, descriptors, magnitudes, oracle
 from triplan.testing.oracle import judge, moved_bits
-
-CPU = tp.Target.cpu()
 
 
 @pytest.mark.parametrize("op", OPS)

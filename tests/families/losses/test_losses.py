@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import WHERE, pinned, required
+from cases import CPU, H200, INTERPRETER, WHERE, compiles, pinned, required
 from cases.losses import build, strided
 from cases.rows import PLACES, reference, run
 from proofs import target
@@ -19,16 +19,13 @@ from torch.nn import functional
 import triplan as tp
 from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.losses import looped, shared, split
-from triplan.sku import interpreting
 from triplan.testing import args_for, check_plan, check_refusals
 from triplan.testing.values import Values, draw, draw_indices
 
 OPS = tuple(OPTIONS)
 ENTRIES = [(op, entry.name) for op in OPS for entry in tp.TABLE.rows(op) if entry.backend is tp.BackendKind.TRITON]
 FORWARD = [r for r in ENTRIES if r[0] == "cross_entropy"]
-INTERPRET, CPU, H200 = tp.Target.cpu(interpret=True), tp.Target.cpu(), tp.Target.preset("h200")
 NO_WARNINGS = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
-NOT_INTERPRETING = pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
 #: What changes a kernel: reductions with tables and smoothing, gradients beside the logits and over them, policies.
 CHOICES: tuple[dict[str, Any], ...] = (
     {"out_of_bounds": "error"},
@@ -286,10 +283,10 @@ def test_every_choice_axis_and_layout_interpreted(op: str, row: str) -> None:
     for number, desc in enumerate(problems(op, ((3, 19), (2, 3, 5)), ("bf16",))):
         # In turns: each choice meets both layouts and both kinds of values, but not along every axis.
         if number % 4 in (0, 3):
-            plan = pinned(desc, row, INTERPRET)
+            plan = pinned(desc, row, INTERPRETER)
             compared += 0 if plan is None else check(plan, compared, ("unit",) if number % 8 < 4 else ("special",))
     for element in ("f16", "f32", "f64"):
-        compared += check(required(build(op, (3, 40), 1, element), row, INTERPRET))
+        compared += check(required(build(op, (3, 40), 1, element), row, INTERPRETER))
     assert compared > 200
 
 
@@ -300,7 +297,7 @@ def test_every_choice_axis_and_layout_interpreted(op: str, row: str) -> None:
 def test_empty_problems_interpreted(op: str, row: str, shape: tuple[int, int]) -> None:
     """Losses, gradients and statuses are filled, whatever there is to reduce."""
     for choice in CHOICES[:4]:
-        check(required(build(op, shape, **choice), row, INTERPRET), kinds=("unit",))
+        check(required(build(op, shape, **choice), row, INTERPRETER), kinds=("unit",))
 
 
 @pytest.mark.interpret
@@ -312,7 +309,7 @@ def test_long_rows_and_many_rows_interpreted(op: str, row: str, choice: dict[str
     constant(shared, "CHUNK", 2)
     constant(split.CrossEntropySplit, "find_tile", lambda self: Tile(1, 16, 1))
     constant(looped.CrossEntropyLooped, "find_tile", lambda self: looped.Loop(1, 16, 1, vec=4))
-    plan = required(build(op, (5, 43), **choice), row, INTERPRET)
+    plan = required(build(op, (5, 43), **choice), row, INTERPRETER)
     assert split.CrossEntropySplit(plan.descriptor).chunks()[0] == 3
     check(plan, kinds=("unit",))
 
@@ -320,13 +317,13 @@ def test_long_rows_and_many_rows_interpreted(op: str, row: str, choice: dict[str
 @pytest.mark.interpret
 @pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_refusals(op: str, row: str) -> None:
-    assert check_refusals(required(build(op, (3, 9), weight=True), row, INTERPRET)) > 10
+    assert check_refusals(required(build(op, (3, 9), weight=True), row, INTERPRETER)) > 10
 
 
 # --- what is known when planning ---
 
 
-@NOT_INTERPRETING
+@compiles
 @pytest.mark.parametrize("op", OPS)
 def test_a_thousand_batch_sizes_compile_a_handful_of_kernels(op: str) -> None:
     options = ALL if op == "cross_entropy" else {}
@@ -334,7 +331,7 @@ def test_a_thousand_batch_sizes_compile_a_handful_of_kernels(op: str) -> None:
     assert 1 <= len({launch.source() for plan in plans for launch in plan.launches}) <= 12
 
 
-@NOT_INTERPRETING
+@compiles
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize(
     ("shape", "row"),

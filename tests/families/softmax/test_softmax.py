@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from cases import H200
 from cases.rows import PLACES, build, reference, run
 from proofs import target
 
 import triplan as tp
-
-H200 = tp.Target.preset("h200")
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
