@@ -7,16 +7,19 @@ Kernels are compiled for the target as usual. The measured times lack the driver
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakValueDictionary
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 import triplan as tp
+from triplan.backends.runtime import cuda, launcher, modules
 from triplan.facade import bound
 
 
@@ -67,13 +70,20 @@ def launch_stubbed(target: tp.Target) -> Iterator[None]:
     """Within this context, plans for ``target`` accept CPU tensors and check them, but launch nothing."""
     before = driver._active
     with ExitStack() as stack:
-        for change in (
+        changes: tuple[Any, ...] = (
             patch.object(torch.cuda, "device", _Device),
             patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+            patch.object(modules, "_loaded", WeakValueDictionary()),
+            patch.object(modules, "_recent", OrderedDict()),
+            patch.object(modules, "_captured", set()),
+            patch.object(modules, "_unused", {}),
+            patch.object(cuda, "DRIVER", None),
+            patch.object(launcher, "is_capturing", lambda: False),
             patch.object(bound, "graph_start", lambda calls, device: lambda stream: 0),
             patch.object(tp.Target, "device_type", property(lambda self: "cpu")),
             patch.object(tp.Target, "of", staticmethod(lambda device: target)),
-        ):
+        )
+        for change in changes:
             stack.enter_context(change)
         driver.set_active(_Driver())
         try:

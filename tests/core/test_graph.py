@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ import torch
 from samples import make_args, outputs
 
 import triplan as tp
-from triplan.backends.runtime import graph
+from triplan.backends.runtime import cuda, graph
 
 gpu = pytest.mark.gpu
 COPY = tp.IndexSelectDescriptor(out_shape=(1000, 64), src_dim_size=1000, select_dim=0, element="f32")
@@ -106,7 +108,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", asked)
 
     def build(driver: Any, *calls: Any) -> Any:
-        monkeypatch.setattr(graph, "_DRIVER", driver)
+        monkeypatch.setattr(cuda, "DRIVER", driver)
         return graph.graph_start(calls, 3)
 
     return build
@@ -207,8 +209,8 @@ def test_binding_calling_and_dropping_disturb_no_capture(elsewhere: bool, monkey
     plan = tp.plan(COPY).prepare()
     args, other = make_args(plan), make_args(plan, seed=1)
     run, replayed, side = plan.bind(args), torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    driver = Recording(graph._DRIVER)
-    monkeypatch.setattr(graph, "_DRIVER", driver)
+    driver = Recording(cuda.DRIVER)
+    monkeypatch.setattr(cuda, "DRIVER", driver)
 
     def disturb() -> None:  # elsewhere: in a thread that has used no GPU before
         another = plan.bind(other)
@@ -242,8 +244,8 @@ def test_binding_calling_and_dropping_disturb_no_capture(elsewhere: bool, monkey
 @gpu
 def test_the_last_thread_to_hold_one_may_have_used_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = tp.plan(COPY).prepare()
-    driver = Recording(graph._DRIVER)
-    monkeypatch.setattr(graph, "_DRIVER", driver)
+    driver = Recording(cuda.DRIVER)
+    monkeypatch.setattr(cuda, "DRIVER", driver)
     runs = [plan.bind(make_args(plan))]
     thread = threading.Thread(target=runs.clear)
     thread.start()
@@ -274,3 +276,27 @@ def test_dropping_one_that_runs() -> None:
         plan.bind(args)()
         gc.collect()
         assert torch.equal(args.out, wanted)
+
+
+CALLBACK = """
+import ctypes, sys, time, torch, triplan as tp
+desc = tp.IndexSelectDescriptor(out_shape=(64, 64), src_dim_size=64, select_dim=0, element="f32")
+plan, index = tp.plan(desc), torch.arange(64, device="cuda")
+args = tp.IndexSelectArgs(torch.ones(64, 64, device="cuda"), index, torch.empty(64, 64, device="cuda"))
+call = plan.bind(args) if sys.argv[1] == "bound" else lambda: plan.run(args)
+call()
+torch.cuda.synchronize()
+host = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: time.sleep(0.5))
+stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+assert ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc(stream, host, None) == 0
+for _ in range(5000):
+    call()
+torch.cuda.synchronize()
+"""
+
+
+@gpu
+@pytest.mark.parametrize("way", ["run", "bound"])
+def test_a_full_queue_behind_a_python_callback_goes_on(way: str) -> None:
+    """The callback needs the interpreter's lock, which a launch that waits for room in the queue must not hold."""
+    subprocess.run([sys.executable, "-c", CALLBACK, way], check=True, timeout=120)

@@ -21,7 +21,7 @@ from torch.overrides import BaseTorchFunctionMode
 
 import triplan as tp
 from bench.stub import launch_stubbed
-from triplan.backends.runtime import compile, launcher
+from triplan.backends.runtime import launcher
 from triplan.facade import bound, replay as replay_module
 from triplan.facade.check import may_overlap
 from triplan.facade.replay import CallReplay, CallReplays, Ran, make_call_replay
@@ -268,7 +268,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
     """The arguments of every launch, on tensors of the CPU."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(launcher, "_STATIC", lambda *args: calls.append(args[-2]))
-    monkeypatch.setattr(compile, "_compiled", {})
     monkeypatch.setattr(
         replay_module, "_empty", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
     )

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
+from triplan.backends.runtime import cuda
 from triplan.backends.runtime.graph import graph_start
-from triplan.backends.runtime.launcher import ENTER_HOOKS, EXIT_HOOKS, BoundLaunch, launch
+from triplan.backends.runtime.launcher import ENTER_HOOKS, EXIT_HOOKS, BoundLaunch, is_capturing, launch
+from triplan.backends.runtime.modules import keep_loaded
 from triplan.errors import InvalidProblem
 
 # Private functions of torch, there since 2.0. Each takes half a microsecond less than its public equivalent.
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
-is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 
 
@@ -65,6 +66,9 @@ def _bound_call(calls: tuple[BoundLaunch, ...], index: int, counted: list[torch.
 def launch_all(calls: Sequence[BoundLaunch], index: int, stream: torch.cuda.Stream | int | None) -> None:
     """Launch ``calls`` in order on ``stream`` of device ``index``, which need not be current."""
     handle = current_stream(index) if stream is None else _handle(stream, index)
+    # A launch notices by itself if the current stream is captured.
+    if stream is not None and handle and cuda.DRIVER is not None and cuda.is_captured(handle):
+        keep_loaded(call.kernel.compiled for call in calls)
     if current_device() == index:
         launch(calls, handle)
     else:

@@ -11,10 +11,11 @@ import torch
 from typing_extensions import Self, Unpack
 
 from triplan.backends.reference.run import run_reference
-from triplan.backends.runtime.compile import CompiledRecord, is_compiled, record
+from triplan.backends.runtime.compile import CompiledRecord, record
 from triplan.backends.runtime.interpreter import interpret
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.runtime.launcher import BoundLaunch, LoadedKernel, Places, Template, load
+from triplan.backends.runtime.modules import is_loaded
 from triplan.backends.select import canonical_key, consult, select, sku_of, unknown_times
 from triplan.backends.table import TABLE, KernelRow
 from triplan.backends.tuning import TuningTable
@@ -209,7 +210,7 @@ class Plan(Preparing, Generic[D, A]):
         if found is None:
             arch, launches = self.target.arch, getattr(self, which)
             if torch.cuda.is_current_stream_capturing() and not all(
-                is_compiled(launch.source(), arch, index) for launch in launches
+                is_loaded(launch.source(), arch, index) for launch in launches
             ):
                 raise Unsupported(f"{self!r} is not prepared for cuda:{index}; call plan.prepare() before capturing")
             # Two threads may load the same kernels twice; either result is right.

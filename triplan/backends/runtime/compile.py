@@ -27,7 +27,7 @@ from triplan.sku import ArchSku, interpreting
 from triplan.sku.facts import fact
 
 _lock = threading.RLock()  # a signal's handler may plan and run while its thread compiles
-_compiled: dict[tuple[Source, ArchSku, int | None], Any] = {}
+_compiled: dict[tuple[Source, ArchSku], Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class CompiledRecord:
     shared_bytes: int
 
 
-def compile_source(source: Source, arch: ArchSku, device: int | None = None) -> Any:
-    """Triton's compiled kernel for ``source``, cached: one per device, as it holds the function handle.
+def compile_source(source: Source, arch: ArchSku) -> Any:
+    """Triton's compiled kernel for ``source``, cached.
 
     Raises ``KernelInternal`` if Triton or ptxas refuses, ``Unsupported`` where kernels are interpreted.
     """
-    key = (source, arch, device)
+    key = (source, arch)
     found = _compiled.get(key)
     if found is None:
         with _lock:
@@ -56,10 +56,6 @@ def compile_source(source: Source, arch: ArchSku, device: int | None = None) -> 
             if found is None:
                 found = _compiled[key] = _compile(source, arch)
     return found
-
-
-def is_compiled(source: Source, arch: ArchSku, device: int | None) -> bool:
-    return (source, arch, device) in _compiled
 
 
 def compiled_count() -> int:

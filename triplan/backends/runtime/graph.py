@@ -20,30 +20,18 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 
+from triplan.backends.runtime import cuda
+from triplan.backends.runtime.cuda import RELAXED, check, relaxed
 from triplan.backends.runtime.launcher import BoundLaunch
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-
-
-def _driver() -> Any:
-    try:
-        library: Any = ctypes.CDLL("libcuda.so.1")
-    except OSError:  # no GPU, so nothing to launch
-        return None
-    launch = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    library.cuGraphLaunch = launch(("cuGraphLaunch", library))
-    return library
-
-
-_DRIVER = _driver()
 
 
 def graph_start(calls: Sequence[BoundLaunch], device: int) -> Callable[[int], int] | None:
@@ -51,12 +39,12 @@ def graph_start(calls: Sequence[BoundLaunch], device: int) -> Callable[[int], in
 
     None if the calls must be launched one by one: see ``_fits``, or if there is no memory left for a graph.
     """
-    if _DRIVER is None or not calls or not all(_fits(call.kernel.compiled.metadata) for call in calls):
+    if cuda.DRIVER is None or not calls or not all(_fits(call.kernel.compiled.metadata) for call in calls):
         return None
     try:
         with torch.cuda.device(device):
             torch.cuda.is_current_stream_capturing()  # makes the device's context current in a new thread
-            with _relaxed():
+            with relaxed():
                 return _instantiate(calls)
     except RuntimeError:
         # Launching one by one is also correct. If the cause is not lack of memory, it raises the real error.
@@ -75,47 +63,30 @@ def _fits(metadata: Any) -> bool:
 def _instantiate(calls: Sequence[BoundLaunch]) -> Callable[[int], int]:
     """Capture the launches in a stream of our own, so that no other launch is captured."""
     stream, captured, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-    _check("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+    check("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
     try:
-        _check("cuStreamBeginCapture_v2", stream, _RELAXED)
+        check("cuStreamBeginCapture_v2", stream, RELAXED)
         try:
             for call in calls:
                 call.start(int(stream.value or 0))
         finally:
-            _check("cuStreamEndCapture", stream, ctypes.byref(captured))
-        _check("cuGraphInstantiateWithFlags", ctypes.byref(graph), captured, ctypes.c_ulonglong(0))
-        start = partial(_DRIVER.cuGraphLaunch, graph)
+            check("cuStreamEndCapture", stream, ctypes.byref(captured))
+        check("cuGraphInstantiateWithFlags", ctypes.byref(graph), captured, ctypes.c_ulonglong(0))
+        start = partial(cuda.DRIVER.cuGraphLaunch, graph)
         # Not when the interpreter exits: the driver may be gone by then, and frees everything anyway.
         weakref.finalize(start, _destroy, graph, os.getpid()).atexit = False
         # Upload now. The first launch would otherwise upload, and in another stream it would not wait for the upload.
-        _check("cuGraphUpload", graph, stream)
-        _check("cuStreamSynchronize", stream)
+        check("cuGraphUpload", graph, stream)
+        check("cuStreamSynchronize", stream)
     finally:
         if captured:
-            _check("cuGraphDestroy", captured)
-        _check("cuStreamDestroy_v2", stream)
+            check("cuGraphDestroy", captured)
+        check("cuStreamDestroy_v2", stream)
     return start
 
 
 def _destroy(graph: ctypes.c_void_p, process: int) -> None:
     if os.getpid() == process:  # a forked child does not own the graph
         # After a fault every driver call returns that error, and a finalizer has nobody to report it to.
-        with suppress(RuntimeError), _relaxed():
-            _check("cuGraphExecDestroy", graph)
-
-
-@contextmanager
-def _relaxed() -> Iterator[None]:
-    """Let this thread allocate and free memory while streams are captured."""
-    mode = ctypes.c_int(_RELAXED)
-    _check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-    try:
-        yield
-    finally:
-        _check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-
-
-def _check(function: str, *args: Any) -> None:
-    code = getattr(_DRIVER, function)(*args)
-    if code:
-        raise RuntimeError(f"{function} failed: CUDA error {code}")
+        with suppress(RuntimeError), relaxed():
+            check("cuGraphExecDestroy", graph)

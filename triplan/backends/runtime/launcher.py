@@ -7,7 +7,6 @@ What this module relies on (``tests/core/test_launcher.py`` fails if it changes)
   constexprs. It compiles no launcher for a signature. It supports neither tensor maps nor hooks nor scratch memory.
 - Triton 3.6 to 3.9 give a kernel two more parameters than its signature has. Both are pointers, and null if the kernel
   needs no scratch memory. ``_parameters`` counts the parameters in the PTX; loading fails on any other number.
-- ``driver.active.utils.load_binary(name, cubin, shared, device)`` returns (module, function, ...) in 3.6 to 3.9.
 - Triton's own launcher, in 3.6 to 3.9, for kernels with tensor maps, under a profiler, and where torch has no static
   launcher: ``run(x, y, z, stream, function, packed_metadata, launch_metadata, enter_hook, exit_hook, *args)``. It takes
   every parameter in the signature's order: constexprs too (ignored, so None), tuples nested, pointers as integers,
@@ -28,11 +27,10 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime import driver
 
 from triplan.backends.runtime import tma_maps
-from triplan.backends.runtime.compile import compile_source
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.backends.runtime.modules import keep_loaded, load_binary
 from triplan.errors import KernelInternal
 from triplan.sku import ArchSku
 from triplan.sku.facts import fact
@@ -51,6 +49,8 @@ ENTER_HOOKS: list[Any] = _HOOKS.launch_enter_hook.calls
 EXIT_HOOKS: list[Any] = _HOOKS.launch_exit_hook.calls
 #: torch's static launcher; None where torch has none.
 _STATIC: Any = getattr(getattr(torch._C, "_StaticCudaLauncher", None), "_launch_kernel", None)
+#: Whether torch's current stream is being captured. Private, there since 2.0; public functions take half a us more.
+is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 #: The static launcher's letters for types.
 _LETTERS = {"i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
 #: Length of the static launcher's array of arguments.
@@ -65,7 +65,7 @@ class LoadedKernel:
     __slots__ = ("_encodes", "compiled", "flat", "launch", "start")
 
     def __init__(self, launch: Launch, arch: ArchSku, device: int) -> None:
-        self.launch, self.compiled = launch, compile_source(launch.source(), arch, device)
+        self.launch, self.compiled = launch, load_binary(launch.source(), arch, device)
         metadata = self.compiled.metadata
         self._encodes = bool(tma_maps.ENCODED and metadata.tensordesc_meta)
         types = static_types(self.compiled)
@@ -75,12 +75,11 @@ class LoadedKernel:
         #: Launches, given the arguments and a stream. A partial, because it joins its arguments in C.
         self.start: Callable[[Any, int], None]
         if types is not None:
-            function = _function(self.compiled, device)
+            function = self.compiled.function
             self.start = partial(_STATIC, function, launch.grid, 1, 1, metadata.num_warps, metadata.shared, types)
         else:
-            run = self.compiled.run  # loads the module, so it must come before .function
             function, packed = self.compiled.function, self.compiled.packed_metadata
-            self.start = partial(_by_triton, run, launch.grid, function, packed)
+            self.start = partial(_by_triton, self.compiled.run, launch.grid, function, packed)
             if self._encodes:
                 self.start = lambda arguments, stream: self.start_function(arguments)(stream)
 
@@ -226,6 +225,12 @@ class BoundLaunch:
 
 def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
     """Launch in order on ``stream`` (a raw handle) of the current device. Raises ``KernelInternal``."""
+    if stream:  # torch's default stream, 0, never is captured
+        try:
+            if is_capturing():
+                keep_loaded(bound.kernel.compiled for bound in calls)
+        except RuntimeError as e:
+            raise KernelInternal(f"an earlier launch failed: {e}") from e
     if ENTER_HOOKS or EXIT_HOOKS:
         for bound in calls:
             bound.kernel.launch_profiled(bound.arguments, stream)
@@ -252,6 +257,8 @@ def launch_function(templates: Sequence[Template]) -> Callable[[tuple[Any, ...],
                 launch([template.fill(values)], stream)
                 return
             try:
+                if stream and is_capturing():
+                    keep_loaded([template.kernel.compiled])
                 start(arguments(values), stream)
             except RuntimeError as e:
                 raise failed(template.kernel, e) from e
@@ -305,16 +312,6 @@ def _letter(ty: str) -> str | None:
 def _parameters(ptx: str) -> int:
     entry = ptx[ptx.index(".entry") :]
     return len(re.findall(r"\.param ", entry[: entry.index(")")]))
-
-
-def _function(compiled: Any, device: int) -> int:
-    """The kernel's handle on the current device, ``device``."""
-    utils = driver.active.utils
-    try:
-        _, function, *_ = utils.load_binary(compiled.name, compiled.kernel, compiled.metadata.shared, device)
-    except RuntimeError as e:
-        raise KernelInternal(f"{compiled.name} cannot be loaded on cuda:{device}: {e}") from e
-    return int(function)
 
 
 def failed(kernel: LoadedKernel, error: RuntimeError) -> KernelInternal:

@@ -1,0 +1,49 @@
+"""Functions of the CUDA driver (CUDA 12 and later), called with ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+#: CU_STREAM_CAPTURE_MODE_RELAXED
+RELAXED = 2
+
+
+def _driver() -> Any:
+    try:
+        library: Any = ctypes.CDLL("libcuda.so.1")
+    except OSError:  # no GPU, so nothing to launch
+        return None
+    launch = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    library.cuGraphLaunch = launch(("cuGraphLaunch", library))
+    return library
+
+
+DRIVER = _driver()
+
+
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """Let this thread allocate and free memory while streams are captured."""
+    mode = ctypes.c_int(RELAXED)
+    check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+def check(function: str, *args: Any) -> None:
+    """Call ``function`` of the driver. Raises ``RuntimeError`` with its error code."""
+    code = getattr(DRIVER, function)(*args)
+    if code:
+        raise RuntimeError(f"{function} failed: CUDA error {code}")
+
+
+def is_captured(stream: int) -> bool:
+    """Whether ``stream``, a raw handle other than 0, is being captured."""
+    status = ctypes.c_int()
+    check("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
+    return status.value != 0  # CU_STREAM_CAPTURE_STATUS_NONE
