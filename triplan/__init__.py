@@ -2,9 +2,12 @@
 
 from triplan._exports import export as _export
 from triplan.backends import *
+from triplan.backends.storing import software as _software
 from triplan.descriptors._public import *
 from triplan.errors import *
 from triplan.facade import *
 from triplan.sku._public import *
 
+#: "source tree" in a checkout that is not installed.
+__version__ = _software()["triplan"]
 _export(__name__, "triplan.descriptors", "triplan.facade", "triplan.sku")

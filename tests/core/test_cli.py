@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import pydoc
 import re
 import subprocess
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from samples import SAMPLES
 from typer.testing import CliRunner
 
 import triplan as tp
+from triplan.cli import main
 from triplan.cli.app import app
 from triplan.cli.catalog import catalog, examples
 from triplan.cli.render import LETTERS, as_markdown
+from triplan.descriptors.meanings import fields
 
 ROOT = Path(__file__).parents[2]
 DESC = tp.IndexAddDescriptor(src_shape=(256, 64), add_dim=0, out_dim_size=10, element="f32")
@@ -146,6 +153,44 @@ def test_an_op_of_the_users_own_appears_in_ops(monkeypatch: pytest.MonkeyPatch) 
     assert "`x` (input), `values` (output)" in text
 
 
+# --- fields ---
+
+
+@pytest.mark.parametrize("name", ["gemm", "GEMM"])
+def test_ops_of_one_op_shows_its_fields_and_kernels(name: str) -> None:
+    out = run("ops", name).stdout
+    assert all(f"`{field}`" in out for field in tp.GemmDescriptor.model_fields if field not in ("op", "schema_version"))
+    assert "wgmma" in out
+    assert "gather" not in out
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_every_field_is_explained(op: str) -> None:
+    cls = tp.descriptor_types()[op]
+    found = fields(cls)
+    assert {f.name for f in found} | {"op", "schema_version"} == set(cls.model_fields)
+    assert [f.name for f in found if not f.meaning and f.name != "op"] == []
+    # help() was 591 lines long, of which pydantic's names were 450.
+    shown = pydoc.render_doc(cls, renderer=pydoc.plaintext)
+    assert "pydantic_" not in shown
+    assert len(shown.splitlines()) < 130
+
+
+@pytest.mark.parametrize("op", SAMPLES)
+def test_the_schema_takes_what_parse_descriptor_takes(op: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schemas = [json.loads(run("schema", *name).stdout) for name in ((), (op,))]
+    strided = SAMPLES[op].replace(layouts={SAMPLES[op].operands()[0].name: "strided"})
+    good = [json.loads(desc.to_json()) for desc in (SAMPLES[op], strided)]
+    wrong = {"op": "no", "speed": 11, "element": "f31", "layouts": {"x": "dense"}, "schema_version": 2}
+    bad = [{**good[0], name: value} for name, value in wrong.items()]
+    bad.append({name: value for name, value in good[0].items() if name != "op"})
+    for schema in schemas:
+        validator = jsonschema.Draft202012Validator(schema)
+        validator.check_schema(schema)
+        assert [validator.is_valid(one) for one in good + bad] == [True] * len(good) + [False] * len(bad)
+
+
 # --- explain ---
 
 
@@ -224,6 +269,165 @@ def test_bytes_that_are_no_text_exit_2(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe{}")
     result = run("explain", str(path))
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+def test_explain_pins_excludes_bounds_and_tunes(tmp_path: Path) -> None:
+    desc = tp.GemmDescriptor(m=64, n=64, k=8192, element="f16")
+    table = tmp_path / "tuning.json"
+    tp.TuningTable.of({tp.TuningTable.problem(desc.key, tp.Target.preset("h200")): {"split_k": 9.0}}).save(table)
+
+    def chosen(*options: str) -> str:
+        result = run("explain", "-", "--target", "h200", "--json", *options, stdin=desc.to_json())
+        return str(json.loads(result.stdout)["sku"]["kernel"])
+
+    assert chosen("--kernel", "tiles_invariant") == "tiles_invariant"
+    assert chosen("--tuning", str(table)) == "split_k" != chosen("--max-workspace", "0")
+    assert "tma" in {f for e in tp.TABLE.rows("gemm") if e.name == "wgmma" for f in e.features}
+    assert run("explain", "-", "--kernel", "wgmma", "--exclude", "tma", stdin=desc.to_json()).exit_code == 1
+
+
+# --- exit codes ---
+
+GOOD = json.loads(DESC.to_json())
+VALUES: list[Any] = [None, -1, 2**62, 10**30, 1.5, "x", [], {}, True, [[]], float("nan"), "\ud800"]
+BAD_TEXTS = [
+    "",
+    "{",
+    "[1]",
+    "null",
+    "1",
+    '"x"',
+    "nan",
+    "{}",
+    '{"op": 1}',
+    '{"op": null}',
+    "[" * 10**5,
+    "9" * 5000,
+    "\0",
+]
+BAD_TEXTS += [json.dumps({**GOOD, name: v}) for name in ("src_shape", "out_dim_size", "element", "op") for v in VALUES]
+BAD_TEXTS += [json.dumps({k: v for k, v in GOOD.items() if k != name}) for name in ("op", "src_shape", "element")]
+BAD_TEXTS += [
+    json.dumps({**GOOD, "layouts": v}) for v in ({"src": 1}, {"none": "strided"}, [1], {"src": {"kind": "x"}})
+]
+BAD_USAGE = [
+    *(["explain"], ["explain", "-", "-"], ["explain", "."], ["explain", "no/such"], ["explain", "\udcff"], ["fly"], []),
+    *(
+        ["ops", "no"],
+        ["schema", "no"],
+        ["--fly"],
+        ["ops", "--json", "--summary"],
+        ["compile", "-"],
+        ["schema", "a", "b"],
+    ),
+    *(
+        ["explain", "-", *rest]
+        for rest in (["--target", "z80"], ["--target", ""], ["--target", "cuda:9"], ["--kernel"])
+    ),
+    *(["explain", "-", "--max-workspace", v] for v in ("-1", "x", "1.5", "9" * 5000)),
+    *(["explain", "-", "--tuning", v] for v in ("no/such", ".", str(ROOT / "README.md"), os.devnull)),
+    *(["compile", "-", "--target", "h200", "--out", v] for v in (os.devnull, "/proc/no", str(ROOT / "README.md"))),
+]
+UNMET = [
+    ["--kernel", "no"],
+    ["--batch-invariant"],
+    ["--order-invariant"],
+    ["--target", "h200", "--kernel", "reference"],
+]
+INVOCATIONS = [
+    *((["explain", "-"], text, 2) for text in BAD_TEXTS),
+    *((usage, DESC.to_json(), 2) for usage in BAD_USAGE),
+    *((["explain", "-", "--target", "cpu", *rest], DESC.to_json(), 1) for rest in UNMET),
+]
+
+
+def test_there_are_a_hundred_bad_invocations() -> None:
+    assert len(INVOCATIONS) >= 100
+
+
+@pytest.mark.parametrize(("arguments", "stdin", "code"), INVOCATIONS, ids=range(len(INVOCATIONS)))
+def test_bad_invocations_have_the_exit_code_of_the_readme(
+    arguments: list[str],
+    stdin: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    assert main(arguments) == code
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err
+    assert len(err) < 4000
+    assert err or not arguments
+
+
+def forked(arguments: list[str], **files: Any) -> tuple[int, str]:
+    """The exit code and stderr of the command in a fork whose ``stdin`` or ``stdout`` is another, or closed (None)."""
+    numbers = {"stdin": 0, "stdout": 1}
+    with tempfile.TemporaryFile("w+") as err:
+        if (process := os.fork()) == 0:
+            try:
+                os.dup2(err.fileno(), 2)
+                sys.stderr = open(2, "w", encoding="ascii", closefd=False)  # noqa: SIM115
+                for name, file in files.items():
+                    if file is not None:
+                        os.dup2(file, numbers[name])
+                        file = open(numbers[name], "r" if name == "stdin" else "w", encoding="ascii")  # noqa: SIM115
+                    setattr(sys, name, file)
+                code = main(arguments)
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # as Python does when it exits
+                sys.stderr.flush()
+                os._exit(code)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(99)
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        err.seek(0)
+        return code, err.read()
+
+
+def test_streams_that_fail_have_an_exit_code_too(tmp_path: Path) -> None:
+    full, (reader, writer) = os.open("/dev/full", os.O_WRONLY), os.pipe()
+    os.close(reader)
+    assert forked(["ops"], stdout=full) == (2, "triplan: standard output: No space left on device\n")
+    assert forked(["ops"], stdout=writer) == (141, "")
+    assert forked(["ops"], stdout=None) == (2, "triplan: standard output: closed\n")
+    assert forked(["explain", "-"], stdin=None) == (2, "triplan: standard input is closed\n")
+    with (tmp_path / "out").open("w+") as file:
+        assert forked(["ops", "gemm"], stdout=file.fileno()) == (0, "")  # an ASCII stream: the table has no box then
+        assert "wgmma" in (tmp_path / "out").read_text()
+    assert forked(["explain", "/no/\N{GREEK SMALL LETTER ALPHA}"]) == (
+        *(2, "triplan: /no/\\u03b1: No such file or directory\n"),
+    )
+    os.close(full)
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"), [(KeyboardInterrupt(), 130, ""), (ZeroDivisionError("x"), 3, "fault: ZeroDivision")]
+)
+def test_interrupts_and_faults_print_no_traceback(
+    raised: BaseException,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    file: str,
+) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise raised
+
+    monkeypatch.setattr("triplan.cli.app.plan", fails)
+    assert main(["explain", file]) == code
+    err = capfd.readouterr().err
+    assert said in err
+    assert err.count("\n") == bool(said)
+
+
+def test_the_version() -> None:
+    assert run("--version").stdout == f"triplan {tp.__version__}\n"
 
 
 # --- compile ---

@@ -23,7 +23,7 @@ from triplan.descriptors import descriptor_types
 ROOT = Path(__file__).parents[2]
 #: What a room has besides one module or folder for each family.
 SHARED = {
-    "triplan/descriptors": {"base", "fields", "layout", "operand"},
+    "triplan/descriptors": {"base", "fields", "layout", "meanings", "operand"},
     "triplan/backends/reference": {"run"},
     "triplan/backends/triton": {"common"},
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tune", "workspace"},
@@ -44,6 +44,7 @@ ORDER = (
     ("functional",),
     ("extend", "nn", "optim", "testing"),
     ("cli",),
+    ("__main__",),
 )
 MAX_LINES = 500
 

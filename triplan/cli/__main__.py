@@ -1,6 +1,8 @@
 """``python -m triplan.cli``."""
 
+import sys
+
 from triplan.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,19 +16,23 @@ from rich.console import Console
 
 from triplan import (
     Candidate,
+    InvalidProblem,
     Plan,
     PlanPreference,
     Target,
     TriplanError,
+    TuningTable,
     Unsupported,
     Workspace,
+    __version__,
+    descriptor_types,
     parse_descriptor,
     plan,
 )
 from triplan.errors import KernelInternal
 from triplan.facade.cache import versions
 
-UNSUPPORTED, BAD_INPUT, FAULT = 1, 2, 3
+UNSUPPORTED, BAD_INPUT, FAULT, INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
     help="Plans for GPU tensor ops. Exit codes: 0 done, 1 cannot be met, 2 bad input or usage, 3 internal fault.",
@@ -48,27 +53,42 @@ OrderInvariant = Annotated[
     bool, typer.Option("--order-invariant", help="Require bits that do not depend on the order of contributions.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Kernel = Annotated[str | None, typer.Option("--kernel", help="Require this kernel.")]
+Exclude = Annotated[list[str] | None, typer.Option("--exclude", help="Exclude a feature, such as tma. Repeatable.")]
+MaxWorkspace = Annotated[int | None, typer.Option("--max-workspace", help="Allow at most this many bytes.")]
+Tuning = Annotated[Path | None, typer.Option("--tuning", help="A tuning table, as tp.tune saves it.")]
+Op = Annotated[str | None, typer.Argument(help="Only this op.")]
 
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Turns triplan's and the operating system's errors into a message on stderr and an exit code."""
+    """Turns what a command raises into a message on stderr and an exit code: there are no tracebacks."""
     try:
         yield
+    except typer.Exit:
+        raise
     except Unsupported as e:
         _fail(str(e), UNSUPPORTED)
-    except KernelInternal as e:
-        _fail(str(e), FAULT)
     except TriplanError as e:
-        _fail(str(e), BAD_INPUT)
+        _fail(str(e), FAULT if isinstance(e, KernelInternal) else BAD_INPUT)
+    except BrokenPipeError:
+        raise  # main reports it
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     except OSError as e:
-        _fail(f"{e.filename or ''}: {e.strerror or e}", BAD_INPUT)
+        _fail(f"{e.filename or 'standard output'}: {e.strerror or e}", BAD_INPUT)
     except UnicodeDecodeError as e:
-        _fail(f"descriptor: not UTF-8 text: {e}", BAD_INPUT)
+        _fail(f"not UTF-8 text: {e}", BAD_INPUT)
+    except RecursionError:
+        _fail("the input is nested too deeply", BAD_INPUT)
+    except Exception as e:
+        last = traceback.extract_tb(e.__traceback__)[-1]
+        _fail(f"fault: {type(e).__name__}: {e} ({Path(last.filename).name}:{last.lineno})", FAULT)
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"triplan: {message}", file=sys.stderr)
+    if sys.stderr is not None:  # it may be closed; print would then take standard output
+        print(f"triplan: {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
@@ -81,14 +101,54 @@ def _target(name: str) -> Target:
     return Target.current() if name == "current" else Target.preset(name)
 
 
-def _required(deterministic: bool, batch_invariant: bool, order_invariant: bool) -> PlanPreference:
-    # False, not None: None would follow torch's global setting, and the output must depend on the arguments alone.
-    return PlanPreference(deterministic=deterministic, batch_invariant=batch_invariant, order_invariant=order_invariant)
-
-
-def _plan(file: str, target: str, required: PlanPreference) -> Plan[Any, Any]:
+def _plan(
+    file: str,
+    target: str,
+    tuning: Path | None,
+    deterministic: bool,
+    batch_invariant: bool,
+    order_invariant: bool,
+    kernel: str | None,
+    exclude: list[str] | None,
+    max_workspace: int | None,
+) -> Plan[Any, Any]:
+    required = PlanPreference(
+        # False, not None: None would follow torch's global setting, and the output must depend on the arguments alone.
+        deterministic=deterministic,
+        batch_invariant=batch_invariant,
+        order_invariant=order_invariant,
+        kernel=kernel,
+        exclude=tuple(exclude or ()),
+        max_workspace_bytes=max_workspace,
+    )
+    if file == "-" and sys.stdin is None:
+        raise InvalidProblem("standard input is closed")
     text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    return plan(parse_descriptor(text), preference=required, target=_target(target))
+    table = None if tuning is None else TuningTable.load(tuning)
+    return plan(parse_descriptor(text), preference=required, target=_target(target), tuning=table)
+
+
+def _known_op(op: str) -> str:
+    known = descriptor_types()
+    for name in (op, op.lower()):
+        if name in known:
+            return name
+    raise InvalidProblem(f"op {op!r}: known are {', '.join(known)}")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"triplan {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 def _candidates(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
@@ -97,25 +157,39 @@ def _candidates(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
 
 @app.command()
 def ops(
+    op: Op = None,
     as_json: AsJson = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print OPS.md.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Print the Markdown table of README.md.")] = False,
 ) -> None:
-    """List every op with its kernels, elements, architectures and guarantees."""
+    """List every op, or one with its fields: kernels, elements, architectures and guarantees."""
     from triplan.cli import render
     from triplan.cli.catalog import catalog
 
-    if as_json + as_markdown + summary > 1:
-        _fail("ops: --json, --markdown and --summary exclude each other", BAD_INPUT)
-    lines = catalog()
-    if as_json:
-        print(render.as_json(lines))
-    elif as_markdown:
-        print(render.as_markdown(lines), end="")
-    elif summary:
-        print(render.as_summary(lines))
-    else:
-        _console().print(render.as_table(lines))
+    with _errors():
+        if as_json + as_markdown + summary > 1:
+            raise InvalidProblem("ops: --json, --markdown and --summary exclude each other")
+        named = None if op is None else _known_op(op)
+        lines = [line for line in catalog() if named in (None, line.op)]
+        if as_json:
+            print(render.as_json(lines))
+        elif as_markdown:
+            print(render.as_markdown(lines), end="")
+        elif summary:
+            print(render.as_summary(lines))
+        else:
+            if named is not None:
+                print(*render.about(named), "", sep="\n")
+            _console().print(render.as_table(lines))
+
+
+@app.command()
+def schema(op: Op = None) -> None:
+    """Print the JSON Schema of a descriptor, or of all."""
+    from triplan.cli.schema import schema as schema_of
+
+    with _errors():
+        print(json.dumps(schema_of(None if op is None else _known_op(op)), indent=1))
 
 
 @app.command()
@@ -125,12 +199,26 @@ def explain(
     deterministic: Deterministic = False,
     batch_invariant: BatchInvariant = False,
     order_invariant: OrderInvariant = False,
+    kernel: Kernel = None,
+    exclude: Exclude = None,
+    max_workspace: MaxWorkspace = None,
+    tuning: Tuning = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which kernel a descriptor selects, what it guarantees, and why every other kernel was not chosen."""
     with _errors():
         try:
-            found = _plan(file, target, _required(deterministic, batch_invariant, order_invariant))
+            found = _plan(
+                file,
+                target,
+                tuning,
+                deterministic,
+                batch_invariant,
+                order_invariant,
+                kernel,
+                exclude,
+                max_workspace,
+            )
         except Unsupported as e:
             if as_json:
                 refused = {"supported": False, "reason": e.message, "candidates": _candidates(e.candidates)}
@@ -158,10 +246,16 @@ def compile_(
     deterministic: Deterministic = False,
     batch_invariant: BatchInvariant = False,
     order_invariant: OrderInvariant = False,
+    kernel: Kernel = None,
+    exclude: Exclude = None,
+    max_workspace: MaxWorkspace = None,
+    tuning: Tuning = None,
 ) -> None:
     """Compile a plan's kernels, with or without a GPU; write PTX, cubins and a manifest."""
     with _errors():
-        found = _plan(file, target, _required(deterministic, batch_invariant, order_invariant))
+        found = _plan(
+            file, target, tuning, deterministic, batch_invariant, order_invariant, kernel, exclude, max_workspace
+        )
         records = found.compile()
         out.mkdir(parents=True, exist_ok=True)
         kernels = []
@@ -202,12 +296,12 @@ def _sha256(data: bytes) -> str:
 @app.command()
 def demo() -> None:
     """Plan, explain and run on real data: sums of scikit-learn's digits by class, with and without determinism."""
-    try:
-        import sklearn  # noqa: F401
-    except ModuleNotFoundError:
-        _fail("the demo's data comes with scikit-learn: pip install scikit-learn", UNSUPPORTED)
-    from triplan.cli.demo import run
-
     with _errors():
+        try:
+            import sklearn  # noqa: F401
+        except ModuleNotFoundError:
+            raise Unsupported("the demo's data comes with scikit-learn: pip install scikit-learn") from None
+        from triplan.cli.demo import run
+
         if not run(_console()):
             raise typer.Exit(FAULT)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from triplan.cli.catalog import FLAGS, Line, examples
 from triplan.descriptors import descriptor_types
+from triplan.descriptors.meanings import lines
 from triplan.sku import ElementKind
 
 COLUMNS = ("kernel", "elements", "indices", "archs", "accumulator", "duplicates", "guarantees")
@@ -52,16 +53,16 @@ def _cells(line: Line) -> tuple[str, ...]:
     )
 
 
-def as_json(lines: Iterable[Line]) -> str:
-    return json.dumps([asdict(line) for line in lines], indent=1)
+def as_json(listed: Iterable[Line]) -> str:
+    return json.dumps([asdict(line) for line in listed], indent=1)
 
 
-def as_table(lines: Iterable[Line]) -> Table:
+def as_table(listed: Iterable[Line]) -> Table:
     table = Table(caption="D deterministic, S bit-stable, B batch-invariant, O order-invariant")
     # The op is a line of its own, so that the rest fits a terminal of 80 columns.
     for column, heading in zip(COLUMNS, ("kernel", "elements", "idx", "archs", "acc", "dup", "bits"), strict=True):
         table.add_column(heading, no_wrap=column in ("kernel", "accumulator", "duplicates", "guarantees"))
-    for op, group in itertools.groupby(lines, key=lambda line: line.op):
+    for op, group in itertools.groupby(listed, key=lambda line: line.op):
         table.add_row(f"[bold]{op}[/]")
         for line in group:
             table.add_row(*_cells(line))
@@ -69,20 +70,20 @@ def as_table(lines: Iterable[Line]) -> Table:
     return table
 
 
-def as_markdown(lines: Iterable[Line]) -> str:
+def as_markdown(listed: Iterable[Line]) -> str:
     parts = ["# Ops and kernels", "", LEGEND]
-    for op, group in itertools.groupby(lines, key=lambda line: line.op):
-        parts += [f"## {op}", "", *_about(op), ""]
+    for op, group in itertools.groupby(listed, key=lambda line: line.op):
+        parts += [f"## {op}", "", *about(op), ""]
         parts += ["| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
         parts += ["| " + " | ".join(_cells(line)) + " |" for line in group]
         parts.append("")
     return "\n".join(parts)
 
 
-def as_summary(lines: Iterable[Line]) -> str:
+def as_summary(listed: Iterable[Line]) -> str:
     """README's table of the Triton kernels: lines of several ops that agree but for the op are one."""
     elements: dict[tuple[str, str, str, str], list[str]] = {}
-    for line in lines:
+    for line in listed:
         if line.backend == "triton":
             key = (line.op, line.kernel, _letters(line), line.duplicates or "-")
             elements.setdefault(key, []).extend(line.elements)
@@ -102,8 +103,8 @@ def as_summary(lines: Iterable[Line]) -> str:
     return "\n".join(written)
 
 
-def _about(op: str) -> list[str]:
-    """The descriptor's own summary, its definition of ``op`` if it describes several ops, and its operands."""
+def about(op: str) -> list[str]:
+    """The descriptor's summary, its definition of ``op`` if it describes several ops, its operands and its fields."""
     cls = descriptor_types()[op]
     first, *others = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     summary = "\n\n".join([first, *(p for p in others if p.startswith(f"{op}: "))])
@@ -111,4 +112,10 @@ def _about(op: str) -> list[str]:
     if example is None:
         return [summary]
     operands = ", ".join(f"`{o.name}` ({o.role}{', optional' if o.optional else ''})" for o in example.operands())
-    return [summary, "", f"`{cls.__name__}`; operands: {operands}."]
+    return [summary, "", f"`{cls.__name__}`; operands: {operands}.", "", *map(_field, lines(cls))]
+
+
+def _field(line: str) -> str:
+    """A field's line as an item of a Markdown list, its names marked as code."""
+    names, rest = line.split(" (", 1)
+    return f"- `{names.replace(', ', '`, `')}` ({rest}"

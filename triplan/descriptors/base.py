@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from triplan.descriptors.fields import NO_BAD_INDEX, AxisField, OutOfBounds, Shape, ShapeField
 from triplan.descriptors.layout import Layout, Layouts
+from triplan.descriptors.meanings import describe
 from triplan.descriptors.operand import Operand, OperandKind
 from triplan.errors import InvalidProblem
 from triplan.sku import Element, FrozenModel, OpCategory, field
@@ -32,6 +33,12 @@ class Descriptor(FrozenModel):
     A subclass fixes ``op: Literal["name"] = "name"``, which registers it under that name. One class for several ops of
     equal operands lists them all, ``op: Literal["abs", "exp"]``, without a default. Values that change from call to
     call without changing the kernel (alpha, seed, step) are Args, not fields.
+
+    Attributes:
+        op: the op's name.
+        schema_version: of the JSON form.
+        layouts: promises about strides and addresses: a Layout, "packed" or "strided" for each operand that is not
+            packed and 16-byte aligned.
     """
 
     category: ClassVar[OpCategory] = OpCategory.CUSTOM
@@ -50,6 +57,8 @@ class Descriptor(FrozenModel):
                     f"op {op!r} of {cls.__qualname__} is already registered by {known.__module__}.{known.__qualname__}"
                 )
             _REGISTRY[op] = cls
+        if cls.ops():
+            describe(cls)
 
     @classmethod
     def ops(cls) -> tuple[str, ...]:
@@ -207,7 +216,11 @@ class RowsDescriptor(Descriptor):
 
 
 class RowwiseDescriptor(RowsDescriptor):
-    """The base of softmax and norms. ``element`` is the type of the values; f16 and bf16 are computed in f32."""
+    """The base of softmax and norms.
+
+    Attributes:
+        element: element of the values; f16 and bf16 are computed in f32.
+    """
 
     category: ClassVar[OpCategory] = OpCategory.ROWWISE
 

@@ -16,7 +16,12 @@ __all__ = ["UnaryBackwardDescriptor", "UnaryDescriptor"]
 
 
 class ElementwiseDescriptor(Descriptor):
-    """What elementwise ops share: one shape and one element. f16 and bf16 are computed in f32."""
+    """What elementwise ops share: one shape and one element.
+
+    Attributes:
+        element: element of every operand; f16 and bf16 are computed in f32.
+        input_shape: shape of every operand.
+    """
 
     category: ClassVar[OpCategory] = OpCategory.ELEMENTWISE
 

@@ -192,7 +192,7 @@ class GemmDescriptor(MatrixProductDescriptor, PlannedBy["GemmPlan"]):
     """``c = act(alpha * a @ b + beta * c0 + bias)`` (BLAS's gemm, with an epilogue).
 
     Operands: ``a`` (m, k), ``b`` (k, n), ``c`` (m, n); ``c0`` (m, n) with ``reads_c0``; ``bias`` (n,) where the
-    epilogue adds one; ``pre`` (m, n) with ``saves_pre``. Fields and Args: see ``MatrixProductDescriptor``.
+    epilogue adds one; ``pre`` (m, n) with ``saves_pre``. ``alpha`` and ``beta`` are Args; None means 1.
     """
 
     op: Literal["gemm"] = "gemm"
@@ -203,6 +203,9 @@ class BatchedGemmDescriptor(MatrixProductDescriptor, PlannedBy["BatchedGemmPlan"
 
     Operands are those of gemm; all but ``bias`` have the axis ``batch`` first. A matrix that all products share is
     promised with ``zero_axes=(0,)``, which is what ``expand`` gives.
+
+    Attributes:
+        batch: number of products.
     """
 
     op: Literal["batched_gemm"] = "batched_gemm"

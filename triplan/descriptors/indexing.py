@@ -37,13 +37,18 @@ __all__ += ["IndexAddDescriptor", "IndexPutDescriptor", "ScatterAddDescriptor", 
 
 
 class IndexingDescriptor(Descriptor):
-    """Fields that all indexing ops share.
+    """Fields that indexing ops share, the last four only some of them.
 
     Attributes:
         element: element of the values.
         index_element: element of the indices, i32 or i64.
         out_of_bounds: what an index outside its axis does.
         wrap_negative: negative indices count from the end, as in Python; else they are out of bounds.
+        accumulate: whether contributions are added to what the output holds; if not, a backward op writes every
+            element, and index_put the elements that the indices name.
+        index_shape: shape of the indices (of each tensor of them, for index_put).
+        num_embeddings: rows of ``weight``.
+        embedding_dim: columns of ``weight``.
     """
 
     category: ClassVar[OpCategory] = OpCategory.INDEXING
@@ -80,6 +85,14 @@ def other_axes(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 class _Gathering(IndexingDescriptor):
+    """One index for each element of ``out``.
+
+    Attributes:
+        out_shape: shape of ``index`` and ``out`` (of the backward op's ``dout``).
+        gather_dim: the axis along which the indices point.
+        src_dim_size: the extent of ``src`` along ``gather_dim``; its other extents are those of ``out_shape``.
+    """
+
     out_shape: Shape
     gather_dim: Annotated[int, AxisField("out_shape")]
     src_dim_size: Extent
@@ -143,6 +156,14 @@ class GatherBackwardDescriptor(_Gathering, PlannedBy["GatherBackwardPlan"]):
 
 
 class _Scattering(IndexingDescriptor):
+    """One index for each element of ``src``.
+
+    Attributes:
+        src_shape: shape of ``index`` and ``src``.
+        scatter_dim: the axis along which the indices point.
+        out_dim_size: the extent of ``out`` along ``scatter_dim``; its other extents are those of ``src_shape``.
+    """
+
     src_shape: Shape
     scatter_dim: Annotated[int, AxisField("src_shape")]
     out_dim_size: Extent
@@ -182,6 +203,14 @@ class ScatterDescriptor(_Scattering, PlannedBy["ScatterPlan"]):
 
 
 class _Selecting(IndexingDescriptor):
+    """One index for each slice of ``out``.
+
+    Attributes:
+        out_shape: shape of ``out`` (of the backward op's ``dout``).
+        select_dim: the axis along which the indices point; there is one for each position of ``out`` along it.
+        src_dim_size: the extent of ``src`` along ``select_dim``; its other extents are those of ``out_shape``.
+    """
+
     out_shape: Shape
     select_dim: Annotated[int, AxisField("out_shape")]
     src_dim_size: Extent
@@ -243,6 +272,11 @@ class IndexAddDescriptor(IndexingDescriptor, PlannedBy["IndexAddPlan"]):
     """``out[..., index[j], ...] += alpha * src[..., j, ...]`` along ``add_dim`` (torch.Tensor.index_add_).
 
     ``alpha`` is a Python number among the Args; None is 1.
+
+    Attributes:
+        src_shape: shape of ``src``; there is one index for each position along ``add_dim``.
+        add_dim: the axis along which the indices point.
+        out_dim_size: the extent of ``out`` along ``add_dim``; its other extents are those of ``src_shape``.
     """
 
     op: Literal["index_add"] = "index_add"
@@ -295,6 +329,9 @@ class EmbeddingBackwardDescriptor(IndexingDescriptor, PlannedBy["EmbeddingBackwa
     """Backward of embedding: ``dweight[index[...], :] += dout[..., :]``, skipping ``padding_idx``.
 
     With ``accumulate`` (the default) it adds to what ``dweight`` holds; without, it writes every element.
+
+    Attributes:
+        padding_idx: the index whose contributions are skipped.
     """
 
     op: Literal["embedding_backward"] = "embedding_backward"
@@ -334,6 +371,10 @@ class IndexPutDescriptor(IndexingDescriptor, PlannedBy["IndexPutPlan"]):
 
     ``num_indices`` index tensors of ``index_shape`` point into the leading axes of ``out``; ``values`` has
     ``index_shape`` followed by the remaining axes of ``out``. ``accumulate`` adds instead of writing.
+
+    Attributes:
+        out_shape: shape of ``out``.
+        num_indices: number of index tensors, and of the leading axes that they point into.
     """
 
     op: Literal["index_put"] = "index_put"

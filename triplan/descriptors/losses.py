@@ -24,8 +24,7 @@ __all__ = ["CrossEntropyBackwardDescriptor", "CrossEntropyDescriptor"]
 __all__ += ["NllLossBackwardDescriptor", "NllLossDescriptor"]
 __all__ += ["ScaleGradientDescriptor"]
 
-#: How the losses of the kept rows are reduced. ``mean``: sum(loss) / sum(weight[target]). ``byte_mean``:
-#: sum(loss * bytes[target]) / sum(bytes[target]). ``none``: not at all.
+#: How the losses of the kept rows are reduced.
 Reduction = Literal["mean", "sum", "none", "byte_mean"]
 
 
@@ -38,7 +37,8 @@ class LossDescriptor(RowsDescriptor):
         class_axis: the axis of the classes; the others number the rows, row-major.
         element: element of ``x``; f16 and bf16 are computed in f32.
         index_element: element of ``target``, i32 or i64.
-        reduction: see ``Reduction``. Where no row is kept, a mean is NaN and a sum 0, as in torch.
+        reduction: ``mean``: sum(loss) / sum(weight[target]); ``byte_mean``: sum(loss * bytes[target]) /
+            sum(bytes[target]); ``none``: not at all. Where no row is kept, a mean is NaN and a sum 0, as in torch.
         weight: whether there is an operand ``weight``, one non-negative value a class; without it, all are 1.
         ignore_index: rows with this target are not read; their losses and gradients are 0.
         out_of_bounds: what happens to a row whose target is no class, unless it is ``ignore_index``: ``skip`` ignores
@@ -107,6 +107,12 @@ class LossDescriptor(RowsDescriptor):
 
 
 class _CrossEntropy(LossDescriptor):
+    """cross_entropy and its backward op.
+
+    Attributes:
+        label_smoothing: s, the part of each target that is spread evenly over the classes.
+    """
+
     label_smoothing: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
 
 
@@ -123,6 +129,10 @@ class CrossEntropyDescriptor(_CrossEntropy, PlannedBy["CrossEntropyPlan"]):
     ``x`` itself. The forward op then reads the logits once or twice, and backward only scales (scale_gradient). That
     gradient is rounded before it is scaled: in f16, a mean over many rows loses gradients below 6e-8 before a loss
     scale can save them. cross_entropy_backward multiplies by the loss scale first.
+
+    Attributes:
+        gradient: whether the gradient of ``loss`` is written too.
+        in_place: whether it is written over ``x``.
     """
 
     op: Literal["cross_entropy"] = "cross_entropy"
@@ -209,6 +219,11 @@ class ScaleGradientDescriptor(RowsDescriptor, PlannedBy["ScaleGradientPlan"]):
 
     ``dloss`` has one element, which is read on the device. With ``in_place``, ``dx`` itself is scaled; where ``dloss``
     is 1, it is neither read nor written.
+
+    Attributes:
+        input_shape: shape of the gradient.
+        element: element of the gradient and of ``dloss``.
+        in_place: whether ``dx`` itself is scaled.
     """
 
     category: ClassVar[OpCategory] = OpCategory.ROWWISE

@@ -28,7 +28,12 @@ Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 
 class _Norm(RowwiseDescriptor):
-    """Rows along the last axis. Each has statistics, in f32 (in f64 for f64)."""
+    """Rows along the last axis. Each has statistics, in f32 (in f64 for f64).
+
+    Attributes:
+        input_shape: shape of ``x``; its last axis is that of a row.
+        eps: what is added to the mean square or the variance; of l2_norm, the smallest norm that is divided by.
+    """
 
     input_shape: RowsShape
 
@@ -57,13 +62,14 @@ class _Norm(RowwiseDescriptor):
 
 
 class _ScaledNorm(_Norm):
-    """Norms with an optional weight and residual.
+    """Norms with an optional weight and residual; layer_norm also with an optional bias.
 
     Attributes:
         weight: whether there is an operand ``weight``, of a row's shape.
         weight_offset: 0 or 1, added to the weight, for checkpoints that store weight - 1.
         residual: whether x + residual is normalised: in f32 (f64 for f64), before it is rounded to ``element`` and
             written to ``summed``. The backward op then adds ``dsummed``, the gradient of ``summed``.
+        bias: whether there is an operand ``bias`` (of the backward op, ``dbias``), of a row's shape.
     """
 
     weight: bool = True
@@ -122,8 +128,7 @@ class LayerNormDescriptor(_ScaledNorm, PlannedBy["LayerNormPlan"]):
     """``out = (x - mean) * rstd * weight + bias`` with ``rstd = 1 / sqrt(var + eps)`` along the last axis, ``var`` of
     centred values (torch's layer_norm).
 
-    ``mean`` and ``rstd`` (one a row, in f32, or f64 for f64) are written for the backward op. ``bias`` says whether
-    there is an operand ``bias``, of a row's shape.
+    ``mean`` and ``rstd`` (one a row, in f32, or f64 for f64) are written for the backward op.
 
     The tolerance holds while ``var + eps`` is a normal number of that element, ``4 * sum((x - mean)**2)`` is finite in
     it, and ``abs(mean)`` is less than 2**18 standard deviations (with a residual, less than 100). Otherwise rows may

@@ -16,7 +16,12 @@ __all__ += ["SoftmaxBackwardDescriptor", "SoftmaxDescriptor"]
 
 
 class _Softmax(RowwiseDescriptor):
-    """Rows along ``softmax_axis`` of operands of shape ``input_shape``."""
+    """Rows along one axis.
+
+    Attributes:
+        input_shape: shape of every operand.
+        softmax_axis: the axis of a row.
+    """
 
     input_shape: Shape
     softmax_axis: Annotated[int, AxisField("input_shape")]

@@ -81,6 +81,10 @@ else:
             except ValidationError as e:
                 raise explain(cls, e) from None
 
+        def __dir__(cls) -> list[str]:
+            # What help() and completion list: without pydantic's names, which are 500 lines of help.
+            return [name for name in super().__dir__() if not name.startswith("_") and not hasattr(BaseModel, name)]
+
 
 class FrozenModel(_Model, metaclass=_Meta):
     """Immutable, strict (only fields that say so coerce values), hashable, with an exact JSON round trip."""

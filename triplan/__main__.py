@@ -1,0 +1,8 @@
+"""``python -m triplan``."""
+
+import sys
+
+from triplan.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
