@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
-
 from triplan.descriptors.fields import AxisField, ExtentField, ShapeField
-from triplan.sku import ElementKind
+from triplan.sku import ElementKind, FrozenModel
 
 #: Fields that every descriptor has, and that a description of one op need not repeat.
 COMMON = ("op", "schema_version")
@@ -35,7 +33,7 @@ class FieldMeaning:
     meaning: str
 
 
-def fields(cls: type[BaseModel]) -> tuple[FieldMeaning, ...]:
+def fields(cls: type[FrozenModel]) -> tuple[FieldMeaning, ...]:
     """The fields of ``cls``, those of its bases first, without ``COMMON``; with ``op`` if it has no default."""
     said: dict[str, str] = {}
     mine = sorted(cls.model_fields.items(), key=lambda field: field[0] == "layouts")
@@ -55,7 +53,7 @@ def fields(cls: type[BaseModel]) -> tuple[FieldMeaning, ...]:
     )
 
 
-def lines(cls: type[BaseModel]) -> list[str]:
+def lines(cls: type[FrozenModel]) -> list[str]:
     """The fields of ``cls`` as text, ``names (type = default): meaning``; those that agree share a line."""
     grouped: dict[tuple[str, str | None, str], list[str]] = {}
     for f in fields(cls):
@@ -66,22 +64,21 @@ def lines(cls: type[BaseModel]) -> list[str]:
     ]
 
 
-def describe(cls: type[BaseModel]) -> None:
+def describe(cls: type[FrozenModel]) -> None:
     """Complete the docstring and the signature of ``cls``, which ``help`` prints, with the inherited fields."""
     filled = [textwrap.fill(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines(cls)]
     summary = _ATTRIBUTES.sub("\n", inspect.cleandoc(cls.__doc__ or "")).strip()
     cls.__doc__ = "\n".join([summary, "", "Attributes:", *filled])
     # pydantic's signature repeats every validator.
-    cls.__signature__ = inspect.Signature(
-        [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if info.is_required() else info.default,
-            )
-            for name, info in cls.model_fields.items()
-        ]
+    parameters = (
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if info.is_required() else info.default,
+        )
+        for name, info in cls.model_fields.items()
     )
+    type.__setattr__(cls, "__signature__", inspect.Signature(list(parameters)))
 
 
 def _entries(doc: str) -> Iterator[tuple[str, str]]:
