@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from heapq import heapify, heappop, heapreplace
 from math import prod
 from pathlib import Path
@@ -36,13 +36,17 @@ FLOATING = re.compile(r"\*(?:fp|bf)")
 VECTORS = r"\.v4\.b32|\.v2\.b64"
 
 
+#: What PTX must have, and what it must not have.
+Patterns = tuple[tuple[str, ...], tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class Build:
     """The launches of one problem. ``asks(name)`` of a kernel: patterns that its PTX must have, and must not have."""
 
     desc: tp.Descriptor
     launches: tuple[Launch, ...]
-    asks: Callable[[str], tuple[tuple[str, ...], tuple[str, ...]]] = lambda name: ((), ())
+    asks: Callable[[str], Patterns] = lambda name: ((), ())
     guarantee: tp.PrecisionGuarantee | None = None
     #: Whether registers may spill: so they do in rare problems, which no cost model was fitted to.
     may_spill: bool = False
@@ -209,14 +213,23 @@ def cover(facets: Sequence[set[Hashable]]) -> list[int]:
     return found
 
 
-def of_proofs(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    """What is built of an op whose family has not joined."""
-    for desc in proved(op, entry):
+def planned(
+    op: str,
+    entry: str,
+    target: tp.Target,
+    problems: Iterable[tp.Descriptor] = (),
+    asks: Callable[[Any, str, str], Patterns] = lambda desc, entry, name: ((), ()),
+    proofs_spill: bool = True,
+) -> Iterator[Build]:
+    """What is built of ``problems``, and of those of the proofs, in which registers may spill if ``proofs_spill``."""
+    proofs = dict.fromkeys(proved(op, entry))
+    for desc in (*problems, *proofs):
         if plan := pinned(desc, entry, target):
-            yield Build(desc, plan.launches, guarantee=plan.precision_guarantee())
+            may_spill = proofs_spill and desc in proofs
+            yield Build(desc, plan.launches, partial(asks, desc, entry), plan.precision_guarantee(), may_spill)
 
 
 # Last, as they import what stands above.
 for _module in sorted(Path(__file__).parent.glob("[!_]*.py")):
     importlib.import_module(f"matrix.{_module.stem}")
-JOINED = {**dict.fromkeys(FAMILIES, of_proofs), **JOINED}
+JOINED = {**dict.fromkeys(FAMILIES, partial(planned, proofs_spill=False)), **JOINED}

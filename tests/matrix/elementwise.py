@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from proofs.elementwise import OPS
 
 import triplan as tp
-from matrix import VECTORS, Build, compiles, pinned, proved
+from matrix import VECTORS, Build, Patterns, compiles, planned
 
 SHAPES = ((4096, 4096), (4095, 1001), (2**16, 2**16))
 
@@ -20,13 +21,10 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             yield desc.replace(layouts={o.name: "strided" for o in desc.operands()})
 
 
+def asks(desc: Any, entry: str, name: str) -> Patterns:
+    return ((VECTORS,) if entry == "flat" and desc.input_shape[-1] % 16 == 0 else (), ())
+
+
 @compiles(*OPS)
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    for desc in (*problems(op), *dict.fromkeys(proved(op, entry))):
-        if plan := pinned(desc, entry, target):
-            vectors = entry == "flat" and desc.input_shape[-1] % 16 == 0  # type: ignore[attr-defined]
-
-            def asks(name: str, vectors: bool = vectors) -> tuple[tuple[str, ...], tuple[str, ...]]:
-                return ((VECTORS,) if vectors else (), ())
-
-            yield Build(desc, plan.launches, asks, plan.precision_guarantee())
+    return planned(op, entry, target, problems(op), asks, proofs_spill=False)

@@ -9,7 +9,7 @@ from typing import Any
 from cases.gemm import COLUMN, ELEMENTS, LOOSE_COLUMN, LOOSE_ROW, backward, batched_grid
 
 import triplan as tp
-from matrix import Build, compiles, pinned, proved
+from matrix import Build, Patterns, compiles, planned
 from triplan.backends.runtime.launch import Launch, overlapping
 from triplan.backends.triton.gemm import split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
 from triplan.backends.triton.gemm.rings import rings_of
@@ -107,7 +107,7 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
             yield from (*vectors(), *one_by_one(entry))
 
 
-def asks(desc: Any, entry: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def asks(desc: Any, entry: str, name: str) -> Patterns:
     """Tensor cores, and how they are fed."""
     if name in ("pieces_kernel", "column_sums_kernel"):
         return (), ()
@@ -158,9 +158,6 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
 
 @compiles("gemm", "batched_gemm", "gemm_backward")
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    proofs = dict.fromkeys(proved(op, entry))
-    for desc in (*problems(op, entry), *proofs):
-        if plan := pinned(desc, entry, target):
-            yield Build(desc, plan.launches, partial(asks, desc, entry), plan.precision_guarantee(), desc in proofs)
+    yield from planned(op, entry, target, problems(op, entry), asks)
     for desc, launches in others(op, entry, target):
         yield Build(desc, tuple(launches), partial(asks, desc, entry))

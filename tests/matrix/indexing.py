@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cases.indexing import OPS, STORING
-from samples import SAMPLES
+from samples import SAMPLES, known
 
 import triplan as tp
-from matrix import Build, compiles, pinned, proved
+from matrix import Build, compiles, planned
 
+#: Wide rows, as many as a GPU takes at once.
 BIG = {
-    "gather": {"out_shape": (4096, 1024)},
-    "gather_backward": {"out_shape": (4096, 1024)},
-    "index_select": {"out_shape": (4096, 1024)},
-    "index_select_backward": {"out_shape": (4096, 1024)},
-    "scatter_add": {"src_shape": (4096, 1024)},
-    "scatter": {"src_shape": (4096, 1024)},
-    "index_add": {"src_shape": (4096, 1024)},
-    "index_put": {"out_shape": (512, 1024), "index_shape": (4096,)},
-    "embedding": {"index_shape": (4096,), "embedding_dim": 1024},
-    "embedding_backward": {"index_shape": (4096,), "embedding_dim": 1024, "padding_idx": 3},
+    "out_shape": (4096, 1024),
+    "src_shape": (4096, 1024),
+    "index_shape": (4096,),
+    "embedding_dim": 1024,
+    "padding_idx": 3,
 }
 
 
 def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
-    base, big = SAMPLES[op], BIG[op]
+    base = SAMPLES[op]
+    big = known(base, **(BIG if op != "index_put" else {**BIG, "out_shape": (512, 1024)}))
     if op == "index_put":
         base = base.replace(accumulate=entry not in STORING)
     tensors = [o for o in base.operands() if o.kind == "tensor"]
@@ -47,7 +44,4 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
 
 @compiles(*OPS)
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    proofs = dict.fromkeys(proved(op, entry))
-    for desc in (*problems(op, entry), *proofs):
-        if plan := pinned(desc, entry, target):
-            yield Build(desc, plan.launches, guarantee=plan.precision_guarantee(), may_spill=desc in proofs)
+    return planned(op, entry, target, problems(op, entry))

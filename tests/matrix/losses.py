@@ -9,7 +9,7 @@ from cases.losses import build, strided
 from proofs.losses import ALL, OPTIONS
 
 import triplan as tp
-from matrix import VECTORS, Build, compiles, pinned, proved
+from matrix import VECTORS, Build, Patterns, compiles, planned
 
 CONFIGURATIONS: tuple[tuple[tuple[int, int], str, dict[str, Any]], ...] = (
     ((4096, 100), "bf16", ALL),
@@ -28,25 +28,19 @@ CONFIGURATIONS: tuple[tuple[tuple[int, int], str, dict[str, Any]], ...] = (
 )
 
 
-def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
+def problems(op: str) -> Iterator[tp.Descriptor]:
     yield from (build(op, size, 1, element, **options) for size, element, options in CONFIGURATIONS)
     yield strided(build(op, (64, 1024), 1, "bf16"))
     yield build(op, (64, 100, 304), 1, "bf16")
 
 
+def asks(desc: Any, entry: str, name: str) -> Patterns:
+    n = desc.input_shape[-1]
+    packed = all(o.layout.packed for o in desc.operands()) and n >= 4096 and n % 16 == 0
+    whole = "cross_entropy" in name and ("finish" not in name or getattr(desc, "gradient", False))
+    return ((VECTORS,) if packed and whole else (), ())
+
+
 @compiles(*OPTIONS)
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    proofs = dict.fromkeys(proved(op, entry))
-    for desc in (*problems(op, entry), *proofs):
-        if plan := pinned(desc, entry, target):
-            n = desc.input_shape[-1]  # type: ignore[attr-defined]
-            packed = all(o.layout.packed for o in desc.operands()) and n >= 4096 and n % 16 == 0
-            gradient = getattr(desc, "gradient", False)
-
-            def asks(
-                name: str, packed: bool = packed, gradient: bool = gradient
-            ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-                whole = "cross_entropy" in name and ("finish" not in name or gradient)
-                return ((VECTORS,) if packed and whole else (), ())
-
-            yield Build(desc, plan.launches, asks, plan.precision_guarantee(), desc in proofs)
+    return planned(op, entry, target, problems(op), asks)

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from cases.rows import OPS, build, strided
 
 import triplan as tp
-from matrix import VECTORS, Build, compiles, pinned, proved
+from matrix import VECTORS, Build, Patterns, compiles, planned
 
 SIZES = ((4096, 256), (4096, 100), (4096, 4096), (4096, 8192), (512, 16384), (512, 32768), (16, 262144))
 #: Long rows of which each element is loaded by itself.
 ODD = ((512, 30001), (512, 50257))
 
 
-def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
+def problems(op: str) -> Iterator[tp.Descriptor]:
     yield from (build(op, size, -1, element) for size in (*SIZES, *ODD) for element in ("bf16", "f32"))
     yield from (build(op, size, -1, "f64") for size in SIZES[2:5])
     yield strided(build(op, (64, 1024), -1, "bf16"))
     yield build(op, (64, 100, 304), 1, "bf16")
 
 
+def asks(desc: Any, entry: str, name: str) -> Patterns:
+    # Rows that lie side by side are split into columns, whose elements have gaps.
+    columns = entry == "split" and len(desc.input_shape) == 3
+    packed = not columns and all(o.layout.packed for o in desc.operands()) and desc.input_shape[-1] % 16 == 0
+    return ((VECTORS,) if packed and "fold" not in name else (), ())
+
+
 @compiles(*OPS)
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    proofs = dict.fromkeys(proved(op, entry))
-    for desc in (*problems(op, entry), *proofs):
-        if plan := pinned(desc, entry, target):
-            shape = desc.input_shape  # type: ignore[attr-defined]
-            # Rows that lie side by side are split into columns, whose elements have gaps.
-            columns = entry == "split" and len(shape) == 3
-            packed = not columns and all(o.layout.packed for o in desc.operands()) and shape[-1] % 16 == 0
-
-            def asks(name: str, packed: bool = packed) -> tuple[tuple[str, ...], tuple[str, ...]]:
-                return ((VECTORS,) if packed and "fold" not in name else (), ())
-
-            yield Build(desc, plan.launches, asks, plan.precision_guarantee(), desc in proofs)
+    return planned(op, entry, target, problems(op), asks)

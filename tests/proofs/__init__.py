@@ -43,6 +43,7 @@ KINDS = {"cpu": ADVERSARIAL, "interpret": ADVERSARIAL[:1], "gpu": ADVERSARIAL}
 Values = Mapping[str, Any]
 Outputs = Mapping[str, Tensor]
 Pick = Callable[[Outputs], Tensor]
+Holds = Callable[[tp.PrecisionGuarantee], bool]
 
 
 class Problem(ABC):
@@ -151,8 +152,8 @@ def cases(
 
 
 @cache
-def _guarantees(where: str, op: str, entry: tp.KernelRow) -> tuple[tuple[Any, tp.PrecisionGuarantee], ...]:
-    return tuple((p.desc.element, plan.precision_guarantee()) for p, plan in cases(where, op, entry, 24))  # type: ignore[attr-defined]
+def _guarantees(where: str, op: str, entry: tp.KernelRow) -> tuple[tp.PrecisionGuarantee, ...]:
+    return tuple(plan.precision_guarantee() for _, plan in cases(where, op, entry, 24))
 
 
 def places(entry: tp.KernelRow) -> tuple[str, ...]:
@@ -161,17 +162,28 @@ def places(entry: tp.KernelRow) -> tuple[str, ...]:
     return ("interpret", "gpu") if entry.interpretable else ("gpu",)
 
 
-def claims(
-    holds: Callable[[Any, tp.PrecisionGuarantee], bool] = lambda element, g: True, only: tuple[str, ...] = tuple(MARKS)
-) -> list[Any]:
+def claims(holds: Holds, only: tuple[str, ...] = tuple(MARKS)) -> list[Any]:
     """(where, op, entry) as parameters: every entry of the kernel table for one of whose elements ``holds`` is true."""
     return [
         pytest.param(where, op, entry.name, marks=MARKS[where], id=f"{where}-{op}-{entry.name}")
         for op in sorted(FAMILIES)
         for entry in tp.TABLE.rows(op)
         for where in places(entry)
-        if where in only and any(holds(*found) for found in _guarantees(where, op, entry))
+        if where in only and any(map(holds, _guarantees(where, op, entry)))
     ]
+
+
+def claimed(
+    where: str, op: str, entry: str, holds: Holds, kind: Kind = "cancelling"
+) -> Iterator[tuple[Problem, tp.Plan[Any, Any]]]:
+    """The problems of an entry, and their plans, whose guarantee ``holds``; fails if there is none."""
+    (row,) = (e for e in tp.TABLE.rows(op) if e.name == entry)
+    held = 0
+    for problem, plan in cases(where, op, row, COUNT[where], kind):
+        if holds(plan.precision_guarantee()):
+            yield problem, plan
+            held += 1
+    assert held > 0
 
 
 # --- running ---
@@ -196,10 +208,10 @@ class _Busy:
             self.a @ self.a
 
 
-def repeated(plan: tp.Plan[Any, Any], values: Values, runs: int) -> Iterator[dict[str, Tensor]]:
-    """``runs`` runs on the same inputs: outputs where they are, good until the next.
+def repeated(plan: tp.Plan[Any, Any], values: Values, runs: range) -> Iterator[dict[str, Tensor]]:
+    """``runs`` on the same inputs: outputs where they are, good until the next.
 
-    Outputs and workspace hold other rubbish every time; on a GPU other work runs beside from the second run on.
+    Outputs and workspace hold other rubbish every time; on a GPU other work runs beside all but run 0.
     """
     device = plan.target.device_type
     fields: dict[str, Any] = {}
@@ -215,8 +227,8 @@ def repeated(plan: tp.Plan[Any, Any], values: Values, runs: int) -> Iterator[dic
     args, workspace = plan.args_type(**fields), tp.Workspace.allocate(plan)
     written = {o.name: fields[o.name] for o in plan.descriptor.operands() if o.is_written}
     start = {name: t.clone() for name, t in written.items() if name in values}
-    busy = _Busy() if device == "cuda" and runs > 1 else None
-    for run in range(runs):
+    busy = _Busy() if device == "cuda" and any(runs) else None
+    for run in runs:
         workspace.tensor.fill_((0xA5, 0xFF, 0x00, 0x3C)[run % 4])
         for name, t in written.items():
             if name in start:
@@ -231,8 +243,21 @@ def repeated(plan: tp.Plan[Any, Any], values: Values, runs: int) -> Iterator[dic
 
 def run(plan: tp.Plan[Any, Any], values: Values) -> dict[str, Tensor]:
     """What one run writes, on the CPU."""
-    (outputs,) = repeated(plan, values, 1)
+    (outputs,) = repeated(plan, values, range(1))
     return {name: t.cpu() for name, t in outputs.items()}
+
+
+#: What ``first_run`` has found, by plan.
+_FIRST: dict[str, Outputs] = {}
+
+
+def first_run(plan: tp.Plan[Any, Any], problem: Problem) -> Outputs:
+    """What one run of a problem of ``cases`` writes. Interpreting takes long: there, one run serves all tests."""
+    if not plan.target.interpret:
+        return run(plan, problem.values)
+    if plan.key not in _FIRST:  # one kind of values is interpreted, so that the plan tells the problem
+        _FIRST[plan.key] = run(plan, problem.values)
+    return _FIRST[plan.key]
 
 
 def as_args(problem: Problem) -> Any:

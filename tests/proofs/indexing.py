@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
+from samples import ACCUMULATING, SAMPLES, known
 from torch import Tensor
 
 import triplan as tp
@@ -16,28 +17,14 @@ WIDTH, TABLE = 32, 10
 #: Positions g and g + GROUPS belong together: a full index has lanes of one contribution at either.
 GROUPS = TABLE // 2
 
-DESCRIBE: dict[str, Callable[..., tp.Descriptor]] = {
-    "gather": lambda n, **o: tp.GatherDescriptor(out_shape=(n, WIDTH), gather_dim=0, src_dim_size=TABLE, **o),
-    "gather_backward": lambda n, **o: tp.GatherBackwardDescriptor(
-        out_shape=(n, WIDTH), gather_dim=0, src_dim_size=TABLE, **o
-    ),
-    "index_select": lambda n, **o: tp.IndexSelectDescriptor(
-        out_shape=(n, WIDTH), select_dim=0, src_dim_size=TABLE, **o
-    ),
-    "index_select_backward": lambda n, **o: tp.IndexSelectBackwardDescriptor(
-        out_shape=(n, WIDTH), select_dim=0, src_dim_size=TABLE, **o
-    ),
-    "scatter": lambda n, **o: tp.ScatterDescriptor(src_shape=(n, WIDTH), scatter_dim=0, out_dim_size=TABLE, **o),
-    "scatter_add": lambda n, **o: tp.ScatterAddDescriptor(src_shape=(n, WIDTH), scatter_dim=0, out_dim_size=TABLE, **o),
-    "index_add": lambda n, **o: tp.IndexAddDescriptor(src_shape=(n, WIDTH), add_dim=0, out_dim_size=TABLE, **o),
-    "index_put": lambda n, **o: tp.IndexPutDescriptor(out_shape=(TABLE, WIDTH), index_shape=(n,), **o),
-    "embedding": lambda n, **o: tp.EmbeddingDescriptor(
-        index_shape=(n,), num_embeddings=TABLE, embedding_dim=WIDTH, **o
-    ),
-    "embedding_backward": lambda n, **o: tp.EmbeddingBackwardDescriptor(
-        index_shape=(n,), num_embeddings=TABLE, embedding_dim=WIDTH, **o
-    ),
-}
+OPS = ("gather", "index_select", "embedding", "scatter", *ACCUMULATING)
+
+
+def describe(op: str, n: int, **options: Any) -> tp.Descriptor:
+    shape = (TABLE if op == "index_put" else n, WIDTH)
+    sizes = {"out_shape": shape, "src_shape": shape, "index_shape": (n,), "embedding_dim": WIDTH}
+    tables = dict.fromkeys(("src_dim_size", "out_dim_size", "num_embeddings"), TABLE)
+    return SAMPLES[op].replace(**known(SAMPLES[op], **sizes, **tables), **options)
 
 
 class Indexing(Problem):
@@ -49,7 +36,7 @@ class Indexing(Problem):
     def __init__(self, op: str, options: dict[str, Any], parts: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
         self.op, self.options = op, options
         self.table, self.dense, self.index, self.group = parts
-        self.desc = DESCRIBE[op](len(self.dense), **options)
+        self.desc = describe(op, len(self.dense), **options)
         self.values: dict[str, Any] = {}
         for o in self.desc.operands():
             if o.index_extents:
@@ -98,7 +85,7 @@ def make(op: str, n: int, element: tp.ElementKind, kind: Kind, **options: Any) -
     """``n`` (even) contributions. In ``cancelling`` the second half opposes the first, and all are shuffled."""
     g = torch.Generator().manual_seed(0)
     options = {"element": element, **options}
-    (shape,) = (o.shape for o in DESCRIBE[op](n, **options).operands() if o.index_extents)
+    (shape,) = (o.shape for o in describe(op, n, **options).operands() if o.index_extents)
     table, dense = draw((TABLE, WIDTH), element, kind, n, g), draw((n, WIDTH), element, kind, n, g)
     group = torch.where(torch.arange(n) % 2 == 0, 0, torch.randint(0, GROUPS, (n,), generator=g))
     far = torch.rand(shape, generator=g) < 0.2
@@ -115,5 +102,5 @@ def make(op: str, n: int, element: tp.ElementKind, kind: Kind, **options: Any) -
     return Indexing(op, options, (table, dense, at, group))
 
 
-for _op in DESCRIBE:
+for _op in OPS:
     joins(_op, *([{"accumulate": False}, {"accumulate": True}] if _op == "index_put" else []))(partial(make, _op))

@@ -1,13 +1,9 @@
-"""The losses' problems for the proofs, and Σ|terms| of each op.
-
-Reduced losses are single numbers, which other orders of rows leave alone too often to prove anything: where bits are to
-differ, what is compared are those of rows.
-"""
+"""The losses' problems for the proofs, and Σ|terms| of each op."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +11,8 @@ import torch
 from torch import Tensor
 
 import triplan as tp
-from proofs import Drawn, Kind, Outputs, Variant, draw, joins
+from proofs import Kind, Outputs, draw, joins
+from proofs.rows import Rows
 
 
 def size(n: int, long: bool) -> tuple[int, int]:
@@ -23,46 +20,16 @@ def size(n: int, long: bool) -> tuple[int, int]:
     return (max(n // 100, 6), 20_011) if long else (max(n // 8, 16), 1030)
 
 
-class Loss(Drawn):
-    """A loss of (n, LENGTH) logits, or its adjoint. Tables of classes are shared by all rows."""
+class Loss(Rows):
+    """A loss of (n, LENGTH) logits, or its backward."""
 
-    tables = ("weight", "bytes")
-
-    def _with(self, rows: Tensor, order: Tensor | None = None) -> Loss:
-        found = {}
-        length = self.desc.input_shape[1]  # type: ignore[attr-defined]
-        for name, t in self.values.items():
-            if order is not None and (t.dim() == 2 or name in self.tables):
-                t = t[..., order]
-            if order is not None and name == "target":
-                place = torch.empty(length, dtype=torch.int64).scatter_(0, order, torch.arange(length))
-                t = torch.where(t >= 0, place[t.clamp(min=0)], t)
-            shared = name in self.tables or t.shape == (1,)  # or the gradient of the one loss
-            found[name] = (t if shared else t[rows]).clone()
-        return Loss(self.desc.replace(input_shape=(len(rows), length)), lambda: found)
-
-    def parts(self) -> Iterator[Variant]:
-        n = self.desc.input_shape[0]  # type: ignore[attr-defined]
-        for kept in (torch.tensor([n - 1]), torch.arange(0, n, 2), torch.arange(n).flip(0)[: n // 3 + 1]):
-            yield Variant(self._with(kept), _of_rows, lambda out, kept=kept: _of_rows(out)[kept])  # type: ignore[misc]
-
-    def reordered(self) -> Variant:
-        n, length = self.desc.input_shape  # type: ignore[attr-defined]
-        g = torch.Generator().manual_seed(1)
-        rows, order = torch.randperm(n, generator=g), torch.randperm(length, generator=g)
-        return Variant(self._with(rows, order), _of_rows, lambda out: _of_rows(out, order)[rows])
-
-
-def _of_rows(out: Outputs, order: Tensor | None = None) -> Tensor:
-    """What belongs to one row, as one tensor."""
-    found = []
-    for t in (t for name, t in out.items() if name != "loss"):
-        found.append((t[:, order] if order is not None and t.dim() == 2 else t).reshape(len(t), -1).double())
-    return torch.cat(found, 1)
+    def taken(self, name: str, t: Tensor, rows: Tensor, order: Tensor | None) -> Tensor:
+        t = super().taken(name, t, rows, order)
+        return torch.where(t >= 0, order.argsort()[t.clamp(min=0)], t) if name == "target" and order is not None else t
 
 
 def values(desc: Any, kind: Kind) -> dict[str, Tensor]:
-    """Targets of which some are ignored, tables of positive numbers; for adjoints, what the forward gave."""
+    """Targets of which some are ignored, tables of positive numbers; for the backward, what the forward gave."""
     g = torch.Generator().manual_seed(0)
     (n, length), dtype, compute = desc.input_shape, desc.element.torch, desc.element.compute.torch
     # Any order of adding exponentials of different sizes shows; cancelling ones there are none.
@@ -75,7 +42,7 @@ def values(desc: Any, kind: Kind) -> dict[str, Tensor]:
     found["target"][torch.rand(n, generator=g) < 0.1] = desc.ignore_index
     found["dloss"] = dloss.to(dtype if desc.reduced else compute)
     found["lse"] = torch.logsumexp(x.double(), 1).to(compute)
-    for name in Loss.tables:
+    for name in ("weight", "bytes"):
         found[name] = (torch.rand(length, generator=g, dtype=torch.float64) + 0.5).to(compute)
     read = {o.name for o in desc.operands() if o.role != "output"}
     return {name: t for name, t in found.items() if name in read}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import triplan as tp
-from proofs import Drawn, Kind, Outputs, Variant, draw, joins
-from proofs.rows import size
+from proofs import Kind, Outputs, draw, joins
+from proofs.rows import Rows, size
 
 
 def rms_norm_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
@@ -60,49 +60,8 @@ TERMS: dict[str, Callable[[Any, Mapping[str, Any]], Outputs]] = {
 }
 
 
-class Norm(Drawn):
-    """A norm along the last axis of (n, LENGTH), or the adjoint of one. ``shared`` operands have one value a column."""
-
-    shared = ("weight", "bias")
-
-    def _with(self, rows: Tensor, order: Tensor | None = None) -> Norm:
-        found = {}
-        for name, t in self.values.items():
-            t = t if name in self.shared else t[rows]
-            whole = t.dim() == 2 or name in self.shared
-            found[name] = (t if order is None or not whole else t[..., order]).clone()
-        shape = tuple(found["x"].shape)
-        return Norm(self.desc.replace(input_shape=shape), lambda: found)
-
-    def parts(self) -> Iterator[Variant]:
-        n = self.desc.input_shape[0]  # type: ignore[attr-defined]
-        for kept in (torch.tensor([n - 1]), torch.arange(0, n, 2), torch.arange(n).flip(0)[: n // 3 + 1]):
-            yield Variant(self._with(kept), _of_rows, lambda out, kept=kept: _of_rows(out)[kept])  # type: ignore[misc]
-
-    def reordered(self) -> Variant:
-        n, length = self.desc.input_shape  # type: ignore[attr-defined]
-        g = torch.Generator().manual_seed(1)
-        rows, order = torch.randperm(n, generator=g), torch.randperm(length, generator=g)
-        return Variant(self._with(rows, order), _columns, lambda out: _columns(out, rows, order))
-
-
-def _of_rows(out: Outputs) -> Tensor:
-    """What belongs to one row, as one tensor."""
-    return torch.cat([t.reshape(len(t), -1).double() for name, t in out.items() if name not in ("dweight", "dbias")], 1)
-
-
-def _columns(out: Outputs, rows: Tensor | None = None, order: Tensor | None = None) -> Tensor:
-    """All outputs as one tensor, their rows and columns in another order."""
-    found = []
-    for name, t in out.items():
-        if rows is not None and order is not None:
-            t = t[order] if name in ("dweight", "dbias") else t[rows][:, order] if t.dim() == 2 else t[rows]
-        found.append(t.reshape(-1).double())
-    return torch.cat(found)
-
-
 def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
-    """Rows whose squares stay within f32; for the adjoints, with what the norm gave."""
+    """Rows whose squares stay within f32; for the backward, with what the norm gave."""
     g = torch.Generator().manual_seed(0)
     (n, length), dtype, half = desc.input_shape, desc.element.torch, desc.input_shape[1] // 2
     narrow = desc.element == "f16"
@@ -156,10 +115,10 @@ def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
     return found
 
 
-def norm_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False, **options: Any) -> Norm:
+def norm_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False, **options: Any) -> Rows:
     n, length = size(n, long)
     desc = tp.descriptor_types()[op](input_shape=(n, length), element=element, **options)
-    return Norm(desc, partial(norm_values, desc, kind))
+    return Rows(desc, partial(norm_values, desc, kind))
 
 
 for _op, _terms in TERMS.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,37 +11,16 @@ import torch
 from torch import Tensor
 
 import triplan as tp
-from proofs import Drawn, Kind, Outputs, Values, Variant, draw, joins
-from proofs.rows import size
+from proofs import Kind, Outputs, draw, joins
+from proofs.rows import Rows, size
 
 
-class Softmax(Drawn):
-    """softmax and its kin along the last axis of (n, LENGTH)."""
-
-    def _with(self, values: Values) -> Softmax:
-        shape = tuple(next(iter(values.values())).shape)
-        return Softmax(self.desc.replace(input_shape=shape), lambda: values)
-
-    def parts(self) -> Iterator[Variant]:
-        n = self.desc.input_shape[0]  # type: ignore[attr-defined]
-        for kept in (torch.tensor([n - 1]), torch.arange(0, n, 2), torch.arange(n).flip(0)[: n // 3 + 1]):
-            part = self._with({name: t[kept].clone() for name, t in self.values.items()})
-            yield Variant(part, _only, lambda out, kept=kept: _only(out)[kept])  # type: ignore[misc]
-
-    def reordered(self) -> Variant:
-        length = self.desc.input_shape[1]  # type: ignore[attr-defined]
-        order = torch.randperm(length, generator=torch.Generator().manual_seed(1))
-        other = self._with({name: t[:, order].clone() for name, t in self.values.items()})
-        return Variant(other, _only, lambda out: _only(out)[:, order])
-
-
-def _only(out: Outputs) -> Tensor:
-    (found,) = out.values()
-    return found
+class Softmax(Rows):
+    moves_rows = False
 
 
 def softmax_values(op: str, n: int, length: int, element: tp.ElementKind, kind: Kind) -> dict[str, Tensor]:
-    """Rows that softmax meets; for the adjoints, what softmax makes of them."""
+    """Rows that softmax meets; for the backward, what softmax makes of them."""
     g = torch.Generator().manual_seed(0)
     if kind == "cancelling":
         x = on_the_edge(n, length, element, g)

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,10 @@ from proofs import (
     as_args,
     bits,
     cases,
+    claimed,
     claims,
     digest_bytes,
+    first_run,
     pinned,
     repeated,
     run,
@@ -46,62 +48,54 @@ BUSY_RUNS = 200
 H200 = tp.Target.preset("h200")
 
 
-def entry_of(op: str, name: str) -> tp.KernelRow:
-    return next(e for e in tp.TABLE.rows(op) if e.name == name)
-
-
 def test_every_op_of_the_table_joins() -> None:
     assert {op for op in tp.TABLE.ops() if "::" not in op} == set(FAMILIES)  # a user's ops have two colons
+
+
+def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(bits(t.cpu()), bits(b[name])) for name, t in a.items())
 
 
 # --- deterministic ---
 
 
-@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.deterministic))
-def test_deterministic(where: str, op: str, row: str) -> None:
+def is_deterministic(g: tp.PrecisionGuarantee) -> bool:
+    return g.deterministic
+
+
+def sums_in_any_order(g: tp.PrecisionGuarantee) -> bool:
+    """(Entries whose guarantee says that any of several writes may stay have said it in that word.)"""
+    return not g.deterministic and g.duplicates is tp.Duplicates.SUM
+
+
+@pytest.mark.parametrize(("where", "op", "entry"), claims(is_deterministic))
+def test_deterministic(where: str, op: str, entry: str) -> None:
     """Run after run the same bits: on the GPU beside other work, everywhere over other rubbish."""
-    held = 0
-    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
-        if not plan.precision_guarantee().deterministic:
-            continue
-        first: dict[str, torch.Tensor] = {}
-        for outputs in repeated(plan, problem.values, RUNS[where]):
-            first = first or {name: t.clone() for name, t in outputs.items()}
-            for name, t in outputs.items():
-                assert torch.equal(bits(t), bits(first[name])), f"{name}: other bits from {plan.key}"
-        held += 1
-    assert held > 0
+    for problem, plan in claimed(where, op, entry, is_deterministic):
+        first = first_run(plan, problem)
+        for outputs in repeated(plan, problem.values, range(1, RUNS[where])):
+            assert same_bits(outputs, first), f"other bits from {plan.key}"
 
 
-@pytest.mark.parametrize(
-    ("where", "op", "row"),
-    claims(lambda element, g: not g.deterministic and g.duplicates is tp.Duplicates.SUM, only=("gpu",)),
-)
-def test_what_is_not_called_deterministic_is_not(where: str, op: str, row: str) -> None:
-    """Other bits are seen to come, so the test above is known to be able to fail.
-
-    (Rows whose guarantee says that any of several writes may stay have said it in that word.)
-    """
-    shown = 0
-    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
-        if plan.precision_guarantee().deterministic:
-            continue
-        first: dict[str, torch.Tensor] = {}
-        for outputs in repeated(plan, problem.values, BUSY_RUNS):
-            first = first or {name: t.clone() for name, t in outputs.items()}
-            if any(not torch.equal(bits(t), bits(first[name])) for name, t in outputs.items()):
-                break
-        else:
-            pytest.fail(f"{BUSY_RUNS} runs gave the same bits: {plan.key}")
-        shown += 1
-    assert shown > 0
+@pytest.mark.parametrize(("where", "op", "entry"), claims(sums_in_any_order, only=("gpu",)))
+def test_what_is_not_called_deterministic_is_not(where: str, op: str, entry: str) -> None:
+    """Other bits are seen to come, so the test above is known to be able to fail."""
+    for problem, plan in claimed(where, op, entry, sums_in_any_order):
+        first = first_run(plan, problem)
+        again = repeated(plan, problem.values, range(1, BUSY_RUNS))
+        assert not all(same_bits(outputs, first) for outputs in again), (
+            f"{BUSY_RUNS} runs gave the same bits: {plan.key}"
+        )
 
 
 # --- batch_invariant ---
 
 
-def hold_parts(problem: Any, plan: tp.Plan[Any, Any]) -> None:
-    whole = run(plan, problem.values)
+def is_batch_invariant(g: tp.PrecisionGuarantee) -> bool:
+    return g.batch_invariant
+
+
+def hold_parts(problem: Any, plan: tp.Plan[Any, Any], whole: Mapping[str, torch.Tensor]) -> None:
     parts = list(problem.parts())
     assert parts
     for part in parts:
@@ -113,15 +107,11 @@ def hold_parts(problem: Any, plan: tp.Plan[Any, Any]) -> None:
         assert torch.equal(bits(part.own(got)), bits(part.whole(whole))), f"{smaller.key} against {plan.key}"
 
 
-@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.batch_invariant))
-def test_batch_invariant(where: str, op: str, row: str) -> None:
+@pytest.mark.parametrize(("where", "op", "entry"), claims(is_batch_invariant))
+def test_batch_invariant(where: str, op: str, entry: str) -> None:
     """A segment alone, or amid others, here or elsewhere, in plans of other batch sizes: the same bits."""
-    held = 0
-    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
-        if plan.precision_guarantee().batch_invariant:
-            hold_parts(problem, plan)
-            held += 1
-    assert held > 0
+    for problem, plan in claimed(where, op, entry, is_batch_invariant):
+        hold_parts(problem, plan, first_run(plan, problem))
 
 
 def test_the_proof_of_batch_invariance_can_fail() -> None:
@@ -136,23 +126,24 @@ def test_the_proof_of_batch_invariance_can_fail() -> None:
         assert not torch.equal(bits(part.own(run(again, other.values))), bits(part.whole(whole)))
 
 
+@pytest.mark.interpret
 @pytest.mark.parametrize(
-    "row",
+    "entry",
     [
-        pytest.param(row, marks=MARKS["interpret"])
-        for _, op, row in (p.values for p in claims(lambda element, g: g.batch_invariant, only=("interpret",)))
+        entry
+        for _, op, entry in (p.values for p in claims(is_batch_invariant, only=("interpret",)))
         if op == "index_add"
     ],
 )
-def test_batch_invariant_where_interpreted_segments_are_long(row: str) -> None:
+def test_batch_invariant_where_interpreted_segments_are_long(entry: str) -> None:
     """Long segments may be summed in pieces: where the pieces part must not depend on the batch."""
-    elements = entry_of("index_add", row).elements
-    element = tp.ElementKind.F32 if tp.ElementKind.F32 in elements else min(elements)
+    (row,) = (e for e in tp.TABLE.rows("index_add") if e.name == entry)
+    element = tp.ElementKind.F32 if tp.ElementKind.F32 in row.elements else min(row.elements)
     problem = FAMILIES["index_add"].make(LONG, element, "cancelling")
-    plan = pinned(problem, row, target("interpret"))
+    plan = pinned(problem, entry, target("interpret"))
     assert plan is not None
     if plan.precision_guarantee().batch_invariant:
-        hold_parts(problem, plan)
+        hold_parts(problem, plan, run(plan, problem.values))
 
 
 #: Ops that add up along rows.
@@ -201,61 +192,58 @@ def test_equal_numerics_are_one_binary(op: str) -> None:
 # --- order_invariant ---
 
 
+def is_order_invariant(g: tp.PrecisionGuarantee) -> bool:
+    return g.order_invariant
+
+
+def keeps_one_order(g: tp.PrecisionGuarantee) -> bool:
+    return g.deterministic and not g.order_invariant
+
+
 def reordering_changes_bits(problem: Any, plan: tp.Plan[Any, Any]) -> bool:
     other = problem.reordered()
     again = pinned(other.problem, plan.sku().kernel, plan.target)
     assert again is not None
-    return not torch.equal(
-        bits(other.own(run(again, other.problem.values))), bits(other.whole(run(plan, problem.values)))
-    )
+    own, whole = other.own(run(again, other.problem.values)), other.whole(first_run(plan, problem))
+    return not torch.equal(bits(own), bits(whole))
 
 
-@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.order_invariant))
-def test_order_invariant(where: str, op: str, row: str) -> None:
-    held = 0
-    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
-        if plan.precision_guarantee().order_invariant:
-            assert not reordering_changes_bits(problem, plan), plan.key
-            held += 1
-    assert held > 0
+@pytest.mark.parametrize(("where", "op", "entry"), claims(is_order_invariant))
+def test_order_invariant(where: str, op: str, entry: str) -> None:
+    for problem, plan in claimed(where, op, entry, is_order_invariant):
+        assert not reordering_changes_bits(problem, plan), plan.key
 
 
-@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.deterministic and not g.order_invariant))
-def test_what_is_not_called_order_invariant_is_not(where: str, op: str, row: str) -> None:
+@pytest.mark.parametrize(("where", "op", "entry"), claims(keeps_one_order))
+def test_what_is_not_called_order_invariant_is_not(where: str, op: str, entry: str) -> None:
     """Deterministic, and yet another order gives other bits: what the test above compares can differ."""
-    shown = 0
-    for problem, plan in cases(where, op, entry_of(op, row), COUNT[where]):
-        g = plan.precision_guarantee()
-        if g.deterministic and not g.order_invariant:
-            assert reordering_changes_bits(problem, plan), f"the same bits in another order: {plan.key}"
-            shown += 1
-    assert shown > 0
+    for problem, plan in claimed(where, op, entry, keeps_one_order):
+        assert reordering_changes_bits(problem, plan), f"the same bits in another order: {plan.key}"
 
 
 # --- tolerance ---
 
 
-@pytest.mark.parametrize(("where", "op", "row"), claims(lambda element, g: g.duplicates is not tp.Duplicates.ANY))
-def test_tolerance_of_adversarial_values(where: str, op: str, row: str) -> None:
-    """Against the float64 oracle at the guarantee's own tolerance, or to the last bit where elements are only moved.
+def is_decided(g: tp.PrecisionGuarantee) -> bool:
+    """(Where any of several writes may stay, ``triplan.testing.check_plan`` judges which did.)"""
+    return g.duplicates is not tp.Duplicates.ANY
 
-    (Where any of several writes may stay, ``triplan.testing.check_plan`` judges which did.)
-    """
-    held = 0
+
+@pytest.mark.parametrize(("where", "op", "entry"), claims(is_decided))
+def test_tolerance_of_adversarial_values(where: str, op: str, entry: str) -> None:
+    """Against the float64 oracle at the guarantee's own tolerance, or to the last bit where elements are only moved."""
     for kind in KINDS[where]:
-        for problem, plan in cases(where, op, entry_of(op, row), COUNT[where], kind):
-            if plan.precision_guarantee().duplicates is tp.Duplicates.ANY:
-                continue
+        for problem, plan in claimed(where, op, entry, is_decided, kind):
             x, desc = as_args(problem), problem.desc
             wide, native = oracle(desc, x), bit_oracle(desc, x)
             terms = magnitudes(desc, x, FAMILIES[op].magnitude)
-            for name, got in run(plan, problem.values).items():
+            found = first_run(plan, problem)
+            assert any(t.numel() for t in found.values())
+            for name, got in found.items():
                 g = plan.precision_guarantee(name)
                 ref = native[name] if moved_bits(g) else wide[name]
                 verdict = judge(got, ref, terms[name], g)
                 assert not bool(verdict.wrong.any()), f"{kind}: {verdict.describe(name, got, ref)} from {plan.key}"
-                held += got.numel()
-    assert held > 0
 
 
 @pytest.mark.parametrize("op", [*ACCUMULATING, *SUMS, "nll_loss"])
@@ -283,7 +271,7 @@ def digests(where: str, op: str) -> dict[str, str]:
             if plan.precision_guarantee().bit_stable_on_same_hardware and (
                 where != "gpu" or problem.desc.element in ("f32", "bf16")  # type: ignore[attr-defined]
             ):
-                digest = hashlib.sha256(digest_bytes(run(plan, problem.values))).hexdigest()
+                digest = hashlib.sha256(digest_bytes(first_run(plan, problem))).hexdigest()
                 found[f"{plan.sku().id} {problem.desc.key}"] = digest
     return found
 
