@@ -55,5 +55,5 @@ class ElementwiseCase(OneOpCase):
         eps, size = torch.finfo(self.dtype).eps, torch.zeros((), dtype=torch.float64, device=wanted.device)
         return wrong_elements(name, b.tensors[name][at].double(), wanted, eps, size)
 
-    def swept(self) -> Iterator[type[Entry[Any]]]:
+    def swept(self) -> Iterator[type[Entry]]:
         return iter(())

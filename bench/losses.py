@@ -127,7 +127,7 @@ class CrossEntropyCase(Case):
                 return wrong
         return ""
 
-    def swept(self) -> Iterator[type[Entry[Any]]]:
+    def swept(self) -> Iterator[type[Entry]]:
         vec = 16 // self.dtype.itemsize
         for warps in (8, 16, 32) if self.gradient else (4, 8):
             for loads in (1, 2, 4):

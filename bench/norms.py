@@ -131,7 +131,7 @@ class NormCase(OneOpCase):
         wrong = (wrong_elements(name, wide[name], t, eps, t.square().mean().sqrt()) for name, t in wanted.items())
         return next((text for text in wrong if text), "")
 
-    def swept(self) -> Iterator[type[Entry[Any]]]:
+    def swept(self) -> Iterator[type[Entry]]:
         for tile in whole_tiles(self, 2 * (rows.MOST_BACKWARD if self.backward else rows.MOST_FORWARD)):
             name = f"rows {tile.rows}x{tile.block} w{tile.warps}"
             if self.backward:

@@ -114,7 +114,7 @@ class Case(ABC):
         """
 
     @abstractmethod
-    def swept(self) -> Iterator[type[rows_entries.Entry[Any]]]:
+    def swept(self) -> Iterator[type[rows_entries.Entry]]:
         """Entries with other tiles."""
 
     def outputs(self) -> tuple[str, ...]:
@@ -217,9 +217,7 @@ def looped_tiles(case: Case) -> Iterator[tuple[Tile, int]]:
                 yield from ((Tile(1, block, warps), unroll) for unroll in (1, 2, 4, 8) if block * unroll <= case.n)
 
 
-def with_tile(
-    entry: type[rows_entries.Entry[Any]], name: str, tile: Tile, **options: Any
-) -> type[rows_entries.Entry[Any]]:
+def with_tile(entry: type[rows_entries.Entry], name: str, tile: Tile, **options: Any) -> type[rows_entries.Entry]:
     """``entry`` under another name, with another tile and with ``options`` of its launches."""
     own = {"name": name, "find_tile": lambda self: tile, "main": partialmethod(entry.main, **options)}
     return type(name, (entry,), own)

@@ -96,7 +96,7 @@ class SoftmaxCase(OneOpCase):
             name, wanted = "dx", dy - y.exp() * total if self.is_log else y * (dy - total)
         return wrong_elements(name, wide[name], wanted, torch.finfo(self.dtype).eps, wanted.square().mean().sqrt())
 
-    def swept(self) -> Iterator[type[Entry[Any]]]:
+    def swept(self) -> Iterator[type[Entry]]:
         for tile in whole_tiles(self, 2 * (rows.MOST_BACKWARD if self.backward else rows.MOST_FORWARD)):
             name = f"rows {tile.rows}x{tile.block} w{tile.warps}"
             if self.backward or tile.block < 32768 or tile.warps > 16:

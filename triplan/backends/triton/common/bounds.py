@@ -120,10 +120,10 @@ def of_outputs(desc: Descriptor, found: PrecisionGuarantee) -> Mapping[str, Prec
 def rounded(
     out: ElementKind,
     compute: ElementKind,
-    *,
     relative: float,
-    per_term: float,
-    flushes: float,
+    per_term: float = 0.0,
+    *,
+    flushes: float | None = None,
     lost: float = 0.0,
     batch: bool = False,
     order: bool = False,
@@ -133,12 +133,13 @@ def rounded(
     Args:
         relative: roundings on its path that are relative to the result.
         per_term: roundings that are relative to its terms.
-        flushes: operations that may flush a subnormal number.
+        flushes: operations that may flush a subnormal number; by default all roundings are of such.
         lost: a further absolute loss by underflow.
         batch: whether the bits are batch-invariant.
         order: whether the bits are order-invariant.
     """
     u, final = compute.unit_roundoff, out.unit_roundoff
+    flushes = relative + per_term if flushes is None else flushes
     return guarantee(
         compute,
         tolerance(

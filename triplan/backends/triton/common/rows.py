@@ -11,16 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Arg, Int, Stride, power_of_two_in
-from triplan.backends.triton.common.card import (
-    BYTES_PER_US,
-    L2_BYTES,
-    L2_BYTES_PER_US,
-    LAUNCH_US,
-    MAX_THREAD_REGISTERS,
-    SECTOR,
-    SM_BYTES_PER_US,
-    SM_REGISTERS,
-)
+from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded
 from triplan.descriptors import Operand, Role, packed_strides
 from triplan.sku import ElementKind, Target
@@ -53,10 +44,7 @@ class Rows:
 
     Attributes:
         operands: those that consist of the rows; ``read`` and ``written``: how many of them are.
-        n: elements of a row.
-        lanes: rows along the last group.
-        outer: points of the outer dimensions.
-        count: rows in all.
+        n, lanes, outer, count: elements of a row, rows along the last group, points of the outer dimensions, all rows.
         unit: whether each row is contiguous in every operand.
         across: whether instead neighbouring rows are adjacent in memory, in every operand.
         invariant: whether the promised layouts make a row's loads the same in every batch. Otherwise the batch's
@@ -71,20 +59,16 @@ class Rows:
         self.read = sum([o.role is not Role.OUTPUT for o in operands])
         self.written = sum([o.is_written for o in operands])
         self.axis, self.n, self.element = axis, shape[axis] if shape else 1, element  # a scalar is a row of one
-        self.neighbours = 2 * SECTOR // element.itemsize
+        self.neighbours = 2 * card.SECTOR // element.itemsize
         others = [a for a in range(len(shape)) if a != axis and shape[a] != 1]
         if all(o.layout.packed for o in operands):
             # Strides are known: the axes before ``axis`` form one dimension, and those behind it another.
             groups = [g for g in ([a for a in others if a < axis], [a for a in others if a > axis]) if g]
         else:
-            groups = [[a] for a in others]
-            unit = operands[0].layout.unit_axis
-            if unit in others and not in_order:
-                groups.sort(key=lambda g: g == [unit])
-        self._sizes = [math.prod(shape[a] for a in g) for g in groups]
-        self._groups = groups
-        self.lanes = self._sizes[-1] if groups else 1
-        self.outer = math.prod(self._sizes[:-1])
+            unit = None if in_order else operands[0].layout.unit_axis
+            groups = sorted([[a] for a in others], key=lambda g: g == [unit])
+        self._groups, self._sizes = groups, [math.prod(shape[a] for a in g) for g in groups]
+        self.lanes, self.outer = self._sizes[-1] if groups else 1, math.prod(self._sizes[:-1])
         self.count = self.lanes * self.outer
         self.unit = all(self._step(o, axis) is None for o in operands)
         self.across = not self.unit and bool(groups) and all(self._step(o, groups[-1][-1]) is None for o in operands)
@@ -92,9 +76,10 @@ class Rows:
         self.invariant = all(
             axis == len(shape) - 1 if o.layout.packed else o.layout.unit_axis in (None, axis) for o in operands
         )
-        self.vectors = self.unit and all(
-            min(o.alignment, self._distance(o) * o.element.itemsize) >= 16 for o in operands
-        )
+        aligned = [min(o.alignment, self._distance(o) * o.element.itemsize) for o in operands]
+        self.vectors = self.unit and min(aligned) >= 16
+        #: Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.
+        self._size = element.itemsize if self.unit else 8
 
     def _distance(self, o: Operand) -> int:
         """A power of two that divides the distance between contiguous rows of ``o``, in elements."""
@@ -138,11 +123,8 @@ class Rows:
         return self.outer * self.groups(tile.rows) * max(-(-self.n // tile.block), 1)
 
     def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
-        """The numerics id: ``name``, which holds all else that decides bits, and the promised layouts.
-
-        A layout decides how many neighbours a thread loads at once, and accumulates first. None where the batch decides
-        bits as well.
-        """
+        """The numerics id: ``name``, which holds all else that decides bits, and the promised layouts: how many
+        neighbours a thread loads at once, and accumulates first. None where the batch decides bits as well."""
         if not self.invariant:
             return None
         found = {o.name: self._promise(o) for o in operands}
@@ -163,7 +145,7 @@ class Rows:
         ``held``: bytes of a tile of several short rows. Two 16-byte loads a thread of four warps saturate memory;
         smaller programs leave it idle, in larger ones threads wait for each other.
         """
-        block, size = ceil_power(self.n), self._size()
+        block, size = ceil_power(self.n), self._size
         if self.across:
             elements = self.neighbours * block
             fits = elements <= min(most, 8192)
@@ -173,20 +155,13 @@ class Rows:
         rows = max(held // size // block, 1)
         return Tile(rows, block, warps_for(rows * block, size))
 
-    def _size(self) -> int:
-        """Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps."""
-        return self.element.itemsize if self.unit else 8
-
     def block_tile(self, operands: int = 1, alone: bool = False) -> Tile:
-        """The tile that holds one block of rows of any length, of ``operands`` operands at a time.
-
-        ``alone``: of one row, even where neighbouring rows are adjacent.
-        """
+        """The tile that holds one block of rows of any length, of ``operands`` operands at a time; with ``alone`` of
+        one row, even where neighbouring rows are adjacent."""
         if self.across and not alone:
             return Tile(self.neighbours, 4096 // self.neighbours, warps_for(4096, self.element.itemsize))
-        size = self._size()
-        block = min(ceil_power(self.n), 32768 // size // operands, 8192)
-        return Tile(1, block, warps_for(block, size))
+        block = min(ceil_power(self.n), 32768 // self._size // operands, 8192)
+        return Tile(1, block, warps_for(block, self._size))
 
     def loop_tile(self, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
         """The tile of a loop that reads rows of any length twice, the second time from the L2 cache.
@@ -211,7 +186,7 @@ class Rows:
 
     def sectors(self) -> int:
         """How often each sector of memory is read if every program reads one row."""
-        return min(self.lanes, max(SECTOR // self.element.itemsize, 1)) if self.across else 1
+        return min(self.lanes, card.SECTOR // self.element.itemsize) if self.across else 1
 
     def vector(self, tile: Tile) -> int:
         """Neighbours in a row that one thread loads at once."""
@@ -225,7 +200,7 @@ def warps_for(elements: int, size: int) -> int:
 
 def registers_for(tile: Tile, programs: int) -> int:
     """Registers a thread, a multiple of eight, with which ``programs`` programs are resident on a multiprocessor."""
-    return min(SM_REGISTERS // (programs * 32 * tile.warps) // 8 * 8, MAX_THREAD_REGISTERS)
+    return min(card.SM_REGISTERS // (programs * 32 * tile.warps) // 8 * 8, card.MAX_THREAD_REGISTERS)
 
 
 # --- costs, in microseconds on an H200 ---
@@ -233,10 +208,10 @@ def registers_for(tile: Tile, programs: int) -> int:
 
 def waves_us(programs: int, nbytes: float, target: Target) -> float:
     """``programs`` programs that move ``nbytes`` each: bound by memory, or by the busiest multiprocessor."""
-    alone = -(-programs // max(target.sm_count, 1)) * nbytes / SM_BYTES_PER_US
-    return LAUNCH_US + max(programs * nbytes / BYTES_PER_US, alone)
+    alone = -(-programs // max(target.sm_count, 1)) * nbytes / card.SM_BYTES_PER_US
+    return card.LAUNCH_US + max(programs * nbytes / card.BYTES_PER_US, alone)
 
 
 def again_us(nbytes: float) -> float:
     """Reading ``nbytes`` once more: from the L2 cache while they fit."""
-    return nbytes / (L2_BYTES_PER_US if nbytes <= L2_BYTES else BYTES_PER_US)
+    return nbytes / (card.L2_BYTES_PER_US if nbytes <= card.L2_BYTES else card.BYTES_PER_US)

@@ -1,31 +1,24 @@
 """One engine for rowwise ops: rows in registers, rows in a loop, rows split between programs.
 
-A family writes a subclass of ``Entry`` with what its ops share (arguments, traffic, guarantees), and for each kernel a
-subclass of its kind and of that, in this order, with a tile and the launches that do the rows' own work. The kinds:
-
-* ``WholeRows``: a tile holds whole rows; each element is read once.
-* ``LoopedRows``: a program loops along rows of any length, twice; the second time they are in the L2 cache.
-* ``SplitRows``: each block of a row has its own program, for few and long rows. One launch reduces each block into the
-  workspace; the next merges the partial results of a row and writes.
-
-From these follow when the entry applies, its cost, workspace, numerics id and launches. A family must write
-``guarantee``, and each kernel ``find_tile`` and ``main`` (a split ``find_tile``, ``kernels`` and ``partials``); all
-else has a default. An instance is the kernel applied to one problem, so that each fact of it is found once.
+A family writes a subclass of ``Entry`` with what its ops share, and for each kernel a subclass of its kind
+(``WholeRows``, ``LoopedRows``, ``SplitRows``) and of that, in this order. From these follow when the entry applies, its
+cost, workspace, numerics id and launches. A family must write ``guaranteed``, and each kernel ``find_tile``, and
+``main`` or ``which`` (a split ``pairs`` and ``partials``); all else has a default. An instance is the kernel applied to
+one problem, so that each fact of it is found once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
-from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import L2_BYTES
 from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows, Tile, again_us, waves_us
-from triplan.descriptors import RowsDescriptor
+from triplan.descriptors import Operand, Role, RowsDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import cached_property, fact
 
@@ -35,18 +28,8 @@ MOST_PROGRAMS = 2**31 - 1
 MOST_BLOCKS = 4096
 #: Warps that a multiprocessor holds (compute capability 8.0 and 9.0).
 RESIDENT_WARPS = 64
-
-
-D = TypeVar("D", bound=RowsDescriptor)
-
-
-class Traffic(NamedTuple):
-    """Bytes of one row: those read ``first``, to reduce it; those moved ``second``, for the results alone; and those of
-    the first that the results need ``again``."""
-
-    first: int
-    second: int
-    again: int
+#: The guarantee of ``status``: an integer, the lowest bad row.
+LOWEST_ROW = PrecisionGuarantee.exact(ElementKind.I64)
 
 
 @fact
@@ -54,20 +37,10 @@ def rows_along(desc: RowsDescriptor, axis: int, in_order: bool) -> Rows:
     return Rows([o for o in desc.operands() if o.shape == desc.input_shape], axis, desc.element, in_order)
 
 
-def placed(arrays: Mapping[str, int], element: ElementKind) -> dict[str, Arg]:
-    """The addresses of arrays of so many bytes, one after another in the workspace."""
-    found: dict[str, Arg] = {}
-    start = 0
-    for name, size in arrays.items():
-        found[name] = Scratch(start, element)
-        start += size
-    return found
+class Entry(ABC):
+    """One kernel in the kernel table, for one or several ops; an instance is that kernel for ``desc``."""
 
-
-class Entry(ABC, Generic[D]):
-    """One kernel in the kernel table, for one or several ops of a family; an instance is that kernel for ``desc``, a
-    descriptor of one of these ops."""
-
+    desc: RowsDescriptor
     name: ClassVar[str]
     #: Where batch invariance is required, the entry of the smallest priority is taken (see the kernel table).
     priority: ClassVar[int] = 0
@@ -78,15 +51,21 @@ class Entry(ABC, Generic[D]):
     index_elements: ClassVar[tuple[str, ...]] = ()
     #: Whether rows are numbered row-major, as operands with one element a row require.
     in_order: ClassVar[bool] = True
+    #: Operands that are read for the results alone; the others that are read also reduce their rows.
+    late: ClassVar[tuple[str, ...]] = ()
     #: Microseconds a program costs beside its traffic, while RESIDENT_WARPS warps run on its multiprocessor.
     program_us: ClassVar[float] = 0.0
+    #: The kernel, if ``main`` is one launch of it.
+    which: ClassVar[Any]
 
-    def __init__(self, desc: D) -> None:
-        """A family that keeps facts of its own sets them before it calls this: ``axis`` and ``find_tile`` read them."""
+    def __init__(self, desc: RowsDescriptor) -> None:
+        """A family sets facts of its own before it calls this: ``axis`` and ``find_tile`` read them."""
         self.desc, self.element, self.compute = desc, desc.element, desc.element.compute
         self.backward = desc.op.endswith("_backward")
         #: Where the rows lie.
         self.rows = rows_along(desc, self.axis(), self.in_order)
+        #: Operands that are read to reduce their rows.
+        self.read_first = sum([o.role is not Role.OUTPUT and o.name not in self.late for o in self.rows.operands])
         self.own_tile = self.find_tile()
         #: ``own_tile``; where the entry does not apply, one that a guarantee can be stated for.
         self.tile = self.own_tile or self.rows.block_tile()
@@ -94,21 +73,15 @@ class Entry(ABC, Generic[D]):
     # --- what a family gives ---
 
     @abstractmethod
-    def guarantee(self) -> Mapping[str, PrecisionGuarantee]: ...
+    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
+        """The guarantee of one output that is not ``status``."""
 
     def axis(self) -> int:
         """The axis along which rows lie; by default the last."""
         return len(self.desc.input_shape) - 1
 
-    def traffic(self) -> Traffic:
-        """By default all that is read reduces the row, and all results need it again."""
-        row = self.rows.n * self.element.itemsize
-        read, written = self.rows.read * row, self.rows.written * row
-        return Traffic(read, written, again=read if written else 0)
-
     def arguments(self) -> dict[str, Arg]:
-        """Every argument that a kernel may have, beside the workspace's arrays and the tile's ``blocks``: sizes,
-        operands and their strides."""
+        """Every argument that a kernel may have, beside the workspace's arrays and the tile's ``blocks``."""
         strides = {f"{o.name}_strides": self.rows.strides(o) for o in self.rows.operands}
         return {**self.rows.sizes(), **{o.name: values(o) for o in self.desc.operands()}, **strides}
 
@@ -120,16 +93,6 @@ class Entry(ABC, Generic[D]):
         """Bytes of each array of the workspace, by the name of the kernels' argument. Elements are compute elements."""
         return {}
 
-    def before(self) -> list[Launch]:
-        return []
-
-    def after(self) -> list[Launch]:
-        return []
-
-    def around_us(self) -> float:
-        """Microseconds of ``before`` and ``after``."""
-        return 0.0
-
     # --- what a kernel gives ---
 
     @abstractmethod
@@ -137,9 +100,9 @@ class Entry(ABC, Generic[D]):
         """What a program reduces at a time; None where the entry does not apply. It decides bits, and so must not
         depend on the batch."""
 
-    @abstractmethod
     def main(self) -> list[Launch]:
         """The launches that do the rows' own work. There is something to write."""
+        return [self.launch(self.which)]
 
     @abstractmethod
     def us(self, target: Target) -> float:
@@ -153,7 +116,7 @@ class Entry(ABC, Generic[D]):
         """Whether ``main`` has nothing to write."""
         return self.rows.count == 0 or all(o.numel == 0 for o in self.desc.operands() if o.is_written)
 
-    # --- what follows ---
+    # --- what follows, to which a family may add ---
 
     def supports(self, target: Target) -> Support:
         if self.own_tile is None:
@@ -165,12 +128,12 @@ class Entry(ABC, Generic[D]):
                 return Support.no(f"{o.name} is not promised packed: only operands of whole rows may have gaps")
         return SUPPORTED
 
-    def rank(self, target: Target) -> float:
-        return self.us(target) + self.around_us()
+    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
+        written = [o for o in self.desc.operands() if o.is_written]
+        return {o.name: LOWEST_ROW if o.name == "status" else self.guaranteed(o) for o in written}
 
-    def programs_us(self, programs: int, target: Target) -> float:
-        """What ``programs`` programs cost beside their traffic."""
-        return programs * self.tile.warps * self.program_us / (RESIDENT_WARPS * max(target.sm_count, 1))
+    def rank(self, target: Target) -> float:
+        return self.us(target)
 
     def numerics(self) -> str | None:
         if self.elementwise:
@@ -178,34 +141,29 @@ class Entry(ABC, Generic[D]):
         name = f"{self.desc.op}.{self.name}.v{self.version}.{self.element}.{self.tile.text}"
         return self.rows.numerics(name, self.desc.operands())
 
-    def layout(self) -> str:
-        return "packed" if all(o.layout.packed for o in self.desc.operands()) else "strided"
+    def launches(self, target: Target) -> list[Launch]:
+        return [] if self.idle() else self.main()
 
-    def rounded(
-        self,
-        relative: float,
-        per_term: float = 0.0,
-        *,
-        out: ElementKind | None = None,
-        flushes: float | None = None,
-        lost: float = 0.0,
-        batch: bool = False,
-        order: bool = False,
-    ) -> PrecisionGuarantee:
-        """``bounds.rounded`` of a result in ``out``, by default the descriptor's element. By default any operation may
-        flush: approximate exponentials and products do."""
-        flushes = relative + per_term if flushes is None else flushes
-        how = {"relative": relative, "per_term": per_term, "flushes": flushes, "lost": lost}
-        return bounds.rounded(out or self.element, self.compute, **how, batch=batch, order=order)
+    # --- what kinds and families use ---
 
-    def launches(self, target: Target) -> Sequence[Launch]:
-        return [*self.before(), *([] if self.idle() else self.main()), *self.after()]
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of one row: those read first, to reduce it, and those moved second, for the results alone. If there
+        are any of these, the first are read again."""
+        row, moved = self.rows.n * self.element.itemsize, self.rows.read + self.rows.written
+        return self.read_first * row, (moved - self.read_first) * row
+
+    def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
+        """``waves_us`` of programs that reduce a tile each, with what they cost beside their traffic."""
+        busy = programs * self.tile.warps * self.program_us / (RESIDENT_WARPS * max(target.sm_count, 1))
+        return waves_us(programs, nbytes, target) + busy
 
     @cached_property
-    def _given(self) -> tuple[dict[str, Arg], dict[str, Any]]:
-        """The arguments and constants that all launches choose from."""
-        args = {**self.arguments(), **placed(self.arrays(), self.compute)}
-        return args, {"COMPUTE": TL[self.compute], **self.constants()}
+    def given(self) -> dict[str, Arg]:
+        """The arguments that all launches choose from."""
+        args, start = self.arguments(), 0
+        for name, size in self.arrays().items():  # one after another in the workspace
+            args[name], start = Scratch(start, self.compute), start + size
+        return args
 
     def launch(
         self,
@@ -218,10 +176,10 @@ class Entry(ABC, Generic[D]):
     ) -> Launch:
         """The launch of one kernel, with what it asks for of all arguments and constants; an argument that there is not
         is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most."""
-        tile, (given, known) = tile or self.tile, self._given
-        groups = {"blocks": Int(self.rows.groups(tile.rows))} if "blocks" in which.arg_names else {}
-        given = {**given, **groups, **(args or {})}
-        known = {**known, "ROWS": tile.rows, "BLOCK": tile.block, **constants}
+        tile = tile or self.tile
+        given = {"blocks": Int(self.rows.groups(tile.rows)), **self.given, **(args or {})}
+        own = {"COMPUTE": TL[self.compute], "ROWS": tile.rows, "BLOCK": tile.block}
+        known = {**own, **self.constants(), **constants}
         taken = {name: given.get(name) for name in which.arg_names if not name.isupper()}
         constants = {name: known[name] for name in which.arg_names if name in known}
         grid = self.programs() if grid is None else grid
@@ -230,7 +188,7 @@ class Entry(ABC, Generic[D]):
     @classmethod
     def register(cls, *ops: str) -> None:
         """Add the entry to the kernel table, for each of ``ops``."""
-        of: Callable[[Any], Entry[D]] = fact(cls)
+        of: Callable[[Any], Entry] = fact(cls)
         for op in ops:
             kernel(
                 op=op,
@@ -243,18 +201,22 @@ class Entry(ABC, Generic[D]):
                 workspace=lambda desc, target: sum(of(desc).arrays().values()),
                 numerics=lambda desc: of(desc).numerics(),
                 priority=cls.priority,
-                layout=lambda desc: of(desc).layout(),
+                layout=lambda desc: "packed" if all(o.layout.packed for o in desc.operands()) else "strided",
             )(lambda desc, target: of(desc).launches(target))
 
 
-class WholeRows(Entry[D]):
+class WholeRows(Entry):
+    """A tile holds whole rows; each element is read once."""
+
     name = "rows"
 
     def us(self, target: Target) -> float:
-        return waves_us(self.programs(), self.tile.rows * (self.traffic().first + self.traffic().second), target)
+        return waves_us(self.programs(), self.tile.rows * sum(self.traffic()), target)
 
 
-class LoopedRows(Entry[D]):
+class LoopedRows(Entry):
+    """A program loops along rows of any length, twice; the second time they are in the L2 cache."""
+
     name = "looped"
     priority = 1
     #: What the second loop's reads cost, as a share of reads from memory: while the rows of all resident programs fit
@@ -267,22 +229,21 @@ class LoopedRows(Entry[D]):
         return 2
 
     def us(self, target: Target) -> float:
-        t, programs = self.traffic(), self.programs()
+        first, second = self.traffic()
+        again = first if second else 0
         running = min(self.rows.count, self.resident() * max(target.sm_count, 1))
-        share = self.cached_share if running * t.again <= L2_BYTES else self.missed_share
-        moved = waves_us(programs, self.tile.rows * (t.first + t.second + share * t.again), target)
-        return moved + self.programs_us(programs, target)
+        share = self.cached_share if running * again <= L2_BYTES else self.missed_share
+        return self.reducing_us(self.programs(), self.tile.rows * (first + second + share * again), target)
 
 
-class SplitRows(Entry[D]):
-    """Every finishing program merges the partial results of its row in the same order."""
+class SplitRows(Entry):
+    """Each block of a row has its own program, for few and long rows. One launch reduces each block into the workspace.
+    In the next, every program merges the partial results of its row in the same order, and writes."""
 
     name = "split"
     priority = 2
-
-    @abstractmethod
-    def kernels(self) -> tuple[Any, Any]:
-        """The kernel that reduces a block, and the one that merges partial results and writes a block."""
+    #: Of the op, and of its backward: the kernel that reduces a block, and the one that merges and writes.
+    pairs: ClassVar[Sequence[tuple[Any, Any]]]
 
     @abstractmethod
     def partials(self) -> Sequence[str]:
@@ -310,17 +271,22 @@ class SplitRows(Entry[D]):
 
     def reduce_us(self, target: Target) -> float:
         """Microseconds of the first launch."""
-        programs = self.rows.count * self.blocks()
-        moved = waves_us(programs, self.rows.sectors() * self.traffic().first / self.blocks(), target)
-        return moved + self.programs_us(programs, target)
+        nbytes = self.rows.sectors() * self.traffic()[0] / self.blocks()
+        return self.reducing_us(self.rows.count * self.blocks(), nbytes, target)
 
     def us(self, target: Target) -> float:
-        count, sectors, t, blocks = self.rows.count, self.rows.sectors(), self.traffic(), self.finish()[1]
-        written = waves_us(count * blocks, sectors * t.second / blocks, target)
-        return self.reduce_us(target) + written + again_us(count * sectors * t.again)
+        count, sectors, (first, second), pieces = self.rows.count, self.rows.sectors(), self.traffic(), self.finish()[1]
+        written = waves_us(count * pieces, sectors * second / pieces, target)
+        return self.reduce_us(target) + written + again_us(count * sectors * first if second else 0)
+
+    def arguments(self) -> dict[str, Arg]:
+        return super().arguments() | {"blocks": Int(self.blocks()), "pieces": Int(self.finish()[1])}
+
+    def reduce(self) -> Launch:
+        """The first launch."""
+        return self.launch(self.pairs[self.backward][0], self.rows.count * self.blocks())
 
     def main(self) -> list[Launch]:
-        count, blocks, (reduce, finish), (tile, each) = self.rows.count, self.blocks(), self.kernels(), self.finish()
-        args = {"blocks": Int(blocks)}
-        written = self.launch(finish, count * each, tile, args, BLOCKS=ceil_power(blocks))
-        return [self.launch(reduce, count * blocks, args=args), written]
+        (tile, pieces), finish = self.finish(), self.pairs[self.backward][1]
+        written = self.launch(finish, self.rows.count * pieces, tile, BLOCKS=ceil_power(self.blocks()))
+        return [self.reduce(), written]

@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.rows import Tile, waves_us
 from triplan.backends.triton.losses import blocks_kernels as kernels
-from triplan.backends.triton.losses.shared import L, LossEntry
-from triplan.descriptors import CrossEntropyBackwardDescriptor, NllLossBackwardDescriptor
+from triplan.backends.triton.losses.shared import LossEntry
+from triplan.descriptors import Operand
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 #: Elements of a row at most that a program holds whole, of several rows where they are shorter. Untuned.
 MOST = 4096
 
 
-class LossBlocks(LossEntry[L]):
+class LossBlocks(LossEntry):
     name = "blocks"
-    which: Any
 
     def programs(self) -> int:
         return self.rows.programs(self.tile)
 
     def idle(self) -> bool:
-        """(Rows of no classes have a status: their targets are bad.)"""
-        return self.rows.count == 0
+        return self.rows.count == 0  # rows of no classes have a status: their targets are bad
 
     def us(self, target: Target) -> float:
-        return waves_us(self.rows.count, self.traffic().first + self.traffic().second, target)
+        return waves_us(self.rows.count, sum(self.traffic()), target)
 
-    def main(self) -> list[Launch]:
-        return [self.launch(self.which)]
-
-    def gradient(self, relative: int, of_terms: int) -> Mapping[str, PrecisionGuarantee]:
+    def gradient(self, o: Operand, relative: int, of_terms: int) -> PrecisionGuarantee:
         """The guarantee, with the roundings of a denominator."""
         relative += 0 if self.counts_exactly() else self.roundings_over_rows()
         order = self.counts_exactly() and not self.roundings_over_classes()
-        return {"dx": self.rounded(relative, of_terms, batch=not self.mean, order=order)} | self.status()
+        return bounds.rounded(o.element, self.compute, relative, of_terms, batch=not self.mean, order=order)
 
 
-class CrossEntropyBlocks(LossBlocks[CrossEntropyBackwardDescriptor]):
+class CrossEntropyBlocks(LossBlocks):
     which = kernels.cross_entropy_backward_kernel
 
     def find_tile(self) -> Tile:
@@ -49,27 +41,25 @@ class CrossEntropyBlocks(LossBlocks[CrossEntropyBackwardDescriptor]):
 
     def numerics(self) -> str:
         """Elements are independent: neither tile nor layout changes them, but for the sum of the classes' weights."""
-        summed = self.smooths and self.desc.weight
-        weight = f".weight{min(self.desc.operand('weight').alignment, 16)}" if summed else ""
+        weight = f".weight{min(self.desc.operand('weight').alignment, 16)}" if self.weighs else ""
         return f"{self.desc.op}.{self.name}.v{self.version}.{self.element}{weight}"
 
-    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
+    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """exp(x - lse): the difference has a rounding of the size of lse where the exponential is not small, and lse
         the forward op's roundings."""
         roundings = 24 + self.roundings_over_classes()
-        return self.gradient(roundings, roundings)
+        return self.gradient(o, roundings, roundings)
 
 
-class NllLossBlocks(LossBlocks[NllLossBackwardDescriptor]):
-    which = kernels.nll_loss_backward_kernel
-    elementwise = True
+class NllLossBlocks(LossBlocks):
+    which, elementwise = kernels.nll_loss_backward_kernel, True
 
     def find_tile(self) -> Tile:
         return self.rows.whole_tile(MOST) or self.rows.block_tile()
 
-    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
+    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """Products."""
-        return self.gradient(8, 0)
+        return self.gradient(o, 8, 0)
 
 
 CrossEntropyBlocks.register("cross_entropy_backward")

@@ -11,7 +11,6 @@ from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.losses import looped_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
-from triplan.descriptors import CrossEntropyDescriptor
 
 #: Microseconds of a program's last reduction and of waiting for its first loads. Untuned.
 PROGRAM_US = 1.5
@@ -32,11 +31,11 @@ class Loop(Tile):
         return f"{self.rows}x{self.cols}x{self.vec}w{self.warps}"
 
     def additions(self, n: int, each_block: int = 5) -> float:
-        """Roundings as of ``Tile``; sums are rescaled to a new maximum once a block, and once between threads."""
+        # Sums are rescaled to a new maximum once a block, and once between threads.
         return self.vec + each_block * -(-n // self.block) + 5 + math.log2(self.cols)
 
 
-class CrossEntropyLooped(LoopedRows[CrossEntropyDescriptor], CrossEntropyEntry):
+class CrossEntropyLooped(LoopedRows, CrossEntropyEntry):
     program_us = PROGRAM_US
     cached_share = 0.2
     missed_share = 0.7
@@ -52,7 +51,7 @@ class CrossEntropyLooped(LoopedRows[CrossEntropyDescriptor], CrossEntropyEntry):
         warps = (32 if r.n * size > 65536 else 16) if self.desc.gradient else 8
         # Two 16-byte loads a thread and block; one where weights take as many registers again, or where smoothing's
         # sums have too few beside addresses.
-        loads = 1 if self.smooths and (self.desc.weight or not r.vectors) else 2
+        loads = 1 if self.smoothing and (self.desc.weight or not r.vectors) else 2
         return Loop(1, vec * min(32 * warps * loads, max(ceil_power(r.n) // vec, 1)), warps, vec)
 
     def resident(self) -> int:

@@ -7,17 +7,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.triton.common.card import BYTES_PER_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common import bounds, card
+from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import MOST_PROGRAMS, WholeRows
 from triplan.backends.triton.losses import rows_kernels as kernels
-from triplan.backends.triton.losses.elements import BLOCK, ScaleEntry
+from triplan.backends.triton.losses.elements import BLOCK, ScaleElements
 from triplan.backends.triton.losses.shared import CrossEntropyEntry, LossEntry
-from triplan.descriptors import CrossEntropyDescriptor, NllLossDescriptor
+from triplan.descriptors import Operand
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, interpreting
 
 #: Elements of a row at most, in registers as the compute element.
@@ -27,7 +25,7 @@ MOST_NARROW = 32768
 NARROW_EACH = 128
 
 
-class CrossEntropyRows(WholeRows[CrossEntropyDescriptor], CrossEntropyEntry):
+class CrossEntropyRows(WholeRows, CrossEntropyEntry):
     def find_tile(self) -> Tile | None:
         block = ceil_power(self.rows.n)
         if self.holds_narrow(block) and self.rows.vectors:
@@ -38,7 +36,7 @@ class CrossEntropyRows(WholeRows[CrossEntropyDescriptor], CrossEntropyEntry):
         """Whether threads hold elements as they are read: a gradient would otherwise read them again. (Smoothing would
         need as many registers again for weights.)"""
         fits = MOST < block <= MOST_NARROW and self.element.itemsize == 2
-        return fits and self.desc.gradient and not self.smooths
+        return fits and self.desc.gradient and not self.smoothing
 
     def main(self) -> list[Launch]:
         narrow = self.holds_narrow(self.tile.block) and not interpreting()
@@ -46,27 +44,24 @@ class CrossEntropyRows(WholeRows[CrossEntropyDescriptor], CrossEntropyEntry):
         return [self.launch(kernels.cross_entropy_rows_kernel, registers=most, NARROW=narrow)]
 
 
-class NllLossRows(WholeRows[NllLossDescriptor], LossEntry[NllLossDescriptor]):
-    elementwise = True
+class NllLossRows(WholeRows, LossEntry):
+    which, elementwise = kernels.nll_loss_kernel, True
 
     def find_tile(self) -> Tile:
         return Tile(128, 1, 4)
 
     def us(self, target: Target) -> float:
-        return self.rows.count * 64 / BYTES_PER_US  # sectors of a target and of an element
+        return self.rows.count * 64 / card.BYTES_PER_US  # sectors of a target and of an element
 
-    def main(self) -> list[Launch]:
-        return [self.launch(kernels.nll_loss_kernel)]
-
-    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
+    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """One product a row."""
-        over_rows = self.roundings_over_rows()
-        found = {"losses": self.rounded(2, out=self.compute, batch=True, order=True)}
-        return found | ({"loss": self.rounded(over_rows, over_rows)} if self.desc.reduced else {}) | self.status()
+        over_rows, each = self.roundings_over_rows(), o.name == "losses"
+        how = (2, 0) if each else (over_rows, over_rows)
+        return bounds.rounded(o.element, self.compute, *how, batch=each, order=each)
 
 
-class ScaleRows(ScaleEntry):
-    name = "rows"
+class ScaleRows(ScaleElements):
+    name, which = "rows", kernels.scale_gradient_rows_kernel
 
     def find_tile(self) -> Tile:
         return self.rows.whole_tile(BLOCK) or self.rows.block_tile()
@@ -77,17 +72,11 @@ class ScaleRows(ScaleEntry):
     def supports(self, target: Target) -> Support:
         if not self.desc.input_shape:
             return Support.no("a scalar has no rows")
-        if self.programs() > MOST_PROGRAMS:
-            return Support.no(f"{self.programs()} blocks; at most {MOST_PROGRAMS} fit")
-        return SUPPORTED
+        fits = self.programs() <= MOST_PROGRAMS
+        return SUPPORTED if fits else Support.no(f"{self.programs()} blocks; at most {MOST_PROGRAMS} fit")
 
     def us(self, target: Target) -> float:
         return 1.2 * super().us(target)  # addresses are computed, and loads may be narrow
-
-    def main(self) -> list[Launch]:
-        tiles = self.programs()  # a loop over them counts beyond the last
-        args = {"tiles": Int(tiles, tiles >= I32_LIMIT)}
-        return [self.launch(kernels.scale_gradient_rows_kernel, args=args)]
 
 
 CrossEntropyRows.register("cross_entropy")

@@ -8,20 +8,19 @@ one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.rows import Tile
-from triplan.backends.triton.common.rows_entries import MOST_PROGRAMS, Entry, placed
+from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.losses import shared_kernels as kernels
-from triplan.descriptors import CrossEntropyDescriptor
+from triplan.descriptors import CrossEntropyDescriptor, Operand
 from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.losses import LossDescriptor
-from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 #: Rows of a chunk, which one program reduces, at least; chunks at most: they are larger for more rows.
 CHUNK = 8192
@@ -31,15 +30,15 @@ CHUNK_WARPS = 32
 CLASS_BLOCK = 4096
 CLASS_WARPS = 16
 
-L = TypeVar("L", bound=LossDescriptor)
 
-
-class LossEntry(Entry[L]):
+class LossEntry(Entry):
+    desc: LossDescriptor
     index_elements = ("i32", "i64")
 
-    def __init__(self, desc: L) -> None:
-        self.mean = desc.reduction in ("mean", "byte_mean")
-        self.smooths = getattr(desc, "label_smoothing", 0.0) != 0  # nll_loss has none
+    def __init__(self, desc: LossDescriptor) -> None:
+        self.mean, self.smoothing = desc.reduction in ("mean", "byte_mean"), getattr(desc, "label_smoothing", 0.0)
+        #: Whether the sum of the classes' weights is needed.
+        self.weighs = self.smoothing != 0 and desc.weight
         #: Whether the forward op writes the gradient as well.
         self.with_gradient = isinstance(desc, CrossEntropyDescriptor) and desc.gradient
         super().__init__(desc)
@@ -54,24 +53,17 @@ class LossEntry(Entry[L]):
         # What a row's loss is multiplied by, and what is counted of it in a mean.
         args |= {"share": args.get("bytes"), "counted": args.get("bytes", args.get("weight"))}
         args |= {"parts": Int(parts), "each": Int(each), "rows": Int(self.rows.count, True)}
-        smoothing = Float(getattr(desc, "label_smoothing", 0.0), self.compute)
-        return args | {"ignore": Int(desc.ignore_index, True), "smoothing": smoothing}
+        return args | {"ignore": Int(desc.ignore_index, True), "smoothing": Float(self.smoothing, self.compute)}
 
     def constants(self) -> dict[str, Any]:
         return {
             "MEAN": self.mean,
             "EACH": not self.desc.reduced,
-            "SMOOTH": self.smooths,
+            "SMOOTH": self.smoothing != 0,
             "CLAMP": self.desc.out_of_bounds == "clamp",
             "GRAD": self.with_gradient,
             "PARTS": 1 if self.chunks()[0] == 1 else MOST_CHUNKS,
         }
-
-    def supports(self, target: Target) -> Support:
-        r = self.rows
-        if self.desc.op.startswith("nll_loss") and r.count * -(-max(r.n, 1) // 64) > MOST_PROGRAMS:
-            return Support.no(f"{r.count} rows of {r.n} elements need too many programs")
-        return super().supports(target)
 
     # --- sums over rows ---
 
@@ -82,50 +74,35 @@ class LossEntry(Entry[L]):
 
     def arrays(self) -> dict[str, int]:
         """Denominators and numerators of the chunks, and the sum of the classes' weights."""
-        found = {"counts": MOST_CHUNKS} if self.mean else {}
-        found |= {"sums": MOST_CHUNKS} if self.desc.reduced and not self.backward else {}
-        found |= {"class_sum": 1} if self.smooths and self.desc.weight else {}
-        return {name: padded_bytes(length * self.compute.itemsize) for name, length in found.items()}
+        numerators = self.desc.reduced and not self.backward
+        lengths = {"counts": self.mean * MOST_CHUNKS, "sums": numerators * MOST_CHUNKS, "class_sum": int(self.weighs)}
+        return {name: padded_bytes(n * self.compute.itemsize) for name, n in lengths.items() if n}
 
-    def counts_first(self) -> bool:
-        """Whether gradients are divided by a mean's denominator."""
-        return self.mean and (self.backward or self.with_gradient) and self.rows.count > 0
-
-    def chunk_tile(self) -> Tile:
-        return Tile(1, CHUNK * 4 // self.compute.itemsize, CHUNK_WARPS)  # 32 bytes a thread
-
-    def before(self) -> list[Launch]:
-        """Reset the status; reduce what gradients need of targets and weights alone."""
-        found, arrays = [], placed(self.arrays(), self.compute)
+    def launches(self, target: Target) -> list[Launch]:
+        """Reset the status; reduce what gradients need of targets and weights alone; do the rows' own work; reduce the
+        losses of all rows to one."""
+        found, parts, rows = [], self.chunks()[0], self.rows.count
+        tile = Tile(1, CHUNK * 4 // self.compute.itemsize, CHUNK_WARPS)  # 32 bytes a thread
+        counts_first = self.mean and (self.backward or self.with_gradient) and rows > 0
         if self.desc.out_of_bounds == "error":
             found.append(fill_launch(Ptr("status", ElementKind.I64, 8), 1, NO_BAD_INDEX))
-        if self.counts_first():
-            found.append(self.launch(kernels.loss_count_kernel, self.chunks()[0], self.chunk_tile()))
-        if "class_sum" in arrays and self.rows.count:
-            args, tile = {"total": arrays["class_sum"]}, Tile(1, CLASS_BLOCK, CLASS_WARPS)
-            found.append(self.launch(kernels.class_sum_kernel, 1, tile, args))
+        if counts_first:
+            found.append(self.launch(kernels.loss_count_kernel, parts, tile))
+        if self.weighs and rows:
+            total = {"total": self.given["class_sum"]}
+            found.append(self.launch(kernels.class_sum_kernel, 1, Tile(1, CLASS_BLOCK, CLASS_WARPS), total))
+        found += super().launches(target)
+        if self.desc.reduced and not self.backward:
+            given, count = {} if parts == 1 else {"loss": None}, self.mean and not counts_first
+            found.append(self.launch(kernels.loss_sum_kernel, parts, tile, given, COUNT=count))
+            found += [self.launch(kernels.loss_finish_kernel, 1, Tile(1, 1, 4))] if parts > 1 else []
         return found
 
-    def after(self) -> list[Launch]:
-        """Reduce the losses of all rows to one."""
-        if not self.desc.reduced or self.backward:
-            return []
-        parts, tile, count = self.chunks()[0], self.chunk_tile(), self.mean and not self.counts_first()
-        if parts == 1:
-            return [self.launch(kernels.loss_sum_kernel, 1, tile, COUNT=count)]
-        return [
-            self.launch(kernels.loss_sum_kernel, parts, tile, {"loss": None}, COUNT=count),
-            self.launch(kernels.loss_finish_kernel, 1, Tile(1, 1, 4)),
-        ]
-
-    def around_us(self) -> float:
-        return LAUNCH_US * (2 + self.mean + self.smooths) + self.rows.count * 16 / BYTES_PER_US
+    def rank(self, target: Target) -> float:
+        launches = 2 + self.mean + (self.smoothing != 0)
+        return super().rank(target) + (card.LAUNCH_US * launches + self.rows.count * 16 / card.BYTES_PER_US)
 
     # --- guarantees ---
-
-    def status(self) -> dict[str, PrecisionGuarantee]:
-        """The lowest bad row is exact."""
-        return {"status": PrecisionGuarantee.exact(ElementKind.I64)} if self.desc.out_of_bounds == "error" else {}
 
     def roundings_over_rows(self) -> int:
         """Roundings of a sum over all rows, and of its denominator."""
@@ -134,8 +111,7 @@ class LossEntry(Entry[L]):
 
     def roundings_over_classes(self) -> int:
         """Roundings of the sum of the classes' weights, where there is one."""
-        needed = self.smooths and self.desc.weight
-        return self.rows.n // CLASS_BLOCK + CLASS_BLOCK // 512 + 16 if needed else 0
+        return self.rows.n // CLASS_BLOCK + CLASS_BLOCK // 512 + 16 if self.weighs else 0
 
     def counts_exactly(self) -> bool:
         """Whether a gradient's denominator is the same in any order of rows: a number of them that f32 holds."""
@@ -143,8 +119,10 @@ class LossEntry(Entry[L]):
         return not self.mean or rows_only
 
 
-class CrossEntropyEntry(LossEntry[CrossEntropyDescriptor]):
-    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
+class CrossEntropyEntry(LossEntry):
+    desc: CrossEntropyDescriptor
+
+    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """The sum of n exponentials has the relative roundings of its additions and of each exponential: 2 ulp of
         ex2.approx (CUDA C Programming Guide), and three roundings of the argument -d, amplified by d. Weighted by
         exp(-d) the latter are at most 3 log n, as an entropy is. The logarithm makes them absolute, beside roundings of
@@ -152,15 +130,13 @@ class CrossEntropyEntry(LossEntry[CrossEntropyDescriptor]):
         no more roundings, and the classes' weights. For the gradient, p has the sum's relative error, and its argument
         one of 3 d u, with p d < 1/2.
         """
-        r, desc, over_rows = self.rows, self.desc, self.roundings_over_rows()
+        r, over_rows = self.rows, self.roundings_over_rows()
         total = self.tile.additions(r.n) + 3 * math.log(max(r.n, 2)) + 16
         of_terms = total + 4 + self.roundings_over_classes()
-        of_rows = self.rounded(4, of_terms, out=self.compute, batch=r.invariant)
-        found = {"losses": of_rows, "lse": of_rows}
-        if desc.reduced:
-            found["loss"] = self.rounded(over_rows, of_terms + over_rows)
-        if desc.gradient:
-            relative = total + 16 + (0 if self.counts_exactly() else over_rows)
-            batch = desc.reduction == "sum" and r.invariant
-            found["x" if desc.in_place else "dx"] = self.rounded(relative, total + 24, batch=batch)
-        return found | self.status()
+        if o.name == "loss":
+            return bounds.rounded(o.element, self.compute, over_rows, of_terms + over_rows)
+        if o.name in ("losses", "lse"):
+            return bounds.rounded(o.element, self.compute, 4, of_terms, batch=r.invariant)
+        relative = total + 16 + (0 if self.counts_exactly() else over_rows)
+        batch = self.desc.reduction == "sum" and r.invariant
+        return bounds.rounded(o.element, self.compute, relative, total + 24, batch=batch)

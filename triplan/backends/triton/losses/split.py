@@ -6,7 +6,6 @@ Without a gradient, the second launch has one program a row, which writes its lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
@@ -15,12 +14,12 @@ from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.losses import split_kernels as kernels
 from triplan.backends.triton.losses.looped import PROGRAM_US
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
-from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import Target
 
 
-class CrossEntropySplit(SplitRows[CrossEntropyDescriptor], CrossEntropyEntry):
+class CrossEntropySplit(SplitRows, CrossEntropyEntry):
     program_us = PROGRAM_US
+    pairs = ((kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel),)
 
     def find_tile(self) -> Tile:
         return self.rows.block_tile(alone=True)
@@ -28,12 +27,9 @@ class CrossEntropySplit(SplitRows[CrossEntropyDescriptor], CrossEntropyEntry):
     def finish(self) -> tuple[Tile, int]:
         return super().finish() if self.desc.gradient else (Tile(1, self.tile.block, 4), 1)
 
-    def kernels(self) -> tuple[Any, Any]:
-        return kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel
-
     def partials(self) -> Sequence[str]:
         """Maxima; sums of exponentials relative to them; with label smoothing, sums of weighted logits."""
-        return ("tops", "totals", "plains") if self.smooths else ("tops", "totals")
+        return ("tops", "totals", "plains") if self.smoothing else ("tops", "totals")
 
     def arrays(self) -> dict[str, int]:
         logits = self.rows.count * self.compute.itemsize  # those of the targets, one a row

@@ -12,7 +12,6 @@ from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.norms import rows_kernels as kernels
 from triplan.backends.triton.norms.shared import OPS, NormEntry
-from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind
 
 #: Elements of a row at most: registers hold x forward, and backward also dout, weight and two sums.
@@ -25,7 +24,7 @@ LONG = 8192
 HELD_BACKWARD = 16384
 
 
-class NormRows(WholeRows[NormDescriptor], NormEntry):
+class NormRows(WholeRows, NormEntry):
     def find_tile(self) -> Tile | None:
         r, narrow, wide = self.rows, self.element.itemsize == 2, self.element is ElementKind.F64
         if not self.backward:
@@ -55,12 +54,12 @@ class NormRows(WholeRows[NormDescriptor], NormEntry):
             abreast = max(32 * tile.warps * r.vector(tile) // tile.block, 1) if r.vectors else tile.rows
             full, once = r.n == tile.block, self.mean_is_one_sum()
             return [self.launch(kernels.norm_rows_kernel, FULL=full, ABREAST=min(abreast, tile.rows), ADDS_UP=once)]
-        grid, args = self.accumulating()
         # Where a warp holds whole rows of vectors, and two sums, a program takes more than half of the registers, but
         # so few more that ptxas, left alone, may spill to fit a second program.
         fits_once = self.element is ElementKind.F32 and tile.block <= 128 and r.vectors and len(self.gradients) == 2
         most = registers_for(tile, 1) if fits_once else 0
-        return [self.launch(kernels.norm_backward_rows_kernel, grid, args=args, registers=most, STAGES=stages)]
+        grid = self.partial_sums()[0]
+        return [self.launch(kernels.norm_backward_rows_kernel, grid, registers=most, STAGES=stages)]
 
 
 NormRows.register(*OPS)

@@ -7,18 +7,17 @@ fixed order, without atomics.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch
-from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded_bytes, values
+from triplan.backends.triton.common import bounds, card
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded_bytes
 from triplan.backends.triton.common.rows import Tile
-from triplan.backends.triton.common.rows_entries import Entry, Traffic
-from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel
-from triplan.descriptors.norms import NormDescriptor, ScaledNormDescriptor
-from triplan.sku import PrecisionGuarantee, interpreting
+from triplan.backends.triton.common.rows_entries import Entry
+from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel, norm_parameters_kernel
+from triplan.descriptors import Operand
+from triplan.descriptors.norms import NormDescriptor
+from triplan.sku import PrecisionGuarantee, Target, interpreting
 
 FORWARD = ("rms_norm", "layer_norm", "l2_norm")
 OPS = (*FORWARD, *(f"{op}_backward" for op in FORWARD))
@@ -36,123 +35,98 @@ SHORT = 1024
 #: Partial sums that a program of the fold holds for each column: all there may be, or, with more columns, a few.
 FOLD_PARTIALS = ceil_power(MOST_PARTIALS)
 FOLD_FEW_PARTIALS = 16
-#: Columns of a program of the fold that holds FOLD_PARTIALS, and its warps. Untuned.
+#: Columns of such a program if it holds FOLD_PARTIALS, and its warps. Untuned.
 FOLD_COLUMNS = 16
 FOLD_WARPS = 8
 
 
-class NormEntry(Entry[NormDescriptor]):
+class NormEntry(Entry):
+    desc: NormDescriptor
     version = 2
+    late = ("dsummed",)
 
     def __init__(self, desc: NormDescriptor) -> None:
-        self.centred, operands = desc.op.startswith("layer_norm"), desc.operands()
+        self.centred = desc.op.startswith("layer_norm")
         #: The gradients of weight and bias that are computed.
-        self.gradients = [o.name for o in operands if o.name in PARTIALS]
-        #: Operands of whole rows that both the statistics and the results need.
-        read = [o.shape == desc.input_shape and not o.is_written and o.name != "dsummed" for o in operands]
-        self.read_twice = sum(read)
+        self.gradients = [o.name for o in desc.operands() if o.name in PARTIALS]
         super().__init__(desc)
 
-    def traffic(self) -> Traffic:
-        row = self.rows.n * self.element.itemsize
-        first = self.read_twice * row
-        return Traffic(first, second=len(self.rows.operands) * row - first, again=first)
-
     def arguments(self) -> dict[str, Arg]:
+        """(A lone partial sum is the gradient itself.)"""
         args, count = super().arguments(), self.rows.count
         if "norm" in args:
             args["rstd"] = args["norm"]
+        if self.backward:
+            partials, each = self.partial_sums()
+            args["each"] = Int(each)
+            args |= {PARTIALS[name]: args[name] for name in self.gradients if partials == 1}
         eps = getattr(self.desc, "eps", 0.0)  # gradients of rms_norm and layer_norm find it in rstd
         return args | {"rows": Int(count, count >= I32_LIMIT), "eps": Float(eps, self.compute)}
 
     def constants(self) -> dict[str, Any]:
-        offset = self.desc.weight_offset if isinstance(self.desc, ScaledNormDescriptor) else 0
+        offset = getattr(self.desc, "weight_offset", 0)
         return {"CENTRED": self.centred, "LENGTH": self.desc.op.startswith("l2_norm"), "OFFSET": offset}
 
     def mean_is_one_sum(self) -> bool:
         """Whether the mean of a row that the tile holds whole comes from one sum, which is all but exact."""
-        residual = isinstance(self.desc, ScaledNormDescriptor) and self.desc.residual
-        return self.centred and self.element.itemsize == 2 and not residual and self.rows.n <= self.tile.block <= SHORT
+        narrow = self.element.itemsize == 2 and not getattr(self.desc, "residual", False)
+        return self.centred and narrow and self.rows.n <= self.tile.block <= SHORT
 
     # --- gradients of weight and bias ---
 
-    def strip_tile(self) -> Tile:
-        """What a program of ``norm_parameters_kernel`` reads at a time: a few rows of the columns its threads load."""
+    def partials_tile(self) -> Tile:
+        """What the kernel that accumulates the gradients reads at a time: in ``norm_parameters_kernel`` a few rows
+        of the columns that its threads load."""
         vector = 16 // self.element.itemsize if self.rows.unit else 1
         block = min(ceil_power(self.rows.n), 256 * vector)
         return Tile(4, block, max(block // (32 * vector), 1))
 
-    def partials_tile(self) -> Tile:
-        """What the kernel that accumulates the gradients reads at a time."""
-        return self.strip_tile()
-
     def partial_sums(self) -> tuple[int, int]:
-        """Partial sums of a gradient, and the groups of a tile's rows that are accumulated in each.
+        """Partial sums of a gradient, and the groups of a tile's rows that are accumulated in each. Each has a program
+        for each block of columns; without gradients, each group has.
 
         There is one where rows are few, and so long that a program for each block of columns keeps a card busy.
         """
-        r, tile = self.rows, self.partials_tile()
-        groups = -(-r.count // tile.rows)
-        most = 1 if groups <= FEW_GROUPS and -(-r.n // tile.block) >= ENOUGH_BLOCKS else MOST_PARTIALS
-        each = max(-(-groups // most), 1)
+        tile = self.partials_tile()
+        groups = -(-self.rows.count // tile.rows)
+        most = 1 if groups <= FEW_GROUPS and -(-self.rows.n // tile.block) >= ENOUGH_BLOCKS else MOST_PARTIALS
+        each = max(-(-groups // most), 1) if self.gradients else 1
         return -(-groups // each), each
 
-    def accumulating(self) -> tuple[int, dict[str, Arg]]:
-        """Programs for each block of columns of the kernel that accumulates gradients, and its arguments. A lone
-        partial sum is the gradient itself. Without gradients there is a program for each group of rows."""
-        if not self.gradients:
-            return -(-self.rows.count // self.partials_tile().rows), {"each": Int(1)}
-        count, each = self.partial_sums()
-        lone = {PARTIALS[name]: values(self.desc.operand(name)) for name in self.gradients if count == 1}
-        return count, {"each": Int(each), **lone}
-
-    def partial_arrays(self) -> dict[str, int]:
-        """(No rows have a partial sum all the same: no kernel reads it, but one is given its address.)"""
-        if not self.gradients or self.partial_sums()[0] == 1:
-            return {}
-        size = padded_bytes(max(self.partial_sums()[0], 1) * self.rows.n * self.compute.itemsize)
-        return {PARTIALS[name]: size for name in self.gradients}
+    def accumulate(self, registers: int = 0) -> Launch:
+        """The launch of ``norm_parameters_kernel``; ``registers``: a thread's at most."""
+        tile = self.partials_tile()
+        blocks = -(-self.rows.n // tile.block)
+        programs = self.partial_sums()[0] * blocks
+        return self.launch(norm_parameters_kernel, programs, tile, {"blocks": Int(blocks)}, registers)
 
     def arrays(self) -> dict[str, int]:
-        return self.partial_arrays()
-
-    def after(self) -> list[Launch]:
-        """The fold of partial sums."""
-        n, folded = self.rows.n, len(self.partial_arrays())
-        if n == 0 or not folded:
-            return []
+        """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
         count = self.partial_sums()[0]
+        size = padded_bytes(max(count, 1) * self.rows.n * self.compute.itemsize)
+        return {PARTIALS[name]: size for name in self.gradients if count != 1}
+
+    def launches(self, target: Target) -> list[Launch]:
+        """The rows' own work, and the fold of partial sums."""
+        n, count, folded = self.rows.n, self.partial_sums()[0], len(NormEntry.arrays(self))
+        if n == 0 or not folded:
+            return super().launches(target)
         held = FOLD_FEW_PARTIALS if count <= FOLD_FEW_PARTIALS else FOLD_PARTIALS
         # (The interpreter runs one program after another: there, fewer and larger ones.)
         most = FOLD_PARTIALS * (1024 if interpreting() else FOLD_COLUMNS) // held
         tile = Tile(held, min(most, max(ceil_power(n), FOLD_COLUMNS)), FOLD_WARPS)
         blocks = -(-n // tile.block)
         args: dict[str, Arg] = {"n": Int(n, n >= 2**31), "lines": Int(count), "blocks": Int(blocks)}
-        return [self.launch(norm_fold_kernel, folded * blocks, tile, args)]
+        return [*super().launches(target), self.launch(norm_fold_kernel, folded * blocks, tile, args)]
 
-    def around_us(self) -> float:
-        nbytes = sum(self.partial_arrays().values())
-        return LAUNCH_US + 2 * nbytes / BYTES_PER_US if nbytes else 0.0
+    def rank(self, target: Target) -> float:
+        nbytes = sum(NormEntry.arrays(self).values())
+        return super().rank(target) + (card.LAUNCH_US + 2 * nbytes / card.BYTES_PER_US if nbytes else 0.0)
 
     # --- guarantees ---
 
-    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
-        found = {}
-        for o in self.desc.operands():
-            if o.is_written:
-                relative, of_terms = self._roundings(o.name)
-                # The root of n squares lacks those that vanish.
-                lost = math.sqrt(self.rows.n * bounds.smallest_normal(self.compute)) if o.name == "norm" else 0.0
-                batch = self.rows.invariant and o.name not in PARTIALS
-                found[o.name] = self.rounded(
-                    relative, of_terms, out=o.element, flushes=relative, lost=lost, batch=batch
-                )
-        return found
-
-    def _roundings(self, output: str) -> tuple[float, float]:
-        """Roundings relative to the result and to its terms.
-
-        *Results.* Sums of squares are of positive terms, so rms_norm and l2_norm have errors relative to the result.
+    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
+        """*Results.* Sums of squares are of positive terms, so rms_norm and l2_norm have errors relative to the result.
         The centred results of layer_norm have errors of the size of a standard deviation, once for each of two means,
         and those of the backward ops errors of the size of their terms. The bounds hold for layer_norm while the mean
         is less than 2**18 standard deviations off zero, beyond which f32 cannot hold the values themselves (with a
@@ -167,18 +141,20 @@ class NormEntry(Entry[NormDescriptor]):
         least a share 1 / (2 * sqrt(2 * n)) of it, and the sum within depth roundings of it. The squares are of
         deviations from the 14 leading bits of the mean, which are at most 8 * s off it.
         """
-        if output in PARTIALS:
+        if o.name in PARTIALS:
             # First the groups of a program; then its rows, by threads and between them; then the partial sums.
             shared = self.partials_tile()
             rows = shared.rows * shared.block // (32 * shared.warps) + 12
             folded = FOLD_PARTIALS * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
             accumulated = self.partial_sums()[1] + rows + folded + 4
-            return accumulated, accumulated
-        n, roundings = self.rows.n, 0.0
-        depth = self.tile.additions(n)
+            return bounds.rounded(o.element, self.compute, accumulated, accumulated, flushes=accumulated)
+        n, depth = self.rows.n, self.tile.additions(self.rows.n)
+        roundings = (3 if self.centred else 2) * (depth + 12)
         if self.centred:
             once = math.ceil(2 * depth * math.sqrt(2 * n)) if self.mean_is_one_sum() else 0
-            roundings = max(6 * depth + 16, once)
-        roundings += (3 if self.centred else 2) * (depth + 12)
-        relative = output in ("rstd", "norm", "summed") or self.desc.op in ("rms_norm", "l2_norm")
-        return roundings, 0 if relative else roundings
+            roundings += max(6 * depth + 16, once)
+        relative = o.name in ("rstd", "norm", "summed") or self.desc.op in ("rms_norm", "l2_norm")
+        # The root of n squares lacks those that vanish.
+        lost = math.sqrt(n * bounds.smallest_normal(self.compute)) if o.name == "norm" else 0.0
+        of_terms, batch = 0.0 if relative else roundings, self.rows.invariant
+        return bounds.rounded(o.element, self.compute, roundings, of_terms, flushes=roundings, lost=lost, batch=batch)

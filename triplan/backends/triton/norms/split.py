@@ -8,32 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
-from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
 from triplan.backends.triton.norms.shared import OPS, NormEntry
-from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Support, Target
 
 
-class NormSplit(SplitRows[NormDescriptor], NormEntry):
+class NormSplit(SplitRows, NormEntry):
+    pairs = (
+        (kernels.norm_partial_kernel, kernels.norm_finish_kernel),
+        (norm_parameters_kernel, kernels.norm_backward_finish_kernel),
+    )
+
     def find_tile(self) -> Tile:
-        return self.strip_tile() if self.backward else self.finish()[0]
+        return self.partials_tile() if self.backward else self.finish()[0]
 
     def finish(self) -> tuple[Tile, int]:
-        tile = self.rows.block_tile(self.read_twice)
+        tile = self.rows.block_tile(self.read_first)
         return tile, max(-(-self.rows.n // tile.block), 1)
-
-    def kernels(self) -> tuple[Any, Any]:
-        if self.backward:
-            return norm_parameters_kernel, kernels.norm_backward_finish_kernel
-        return kernels.norm_partial_kernel, kernels.norm_finish_kernel
 
     def partials(self) -> Sequence[str]:
         names = ("projections", "totals") if self.backward else ("squares", "centres", "rests")
@@ -48,27 +45,19 @@ class NormSplit(SplitRows[NormDescriptor], NormEntry):
         if not self.backward:
             return super().reduce_us(target)
         blocks, (partials, groups) = self.blocks(), self.partial_sums()
-        return waves_us(partials * blocks, groups * self.tile.rows * self.traffic().first / blocks, target)
+        return waves_us(partials * blocks, groups * self.tile.rows * self.traffic()[0] / blocks, target)
 
     def us(self, target: Target) -> float:
         return super().us(target) - LAUNCH_US  # the launches overlap
 
-    def launches(self, target: Target) -> Sequence[Launch]:
+    def launches(self, target: Target) -> list[Launch]:
         """Each launch is placed while the one ahead of it ends, as all are short."""
         return [replace(launch, overlaps=True) for launch in super().launches(target)]
 
-    def main(self) -> list[Launch]:
-        parts, (last, pieces), (reduce, finish) = self.blocks(), self.finish(), self.kernels()
-        grid, args = self.rows.count * pieces, {"blocks": Int(pieces), "parts": Int(parts)}
-        most = {"BLOCKS": ceil_power(pieces), "PARTS": ceil_power(parts)}
-        written = self.launch(finish, grid, last, args, **most)
-        if not self.backward:
-            return [self.launch(reduce, grid, args=args), written]
-        programs, given = self.accumulating()
+    def reduce(self) -> Launch:
         # In f64, sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
         registers = registers_for(self.tile, 2) if self.element is ElementKind.F64 else 0
-        given["blocks"] = Int(parts)
-        return [self.launch(reduce, programs * parts, args=given, registers=registers), written]
+        return self.accumulate(registers) if self.backward else super().reduce()
 
 
 NormSplit.register(*OPS)

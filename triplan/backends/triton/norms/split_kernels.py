@@ -181,33 +181,33 @@ def norm_backward_finish_kernel(
     sizes,
     lanes,
     n,
+    pieces,
     blocks,
-    parts,
     eps,
     CENTRED: tl.constexpr,
     LENGTH: tl.constexpr,
     OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed for one of ``blocks`` blocks of a row.
+    """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed for one of ``pieces`` blocks of a row.
 
     dout, x, dx, dsummed: [outer, lanes, n]; mean, rstd: [rows]; weight: [n]; totals, projections: sums of g and of
-    g * hat, [rows, parts] of COMPUTE; PARTS >= parts. See ``shared_kernels`` for the formula.
+    g * hat, [rows, blocks] of COMPUTE; BLOCKS >= blocks. See ``shared_kernels`` for the formula.
     """
     begin(OVERLAPS)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
+    row = (tl.program_id(0) // pieces).to(tl.int64)
     outer, lane = outer_and_lane(row, sizes, lanes)
-    part = tl.arange(0, PARTS)
-    known = part < parts
+    part = tl.arange(0, BLOCKS)
+    known = part < blocks
     statistic = tl.load(rstd + row)
     scale = scale_of_statistic(statistic, eps, LENGTH)
     count = n.to(COMPUTE)
-    total = tl.sum(tl.load(projections + row * parts + part, mask=known, other=0.0), 0)
+    total = tl.sum(tl.load(projections + row * blocks + part, mask=known, other=0.0), 0)
     projection = projection_of(total, count, statistic, eps, LENGTH)
-    col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    col = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
     live = col < n
     dout_at = element_pointers(dout, dout_strides, outer, sizes, lane, col)
     x_at = element_pointers(x, x_strides, outer, sizes, lane, col)
@@ -218,7 +218,7 @@ def norm_backward_finish_kernel(
     g_mean = tl.zeros((), COMPUTE)
     if CENTRED:
         centre = tl.load(mean + row)
-        g_mean = tl.sum(tl.load(totals + row * parts + part, mask=known, other=0.0), 0) / count
+        g_mean = tl.sum(tl.load(totals + row * blocks + part, mask=known, other=0.0), 0) / count
     to = row_pointers(dx, dx_strides, outer, sizes, lane)
     store_gradient(
         g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, g_mean, scale,

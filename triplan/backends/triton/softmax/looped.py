@@ -7,13 +7,12 @@ from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.softmax import looped_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
-from triplan.descriptors.softmax import AnySoftmaxDescriptor
 
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
 
 
-class SoftmaxLooped(LoopedRows[AnySoftmaxDescriptor], SoftmaxEntry):
+class SoftmaxLooped(LoopedRows, SoftmaxEntry):
     priority = 2
 
     def find_tile(self) -> Tile:

@@ -9,7 +9,6 @@ from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.softmax import rows_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
-from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import ElementKind, interpreting
 
 #: Elements of a row at most: registers hold one operand of them (forward), or two (backward).
@@ -20,7 +19,7 @@ MOST_BACKWARD = 16384
 NARROW = 32768
 
 
-class SoftmaxRows(WholeRows[AnySoftmaxDescriptor], SoftmaxEntry):
+class SoftmaxRows(WholeRows, SoftmaxEntry):
     def find_tile(self) -> Tile | None:
         most = MOST_BACKWARD if self.backward else MOST_FORWARD
         tile = self.rows.whole_tile(most // (4 if self.element is ElementKind.F64 else 1))

@@ -1,19 +1,20 @@
-"""What all softmax kernels share: constants, traffic and guarantees."""
+"""What all softmax kernels share: constants and guarantees."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.rows_entries import Entry
+from triplan.descriptors import Operand
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import PrecisionGuarantee
 
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 
 
-class SoftmaxEntry(Entry[AnySoftmaxDescriptor]):
+class SoftmaxEntry(Entry):
+    desc: AnySoftmaxDescriptor
     version = 2
     in_order = False  # no operand has one element a row
 
@@ -23,7 +24,7 @@ class SoftmaxEntry(Entry[AnySoftmaxDescriptor]):
     def constants(self) -> dict[str, Any]:
         return {"LOG": self.desc.op.startswith("log_")}
 
-    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
+    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """A term of the sum is rounded by each addition on its path; in each block also by an exponential and a product
         where the sum is rescaled to a new maximum.
 
@@ -36,5 +37,5 @@ class SoftmaxEntry(Entry[AnySoftmaxDescriptor]):
         exponential = 0 if self.desc.op == "softmax_backward" else 3 * bounds.MOST_EXPONENT[self.compute]
         error = additions + 16 + exponential
         # ex2.approx and products flush subnormals.
-        found = self.rounded(error, error, flushes=additions + 4, batch=self.rows.invariant)
-        return bounds.of_outputs(self.desc, found)
+        batch = self.rows.invariant
+        return bounds.rounded(o.element, self.compute, error, error, flushes=additions + 4, batch=batch)

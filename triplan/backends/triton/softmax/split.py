@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.softmax import split_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
-from triplan.descriptors.softmax import AnySoftmaxDescriptor
 
 
-class SoftmaxSplit(SplitRows[AnySoftmaxDescriptor], SoftmaxEntry):
+class SoftmaxSplit(SplitRows, SoftmaxEntry):
     priority = 1
+    pairs = (
+        (kernels.softmax_partial_kernel, kernels.softmax_finish_kernel),
+        (kernels.softmax_backward_partial_kernel, kernels.softmax_backward_finish_kernel),
+    )
 
     def find_tile(self) -> Tile:
         return self.rows.block_tile(2 if self.backward else 1, alone=True)
@@ -23,11 +25,6 @@ class SoftmaxSplit(SplitRows[AnySoftmaxDescriptor], SoftmaxEntry):
         if self.rows.n == 0:
             return ()
         return ("totals",) if self.backward else ("tops", "totals")
-
-    def kernels(self) -> tuple[Any, Any]:
-        if self.backward:
-            return kernels.softmax_backward_partial_kernel, kernels.softmax_backward_finish_kernel
-        return kernels.softmax_partial_kernel, kernels.softmax_finish_kernel
 
 
 SoftmaxSplit.register(*OPS)
