@@ -6,25 +6,27 @@ whatever the order of addition.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
+from hypothesis import assume, strategies as st
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import triplan as tp
 import triplan.functional as F  # noqa: N812
+from cases.indexing import FIELDS
 from triplan.functional._ops import Op
 from triplan.functional.indexing import gather as gathering, put as putting, select as selecting
+from triplan.testing import args_for, descriptors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SUMMED = (*FLOATS, torch.int32, torch.int64)
-COPIED = (*SUMMED, torch.bool)
+IN_PLACE = ("scatter_add_", "index_add_")
 
 
 class SeenDispatch(TorchDispatchMode):
@@ -109,20 +111,6 @@ def integers(shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int)
     return torch.randint(-4, 5, shape, generator=g).to(dtype).to(device)
 
 
-def indices(shape: tuple[int, ...], extent: int, dtype: torch.dtype, device: str, seed: int) -> torch.Tensor:
-    """Positions in [0, extent)."""
-    g = torch.Generator().manual_seed(seed)
-    return torch.randint(0, max(extent, 1), shape, generator=g).to(dtype).to(device)
-
-
-def distinct(shape: tuple[int, ...], dim: int, extent: int, dtype: torch.dtype, device: str, seed: int) -> torch.Tensor:
-    """Positions in [0, extent), none twice along ``dim``."""
-    g = torch.Generator().manual_seed(seed)
-    full = list(shape)
-    full[dim] = extent
-    return torch.rand(full, generator=g).argsort(dim).narrow(dim, 0, shape[dim]).to(dtype).to(device)
-
-
 def laid_out(t: torch.Tensor, how: str) -> torch.Tensor:
     """``t`` with other strides or another address; ``expanded`` also repeats its first slice."""
     if how == "transposed" and t.dim() > 1:
@@ -141,168 +129,49 @@ def laid_out(t: torch.Tensor, how: str) -> torch.Tensor:
 
 # --- drawn calls ---
 
-LAYOUTS = ("packed", "transposed", "gaps", "misaligned")
+#: The field that names the axis.
+DIMS = {op: FIELDS[op][1] for op in ("gather", "scatter", "scatter_add", "index_select", "index_add")}
 
 
 @st.composite
 def calls(draw: st.DrawFn, device: str, dtypes: tuple[torch.dtype, ...] | None = None) -> Call:
-    """Any call that torch allows as well."""
-    name = draw(st.sampled_from(sorted(_DRAW)))
-    copies = name in ("gather", "index_select", "embedding", "scatter")
-    dtype = draw(st.sampled_from(dtypes or (COPIED if copies else SUMMED)))
-    index_dtype = draw(st.sampled_from((torch.int32, torch.int64)))
-    return _DRAW[name](draw, _Tensors(draw, device, dtype, index_dtype))
-
-
-@dataclass
-class _Tensors:
-    draw: st.DrawFn
-    device: str
-    dtype: torch.dtype
-    index_dtype: torch.dtype
-
-    def seed(self) -> int:
-        return self.draw(st.integers(0, 2**16))
-
-    def target(self, shape: tuple[int, ...]) -> torch.Tensor:
-        values = integers(shape, self.dtype, self.device, self.seed())
-        return laid_out(values, self.draw(st.sampled_from(LAYOUTS)))
-
-    def source(self, shape: tuple[int, ...]) -> torch.Tensor:
-        values = integers(shape, self.dtype, self.device, self.seed())
-        return laid_out(values, self.draw(st.sampled_from((*LAYOUTS, "expanded"))))
-
-    def index(self, shape: tuple[int, ...], extent: int) -> torch.Tensor:
-        if extent == 0:
-            assert math.prod(shape) == 0
-        at = indices(shape, extent, self.index_dtype, self.device, self.seed())
-        return laid_out(at, self.draw(st.sampled_from((*LAYOUTS, "expanded"))))
-
-    def dim(self, rank: int) -> int:
-        return self.draw(st.integers(-max(rank, 1), max(rank, 1) - 1))
-
-    def shape(self, min_rank: int = 0) -> tuple[int, ...]:
-        return tuple(self.draw(st.lists(st.integers(0, 4), min_size=min_rank, max_size=3)))
-
-    def narrower(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(self.draw(st.integers(max(n - 1, 0), n)) for n in shape)
-
-    def count(self, extent: int) -> int:
-        return self.draw(st.integers(0, 6)) if extent else 0
-
-    def along(self, shape: tuple[int, ...], dim: int, n: int) -> tuple[int, ...]:
-        return (*shape[: dim % len(shape)], n, *shape[dim % len(shape) + 1 :]) if shape else ()
-
-
-def _draw_gather(draw: st.DrawFn, t: _Tensors) -> Call:
-    shape = t.shape()
-    dim = t.dim(len(shape))
-    extent = shape[dim] if shape else 1
-    index = t.index(t.along(t.narrower(shape), dim, t.count(extent)), extent)
-    return Call("gather", (t.target(shape), dim, index), (0,), torch.gather)
-
-
-def _scatter_parts(draw: st.DrawFn, t: _Tensors) -> tuple[tuple[int, ...], int, tuple[int, ...], tuple[int, ...]]:
-    shape = t.shape()
-    dim = t.dim(len(shape))
-    index_shape = t.along(t.narrower(shape), dim, t.count(shape[dim] if shape else 1))
-    src_shape = tuple(n + draw(st.integers(0, 1)) for n in index_shape)
-    return shape, dim, index_shape, src_shape
-
-
-def _leading(src: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    return src[tuple(slice(n) for n in index.shape)]
-
-
-def _draw_scatter_add(draw: st.DrawFn, t: _Tensors) -> Call:
-    shape, dim, index_shape, src_shape = _scatter_parts(draw, t)
-    index = t.index(index_shape, shape[dim] if shape else 1)
-    name = draw(st.sampled_from(("scatter_add", "scatter_add_")))
-
-    def theirs(x: Any, dim: Any, index: Any, src: Any) -> torch.Tensor:
-        # torch has no gradient for what lies beyond the index.
-        return getattr(torch.Tensor, name)(x, dim, index, _leading(src, index))
-
-    return Call(name, (t.target(shape), dim, index, t.source(src_shape)), (0, 3), theirs)
-
-
-def _draw_scatter(draw: st.DrawFn, t: _Tensors) -> Call:
-    shape, dim, index_shape, src_shape = _scatter_parts(draw, t)
-    if shape:
-        index_shape = t.along(index_shape, dim, min(index_shape[dim], shape[dim]))
-        index = distinct(index_shape, dim, shape[dim], t.index_dtype, t.device, t.seed())
-    else:
-        index = torch.zeros((), dtype=t.index_dtype, device=t.device)
-    if draw(st.booleans()):
-        return Call("scatter", (t.target(shape), dim, index, 3), (0,), torch.scatter)
-
-    def theirs(x: Any, dim: Any, index: Any, src: Any) -> torch.Tensor:
-        return torch.scatter(x, dim, index, _leading(src, index))
-
-    src_shape = tuple(max(a, b) for a, b in zip(index_shape, src_shape, strict=True))
-    return Call("scatter", (t.target(shape), dim, index, t.source(src_shape)), (0, 3), theirs)
-
-
-def _draw_index_select(draw: st.DrawFn, t: _Tensors) -> Call:
-    shape = t.shape()
-    dim = t.dim(len(shape))
-    index_shape = draw(st.sampled_from(((), (1,)))) if not shape else (t.count(shape[dim]),)
-    index = t.index(index_shape, shape[dim] if shape else 1)
-    return Call("index_select", (t.target(shape), dim, index), (0,), torch.index_select)
-
-
-def _draw_index_add(draw: st.DrawFn, t: _Tensors) -> Call:
-    shape = t.shape()
-    dim = t.dim(len(shape))
-    n = t.count(shape[dim]) if shape else 1
-    alphas = (1, -2, 0.5) if t.dtype.is_floating_point else (1, -2)
-    name = draw(st.sampled_from(("index_add", "index_add_")))
-    args = (t.target(shape), dim, t.index((n,), shape[dim] if shape else 1), t.source(t.along(shape, dim, n)))
-    return Call(name, args, (0, 3), getattr(torch.Tensor, name), {"alpha": draw(st.sampled_from(alphas))})
-
-
-def _draw_index_put(draw: st.DrawFn, t: _Tensors) -> Call:
-    shape = t.shape(min_rank=1)
-    k = draw(st.integers(1, len(shape)))
-    lead, rest = shape[:k], shape[k:]
-    accumulate = draw(st.booleans())
-    if accumulate:
-        index_shape = () if math.prod(lead) and draw(st.booleans()) else (2 if math.prod(lead) else 0, t.count(3))
-        at = [t.index(index_shape, n) for n in lead]
-    else:
-        cells = torch.randperm(math.prod(lead), generator=torch.Generator().manual_seed(t.seed()))
-        cells = cells[: draw(st.integers(0, 6))]
-        index_shape = tuple(cells.shape)
-        at = [a.to(t.index_dtype).to(t.device) for a in torch.unravel_index(cells, lead)]
-    if draw(st.booleans()):  # from the end
-        at = [a - n for a, n in zip(at, lead, strict=True)]
-    values_shape = (*index_shape, *rest)
-    cut = draw(st.integers(0, len(values_shape)))
-    values = t.source(tuple(1 if n and draw(st.booleans()) else n for n in values_shape[cut:]))
-    return Call("index_put", (t.target(shape), tuple(at), values, accumulate), (0, 2), torch.index_put)
-
-
-def _draw_embedding(draw: st.DrawFn, t: _Tensors) -> Call:
-    # No width of 0: torch's own backward on CUDA then reads what it must not (2.11), and the process is lost.
-    rows, width = draw(st.integers(0, 5)), draw(st.integers(1, 4))
-    shape = t.shape() if rows else (0, 2)
-    padding = draw(st.none() | st.integers(-rows, rows - 1)) if rows else None
-    args = (t.index(shape, rows), t.target((rows, width)), padding)
-    return Call("embedding", args, (1,), torch.nn.functional.embedding)
-
-
-_DRAW: dict[str, Callable[[st.DrawFn, _Tensors], Call]] = {
-    "gather": _draw_gather,
-    "scatter_add": _draw_scatter_add,
-    "scatter": _draw_scatter,
-    "index_select": _draw_index_select,
-    "index_add": _draw_index_add,
-    "index_put": _draw_index_put,
-    "embedding": _draw_embedding,
-}
+    """Any call that torch allows as well, of operands as a descriptor may promise them."""
+    op = draw(st.sampled_from((*DIMS, "index_put", "embedding")))
+    given = {"out_of_bounds": "skip", "wrap_negative": op == "index_put"}
+    if dtypes is not None:
+        given["element"] = draw(st.sampled_from(dtypes))
+    # So few bytes that sums of small integers are exact in bf16.
+    desc: Any = draw(descriptors(tp.descriptor_types()[op], 1 << 8, target=tp.Target.cpu(), fixed=given))
+    overwrites = op == "scatter" or (op == "index_put" and not desc.accumulate)
+    how = "distinct" if overwrites else "valid"
+    x = args_for(desc, device, draw(st.integers(0, 2**16)), values="integers", indices=how).args
+    (index,) = (o for o in desc.operands() if o.index_extents)
+    tensors = x.indices if op == "index_put" else [x.index]
+    for t, n in zip(tensors, index.index_extents, strict=True):
+        assume(bool(((t >= (-n if desc.wrap_negative else 0)) & (t < n)).all()))
+    if op == "embedding":
+        # torch's own backward of no width reads what it must not on CUDA (2.11), and the process is lost.
+        assume(desc.embedding_dim)
+        n = desc.num_embeddings
+        padding = draw(st.none() | st.integers(-n, n - 1)) if n else None
+        return Call(op, (x.index, x.weight, padding), (1,), torch.nn.functional.embedding)
+    if op == "index_put":
+        return Call(op, (x.out, tuple(x.indices), x.values, desc.accumulate), (0, 2), torch.index_put)
+    rank = len(x.out.shape)
+    dim = getattr(desc, DIMS[op]) - draw(st.sampled_from((0, rank)))
+    if op in ("gather", "index_select"):
+        return Call(op, (x.src, dim, x.index), (0,), getattr(torch, op))
+    name = draw(st.sampled_from([name for name in (op, f"{op}_") if name == op or name in IN_PLACE]))
+    scale = {"alpha": 1 if x.alpha is None else x.alpha} if op == "index_add" else {}
+    return Call(name, (x.out, dim, x.index, x.src), (0, 3), getattr(torch.Tensor, name), scale)
 
 
 # --- one call an op ---
+
+
+def _leading(src: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """What torch has a gradient for."""
+    return src[tuple(slice(n) for n in index.shape)]
 
 
 def fixed(device: str, dtype: torch.dtype = torch.float64, index_dtype: torch.dtype = torch.int64) -> dict[str, Call]:
@@ -333,5 +202,4 @@ def fixed(device: str, dtype: torch.dtype = torch.float64, index_dtype: torch.dt
 
 
 FIXED = tuple(fixed("cpu"))
-IN_PLACE = ("scatter_add_", "index_add_")
 WITH_OUT = ("gather", "scatter_add", "scatter", "index_select", "index_add")
