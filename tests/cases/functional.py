@@ -29,28 +29,28 @@ SUMMED = (*FLOATS, torch.int32, torch.int64)
 IN_PLACE = ("scatter_add_", "index_add_")
 
 
-class SeenDispatch(TorchDispatchMode):
+class _Seen:
+    """Notes what passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def _note(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class SeenDispatch(_Seen, TorchDispatchMode):
     """Notes every op that reaches the dispatcher."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(str(func))
-        return func(*args, **(kwargs or {}))
+    __torch_dispatch__ = _Seen._note
 
 
-class SeenFunction(TorchFunctionMode):
+class SeenFunction(_Seen, TorchFunctionMode):
     """Notes every call of a function of torch."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(str(func))
-        return func(*args, **(kwargs or {}))
+    __torch_function__ = _Seen._note
 
 
 def forget_replays() -> None:

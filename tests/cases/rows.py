@@ -18,6 +18,15 @@ TERMS = {**softmax.TERMS, **norms.TERMS}
 OPS = tuple(TERMS)
 #: (op, kernel)
 KERNELS = [(op, entry.name) for op in OPS for entry in tp.TABLE.rows(op) if entry.backend is tp.BackendKind.TRITON]
+#: Rows of four that a careless formula gets wrong.
+SPECIAL = {
+    "all -inf": [-float("inf")] * 4,
+    "some -inf": [-float("inf"), 1.0, -float("inf"), 2.0],
+    "+inf": [1.0, float("inf"), 0.0, -float("inf")],
+    "NaN": [1.0, float("nan"), 0.0, 3.0],
+    "-inf and NaN": [-float("inf"), float("nan"), -float("inf"), -float("inf")],
+    "far": [1e4, 1e4 - 1, -1e4, 0.0],
+}
 PLACES = places("rows", "looped", "split")
 
 

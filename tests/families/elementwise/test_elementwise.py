@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import places
 from hypothesis import given, settings, strategies as st
 from proofs import target
 from proofs.elementwise import OPS, no_terms
@@ -18,15 +19,8 @@ Tensor = torch.Tensor
 #: torch's way to compute each function.
 TORCH: dict[str, Any] = {"relu_squared": lambda x: torch.relu(x).square()}
 SPECIAL = (0.0, -0.0, 1e-30, -1e-30, 3.0, -3.0, 1e30, -1e30, float("inf"), -float("inf"), float("nan"))
-#: Where a kernel runs, and which.
-PLACES = [
-    pytest.param("cpu", None, id="cpu"),
-    *(
-        pytest.param(where, kernel, marks=getattr(pytest.mark, where), id=f"{where}-{kernel}")
-        for where in ("interpret", "gpu")
-        for kernel in ("flat", "strided")
-    ),
-]
+PLACES = places("flat", "strided")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
 
 
 def with_gradient(name: str, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +32,6 @@ def with_gradient(name: str, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", TORCH)
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_special_values_as_in_torch(where: str, kernel: str | None, name: str) -> None:
     x = torch.tensor(SPECIAL, device=target(where).device_type)
     out, dx = with_gradient(name, x, torch.ones_like(x))

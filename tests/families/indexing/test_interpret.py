@@ -7,13 +7,15 @@ their combinations.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from cases import pinned
+from cases import INTERPRETER, pinned, required
 from cases.indexing import ENTRIES, OPS, POLICIES, accumulate_of, build, elements_of, grid
 from hypothesis import Phase, given, settings, strategies as st
 
@@ -27,7 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
-TARGET = tp.Target.cpu(interpret=True)
 #: The last axis is wide enough for the rows kernels and no multiple of any block.
 SHAPE, EXTENT = (2, 3, 17), 5
 
@@ -42,6 +43,13 @@ def passes_of(row: str, seed: int) -> tuple[Values, ...]:
 
 def check(plan: tp.Plan[Any, Any], row: str, seed: int) -> int:
     return check_plan(plan, seed=seed, runs=2, passes=passes_of(row, seed)).exact
+
+
+def plans(descs: Iterable[tp.Descriptor], row: str) -> list[tp.Plan[Any, Any]]:
+    """Of those problems that the kernel takes; it must take some."""
+    found = [plan for desc in descs if (plan := pinned(desc, row, INTERPRETER)) is not None]
+    assert found
+    return found
 
 
 @triton.jit
@@ -60,9 +68,7 @@ def test_kernels_of_ones_own_run_between_plans() -> None:
     """What makes plans' kernels faster here leaves Triton's language as it was."""
     desc = build("gather", SHAPE, 0, EXTENT, element="f32")
     for _ in range(3):
-        plan = pinned(desc, "elements", TARGET)
-        assert plan is not None
-        check(plan, "elements", 1)
+        check(required(desc, "elements", INTERPRETER), "elements", 1)
         src, out = torch.randn(5, 16), torch.empty(5)
         halves[(5,)](src, out, BLOCK=16)
         torch.testing.assert_close(out, src.sum(1) / 2)
@@ -70,17 +76,11 @@ def test_kernels_of_ones_own_run_between_plans() -> None:
 
 @pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_every_element_index_and_layout(op: str, row: str) -> None:
-    exact = planned = 0
-    elements = elements_of(op, row)
-    grids = [list(grid(op, row, element, SHAPE, EXTENT, every_policy=False)) for element in elements]
-    for turn in range(max(len(elements), len(grids[0]))):
-        element = (turn + OPS.index(op)) % len(elements)
-        plan = pinned(grids[element][turn % len(grids[element])], row, TARGET)
-        if plan is not None:
-            planned += 1
-            exact += check(plan, row, planned)
-    assert planned > 0
-    assert exact > 0
+    grids = [list(grid(op, row, element, SHAPE, EXTENT, every_policy=False)) for element in elements_of(op, row)]
+    turns = range(max(len(grids), len(grids[0])))
+    drawn = (grids[(turn + OPS.index(op)) % len(grids)] for turn in turns)
+    descs = (each[turn % len(each)] for turn, each in zip(turns, drawn, strict=True))
+    assert sum(check(plan, row, seed) for seed, plan in enumerate(plans(descs, row), 1)) > 0
 
 
 @pytest.mark.parametrize(("op", "row"), ENTRIES)
@@ -92,7 +92,7 @@ def test_every_policy_and_axis(op: str, row: str) -> None:
             options = {"out_of_bounds": policy, "wrap_negative": wrap}
             accumulate = accumulate_of(op, row, turn + axis)
             desc = build(op, SHAPE, axis, EXTENT, element=element, accumulate=accumulate, **options)
-            plan = pinned(desc, row, TARGET)
+            plan = pinned(desc, row, INTERPRETER)
             if plan is not None:
                 planned += 1
                 check(plan, row, 10 * axis + turn)
@@ -102,14 +102,9 @@ def test_every_policy_and_axis(op: str, row: str) -> None:
 
 @pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_refusals(op: str, row: str) -> None:
-    planned = 0
-    for axis in range(3):
-        desc = build(op, SHAPE, axis, EXTENT, element="f16", accumulate=accumulate_of(op, row, 0))
-        plan = pinned(desc, row, TARGET)
-        if plan is not None:
-            planned += 1
-            assert check_refusals(plan, seed=axis) > 20
-    assert planned > 0
+    options = {"element": "f16", "accumulate": accumulate_of(op, row, 0)}
+    for seed, plan in enumerate(plans((build(op, SHAPE, axis, EXTENT, **options) for axis in range(3)), row)):
+        assert check_refusals(plan, seed=seed) > 20
 
 
 # The rows kernels take packed, wide problems only, which a free draw rarely hits.
@@ -124,9 +119,7 @@ def test_any_problem(op: str, row: str) -> None:
     def holds(data: st.DataObject, seed: int) -> None:
         element = data.draw(st.sampled_from(elements))
         desc = data.draw(descriptors(tp.descriptor_types()[op], 512, fixed={"element": element, **fixed}))
-        plan = pinned(desc, row, TARGET)
-        assert plan is not None
-        check(plan, row, seed)
+        check(required(desc, row, INTERPRETER), row, seed)
 
     holds()
 
@@ -134,16 +127,14 @@ def test_any_problem(op: str, row: str) -> None:
 @pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_empty_problems(op: str, row: str) -> None:
     """No points, no places to point to, or neither: what must be filled is filled, and a bad index is reported."""
-    planned = 0
-    element = "f32" if "f32" in elements_of(op, row) else elements_of(op, row)[0]
-    for shape, extent in (((0, 3, 17), 5), ((2, 3, 17), 0), ((0, 3, 17), 0), ((2, 0, 17), 5), ((2, 3, 0), 5)):
-        for accumulate in (True, False):
-            if op == "index_put" and accumulate != accumulate_of(op, row, 0):
-                continue
-            policy = ("error", "skip", "clamp")[planned % 3]
-            desc = build(op, shape, 0, extent, element=element, out_of_bounds=policy, accumulate=accumulate)
-            plan = pinned(desc, row, TARGET)
-            if plan is not None:
-                planned += 1
-                check(plan, row, planned)
-    assert planned > 0
+    elements, policies = elements_of(op, row), cycle(("error", "skip", "clamp"))
+    options = {"element": "f32" if "f32" in elements else elements[0]}
+    accumulates = (accumulate_of(op, row, 0),) if op == "index_put" else (True, False)
+    shapes = (((0, 3, 17), 5), ((2, 3, 17), 0), ((0, 3, 17), 0), ((2, 0, 17), 5), ((2, 3, 0), 5))
+    descs = (
+        build(op, shape, 0, extent, out_of_bounds=next(policies), accumulate=accumulate, **options)
+        for shape, extent in shapes
+        for accumulate in accumulates
+    )
+    for seed, plan in enumerate(plans(descs, row), 1):
+        check(plan, row, seed)

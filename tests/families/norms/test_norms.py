@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import required
 from cases.rows import PLACES, TERMS, build, reference, run
 from proofs import target
 from torch.nn import functional
@@ -13,9 +14,11 @@ from torch.nn import functional
 import triplan as tp
 from triplan.testing import check_plan
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
+
 
 def pinned(desc: tp.Descriptor, where: str, kernel: str | None) -> tp.Plan[Any, Any]:
-    return tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    return required(desc, kernel, target(where))
 
 
 @pytest.mark.parametrize("weight", [True, False])
@@ -39,7 +42,6 @@ def test_norms_are_torchs(op: str, weight: bool) -> None:
 
 
 @pytest.mark.parametrize(("where", "kernel"), PLACES[1:])
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_rows_that_begin_unlike_the_rest(where: str, kernel: str) -> None:
     """By one element, by a fifth of them, and by a fifth far from zero."""
     n = (1000 if kernel == "rows" else 20_000) * (1 if where == "interpret" else 5)
@@ -54,7 +56,6 @@ def test_rows_that_begin_unlike_the_rest(where: str, kernel: str) -> None:
 
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "l2_norm"])
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_norms_hold_at_the_ends_of_their_range(where: str, kernel: str | None, op: str) -> None:
     """Mean squares just above the smallest normal number, without an eps; sums of squares near the largest."""
     n = 1000 if kernel in (None, "rows") else 9000 if where == "interpret" else 20_000
@@ -80,7 +81,6 @@ def normalised(x: torch.Tensor, where: str, kernel: str | None) -> tp.LayerNormA
 
 
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_variance_is_of_centred_values(where: str, kernel: str | None) -> None:
     """Values of spread 1 around 4,000: their mean square less the square of their mean is noise in f32."""
     n = 1000 if kernel in (None, "rows") else 20_000
@@ -94,7 +94,6 @@ def test_the_variance_is_of_centred_values(where: str, kernel: str | None) -> No
 @pytest.mark.parametrize("n", [1, 31, 256, 1000])
 @pytest.mark.parametrize(("element", "middle"), [("f16", 1500), ("bf16", 200)])
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_mean_of_16_bit_rows_is_exact_to_f32(
     where: str, kernel: str | None, element: str, middle: int, n: int
 ) -> None:
@@ -113,7 +112,6 @@ def test_the_mean_of_16_bit_rows_is_exact_to_f32(
 
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "l2_norm"])
 @pytest.mark.parametrize(("where", "kernel"), [p for p in PLACES[1:] if "split" not in str(p.id)])
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_norms_of_adjacent_rows(where: str, kernel: str, op: str) -> None:
     """Rows that are the columns of a matrix: each has gaps, while neighbours are adjacent."""
     desc = build(op, (70, 40))

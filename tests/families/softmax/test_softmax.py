@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from cases import H200
-from cases.rows import PLACES, build, reference, run
+from cases.rows import PLACES, SPECIAL, build, reference, run
 from proofs import target
 
 import triplan as tp
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -26,20 +28,9 @@ def test_softmax_is_torchs(op: str, axis: int) -> None:
     torch.testing.assert_close(got, dx)
 
 
-SPECIAL = {
-    "all -inf": [-float("inf")] * 4,
-    "some -inf": [-float("inf"), 1.0, -float("inf"), 2.0],
-    "+inf": [1.0, float("inf"), 0.0, -float("inf")],
-    "NaN": [1.0, float("nan"), 0.0, 3.0],
-    "-inf and NaN": [-float("inf"), float("nan"), -float("inf"), -float("inf")],
-    "far": [1e4, 1e4 - 1, -1e4, 0.0],
-}
-
-
 @pytest.mark.parametrize("name", SPECIAL)
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_infinities_and_nan_as_in_torch(where: str, kernel: str | None, op: str, name: str) -> None:
     plan = tp.plan(build(op, (2, 4)), target=target(where), preference=tp.PlanPreference(kernel=kernel))
     x = torch.tensor([SPECIAL[name], [0.0, 1.0, 2.0, 3.0]], device=plan.target.device_type)
