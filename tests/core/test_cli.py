@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from samples import SAMPLES
 from typer.testing import CliRunner
 
@@ -25,6 +27,7 @@ from triplan.cli.app import app
 from triplan.cli.catalog import catalog, examples
 from triplan.cli.render import LETTERS, as_markdown
 from triplan.descriptors.meanings import fields
+from triplan.testing import args_for
 
 ROOT = Path(__file__).parents[2]
 DESC = tp.IndexAddDescriptor(src_shape=(256, 64), add_dim=0, out_dim_size=10, element="f32")
@@ -457,6 +460,106 @@ def test_compile_writes_what_the_manifest_says(file: str, tmp_path: Path) -> Non
         assert (out / shown["cubin"]["file"]).read_bytes()[:4] == b"\x7fELF"
     on_disk = {p.name for p in out.iterdir()}
     assert on_disk == {"manifest.json"} | {k[kind]["file"] for k in manifest["kernels"] for kind in ("ptx", "cubin")}
+
+
+#: Problems with a workspace and several launches, with scalars, and with tensor maps of a transposed operand.
+COLUMNS = tp.Layout.strided(unit_axis=0, alignment=16, stride_multiple=8)
+LAUNCHED = {
+    "index_add": (DESC, "sorted_sum"),
+    "split_k": (tp.GemmDescriptor(m=64, n=64, k=4096, element="f16"), "split_k"),
+    "wgmma": (tp.GemmDescriptor(m=128, n=64, k=96, element="bf16", layouts={"a": COLUMNS}), "wgmma"),
+}
+PTX_TYPES = {"i32": "u32", "i64": "u64", "fp32": "f32", "fp64": "f64", "tensor_map": "align"}
+
+
+def compiled(case: str, target: str, folder: Path) -> dict[str, Any]:
+    """The manifest of a case."""
+    desc, kernel = LAUNCHED[case]
+    arguments = ("compile", "-", "--target", target, "--kernel", kernel, "--out", str(folder))
+    result = run(*arguments, stdin=desc.to_json())
+    assert result.exit_code == 0, result.stderr
+    return dict(json.loads((folder / "manifest.json").read_text()))
+
+
+@pytest.mark.parametrize("case", LAUNCHED)
+def test_the_manifest_lists_the_parameters_of_the_ptx(case: str, tmp_path: Path) -> None:
+    manifest = compiled(case, "h200", tmp_path)
+    for launch in manifest["launches"]:
+        ptx = (tmp_path / manifest["kernels"][launch["kernel"]]["ptx"]["file"]).read_text()
+        head = ptx[ptx.index(".entry") :].split("{")[0]
+        types = ["u64" if a["type"][0] == "*" else PTX_TYPES[a["type"]] for a in launch["arguments"]]
+        assert re.findall(r"\.param \.(\w+)", head) == types
+        assert f".reqntid {launch['block'][0]}\n" in head
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", LAUNCHED)
+def test_a_launch_from_the_manifest_alone(case: str, tmp_path: Path) -> None:
+    """By the driver, which knows nothing of Triton or triplan; the plan itself gives the same bits."""
+    manifest = compiled(case, "current", tmp_path)
+    desc = tp.parse_descriptor(manifest["descriptor"])
+    args = args_for(desc, device="cuda", seed=0)
+    expected = args_for(desc, device="cuda", seed=0)
+    plan = tp.plan(desc, preference=tp.PlanPreference(kernel=LAUNCHED[case][1], deterministic=False))
+    plan.run(expected, tp.Workspace.allocate(plan, "cuda"))
+    launch_manifest(manifest, tmp_path, args, torch.empty(manifest["workspace"]["bytes"] + 1, dtype=torch.uint8).cuda())
+    for o in desc.operands():
+        if o.is_written:
+            got, wanted = getattr(args, o.name), getattr(expected, o.name)
+            torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def launch_manifest(manifest: dict[str, Any], folder: Path, args: Any, workspace: torch.Tensor) -> None:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    c_types = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float, "fp64": ctypes.c_double}
+
+    def check(code: int) -> None:
+        assert code == 0, f"CUDA error {code}"
+
+    def tensor_map(a: dict[str, Any], x: torch.Tensor) -> Any:
+        axes, rank = a["axes"][::-1], len(a["axes"])  # the driver wants the innermost first
+        found = (ctypes.c_char * 192)()
+        offset = -ctypes.addressof(found) % 64
+        aligned = (ctypes.c_char * 128).from_buffer(found, offset)
+        sizes, ones = ctypes.c_uint64 * rank, (ctypes.c_uint32 * rank)(*[1] * rank)
+        strides = sizes(*(x.stride(axis) * x.element_size() for axis in axes[1:]))
+        box = (ctypes.c_uint32 * rank)(*a["box"][::-1])
+        where = ctypes.c_void_p(x.data_ptr())
+        shape = sizes(*(x.shape[axis] for axis in axes))
+        what = (a["data_type"], rank, where, shape, strides, box, ones, 0, a["swizzle"], 2, 0)
+        check(cuda.cuTensorMapEncodeTiled(aligned, *what))
+        return aligned
+
+    def value(a: dict[str, Any]) -> Any:
+        x = getattr(args, a.get("operand", ""), None)
+        if a["from"] == "tensor_map":
+            return tensor_map(a, x)
+        if a["type"][0] == "*":
+            assert not a.get("bytes_per_program")
+            addresses = {"operand": lambda: (x if "item" not in a else x[a["item"]]).data_ptr(), "scratch": lambda: 0}
+            addresses["workspace"] = lambda: workspace.data_ptr() + a["offset"]
+            return ctypes.c_uint64(addresses[a["from"]]())
+        got = {
+            "value": lambda: a["value"],
+            "scalar": lambda: a["default"] if x is None else x,
+            "stride": lambda: x.stride(a["axis"]),
+            "extent": lambda: x.shape[a["axis"]],
+        }[a["from"]]()
+        return c_types[a["type"]](got)
+
+    for launch in manifest["launches"]:
+        kernel = manifest["kernels"][launch["kernel"]]
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        check(cuda.cuModuleLoad(ctypes.byref(module), str(folder / kernel["cubin"]["file"]).encode()))
+        check(cuda.cuModuleGetFunction(ctypes.byref(function), module, kernel["name"].encode()))
+        if launch["shared_bytes"] > 48 << 10:
+            check(cuda.cuFuncSetAttribute(function, 8, launch["shared_bytes"]))  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+        values = [value(a) for a in launch["arguments"]]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        shape = (*launch["grid"], *launch["block"], launch["shared_bytes"])
+        check(cuda.cuLaunchKernel(function, *shape, None, pointers, None))
+        torch.cuda.synchronize()
+        check(cuda.cuModuleUnload(module))
 
 
 def test_compiling_for_the_cpu_exits_1_and_writes_nothing(file: str, tmp_path: Path) -> None:

@@ -252,6 +252,8 @@ def compile_(
     tuning: Tuning = None,
 ) -> None:
     """Compile a plan's kernels, with or without a GPU; write PTX, cubins and a manifest."""
+    from triplan.cli.manifest import launches
+
     with _errors():
         found = _plan(
             file, target, tuning, deterministic, batch_invariant, order_invariant, kernel, exclude, max_workspace
@@ -284,6 +286,7 @@ def compile_(
             "sku": found.sku().model_dump(mode="json"),
             "workspace": {"bytes": found.workspace_size(), "alignment": Workspace.ALIGNMENT},
             "kernels": kernels,
+            "launches": launches(found),
         }
         (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         print(f"{found.sku().id}: {len(kernels)} kernel(s) written to {out}")
