@@ -498,8 +498,7 @@ def test_a_launch_from_the_manifest_alone(case: str, tmp_path: Path) -> None:
     """By the driver, which knows nothing of Triton or triplan; the plan itself gives the same bits."""
     manifest = compiled(case, "current", tmp_path)
     desc = tp.parse_descriptor(manifest["descriptor"])
-    args = args_for(desc, device="cuda", seed=0)
-    expected = args_for(desc, device="cuda", seed=0)
+    args, expected = (args_for(desc, "cuda", 0).args for _ in range(2))
     plan = tp.plan(desc, preference=tp.PlanPreference(kernel=LAUNCHED[case][1], deterministic=False))
     plan.run(expected, tp.Workspace.allocate(plan, "cuda"))
     launch_manifest(manifest, tmp_path, args, torch.empty(manifest["workspace"]["bytes"] + 1, dtype=torch.uint8).cuda())
