@@ -293,8 +293,7 @@ def check_out(name: str, out: Tensor, args: Sequence[Any], shape: Callable[[], S
         raise RuntimeError(f"{name}(): Expected out tensor to have dtype {like.dtype}, but got {out.dtype}")
     if out.device != like.device:
         raise RuntimeError(f"{name}(): Expected out tensor to be on device {like.device}, but got {out.device}")
-    if not torch.compiler.is_compiling():  # in a compiled graph the kernel checks
-        _refuse_unwritable(name, out)
+    _refuse_unwritable(name, out)
     if tuple(out.shape) != result:
         if out.numel():
             warnings.warn(
@@ -413,7 +412,8 @@ def _refuse_leaf(target: Tensor) -> None:
 
 
 def _refuse_unwritable(name: str, out: Tensor) -> None:
-    if out.is_inference() and not torch.is_inference_mode_enabled():
+    # Dynamo knows no inference tensors; in a compiled graph the kernel refuses them.
+    if not is_dynamo_compiling() and out.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError(
             f"{name}(): Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone "
             "to get a normal tensor before doing inplace update."

@@ -126,6 +126,16 @@ def test_compiled_in_place_writes_its_argument(name: str, device: str) -> None:
     assert torch.equal(values[0], call.run(call.theirs, call.copies()))
 
 
+@pytest.mark.parametrize("rows", [3, 4])
+def test_compiled_out_that_overlaps_itself_is_refused_untouched(rows: int) -> None:
+    """Also where it would be resized first, which would make it packed, over what it is a view of."""
+    base, a, b = torch.full((1, 1), 99.0), torch.ones(3, 4), torch.ones(4, 5)
+    compiled = torch.compile(lambda out: F.mm(a, b, out=out), backend="aot_eager")
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        compiled(base.expand(rows, 5))
+    assert base.item() == 99
+
+
 @pytest.mark.parametrize("name", WITH_OUT)
 def test_compiled_out(name: str, device: str) -> None:
     call = fixed(device)[name]

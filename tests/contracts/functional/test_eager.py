@@ -160,7 +160,6 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "index_add: shape": (lambda: F.index_add(X, 0, I64, X[:, :2]), RuntimeError, "source tensor shape must match"),
     "index_add: rank": (lambda: F.index_add(X, 0, I64, V), RuntimeError, "dimensions"),
     "index_add: alpha": (lambda: F.index_add(I64, 0, I64, I64, alpha=0.5), RuntimeError, "not be a floating point"),
-    "index_add: bool alpha": (lambda: F.index_add(V, 0, I64, V, alpha=True), RuntimeError, "Boolean alpha"),
     "index_add: bool": (lambda: F.index_add(V > 0, 0, I64, V > 0, alpha=True), triplan.Unsupported, "bool tensors"),
     "index_add_: dtype": (lambda: F.index_add_(X, 0, I64, X.half()), RuntimeError, "source.dtype"),
     "index_put: none": (lambda: F.index_put(X, (), V), IndexError, "at least one index"),
@@ -189,6 +188,16 @@ def test_refuses(what: str) -> None:
         call()
     assert not X.any()
     assert not V.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize("alpha", [True, False])
+def test_index_add_takes_a_bool_as_a_number(alpha: bool, dtype: torch.dtype, device: str) -> None:
+    input, source = integers((3, 2), dtype, device, 1), integers((3, 2), dtype, device, 2)
+    index = torch.tensor([0, 2, 0], device=device)
+    expected = torch.index_add(input, 0, index, source, alpha=int(alpha))
+    assert torch.equal(F.index_add(input, 0, index, source, alpha=alpha), expected)
+    assert torch.equal(F.index_add_(input, 0, index, source, alpha=alpha), expected)
 
 
 @pytest.mark.gpu

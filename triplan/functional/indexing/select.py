@@ -148,8 +148,6 @@ def _add_shape(
         raise Unsupported("index_add(): bool tensors cannot be added; convert them to an integer dtype")
     if isinstance(alpha, complex):
         raise RuntimeError("index_add(): For non-complex input tensors, argument alpha must not be a complex number.")
-    if isinstance(alpha, bool):
-        raise RuntimeError("index_add(): Boolean alpha only supported for Boolean results.")
     if isinstance(alpha, float) and not input.is_floating_point():
         raise RuntimeError(
             "index_add(): For integral input tensors, argument alpha must not be a floating point number."
@@ -182,7 +180,7 @@ def _add_update(
     out: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1, check_indices: bool = False
 ) -> Ran:
     operands = {"index": at_least_1d(index), "src": at_least_1d(source), "out": at_least_1d(out)}
-    scalars = {"alpha": None if alpha == 1 else alpha}
+    scalars = {"alpha": None if alpha == 1 else int(alpha) if isinstance(alpha, bool) else alpha}
     return run(IndexAddPlan, operands, scalars=scalars, check_indices=check_indices, add_dim=axis(dim, out.dim()))
 
 
