@@ -27,7 +27,7 @@ SHARED = {
     "triplan/backends/reference": {"run"},
     "triplan/backends/triton": {"common"},
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tune", "workspace"},
-    "triplan/functional": {"_autocast", "_ops", "_plans", "_shapes"},
+    "triplan/functional": {"_autocast", "_flops", "_ops", "_plans", "_shapes"},
     "tests/families": set(),
     "bench": {"determinism", "host", "jit_kernel", "liger", "report", "rows", "stub", "timing"},
 }

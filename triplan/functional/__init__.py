@@ -1,6 +1,7 @@
 """torch-like calls with autograd, on plans: what torch has by these names, with torch's semantics."""
 
 from triplan._exports import export as _export
+from triplan.functional._flops import register as _register_flops
 from triplan.functional.elementwise import *
 from triplan.functional.gemm import *
 from triplan.functional.indexing.gather import *
@@ -10,4 +11,5 @@ from triplan.functional.losses import *
 from triplan.functional.norms import *
 from triplan.functional.softmax import *
 
+_register_flops()
 _export(__name__)

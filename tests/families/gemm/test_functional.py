@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases.functional import FLOATS, integers, laid_out
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import triplan.functional as F  # noqa: N812
 from triplan.functional import _plans, gemm as multiplying
@@ -371,3 +372,26 @@ def test_halves_sum_the_bias_gradient_in_f32() -> None:
     w, bias = torch.ones(8, 8, device="cuda").half(), torch.zeros(8, device="cuda").half().requires_grad_()
     F.linear(x, w, bias).backward(torch.full((4096, 8), 1.0009765625, device="cuda").half())
     assert torch.equal(bias.grad, torch.full((8,), 4100.0, device="cuda").half())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("out", [False, True], ids=["new", "out"])
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("mm", [(3, 5), (5, 7)]),
+        ("bmm", [(2, 3, 5), (2, 5, 7)]),
+        ("addmm", [(7,), (3, 5), (5, 7)]),
+        ("linear", [(2, 3, 5), (7, 5), (7,)]),
+        ("matmul", [(2, 3, 5), (5, 7)]),
+    ],
+)
+def test_torch_counts_as_many_flops_as_of_its_own(name: str, shapes: list[tuple[int, ...]], out: bool) -> None:
+    counts = []
+    for module in (F, torch.nn.functional if name == "linear" else torch):
+        args = [torch.randn(shape, requires_grad=not out) for shape in shapes]
+        with FlopCounterMode(display=False) as counter:
+            found = getattr(module, name)(*args, **({"out": torch.empty(0)} if out and name != "linear" else {}))
+            if not out:
+                found.sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0

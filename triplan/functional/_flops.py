@@ -1,0 +1,31 @@
+"""What torch's FlopCounterMode counts for our ops: 2 * m * n * k for matrix products, as torch, and nothing for others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+Shape = Sequence[int]
+#: The positions of the factors among the arguments of each product, and the axis of the second whose extent is n.
+PRODUCTS = {"mm": (0, 1, -1), "bmm": (0, 1, -1), "addmm": (1, 2, -1), "linear": (0, 1, 0)}
+
+
+def register() -> None:
+    """Register the formulas, once the ops are."""
+    for name, (first, second, axis) in PRODUCTS.items():
+        _product(name, first, second, axis)
+        _product(f"{name}_out", first + 1, second + 1, axis)
+
+    @register_flop_formula(torch.ops.triplan.gemm_backward)  # type: ignore[untyped-decorator]
+    def backward(dc: Shape, a: Shape, b: Shape, to_a: bool, to_b: bool, *rest: Any, **options: Any) -> int:
+        return 2 * math.prod(a) * b[-1] * (to_a + to_b)
+
+
+def _product(name: str, first: int, second: int, axis: int) -> None:
+    @register_flop_formula(getattr(torch.ops.triplan, name))  # type: ignore[untyped-decorator]
+    def flops(*args: Any, **options: Any) -> int:  # the wrapper gives shapes for tensors
+        return 2 * math.prod(args[first]) * int(args[second][axis])
