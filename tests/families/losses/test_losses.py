@@ -1,8 +1,9 @@
-"""Losses over classes: the reference against torch, and every kernel against the reference."""
+"""Losses over classes: every kernel against the reference, which functional calls compare with torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from cases import CPU, H200, INTERPRETER, WHERE, compiles, pinned, required
 from cases.losses import build, strided
-from cases.rows import PLACES, SPECIAL as OF_ROWS, reference, run
+from cases.rows import PLACES, SPECIAL as OF_ROWS, run
 from proofs import target
 from proofs.losses import ALL, OPTIONS, TERMS
 from samples import LOSSES, SetConstant
@@ -88,47 +89,10 @@ def problems(op: str, shapes: tuple[tuple[int, ...], ...], elements: tuple[str, 
 @pytest.mark.parametrize("op", OPS)
 def test_the_cpu_backend_keeps_its_guarantee(op: str) -> None:
     compared = 0
-    for desc in problems(op, ((5, 33), (3, 4, 5), (2, 1)), ("f16", "bf16", "f32", "f64")):
+    every = problems(op, ((5, 33), (3, 4, 5), (2, 1)), ("f16", "bf16", "f32", "f64"))
+    for desc in islice(every, 0, None, 5):  # in turns: each choice meets every element and layout
         compared += check(tp.plan(desc, target=CPU), seed=compared)
     assert compared > 500
-
-
-@pytest.mark.parametrize(("op", "smoothing"), [("cross_entropy", 0.0), ("cross_entropy", 0.3), ("nll_loss", 0.0)])
-@pytest.mark.parametrize("weight", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_losses_and_gradients_are_torchs(reduction: str, weight: bool, op: str, smoothing: float) -> None:
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 5, 4, dtype=torch.float64, generator=g, requires_grad=True)
-    target = torch.randint(0, 5, (3, 4), generator=g)
-    w = torch.rand(5, dtype=torch.float64, generator=g)
-    torchs = {"label_smoothing": smoothing} if op == "cross_entropy" else {}
-    wanted = getattr(functional, op)(x, target, w if weight else None, ignore_index=1, reduction=reduction, **torchs)
-    dloss = torch.randn(wanted.shape, dtype=torch.float64, generator=g)
-    (dx,) = torch.autograd.grad(wanted, x, dloss)
-    options = {"element": "f64", "reduction": reduction, "weight": weight, **torchs}
-    known = {"x": x.detach(), "target": target, "weight": w, "lse": torch.logsumexp(x.detach(), 1)}
-    known["dloss"] = dloss if reduction == "none" else dloss.reshape(1)
-    got = reference(build(op, (3, 5, 4), **options), **known)
-    torch.testing.assert_close(got["losses" if reduction == "none" else "loss"].squeeze(), wanted.detach())
-    torch.testing.assert_close(reference(build(f"{op}_backward", (3, 5, 4), **options), **known)["dx"], dx)
-    if op == "cross_entropy" and reduction != "none":
-        found = reference(build(op, (3, 5, 4), gradient=True, **options), **known)["dx"]
-        torch.testing.assert_close(found * dloss, dx)
-
-
-@pytest.mark.parametrize("weight", [False, True])
-def test_byte_mean_is_its_definition(weight: bool) -> None:
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(9, 5, dtype=torch.float64, generator=g, requires_grad=True)
-    target, counts = torch.randint(0, 5, (9,), generator=g), torch.tensor([3.0, 1, 0, 4, 2], dtype=torch.float64)
-    w = torch.rand(5, dtype=torch.float64, generator=g)
-    rows = functional.cross_entropy(x, target, w if weight else None, ignore_index=3, reduction="none")
-    kept = target != 3
-    wanted = (rows * counts[target])[kept].sum() / counts[target][kept].sum()
-    desc = build("cross_entropy", (9, 5), 1, "f64", reduction="byte_mean", weight=weight, ignore_index=3, gradient=True)
-    got = reference(desc, x=x.detach(), target=target, weight=w, bytes=counts)
-    torch.testing.assert_close(got["loss"].squeeze(), wanted.detach())
-    torch.testing.assert_close(got["dx"], torch.autograd.grad(wanted, x)[0])
 
 
 @pytest.mark.parametrize(
