@@ -280,3 +280,10 @@ def test_workspace_errors_carry_their_numbers() -> None:
     assert isinstance(error, ValueError)
     again = pickle.loads(pickle.dumps(error))
     assert (again.needed, again.got, str(again)) == (10, 3, "short")
+
+
+def test_a_profiler_shows_the_sku() -> None:
+    plan, args = gather_problem()
+    with torch.profiler.profile() as profile:
+        plan.run(args)
+    assert f"triplan {plan.sku().id}" in {event.key for event in profile.key_averages()}

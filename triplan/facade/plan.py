@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import torch
+from torch.autograd import profiler
 from typing_extensions import Self, Unpack
 
 from triplan.backends.reference.run import run_reference
@@ -240,11 +241,22 @@ class Plan(Preparing, Generic[D, A]):
             values = replay.match(args, workspace)
         if replay is None or values is None:
             replay, values = self._accept(args, workspace)
-        if self.target.is_gpu:
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(f"triplan {self._sku.id}"):
+                self._launch(replay, values, args, workspace, stream)
+        elif self.target.is_gpu:
             replay.launch(values, stream)
         else:
             self._run_on_cpu(args, workspace, stream)
         bump_versions(self._written(args))
+
+    def _launch(
+        self, replay: Replay, values: tuple[Any, ...], args: A, workspace: Workspace | None, stream: Any
+    ) -> None:
+        if self.target.is_gpu:
+            replay.launch(values, stream)
+        else:
+            self._run_on_cpu(args, workspace, stream)
 
     def bind(self, args: A, workspace: Workspace | None = None, prepared: PreparedIndices | None = None) -> BoundRun:
         """Check once and fix every address: for loops over the same buffers.

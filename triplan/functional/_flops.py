@@ -1,4 +1,4 @@
-"""What torch's FlopCounterMode counts for our ops: 2 * m * n * k for matrix products, as torch, and nothing for others."""
+"""What torch's FlopCounterMode counts for our ops: 2 * m * n * k for matrix products, as torch; nothing for others."""
 
 from __future__ import annotations
 
