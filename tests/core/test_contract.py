@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pickle
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -124,19 +125,21 @@ def test_frozen() -> None:
         desc.gather_dim = 1  # type: ignore[attr-defined]
 
 
-def test_nested_layout_errors_are_invalid_problem() -> None:
-    odd, packed = {"kind": "strided", "stride_multiple": 3}, {"kind": "packed", "stride_multiple": 2}
-    for bad in (
-        odd,
-        packed,
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"kind": "strided", "stride_multiple": 3},
+        {"kind": "packed", "stride_multiple": 2},
         {"alignment": 3},
         {"kind": "packed", "unit_axis": 0},
         {"kind": "strided", "zero_axes": [1, 0]},
-    ):
-        with pytest.raises(tp.InvalidProblem):
-            tp.Layout.model_validate_json(json.dumps(bad))
-        with pytest.raises(tp.InvalidProblem):
-            SAMPLES["gather"].replace(layouts={"src": bad})
+    ],
+)
+def test_nested_layout_errors_are_invalid_problem(bad: dict[str, Any]) -> None:
+    with pytest.raises(tp.InvalidProblem):
+        tp.Layout.model_validate_json(json.dumps(bad))
+    with pytest.raises(tp.InvalidProblem):
+        SAMPLES["gather"].replace(layouts={"src": bad})
 
 
 # --- keys ---
@@ -191,37 +194,25 @@ def test_every_field_is_in_the_key(op: str) -> None:
 
 def test_every_promise_preference_target_and_tuning_fact_is_in_the_key() -> None:
     desc = SAMPLES["gather"]
-    layouts = [
-        tp.Layout(alignment=8),
-        tp.Layout(alignment=None),
-        tp.Layout.strided(),
-        tp.Layout.strided(alignment=16),
-        tp.Layout.strided(unit_axis=0),
-        tp.Layout.strided(unit_axis=1),
-        tp.Layout.strided(stride_multiple=2),
-        tp.Layout.strided(stride_multiple=4),
-        tp.Layout.strided(zero_axes=[0]),
-        tp.Layout.strided(zero_axes=[0, 1]),
-    ]
-    preferences: list[dict[str, object]] = [
+    strided: list[dict[str, Any]] = [
         {},
-        {"deterministic": True},
-        {"batch_invariant": True},
-        {"order_invariant": True},
-        {"max_workspace_bytes": 0},
-        {"max_workspace_bytes": 1},
+        {"alignment": 16},
+        *({"unit_axis": axis} for axis in (0, 1)),
+        *({"stride_multiple": n} for n in (2, 4)),
+        *({"zero_axes": axes} for axes in ([0], [0, 1])),
+    ]
+    layouts = [*(tp.Layout(alignment=n) for n in (8, None)), *(tp.Layout.strided(**promise) for promise in strided)]
+    preferences: list[dict[str, Any]] = [
+        {},
+        *({word: True} for word in ("deterministic", "batch_invariant", "order_invariant")),
+        *({"max_workspace_bytes": n} for n in (0, 1)),
         {"backend": tp.BackendKind.TRITON},
         {"kernel": "rows"},
         {"exclude": ("tma",)},
     ]
-    targets = [
-        tp.Target.preset("a100"),
-        H200.replace(sm_count=1),
-        H200.replace(shared_memory=1),
-        tp.Target.cpu(),
-        tp.Target.cpu(interpret=True),
-    ]
-    tunings = [tp.TuningTable(), tp.TuningTable.of({"p": {"rows": 1.0}}), tp.TuningTable.of({"p": {"rows": 2.0}})]
+    smaller = [H200.replace(sm_count=1), H200.replace(shared_memory=1)]
+    targets = [tp.Target.preset("a100"), *smaller, *(tp.Target.cpu(interpret=i) for i in (False, True))]
+    tunings = [tp.TuningTable(), *(tp.TuningTable.of({"p": {"rows": us}}) for us in (1.0, 2.0))]
     keys = [canonical_key(desc.replace(layouts={o: x}), LOOSE, H200, None) for x in layouts for o in ("src", "index")]
     keys += [canonical_key(desc, LOOSE.replace(**change), H200, None) for change in preferences]
     keys += [canonical_key(desc, LOOSE, t, None) for t in targets]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from samples import SAMPLES, in_threads, known, make_args, outputs, refill
@@ -56,10 +58,8 @@ def test_an_unprepared_plan_refuses_to_compile_under_capture() -> None:
 
 def test_streams() -> None:
     plan = tp.plan(SAMPLES["index_add"], preference=LOOSE).prepare()
-    args = make_args(plan)
-    stream = torch.cuda.Stream()
-    expected = args.out.clone()  # type: ignore[attr-defined]
-    tp.plan(SAMPLES["index_add"], preference=LOOSE).run(tp.IndexAddArgs(args.index, args.src, expected, args.alpha))  # type: ignore[attr-defined]
+    args, stream = make_args(plan), torch.cuda.Stream()
+    plan.run(args)
     torch.cuda.synchronize()
     for chosen in (stream, stream.cuda_stream):
         mine = make_args(plan)
@@ -71,7 +71,7 @@ def test_streams() -> None:
         marker.record(stream)
         assert not marker.query()
         marker.synchronize()
-        assert torch.equal(mine.out, expected)  # type: ignore[attr-defined]
+        assert torch.equal(mine.out, args.out)  # type: ignore[attr-defined]
 
 
 def test_eight_threads_on_eight_streams() -> None:
@@ -124,33 +124,23 @@ def large_memory() -> None:
 def test_operands_past_two_to_the_31st(layout: str) -> None:
     """Rows beyond element 2**31, read and added to, at every boundary where 32-bit offsets would wrap."""
     rows, width = 2**21 + 5, 1031  # about 2.16e9 elements, in no block's multiple
+    promised: dict[str, Any] = {"element": "f16", "layouts": {"out": layout, "src": layout}}
+    read: dict[str, Any] = {"select_dim": 0, "src_dim_size": rows, **promised}
     table = torch.zeros(rows, width, dtype=torch.float16, device="cuda")
-    interesting = torch.tensor(
-        [0, 1, rows - 1, rows - 2, 2**31 // width, 2**31 // width + 1, 2**30 // width], device="cuda"
-    )
+    ends = [0, 1, rows - 1, rows - 2, 2**31 // width, 2**31 // width + 1, 2**30 // width]
+    interesting = torch.tensor(ends, device="cuda")
     values = torch.randn(len(interesting), width, device="cuda").half()
-    add = tp.IndexAddDescriptor(
-        src_shape=values.shape, add_dim=0, out_dim_size=rows, element="f16", layouts={"out": layout, "src": layout}
-    )
+    add = tp.IndexAddDescriptor(src_shape=values.shape, add_dim=0, out_dim_size=rows, **promised)
     tp.plan(add, preference=LOOSE).run(tp.IndexAddArgs(interesting, values, table))
     assert torch.equal(table[interesting], values)
     assert int(torch.count_nonzero(table)) == int(torch.count_nonzero(values))
     out = torch.full_like(values, float("nan"))
-    select = tp.IndexSelectDescriptor(
-        out_shape=values.shape, select_dim=0, src_dim_size=rows, element="f16", layouts={"out": layout, "src": layout}
-    )
+    select = tp.IndexSelectDescriptor(out_shape=values.shape, **read)
     tp.plan(select).run(tp.IndexSelectArgs(table, interesting, out))
     assert torch.equal(out, values)
     big_out = torch.full((rows, width), float("nan"), dtype=torch.float16, device="cuda")
     index = torch.arange(rows, device="cuda", dtype=torch.int32).flip(0)
-    copy = tp.IndexSelectDescriptor(
-        out_shape=(rows, width),
-        select_dim=0,
-        src_dim_size=rows,
-        element="f16",
-        index_element="i32",
-        layouts={"out": layout, "src": layout},
-    )
+    copy = tp.IndexSelectDescriptor(out_shape=(rows, width), index_element="i32", **read)
     tp.plan(copy).run(tp.IndexSelectArgs(table, index, big_out))
     assert torch.equal(big_out[rows - 1 - interesting], values)
     assert int(torch.count_nonzero(big_out)) == int(torch.count_nonzero(values))

@@ -22,6 +22,8 @@ from triplan.backends.storing import software
 tuning: Any = importlib.import_module("triplan.facade.tune")  # the package has a function of that name
 CPU, H200 = torch.device("cpu"), tp.Target.preset("h200")
 GEMM = tp.GemmDescriptor(m=16, n=1024, k=4096, element="f16", layouts={"b": COLUMN})
+#: One matrix for all of a batch.
+ONE_MATRIX = tp.Layout.strided(unit_axis=1, zero_axes=[0], stride_multiple=8, alignment=16)
 INVARIANT = tp.PlanPreference(batch_invariant=True)
 
 
@@ -29,11 +31,16 @@ def table(desc: tp.Descriptor, times: dict[str, float], **facts: Any) -> tp.Tuni
     return tp.TuningTable.of({tp.TuningTable.problem(desc.key, H200): times}, **facts)
 
 
+def configurations(entry: str) -> Any:
+    """The ways of an entry to compute GEMM, by name."""
+    return next(e for e in tp.TABLE.rows("gemm") if e.name == entry).configurations(GEMM, H200)
+
+
 # --- what select makes of a table ---
 
 
 def test_a_measured_configuration_is_what_runs() -> None:
-    ways = next(r for r in tp.TABLE.rows("gemm") if r.name == "split_k").configurations(GEMM, H200)
+    ways = configurations("split_k")
     bare = tp.plan(GEMM, target=H200)
     name = next(n for n, way in ways.items() if way.workspace not in (0, bare.workspace_size()))
     plan = tp.plan(GEMM, target=H200, tuning=table(GEMM, {"tiles": 5.0, "split_k": 4.0, f"split_k {name}": 3.0}))
@@ -47,7 +54,7 @@ def test_a_measured_configuration_is_what_runs() -> None:
 
 
 def test_a_configuration_that_is_gone_or_too_large_is_passed_over() -> None:
-    ways = next(r for r in tp.TABLE.rows("gemm") if r.name == "split_k").configurations(GEMM, H200)
+    ways = configurations("split_k")
     large = max(ways, key=lambda n: ways[n].workspace)
     small = min(ways, key=lambda n: ways[n].workspace)
     times = {"split_k gone": 0.1, f"split_k {large}": 0.2, f"split_k {small}": 0.3}
@@ -184,17 +191,18 @@ def test_tables_are_joined() -> None:
 # --- tune ---
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_tune_says_so() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    with pytest.raises(tp.Unsupported, match="there is none"):
-        tp.tune(GEMM)
-    with pytest.raises(tp.Unsupported, match="there is none"):
-        tp.tune(GEMM, H200)
+    for target in ((), (H200,)):
+        with pytest.raises(tp.Unsupported, match="there is none"):
+            tp.tune(GEMM, *target)
+
+
+SetClock = Callable[[Callable[[int], float]], None]
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]], None]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
     """Lets tune run without a GPU: contestant ``i`` runs once on each copy of the operands, and took ``time(i)``."""
 
     def install(time: Callable[[int], float]) -> None:
@@ -213,9 +221,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]],
 
 
 @pytest.mark.parametrize("op", ["gather", "index_put", "gemm"])
-def test_tune_times_every_candidate_and_select_takes_the_fastest(
-    op: str, clock: Callable[[Callable[[int], float]], None]
-) -> None:
+def test_tune_times_every_candidate_and_select_takes_the_fastest(op: str, clock: SetClock) -> None:
     desc = SAMPLES[op]
     names = list(tuning.candidates(desc, H200))
     assert len(names) > 1
@@ -232,9 +238,7 @@ def test_tune_times_every_candidate_and_select_takes_the_fastest(
     assert "times" in plan.explain()
 
 
-def test_tune_adds_to_what_is_known(
-    clock: Callable[[Callable[[int], float]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tune_adds_to_what_is_known(clock: SetClock) -> None:
     clock(lambda i: 1.0 + i)
     known = table(GEMM, {"tiles": 0.5}, software=software(), device="NVIDIA H200")
     two = [SAMPLES["gather"], SAMPLES["gather"].replace(element="f16")]
@@ -247,7 +251,7 @@ def test_tune_adds_to_what_is_known(
 
 
 def test_hopeless_configurations_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = next(r for r in tp.TABLE.rows("gemm") if r.name == "tiles").configurations(GEMM, H200)
+    ways = configurations("tiles")
     least = min(way.cost for way in ways.values())
     timed = {n.partition(" ")[2] for n in tuning.candidates(GEMM, H200) if n.startswith("tiles ")}
     assert timed == {n for n, way in ways.items() if way.cost <= tuning.MAX_COST_RATIO * least}
@@ -260,14 +264,7 @@ def test_hopeless_configurations_are_not_timed(monkeypatch: pytest.MonkeyPatch) 
     [
         *SAMPLES.values(),
         GEMM.replace(layouts={"a": COLUMN, "b": ROW, "c": "strided"}),
-        tp.BatchedGemmDescriptor(
-            batch=3,
-            m=5,
-            n=8,
-            k=16,
-            element="f16",
-            layouts={"b": tp.Layout.strided(unit_axis=1, zero_axes=[0], stride_multiple=8, alignment=16)},
-        ),
+        tp.BatchedGemmDescriptor(batch=3, m=5, n=8, k=16, element="f16", layouts={"b": ONE_MATRIX}),
     ],
     ids=lambda desc: desc.op,
 )
@@ -305,8 +302,4 @@ def test_tune_on_the_gpu(tmp_path: Path) -> None:
         args = tuning.sample_args(desc, torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
         plan.run(args, tp.Workspace.allocate(plan))
     with pytest.raises(tp.Unsupported, match="the target is"):
-        tp.tune(GEMM, replace_count(target))
-
-
-def replace_count(target: tp.Target) -> tp.Target:
-    return target.replace(sm_count=target.sm_count + 1)
+        tp.tune(GEMM, target.replace(sm_count=target.sm_count + 1))
