@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ def known(desc: tp.Descriptor, **fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name in type(desc).model_fields}
 
 
+#: Asserts that tensors, or sequences of them, are equal.
+same = partial(torch.testing.assert_close, rtol=0, atol=0)
 #: What the fixture ``constant`` gives: sets ``name`` of a module for one test.
 SetConstant = Callable[[Any, str, Any], None]
 

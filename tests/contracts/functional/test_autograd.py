@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, forget_replays, integers
 from hypothesis import given, settings, strategies as st
+from samples import same
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.forward_ad import dual_level, make_dual
 
@@ -46,9 +47,7 @@ def gradients(call: Call, which: Any, expanded: bool = False) -> tuple[torch.Ten
 @given(data=st.data())
 def test_gradients_equal_torchs(device_type: str, data: st.DataObject) -> None:
     call = data.draw(calls(device_type, (torch.float64, torch.float32)))
-    for ours, theirs in zip(*(gradients(call, which) for which in (call.ours, call.theirs)), strict=True):
-        assert ours.shape == theirs.shape
-        assert torch.equal(ours, theirs)
+    same(*(gradients(call, which) for which in (call.ours, call.theirs)))
 
 
 @pytest.mark.parametrize("expanded", [False, True], ids=["drawn", "expanded"])
@@ -56,9 +55,9 @@ def test_gradients_equal_torchs(device_type: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", FIXED)
 def test_gradients_in_every_dtype(name: str, dtype: torch.dtype, expanded: bool, device: str) -> None:
     call = fixed(device, dtype, torch.int32)[name]
-    for ours, theirs in zip(*(gradients(call, which, expanded) for which in (call.ours, call.theirs)), strict=True):
-        assert ours.dtype == dtype
-        assert torch.equal(ours, theirs)
+    ours, theirs = (gradients(call, which, expanded) for which in (call.ours, call.theirs))
+    assert {grad.dtype for grad in ours} == {dtype}
+    same(ours, theirs)
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -166,8 +165,7 @@ def test_in_place_on_a_view_reaches_its_base(name: str, device: str) -> None:
         assert which(view, 0, index, src * src) is view
         return (base.detach(), *torch.autograd.grad((base * base).sum(), (x, src)))
 
-    ours, theirs = through(getattr(F, name)), through(getattr(torch.Tensor, name))
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    same(through(getattr(F, name)), through(getattr(torch.Tensor, name)))
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
@@ -262,9 +260,7 @@ def test_func_transforms(name: str, device: str) -> None:
             torch.func.vmap(f, in_dims=(-1, *[None] * (len(values) - 1)))(batch[0].movedim(0, -1), *values[1:]),
         ),
     ):
-        ours, theirs = transform(loss(call.ours)), transform(loss(call.theirs))
-        for a, b in zip(ours, theirs, strict=True):
-            assert torch.equal(a, b)
+        same(transform(loss(call.ours)), transform(loss(call.theirs)))
 
 
 def test_vmap_over_the_index(device: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases.functional import FIXED, IN_PLACE, WITH_OUT, Call, SeenDispatch, fixed, integers
+from samples import same
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -81,10 +82,9 @@ def both_ways(call: Call, backend: Any, dynamic: bool | None) -> None:
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
     plain, other = call.copies(requires_grad=True), call.copies(requires_grad=True)
     expected, got = function(*plain), compiled(*other)
-    assert torch.equal(got, expected)
+    same(got, expected)
     weight = integers(tuple(got.shape), got.dtype, str(got.device), 5)
-    for a, b in zip(torch.autograd.grad(got, other, weight), torch.autograd.grad(expected, plain, weight), strict=True):
-        assert torch.equal(a, b)
+    same(torch.autograd.grad(got, other, weight), torch.autograd.grad(expected, plain, weight))
     with torch.no_grad():
         assert torch.equal(compiled(*other), expected)
 

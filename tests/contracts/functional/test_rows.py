@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases.functional import FLOATS
+from samples import same
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
@@ -38,12 +39,12 @@ def call(name: str, device: str, dtype: torch.dtype = torch.float64, shape: tupl
         return torch.randn(size, generator=g, dtype=torch.float64).to(dtype).to(device).requires_grad_()
 
     x, n = tensor(*shape), shape[-1]
-    op = name.split()[0]
-    if op == "l2_norm":
-        dim = 1 if "across" in name else -1
-        return (lambda x: F.l2_norm(x, dim)), (lambda x: functional.normalize(x, dim=dim)), [x]
-    ours, theirs = getattr(F, op), getattr(functional, op)
-    if "added" in name:
+    op, _, how = name.partition(" ")
+    ours, theirs = getattr(F, op), getattr(functional, "normalize" if op == "l2_norm" else op)
+    if op.endswith("softmax") or op == "l2_norm":
+        dim = 1 if how == "across" else -1
+        return (lambda x: ours(x, dim)), (lambda x: theirs(x, dim=dim)), [x]
+    if how == "added":
         # Both results enter, so that both have gradients.
         def joined(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
             out, summed = ours(x, (n,), w, eps=1e-3, weight_offset=1, residual=r)
@@ -56,19 +57,14 @@ def call(name: str, device: str, dtype: torch.dtype = torch.float64, shape: tupl
             return theirs(summed, (n,), one, eps=1e-3).to(x.dtype) * summed.to(x.dtype)
 
         return joined, apart, [x, tensor(n), tensor(*shape)]
-    if "softmax" in op:
-        dim = 1 if "across" in name else -1
-        return (lambda x: ours(x, dim)), (lambda x: theirs(x, dim)), [x]
     if name == "rms_norm":
         return (lambda x, w: ours(x, (n,), w)), (lambda x, w: theirs(x, (n,), w)), [x, tensor(n)]
     if name == "rms_norm bare":
         return (lambda x: ours(x, shape[1:])), (lambda x: theirs(x, shape[1:])), [x]
     if name == "layer_norm":
-        return (
-            (lambda x, w, b: ours(x, shape[1:], w, b, 1e-3)),
-            (lambda x, w, b: theirs(x, shape[1:], w, b, 1e-3)),
-            [x, tensor(*shape[1:]), tensor(*shape[1:])],
-        )
+        given = [x, tensor(*shape[1:]), tensor(*shape[1:])]
+        ours_of, theirs_of = ((lambda x, w, b, f=f: f(x, shape[1:], w, b, 1e-3)) for f in (ours, theirs))
+        return ours_of, theirs_of, given
     # torch's has no second derivative without a weight.
     return (lambda x, b: ours(x, (n,), None, b)), (lambda x, b: theirs(x, (n,), b * 0 + 1, b)), [x, tensor(n)]
 
@@ -118,8 +114,7 @@ def test_func_transforms(name: str, device: str) -> None:
         each = torch.stack([torch.ones_like(out), out.detach()])
         yield torch.autograd.grad(out, args, each, is_grads_batched=True)
 
-    for got, wanted in zip(every(ours), every(theirs), strict=True):
-        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(list(every(ours)), list(every(theirs)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -219,8 +214,7 @@ def test_autocast_computes_in_f32(name: str, device: str) -> None:
     assert out.dtype == torch.float32
     assert torch.equal(out, wanted)
     dout = torch.randn_like(out)
-    for got, ref in zip(torch.autograd.grad(out, args, dout), torch.autograd.grad(wanted, wide, dout), strict=True):
-        assert torch.equal(got, ref.bfloat16())
+    same(torch.autograd.grad(out, args, dout), [g.bfloat16() for g in torch.autograd.grad(wanted, wide, dout)])
     with torch.autocast(device, dtype=torch.bfloat16):
         assert ours(*(a.double() for a in args)).dtype == torch.float64
 
@@ -228,10 +222,7 @@ def test_autocast_computes_in_f32(name: str, device: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_gradient_of_an_expanded_gradient(name: str, device: str) -> None:
     ours, theirs, args = call(name, device)
-    for got, ref in zip(
-        torch.autograd.grad(ours(*args).sum(), args), torch.autograd.grad(theirs(*args).sum(), args), strict=True
-    ):
-        torch.testing.assert_close(got, ref)
+    torch.testing.assert_close(*(torch.autograd.grad(f(*args).sum(), args) for f in (ours, theirs)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -253,8 +244,7 @@ def test_compiles_whole(name: str, dynamic: bool, device: str) -> None:
     out, wanted = compiled(*args), ours(*args) * 2
     assert torch.equal(out, wanted)
     weight = torch.randn_like(out)
-    for got, ref in zip(torch.autograd.grad(out, args, weight), torch.autograd.grad(wanted, args, weight), strict=True):
-        assert torch.equal(got, ref)
+    same(*(torch.autograd.grad(result, args, weight) for result in (out, wanted)))
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
