@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,53 @@ def test_policies_on_indices_out_of_bounds(policy: str, wrap: bool, want: list[f
             with pytest.raises(IndexError, match=r"index\[1\] = 3 is out of bounds for extent 3"):
                 plan.check(args)
         elif policy == "error":
+            plan.check(args)
+
+
+@pytest.mark.parametrize("index_element", ["i32", "i64"])
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("policy", ["skip", "clamp", "error"])
+@pytest.mark.parametrize("op", ["gather", "index_select", "embedding", "scatter", "scatter_add", "index_add"])
+def test_hostile_indices(op: str, policy: str, wrap: bool, index_element: str) -> None:
+    """Against loops over Python integers, which cannot overflow."""
+    bits, n = int(index_element[1:]), 3
+    index = [
+        *(i for i in BAD if -(2 ** (bits - 1)) <= i < 2 ** (bits - 1)),
+        1,
+        2 ** (bits - 1) - 1,
+        2**31 - 2,
+        0,
+        n - 1,
+    ]
+
+    def place(i: int) -> int | None:
+        i = i + n if wrap and -n <= i < 0 else i
+        return i if 0 <= i < n else None if policy != "clamp" else max(0, min(i, n - 1))
+
+    table, rows = [[10.0, 11.0], [20.0, 21.0], [30.0, 31.0]], [[2.0**i, 3.0**i] for i in range(len(index))]
+    places = [place(i) for i in index]
+    along, whole = torch.tensor(index), torch.tensor(index)[:, None].expand(-1, 2)
+    reads = op in ("gather", "index_select", "embedding")
+    options = {"element": "f64", "index_element": index_element, "out_of_bounds": policy, "wrap_negative": wrap}
+    given = {"index": (whole if op in ("gather", "scatter", "scatter_add") else along).to(getattr(torch, f"int{bits}"))}
+    if reads:
+        want = [[0.0, 0.0] if at is None else table[at] for at in places]
+        given["weight" if op == "embedding" else "src"] = torch.tensor(table).double()
+    else:
+        want = [list(row) for row in table]
+        for at, row in zip(places, rows, strict=True):
+            if at is not None:
+                want[at] = row if op == "scatter" else [a + b for a, b in zip(want[at], row, strict=True)]
+        given |= {"src": torch.tensor(rows).double(), "out": torch.tensor(table).double()}
+    desc = build(op, (len(index), 2), 0, n, **options)
+    plan, args = tp.plan(desc, target=CPU), args_for(desc, given=given).args
+    if op == "index_add":
+        args = dataclasses.replace(args, alpha=1.0)
+    plan.run(args)
+    assert args.out.tolist() == want
+    if policy == "error":
+        first = next(i for i, at in enumerate(places) if at is None)
+        with pytest.raises(IndexError, match=rf"= {index[first]} is out of bounds"):
             plan.check(args)
 
 
