@@ -141,7 +141,8 @@ def calls(draw: st.DrawFn, device: str, dtypes: tuple[torch.dtype, ...] | None =
     if dtypes is not None:
         given["element"] = draw(st.sampled_from(dtypes))
     # So few bytes that sums of small integers are exact in bf16.
-    desc: Any = draw(descriptors(tp.descriptor_types()[op], 1 << 8, target=tp.Target.cpu(), fixed=given))
+    target = tp.Target.cpu() if device == "cpu" else tp.Target.current()
+    desc: Any = draw(descriptors(tp.descriptor_types()[op], 1 << 8, target=target, fixed=given))
     overwrites = op == "scatter" or (op == "index_put" and not desc.accumulate)
     how = "distinct" if overwrites else "valid"
     x = args_for(desc, device, draw(st.integers(0, 2**16)), values="integers", indices=how).args

@@ -181,13 +181,13 @@ def test_linear_of_one_output(device: str) -> None:
     assert torch.equal(F.linear(x, w, bias), x @ w + bias)
 
 
-def test_out(device: str) -> None:
+def test_out_may_be_a_transpose_or_a_factor(device: str) -> None:
     a, b, bias = (integers(s, torch.float32, device, 1) for s in ((3, 4), (4, 5), (5,)))
-    for out in (torch.empty(3, 5, device=device), torch.empty(5, 3, device=device).t(), torch.empty(0, device=device)):
-        assert F.mm(a, b, out=out) is out
-        assert torch.equal(out, a @ b)
-        F.addmm(bias, a, b, alpha=2, out=out)
-        assert torch.equal(out, torch.addmm(bias, a, b, alpha=2))
+    out = torch.empty(5, 3, device=device).t()
+    assert F.mm(a, b, out=out) is out
+    assert torch.equal(out, a @ b)
+    F.addmm(bias, a, b, alpha=2, out=out)
+    assert torch.equal(out, torch.addmm(bias, a, b, alpha=2))
     square = integers((4, 4), torch.float32, device, 2)
     want = square @ square
     assert torch.equal(F.mm(square, square, out=square), want)
@@ -254,16 +254,15 @@ def test_matmul_into(device: str) -> None:
     out = torch.empty(6, 5, 2, 3, dtype=torch.float64, device=device)
     assert F.matmul(a, b, out=out) is out
     assert torch.equal(out, a @ b)
-    vector = torch.empty(0, dtype=torch.float64, device=device)
-    assert F.matmul(a, b[0, :, 0], out=vector) is vector
-    assert torch.equal(vector, a @ b[0, :, 0])
     with pytest.warns(UserWarning, match="resized"):
         F.matmul(a[0, 0], b[0], out=out)
     assert torch.equal(out, a[0, 0] @ b[0])
-    with pytest.raises(RuntimeError, match="dtype"):
-        F.matmul(a, b, out=out.float())
-    with pytest.raises(RuntimeError, match="automatic differentiation"):
-        F.matmul(a.requires_grad_(), b, out=out)
+    for first, into, match in (
+        (a, out.float(), "dtype"),
+        (a.clone().requires_grad_(), out, "automatic differentiation"),
+    ):
+        with pytest.raises(RuntimeError, match=match):
+            F.matmul(first, b, out=into)
 
 
 def test_out_may_be_a_lazy_negative(device: str) -> None:
