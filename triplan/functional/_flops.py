@@ -20,12 +20,12 @@ def register() -> None:
         _product(name, first, second, axis)
         _product(f"{name}_out", first + 1, second + 1, axis)
 
-    @register_flop_formula(torch.ops.triplan.gemm_backward)  # type: ignore[untyped-decorator]
+    @register_flop_formula(torch.ops.triplan.gemm_backward)
     def backward(dc: Shape, a: Shape, b: Shape, to_a: bool, to_b: bool, *rest: Any, **options: Any) -> int:
         return 2 * math.prod(a) * b[-1] * (to_a + to_b)
 
 
 def _product(name: str, first: int, second: int, axis: int) -> None:
-    @register_flop_formula(getattr(torch.ops.triplan, name))  # type: ignore[untyped-decorator]
+    @register_flop_formula(getattr(torch.ops.triplan, name))
     def flops(*args: Any, **options: Any) -> int:  # the wrapper gives shapes for tensors
-        return 2 * math.prod(args[first]) * int(args[second][axis])
+        return int(2 * math.prod(args[first]) * args[second][axis])
