@@ -81,7 +81,7 @@ def test_images_are_such_that_order_shows() -> None:
     assert not np.array_equal(sum(images, np.zeros(64, np.float32)), sum(images[::-1], np.zeros(64, np.float32)))
 
 
-def test_the_interpreted_part_runs_a_triton_row() -> None:
+def test_the_interpreted_part_runs_a_triton_kernel() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "triplan.cli.demo"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -21,7 +21,7 @@ def test_run_is_captured_replayed_and_allocates_nothing(op: str) -> None:
         desc = SAMPLES[op].replace(**known(SAMPLES[op], out_of_bounds="error"))
         plan = tp.plan(desc, preference=preference).prepare()
         if plan.precision_guarantee().duplicates is tp.Duplicates.ANY:
-            continue  # two runs may differ; the deterministic row of the op is compared instead
+            continue  # two runs may differ; the deterministic entry of the op is compared instead
         workspace = tp.Workspace.allocate(plan)
         args, fresh = make_args(plan), make_args(plan, seed=1)
         graph = torch.cuda.CUDAGraph()

@@ -66,7 +66,7 @@ def launches() -> list[Launch]:
                     found += entry.launches(desc, H200)
     add = SAMPLES["index_add"].replace(element="f64")
     found += tp.plan(add, target=H200).launches
-    early = [tp.plan(desc, target=H200, preference=tp.PlanPreference(kernel=row)) for row, desc in OVERLAPPING]
+    early = [tp.plan(desc, target=H200, preference=tp.PlanPreference(kernel=entry)) for entry, desc in OVERLAPPING]
     return [*found, *(launch for plan in early for launch in plan.launches)]
 
 
@@ -316,10 +316,10 @@ OVERLAPPING: list[tuple[str, tp.Descriptor]] = [
 ]
 
 
-@pytest.mark.parametrize(("row", "desc"), OVERLAPPING)
-def test_kernels_wait_for_the_launch_ahead_before_they_touch_memory(row: str, desc: tp.Descriptor) -> None:
+@pytest.mark.parametrize(("entry", "desc"), OVERLAPPING)
+def test_kernels_wait_for_the_launch_ahead_before_they_touch_memory(entry: str, desc: tp.Descriptor) -> None:
     for target in (H200, tp.Target.sm80()):
-        plan = tp.plan(desc, target=target, preference=tp.PlanPreference(kernel=row))
+        plan = tp.plan(desc, target=target, preference=tp.PlanPreference(kernel=entry))
         assert plan.launches
         for launch in plan.launches:
             assert launch.overlaps == (target is H200)

@@ -30,14 +30,14 @@ def test_select_is_pure(op: str) -> None:
 
 @pytest.mark.parametrize("op", SAMPLES)
 def test_refusals_carry_every_candidate(op: str) -> None:
-    rows = {r.name for r in tp.TABLE.rows(op)}
+    entries = {e.name for e in tp.TABLE.rows(op)}
     for preference in (tp.PlanPreference(kernel="no_such"), tp.PlanPreference(backend=tp.BackendKind.REFERENCE)):
         with pytest.raises(tp.Unsupported) as info:
             tp.plan(SAMPLES[op], preference=preference, target=H200)
-        assert {c.kernel for c in info.value.candidates} == rows
+        assert {c.kernel for c in info.value.candidates} == entries
         assert all(c.reason and not c.chosen and c.cost_us is None for c in info.value.candidates)
-        for row in rows:
-            assert row in str(info.value)
+        for entry in entries:
+            assert entry in str(info.value)
     assert isinstance(info.value, NotImplementedError)
     again = pickle.loads(pickle.dumps(info.value))
     assert again.candidates == info.value.candidates
@@ -46,7 +46,7 @@ def test_refusals_carry_every_candidate(op: str) -> None:
 @pytest.mark.parametrize("op", SAMPLES)
 def test_every_candidate_is_named_once_and_one_is_chosen(op: str) -> None:
     plan = tp.plan(SAMPLES[op], target=H200)
-    assert sorted(c.kernel for c in plan.candidates) == sorted(r.name for r in tp.TABLE.rows(op))
+    assert sorted(c.kernel for c in plan.candidates) == sorted(e.name for e in tp.TABLE.rows(op))
     assert [c.chosen for c in plan.candidates] == [True, *[False] * (len(plan.candidates) - 1)]
     text = plan.explain()
     for c in plan.candidates:
@@ -56,19 +56,19 @@ def test_every_candidate_is_named_once_and_one_is_chosen(op: str) -> None:
 
 
 def test_registration_order_does_not_matter() -> None:
-    rows = tp.TABLE.rows("gather_backward")
+    entries = tp.TABLE.rows("gather_backward")
     desc = SAMPLES["gather_backward"]
     answers = set()
-    for order in (rows, rows[::-1]):
+    for order in (entries, entries[::-1]):
         table = tp.KernelTable()
-        for row in order:
-            table.register(replace(row, rank=lambda desc, target: 1.0))  # all tie
-        row, candidates = select(desc, LOOSE, H200, table=table)
-        answers.add((row.name, tuple(c.kernel for c in candidates)))
+        for entry in order:
+            table.register(replace(entry, rank=lambda desc, target: 1.0))  # all tie
+        chosen, candidates = select(desc, LOOSE, H200, table=table)
+        answers.add((chosen.name, tuple(c.kernel for c in candidates)))
     assert len(answers) == 1
 
 
-def test_no_op_row_may_be_registered_twice() -> None:
+def test_no_entry_may_be_registered_twice() -> None:
     with pytest.raises(tp.InvalidProblem, match="already"):
         tp.TABLE.register(tp.TABLE.rows("gather")[0])
 
@@ -77,7 +77,7 @@ def test_tuning_reorders_and_never_invents() -> None:
     desc = SAMPLES["gather"]
     problem = tp.TuningTable.problem(desc.key, H200)
     assert tp.plan(desc, target=H200).sku().kernel == "rows"
-    tuning = tp.TuningTable.of({problem: {"rows": 9e9, "no_such_row": 0.0}})
+    tuning = tp.TuningTable.of({problem: {"rows": 9e9, "no_such": 0.0}})
     assert tp.plan(desc, target=H200, tuning=tuning).sku().kernel == "elements"
     other = tp.TuningTable.of({tp.TuningTable.problem(desc.key, tp.Target.preset("a100")): {"rows": 9e9}})
     assert tp.plan(desc, target=H200, tuning=other).sku().kernel == "rows"
@@ -101,8 +101,8 @@ def test_preferences_are_requirements() -> None:
 
 def test_excluded_features_are_never_used() -> None:
     table = tp.KernelTable()
-    row = tp.TABLE.rows("gather")[0]
-    table.register(replace(row, name="a_tma_row", features=frozenset({"tma"})))
+    entry = tp.TABLE.rows("gather")[0]
+    table.register(replace(entry, name="by_tma", features=frozenset({"tma"})))
     select(SAMPLES["gather"], LOOSE, H200, table=table)
     with pytest.raises(tp.Unsupported, match="tma"):
         select(SAMPLES["gather"], LOOSE.replace(exclude=("tma",)), H200, table=table)

@@ -177,9 +177,9 @@ def claimed(
     where: str, op: str, entry: str, holds: Holds, kind: Kind = "cancelling"
 ) -> Iterator[tuple[Problem, tp.Plan[Any, Any]]]:
     """The problems of an entry, and their plans, whose guarantee ``holds``; fails if there is none."""
-    (row,) = (e for e in tp.TABLE.rows(op) if e.name == entry)
+    (found,) = (e for e in tp.TABLE.rows(op) if e.name == entry)
     held = 0
-    for problem, plan in cases(where, op, row, COUNT[where], kind):
+    for problem, plan in cases(where, op, found, COUNT[where], kind):
         if holds(plan.precision_guarantee()):
             yield problem, plan
             held += 1

@@ -1,5 +1,4 @@
-"""The adjoint of a matrix product for the proofs: the contributions are the rows that db and dbias sum, or the columns
-that da does."""
+"""The backward of matrix products: contributions are the rows that db and dbias sum, or the columns that da does."""
 
 from __future__ import annotations
 

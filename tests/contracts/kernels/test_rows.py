@@ -32,19 +32,19 @@ def test_the_cpu_backend_keeps_its_guarantee(op: str) -> None:
 
 @pytest.mark.interpret
 @NO_WARNINGS
-@pytest.mark.parametrize(("op", "row"), KERNELS)
-def test_every_axis_element_and_layout_interpreted(op: str, row: str) -> None:
+@pytest.mark.parametrize(("op", "entry"), KERNELS)
+def test_every_axis_element_and_layout_interpreted(op: str, entry: str) -> None:
     compared = 0
     # A third of all problems, drawn by op and kernel: ops that share a kernel meet different ones.
     every = list(problems(op, ((5, 17), (2, 3, 9), (3, 1), (1, 5)), ("bf16", "f32")))
-    for desc in random.Random(f"{op} {row}").sample(every, len(every) // 3):
+    for desc in random.Random(f"{op} {entry}").sample(every, len(every) // 3):
         inner = getattr(desc, "softmax_axis", len(desc.input_shape) - 1) < len(desc.input_shape) - 1  # type: ignore[attr-defined]
-        if row == "split" and inner and desc.element == "f32":  # type: ignore[attr-defined]
+        if entry == "split" and inner and desc.element == "f32":  # type: ignore[attr-defined]
             continue  # a program a row takes the interpreter long: one element stands for both
-        plan = pinned(desc, row, INTERPRET)
+        plan = pinned(desc, entry, INTERPRET)
         compared += 0 if plan is None else check(plan, seed=compared)
     for element in ("f16", "f64"):
-        plan = pinned(build(op, (3, 40), -1, element), row, INTERPRET)
+        plan = pinned(build(op, (3, 40), -1, element), entry, INTERPRET)
         assert plan is not None
         compared += check(plan)
     assert compared > 150
@@ -52,19 +52,19 @@ def test_every_axis_element_and_layout_interpreted(op: str, row: str) -> None:
 
 @pytest.mark.interpret
 @NO_WARNINGS
-@pytest.mark.parametrize(("op", "row"), KERNELS)
-def test_empty_problems_interpreted(op: str, row: str) -> None:
-    """Gradients of parameters are filled, whatever there is to add up."""
+@pytest.mark.parametrize(("op", "entry"), KERNELS)
+def test_empty_problems_interpreted(op: str, entry: str) -> None:
+    """Gradients of parameters are filled, whatever there is to sum."""
     for shape in ((0, 4), (4, 0), (0, 0), (1, 1)):
-        plan = pinned(build(op, shape), row, INTERPRET)
+        plan = pinned(build(op, shape), entry, INTERPRET)
         assert plan is not None
         check(plan)
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize(("op", "row"), KERNELS)
-def test_refusals(op: str, row: str) -> None:
-    plan = pinned(build(op, (3, 9)), row, INTERPRET)
+@pytest.mark.parametrize(("op", "entry"), KERNELS)
+def test_refusals(op: str, entry: str) -> None:
+    plan = pinned(build(op, (3, 9)), entry, INTERPRET)
     assert plan is not None
     assert check_refusals(plan) > 20
 
@@ -83,14 +83,14 @@ def test_offsets_of_rows_take_more_than_31_bits() -> None:
 
 
 @NOT_INTERPRETING
-@pytest.mark.parametrize(("op", "row"), KERNELS)
-def test_rows_with_gaps_between_them_are_read_by_vectors(op: str, row: str) -> None:
+@pytest.mark.parametrize(("op", "entry"), KERNELS)
+def test_rows_with_gaps_between_them_are_read_by_vectors(op: str, entry: str) -> None:
     desc = build(op, (64, 1024), element="bf16")
     gaps = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
     whole = {o.name: gaps for o in desc.operands() if o.shape == desc.input_shape}  # type: ignore[attr-defined]
     widths = []
     for made in (desc, desc.replace(layouts=whole)):
-        plan = pinned(made, row, H200)
+        plan = pinned(made, entry, H200)
         assert plan is not None
         widths.append([re.findall(r"ld\.global\S*(\.v\d)\.b32|cp\.async\.c(g)", found.ptx) for found in plan.compile()])
     assert widths[0] == widths[1]
@@ -108,13 +108,13 @@ def test_a_thousand_batch_sizes_compile_a_handful_of_kernels(op: str) -> None:
 
 @NOT_INTERPRETING
 @pytest.mark.parametrize("length", [1030, 1024, 77])
-@pytest.mark.parametrize(("op", "row"), KERNELS)
-def test_a_lone_row_is_read_as_one_among_many(op: str, row: str, length: int) -> None:
+@pytest.mark.parametrize(("op", "entry"), KERNELS)
+def test_a_lone_row_is_read_as_one_among_many(op: str, entry: str, length: int) -> None:
     """Wider loads would add in another order: what claims batch invariance is one binary for all batches."""
-    # Of norms' adjoints, the launch that gives rows: weights' gradients depend on the batch.
+    # Of norms' backward, the launch that gives rows: weights' gradients depend on the batch.
     launched = slice(1 if op.endswith("norm_backward") else None)
     for change in (lambda d: d, strided):
-        plans = [pinned(change(build(op, (n, length))), row, H200) for n in (1, 2, 64, 513)]
+        plans = [pinned(change(build(op, (n, length))), entry, H200) for n in (1, 2, 64, 513)]
         found = [p for p in plans if p is not None]
         assert len(found) in (0, 4)
         assert len({tuple(launch.source() for launch in p.launches[launched]) for p in found}) <= 1
@@ -122,22 +122,22 @@ def test_a_lone_row_is_read_as_one_among_many(op: str, row: str, length: int) ->
 
 @pytest.mark.parametrize("op", OPS)
 def test_few_long_rows_are_split_and_many_are_not(op: str) -> None:
-    for shape, row in (((16, 262144), "split"), ((65536, 256), "rows"), ((8192, 8192), "rows")):
-        assert tp.plan(build(op, shape, element="bf16"), target=H200).sku().kernel == row
+    for shape, entry in (((16, 262144), "split"), ((65536, 256), "rows"), ((8192, 8192), "rows")):
+        assert tp.plan(build(op, shape, element="bf16"), target=H200).sku().kernel == entry
     if "softmax" in op:  # rows that lie side by side
-        for shape, row in (((262144, 8), "split"), ((16384, 4096), "looped"), ((128, 65536), "rows")):
-            assert tp.plan(build(op, shape, 0, "bf16"), target=H200).sku().kernel == row
+        for shape, entry in (((262144, 8), "split"), ((16384, 4096), "looped"), ((128, 65536), "rows")):
+            assert tp.plan(build(op, shape, 0, "bf16"), target=H200).sku().kernel == entry
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
-@pytest.mark.parametrize(("op", "row"), KERNELS)
-def test_every_kernel_on_the_gpu(op: str, row: str, element: str) -> None:
+@pytest.mark.parametrize(("op", "entry"), KERNELS)
+def test_every_kernel_on_the_gpu(op: str, entry: str, element: str) -> None:
     target, compared = tp.Target.current(), 0
     shapes = ((7, 33), (300, 257), (2, 3, 40), (65, 4100), (9, 32_000), (3, 40_001), (5, 1), (1, 1), (0, 8), (8, 0))
     for shape in shapes:
         for axis in {0, len(shape) - 2, len(shape) - 1} if "softmax" in op else {-1}:
             for make in (lambda d: d, strided):
-                plan = pinned(make(build(op, shape, axis, element)), row, target)
+                plan = pinned(make(build(op, shape, axis, element)), entry, target)
                 compared += 0 if plan is None else check(plan, seed=compared)
     assert compared > 10_000
