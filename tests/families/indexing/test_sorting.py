@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from addresses import Memory, Placed, no_memory
+from cases import INTERPRETER, required
 from samples import SetConstant
 
 import triplan as tp
@@ -14,7 +15,6 @@ from triplan.backends.runtime.interpreter import interpret
 from triplan.backends.triton.indexing import sorting, sorting_kernels
 
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-TARGET = tp.Target.cpu(interpret=True)
 
 
 def problem(count: int, slots: int, width: int = 1, element: str = "f32") -> tp.IndexAddDescriptor:
@@ -87,10 +87,7 @@ def by_definition(dense: torch.Tensor, chunk: int) -> torch.Tensor:
     """Chunks in order, groups of as many chunks in order, groups in order: float32 throughout."""
 
     def in_order(parts: list[torch.Tensor]) -> torch.Tensor:
-        total = torch.zeros_like(parts[0])
-        for part in parts:
-            total = total + part
-        return total
+        return sum(parts, torch.zeros_like(parts[0]))
 
     chunks = [in_order(list(part)) for part in dense.split(chunk)]
     groups = [in_order(chunks[i : i + chunk]) for i in range(0, len(chunks), chunk)]
@@ -115,9 +112,7 @@ def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, const
     index = index[order]
     src = torch.randn(count, 2, generator=g) * 2.0 ** torch.randint(-8, 8, (count, 2), generator=g)
     out = torch.zeros(slots, 2)
-    desc = problem(count, slots, 2)
-    preference = tp.PlanPreference(kernel="sorted_sum", deterministic=False)
-    plan = tp.plan(desc, preference=preference, target=TARGET)
+    plan = required(problem(count, slots, 2), "sorted_sum", INTERPRETER)
     plan.run(tp.IndexAddArgs(index=index, src=src, out=out), tp.Workspace.allocate(plan))
     for slot in range(3):
         own = src[index == slot]
@@ -139,8 +134,7 @@ def test_scanning_and_sorting_give_the_same_bits(count: int, slots: int, accumul
     before = torch.randn(slots, 3, generator=g)
     found = []
     for row in ("sorted_sum", "scanned_sum"):
-        preference = tp.PlanPreference(kernel=row, deterministic=False)
-        plan = tp.plan(desc, preference=preference, target=TARGET)
+        plan = required(desc, row, INTERPRETER)
         dsrc = before.clone()
         args = tp.IndexSelectBackwardArgs(dout=dout, index=index, dsrc=dsrc)
         plan.run(args, tp.Workspace.allocate(plan))
