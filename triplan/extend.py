@@ -4,7 +4,7 @@
   ``Int`` and ``Float``, known when planning; ``Scratch``, in the workspace.
 - Fields of descriptors: ``Element``, ``Shape``, ``Extent`` and their marks, which validation and test strategies read;
   ``field(default=...)`` for the default of a field that converts its input; ``PlannedBy``.
-- Entries of the kernel table: ``Configuration``, ``Preparation``.
+- Entries of the kernel table: ``Configuration``, ``Preparation``; of a reference, ``CheckRules``.
 - Functional calls: ``Op`` registers one with torch.library and autograd; ``run`` plans and runs it.
 """
 
@@ -25,7 +25,11 @@ from triplan.backends.runtime.launch import (
     TensorMap as TensorMap,
     power_of_two_in as power_of_two_in,
 )
-from triplan.backends.table import Configuration as Configuration, Preparation as Preparation
+from triplan.backends.table import (
+    CheckRules as CheckRules,
+    Configuration as Configuration,
+    Preparation as Preparation,
+)
 from triplan.descriptors import (
     AxisField as AxisField,
     Extent as Extent,
@@ -53,6 +57,7 @@ __all__ = [
     "GPU_ARCHS",
     "Arg",
     "AxisField",
+    "CheckRules",
     "Configuration",
     "Element",
     "Extent",

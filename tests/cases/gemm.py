@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-import torch
 
 import triplan as tp
 from cases import CPU, required
-from triplan.testing import args_for, check_plan, check_refusals
+from triplan.testing import check_plan, check_refusals
 
 INTERPRETED = ("tiles", "tiles_invariant")
 HOPPER = ("wgmma", "wgmma_tiles")
@@ -36,65 +33,9 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 )
 
 
-#: Below which tf32x3's second parts are subnormal numbers of tf32, 22 bits from the leading one.
-TF32X3_LEAST = 2.0**-116
-#: The least number of tf32: what is smaller may become 0, and NaN where it meets an infinity.
-TF32_SMALLEST = 2.0**-136
-
-
-def factors(desc: Any, x: Mapping[str, Any], *names: str) -> list[torch.Tensor]:
-    """Magnitudes of what is multiplied: tensor cores align products before they are normalised, so that a subnormal
-    number of f16 or bf16 counts for as much as the smallest normal one. So it does in tf32, whose steps are no finer
-    there, and in tf32x3 whatever has a subnormal second part."""
-    tiny = torch.finfo(desc.element.torch).tiny
-    of_f32 = {tp.MathPrecision.TF32: tiny, tp.MathPrecision.TF32X3: TF32X3_LEAST}
-    least = tiny if desc.element.itemsize == 2 else of_f32.get(desc.multiplicands, 0.0)
-    return [torch.where(x[name] > 0, x[name].clamp(min=least), x[name]) for name in names]
-
-
-def magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Σ|terms| before the activation; infinite, so that nothing is asked, where the bare product leaves its range.
-
-    Nothing is asked of integers' either: they are exact.
-    """
-    if not desc.element.is_floating_point:
-        return dict.fromkeys(desc.written, torch.zeros(desc.operand("c").shape))
-    alpha, beta = (1.0 if x.get(name) is None else abs(x[name]) for name in ("alpha", "beta"))
-    a, b = factors(desc, x, "a", "b")
-    product = a @ b
-    found = alpha * product
-    if desc.reads_c0:
-        found = found + beta * x["c0"]
-    if desc.has_bias:
-        found = found + x["bias"]
-    reach = torch.finfo(desc.element.compute.torch).max / 2
-    return dict.fromkeys(getattr(desc, "written", ("c",)), torch.where(product > reach, torch.inf, found))
-
-
 def check(plan: tp.Plan[Any, Any], seed: int, runs: int = 2) -> int:
     """The number of elements that were compared with the oracle, of a product or of its backward."""
-    desc = plan.descriptor
-    backward = desc.op == "gemm_backward"
-    found = partial(
-        check_plan,
-        plan,
-        seed=seed,
-        runs=runs,
-        magnitude=backward_magnitude if backward else magnitude,
-        exact_integers=backward or exact(desc),
-    )
-    if desc.multiplicands not in (tp.MathPrecision.TF32, tp.MathPrecision.TF32X3):
-        return found().compared
-    # Special values as ever, without those that only tf32 takes for 0.
-    drawn = vars(args_for(desc, seed=seed, values="special").host())
-    multiplied = {name: drawn[name] for name in ("a", "b", "dc") if name in drawn}
-    given = {name: torch.where(x.abs() < TF32_SMALLEST, 0.0, x) for name, x in multiplied.items()}
-    return found(passes=("unit", "wide", "integers")).compared + found(passes=("special",), given=given).compared
-
-
-def exact(desc: Any) -> bool:
-    """Whether small integers in give integers out."""
-    return desc.activation in ("identity", "relu")
+    return check_plan(plan, seed=seed, runs=runs).compared
 
 
 def compared(problems: Iterable[tp.Descriptor], plan_of: Callable[[Any], tp.Plan[Any, Any] | None]) -> int:
@@ -137,7 +78,8 @@ def keeps_its_word(plan: tp.Plan[Any, Any], args: Any) -> None:
     inputs = {n: None if (x := getattr(args, n)) is None else x.double() for n in args.__slots__ if n in FACTORS}
     reference = tp.TABLE.reference(desc.op).compute
     assert reference is not None
-    of = backward_magnitude if desc.op == "gemm_backward" else magnitude
+    of = tp.TABLE.reference(desc.op).checks.terms
+    assert of is not None
     terms = of(desc, {name: None if x is None else x.abs() for name, x in inputs.items()})
     for name, ref in reference(desc, inputs).items():
         t = plan.precision_guarantee(name).tolerance
@@ -200,24 +142,6 @@ EDGES = ((0, 5, 7), (5, 0, 7), (5, 7, 0), (1, 1, 1), (1, 33, 129), (33, 1, 65), 
 
 
 # --- backward ---
-
-
-def backward_magnitude(desc: Any, x: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Σ|terms|; infinite where the product before alpha leaves its range."""
-    alpha = 1.0 if x.get("alpha") is None else abs(x["alpha"])
-    reach = torch.finfo(desc.element.compute.torch).max / 2
-    found = {}
-    if desc.wants_da:
-        dc, b = factors(desc, x, "dc", "b")
-        found["da"] = dc @ b.t()
-    if desc.wants_db:
-        a, dc = factors(desc, x, "a", "dc")
-        found["db"] = a.t() @ dc
-    found = {name: torch.where(t > reach, torch.inf, alpha * t) for name, t in found.items()}
-    if desc.wants_dbias:
-        found["dbias"] = x["dc"].sum(0)
-    return found
-
 
 #: Which of da, db and dbias are wanted.
 SUBSETS = ((1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1))

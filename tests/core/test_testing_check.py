@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import triplan as tp
-from triplan.testing import args_for, check_plan, check_refusals, mutations
+from triplan.extend import CheckRules
+from triplan.testing import args_for, check_plan, check_refusals, magnitudes, mutations
 from triplan.testing.oracle import judge
 
 CPU = tp.Target.cpu()
@@ -155,7 +156,7 @@ WRONG: dict[str, tuple[tp.Descriptor, Make, str]] = {
     "the last row is not gathered": (GATHER, on_input("index", nowhere), r"out\[8,"),
     "negative indices wrap unasked": (GATHER, on_input("index", wrapped), r"out\["),
     "bad indices are clamped": (GATHER, on_input("index", lambda d, i: i.clamp(0, d.src_dim_size - 1)), r"out\["),
-    "nothing is written": (GATHER, lambda good: lambda d, x: {}, r"out\[0, 0\]: got"),
+    "zeros are written": (GATHER, on_output(torch.zeros_like), r"out\["),
     "an input is changed": (GATHER, damaging(into_input), r"src: .*an element"),
     "a byte after an input": (GATHER, damaging(lambda x: flipped(x["src"], after(x["src"]))), r"src: .*canary"),
     "a byte before an input": (
@@ -224,6 +225,22 @@ def test_the_gaps_of_a_strided_output_are_guarded() -> None:
             assert not message or "canary" in message
             caught += bool(message)
         assert caught > 5
+
+
+def test_an_op_that_is_no_sum_of_products_must_say_what_its_terms_are() -> None:
+    desc = tp.SoftmaxBackwardDescriptor(input_shape=(9, 5), softmax_axis=1, element="f32")
+    table = tp.KernelTable()
+    table.register(replace(tp.TABLE.reference(desc.op), checks=CheckRules()))
+    with pytest.raises(tp.InvalidProblem, match=r"dx below 0.*CheckRules"):
+        magnitudes(desc, args_for(desc).host(), table=table)
+
+
+def test_inputs_follow_from_those_that_are_given() -> None:
+    desc = tp.LayerNormBackwardDescriptor(input_shape=(9, 5), element="f32")
+    x, rstd = torch.randn(9, 5), torch.ones(9)
+    args = args_for(desc, given={"x": x, "rstd": rstd}).args
+    torch.testing.assert_close(args.mean, x.mean(1))
+    assert torch.equal(args.rstd, rstd)
 
 
 # --- any write may stay ---

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from cases import pinned
 from torch import Tensor
 
 import triplan as tp
-from triplan.testing.oracle import Magnitude
 from triplan.testing.values import draw as draw_values
 
 #: Where an entry runs: references on the CPU, Triton kernels in the interpreter and on the GPU.
@@ -86,26 +86,20 @@ class Variant:
 
 @dataclass(frozen=True)
 class Family:
-    """How problems of an op are built: ``make(n, element, kind, **option)`` for each of ``options``.
-
-    ``magnitude`` is sum|terms| for ops that are not linear in their inputs, as ``triplan.testing`` takes it.
-    """
+    """How problems of an op are built: ``make(n, element, kind, **option)`` for each of ``options``."""
 
     make: Callable[..., Problem]
     options: tuple[dict[str, Any], ...]
-    magnitude: Magnitude | None
 
 
 FAMILIES: dict[str, Family] = {}
 
 
-def joins(
-    op: str, *options: dict[str, Any], magnitude: Magnitude | None = None
-) -> Callable[[Callable[..., Problem]], Callable[..., Problem]]:
+def joins(op: str, *options: dict[str, Any]) -> Callable[[Callable[..., Problem]], Callable[..., Problem]]:
     """Register how problems of ``op`` are built; ``options`` are descriptor fields that its entries tell apart."""
 
     def register(make: Callable[..., Problem]) -> Callable[..., Problem]:
-        FAMILIES[op] = Family(make, options or ({},), magnitude)
+        FAMILIES[op] = Family(make, options or ({},))
         return make
 
     return register
@@ -119,15 +113,6 @@ def target(where: str) -> tp.Target:
     if where == "gpu":
         return tp.Target.current() if torch.cuda.is_available() else tp.Target.preset("h200")
     return tp.Target.cpu(interpret=where == "interpret")
-
-
-def pinned(problem: Problem, entry: str, where: tp.Target) -> tp.Plan[Any, Any] | None:
-    """The plan of exactly this entry, or None where it does not apply."""
-    try:
-        preference = tp.PlanPreference(deterministic=False, kernel=entry)
-        return tp.plan(problem.desc, preference=preference, target=where)
-    except tp.Unsupported:
-        return None
 
 
 def cases(
@@ -145,7 +130,7 @@ def cases(
     for element, option in pairs:
         for count in (n, max(n // 20, 1) * 2):
             problem = family.make(count, element, kind, **option)
-            plan = pinned(problem, entry.name, target(where))
+            plan = pinned(problem.desc, entry.name, target(where))
             if plan is not None:
                 yield problem, plan
                 break
@@ -287,6 +272,12 @@ def draw(shape: tuple[int, ...], element: tp.ElementKind, kind: Kind, terms: int
         return torch.full(shape, 0.1, dtype=torch.float64).to(element.torch)
     low, high = (-10, 9) if element == "f16" else (-20, 20)
     return (unit * 2.0 ** torch.randint(low, high, shape, generator=g)).to(element.torch)
+
+
+def follows(desc: tp.Descriptor, values: Values) -> Values:
+    """The inputs that follow from the others ``values``."""
+    rules = tp.TABLE.reference(desc.op).checks
+    return {} if rules.inputs is None else rules.inputs(desc, values)
 
 
 # Last, as they import what stands above.

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from cases.gemm import magnitude
 from torch import Tensor
 
 import triplan as tp
@@ -68,5 +67,5 @@ def make(batched: bool, n: int, element: tp.ElementKind, kind: Kind, **options: 
 
 
 _OPTIONS: tuple[dict[str, Any], ...] = ({}, {"epilogue": "bias"}, {"epilogue": "bias_relu", "reads_c0": True})
-joins("gemm", *_OPTIONS, magnitude=magnitude)(partial(make, False))
-joins("batched_gemm", *_OPTIONS, magnitude=magnitude)(partial(make, True))
+joins("gemm", *_OPTIONS)(partial(make, False))
+joins("batched_gemm", *_OPTIONS)(partial(make, True))

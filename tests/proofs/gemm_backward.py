@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from cases.gemm import backward_magnitude
 from torch import Tensor
 
 import triplan as tp
@@ -55,7 +54,6 @@ class GemmBackward(Problem):
     {"wants_dbias": True},
     {"wants_db": False},
     {"wants_da": False, "wants_db": False, "wants_dbias": True},
-    magnitude=backward_magnitude,
 )
 def make(n: int, element: tp.ElementKind, kind: Kind, **options: Any) -> GemmBackward:
     """``n`` (even) contributions. In ``cancelling`` the second half opposes the first, and all are shuffled."""

@@ -1,9 +1,8 @@
-"""Norms for the proofs: ``n`` rows of LENGTH elements, and Σ|terms| of each op."""
+"""Norms for the proofs: ``n`` rows of LENGTH elements."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,53 +10,10 @@ import torch
 from torch import Tensor
 
 import triplan as tp
-from proofs import Kind, Outputs, draw, joins
+from proofs import Kind, draw, follows, joins
 from proofs.rows import Rows, size
 
-
-def rms_norm_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
-    """All terms of the mean square are positive: errors are relative to the results."""
-    zeros = torch.zeros(desc.input_shape, dtype=torch.float64)
-    return {"out": zeros, "rstd": zeros[..., 0], "norm": zeros[..., 0], "summed": zeros}
-
-
-def layer_norm_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
-    """Deviations have errors of a standard deviation's size, whatever their mean; then come weight and bias."""
-    ones = torch.ones(desc.input_shape, dtype=torch.float64)
-    out = ones if x.get("weight") is None else ones * (x["weight"] + desc.weight_offset)
-    out = out if x.get("bias") is None else out + x["bias"]
-    v = x["x"] + x["residual"] if desc.residual else x["x"]
-    return {"out": out, "mean": v.mean(-1), "rstd": 0 * v.mean(-1), "summed": 0 * v}
-
-
-def norm_backward_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
-    dy, rstd = x["dout"], x["rstd"].unsqueeze(-1)
-    centred = desc.op.startswith("layer_norm")
-    hat = (x["x"] + (x["mean"].unsqueeze(-1) if centred else 0)) * rstd
-    g = dy if x.get("weight") is None else dy * (x["weight"] + desc.weight_offset)
-    dx = g + hat * (g * hat).mean(-1, keepdim=True) + (g.mean(-1, keepdim=True) if centred else 0)
-    rows = tuple(range(dy.dim() - 1))
-    return {
-        "dx": dx * rstd + (x["dsummed"] if desc.residual else 0),
-        "dweight": (dy * hat).sum(rows),
-        "dbias": dy.sum(rows),
-    }
-
-
-def l2_norm_backward_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
-    length = x["norm"].clamp(min=desc.eps).unsqueeze(-1)
-    hat = x["x"] / length
-    return {"dx": (x["dout"] + hat * (x["dout"] * hat).sum(-1, keepdim=True)) / length}
-
-
-TERMS: dict[str, Callable[[Any, Mapping[str, Any]], Outputs]] = {
-    "l2_norm": rms_norm_terms,
-    "l2_norm_backward": l2_norm_backward_terms,
-    "rms_norm": rms_norm_terms,
-    "layer_norm": layer_norm_terms,
-    "rms_norm_backward": norm_backward_terms,
-    "layer_norm_backward": norm_backward_terms,
-}
+OPS = ("l2_norm", "l2_norm_backward", "rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward")
 
 
 def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
@@ -104,15 +60,7 @@ def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
     found["dout"] = dout.to(dtype)
     if residual:
         found["dsummed"] = torch.zeros_like(found["dout"]) if kind == "cancelling" else found["dout"].flip(0)
-    centred, v = desc.op.startswith("layer_norm"), found["x"].double()
-    if desc.op == "l2_norm_backward":
-        found["norm"] = v.square().sum(1).sqrt().to(desc.element.compute.torch)
-        return found
-    if centred:
-        found["mean"] = v.mean(1).to(desc.element.compute.torch)
-        v = v - v.mean(1, keepdim=True)
-    found["rstd"] = (1 / (v.square().mean(1) + 1e-5).sqrt()).to(desc.element.compute.torch)
-    return found
+    return found | follows(desc, found)
 
 
 def norm_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False, **options: Any) -> Rows:
@@ -121,8 +69,8 @@ def norm_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: boo
     return Rows(desc, partial(norm_values, desc, kind))
 
 
-for _op, _terms in TERMS.items():
+for _op in OPS:
     _bare = {"weight": False, **({"bias": False} if _op.startswith("layer_norm") else {})}
     _others = ({}, _bare, {"residual": True, "weight_offset": 1}, {"long": True}, {"long": True, **_bare})
     _options = ({}, {"long": True}) if _op.startswith("l2") else _others
-    joins(_op, *_options, magnitude=_terms)(partial(norm_problem, _op))
+    joins(_op, *_options)(partial(norm_problem, _op))

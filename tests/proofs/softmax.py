@@ -1,18 +1,18 @@
-"""softmax and its kin for the proofs: ``n`` rows of LENGTH elements, and Σ|terms| of each op."""
+"""softmax and its kin for the proofs: ``n`` rows of LENGTH elements."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import triplan as tp
-from proofs import Kind, Outputs, draw, joins
+from proofs import Kind, draw, joins
 from proofs.rows import Rows, size
+
+OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 
 
 class Softmax(Rows):
@@ -81,35 +81,5 @@ def softmax_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: 
     return Softmax(desc, partial(softmax_values, op, n, length, element, kind))
 
 
-# --- Σ|terms|, from absolute values ---
-
-
-def no_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
-    """All terms are positive: the error is relative to the result."""
-    return {"out": torch.zeros(desc.input_shape, dtype=torch.float64)}
-
-
-def log_softmax_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
-    """The logarithm's argument is a sum of exponentials, the largest of which is 1."""
-    return {"out": torch.ones(desc.input_shape, dtype=torch.float64)}
-
-
-def softmax_backward_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
-    y, dy = x["out"], x["dout"]
-    return {"dx": y * (dy + (y * dy).sum(desc.softmax_axis, keepdim=True))}
-
-
-def log_softmax_backward_terms(desc: Any, x: Mapping[str, Any]) -> Outputs:
-    # ``out`` is a logarithm of at most 1.
-    return {"dx": x["dout"] + (-x["out"]).exp() * x["dout"].sum(desc.softmax_axis, keepdim=True)}
-
-
-TERMS: dict[str, Callable[[Any, Mapping[str, Any]], Outputs]] = {
-    "softmax": no_terms,
-    "log_softmax": log_softmax_terms,
-    "softmax_backward": softmax_backward_terms,
-    "log_softmax_backward": log_softmax_backward_terms,
-}
-
-for _op, _terms in TERMS.items():
-    joins(_op, {}, {"long": True}, magnitude=_terms)(partial(softmax_problem, _op))
+for _op in OPS:
+    joins(_op, {}, {"long": True})(partial(softmax_problem, _op))

@@ -58,6 +58,32 @@ class Configuration:
     workspace: int = 0
 
 
+@dataclass(frozen=True)
+class CheckRules:
+    """What ``triplan.testing`` must know of an op to check its plans. The defaults are right for sums of products.
+
+    Attributes:
+        terms: sum|terms| by output, from the descriptor and the absolute values of the float64 inputs; outputs that it
+            leaves out have none: their errors are relative to the result. None: what the reference gives for these
+            values, which is right if the op is linear in its floating inputs.
+        inputs: from the descriptor and the drawn CPU inputs by operand, those that take other values: statistics, which
+            follow from other inputs, and inputs of a limited range.
+        passes: the kinds of values of which no intermediate result leaves the element's range; None: all.
+        integers: whether small integers must give exact results, up to one rounding into the element; None: if
+            contributions are summed by index (``duplicates`` is ``sum``).
+    """
+
+    terms: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
+    inputs: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
+    passes: tuple[str, ...] | None = None
+    integers: Callable[[Any], bool] | None = None
+
+    @staticmethod
+    def no_terms(desc: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``terms`` of an op all of whose errors are relative to the results."""
+        return {}
+
+
 def _no_configurations(desc: Any, target: Target) -> Mapping[str, Configuration]:
     return {}
 
@@ -90,6 +116,7 @@ class KernelRow:
         preparation: how to prepare its indices; None if they cannot be prepared.
         configurations: the ways to launch it, by name; empty if there is only one. All keep the entry's guarantee. A
             ``batch_invariant`` entry has only one.
+        checks: what tests of the op's plans must know (reference backend).
     """
 
     op: str
@@ -112,6 +139,7 @@ class KernelRow:
     layout: Callable[[Any], str | None] = lambda desc: None
     preparation: Preparation | None = None
     configurations: Configurations = _no_configurations
+    checks: CheckRules = CheckRules()
 
     def launches(self, desc: Any, target: Target) -> tuple[Launch, ...]:
         """What a run launches, as data; empty for the reference.
@@ -274,13 +302,15 @@ def reference(
     guarantee: Guarantee,
     index_elements: Collection[IndexElementKind | str] = (),
     version: int = 1,
+    checks: CheckRules = CheckRules(),
     table: KernelTable = TABLE,
 ) -> Callable[[Compute], Compute]:
     """Register the decorated function as the op's reference.
 
     It takes (descriptor, inputs by operand name) and returns the outputs by name. It computes in the inputs' element:
     float64 as the tests' oracle, the operands' own (f32 for narrower floats) as the CPU backend. In-out operands are
-    among the inputs; it must not modify them.
+    among the inputs; it must not modify them. ``checks`` says what ``triplan.testing`` must know of an op that is not a
+    sum of products.
     """
 
     def register(compute: Compute) -> Compute:
@@ -299,6 +329,7 @@ def reference(
                 rank=lambda desc, target: 0.0,
                 numerics=_no_numerics,
                 compute=compute,
+                checks=checks,
             )
         )
         return compute

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from triplan.backends.table import TABLE, CheckRules
 from triplan.descriptors import Descriptor, Layout, Operand, OperandKind, Role
 from triplan.facade import Plan, Workspace, plan_type
 from triplan.sku import ElementKind
@@ -104,7 +105,8 @@ def args_for(
         seed: for values, indices, strides and canaries.
         values: the kind of values of inputs and in-outs; outputs hold poison.
         indices: by default ``hostile`` if the descriptor has an ``out_of_bounds`` policy, else ``valid``.
-        given: values for some operands (CPU tensors of their shape and element) instead of drawn ones.
+        given: values for some operands (CPU tensors of their shape and element) instead of drawn ones. Others follow
+            from these, as the ``CheckRules`` of the op's reference say.
     """
     device, given = torch.device(device), given or {}
     g = torch.Generator().manual_seed(seed)
@@ -135,4 +137,17 @@ def args_for(
             fields[o.name] = [put(f"{o.name}[{i}]", o, c) for i, c in enumerate(contents)]
         else:
             fields[o.name] = put(o.name, o, contents[0])
-    return PlacedArgs(desc, plan_type(desc.op).args_type(**fields), regions, device, g)
+    placed = PlacedArgs(desc, plan_type(desc.op).args_type(**fields), regions, device, g)
+    if (follows := _rules(desc).inputs) is not None:
+        drawn = vars(placed.host())
+        read = {o.name: drawn[o.name] for o in desc.operands() if o.role is not Role.OUTPUT}
+        for name, content in follows(desc, read).items():
+            if name not in given:
+                write(regions[name].tensor, content.to(device))
+                regions[name].remember()
+    return placed
+
+
+def _rules(desc: Descriptor) -> CheckRules:
+    """Of the op's reference; an op without one has args all the same."""
+    return next((entry.checks for entry in TABLE.rows(desc.op) if entry.compute is not None), CheckRules())

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from triplan.backends.table import TABLE, CheckRules
 from triplan.facade import Plan
 from triplan.sku import Duplicates, ElementKind, PrecisionGuarantee
 from triplan.testing.args import PlacedArgs, args_for
 from triplan.testing.duplicates import can_be_distinct, check_any
-from triplan.testing.oracle import Magnitude, Outputs, bit_oracle, judge, magnitudes, moved_bits, oracle
+from triplan.testing.oracle import Outputs, bit_oracle, judge, magnitudes, moved_bits, oracle
 from triplan.testing.values import Indices, Values
 
 __all__ = ["CheckReport", "check_plan"]
@@ -43,8 +44,6 @@ def check_plan(
     runs: int = 3,
     passes: Sequence[Values] | None = None,
     indices: Indices | None = None,
-    magnitude: Magnitude | None = None,
-    exact_integers: bool | None = None,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> CheckReport:
     """Run ``plan`` on generated args and compare with the float64 reference of its op. Raises ``AssertionError``.
@@ -59,21 +58,20 @@ def check_plan(
     - torch's version counters of the outputs increased, so that autograd notices the write.
 
     Args:
-        plan: any plan; its op needs a reference (``@triplan.reference``).
+        plan: any plan; its op needs a reference (``@triplan.reference``), whose ``CheckRules`` say what follows from
+            what among the inputs, and what sum|terms| is.
         device: by default the current device of the plan's target.
         seed: for everything that is drawn.
         runs: runs per pass; at least 2 to test determinism.
-        passes: kinds of values; the default depends on the guarantee.
+        passes: kinds of values; the default depends on the op's rules and the guarantee.
         indices: as ``args_for`` takes it.
-        magnitude: computes sum|terms|; needed for ops with a ``ctol`` that are not linear in their floating inputs.
-        exact_integers: whether small integers must give exact results, up to one rounding into the element; by default
-            if contributions are summed (``duplicates`` is ``sum``).
         given: values for some operands instead of drawn ones, as ``args_for`` takes them.
     """
     where = torch.device(plan.target.device_type if device is None else device)
-    guarantees = _guarantees(plan)
+    guarantees, rules = _guarantees(plan), TABLE.reference(plan.descriptor.op).checks
     total = CheckReport(0, 0, 0, 0)
-    for number, kind in enumerate(passes or _default_passes(guarantees.values())):
+    kinds: Sequence[Any] = passes or rules.passes or _default_passes(guarantees.values())
+    for number, kind in enumerate(kinds):
         how: list[Indices | None] = [indices]
         if indices is None and _any_write_stays(guarantees.values()) and can_be_distinct(plan.descriptor):
             how.append("distinct")
@@ -82,7 +80,7 @@ def check_plan(
                 plan.descriptor, where, seed + 1000 * number + 500 * turn, values=kind, indices=choice, given=given
             )
             try:
-                part = _check_pass(plan, placed, guarantees, kind, runs, choice, magnitude, exact_integers)
+                part = _check_pass(plan, placed, guarantees, rules, kind, runs, choice)
             except AssertionError as e:
                 raise AssertionError(
                     f"{e}\n  in {plan.sku().id}, pass {kind!r}, indices {choice or 'by default'}, seed {seed}\n"
@@ -112,18 +110,17 @@ def _check_pass(
     plan: Plan[Any, Any],
     placed: PlacedArgs,
     guarantees: dict[str, PrecisionGuarantee],
-    kind: Values,
+    rules: CheckRules,
+    kind: str,
     runs: int,
     indices: Indices | None,
-    magnitude: Magnitude | None,
-    exact_integers: bool | None,
 ) -> CheckReport:
     desc, before = plan.descriptor, placed.host()
     wide = oracle(desc, before)
     native = bit_oracle(desc, before) if any(moved_bits(g) for g in guarantees.values()) else {}
     mags: Outputs = {}
     if any(g.tolerance.ctol for g in guarantees.values()):
-        mags = magnitudes(desc, before, magnitude)
+        mags = magnitudes(desc, before)
     first: dict[str, torch.Tensor] = {}
     compared = exact = repeated = 0
     for run in range(runs):
@@ -136,7 +133,7 @@ def _check_pass(
                 compared, exact = compared + out.numel(), exact + out.numel()
             else:
                 ref = _checked(desc, native if moved_bits(g) else wide, name)
-                summed = g.duplicates is Duplicates.SUM if exact_integers is None else exact_integers
+                summed = g.duplicates is Duplicates.SUM if rules.integers is None else rules.integers(desc)
                 verdict = judge(out, ref, mags.get(name), g, integers=summed and kind == "integers")
                 if bool(verdict.wrong.any()):
                     raise AssertionError(verdict.describe(name, out, ref) + f"\n  run {run}")

@@ -1,21 +1,28 @@
-"""Args with exactly one fault, each with the operand at fault and the error that it must raise."""
+"""Args with exactly one fault, each with the error that it must raise, and results that are wrong in one thing."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from triplan.descriptors import Descriptor, Operand, OperandKind
+from triplan.descriptors import Descriptor, Operand, OperandKind, Role
 from triplan.errors import InvalidProblem, MisalignedOperand, TriplanError, WorkspaceTooSmall
 from triplan.facade import Plan, Workspace
-from triplan.sku import ElementKind
+from triplan.sku import ElementKind, PrecisionGuarantee
 from triplan.testing.args import PlacedArgs, args_for, poisoned
+from triplan.testing.oracle import Outputs, bit_oracle, computed, moved_bits, oracle
 from triplan.testing.placing import Region, allocate, draw_strides, place, reach
 
-__all__ = ["Mutation", "check_refusals", "mutations"]
+__all__ = ["Mutation", "WrongResult", "check_refusals", "mutations", "wrong_results"]
+
+
+#: Elements of an operand that is made larger: beside an extent of 0, the others may be longer than memory.
+MOST_ELEMENTS = 1 << 20
 
 
 @dataclasses.dataclass
@@ -137,7 +144,9 @@ def _tensors(o: Operand, base: PlacedArgs) -> Iterator[tuple[str, type[TriplanEr
     if (o.layout.alignment or 1) >= wrong.itemsize or o.layout.alignment is None:
         yield "dtype", InvalidProblem, region(wrong, o.shape)
     for axis, n in enumerate(o.shape):
-        yield "shape", InvalidProblem, region(o.element, (*o.shape[:axis], n + 1, *o.shape[axis + 1 :]))
+        longer = (*o.shape[:axis], n + 1, *o.shape[axis + 1 :])
+        if math.prod(longer) <= max(2 * o.numel, MOST_ELEMENTS):
+            yield "shape", InvalidProblem, region(o.element, longer)
         if n > 1:
             yield "shape", InvalidProblem, region(o.element, (*o.shape[:axis], n - 1, *o.shape[axis + 1 :]))
     yield "shape", InvalidProblem, region(o.element, (*o.shape, 1))
@@ -261,3 +270,106 @@ def _workspaces(desc: Descriptor, base: PlacedArgs, size: int) -> Iterator[Mutat
         args = dataclasses.replace(base.args, **{o.name: _listed(o, base, tensor)})
         placed = PlacedArgs(desc, args, {**base.regions, "shared": region}, base.device, base.generator)
         yield Mutation("workspace", o.name, InvalidProblem, placed, Workspace(storage[start : start + size]))
+
+
+# --- results ---
+
+#: Significant bits of each element, and the element of as many bits or fewer that comes after it.
+PRECISION = {ElementKind.F64: 53, ElementKind.F32: 24, ElementKind.F16: 11, ElementKind.BF16: 8}
+COARSER = {ElementKind.F64: ElementKind.F32, ElementKind.F32: ElementKind.F16, ElementKind.F16: ElementKind.BF16}
+#: Of the element after bf16, fp8e4m3.
+LEAST_PRECISION = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongResult:
+    """What a faulty kernel might write to ``output``: right but for one thing.
+
+    Attributes:
+        rule: ``missing``: one element of an input was taken for 0; judged by its effect on other positions, if it has
+            any. ``neighbour``: one element has its neighbour's value. ``bits``: the result was rounded to fewer bits
+            than its guarantee promises: one bit fewer if it is narrower than the accumulator, else as many as the next
+            element has. ``coarse``: everything was computed in that element, or in the narrow result's own.
+        operand: the input of which an element is missing, or the output.
+        output: the output that is wrong.
+        got: its value.
+    """
+
+    rule: str
+    operand: str
+    output: str
+    got: torch.Tensor
+
+    def __repr__(self) -> str:
+        return f"WrongResult({self.rule} of {self.operand}: {self.output})"
+
+
+def wrong_results(desc: Descriptor, args: Any, guarantees: Mapping[str, PrecisionGuarantee]) -> Iterator[WrongResult]:
+    """Wrong results for CPU ``args``, each of which must lie outside the tolerance of ``guarantees``, or else this
+    tolerance shows little. Few contributions (two, say) and values of kind ``unit`` make a sharp tolerance show it."""
+
+    def rounded(outputs: Outputs) -> dict[str, torch.Tensor]:
+        return {name: t.to(desc.operand(name).element.torch) for name, t in outputs.items()}
+
+    moves = all(moved_bits(g) or not g.accumulator.is_floating_point for g in guarantees.values())
+    compute = bit_oracle if moves and not any(g.tolerance.ctol for g in guarantees.values()) else oracle
+    wide = compute(desc, args)
+    right = rounded(wide)
+    for operand, name, got in _missing(desc, args, right, lambda args: rounded(compute(desc, args))):
+        yield WrongResult("missing", operand, name, got)
+    for name, t in right.items():
+        flat, other = t.flatten().clone(), t.flatten().roll(1)
+        if len(differs := (flat != other).nonzero()):
+            flat[differs[0]] = other[differs[0]]
+            yield WrongResult("neighbour", name, name, flat.reshape(t.shape))
+    for name, g in guarantees.items():
+        element = desc.operand(name).element
+        if moved_bits(g) or not element.is_floating_point:
+            continue
+        narrows = not g.accumulator.is_floating_point or g.accumulator.unit_roundoff < element.unit_roundoff
+        after = COARSER.get(element)
+        bits = PRECISION[element] - 1 if narrows else LEAST_PRECISION if after is None else PRECISION[after]
+        less = {"bits": to_bits(wide[name], bits).to(element.torch)}
+        if (within := element if narrows else after) is not None:
+            less["coarse"] = rounded(computed(desc, args, within.torch))[name]
+        for rule, got in less.items():
+            if not torch.equal(got, right[name]):
+                yield WrongResult(rule, name, name, got)
+
+
+def _missing(
+    desc: Descriptor, args: Any, right: Outputs, compute: Callable[[Any], Outputs]
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(input, output, value) for each input and each output on which an element of it has an effect."""
+    for o in desc.operands():
+        if not o.is_tensor or o.index_extents or o.role is Role.OUTPUT:
+            continue
+        given = getattr(args, o.name)
+        order = given.flatten().double().abs().argsort(descending=True, stable=True)
+
+        def without(at: torch.Tensor, o: Operand = o, given: torch.Tensor = given) -> dict[str, torch.Tensor]:
+            """The outputs that change if the elements ``at`` of ``o`` are 0."""
+            less = given.flatten().index_fill(0, at, 0).reshape(given.shape)
+            changed = compute(SimpleNamespace(**{**vars(args), o.name: less}))
+            return {name: t for name, t in changed.items() if not torch.equal(t, right[name])}
+
+        # The largest element that matters: the last of the shortest run of them that changes anything.
+        first, last = 0, min(1, given.numel())
+        while last < given.numel() and not without(order[:last]):
+            first, last = last, min(4 * last, given.numel())
+        while last - first > 1:
+            middle = (first + last) // 2
+            first, last = (first, middle) if without(order[:middle]) else (middle, last)
+        at = order[first:last]
+        for name, t in without(at).items():
+            own = t.flatten()
+            if t.shape == given.shape:
+                own = own.index_copy(0, at, right[name].flatten()[at])
+            elsewhere = own.reshape(t.shape)
+            yield o.name, name, t if torch.equal(elsewhere, right[name]) else elsewhere
+
+
+def to_bits(t: torch.Tensor, bits: int) -> torch.Tensor:
+    """float64 values rounded to ``bits`` significant bits."""
+    mantissa, exponent = torch.frexp(t)
+    return torch.ldexp((mantissa * 2.0**bits).round(), exponent - bits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +13,12 @@ import torch
 from triplan.backends.reference.run import inputs_of
 from triplan.backends.table import TABLE, KernelTable
 from triplan.descriptors import Descriptor
+from triplan.errors import InvalidProblem
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 
 __all__ = ["magnitudes", "oracle"]
 
 Outputs = Mapping[str, torch.Tensor]
-#: From (descriptor, float64 inputs by operand) to sum|terms| by output.
-Magnitude = Callable[[Any, Mapping[str, Any]], Outputs]
 
 
 def oracle(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Outputs:
@@ -27,37 +26,44 @@ def oracle(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Output
 
     Integers are not converted. Raises ``KeyError`` if the op has no reference.
     """
-    compute = table.reference(desc.op).compute
-    assert compute is not None
-    with torch.no_grad():
-        found: Outputs = compute(desc, inputs_of(desc, args, wide=torch.float64))
-    return found
+    return computed(desc, args, torch.float64, table=table)
 
 
 def bit_oracle(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Outputs:
     """The reference in the operands' own elements: exact in every bit for ops that only move elements."""
+    return computed(desc, args, None, table=table)
+
+
+def computed(desc: Descriptor, args: Any, wide: torch.dtype | None, *, table: KernelTable = TABLE) -> Outputs:
+    """The reference, its floats computed in ``wide``, or (None) in the operands' own elements."""
     compute = table.reference(desc.op).compute
     assert compute is not None
     with torch.no_grad():
-        found: Outputs = compute(desc, inputs_of(desc, args, as_is=True))
+        found: Outputs = compute(desc, inputs_of(desc, args, wide=wide, as_is=wide is None))
     return found
 
 
-def magnitudes(
-    desc: Descriptor, args: Any, magnitude: Magnitude | None = None, *, table: KernelTable = TABLE
-) -> Outputs:
-    """sum|terms| of every output, over the finite terms.
+def magnitudes(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Outputs:
+    """sum|terms| of every output that has terms, over the finite terms: what the ``CheckRules`` of the op say.
 
-    Without ``magnitude`` the op is assumed to be linear in its floating inputs, so that the reference, given their
-    absolute values, sums absolute terms.
+    By default the reference, given absolute values, sums absolute terms. Raises ``InvalidProblem`` if its sums of
+    these are negative: the op is not linear then, and needs rules.
     """
     inputs: dict[str, Any] = {}
     indices = {o.name for o in desc.operands() if o.index_extents}
     for name, value in inputs_of(desc, args, wide=torch.float64).items():
         inputs[name] = value if name in indices else _absolute(value)
-    if magnitude is not None:
-        return magnitude(desc, inputs)
-    return oracle(desc, SimpleNamespace(**{o.name: inputs.get(o.name) for o in desc.operands()}), table=table)
+    terms = table.reference(desc.op).checks.terms
+    if terms is not None:
+        return terms(desc, inputs)
+    found = oracle(desc, SimpleNamespace(**{o.name: inputs.get(o.name) for o in desc.operands()}), table=table)
+    for name, total in found.items():
+        if total.is_floating_point() and bool((total < 0).any()):
+            raise InvalidProblem(
+                f"{desc.op}: of absolute inputs the reference gives a {name} below 0, so this is no sum of products; "
+                "its reference must say what sum|terms| is: @triplan.reference(..., checks=CheckRules(terms=...))"
+            )
+    return found
 
 
 def _absolute(value: Any) -> Any:

@@ -10,13 +10,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cases import pinned
 from proofs import (
     COUNT,
     FAMILIES,
@@ -30,7 +31,6 @@ from proofs import (
     claims,
     digest_bytes,
     first_run,
-    pinned,
     repeated,
     run,
     target,
@@ -39,13 +39,15 @@ from samples import ACCUMULATING, SAMPLES, known
 
 import triplan as tp
 from triplan.sku import interpreting
-from triplan.testing import magnitudes, oracle
+from triplan.testing import args_for, check_plan, magnitudes, oracle, wrong_results
 from triplan.testing.oracle import bit_oracle, judge, moved_bits
 
 #: An interpreted segment longer than any piece that a kernel sums at once.
 LONG = 300
 BUSY_RUNS = 200
 H200 = tp.Target.preset("h200")
+#: Draws of values among which each wrong result must show: the mean of a row may be nearly 0, or a loss round well.
+SEEDS = 12
 
 
 def test_every_op_of_the_table_joins() -> None:
@@ -99,7 +101,7 @@ def hold_parts(problem: Any, plan: tp.Plan[Any, Any], whole: Mapping[str, torch.
     parts = list(problem.parts())
     assert parts
     for part in parts:
-        smaller = pinned(part.problem, plan.sku().kernel, plan.target)
+        smaller = pinned(part.problem.desc, plan.sku().kernel, plan.target)
         assert smaller is not None
         assert smaller.sku().numerics_id == plan.sku().numerics_id
         got = run(smaller, part.problem.values)
@@ -121,7 +123,7 @@ def test_the_proof_of_batch_invariance_can_fail() -> None:
     whole = run(plan, problem.values)
     for part in problem.parts():
         other = part.problem.reordered().problem
-        again = pinned(other, "reference", plan.target)
+        again = pinned(other.desc, "reference", plan.target)
         assert again is not None
         assert not torch.equal(bits(part.own(run(again, other.values))), bits(part.whole(whole)))
 
@@ -140,7 +142,7 @@ def test_batch_invariant_where_interpreted_segments_are_long(entry: str) -> None
     (row,) = (e for e in tp.TABLE.rows("index_add") if e.name == entry)
     element = tp.ElementKind.F32 if tp.ElementKind.F32 in row.elements else min(row.elements)
     problem = FAMILIES["index_add"].make(LONG, element, "cancelling")
-    plan = pinned(problem, entry, target("interpret"))
+    plan = pinned(problem.desc, entry, target("interpret"))
     assert plan is not None
     if plan.precision_guarantee().batch_invariant:
         hold_parts(problem, plan, run(plan, problem.values))
@@ -202,7 +204,7 @@ def keeps_one_order(g: tp.PrecisionGuarantee) -> bool:
 
 def reordering_changes_bits(problem: Any, plan: tp.Plan[Any, Any]) -> bool:
     other = problem.reordered()
-    again = pinned(other.problem, plan.sku().kernel, plan.target)
+    again = pinned(other.problem.desc, plan.sku().kernel, plan.target)
     assert again is not None
     own, whole = other.own(run(again, other.problem.values)), other.whole(first_run(plan, problem))
     return not torch.equal(bits(own), bits(whole))
@@ -236,13 +238,13 @@ def test_tolerance_of_adversarial_values(where: str, op: str, entry: str) -> Non
         for problem, plan in claimed(where, op, entry, is_decided, kind):
             x, desc = as_args(problem), problem.desc
             wide, native = oracle(desc, x), bit_oracle(desc, x)
-            terms = magnitudes(desc, x, FAMILIES[op].magnitude)
+            terms = magnitudes(desc, x)
             found = first_run(plan, problem)
             assert any(t.numel() for t in found.values())
             for name, got in found.items():
                 g = plan.precision_guarantee(name)
                 ref = native[name] if moved_bits(g) else wide[name]
-                verdict = judge(got, ref, terms[name], g)
+                verdict = judge(got, ref, terms.get(name), g)
                 assert not bool(verdict.wrong.any()), f"{kind}: {verdict.describe(name, got, ref)} from {plan.key}"
 
 
@@ -256,6 +258,60 @@ def test_tolerances_of_the_cpu_count_the_terms_of_one_sum(op: str) -> None:
     few, found = (tp.TABLE.reference(op).guarantee(d) for d in (desc, many))
     for name in few.keys() - ({"dweight", "dbias"} if "_norm" in op else ()):  # these are sums over rows
         assert few[name].tolerance == found[name].tolerance, name
+
+
+# --- triplan.testing ---
+
+
+def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan[Any, Any]]:
+    """The entry's plans of the op's sample, with two contributions to a sum by index, for each of its elements."""
+    (row,) = (e for e in tp.TABLE.rows(op) if e.name == entry)
+    sample = SAMPLES[op]
+    fewer = known(sample, k=8)
+    if op in ACCUMULATING:
+        fewer = known(sample, src_shape=(2, 32), index_shape=(2,)) or {"out_shape": (2, 32)}
+    for element, accumulate in product(sorted(row.elements), (True, False)):
+        desc = sample.replace(element=element, **fewer, **known(sample, accumulate=accumulate))
+        plan = pinned(desc, entry, target)
+        if plan is not None and (accumulate or op == "index_put"):
+            yield plan
+
+
+@pytest.mark.parametrize(("where", "op", "entry"), claims(lambda g: True))
+def test_check_plan_needs_the_plan_alone(where: str, op: str, entry: str) -> None:
+    """Neither statistics nor sum|terms|: the reference has rules for both. (Interpreted kernels are slow.)"""
+    plans = plans_of_samples(op, entry, target(where))
+    runs, most = (1, 1) if where == "interpret" else (2, None)
+    assert sum(check_plan(plan, runs=runs).compared for plan in islice(plans, most)) > 0
+
+
+@pytest.mark.skipif(interpreting(), reason="nothing is run: once is enough")
+@pytest.mark.parametrize(
+    ("op", "entry"),
+    [pytest.param(op, e.name, id=f"{op}-{e.name}") for op in sorted(FAMILIES) for e in tp.TABLE.rows(op)],
+)
+def test_tolerances_tell_wrong_results_apart(op: str, entry: str) -> None:
+    """An element that is missing or another's, and arithmetic that is coarser than promised, lie outside, if not with
+    the first values, then with others. (Where any write may stay, there is no tolerance.)"""
+    for plan in plans_of_samples(op, entry, target("cpu") if entry == "reference" else H200):
+        desc = plan.descriptor
+        guarantees = {o.name: plan.precision_guarantee(o.name) for o in desc.operands() if o.is_written}
+        if any(g.duplicates is tp.Duplicates.ANY for g in guarantees.values()):
+            continue
+        rounded = (("bits", name, name) for name, g in guarantees.items() if not moved_bits(g))
+        caught: dict[tuple[str, str, str], bool] = dict.fromkeys(rounded, False)
+        for seed in range(SEEDS):
+            x = args_for(desc, seed=seed, indices="valid").host()
+            wide, native, terms = oracle(desc, x), bit_oracle(desc, x), magnitudes(desc, x)
+            for wrong in wrong_results(desc, x, guarantees):
+                g, name = guarantees[wrong.output], wrong.output
+                verdict = judge(wrong.got, native[name] if moved_bits(g) else wide[name], terms.get(name), g)
+                key = (wrong.rule, wrong.operand, name)
+                caught[key] = caught.get(key, False) or bool(verdict.wrong.any())
+            if all(caught.values()):
+                break
+        assert [wrong for wrong, found in caught.items() if not found] == [], plan.key
+        assert {rule for rule, _, _ in caught} >= {"missing", "neighbour"}, plan.key
 
 
 # --- bit_stable_on_same_hardware ---

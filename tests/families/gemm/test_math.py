@@ -9,17 +9,15 @@ import torch
 from cases import CPU, H200, INTERPRETER, SM80, required
 from cases.gemm import (
     EDGES,
-    TF32_SMALLEST,
-    TF32X3_LEAST,
     batched_grid,
     check,
     check_on_the_cpu,
     compared,
-    factors,
     grid,
 )
 
 import triplan as tp
+from triplan.backends.reference.gemm import TF32_SMALLEST, TF32X3_LEAST, factors
 from triplan.backends.triton.gemm.guarantees import tolerance
 from triplan.testing.values import draw
 

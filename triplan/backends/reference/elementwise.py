@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from triplan.backends.table import reference
+from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.common import bounds
 from triplan.descriptors import UnaryBackwardDescriptor, UnaryDescriptor
 from triplan.sku import PrecisionGuarantee
 
 Tensor = torch.Tensor
 FLOATS = ("f16", "bf16", "f32", "f64")
+RULES = CheckRules(terms=CheckRules.no_terms)
 #: f(x) of each op, and its roundings.
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "relu_squared": (lambda x: torch.where(x < 0, 0, x) ** 2, 1),
@@ -37,7 +38,7 @@ def _guarantee(desc: UnaryDescriptor | UnaryBackwardDescriptor) -> Mapping[str, 
 
 for _op, (_function, _) in FUNCTIONS.items():
 
-    @reference(op=_op, elements=FLOATS, guarantee=_guarantee)
+    @reference(op=_op, elements=FLOATS, guarantee=_guarantee, checks=RULES)
     def _forward(
         desc: UnaryDescriptor, x: Mapping[str, Any], function: Callable[[Tensor], Tensor] = _function
     ) -> Mapping[str, Tensor]:
@@ -46,7 +47,7 @@ for _op, (_function, _) in FUNCTIONS.items():
 
 for _op, (_gradient, _) in GRADIENTS.items():
 
-    @reference(op=_op, elements=FLOATS, guarantee=_guarantee)
+    @reference(op=_op, elements=FLOATS, guarantee=_guarantee, checks=RULES)
     def _backward(
         desc: UnaryBackwardDescriptor, x: Mapping[str, Any], gradient: Callable[[Tensor, Tensor], Tensor] = _gradient
     ) -> Mapping[str, Tensor]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from triplan.backends.table import reference
+from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.common import bounds
-from triplan.descriptors import GemmBackwardDescriptor, MatrixProductDescriptor
-from triplan.sku import ElementKind, PrecisionGuarantee, Tolerance
+from triplan.descriptors import GemmBackwardDescriptor, MatrixProductDescriptor, MultiplyingDescriptor
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 from triplan.sku.facts import fact
 
 Tensor = torch.Tensor
@@ -30,6 +30,10 @@ ACTIVATION_ROUNDINGS = 16
 EPILOGUE_ROUNDINGS = 8
 #: Largest |alpha| and |beta| for which the tolerance covers underflow: both scale the absolute loss.
 MAX_SCALE = 4
+#: Below it a multiplicand of tf32x3 has a subnormal second part: it is 22 bits below the first.
+TF32X3_LEAST = 2.0**-116
+#: The least number of tf32: what is smaller may become 0, and NaN where it meets an infinity.
+TF32_SMALLEST = 2.0**-136
 
 
 @fact
@@ -64,8 +68,71 @@ def _guarantee(desc: MatrixProductDescriptor) -> Mapping[str, PrecisionGuarantee
     return bounds.of_outputs(desc, _product_guarantee(desc.element, desc.out, desc.k, activated))
 
 
-@reference(op="gemm", elements=(*ELEMENTS, "i8"), guarantee=_guarantee)
-@reference(op="batched_gemm", elements=(*ELEMENTS, "i8"), guarantee=_guarantee)
+# --- what checks must know: sum|terms|, from absolute values; infinite where the bare product leaves its range ---
+
+
+def factors(desc: MultiplyingDescriptor, x: Mapping[str, Any], *names: str) -> list[Tensor]:
+    """Magnitudes of what is multiplied: tensor cores align products before they are normalised, so that a subnormal
+    number of f16 or bf16 counts for as much as the smallest normal one. So it does in tf32, whose steps are no finer
+    there, and in tf32x3 whatever has a subnormal second part."""
+    tiny = torch.finfo(desc.element.torch).tiny
+    of_f32 = {MathPrecision.TF32: tiny, MathPrecision.TF32X3: TF32X3_LEAST}
+    least = tiny if desc.element.itemsize == 2 else of_f32.get(desc.multiplicands, 0.0)
+    return [torch.where(x[name] > 0, x[name].clamp(min=least), x[name]) for name in names]
+
+
+def _reach(desc: MultiplyingDescriptor) -> float:
+    return torch.finfo(desc.element.compute.torch).max / 2
+
+
+def _terms(desc: MatrixProductDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """Before the activation. Integers are exact."""
+    if not desc.element.is_floating_point:
+        return {}
+    alpha, beta = (1.0 if x.get(name) is None else x[name] for name in ("alpha", "beta"))
+    a, b = factors(desc, x, "a", "b")
+    product = a @ b
+    found = alpha * product
+    if desc.reads_c0:
+        found = found + beta * x["c0"]
+    if desc.has_bias:
+        found = found + x["bias"]
+    return dict.fromkeys(desc.written, torch.where(product > _reach(desc), torch.inf, found))
+
+
+def _backward_terms(desc: GemmBackwardDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    alpha = 1.0 if x.get("alpha") is None else x["alpha"]
+    found = {}
+    if desc.wants_da:
+        dc, b = factors(desc, x, "dc", "b")
+        found["da"] = dc @ b.t()
+    if desc.wants_db:
+        a, dc = factors(desc, x, "a", "dc")
+        found["db"] = a.t() @ dc
+    found = {name: torch.where(t > _reach(desc), torch.inf, alpha * t) for name, t in found.items()}
+    if desc.wants_dbias:
+        found["dbias"] = x["dc"].sum(0)
+    return found
+
+
+def _inputs(desc: MultiplyingDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """Beside infinities, 0 for what tf32 may take for 0: infinity times it would be NaN, or not."""
+    found = {name: x[name] for name in ("a", "b", "dc") if isinstance(x.get(name), Tensor)}
+    tf32 = desc.multiplicands in (MathPrecision.TF32, MathPrecision.TF32X3)
+    if not tf32 or all(bool(t.isfinite().all()) for t in found.values()):
+        return {}
+    return {name: torch.where(t.abs() < TF32_SMALLEST, 0.0, t) for name, t in found.items()}
+
+
+_RULES = CheckRules(_terms, _inputs, integers=lambda desc: desc.activation in ("identity", "relu"))
+_BACKWARD_RULES = CheckRules(_backward_terms, _inputs, integers=lambda desc: True)
+
+
+# --- ops ---
+
+
+@reference(op="gemm", elements=(*ELEMENTS, "i8"), guarantee=_guarantee, checks=_RULES)
+@reference(op="batched_gemm", elements=(*ELEMENTS, "i8"), guarantee=_guarantee, checks=_RULES)
 def gemm(desc: MatrixProductDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """c = act(pre), pre = alpha * a @ b + beta * c0 + bias.
 
@@ -92,7 +159,7 @@ def _backward_guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionG
     return {o.name: _product_guarantee(desc.element, desc.out, terms[o.name]) for o in desc.operands() if o.is_written}
 
 
-@reference(op="gemm_backward", elements=ELEMENTS, guarantee=_backward_guarantee)
+@reference(op="gemm_backward", elements=ELEMENTS, guarantee=_backward_guarantee, checks=_BACKWARD_RULES)
 def gemm_backward(desc: GemmBackwardDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """da = alpha * dc @ b.T, db = alpha * a.T @ dc, dbias = the sum of dc's rows."""
     alpha = 1.0 if x.get("alpha") is None else x["alpha"]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from triplan.backends.table import Compute, reference
+from triplan.backends.table import CheckRules, Compute, reference
 from triplan.backends.triton.common import bounds
 from triplan.descriptors import (
     CrossEntropyBackwardDescriptor,
@@ -74,7 +74,8 @@ def _scaled(desc: ScaleGradientDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 
 def _declare(op: str) -> Callable[[Compute], Compute]:
-    return reference(op=op, elements=FLOATS, index_elements=("i32", "i64"), guarantee=_guarantee)
+    rules = CheckRules(_terms, _inputs, ("unit", "special"))
+    return reference(op=op, elements=FLOATS, index_elements=("i32", "i64"), guarantee=_guarantee, checks=rules)
 
 
 # --- targets ---
@@ -144,6 +145,43 @@ def _picked(v: Tensor, targets: _Targets) -> Tensor:
     if v.shape[1] == 0:
         return v.new_zeros(v.shape[0])
     return torch.where(targets.kept, v.gather(1, targets.at[:, None]).squeeze(1), 0)
+
+
+# --- what checks must know: what may be given, and sum|terms| from absolute values ---
+
+
+def _inputs(desc: LossDescriptor, x: Tensors) -> Tensors:
+    """Positive tables. For the backward of cross_entropy the logits' own logsumexp, and finite gradients: what an
+    infinite one gives depends on which probabilities are not yet 0."""
+    found = {name: x[name].double().nan_to_num(0, 0, 0).abs() % 1 + 0.5 for name in ("weight", "bytes") if name in x}
+    if isinstance(desc, CrossEntropyBackwardDescriptor):
+        found["dloss"] = x["dloss"].double().nan_to_num(0, 0, 0).clamp(-4, 4)
+        lse = torch.logsumexp(x["x"].double(), desc.class_axis)
+        found["lse"] = torch.where(lse == math.inf, math.nan, lse)
+    return {name: t.to(desc.operand(name).element.torch) for name, t in found.items()}
+
+
+def _terms(desc: LossDescriptor, x: Tensors) -> Tensors:
+    """Of a row of cross_entropy: the maximum and the target's logit, log n and one rounding of the sum's size,
+    weighted; of its gradient: a probability of at most 1, the target's one, and what smoothing takes off. A row of
+    nll_loss is one product."""
+    v = x["dloss"] if desc.op == "nll_loss_backward" else _rows(desc, x["x"])
+    targets = _Targets(desc, x, v)
+    if not isinstance(desc, (CrossEntropyDescriptor, CrossEntropyBackwardDescriptor)):
+        if desc.op == "nll_loss_backward":
+            return {}
+        rows = targets.of_target * _picked(v, targets)
+        return {"loss": (rows * targets.share).sum().reshape(1)}
+    (picked, spread), w, w_at = _smoothing(desc), targets.weight, targets.of_target
+    hot = w_at[:, None] * targets.one_hot(v.shape[1])
+    dx = targets.share[:, None] * (picked * (hot + w_at[:, None]) + spread * (w.sum() + w))
+    if desc.op == "cross_entropy_backward":
+        return {"dx": _whole(desc, dx * x["dloss"].reshape(-1)[:, None])}
+    size = 1 + math.log(max(v.shape[1], 1)) + 2 * (v.max(1).values if v.shape[1] else v.new_zeros(len(v)))
+    rows = picked * w_at * size + spread * (w.sum() * size + (w * v).sum(1))
+    found = {name: t.reshape(x["target"].shape) for name, t in (("losses", rows), ("lse", size))}
+    found["loss"] = (rows * targets.share).sum().reshape(1)
+    return found | dict.fromkeys(("x", "dx"), _whole(desc, dx))
 
 
 # --- cross_entropy ---
@@ -222,6 +260,11 @@ def nll_loss_backward(desc: NllLossBackwardDescriptor, x: Tensors) -> Tensors:
     return _finished(desc, targets, dloss, {"dx": _whole(desc, dx)})
 
 
-@reference(op="scale_gradient", elements=FLOATS, guarantee=_scaled)
+@reference(
+    op="scale_gradient",
+    elements=FLOATS,
+    guarantee=_scaled,
+    checks=CheckRules(CheckRules.no_terms, passes=("unit", "special")),
+)
 def scale_gradient(desc: ScaleGradientDescriptor, x: Tensors) -> Tensors:
     return {"dx": x["dloss"] * x["dx" if desc.in_place else "unscaled"]}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from triplan.backends.table import Compute, reference
+from triplan.backends.table import CheckRules, Compute, reference
 from triplan.backends.triton.common import bounds
 from triplan.descriptors import (
     L2NormBackwardDescriptor,
@@ -22,6 +23,8 @@ from triplan.descriptors.norms import NormDescriptor, ScaledNormDescriptor
 from triplan.sku import PrecisionGuarantee
 
 FLOATS = ("f16", "bf16", "f32", "f64")
+#: Of the statistics that backward ops are checked with.
+EPS = 1e-5
 Tensors = Mapping[str, Tensor]
 
 
@@ -58,8 +61,63 @@ def _guarantee(desc: NormDescriptor) -> Mapping[str, PrecisionGuarantee]:
     return found
 
 
+# --- what checks must know: statistics, and sum|terms| from absolute values ---
+
+
+def _statistics(desc: NormDescriptor, x: Tensors) -> Tensors:
+    """What the forward op gives of ``x``: a backward op is checked with no other statistics."""
+    v, found = x["x"].double(), {}
+    if isinstance(desc, L2NormBackwardDescriptor):
+        found["norm"] = v.square().sum(-1).sqrt()
+    else:
+        deviations = v
+        if isinstance(desc, LayerNormBackwardDescriptor):
+            found["mean"], deviations = v.mean(-1), v - _mean(v)
+        found["rstd"] = 1 / (deviations.square().mean(-1) + EPS).sqrt()
+    return {name: t.to(desc.operand(name).element.torch) for name, t in found.items()}
+
+
+def _layer_norm_terms(desc: LayerNormDescriptor, x: Tensors) -> Tensors:
+    """Deviations have errors of a standard deviation's size, whatever their mean; then come weight and bias."""
+    out = torch.ones_like(x["x"]) * _weight(desc, x)
+    out = out if x.get("bias") is None else out + x["bias"]
+    return {"out": out, "mean": _read(desc, x)[0].mean(-1)}
+
+
+def _backward_terms(desc: ScaledNormDescriptor, x: Tensors) -> Tensors:
+    dy, rstd, rows = x["dout"], x["rstd"].unsqueeze(-1), tuple(range(len(desc.input_shape) - 1))
+    centred = isinstance(desc, LayerNormBackwardDescriptor)
+    hat = (x["x"] + (x["mean"].unsqueeze(-1) if centred else 0)) * rstd
+    g = dy * _weight(desc, x)
+    dx = g + hat * _mean(g * hat) + (_mean(g) if centred else 0)
+    dx = dx * rstd + (x["dsummed"] if desc.residual else 0)
+    return {"dx": dx, "dweight": (dy * hat).sum(rows), "dbias": dy.sum(rows)}
+
+
+def _l2_norm_backward_terms(desc: L2NormBackwardDescriptor, x: Tensors) -> Tensors:
+    length = x["norm"].clamp(min=desc.eps).unsqueeze(-1)
+    hat = x["x"] / length
+    return {"dx": (x["dout"] + hat * (x["dout"] * hat).sum(-1, keepdim=True)) / length}
+
+
+#: sum|terms|. Where all terms of a mean square are positive, errors are relative to the results.
+TERMS: dict[str, Callable[[Any, Tensors], Tensors]] = {
+    "rms_norm": CheckRules.no_terms,
+    "l2_norm": CheckRules.no_terms,
+    "layer_norm": _layer_norm_terms,
+    "rms_norm_backward": _backward_terms,
+    "layer_norm_backward": _backward_terms,
+    "l2_norm_backward": _l2_norm_backward_terms,
+}
+
+
+# --- ops ---
+
+
 def _declare(op: str) -> Callable[[Compute], Compute]:
-    return reference(op=op, elements=FLOATS, guarantee=_guarantee)
+    # Squares and products of wide values would leave the range of f32.
+    rules = CheckRules(TERMS[op], _statistics if op.endswith("_backward") else None, ("unit",))
+    return reference(op=op, elements=FLOATS, guarantee=_guarantee, checks=rules)
 
 
 def _weight(desc: ScaledNormDescriptor, x: Tensors) -> Tensor | int:
