@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["InvalidProblem", "KernelInternal", "MisalignedOperand", "TriplanError", "Unsupported", "WorkspaceTooSmall"]
+__all__ = [
+    "InvalidProblem",
+    "KernelInternal",
+    "LeafOverwritten",
+    "MisalignedOperand",
+    "TriplanError",
+    "Unsupported",
+    "WorkspaceTooSmall",
+]
 
 
 def shown(value: object, most: int = 200) -> str:
@@ -46,6 +54,10 @@ class Unsupported(TriplanError, NotImplementedError):  # noqa: N818 (the standar
 
 class InvalidProblem(TriplanError, ValueError):  # noqa: N818
     """A descriptor, preference or argument is malformed; the message names field, value and rule."""
+
+
+class LeafOverwritten(InvalidProblem, RuntimeError):  # noqa: N818
+    """A leaf that requires grad would be written while autograd records: RuntimeError in torch."""
 
 
 class MisalignedOperand(TriplanError, ValueError):  # noqa: N818

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from triplan.backends.table import TABLE, KernelRow, KernelTable
 from triplan.backends.tuning import Measured, TuningTable
 from triplan.descriptors import Descriptor
-from triplan.errors import InvalidProblem, Unsupported
+from triplan.errors import InvalidProblem, Unsupported, shown
 from triplan.sku import (
     SUPPORTED,
     BackendKind,
@@ -36,9 +36,12 @@ def select(
 
     Where ``batch_invariant`` is required, the priority of entries comes before their cost.
 
-    Raises ``Unsupported``, which carries the candidates, if no entry meets them.
+    Raises ``Unsupported``, which carries the candidates, if no entry meets them, and ``InvalidProblem`` if a feature is
+    excluded that no entry has.
     """
     entries = table.rows(desc.op)
+    if preference.exclude:
+        _check_features(preference.exclude, table)
     measured = consult(desc, preference, target, tuning, entries).times
     accepted: list[tuple[int, float, str, KernelRow, str]] = []
     refused: list[Candidate] = []
@@ -54,8 +57,12 @@ def select(
             cost, way = entry.rank(desc, target), ""
         accepted.append((priority, cost, entry.name, entry, way))
     if not accepted:
+        names = [entry.name for entry in entries]
+        pinned = preference.kernel
+        missing = "" if pinned is None or pinned in names else f"{desc.op} has no kernel {shown(pinned)}: "
         raise Unsupported(
-            f"no kernel for {desc.op} meets the request: {desc.key} with {preference.key} on {target.key}", refused
+            f"{missing}no kernel for {desc.op} meets the request: {desc.key} with {preference.key} on {target.key}",
+            refused,
         )
     accepted.sort(key=lambda found: found[:3])  # the name breaks a tie, never the order of registration
     chosen = accepted[0][3]
@@ -69,6 +76,12 @@ def select(
         for _, cost, name, entry, way in accepted
     ]
     return chosen, (*verdicts, *refused)
+
+
+def _check_features(excluded: Sequence[str], table: KernelTable) -> None:
+    """Raise ``InvalidProblem`` for a feature that no kernel has."""
+    if unknown := sorted(set(excluded) - (known := table.features())):
+        raise InvalidProblem(f"exclude = {shown(unknown)}: the features of kernels are {', '.join(sorted(known))}")
 
 
 def consult(

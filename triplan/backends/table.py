@@ -208,6 +208,10 @@ class KernelTable:
             self._entries[op] = entries
             self.generation += 1
 
+    def features(self) -> frozenset[str]:
+        """The features of all entries."""
+        return frozenset().union(*(row.features for entries in self._entries.values() for row in entries.values()))
+
     def rows(self, op: str) -> tuple[KernelRow, ...]:
         """The entries of ``op``, sorted by name; empty for an unknown op."""
         return tuple(self._entries.get(op, {}).values())

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from triplan.backends.storing import software, write_json
 from triplan.backends.table import KernelRow
-from triplan.errors import InvalidProblem
+from triplan.errors import InvalidProblem, shown
 from triplan.sku import FrozenModel, Target
 from triplan.sku.facts import cached_property
 
@@ -53,6 +54,14 @@ class TuningTable(FrozenModel):
     kernels: tuple[tuple[str, int], ...] = ()
     device: str = ""
     foreign: str = ""
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        for what, pairs in (("problem", self.times), *(("kernel", rows) for _, rows in self.times)):
+            names = [name for name, _ in pairs]
+            if len(set(names)) != len(names):
+                raise ValueError(f"times name the {what} {shown(max(names, key=names.count))} twice")
+        return self
 
     @staticmethod
     def problem(descriptor_key: str, target: Target) -> str:
@@ -151,5 +160,5 @@ class TuningTable(FrozenModel):
             if content["format"] != _FORMAT:
                 raise ValueError(f"format {content['format']!r}, expected {_FORMAT}")
             return cls.from_json(json.dumps(content["table"]))
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise InvalidProblem(f"{os.fspath(path)} is no saved TuningTable: {e}") from e

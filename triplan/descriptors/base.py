@@ -10,10 +10,10 @@ from pydantic import model_validator
 from typing_extensions import Self
 
 from triplan.descriptors.fields import NO_BAD_INDEX, AxisField, OutOfBounds, Shape, ShapeField
-from triplan.descriptors.layout import Layout, Layouts
+from triplan.descriptors.layout import PACKED, Layout, Layouts
 from triplan.descriptors.meanings import describe
 from triplan.descriptors.operand import Operand, OperandKind
-from triplan.errors import InvalidProblem
+from triplan.errors import InvalidProblem, shown
 from triplan.sku import Element, FrozenModel, OpCategory, field
 from triplan.sku.facts import cached_property
 
@@ -99,7 +99,7 @@ class Descriptor(FrozenModel):
                     )
                 if isinstance(mark, AxisField) and not 0 <= value < len(getattr(self, mark.of)):
                     rank = len(getattr(self, mark.of))
-                    raise ValueError(f"{name} = {value}: must be in [0, {rank}), the axes of {mark.of}")
+                    raise ValueError(f"{name} = {shown(value)}: must be in [0, {rank}), the axes of {mark.of}")
         self.check_problem()
         operands = {o.name: o for o in self.operands()}
         for o in operands.values():
@@ -111,10 +111,12 @@ class Descriptor(FrozenModel):
             operand = operands.get(name)
             if operand is None or operand.kind not in (OperandKind.TENSOR, OperandKind.TENSOR_LIST):
                 tensors = ", ".join(o.name for o in operands.values() if o.is_tensor)
-                raise ValueError(f"layouts names {name!r}; the tensors of {self.op} are {tensors}")
+                raise ValueError(f"layouts names {shown(name)}; the tensors of {self.op} are {tensors}")
             axes = (*layout.zero_axes, *(() if layout.unit_axis is None else (layout.unit_axis,)))
             if any(a >= len(operand.shape) for a in axes):
-                raise ValueError(f"layouts[{name!r}] names axis {max(axes)}; {name} has rank {len(operand.shape)}")
+                raise ValueError(
+                    f"layouts[{name!r}] names axis {shown(max(axes))}; {name} has rank {len(operand.shape)}"
+                )
             if operand.is_written and any(operand.shape[a] > 1 for a in layout.zero_axes):
                 raise ValueError(
                     f"layouts[{name!r}] promises stride 0, but {name} is written: its elements would overlap"
@@ -124,6 +126,8 @@ class Descriptor(FrozenModel):
                     f"layouts[{name!r}] promises an alignment of {layout.alignment} bytes, less than the "
                     f"{operand.element.itemsize} bytes of an element"
                 )
+        if any(layout == PACKED for _, layout in self.layouts):
+            self.__dict__["layouts"] = tuple((name, layout) for name, layout in self.layouts if layout != PACKED)
         return self
 
     def operands(self) -> tuple[Operand, ...]:
@@ -170,14 +174,14 @@ class Descriptor(FrozenModel):
 def parse_descriptor(data: str | bytes | Mapping[str, Any]) -> Descriptor:
     """The descriptor in JSON text, or in its parsed object; ``op`` determines the class. Raises ``InvalidProblem``."""
     try:
-        fields = dict(data) if isinstance(data, Mapping) else json.loads(data)
-    except ValueError as e:
-        raise InvalidProblem(f"descriptor: not JSON: {e}") from None
+        text = json.dumps(dict(data)) if isinstance(data, Mapping) else data
+        fields = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as e:
+        raise InvalidProblem(f"descriptor: {shown(data)} is not JSON: {e}") from None
     op = fields.get("op") if isinstance(fields, dict) else None
     if not isinstance(op, str) or op not in _REGISTRY:
-        raise InvalidProblem(f"descriptor: op = {op!r}: known are {', '.join(sorted(_REGISTRY))}")
-    cls = _REGISTRY[op]
-    return cls.model_validate_json(json.dumps(fields))
+        raise InvalidProblem(f"descriptor: op = {shown(op)}: known are {', '.join(sorted(_REGISTRY))}")
+    return _REGISTRY[op].model_validate_json(json.dumps(fields))
 
 
 def descriptor_types() -> dict[str, type[Descriptor]]:

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveInt
 from triplan.descriptors.base import Descriptor, PlannedBy, check_bad_index
 from triplan.descriptors.fields import MAX_RANK, AxisField, Extent, IndexValueField, OutOfBounds, Shape
 from triplan.descriptors.operand import Operand, OperandKind, Role
+from triplan.errors import shown
 from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory, field
 
 if TYPE_CHECKING:
@@ -343,7 +344,9 @@ class EmbeddingBackwardDescriptor(IndexingDescriptor, PlannedBy["EmbeddingBackwa
 
     def check_problem(self) -> None:
         if self.padding_idx is not None and not 0 <= self.padding_idx < self.num_embeddings:
-            raise ValueError(f"padding_idx = {self.padding_idx}: must be in [0, {self.num_embeddings}), num_embeddings")
+            raise ValueError(
+                f"padding_idx = {shown(self.padding_idx)}: must be in [0, {self.num_embeddings}), num_embeddings"
+            )
 
     def declare_operands(self) -> tuple[Operand, ...]:
         batch = tuple(range(len(self.index_shape)))
@@ -386,7 +389,7 @@ class IndexPutDescriptor(IndexingDescriptor, PlannedBy["IndexPutPlan"]):
     def check_problem(self) -> None:
         if self.num_indices > len(self.out_shape):
             raise ValueError(
-                f"num_indices = {self.num_indices}: must be at most {len(self.out_shape)}, the rank of out_shape"
+                f"num_indices = {shown(self.num_indices)}: must be at most {len(self.out_shape)}, the rank of out_shape"
             )
         rank = len(self.index_shape) + len(self.out_shape) - self.num_indices
         if rank > MAX_RANK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from typing_extensions import Self
 
 from triplan.descriptors.fields import Extents
+from triplan.errors import shown
 from triplan.sku import FrozenModel, field
 
 if TYPE_CHECKING:
@@ -150,8 +152,11 @@ def _layouts_in(value: Any) -> Any:
         value = tuple(value.items())
     if not isinstance(value, (list, tuple)) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in value):
         return value
+    for name, _ in value:
+        if not isinstance(name, str):
+            raise ValueError(f"{shown(name)} is no operand's name")
     pairs = {name: _layout(layout) for name, layout in value}
-    return tuple(sorted((name, layout) for name, layout in pairs.items() if layout != PACKED))
+    return tuple(sorted(pairs.items(), key=lambda pair: pair[0]))
 
 
 def _layout(value: Any) -> Layout:
@@ -159,17 +164,16 @@ def _layout(value: Any) -> Layout:
         return PACKED
     if value == "strided":
         return Layout.strided()
-    return value if isinstance(value, Layout) else Layout.model_validate_json(_json(value))
-
-
-def _json(value: Any) -> str:
-    import json
-
-    return json.dumps(value)
+    if isinstance(value, Layout):
+        return value
+    try:
+        return Layout.model_validate_json(json.dumps(value))
+    except (TypeError, RecursionError):
+        raise ValueError(f"{shown(value)} is no Layout; nor 'packed' or 'strided'") from None
 
 
 #: A descriptor's ``layouts`` field. Its input is a mapping from operand to Layout, ``"packed"`` or ``"strided"``. It is
-#: stored sorted and without defaults, so that equal promises have equal keys.
+#: stored sorted and, once the names are checked, without defaults, so that equal promises have equal keys.
 if TYPE_CHECKING:
     Promise = Layout | Literal["packed", "strided"]
     Layouts = Converted[tuple[tuple[str, Layout], ...], Mapping[str, Promise] | Sequence[tuple[str, Promise]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from triplan.descriptors.base import PlannedBy, RowsDescriptor, check_bad_index
 from triplan.descriptors.fields import AxisField, OutOfBounds, RowsShape, Shape
@@ -113,7 +113,7 @@ class _CrossEntropy(LossDescriptor):
         label_smoothing: s, the part of each target that is spread evenly over the classes.
     """
 
-    label_smoothing: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, le=1), AfterValidator(lambda share: share + 0.0)] = 0.0
 
 
 class CrossEntropyDescriptor(_CrossEntropy, PlannedBy["CrossEntropyPlan"]):

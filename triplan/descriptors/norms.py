@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from triplan.descriptors.base import PlannedBy, RowwiseDescriptor
 from triplan.descriptors.fields import RowsShape
@@ -24,7 +24,8 @@ __all__ = ["L2NormBackwardDescriptor", "L2NormDescriptor"]
 __all__ += ["LayerNormBackwardDescriptor", "LayerNormDescriptor"]
 __all__ += ["RmsNormBackwardDescriptor", "RmsNormDescriptor"]
 
-Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
+#: -0.0 is stored as 0.0: equal values have equal keys.
+Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda eps: eps + 0.0)]
 
 
 class _Norm(RowwiseDescriptor):

@@ -213,34 +213,39 @@ class PlanCache:
                 or not isinstance(tables, list)
             ):
                 raise ValueError(f"format {content['format']!r}, expected {_FORMAT}")
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise InvalidProblem(f"{os.fspath(path)} is not a saved PlanCache: {e}") from e
         here = versions()
         changed = tuple(f"{k}: {saved.get(k)} -> {v}" for k, v in here.items() if saved.get(k) != v)
         table = functools.cache(lambda number: TuningTable.from_json(json.dumps(tables[number])))
-        report = tuple(self._load_entry(entry, table) for entry in entries)
+        if self._generation != TABLE.generation:
+            self.clear()
+        plans, loaded = self._plans, [_load_entry(entry, table) for entry in entries]
+        for _, plan in loaded:  # not before every entry was read
+            if plan is not None:
+                self._insert(plans, plan.key, plan)
+        report = tuple(verdict for verdict, _ in loaded)
         self._refused += sum(e.verdict != "same" for e in report)
         return LoadReport(report, changed)
 
-    def _load_entry(self, entry: Any, table: Callable[[int], TuningTable]) -> LoadedEntry:
-        if self._generation != TABLE.generation:
-            self.clear()
-        plans = self._plans
-        try:
-            desc = parse_descriptor(entry["descriptor"])
-            preference = PlanPreference.model_validate_json(json.dumps(entry["preference"]))
-            target = Target.model_validate_json(json.dumps(entry["target"]))
-            tuning = entry["tuning"]
-            if tuning is not None:
-                tuning = table(tuning) if isinstance(tuning, int) else TuningTable.from_json(json.dumps(tuning))
-            sku = KernelSku.model_validate_json(json.dumps(entry["sku"]))
-            plan = plan_type(desc.op).select(desc, preference=preference, target=target, tuning=tuning)
-        except (TriplanError, LookupError, TypeError) as e:
-            return LoadedEntry("refused", str(entry)[:200], f"{type(e).__name__}: {e}")
-        if plan.sku() != sku:
-            return LoadedEntry("changed", plan.key, f"was {sku.id}, is {plan.sku().id}: {sku.key} -> {plan.sku().key}")
-        self._insert(plans, plan.key, plan)
-        return LoadedEntry("same", plan.key)
+
+def _load_entry(entry: Any, table: Callable[[int], TuningTable]) -> tuple[LoadedEntry, AnyPlan | None]:
+    """The verdict on a saved entry, and its plan if that is ``same``."""
+    try:
+        desc = parse_descriptor(entry["descriptor"])
+        preference = PlanPreference.model_validate_json(json.dumps(entry["preference"]))
+        target = Target.model_validate_json(json.dumps(entry["target"]))
+        tuning = entry["tuning"]
+        if tuning is not None:
+            tuning = table(tuning) if isinstance(tuning, int) else TuningTable.from_json(json.dumps(tuning))
+        sku = KernelSku.model_validate_json(json.dumps(entry["sku"]))
+        plan = plan_type(desc.op).select(desc, preference=preference, target=target, tuning=tuning)
+    except (TriplanError, LookupError, TypeError, ValueError, RecursionError) as e:
+        return LoadedEntry("refused", shown(entry), f"{type(e).__name__}: {e}"), None
+    if plan.sku() != sku:
+        changed = f"was {sku.id}, is {plan.sku().id}: {sku.key} -> {plan.sku().key}"
+        return LoadedEntry("changed", plan.key, changed), None
+    return LoadedEntry("same", plan.key), plan
 
 
 def _entry(plan: AnyPlan, table: int | None) -> dict[str, Any]:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from types import NoneType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from triplan.descriptors import Descriptor, Operand, OperandKind
-from triplan.errors import InvalidProblem, MisalignedOperand, TriplanError, Unsupported, WorkspaceTooSmall
+from triplan.errors import (
+    InvalidProblem,
+    LeafOverwritten,
+    MisalignedOperand,
+    TriplanError,
+    Unsupported,
+    WorkspaceTooSmall,
+    shown,
+)
 from triplan.facade.workspace import Workspace
 from triplan.sku import SUPPORTED, Support, Target
 
@@ -75,6 +85,8 @@ def check_memory(
 
     ``what`` names it in errors: ``WorkspaceTooSmall`` or ``InvalidProblem``.
     """
+    if not isinstance(memory, (Workspace, NoneType)):
+        raise InvalidProblem(f"{op}: {what} is {type(memory).__name__}; a Workspace is expected: Workspace(tensor)")
     if needed == 0:
         return
     got = 0 if memory is None else memory.nbytes
@@ -121,18 +133,20 @@ def _as_tensor(op: str, name: str, o: Operand, value: Any) -> torch.Tensor:
 def _check_scalar(op: str, o: Operand, value: Any) -> None:
     floating = o.element.is_floating_point
     if isinstance(value, bool) or not isinstance(value, (int, float) if floating else int):
-        raise InvalidProblem(f"{op}: {o.name} = {value!r}; a Python {'number' if floating else 'int'} is expected")
+        raise InvalidProblem(f"{op}: {o.name} = {shown(value)}; a Python {'number' if floating else 'int'} is expected")
     if floating:
         largest = torch.finfo(o.element.torch).max
         if abs(value) > largest and abs(value) != float("inf"):
-            raise InvalidProblem(f"{op}: {o.name} = {value} is beyond {largest}, the largest {o.element}")
+            raise InvalidProblem(f"{op}: {o.name} = {shown(value)} is beyond {largest}, the largest {o.element}")
     else:
         info = torch.iinfo(o.element.torch)
         if not info.min <= value <= info.max:
-            raise InvalidProblem(f"{op}: {o.name} = {value} does not fit {o.element}")
+            raise InvalidProblem(f"{op}: {o.name} = {shown(value)} does not fit {o.element}")
 
 
 def _check_tensor(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
+    if is_lazy(t):
+        raise InvalidProblem(f"{op}: {name} is an uninitialized parameter: it has no shape; {_wanted(o)} is expected")
     if t.layout is not torch.strided or t.is_nested or t.is_quantized or t.is_neg():
         raise InvalidProblem(
             f"{op}: {name} is a {t.layout} tensor, nested, quantized or a lazy view; plain strided memory is expected"
@@ -171,6 +185,11 @@ def _check_overlap(op: str, tensors: list[Named]) -> None:
     for name, operand, t in tensors:
         if not operand.is_written:
             continue
+        if t.requires_grad and t.is_leaf and torch.is_grad_enabled():
+            raise LeafOverwritten(
+                f"{op}: {name} is a leaf that requires grad, and it is written; run under torch.no_grad(), or pass "
+                f"{name}.detach()"
+            )
         if not is_injective(t):
             raise InvalidProblem(
                 f"{op}: {name} has strides {tuple(t.stride())} over {tuple(t.shape)}; its elements overlap, "

@@ -196,10 +196,15 @@ class Plan(Preparing, Generic[D, A]):
         return tuple(record(source, self.target.arch) for source in sources)
 
     def prepare(self, device: torch.device | str | int | None = None) -> Self:
-        """Build and load all that ``run`` can need on ``device`` (default: the current one)."""
+        """Build and load all that ``run`` can need on ``device`` (default: the current one).
+
+        Raises ``Unsupported`` where there is no GPU, ``KernelInternal`` if a build fails.
+        """
         if self.target.is_gpu:
-            index = torch.device("cuda" if device is None else device).index if not isinstance(device, int) else device
-            index = torch.cuda.current_device() if index is None else index
+            where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+            if where.type != "cuda" or not torch.cuda.is_available():
+                raise Unsupported(f"{self!r} cannot be loaded on {where}: it needs a GPU; plan.compile() does not")
+            index = torch.cuda.current_device() if where.index is None else where.index
             self._load("launches", index)
             if self._entry.preparation is not None:
                 self._load("preparing_launches", index)
@@ -319,7 +324,10 @@ class Plan(Preparing, Generic[D, A]):
     def _accept(self, args: A, workspace: Workspace | None) -> tuple[Replay, tuple[Any, ...]]:
         """Check a call in full, and keep the replay of calls like it. Returns that replay and this call's values."""
         self._validate(args, workspace)
-        replay = self._replay = self._make_replay(args)
+        replay = self._make_replay(args)
+        # Whether a tensor that requires grad may be written depends on torch's grad mode, which a replay does not see.
+        if not any(t.requires_grad for t in self._written(args)):
+            self._replay = replay
         return replay, replay.values(args, workspace)
 
     def _make_replay(self, args: A, prepared: PreparedIndices | None = None) -> Replay:

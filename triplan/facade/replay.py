@@ -176,7 +176,17 @@ def tensor_guard(tensors: tuple[Tensor, ...]) -> Callable[..., bool]:
 
 
 def _compared(t: Tensor) -> tuple[Any, ...]:
-    return t.dtype, t.device, t.shape, t.stride(), t.layout, t.is_neg(), t.is_inference(), t.is_quantized
+    return (
+        t.dtype,
+        t.device,
+        t.shape,
+        t.stride(),
+        t.layout,
+        t.is_neg(),
+        t.is_inference(),
+        t.is_quantized,
+        t.requires_grad,
+    )
 
 
 def size_of(t: Tensor) -> int:
@@ -274,7 +284,9 @@ class Replay:
         if addresses is None or self._only_addresses:
             return addresses
         if self._needed:
-            if workspace is None or workspace.nbytes < self._needed or workspace.device != self._device:
+            if workspace.__class__ is not Workspace or workspace.device != self._device:
+                return None
+            if workspace.nbytes < self._needed:
                 return None
             start, end = workspace.address, workspace.address + workspace.nbytes
             for address, size in zip(addresses, self._sizes, strict=True):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 from pydantic import BeforeValidator
 
+from triplan.errors import shown
+
 if TYPE_CHECKING:
     from triplan.sku.model import Converted
 
@@ -44,7 +46,9 @@ class ElementKind(str, Enum):
             return _FROM_TORCH[value]
         if isinstance(value, str) and value in cls._value2member_map_:
             return cls(value)
-        raise ValueError(f"{value!r} is not an element; known are {', '.join(e.value for e in cls)}, or a torch dtype")
+        raise ValueError(
+            f"{shown(value)} is not an element; known are {', '.join(e.value for e in cls)}, or a torch dtype"
+        )
 
     @property
     def torch(self) -> torch.dtype:
@@ -95,7 +99,7 @@ class IndexElementKind(str, Enum):
         name = name.value if isinstance(name, Enum) else name
         if isinstance(name, str) and name in cls._value2member_map_:
             return cls(name)
-        raise ValueError(f"{value!r} is not an index element; known are i32 and i64, or their torch dtypes")
+        raise ValueError(f"{shown(value)} is not an index element; known are i32 and i64, or their torch dtypes")
 
     @property
     def torch(self) -> torch.dtype:

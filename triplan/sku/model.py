@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError
 from typing_extensions import Self, dataclass_transform
 
 from triplan.errors import InvalidProblem, shown
@@ -98,7 +99,10 @@ class FrozenModel(_Model, metaclass=_Meta):
     @cached_property
     def key(self) -> str:
         """The canonical string of every identifying field. Stable across processes."""
-        return self.model_dump_json(exclude=set(self.display_only) or None)
+        try:
+            return self.model_dump_json(exclude=set(self.display_only) or None)
+        except PydanticSerializationError as e:  # text that is not Unicode
+            raise InvalidProblem(f"{type(self).__name__}: {e}") from None
 
     def replace(self, **changes: Any) -> Self:
         """A copy with ``changes``, validated again. Raises ``InvalidProblem``."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from pydantic import BeforeValidator, NonNegativeInt
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from triplan.errors import InvalidProblem, shown
@@ -48,7 +48,7 @@ class PlanPreference(FrozenModel):
     deterministic: bool | None = None
     batch_invariant: bool = False
     order_invariant: bool = False
-    max_workspace_bytes: NonNegativeInt | None = None
+    max_workspace_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     backend: BackendKind | None = None
     kernel: str | None = None
     exclude: Features = field(default=())

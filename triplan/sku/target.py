@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import NonNegativeInt
+from pydantic import Field
 
 from triplan.errors import InvalidProblem, Unsupported, shown
 from triplan.sku.kinds import ArchSku
@@ -25,8 +25,8 @@ class Target(FrozenModel):
     display_only: ClassVar[frozenset[str]] = frozenset({"name"})
 
     arch: ArchSku
-    sm_count: NonNegativeInt
-    shared_memory: NonNegativeInt
+    sm_count: Annotated[int, Field(ge=0, lt=2**31)]
+    shared_memory: Annotated[int, Field(ge=0, lt=2**31)]
     interpret: bool = False
     name: str = ""
 
@@ -70,10 +70,13 @@ class Target(FrozenModel):
 
     @staticmethod
     def of(device: torch.device | str | int) -> Target:
-        """The target of a torch device. Raises ``Unsupported`` for GPUs that no kernel is built for."""
+        """The target of a torch device. Raises ``Unsupported`` for one that no kernel is built for."""
         if isinstance(device, int):
             device = torch.device("cuda", device)
-        device = torch.device(device)
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError) as e:
+            raise InvalidProblem(f"device {shown(device)}: {e}") from None
         if device.type == "cpu":
             return Target.cpu(interpret=interpreting())
         if device.type != "cuda":

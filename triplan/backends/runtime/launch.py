@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from triplan.errors import InvalidProblem
+from triplan.errors import InvalidProblem, Unsupported
 from triplan.sku import ArchSku, ElementKind, Target
 
 #: Triton's names for pointer and scalar types.
@@ -156,7 +156,7 @@ class Launch:
 
     def __post_init__(self) -> None:
         if not 0 < self.grid < 2**31:
-            raise ValueError(f"grid of {self.grid} programs; CUDA takes 1 to 2**31 - 1")
+            raise Unsupported(f"{self.kernel.__name__}: a grid of {self.grid} programs; CUDA takes 1 to 2**31 - 1")
         known, constant = _parameters(self.kernel)
         given = (*self.args, *self.constexprs)
         if len(given) != len(known) or known != set(given) or not constant.isdisjoint(self.args):

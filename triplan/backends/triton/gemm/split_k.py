@@ -147,9 +147,10 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     """Whether i32 counts the programs of both launches, and the steps along k."""
-    most = max(
-        PIECES[-1] * max(programs_of(desc, split.tile) for split in splits_of(desc, target)), _sum_programs(desc)
-    )
+    programs = [programs_of(desc, split.tile) for split in splits_of(desc, target)]
+    if not programs:
+        return Support.no(f"no tile fits {target.shared_memory} bytes of shared memory")
+    most = max(PIECES[-1] * max(programs), _sum_programs(desc))
     if most < 2**31 and desc.k < I32_COUNTER_LIMIT:
         return SUPPORTED
     return Support.no(f"up to {most} programs, k = {desc.k}: both are counted in 31 bits")

@@ -39,8 +39,10 @@ def launches(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
 
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
-    """Whether the grid has room for every tile that may be chosen."""
-    most = max(programs_of(desc, tile) for tile in tiles_of(desc, target))
+    """Whether there are tiles to choose from, and the grid has room for every one."""
+    most = max((programs_of(desc, tile) for tile in tiles_of(desc, target)), default=0)
+    if not most:
+        return Support.no(f"no tile fits {target.shared_memory} bytes of shared memory")
     if most < 2**31:
         return SUPPORTED
     return Support.no(f"C has up to {most} tiles; a grid holds fewer than 2**31")

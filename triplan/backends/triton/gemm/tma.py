@@ -85,8 +85,10 @@ def unmappable(desc: MultiplyingDescriptor, name: str) -> str:
         return f"{name} has a stride of 0"
     if name == "c" and unit != 1:
         return "c is column-major"
-    if stride_multiple(o) % vector_elements(o.element.itemsize) or o.alignment < 16:
-        return f"{name} is not promised 16-byte alignment of its address and leading dimension"
+    if o.alignment < 16:
+        return f"{name} is promised an alignment of {o.alignment} bytes; 16 are needed"
+    if (multiple := stride_multiple(o)) % (needed := vector_elements(o.element.itemsize)):
+        return f"{name} is promised stride_multiple={multiple} of its leading dimension; {needed} is needed"
     return ""
 
 
