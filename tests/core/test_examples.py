@@ -24,14 +24,16 @@ def test_a_character_model_learns_as_torchs(char_lm: dict[str, Any], device: str
     start = char_lm["initial"](len(text.bytes), g)
     ours, theirs = ({k: v.to(device, copy=True).requires_grad_() for k, v in start.items()} for _ in range(2))
     losses = list(char_lm["train"](text, ours, theirs, 12, g))
+    limit = char_lm["allowed"](torch.device(device), 12)
+    assert limit < 2e-3  # the products may be in tf32
     for mine, torchs in losses:
-        assert mine == pytest.approx(torchs, rel=char_lm["TOLERANCE"])
+        assert mine == pytest.approx(torchs, rel=limit)
     assert losses[-1][0] < losses[0][0] - 0.5
     assert all(not torch.equal(p.detach().cpu(), start[name]) for name, p in ours.items())
     short = text._replace(held_out=text.held_out[:300])
     device_type = torch.device(device)
     mine, torchs = (char_lm["bits_per_byte"](p, short, device_type) for p in (ours, theirs))
-    assert mine == pytest.approx(torchs, rel=char_lm["TOLERANCE"])
+    assert mine == pytest.approx(torchs, rel=limit)
     assert 2 < mine < 6
 
 
