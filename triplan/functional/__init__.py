@@ -4,9 +4,7 @@ from triplan._exports import export as _export
 from triplan.functional._flops import register as _register_flops
 from triplan.functional.elementwise import *
 from triplan.functional.gemm import *
-from triplan.functional.indexing.gather import *
-from triplan.functional.indexing.put import *
-from triplan.functional.indexing.select import *
+from triplan.functional.indexing import *
 from triplan.functional.losses import *
 from triplan.functional.norms import *
 from triplan.functional.softmax import *

@@ -1,0 +1,3 @@
+from triplan.functional.indexing.gather import *
+from triplan.functional.indexing.put import *
+from triplan.functional.indexing.select import *
