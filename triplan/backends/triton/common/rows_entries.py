@@ -42,6 +42,8 @@ class Entry(ABC):
 
     desc: RowsDescriptor
     name: ClassVar[str]
+    #: The ops that the entry computes.
+    ops: ClassVar[tuple[str, ...]]
     #: Where batch invariance is required, the entry of the smallest priority is taken (see the kernel table).
     priority: ClassVar[int] = 0
     #: Part of the numerics id: raised when bits change.
@@ -187,9 +189,9 @@ class Entry(ABC):
 
     @classmethod
     def register(cls, *ops: str) -> None:
-        """Add the entry to the kernel table, for each of ``ops``."""
+        """Add the entry to the kernel table, for each of ``ops``; by default for its own."""
         of: Callable[[Any], Entry] = fact(cls)
-        for op in ops:
+        for op in ops or cls.ops:
             kernel(
                 op=op,
                 name=cls.name,

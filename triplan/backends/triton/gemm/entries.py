@@ -10,6 +10,7 @@ from triplan.sku import ArchSku
 
 #: The ops of a ``MatrixProductDescriptor``: with and without a batch, they share their kernels.
 OPS = ("gemm", "batched_gemm")
+BACKWARD = "gemm_backward"
 #: Elements of the floating-point kernels that read through pointers.
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 

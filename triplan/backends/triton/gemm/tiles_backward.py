@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.gemm import column_sums, tiles
-from triplan.backends.triton.gemm.entries import ELEMENTS
+from triplan.backends.triton.gemm.entries import BACKWARD, ELEMENTS
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
 from triplan.backends.triton.gemm.matrices import backward_layout
 from triplan.backends.triton.gemm.products import Product, gradient_products
@@ -46,7 +46,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 
 @kernel(
-    op="gemm_backward",
+    op=BACKWARD,
     name="tiles",
     elements=ELEMENTS,
     supports=supports,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.gemm import column_sums, tiles_backward
-from triplan.backends.triton.gemm.entries import ELEMENTS
+from triplan.backends.triton.gemm.entries import BACKWARD, ELEMENTS
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
 from triplan.backends.triton.gemm.matrices import backward_layout
 from triplan.backends.triton.gemm.products import Product, gradient_products
@@ -44,7 +44,7 @@ def numerics(desc: GemmBackwardDescriptor) -> str:
 
 
 @kernel(
-    op="gemm_backward",
+    op=BACKWARD,
     name="tiles_invariant",
     elements=ELEMENTS,
     supports=tiles_backward.supports,

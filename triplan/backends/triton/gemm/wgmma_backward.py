@@ -11,7 +11,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scalar
 from triplan.backends.table import Configuration
 from triplan.backends.triton.gemm import column_sums, rings, tma, wgmma, wgmma_backward_kernels as kernels
 from triplan.backends.triton.gemm.arguments import pointer
-from triplan.backends.triton.gemm.entries import hopper_kernel
+from triplan.backends.triton.gemm.entries import BACKWARD, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
 from triplan.backends.triton.gemm.matrices import (
     backward_layout,
@@ -211,7 +211,7 @@ def configurations(desc: GemmBackwardDescriptor, target: Target) -> Mapping[str,
 
 
 @hopper_kernel(
-    op="gemm_backward",
+    op=BACKWARD,
     name="wgmma",
     supports=supports,
     rank=rank,

@@ -62,4 +62,4 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry):
         return [self.launch(kernels.cross_entropy_looped_kernel, COLS=self.tile.cols, VEC=self.tile.vec)]
 
 
-CrossEntropyLooped.register("cross_entropy")
+CrossEntropyLooped.register()

@@ -79,6 +79,6 @@ class ScaleRows(ScaleElements):
         return 1.2 * super().us(target)  # addresses are computed, and loads may be narrow
 
 
-CrossEntropyRows.register("cross_entropy")
+CrossEntropyRows.register()
 NllLossRows.register("nll_loss")
 ScaleRows.register("scale_gradient")

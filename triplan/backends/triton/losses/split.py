@@ -41,4 +41,4 @@ class CrossEntropySplit(SplitRows, CrossEntropyEntry):
         return super().us(target) + losses
 
 
-CrossEntropySplit.register("cross_entropy")
+CrossEntropySplit.register()

@@ -12,7 +12,7 @@ from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.norms import looped_kernels as kernels
-from triplan.backends.triton.norms.shared import OPS, NormEntry
+from triplan.backends.triton.norms.shared import NormEntry
 from triplan.sku import ElementKind, Target
 
 
@@ -47,4 +47,4 @@ class NormLooped(LoopedRows, NormEntry):
         return [self.launch(kernels.norm_backward_looped_kernel, **how), *accumulated]
 
 
-NormLooped.register(*OPS)
+NormLooped.register()

@@ -11,7 +11,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.norms import rows_kernels as kernels
-from triplan.backends.triton.norms.shared import OPS, NormEntry
+from triplan.backends.triton.norms.shared import NormEntry
 from triplan.sku import ElementKind
 
 #: Elements of a row at most: registers hold x forward, and backward also dout, weight and two sums.
@@ -62,4 +62,4 @@ class NormRows(WholeRows, NormEntry):
         return [self.launch(kernels.norm_backward_rows_kernel, grid, registers=most, STAGES=stages)]
 
 
-NormRows.register(*OPS)
+NormRows.register()

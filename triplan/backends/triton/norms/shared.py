@@ -19,8 +19,6 @@ from triplan.descriptors import Operand
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import PrecisionGuarantee, Target, interpreting
 
-FORWARD = ("rms_norm", "layer_norm", "l2_norm")
-OPS = (*FORWARD, *(f"{op}_backward" for op in FORWARD))
 #: The kernels' arguments for partial sums, by the gradient that they become.
 PARTIALS = {"dweight": "dweights", "dbias": "dbiases"}
 #: Partial sums of a gradient at most: an H200's multiprocessors. One number for all targets: tolerances depend on it.
@@ -42,6 +40,7 @@ FOLD_WARPS = 8
 
 class NormEntry(Entry):
     desc: NormDescriptor
+    ops = ("rms_norm", "layer_norm", "l2_norm", "rms_norm_backward", "layer_norm_backward", "l2_norm_backward")
     version = 2
     late = ("dsummed",)
 

@@ -15,7 +15,7 @@ from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
-from triplan.backends.triton.norms.shared import OPS, NormEntry
+from triplan.backends.triton.norms.shared import NormEntry
 from triplan.sku import ElementKind, Support, Target
 
 
@@ -60,4 +60,4 @@ class NormSplit(SplitRows, NormEntry):
         return self.accumulate(registers) if self.backward else super().reduce()
 
 
-NormSplit.register(*OPS)
+NormSplit.register()

@@ -6,7 +6,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.softmax import looped_kernels as kernels
-from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
+from triplan.backends.triton.softmax.shared import SoftmaxEntry
 
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
@@ -32,4 +32,4 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry):
         return [self.launch(kernels.softmax_looped_kernel, UNROLL=unroll, VECTOR=vector)]
 
 
-SoftmaxLooped.register(*OPS)
+SoftmaxLooped.register()

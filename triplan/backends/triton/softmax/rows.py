@@ -8,7 +8,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.softmax import rows_kernels as kernels
-from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
+from triplan.backends.triton.softmax.shared import SoftmaxEntry
 from triplan.sku import ElementKind, interpreting
 
 #: Elements of a row at most: registers hold one operand of them (forward), or two (backward).
@@ -40,4 +40,4 @@ class SoftmaxRows(WholeRows, SoftmaxEntry):
         return [self.launch(kernels.softmax_rows_kernel, registers=most, NARROW=narrow)]
 
 
-SoftmaxRows.register(*OPS)
+SoftmaxRows.register()

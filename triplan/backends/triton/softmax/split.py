@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.softmax import split_kernels as kernels
-from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
+from triplan.backends.triton.softmax.shared import SoftmaxEntry
 
 
 class SoftmaxSplit(SplitRows, SoftmaxEntry):
@@ -27,4 +27,4 @@ class SoftmaxSplit(SplitRows, SoftmaxEntry):
         return ("totals",) if self.backward else ("tops", "totals")
 
 
-SoftmaxSplit.register(*OPS)
+SoftmaxSplit.register()
