@@ -23,6 +23,7 @@ CONFIGURATIONS: tuple[tuple[tuple[int, int], str, dict[str, Any]], ...] = (
     ((8192, 131072), "bf16", {"gradient": True}),
     ((8192, 32768), "bf16", {}),
     ((8192, 32768), "f64", {"gradient": True}),
+    ((640, 1030), "f64", ALL),
     ((512, 30_001), "bf16", {"gradient": True}),
     ((512, 50_257), "bf16", {"gradient": True, "label_smoothing": 0.1}),
 )

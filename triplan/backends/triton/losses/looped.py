@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows import Tile
+from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.losses import looped_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
+from triplan.sku import ElementKind
 
 #: Microseconds of a program's last reduction and of waiting for its first loads. Untuned.
 PROGRAM_US = 1.5
@@ -59,7 +60,11 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry):
 
     def main(self) -> list[Launch]:
         assert isinstance(self.tile, Loop)
-        return [self.launch(kernels.cross_entropy_looped_kernel, COLS=self.tile.cols, VEC=self.tile.vec)]
+        # (Left alone, ptxas may spill a few registers of f64's to fit a third program. Rows with gaps need more.)
+        alone = self.element is not ElementKind.F64 or not self.rows.unit
+        most = 0 if alone else registers_for(self.tile, self.resident())
+        which, cols = kernels.cross_entropy_looped_kernel, self.tile.cols
+        return [self.launch(which, registers=most, COLS=cols, VEC=self.tile.vec)]
 
 
 CrossEntropyLooped.register()
