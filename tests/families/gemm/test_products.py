@@ -358,3 +358,10 @@ def test_no_less_accurate_than_torch_on_the_gpu(element: str, scaled: bool) -> N
             assert error(c) <= 1.005 * theirs, f"{entry}: {error(c)}, torch {theirs}"
             tried += 1
     assert tried >= 2
+
+
+@pytest.mark.parametrize("kernel", ["tiles", "tiles_invariant", "split_k"])
+def test_an_empty_batch_is_planned(kernel: str) -> None:
+    desc = tp.BatchedGemmDescriptor(batch=0, m=129, n=7, k=127, element="bf16")
+    plan = tp.plan(desc, preference=tp.PlanPreference(kernel=kernel), target=tp.Target.preset("a100"))
+    assert plan.launches == ()

@@ -40,8 +40,8 @@ def launches(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     """Whether there are tiles to choose from, and the grid has room for every one."""
-    most = max((programs_of(desc, tile) for tile in tiles_of(desc, target)), default=0)
-    if not most:
+    most = max((programs_of(desc, tile) for tile in tiles_of(desc, target)), default=-1)  # 0 for an empty C
+    if most < 0:
         return Support.no(f"no tile fits {target.shared_memory} bytes of shared memory")
     if most < 2**31:
         return SUPPORTED
