@@ -29,6 +29,10 @@ SAMPLES: dict[str, tp.Descriptor] = {
         *(TYPES[op](gather_dim=0, **READ) for op in ("gather", "gather_backward")),
         *(TYPES[op](select_dim=0, **READ) for op in ("index_select", "index_select_backward")),
         *(TYPES[op](scatter_dim=0, **WRITTEN) for op in ("scatter_add", "scatter")),
+        *(
+            tp.ScatterReduceDescriptor(op=op, scatter_dim=0, **{**WRITTEN, "element": "i32"})
+            for op in tp.ScatterReduceDescriptor.ops()
+        ),
         tp.IndexAddDescriptor(add_dim=0, **WRITTEN),
         tp.IndexPutDescriptor(out_shape=(5, 4, 32), index_shape=(6,), num_indices=1, element="f32"),
         *(TYPES[op](**TABLE) for op in ("embedding", "embedding_backward")),

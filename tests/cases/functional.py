@@ -20,13 +20,15 @@ import triplan as tp
 import triplan.functional as F  # noqa: N812
 from cases.indexing import FIELDS
 from triplan.functional._ops import Op
-from triplan.functional.indexing import gather as gathering, put as putting, select as selecting
+from triplan.functional.indexing import embedding, gather, put, reduce, select
 from triplan.testing import args_for, descriptors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SUMMED = (*FLOATS, torch.int32, torch.int64)
 IN_PLACE = ("scatter_add_", "index_add_")
+#: Those that register ops of the indexing family.
+MODULES = (embedding, gather, put, reduce, select)
 
 
 class _Seen:
@@ -55,7 +57,7 @@ class SeenFunction(_Seen, TorchFunctionMode):
 
 def forget_replays() -> None:
     """Make every functional call take the full path next time."""
-    for module in (gathering, putting, selecting):
+    for module in MODULES:
         for op in vars(module).values():
             if isinstance(op, Op):
                 op.forget()

@@ -14,6 +14,7 @@ OPS = (
     "index_select_backward",
     "scatter_add",
     "scatter",
+    *tp.ScatterReduceDescriptor.ops(),
     "index_add",
     "index_put",
     "embedding",
@@ -29,6 +30,7 @@ FIELDS = {
     "gather_backward": ("out_shape", "gather_dim", "src_dim_size"),
     "scatter_add": ("src_shape", "scatter_dim", "out_dim_size"),
     "scatter": ("src_shape", "scatter_dim", "out_dim_size"),
+    **dict.fromkeys(tp.ScatterReduceDescriptor.ops(), ("src_shape", "scatter_dim", "out_dim_size")),
     "index_select": ("out_shape", "select_dim", "src_dim_size"),
     "index_select_backward": ("out_shape", "select_dim", "src_dim_size"),
     "index_add": ("src_shape", "add_dim", "out_dim_size"),
@@ -49,7 +51,7 @@ def build(op: str, shape: tuple[int, ...], axis: int, extent: int, **options: An
         if op == "embedding_backward" and axis % 2 and extent > 1:
             fields["padding_idx"] = 1
     accumulates = "accumulate" in cls.model_fields
-    return cls(**fields, **{k: v for k, v in options.items() if k != "accumulate" or accumulates})
+    return cls(op=op, **fields, **{k: v for k, v in options.items() if k != "accumulate" or accumulates})
 
 
 def accumulate_of(op: str, row: str, turn: int) -> bool:

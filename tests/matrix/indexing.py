@@ -28,14 +28,15 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
     tensors = [o for o in base.operands() if o.kind == "tensor"]
     strided = {o.name: "strided" for o in tensors}
     unaligned = {o.name: tp.Layout(alignment=o.element.itemsize) for o in tensors}
-    half = "f16" if entry != "atomic_f32" else "bf16"
+    integers = op == "scatter_prod"
+    half = "i32" if integers else "f16" if entry != "atomic_f32" else "bf16"
     indices = {"indices": "strided"} if op == "index_put" else {}
     yield base.replace(**big, element=half)
     yield base.replace(**big, index_element="i32", out_of_bounds="error", wrap_negative=True)
     yield base.replace(element=half, layouts=unaligned, out_of_bounds="clamp")
     yield base.replace(element=half, layouts=strided, index_element="i32")
     yield base.replace(layouts={**strided, **indices}, out_of_bounds="error")
-    yield base.replace(element="f64")
+    yield base.replace(element="i64" if integers else "f64")
     if op == "index_put":
         yield base.replace(num_indices=2)
     elif hasattr(base, "accumulate"):

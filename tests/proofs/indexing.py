@@ -17,7 +17,7 @@ WIDTH, TABLE = 32, 10
 #: Positions g and g + GROUPS belong together: a full index has lanes of one contribution at either.
 GROUPS = TABLE // 2
 
-OPS = ("gather", "index_select", "embedding", "scatter", *ACCUMULATING)
+OPS = ("gather", "index_select", "embedding", "scatter", *tp.ScatterReduceDescriptor.ops(), *ACCUMULATING)
 
 
 def describe(op: str, n: int, **options: Any) -> tp.Descriptor:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["GatherBackwardDescriptor", "GatherDescriptor"]
 __all__ += ["IndexSelectBackwardDescriptor", "IndexSelectDescriptor"]
 __all__ += ["EmbeddingBackwardDescriptor", "EmbeddingDescriptor"]
-__all__ += ["IndexAddDescriptor", "IndexPutDescriptor", "ScatterAddDescriptor", "ScatterDescriptor"]
+__all__ += ["IndexAddDescriptor", "IndexPutDescriptor"]
+__all__ += ["ScatterAddDescriptor", "ScatterDescriptor", "ScatterReduceDescriptor"]
 
 
 class IndexingDescriptor(Descriptor):
@@ -198,6 +199,21 @@ class ScatterDescriptor(_Scattering, PlannedBy["ScatterPlan"]):
     """
 
     op: Literal["scatter"] = "scatter"
+
+
+class ScatterReduceDescriptor(_Scattering):
+    """``out[..., index[..., j, ...], ...] = r(out[..., index[..., j, ...], ...], src[..., j, ...])`` along
+    ``scatter_dim`` (torch.Tensor.scatter_reduce_); ``op`` names r. NaN stays NaN.
+
+    scatter_prod: the product, of integers modulo 2^n. No kernel multiplies floats: a product whose partial products
+    overflow or underflow has no tolerance.
+
+    scatter_amax: the larger; of zeros 0, not -0.
+
+    scatter_amin: the smaller; of zeros 0, not -0.
+    """
+
+    op: Literal["scatter_prod", "scatter_amax", "scatter_amin"]
 
 
 # --- one index per slice, as in torch.index_select ---

@@ -24,8 +24,9 @@ __all__ = ["L2NormBackwardDescriptor", "L2NormDescriptor"]
 __all__ += ["LayerNormBackwardDescriptor", "LayerNormDescriptor"]
 __all__ += ["RmsNormBackwardDescriptor", "RmsNormDescriptor"]
 
-#: -0.0 is stored as 0.0: equal values have equal keys.
-Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda eps: eps + 0.0)]
+#: 0 and below too, as in torch: rows whose statistic is then 0 or no number become NaN or infinite. -0.0 is stored as
+#: 0.0: equal values have equal keys.
+Epsilon = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda eps: eps + 0.0)]
 
 
 class _Norm(RowwiseDescriptor):

@@ -21,6 +21,7 @@ from triplan.descriptors import (
     IndexSelectDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
+    ScatterReduceDescriptor,
 )
 from triplan.facade.plan import Plan
 
@@ -31,6 +32,7 @@ __all__ += ["IndexAddArgs", "IndexAddPlan"]
 __all__ += ["IndexPutArgs", "IndexPutPlan"]
 __all__ += ["ScatterArgs", "ScatterPlan"]
 __all__ += ["ScatterAddArgs", "ScatterAddPlan"]
+__all__ += ["ScatterReduceArgs", "ScatterReducePlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,18 @@ class ScatterArgs:
 
 class ScatterPlan(Plan[ScatterDescriptor, ScatterArgs]):
     descriptor_type, args_type = ScatterDescriptor, ScatterArgs
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterReduceArgs:
+    index: Tensor
+    src: Tensor
+    out: Tensor
+    status: Tensor | None = None
+
+
+class ScatterReducePlan(Plan[ScatterReduceDescriptor, ScatterReduceArgs]):
+    descriptor_type, args_type = ScatterReduceDescriptor, ScatterReduceArgs
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,6 +304,17 @@ def check_out(name: str, out: Tensor, args: Sequence[Any], shape: Callable[[], S
         out.resize_(result)
 
 
+def composed(name: str, out: Tensor | None, args: Sequence[Any], compute: Callable[[], Tensor]) -> Tensor:
+    """``compute()``, a composition of other ops, with torch's ``out=``: ``args`` as for ``check_out``."""
+    if out is None:
+        return compute()
+    if needs_grad((out, *args)):
+        check_out(name, out, args, lambda: out.shape)  # refuses before anything is computed
+    result = compute()
+    check_out(name, out, args, lambda: result.shape)
+    return out.copy_(result)
+
+
 # --- autograd ---
 
 

@@ -12,6 +12,8 @@ Tensor = torch.Tensor
 _check: Callable[..., None] = torch._check
 broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 INDEX_DTYPES = (torch.int32, torch.int64)
+#: Integers that are accumulated in i32: the low bytes of a sum or product do not depend on the high ones.
+NARROW = (torch.int8, torch.uint8, torch.int16, torch.bool)
 
 
 def require(condition: Any, message: Callable[[], str]) -> None:

@@ -1,4 +1,4 @@
-"""cross_entropy and nll_loss with class indices, as torch has them, and their mean over bytes.
+"""cross_entropy and nll_loss, as torch has them, and their mean over bytes.
 
 Where autograd records an eager call of cross_entropy with a reduced loss, the forward also writes the gradient of the
 logits, and the backward only scales it. Compiled graphs and reduction ``"none"`` keep the logits and each row's
@@ -11,6 +11,7 @@ Second derivatives are plain torch: with ``_shares`` of the rows' classes, the l
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -29,6 +30,7 @@ from triplan.functional._autocast import widened, without
 from triplan.functional._ops import Recorded, _nothing_watches, _transformed, needs_grad
 from triplan.functional._plans import run
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
+from triplan.functional.softmax import log_softmax
 from triplan.sku import ElementKind
 
 __all__ = ["cross_entropy", "nll_loss"]
@@ -63,7 +65,7 @@ def _checked(
     if input.dim() == 0:
         raise RuntimeError(f"{name}(): expected an input of at least 1 dimension, but got a scalar")
     if target.is_floating_point():
-        raise RuntimeError(f"{name}(): expected class indices as target, not probabilities ({target.dtype})")
+        raise RuntimeError(f"{name}(): expected class indices as target, not {target.dtype}")
     target = target.int() if target.dtype == torch.uint8 else target
     check_index_dtype(name, target)
     check_same_device(name, input, target, *(t for t in (weight, bytes) if t is not None))
@@ -106,20 +108,25 @@ def cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    *,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    *,
     bytes: Tensor | None = None,
     check_indices: bool = False,
 ) -> Tensor:
-    """Cross-entropy of logits with class indices (torch.nn.functional.cross_entropy, without its deprecated arguments).
+    """Cross-entropy of logits with class indices or probabilities (torch.nn.functional.cross_entropy).
 
     ``input``: f16, bf16, f32 or f64, of shape (C), (N, C) or (N, C, ...) and any strides; under autocast it is
     converted to f32. ``target``: u8, i32 or i64, of ``input``'s shape without C; rows of ``ignore_index`` are left out.
     ``weight``: one for each class, not negative. ``reduction``: ``"mean"`` (over the targets' weights), ``"sum"``,
     ``"none"``, or ``"byte_mean"``: ``sum(loss * bytes[target]) / sum(bytes[target])``, with one of ``bytes`` for each
-    class. Computed in f32, f64 for f64.
+    class; the deprecated ``size_average`` and ``reduce`` override it. Computed in f32, f64 for f64.
+
+    A floating-point ``target`` of ``input``'s shape holds class probabilities, in which the loss is differentiable too:
+    ``log_softmax`` is then multiplied and summed in plain torch; a mean is over the rows, and no row is ignored.
 
     Returns a 0-d tensor, or with ``"none"`` one of ``target``'s shape, in ``input``'s dtype. Differentiable in
     ``input``, any number of times. Infinities and NaN are as in torch, but the gradient of an ignored row is always 0.
@@ -128,6 +135,9 @@ def cross_entropy(
     fit, and for a ``weight`` or ``bytes`` that requires grad.
     """
     (input,) = widened(input)
+    reduction = _legacy(reduction, size_average, reduce)
+    if target.is_floating_point():
+        return _with_probabilities(input, target, weight, reduction, label_smoothing, bytes)
     how = _How(reduction, ignore_index, label_smoothing, check_indices)
     given = _checked("cross_entropy", input, target, weight, bytes, how)
     with without(input):
@@ -149,9 +159,11 @@ def nll_loss(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    *,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
+    *,
     bytes: Tensor | None = None,
     check_indices: bool = False,
 ) -> Tensor:
@@ -159,9 +171,41 @@ def nll_loss(
     ``cross_entropy``, of an ``input`` that log_softmax gave.
     """
     (input,) = widened(input)
-    how = _How(reduction, ignore_index, 0.0, check_indices)
+    how = _How(_legacy(reduction, size_average, reduce), ignore_index, 0.0, check_indices)
     given = _checked("nll_loss", input, target, weight, bytes, how)
     return _shaped(_nll_loss(*given, *how), input, target, how)
+
+
+def _legacy(reduction: str, size_average: bool | None, reduce: bool | None) -> str:
+    """``reduction``, unless one of torch's deprecated arguments is given."""
+    if size_average is None and reduce is None:
+        return reduction
+    return "none" if reduce is False else "sum" if size_average is False else "mean"
+
+
+def _with_probabilities(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, smoothing: float, bytes: Tensor | None
+) -> Tensor:
+    if reduction not in ("none", "sum", "mean") or bytes is not None:
+        raise ValueError(f"cross_entropy(): reduction {reduction!r} is not supported with class probabilities")
+    if not 0 <= smoothing <= 1:
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {smoothing}")
+    at = 1 if input.dim() > 1 else 0
+    classes = input.size(at) if input.dim() else 0
+    if input.dim() == 0 or target.shape != input.shape or (weight is not None and tuple(weight.shape) != (classes,)):
+        raise RuntimeError("cross_entropy(): class probabilities have input's shape, and weight one element per class")
+    logs = log_softmax(input, at, _compute_dtype(input))
+    shares = target.to(logs.dtype)
+    if smoothing:
+        shares = shares * (1 - smoothing) + smoothing / classes
+    if weight is not None:
+        shares = shares * weight.to(logs.dtype).reshape(classes, *(1,) * (input.dim() - at - 1))
+    losses = -(shares * logs).sum(at)
+    if reduction != "none":
+        losses = losses.sum()
+    if reduction == "mean":
+        losses = losses / (math.prod(input.shape) / classes)
+    return losses.to(input.dtype)
 
 
 # --- registered ops, of inputs with a batch axis ---

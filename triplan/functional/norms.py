@@ -14,6 +14,7 @@ from typing import Any, overload
 
 import torch
 
+from triplan.errors import Unsupported
 from triplan.facade import (
     L2NormBackwardPlan,
     L2NormPlan,
@@ -24,11 +25,11 @@ from triplan.facade import (
     RmsNormPlan,
 )
 from triplan.functional._autocast import widened
-from triplan.functional._ops import Recorded
+from triplan.functional._ops import Recorded, composed
 from triplan.functional._plans import run
 from triplan.sku import ElementKind
 
-__all__ = ["l2_norm", "layer_norm", "rms_norm"]
+__all__ = ["l2_norm", "layer_norm", "normalize", "rms_norm"]
 
 Tensor = torch.Tensor
 
@@ -189,6 +190,16 @@ def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
         return out.reshape(())
     out = out.reshape(moved.shape).movedim(-1, dim)
     return out.contiguous() if input.is_contiguous() else out
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+    """``l2_norm`` with torch's name and defaults (torch.nn.functional.normalize).
+
+    Raises ``Unsupported`` for a ``p`` other than 2, which no kernel computes.
+    """
+    if p != 2:
+        raise Unsupported(f"normalize(): p = {p} is not supported, only 2; divide by torch.linalg.vector_norm")
+    return composed("normalize", out, (input,), lambda: l2_norm(input, dim, eps))
 
 
 # --- registered ops ---

@@ -91,22 +91,44 @@ _softmax, _softmax_backward = _make("softmax", SoftmaxPlan, SoftmaxBackwardPlan)
 _log_softmax, _log_softmax_backward = _make("log_softmax", LogSoftmaxPlan, LogSoftmaxBackwardPlan)
 
 
-def _converted(input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Tensor:
+def _call(
+    op: Op, input: Tensor, dim: int | None, dtype: torch.dtype | None, axis: int | None, out: Tensor | None
+) -> Tensor:
+    dim = axis if dim is None else dim
     if dim is None:
-        raise TypeError("softmax(): dim is None: the axis must be given (torch.nn.functional guesses one, deprecated)")
-    return widened(input)[0] if dtype is None else input.to(dtype)
+        raise TypeError(
+            f"{op.name}(): dim is None: the axis must be given (torch.nn.functional guesses one, deprecated)"
+        )
+    input = input if dtype is None else input.to(dtype)
+    if out is not None:
+        return op.into(out, input, dim)
+    return op(widened(input)[0] if dtype is None else input, dim)
 
 
-def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """``exp(input) / sum(exp(input))`` along ``dim`` (torch.softmax), safe from overflow.
+def softmax(
+    input: Tensor,
+    dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    axis: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``exp(input) / sum(exp(input))`` along ``dim`` or ``axis`` (torch.softmax), safe from overflow.
 
     ``input``: f16, bf16, f32 or f64, of any shape and strides; ``dtype``: what it is converted to first, f32 under
-    autocast. Returns a contiguous tensor of its shape. Differentiable, any number of times. Raises ``IndexError`` for
-    ``dim``, ``RuntimeError`` for other dtypes.
+    autocast. Returns a contiguous tensor of its shape, or ``out``. Differentiable, any number of times. Raises
+    ``IndexError`` for ``dim``, ``RuntimeError`` for other dtypes.
     """
-    return _softmax(_converted(input, dim, dtype), dim)
+    return _call(_softmax, input, dim, dtype, axis, out)
 
 
-def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+def log_softmax(
+    input: Tensor,
+    dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    axis: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """The logarithm of ``softmax`` along ``dim`` (torch.log_softmax), without its underflow; else as ``softmax``."""
-    return _log_softmax(_converted(input, dim, dtype), dim)
+    return _call(_log_softmax, input, dim, dtype, axis, out)

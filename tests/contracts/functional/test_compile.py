@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import FIXED, IN_PLACE, WITH_OUT, Call, SeenDispatch, fixed, integers
+from cases.functional import FIXED, IN_PLACE, MODULES, WITH_OUT, Call, SeenDispatch, fixed, integers
 from samples import same
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import triplan.functional as F  # noqa: N812
 from triplan.functional._ops import Op
-from triplan.functional.indexing import gather as gathering, put as putting, select as selecting
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-OPS = {op.name: op for m in (gathering, selecting, putting) for op in vars(m).values() if isinstance(op, Op)}
+OPS = {op.name: op for m in MODULES for op in vars(m).values() if isinstance(op, Op)}
 
 
 def samples(device: str) -> dict[str, list[tuple[Any, ...]]]:
@@ -32,6 +31,7 @@ def samples(device: str) -> dict[str, list[tuple[Any, ...]]]:
         "gather_backward": [(src, 0, index, [4, 5]), (src, -1, index, [2, 4]), (src[0, 0], 0, index[0, 2], [])],
         "scatter_add": [(x, 0, index, rows), (x.t(), 1, index, src)],
         "scatter": [(x, 0, index, src)],
+        "scatter_reduce": [(x, 0, index, rows, "prod"), (x.t(), 1, index, src, "amax", False)],
         "index_select": [(x, 1, vector), (x, -2, vector[0]), (x[0, 0], 0, vector[2])],
         "index_select_backward": [(rows, 0, vector, [4, 5])],
         "index_add": [(x, 0, vector, rows), (x, -2, vector.int(), rows, 0.5)],

@@ -66,11 +66,34 @@ def test_last_write_stays_when_deterministic(device: str) -> None:
     assert F.index_put(torch.zeros(2, device=device), (index[0],), src[0]).tolist() == [0, 7]
 
 
-def test_index_put_takes_trailing_none_and_mixed_indices(device: str) -> None:
-    x = torch.zeros(2, 3, 4, device=device)
-    rows, columns = torch.tensor([0, 1], dtype=torch.int32, device=device), torch.tensor([2, -1], device=device)
-    got = F.index_put(x, [rows, columns, None], torch.tensor(1.0, device=device))
-    assert torch.equal(got, torch.index_put(x, (rows.long(), columns), torch.tensor(1.0, device=device)))
+#: Indices of a tensor (2, 3, 4), and the shape of what they choose.
+ROWS, COLUMNS, MASK = torch.tensor([0, 1]), torch.tensor([2, -1]), torch.tensor([[True, False, True], [False] * 3])
+INDICES = {
+    "trailing None": ((ROWS, COLUMNS, None), (2, 4)),
+    "i32 and i64": ((ROWS.int(), COLUMNS), (2, 4)),
+    "leading None": ((None, COLUMNS), (2, 2, 4)),
+    "two adjacent": ((None, COLUMNS, ROWS), (2, 2)),
+    "two apart": ((ROWS, None, COLUMNS), (2, 3)),
+    "mask": ((MASK,), (2, 4)),
+    "mask behind None": ((None, MASK[0], ROWS), (2, 2)),
+    "mask of all": ((MASK[..., None].expand(2, 3, 4),), (1,)),
+}
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("what", INDICES)
+def test_index_put_takes_what_torch_takes(what: str, accumulate: bool, device: str) -> None:
+    indices, shape = INDICES[what]
+    given = [i if i is None else i.to(device) for i in indices]
+    theirs = [i.long() if i is not None and i.dtype == torch.int32 else i for i in given]
+    for dtype in (torch.float32, torch.int8):
+        x, values = integers((2, 3, 4), dtype, device, 1), integers(shape, dtype, device, 2)
+        expected = x.clone()
+        chosen = tuple(slice(None) if i is None else i for i in theirs)  # torch.index_put takes no None from Python
+        expected[chosen] = x[chosen] + values if accumulate else values
+        assert torch.equal(F.index_put(x, given, values, accumulate), expected)
+        assert F.index_put_(x, given, values, accumulate) is x
+        assert torch.equal(x, expected)
 
 
 def test_lazy_negation_is_resolved(device: str) -> None:
@@ -151,7 +174,18 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "scatter_add: src small": (lambda: F.scatter_add(X, 0, I2, X[:1]), RuntimeError, "no larger than src"),
     "scatter_add: index wide": (lambda: F.scatter_add(X[:, :2], 0, I2, X), RuntimeError, "no larger than self"),
     "scatter_add: src rank": (lambda: F.scatter_add(X, 0, I2, V), RuntimeError, "dimensions as src tensor"),
-    "scatter_add_: element": (lambda: F.scatter_add_(X.bool(), 0, I2, X.bool()), triplan.Unsupported, "element bool"),
+    "scatter: neither": (lambda: F.scatter(X, 0, I2), TypeError, "src or value must be given"),
+    "scatter: reduce": (lambda: F.scatter(X, 0, I2, 1, reduce="mean"), RuntimeError, "either add or multiply"),
+    "scatter_reduce: reduce": (lambda: F.scatter_reduce(X, 0, I2, X, "max"), RuntimeError, "one of sum, prod, mean"),
+    "index_copy: shape": (lambda: F.index_copy(X, 0, I64[:2], X), RuntimeError, "source is"),
+    "index_fill: value": (lambda: F.index_fill(X, 0, I64, V), RuntimeError, "0-dimensional value"),
+    "masked_scatter: mask": (lambda: F.masked_scatter(X, I2, X), RuntimeError, "expected a bool mask"),
+    "masked_scatter: short": (lambda: F.masked_scatter(X, X == 0, X[:0]), IndexError, "out of bounds"),
+    "embedding: sparse": (lambda: F.embedding(I64, X, sparse=True), triplan.Unsupported, "sparse gradients"),
+    "embedding_bag: mode": (lambda: F.embedding_bag(I2, X, mode="min"), ValueError, "sum, mean or max"),
+    "embedding_bag: offsets": (lambda: F.embedding_bag(I64, X), ValueError, "1D tensor of offsets"),
+    "normalize: p": (lambda: F.normalize(X, p=1), triplan.Unsupported, r"p = 1 is not supported"),
+    "mm: i32": (lambda: F.mm(X.int(), X.int()), triplan.Unsupported, "i8 and u8"),
     "scatter: dtype": (lambda: F.scatter(X, 0, I2, X.half()), RuntimeError, "Expected self.dtype to be equal"),
     "index_select: matrix": (lambda: F.index_select(X, 0, I2), IndexError, "Index is supposed to be a vector"),
     "index_select: dtype": (lambda: F.index_select(X, 0, V), RuntimeError, "Expected dtype int32/int64"),
@@ -160,12 +194,10 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "index_add: shape": (lambda: F.index_add(X, 0, I64, X[:, :2]), RuntimeError, "source tensor shape must match"),
     "index_add: rank": (lambda: F.index_add(X, 0, I64, V), RuntimeError, "dimensions"),
     "index_add: alpha": (lambda: F.index_add(I64, 0, I64, I64, alpha=0.5), RuntimeError, "not be a floating point"),
-    "index_add: bool": (lambda: F.index_add(V > 0, 0, I64, V > 0, alpha=True), triplan.Unsupported, "bool tensors"),
     "index_add_: dtype": (lambda: F.index_add_(X, 0, I64, X.half()), RuntimeError, "source.dtype"),
     "index_put: none": (lambda: F.index_put(X, (), V), IndexError, "at least one index"),
     "index_put: too many": (lambda: F.index_put(V, (I64, I64), V), IndexError, r"dimension 1 \(got 2\)"),
-    "index_put: mask": (lambda: F.index_put(V, (V > 0,), V), triplan.Unsupported, r"nonzero\(as_tuple=True\)"),
-    "index_put: leading None": (lambda: F.index_put(X, (None, I64), V), triplan.Unsupported, "movedim"),
+    "index_put: mask": (lambda: F.index_put(X, (V == 0, V == 0), V), IndexError, r"shape of the mask \[3\] at index 1"),
     "index_put: float index": (lambda: F.index_put(V, (V,), V), IndexError, "must be int32 or int64"),
     "index_put: indices": (lambda: F.index_put(X, (I64, I64[:2]), V), IndexError, "could not be broadcast together"),
     "index_put: values": (lambda: F.index_put(X, (I64,), V), RuntimeError, r"value tensor of shape \[3\]"),

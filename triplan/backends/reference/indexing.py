@@ -32,13 +32,14 @@ from triplan.descriptors import (
     IndexSelectDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
+    ScatterReduceDescriptor,
 )
 from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.sku import Duplicates, IndexElementKind, MathPrecision, PrecisionGuarantee
 
 Tensor = torch.Tensor
 Outputs = Mapping[str, Tensor]
-COPIED = ("f16", "bf16", "f32", "f64", "i32", "i64", "bool")
+COPIED = ("f16", "bf16", "f32", "f64", "i8", "u8", "i16", "i32", "i64", "bool")
 ADDED = ("f16", "bf16", "f32", "f64", "i32", "i64")
 
 
@@ -85,6 +86,14 @@ def _sums(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
         lost=(terms * smallest_subnormal(compute),),
     )
     return of_outputs(desc, guarantee(compute, bound, duplicates=Duplicates.SUM))
+
+
+def _reductions(desc: ScatterReduceDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Exact, and in any order the same; of NaN not the bits."""
+    compute, every = desc.element.compute, Duplicates.SUM
+    precision = MathPrecision(compute.value) if compute.is_floating_point else MathPrecision.EXACT
+    found = guarantee(compute, EXACT, math_precision=precision, batch=True, order=True, duplicates=every)
+    return of_outputs(desc, found)
 
 
 def _puts(desc: IndexPutDescriptor) -> Mapping[str, PrecisionGuarantee]:
@@ -219,6 +228,18 @@ def scatter_add(desc: ScatterAddDescriptor, x: Mapping[str, Any]) -> Outputs:
 def scatter(desc: ScatterDescriptor, x: Mapping[str, Any]) -> Outputs:
     cells, valid = _cells(desc, x["index"], desc.scatter_dim, desc.out_dim_size)
     return _with_status(desc, {"out": _overwrite(x["out"], cells, x["src"], valid)}, valid)
+
+
+@_declare("scatter_prod", ("i32", "i64"), _reductions)
+@_declare("scatter_amax", ADDED, _reductions)
+@_declare("scatter_amin", ADDED, _reductions)
+def scatter_reduce(desc: ScatterReduceDescriptor, x: Mapping[str, Any]) -> Outputs:
+    cells, valid = _cells(desc, x["index"], desc.scatter_dim, desc.out_dim_size)
+    start: Tensor = x["out"]
+    number, flat = _numbers(tuple(c[valid] for c in cells), start.shape), start.reshape(-1)
+    out = flat.scatter_reduce(0, number, x["src"][valid], desc.op.removeprefix("scatter_"))
+    out[number] += 0  # of zeros 0, not -0
+    return _with_status(desc, {"out": out.reshape(start.shape)}, valid)
 
 
 @_declare("index_select", COPIED, _gathers)

@@ -14,9 +14,11 @@ import torch
 from torch.nn.functional import pad
 
 from triplan.facade import GatherBackwardPlan, GatherPlan, ScatterAddPlan, ScatterPlan
-from triplan.functional._ops import Op
+from triplan.functional._ops import Op, composed
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import (
+    INDEX_DTYPES,
+    NARROW,
     at_least_1d,
     axis,
     check_fits,
@@ -26,7 +28,7 @@ from triplan.functional._shapes import (
     narrowed,
 )
 
-__all__ = ["gather", "gather_with_grad", "scatter", "scatter_add", "scatter_add_"]
+__all__ = ["gather", "gather_with_grad", "scatter_add", "scatter_add_"]
 
 Tensor = torch.Tensor
 
@@ -119,6 +121,8 @@ def gather(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None,
     unless ``check_indices`` is set: then the call synchronises and raises. Raises ``RuntimeError`` for dtypes, shapes
     and devices that do not fit.
     """
+    if index.dtype not in INDEX_DTYPES and not index.numel():  # torch takes an empty index of any dtype and rank
+        return composed("gather", out, (input,), lambda: input.reshape(-1)[:0].reshape(index.shape))
     if out is None:
         return _gather(input, dim, index, check_indices)
     return _gather.into(out, input, dim, index, check_indices)
@@ -159,12 +163,16 @@ def _scatter_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 def _grad_of_src(ctx: Any, grad: Tensor) -> Tensor:
     """``grad`` at the elements where ``src`` went; 0 for elements of ``src`` beyond ``index``, which were not used."""
     (index,) = ctx.saved_tensors
-    read = _gather(grad, ctx.dim, index, False)
-    if read.shape == ctx.shape:
+    return _padded(_gather(grad, ctx.dim, index, False), ctx.shape)
+
+
+def _padded(read: Tensor, shape: Sequence[int]) -> Tensor:
+    """``read``, followed by zeros along each axis up to ``shape``."""
+    if read.shape == shape:
         return read
-    read, shape = at_least_1d(read), ctx.shape or (1,)
-    beyond = [p for n, m in zip(reversed(shape), reversed(read.shape), strict=True) for p in (0, n - m)]
-    return pad(read, beyond).reshape(ctx.shape)
+    read = at_least_1d(read)
+    beyond = [p for n, m in zip(reversed(shape or (1,)), reversed(read.shape), strict=True) for p in (0, n - m)]
+    return pad(read, beyond).reshape(shape)
 
 
 def _add_shape(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> Sequence[int]:
@@ -209,7 +217,14 @@ def scatter_add(
     dropped, unless ``check_indices`` is set: then the call synchronises and raises. Raises ``RuntimeError`` for dtypes,
     shapes and devices that do not fit.
     """
+    if input.dtype in NARROW:
+        return composed("scatter_add", out, (input, src), lambda: _add_narrow(input, dim, index, src, check_indices))
     return _scatter_add.into(out, input, dim, index, src, check_indices)
+
+
+def _add_narrow(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool) -> Tensor:
+    _checked_scatter("scatter_add", input, dim, index, src)
+    return _scatter_add(input.int(), dim, index, src.int(), check_indices).to(input.dtype)
 
 
 def scatter_add_(input: Tensor, dim: int, index: Tensor, src: Tensor, *, check_indices: bool = False) -> Tensor:
@@ -218,6 +233,8 @@ def scatter_add_(input: Tensor, dim: int, index: Tensor, src: Tensor, *, check_i
     Raises as ``scatter_add``, and ``RuntimeError`` for a leaf that requires grad. After an ``IndexError`` the elements
     whose indices are good have been added.
     """
+    if input.dtype in NARROW:
+        return input.copy_(_add_narrow(input, dim, index, src, check_indices))
     return _scatter_add.in_place(input, dim, index, src, check_indices)
 
 
@@ -250,23 +267,3 @@ _scatter = Op(
 def _filled(like: Tensor, value: float, index: Tensor) -> Tensor:
     """A tensor of the shape of ``index`` in which every element is ``value``; it stores one element."""
     return like.new_full((), value).expand(index.shape)
-
-
-def scatter(
-    input: Tensor,
-    dim: int,
-    index: Tensor,
-    src: Tensor | float,
-    *,
-    out: Tensor | None = None,
-    check_indices: bool = False,
-) -> Tensor:
-    """``input`` with ``out[..., index[..., j, ...], ...] = src[..., j, ...]`` along ``dim`` (torch.scatter).
-
-    ``src``: a tensor or a number. Shapes, dtypes and errors are those of ``scatter_add``. Where an index repeats, any
-    one of the writes stays; under ``torch.use_deterministic_algorithms(True)`` the last. As in torch, the gradient of
-    such an element goes to every element of ``src`` with that index.
-    """
-    if not isinstance(src, Tensor):
-        src = _filled(input, src, index)
-    return _scatter.into(out, input, dim, index, src, check_indices)

@@ -1,6 +1,7 @@
-"""Several indices per element: index_put, with torch's semantics and index tensors for the leading axes.
+"""Several indices per element: index_put, with torch's semantics.
 
-Negative indices count from the end. Boolean masks are refused: only the device knows how many elements they select.
+The registered op has index tensors for the leading axes. Other axes are moved there in views; masks become indices,
+which synchronises: only the device knows how many elements they select. Negative indices count from the end.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from triplan.errors import Unsupported
 from triplan.facade import IndexPutPlan
 from triplan.functional._ops import Op
 from triplan.functional._plans import Ran, run
-from triplan.functional._shapes import INDEX_DTYPES, broadcast, check_same_device
+from triplan.functional._shapes import INDEX_DTYPES, NARROW, broadcast, check_same_device
 from triplan.functional.indexing.select import index_select
 
-__all__ = ["index_put"]
+__all__ = ["index_put", "index_put_"]
 
 Tensor = torch.Tensor
 
@@ -42,11 +43,7 @@ def _put_shape(
 ) -> Sequence[int]:
     if not indices:
         raise IndexError("index_put(): at least one index tensor is needed")
-    if len(indices) > input.dim():
-        raise IndexError(f"index_put(): too many indices for tensor of dimension {input.dim()} (got {len(indices)})")
     for index in indices:
-        if index.dtype in (torch.bool, torch.uint8):
-            raise Unsupported("index_put(): masks are not supported; pass mask.nonzero(as_tuple=True) as indices")
         if index.dtype not in INDEX_DTYPES:
             raise IndexError(f"index_put(): tensors used as indices must be int32 or int64, but got {index.dtype}")
     check_same_device("index_put", input, *indices, values)
@@ -128,6 +125,46 @@ _index_put = Op(
 )
 
 
+def _positions(input: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """``indices`` with every mask replaced by the positions at which it is true. Synchronises if there is one."""
+    found: list[Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            found.append(index)
+            continue
+        at = len(found)
+        if index.shape != input.shape[at : at + index.dim()]:
+            raise IndexError(
+                f"index_put(): the shape of the mask {list(index.shape)} at index {at} does not match the shape of the "
+                f"indexed tensor {list(input.shape)}"
+            )
+        if index.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise Unsupported(
+                "index_put(): a mask cannot be captured in a CUDA graph, as the host must wait for the number of its "
+                "elements; use torch.where, or make the indices before with mask.nonzero(as_tuple=True)"
+            )
+        found.extend(index.nonzero(as_tuple=True) if index.dim() else (index.reshape(1).nonzero()[:, 0],))
+    return found
+
+
+def _leading(
+    input: Tensor, indices: Sequence[Tensor | None], values: Tensor
+) -> tuple[Tensor, list[Tensor], Tensor, list[int]]:
+    """``input`` and ``values`` with the indexed axes first, the index tensors, and the axes' order in ``input``."""
+    at = [a for a, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if at and at[-1] >= input.dim():
+        raise IndexError(f"index_put(): too many indices for tensor of dimension {input.dim()} (got {at[-1] + 1})")
+    order = [*at, *(a for a in range(input.dim()) if a not in at)]
+    if at and at[0] and at[-1] - at[0] == len(at) - 1:  # adjacent: torch has the indices' axes where the first stood
+        rank = len(_index_shape(given))
+        if values.dim() > rank + input.dim() - len(at):
+            raise RuntimeError(f"index_put(): values of shape {list(values.shape)} have too many axes")
+        values = values.reshape((1,) * (rank + input.dim() - len(at) - values.dim()) + values.shape)
+        values = values.movedim(list(range(at[0], at[0] + rank)), list(range(rank)))
+    return input.permute(order), given, values, order
+
+
 def index_put(
     input: Tensor,
     indices: Sequence[Tensor | None],
@@ -138,21 +175,38 @@ def index_put(
 ) -> Tensor:
     """``input`` with ``out[indices] = values``, or ``+= values`` with ``accumulate`` (torch.index_put).
 
-    ``indices``: i32 or i64 tensors for the leading axes of ``input``, broadcast together; negative ones count from the
-    end. ``values``: of the dtype of ``input``, broadcast to that shape followed by the remaining axes. Differentiable
-    in ``input`` and ``values``.
+    ``indices``: i32 or i64 tensors, broadcast together, negative ones counting from the end; bool or u8 masks; None for
+    an axis that is taken whole. ``values``: of the dtype of ``input``, broadcast to ``input[indices]``.
+    Differentiable in ``input`` and ``values``.
+
+    A mask makes the host wait for the device, and cannot be captured in a CUDA graph (``Unsupported``).
 
     Without ``accumulate``, where an index repeats, any one of the writes stays; under
     ``torch.use_deterministic_algorithms(True)`` the last. As in torch, the gradient of such an element goes to every
     value with that index.
 
     Raises ``IndexError`` on the CPU for an index outside its axis; on CUDA such a value is dropped, unless
-    ``check_indices`` is set: then the call synchronises and raises. Raises ``Unsupported`` for masks and for None
-    before the last index tensor, and ``RuntimeError`` or ``IndexError`` for dtypes, shapes and devices that do not fit.
+    ``check_indices`` is set: then the call synchronises and raises. Raises ``RuntimeError`` or ``IndexError`` for
+    dtypes, shapes and devices that do not fit.
     """
-    given = list(indices)
-    while given and given[-1] is None:
-        given.pop()
-    if any(i is None for i in given):
-        raise Unsupported("index_put(): None before an index tensor is not supported; move the axis first by movedim")
-    return _index_put(input, given, values, accumulate, check_indices)
+    table, given, values, order = _leading(input, _positions(input, indices), values)
+    if accumulate and input.dtype in NARROW:
+        result = _index_put(table.int(), given, values.int(), True, check_indices).to(input.dtype)
+    else:
+        result = _index_put(table, given, values, accumulate, check_indices)
+    return result if order == sorted(order) else result.permute([order.index(a) for a in range(len(order))])
+
+
+def index_put_(
+    input: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+    *,
+    check_indices: bool = False,
+) -> Tensor:
+    """``index_put`` into ``input`` itself, which is returned. Raises as ``scatter_add_`` does."""
+    _, given, values, order = _leading(input, _positions(input, indices), values)
+    if order != sorted(order) or (accumulate and input.dtype in NARROW):
+        return input.copy_(index_put(input, indices, values, accumulate, check_indices=check_indices))
+    return _index_put.in_place(input, given, values, accumulate, check_indices)

@@ -1,8 +1,7 @@
-"""One index per slice: index_select, index_add and embedding, with torch's semantics.
+"""One index per slice: index_select and index_add, with torch's semantics.
 
-The backward of index_select and embedding adds to the slices that the forward read. The backward of index_add reads the
-slices that the forward added to, times alpha. The index is i32 or i64, a vector or 0-d; embedding takes any shape.
-Ranks 0 to 8.
+The backward of index_select adds to the slices that the forward read. The backward of index_add reads the
+slices that the forward added to, times alpha. The index is i32 or i64, a vector or 0-d. Ranks 0 to 8.
 """
 
 from __future__ import annotations
@@ -12,18 +11,15 @@ from typing import Any
 
 import torch
 
-from triplan.descriptors.fields import MAX_RANK
-from triplan.errors import Unsupported
 from triplan.facade import (
-    EmbeddingBackwardPlan,
-    EmbeddingPlan,
     IndexAddPlan,
     IndexSelectBackwardPlan,
     IndexSelectPlan,
 )
-from triplan.functional._ops import Op
+from triplan.functional._ops import Op, composed
 from triplan.functional._plans import Ran, run
 from triplan.functional._shapes import (
+    NARROW,
     at_least_1d,
     axis,
     check_index_dtype,
@@ -32,12 +28,13 @@ from triplan.functional._shapes import (
     require,
 )
 
-__all__ = ["embedding", "index_add", "index_add_", "index_select"]
+__all__ = ["index_add", "index_add_", "index_select"]
 
 Tensor = torch.Tensor
 
 
-def _check_vector(op: str, index: Tensor) -> None:
+def check_vector(op: str, index: Tensor) -> None:
+    """Raise unless ``index`` is an i32 or i64 vector, or 0-d."""
     check_index_dtype(op, index)
     if index.dim() > 1:
         raise IndexError(f"{op}(): Index is supposed to be a vector, but got dim: {index.dim()}")
@@ -47,7 +44,7 @@ def _check_vector(op: str, index: Tensor) -> None:
 
 
 def _select_shape(input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> Sequence[int]:
-    _check_vector("index_select", index)
+    check_vector("index_select", index)
     check_same_device("index_select", input, index)
     dim = axis(dim, input.dim())
     if input.dim() == 0:
@@ -83,7 +80,7 @@ _index_select = Op(
 
 
 def _select_backward_shape(grad: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Sequence[int]:
-    _check_vector("index_select_backward", index)
+    check_vector("index_select_backward", index)
     check_same_device("index_select_backward", grad, index)
     expected = list(shape)
     if expected:
@@ -141,11 +138,9 @@ def index_select(
 def _add_shape(
     input: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1, check_indices: bool = False
 ) -> Sequence[int]:
-    _check_vector("index_add", index)
+    check_vector("index_add", index)
     check_same_device("index_add", input, index, source)
     check_same_dtype("index_add", "source", source, input)
-    if input.dtype == torch.bool:
-        raise Unsupported("index_add(): bool tensors cannot be added; convert them to an integer dtype")
     if isinstance(alpha, complex):
         raise RuntimeError("index_add(): For non-complex input tensors, argument alpha must not be a complex number.")
     if isinstance(alpha, float) and not input.is_floating_point():
@@ -228,7 +223,15 @@ def index_add(
     dropped, unless ``check_indices`` is set: then the call synchronises and raises. Raises ``RuntimeError`` or
     ``IndexError`` for dtypes, shapes and devices that do not fit.
     """
+    if input.dtype in NARROW:
+        args = (dim, index, source, alpha, check_indices)
+        return composed("index_add", out, (input, source), lambda: _add_narrow(input, *args))
     return _index_add.into(out, input, dim, index, source, alpha, check_indices)
+
+
+def _add_narrow(input: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float, check_indices: bool) -> Tensor:
+    _add_shape(input, dim, index, source, alpha)
+    return _index_add(input.int(), dim, index, source.int(), int(alpha), check_indices).to(input.dtype)
 
 
 def index_add_(
@@ -239,119 +242,6 @@ def index_add_(
     Raises as ``index_add``, and ``RuntimeError`` for a leaf that requires grad. After an ``IndexError`` for an index
     outside the axis, the slices whose indices are good have been added.
     """
+    if input.dtype in NARROW:
+        return input.copy_(_add_narrow(input, dim, index, source, alpha, check_indices))
     return _index_add.in_place(input, dim, index, source, alpha, check_indices)
-
-
-# --- embedding ---
-
-
-def _embedding_shape(
-    weight: Tensor, indices: Tensor, padding_idx: int | None = None, check_indices: bool = False
-) -> Sequence[int]:
-    if weight.dim() != 2:
-        raise RuntimeError("embedding(): 'weight' must be 2-D")
-    check_index_dtype("embedding", indices)
-    check_same_device("embedding", weight, indices)
-    return (*indices.shape, weight.size(1))
-
-
-def _as_rows(indices: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """``indices`` and the ``rows`` that belong to them, flattened if descriptors do not take their rank."""
-    if 1 <= indices.dim() < MAX_RANK:
-        return indices, rows
-    return indices.reshape(-1), rows.reshape(indices.numel(), rows.size(-1))
-
-
-def _embedding_fill(
-    out: Tensor, weight: Tensor, indices: Tensor, padding_idx: int | None = None, check_indices: bool = False
-) -> Ran:
-    index, rows = _as_rows(indices, out)
-    return run(EmbeddingPlan, {"weight": weight, "index": index, "out": rows}, check_indices=check_indices)
-
-
-def _embedding_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    weight, indices, ctx.padding_idx, _ = inputs
-    ctx.save_for_backward(indices)
-    ctx.num_embeddings = weight.size(0)
-
-
-def _embedding_grad(ctx: Any, grad: Tensor) -> Any:
-    (indices,) = ctx.saved_tensors
-    return _embedding_backward(grad, indices, ctx.num_embeddings, ctx.padding_idx), None, None, None
-
-
-_embedding = Op(
-    "embedding",
-    "Tensor weight, Tensor indices, SymInt? padding_idx=None, bool check_indices=False",
-    shape=_embedding_shape,
-    fill=_embedding_fill,
-    setup=_embedding_setup,
-    backward=_embedding_grad,
-)
-
-
-def _embedding_backward_shape(
-    grad: Tensor,
-    indices: Tensor,
-    num_embeddings: int,
-    padding_idx: int | None = None,
-) -> Sequence[int]:
-    check_index_dtype("embedding_backward", indices)
-    check_same_device("embedding_backward", grad, indices)
-    if grad.shape[:-1] != indices.shape:
-        raise RuntimeError(f"embedding_backward(): grad is {list(grad.shape)}, but indices {list(indices.shape)}")
-    return (num_embeddings, grad.size(-1))
-
-
-def _embedding_backward_fill(
-    out: Tensor,
-    grad: Tensor,
-    indices: Tensor,
-    num_embeddings: int,
-    padding_idx: int | None = None,
-) -> None:
-    index, rows = _as_rows(indices, grad)
-    operands = {"dout": rows, "index": index, "dweight": out}
-    run(EmbeddingBackwardPlan, operands, padding_idx=padding_idx, accumulate=False)
-
-
-def _embedding_backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, indices, _, ctx.padding_idx = inputs
-    ctx.save_for_backward(indices)
-
-
-def _embedding_backward_grad(ctx: Any, grad: Tensor) -> Any:
-    (indices,) = ctx.saved_tensors
-    read = _embedding(grad, indices, None, False)
-    if ctx.padding_idx is not None:
-        read = read.masked_fill((indices == ctx.padding_idx).unsqueeze(-1), 0)
-    return read, None, None, None
-
-
-_embedding_backward = Op(
-    "embedding_backward",
-    "Tensor grad, Tensor indices, SymInt num_embeddings, SymInt? padding_idx=None",
-    shape=_embedding_backward_shape,
-    fill=_embedding_backward_fill,
-    setup=_embedding_backward_setup,
-    backward=_embedding_backward_grad,
-)
-
-
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *, check_indices: bool = False) -> Tensor:
-    """``out[..., :] = weight[input[...], :]`` (torch.nn.functional.embedding, without max_norm and sparse gradients).
-
-    ``input``: indices, i32 or i64, of any shape. ``weight``: (rows, width). ``padding_idx``: a row that receives no
-    gradient; a negative one counts from the end. Returns a tensor of the shape of ``input`` followed by the width.
-    Differentiable in ``weight``.
-
-    Raises ``IndexError`` on the CPU for an index outside the rows; on CUDA such a row is 0, unless ``check_indices`` is
-    set: then the call synchronises and raises. Raises ``RuntimeError`` for dtypes, shapes and devices that do not fit,
-    and for a ``padding_idx`` outside the rows.
-    """
-    if padding_idx is not None:
-        rows = weight.size(0)
-        if not -rows <= padding_idx < rows:
-            raise RuntimeError(f"embedding(): padding_idx = {padding_idx} must be within num_embeddings = {rows}")
-        padding_idx += rows if padding_idx < 0 else 0
-    return _embedding(weight, input, padding_idx, check_indices)

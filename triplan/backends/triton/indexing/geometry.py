@@ -26,6 +26,7 @@ from triplan.descriptors import (
     Role,
     ScatterAddDescriptor,
     ScatterDescriptor,
+    ScatterReduceDescriptor,
     packed_strides,
 )
 from triplan.sku.facts import cached_property, fact
@@ -164,7 +165,7 @@ def geometry(desc: IndexingDescriptor) -> Geometry:
             return _full(desc.out_shape, desc.gather_dim, o["out"], o["src"], o["index"])
         case GatherBackwardDescriptor():
             return _full(desc.out_shape, desc.gather_dim, o["dout"], o["dsrc"], o["index"])
-        case ScatterAddDescriptor() | ScatterDescriptor():
+        case ScatterAddDescriptor() | ScatterDescriptor() | ScatterReduceDescriptor():
             return _full(desc.src_shape, desc.scatter_dim, o["src"], o["out"], o["index"])
         case IndexSelectDescriptor():
             return _slices(desc.out_shape, desc.select_dim, o["out"], o["src"], o["index"])

@@ -11,7 +11,7 @@ from triplan.descriptors import IndexingDescriptor, IndexPutDescriptor
 from triplan.sku import SUPPORTED, IndexElementKind, Support, Target
 
 #: Elements of the ops that move elements.
-COPIED = ("f16", "bf16", "f32", "f64", "i32", "i64", "bool")
+COPIED = ("f16", "bf16", "f32", "f64", "i8", "u8", "i16", "i32", "i64", "bool")
 #: Elements of the ops that accumulate.
 ADDED = ("f16", "bf16", "f32", "f64", "i32", "i64")
 HALF = ("f16", "bf16")

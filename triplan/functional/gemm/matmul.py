@@ -1,0 +1,183 @@
+"""linear and matmul, as torch has them: matrix products of tensors of any rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from triplan.functional._autocast import narrowed
+from triplan.functional._ops import Op, _transformed, composed, needs_grad
+from triplan.functional._plans import Ran
+from triplan.functional._shapes import broadcast, require
+from triplan.functional.gemm.products import _addmm, _bmm, _check_factors, _gradients, _mm, _run_product
+
+__all__ = ["linear", "matmul"]
+
+Tensor = torch.Tensor
+
+
+# --- linear ---
+
+
+def _linear_shape(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Sequence[int]:
+    if weight.dim() != 2 or input.dim() < 1:
+        raise RuntimeError(
+            f"linear(): input is {list(input.shape)} and weight {list(weight.shape)}; a matrix is needed"
+        )
+    _check_factors("linear", input, weight, *(() if bias is None else (bias,)))
+    require(
+        input.size(-1) == weight.size(1),
+        lambda: (
+            f"linear(): mat1 and mat2 shapes cannot be multiplied (input {list(input.shape)}, weight "
+            f"{list(weight.shape)})"
+        ),
+    )
+    if bias is not None:
+        require(
+            bias.dim() == 1 and bias.size(0) == weight.size(0),
+            lambda: f"linear(): bias is {list(bias.shape)}; [{weight.size(0)}] is expected",
+        )
+    return (*input.shape[:-1], weight.size(0))
+
+
+def _as_matrix(t: Tensor) -> Tensor:
+    return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), t.size(-1))
+
+
+def _linear_fill(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ran | None:
+    if out.dim() == 2 or out.is_contiguous():
+        return _run_product(_as_matrix(input), weight.t(), _as_matrix(out), bias=bias)
+    # An ``out`` of more than two axes whose rows may have no common stride: it cannot be viewed as a matrix.
+    packed = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    _run_product(_as_matrix(input), weight.t(), _as_matrix(packed), bias=bias)
+    out.copy_(packed)
+    return None
+
+
+def _linear_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    input, weight, _ = inputs
+    ctx.save_for_backward(input, weight)
+
+
+def _linear_grad(ctx: Any, grad: Tensor) -> Any:
+    input, weight = ctx.saved_tensors
+    to_input, to_weight, to_bias = (*ctx.needs_input_grad, False)[:3]
+    rows = _as_matrix(grad)
+    # Gradients of input @ weight.t(): db is the transpose of weight's.
+    da, db, dbias = _gradients(rows, _as_matrix(input), weight.t(), to_input, to_weight, to_bias)
+    return None if da is None else da.reshape(input.shape), None if db is None else db.t(), dbias
+
+
+_linear = Op(
+    "linear",
+    "Tensor input, Tensor weight, Tensor? bias=None",
+    shape=_linear_shape,
+    fill=_linear_fill,
+    setup=_linear_setup,
+    backward=_linear_grad,
+)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+    """``input @ weight.T + bias`` (torch.nn.functional.linear), rounded once.
+
+    ``input`` (..., k), ``weight`` (n, k) and ``bias`` (n,), or a bias that broadcasts to the result, have one dtype, as
+    for ``mm``; the result is (..., n). With a weight (k,), the result is (...) and the bias has no axis. Differentiable
+    in all three. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit.
+    """
+    if out is not None:
+        return composed(
+            "linear",
+            out,
+            tuple(t for t in (input, weight, bias) if t is not None),
+            lambda: _any_linear(input, weight, bias),
+        )
+    return _any_linear(*narrowed(input, weight), *narrowed(bias))
+
+
+def _any_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.dim() == 1 and (bias is None or bias.dim() == 0):
+        return _any_linear(input, weight.unsqueeze(0), bias).squeeze(-1)
+    if bias is None or weight.dim() != 2 or input.dim() == 0 or (bias.dim() == 1 and bias.size(0) != 1):
+        return _linear(input, weight, bias)
+    shape = (*input.shape[:-1], weight.size(0))
+    if bias.dim() > 2 or (bias.dim() == 2 and bias.size(0) != 1 and input.dim() != 2):
+        bias = _as_matrix(bias.expand(shape))
+    return _addmm(bias, _as_matrix(input), weight.t(), 1, 1).reshape(shape)
+
+
+# --- matmul ---
+
+
+def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``input @ other`` (torch.matmul): vectors, matrices, and batches of matrices whose axes broadcast.
+
+    Composed of ``mm`` and ``bmm``: a vector becomes a matrix of one row or column, and if ``other`` is no batch, all
+    rows of ``input`` form one matrix. A factor of 16-bit elements that broadcasts over an axis and requires grad is
+    multiplied with all matrices along that axis in one product, so that its gradient is a product too, rounded once.
+    Raises as ``mm`` and ``bmm`` do.
+    """
+    if out is None:
+        return _matmul(*narrowed(input, other))
+    return composed("matmul", out, (input, other), lambda: _matmul(input, other))
+
+
+def _matmul(input: Tensor, other: Tensor) -> Tensor:
+    if input.dim() == 0 or other.dim() == 0:
+        raise RuntimeError(
+            f"matmul(): both arguments to matmul need to be at least 1D, but they are {input.dim()}D and {other.dim()}D"
+        )
+    a = input.unsqueeze(0) if input.dim() == 1 else input
+    b = other.unsqueeze(1) if other.dim() == 1 else other
+    if b.dim() == 2:
+        result = _mm(_as_matrix(a), b, 1).reshape((*a.shape[:-1], b.size(1)))
+    else:
+        lead = broadcast(a.shape[:-2], b.shape[:-2])
+        count = math.prod(lead)
+        a, b = (t.reshape((1,) * (len(lead) + 2 - t.dim()) + t.shape) for t in (a, b))
+        to_columns, to_rows = (_summed_over(t, lead) for t in (a, b))
+        if to_rows or to_columns:
+            result = _matmul_folded(a, b, lead, to_rows, to_columns)
+        else:
+            first, second = (t.expand((*lead, *t.shape[-2:])).reshape((count, *t.shape[-2:])) for t in (a, b))
+            result = _bmm(first, second, 1).reshape((*lead, a.size(-2), b.size(-1)))
+    if input.dim() == 1:
+        result = result.squeeze(-2)
+    return result.squeeze(-1) if other.dim() == 1 else result
+
+
+def _summed_over(t: Tensor, lead: Sequence[int]) -> list[int]:
+    """The batch axes, of extents ``lead``, over which ``t``, of 16-bit elements, is broadcast and has a gradient."""
+    if t.element_size() > 2 or not (needs_grad((t,)) or _transformed()):
+        return []
+    return [d for d, n in enumerate(lead) if t.size(d) == 1 and n != 1]
+
+
+def _matmul_folded(
+    a: Tensor, b: Tensor, lead: Sequence[int], to_rows: Sequence[int], to_columns: Sequence[int]
+) -> Tensor:
+    """``a @ b`` of batches of extents ``lead``, with the axes over which a factor is broadcast in the other's matrices.
+
+    ``to_columns``: axes over which ``a`` is broadcast; ``to_rows``: those of ``b``. The gradient of a broadcast factor
+    is then a sum within one product, which accumulates in f32, not a sum of products rounded to 16 bits.
+    """
+    m, n = len(lead), len(lead) + 1
+    kept = [d for d in range(m) if d not in to_rows and d not in to_columns]
+    order = [*kept, *to_rows, m, *to_columns, n]
+    batch = [lead[d] for d in kept]
+    whole = ([lead[d] if d in kept else t.size(d) for d in range(m)] for t in (a, b))
+    first, second = (t.expand((*s, *t.shape[-2:])).permute(order) for s, t in zip(whole, (a, b), strict=True))
+    rows = math.prod(lead[d] for d in to_rows) * a.size(-2)
+    columns = math.prod(lead[d] for d in to_columns) * b.size(-1)
+    first, second = first.reshape((*batch, rows, a.size(-1))), second.reshape((*batch, b.size(-2), columns))
+    if kept:
+        count = math.prod(batch)
+        result = _bmm(first.reshape((count, *first.shape[-2:])), second.reshape((count, *second.shape[-2:])), 1)
+    else:
+        result = _mm(first, second, 1)
+    shape = (*batch, *(lead[d] for d in to_rows), a.size(-2), *(lead[d] for d in to_columns), b.size(-1))
+    back = sorted(range(n + 1), key=order.__getitem__)
+    return result.reshape(shape).permute(back).contiguous()

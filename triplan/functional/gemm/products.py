@@ -1,0 +1,398 @@
+"""Products of matrices and of batches of matrices: mm, bmm, addmm, baddbmm and addbmm, as torch has them.
+
+The gradients of a product are products with one transposed factor. A transposed factor is one of other strides, which
+plans take as they are, so nothing is copied. ``gemm_backward`` computes several gradients of one product in one plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from triplan.errors import Unsupported
+from triplan.facade import BatchedGemmPlan, GemmBackwardPlan, GemmPlan
+from triplan.functional._autocast import narrowed
+from triplan.functional._ops import Op, Recorded, _transformed
+from triplan.functional._plans import Ran, run
+from triplan.functional._shapes import check_same_device, require
+
+__all__ = ["addbmm", "addmm", "baddbmm", "bmm", "mm"]
+
+Tensor = torch.Tensor
+Gradients = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: Multiplied exactly into i32, of which the result keeps the low byte, as torch does. Signs do not change that byte.
+_BYTES = (torch.int8, torch.uint8)
+_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def _tf32_allowed(t: Tensor) -> bool:
+    """Whether torch's settings let f32 products on CUDA multiply in tf32."""
+    if t.dtype != torch.float32 or not t.is_cuda:
+        return False
+    if _precision is not None:  # once this setting is set, torch refuses to read the legacy flag
+        return bool(_precision("cuda", "matmul") == "tf32")
+    return bool(torch._C._get_cublas_allow_tf32())
+
+
+def _check_factors(op: str, first: Tensor, second: Tensor, *others: Tensor) -> None:
+    check_same_device(op, first, second, *others)
+    for t in (second, *others):
+        if t.dtype != first.dtype:
+            raise RuntimeError(
+                f"{op}(): expected m1 and m2 to have the same dtype, but got: {first.dtype} != {t.dtype}"
+            )
+    if first.dtype not in (*_DTYPES, *_BYTES):
+        raise Unsupported(
+            f"{op}(): {first.dtype} factors are not supported, only f16, bf16, f32, f64 and, exactly, i8 and u8 "
+            "(torch multiplies wider integers on the CPU only)"
+        )
+
+
+def _run_product(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    *,
+    alpha: float = 1,
+    beta: float = 1,
+    c0: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Ran | None:
+    """Run a plan: c = alpha * a @ b + beta * c0 + bias, for matrices or batches of matrices.
+
+    None if the call depends on more than its tensors, so that it must not be repeated from them alone.
+    """
+    if c.dtype in _BYTES:
+        whole = torch.empty(c.shape, dtype=torch.int32, device=c.device)
+        c0, bias = (None if t is None else t.int() for t in (c0, bias))
+        signed = (t.view(torch.int8) for t in (a, b))
+        _run_product(*signed, whole, alpha=alpha, beta=beta, c0=c0, bias=bias)
+        c.copy_(whole)
+        return None
+    operands = {"a": a, "b": b, "c": c}
+    options: dict[str, Any] = {}
+    scalars: dict[str, Any] = {} if alpha == 1 else {"alpha": alpha}
+    if c0 is not None:
+        operands["c0"] = c0
+        scalars |= {} if beta == 1 else {"beta": beta}
+    if bias is not None:
+        operands["bias"] = bias
+        options["epilogue"] = "bias"
+    if tf32 := _tf32_allowed(a):
+        options["math"] = "tf32"
+    ran = run(GemmPlan if a.dim() == 2 else BatchedGemmPlan, operands, scalars=scalars, **options)
+    # A repeated call would not notice other scalars, nor a change of torch's precision setting.
+    return None if scalars or tf32 or a.dtype == torch.float32 else ran
+
+
+# --- mm ---
+
+
+def _mm_shape(input: Tensor, mat2: Tensor, alpha: float = 1) -> Sequence[int]:
+    for name, t in (("self", input), ("mat2", mat2)):
+        if t.dim() != 2:
+            raise RuntimeError(f"mm(): {name} must be a matrix, got {t.dim()}-D tensor")
+    _check_factors("mm", input, mat2)
+    require(
+        input.size(1) == mat2.size(0),
+        lambda: (
+            f"mm(): mat1 and mat2 shapes cannot be multiplied ({input.size(0)}x{input.size(1)} and "
+            f"{mat2.size(0)}x{mat2.size(1)})"
+        ),
+    )
+    return (input.size(0), mat2.size(1))
+
+
+def _mm_fill(out: Tensor, input: Tensor, mat2: Tensor, alpha: float = 1) -> Ran | None:
+    return _run_product(input, mat2, out, alpha=alpha)
+
+
+def _mm_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    input, mat2, ctx.alpha = inputs
+    ctx.save_for_backward(input, mat2)
+
+
+def _mm_grad(ctx: Any, grad: Tensor) -> Any:
+    input, mat2 = ctx.saved_tensors
+    to_input, to_mat2 = ctx.needs_input_grad[:2]
+    return (*_gradients(grad, input, mat2, to_input, to_mat2, alpha=ctx.alpha)[:2], None)
+
+
+_mm = Op(
+    "mm",
+    "Tensor input, Tensor mat2, Scalar alpha=1",
+    shape=_mm_shape,
+    fill=_mm_fill,
+    setup=_mm_setup,
+    backward=_mm_grad,
+)
+
+
+def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``input @ mat2`` (torch.mm) of (m, k) and (k, n): f16, bf16, f32 or f64, one dtype for both, of any strides.
+
+    i8 and u8 too: they accumulate exactly, and the result wraps around, as in torch; wider integers are refused. f16
+    and bf16 accumulate in f32. f32 multiplies in f32, or in tf32 where torch's settings allow it. Differentiable in
+    both. Under autocast the product has the autocast dtype, except for f64 and with ``out=``, as in torch. Raises
+    ``RuntimeError`` for ranks, shapes, dtypes and devices that do not fit.
+    """
+    if out is not None:
+        return _mm.into(out, input, mat2, 1)
+    return _mm(*narrowed(input, mat2), 1)
+
+
+# --- gemm_backward ---
+
+
+def _empty_gradients(
+    dc: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for da, db and dbias. da and db have the strides of dense factors; what is not wanted is empty."""
+    return (
+        torch.empty_like(a) if to_a else a.new_empty(0),
+        torch.empty_like(b) if to_b else b.new_empty(0),
+        dc.new_empty(dc.shape[1] if to_bias else 0),
+    )
+
+
+def _run_backward(
+    dc: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(da, db, dbias) of ``alpha * a @ b + bias``: dc (m, n), a (m, k) and b (k, n) of one dtype."""
+    da, db, dbias = found = _empty_gradients(dc, a, b, to_a, to_b, to_bias, alpha)
+    operands: dict[str, Any] = {"dc": dc}
+    operands |= {"a": a} if to_b else {}
+    operands |= {"b": b, "da": da} if to_a else {}
+    operands |= {"db": db} if to_b else {}
+    operands |= {"dbias": dbias} if to_bias else {}
+    options: dict[str, Any] = {"math": "tf32"} if _tf32_allowed(dc) else {}
+    scalars = {"alpha": alpha} if alpha != 1 and (to_a or to_b) else {}
+    run(GemmBackwardPlan, operands, scalars=scalars, **options)
+    return found
+
+
+def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    dc, a, b, *ctx.wanted, ctx.alpha = inputs
+    ctx.save_for_backward(dc, a, b)
+    ctx.set_materialize_grads(False)
+
+
+def _backward_grad(ctx: Any, of_da: Tensor | None, of_db: Tensor | None, of_dbias: Tensor | None) -> Any:
+    """da = alpha * dc @ b.T and db = alpha * a.T @ dc are linear in each of their factors.
+
+    An incoming gradient that is None contributes nothing: zeros in its place would turn infinite factors into NaN.
+    """
+    dc, a, b = ctx.saved_tensors
+    of_da, of_db, of_dbias = (g if on else None for g, on in zip((of_da, of_db, of_dbias), ctx.wanted, strict=True))
+    to_dc, to_a, to_b = ctx.needs_input_grad[:3]
+    terms: list[Tensor] = []
+    if to_dc and of_da is not None:
+        terms.append(_mm(of_da, b, ctx.alpha))
+    if to_dc and of_db is not None:
+        terms.append(_mm(a, of_db, ctx.alpha))
+    if to_dc and of_dbias is not None:
+        terms.append(of_dbias.expand_as(dc))
+    return (
+        sum(terms[1:], terms[0]) if terms else None,
+        _mm(dc, of_db.t(), ctx.alpha) if to_a and of_db is not None else None,
+        _mm(of_da.t(), dc, ctx.alpha) if to_b and of_da is not None else None,
+        *(None,) * 4,
+    )
+
+
+_gemm_backward = Recorded(
+    "gemm_backward",
+    "(Tensor dc, Tensor a, Tensor b, bool to_a, bool to_b, bool to_bias, Scalar alpha) -> (Tensor, Tensor, Tensor)",
+    _run_backward,
+    _empty_gradients,
+    setup=_backward_setup,
+    backward=_backward_grad,
+)
+
+
+def _gradients(
+    grad: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool = False, *, alpha: float = 1
+) -> Gradients:
+    """The wanted gradients of ``alpha * a @ b + bias``, each differentiable again."""
+    if to_a + to_b + to_bias > 1 and not _transformed():
+        da, db, dbias = _gemm_backward(grad, a, b, to_a, to_b, to_bias, alpha)
+        return da if to_a else None, db if to_b else None, dbias if to_bias else None
+    return (
+        _mm(grad, b.t(), alpha) if to_a else None,
+        _mm(a.t(), grad, alpha) if to_b else None,
+        grad.sum(0) if to_bias else None,
+    )
+
+
+# --- bmm ---
+
+
+def _bmm_shape(input: Tensor, mat2: Tensor, alpha: float = 1) -> Sequence[int]:
+    for name, t in (("batch1", input), ("batch2", mat2)):
+        if t.dim() != 3:
+            raise RuntimeError(f"bmm(): {name} must be a 3D tensor, got {t.dim()}-D tensor")
+    _check_factors("bmm", input, mat2)
+    require(
+        input.size(0) == mat2.size(0) and input.size(2) == mat2.size(1),
+        lambda: (
+            f"bmm(): Expected size for first two dimensions of batch2 tensor to be: [{input.size(0)}, {input.size(2)}] "
+            f"but got: [{mat2.size(0)}, {mat2.size(1)}]."
+        ),
+    )
+    return (input.size(0), input.size(1), mat2.size(2))
+
+
+def _bmm_grad(ctx: Any, grad: Tensor) -> Any:
+    input, mat2 = ctx.saved_tensors
+    to_input, to_mat2 = ctx.needs_input_grad[:2]
+    return (
+        _bmm(grad, mat2.transpose(1, 2), ctx.alpha) if to_input else None,
+        _bmm(input.transpose(1, 2), grad, ctx.alpha) if to_mat2 else None,
+        None,
+    )
+
+
+_bmm = Op(
+    "bmm",
+    "Tensor input, Tensor mat2, Scalar alpha=1",
+    shape=_bmm_shape,
+    fill=_mm_fill,
+    setup=_mm_setup,
+    backward=_bmm_grad,
+)
+
+
+def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``input[i] @ mat2[i]`` for each i (torch.bmm) of (b, m, k) and (b, k, n). All else is as in ``mm``.
+
+    A factor that ``expand`` repeats over the batch is not copied.
+    """
+    if out is not None:
+        return _bmm.into(out, input, mat2, 1)
+    return _bmm(*narrowed(input, mat2), 1)
+
+
+# --- addmm and baddbmm ---
+
+
+def _add_product(name: str, rank: int, factors: tuple[str, str]) -> Op:
+    """``beta * input + alpha * first @ second``, of ``factors`` of ``rank`` axes."""
+
+    def shape(input: Tensor, first: Tensor, second: Tensor, beta: float = 1, alpha: float = 1) -> Sequence[int]:
+        for which, t in zip(factors, (first, second), strict=True):
+            if t.dim() != rank:
+                raise RuntimeError(f"{name}(): {which} must have {rank} axes, got {t.dim()}-D tensor")
+        _check_factors(name, first, second, input)
+        for what, value in (("alpha", alpha), ("beta", beta)):
+            if isinstance(value, float) and not first.is_floating_point():
+                raise RuntimeError(
+                    f"{name}(): For integral input tensors, argument {what} must not be a floating point number."
+                )
+        require(
+            first.size(-1) == second.size(-2) and (rank == 2 or first.size(0) == second.size(0)),
+            lambda: (
+                f"{name}(): {factors[0]} and {factors[1]} shapes cannot be multiplied ({list(first.shape)} and "
+                f"{list(second.shape)})"
+            ),
+        )
+        whole = (*first.shape[:-1], second.size(-1))
+        refused = f"{name}(): input of shape {list(input.shape)} cannot be expanded to {list(whole)}"
+        if input.dim() > rank:
+            raise RuntimeError(refused)
+        for n, m in zip(reversed(input.shape), reversed(whole), strict=False):
+            require(n == m or n == 1, lambda: refused)
+        return whole
+
+    def fill(
+        out: Tensor, input: Tensor, first: Tensor, second: Tensor, beta: float = 1, alpha: float = 1
+    ) -> Ran | None:
+        if alpha == 0:  # the factors are not read: NaN in them must not reach the result
+            first, second = first[..., :0], second[..., :0, :]
+        if beta == 0:
+            return _run_product(first, second, out, alpha=alpha)
+        if beta == 1 and _is_row(input.shape, out.size(-1)):
+            return _run_product(first, second, out, alpha=alpha, bias=input.reshape(-1))
+        return _run_product(first, second, out, alpha=alpha, beta=beta, c0=input.expand(out.shape))
+
+    def setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+        input, first, second, ctx.beta, ctx.alpha = inputs
+        ctx.save_for_backward(first, second)
+        ctx.shape = input.shape
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        first, second = ctx.saved_tensors
+        to_input, to_first, to_second = ctx.needs_input_grad[:3]
+        added = None
+        if rank == 2:
+            row = to_input and _is_row(ctx.shape, grad.size(1))  # one bias for every row
+            of_1, of_2, added = _gradients(grad, first, second, to_first, to_second, row, alpha=ctx.alpha)
+        else:
+            of_1 = _bmm(grad, second.transpose(1, 2), ctx.alpha) if to_first else None
+            of_2 = _bmm(first.transpose(1, 2), grad, ctx.alpha) if to_second else None
+        if to_input:
+            added = grad.sum_to_size(ctx.shape) if added is None else added.reshape(ctx.shape)
+            added = added if ctx.beta == 1 else added * ctx.beta
+        return added, of_1, of_2, None, None
+
+    parameters = f"Tensor input, Tensor {factors[0]}, Tensor {factors[1]}, Scalar beta=1, Scalar alpha=1"
+    return Op(name, parameters, shape=shape, fill=fill, setup=setup, backward=backward)
+
+
+def _is_row(shape: Sequence[int], columns: int) -> bool:
+    """Whether a tensor of ``shape`` is one row of ``columns`` elements, which is added to every row."""
+    return bool(shape) and shape[-1] == columns and all(n == 1 for n in shape[:-1])
+
+
+_addmm = _add_product("addmm", 2, ("mat1", "mat2"))
+_baddbmm = _add_product("baddbmm", 3, ("batch1", "batch2"))
+
+
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
+) -> Tensor:
+    """``beta * input + alpha * mat1 @ mat2`` (torch.addmm), rounded once.
+
+    ``mat1`` (m, k) and ``mat2`` (k, n) are as for ``mm``; ``input`` has their dtype and broadcasts to (m, n). With beta
+    = 0, ``input`` is not read; with alpha = 0, the factors are not. Differentiable in all three. Raises
+    ``RuntimeError`` for shapes, dtypes and devices that do not fit.
+    """
+    if out is not None:
+        return _addmm.into(out, input, mat1, mat2, beta, alpha)
+    return _addmm(*narrowed(input, mat1, mat2), beta, alpha)
+
+
+def baddbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
+) -> Tensor:
+    """``beta * input[i] + alpha * batch1[i] @ batch2[i]`` for each i (torch.baddbmm), rounded once.
+
+    ``batch1`` (b, m, k) and ``batch2`` (b, k, n) are as for ``bmm``; ``input`` broadcasts to (b, m, n). All else is as
+    in ``addmm``.
+    """
+    beta, alpha = _truncated(input, beta, alpha)
+    if out is not None:
+        return _baddbmm.into(out, input, batch1, batch2, beta, alpha)
+    return _baddbmm(*narrowed(input, batch1, batch2), beta, alpha)
+
+
+def _truncated(input: Tensor, *factors: float) -> tuple[float, ...]:
+    """``factors`` as torch takes them in products of batches: of integers, their integral parts."""
+    return factors if input.is_floating_point() else tuple(map(int, factors))
+
+
+def addbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
+) -> Tensor:
+    """``beta * input + alpha * sum(batch1[i] @ batch2[i])`` (torch.addbmm): one product, accumulated over batch and k.
+
+    ``batch1`` (b, m, k) and ``batch2`` (b, k, n) are as for ``bmm``; ``batch1`` is copied unless b or m is 1. All else
+    is as in ``addmm``.
+    """
+    _bmm_shape(batch1, batch2)
+    b, m, k = batch1.shape
+    beta, alpha = _truncated(input, beta, alpha)
+    rows, columns = batch1.transpose(0, 1).reshape(m, b * k), batch2.reshape(b * k, batch2.size(2))
+    return addmm(input, rows, columns, beta=beta, alpha=alpha, out=out)

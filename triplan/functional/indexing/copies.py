@@ -1,0 +1,141 @@
+"""Copies that are composed of gather and scatter: index_copy, index_fill, take_along_dim and masked_scatter."""
+
+from __future__ import annotations
+
+import torch
+
+from triplan.functional._shapes import at_least_1d, axis, broadcast, check_same_device, require
+from triplan.functional.indexing.gather import gather
+from triplan.functional.indexing.reduce import scatter
+from triplan.functional.indexing.select import check_vector
+
+__all__ = ["index_copy", "index_copy_", "index_fill", "index_fill_"]
+__all__ += ["masked_scatter", "masked_scatter_", "take_along_dim"]
+
+Tensor = torch.Tensor
+
+
+def _spread(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """A vector ``index`` as the index of every slice of ``input`` along ``dim``; it stores each position once."""
+    if input.dim() == 0:
+        return index.reshape(())
+    shape = [1] * input.dim()
+    shape[dim] = index.numel()
+    whole = list(input.shape)
+    whole[dim] = index.numel()
+    return index.reshape(shape).expand(whole)
+
+
+def index_copy(
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    *,
+    out: Tensor | None = None,
+    check_indices: bool = False,
+) -> Tensor:
+    """``input`` with ``out[..., index[j], ...] = source[..., j, ...]`` along ``dim`` (torch.index_copy).
+
+    ``index``: i32 or i64, a vector as long as ``source`` is along ``dim``; off that axis ``source`` has the shape of
+    ``input``. Differentiable in ``input`` and ``source``. Repeated and bad indices are as in ``scatter``.
+    """
+    check_vector("index_copy", index)
+    dim = axis(dim, input.dim())
+    expected = list(input.shape)
+    expected[dim : dim + 1] = [index.numel()] if expected else []
+    if source.dim() == 0 and input.dim() == 1:
+        source = at_least_1d(source)
+    require(
+        list(source.shape) == expected and (input.dim() > 0 or index.numel() == 1),
+        lambda: f"index_copy(): source is {list(source.shape)}; {expected} is expected for {index.numel()} indices",
+    )
+    return scatter(input, dim, _spread(input, dim, index), source, out=out, check_indices=check_indices)
+
+
+def index_copy_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, check_indices: bool = False) -> Tensor:
+    """``index_copy`` into ``input`` itself, which is returned."""
+    return input.copy_(index_copy(input, dim, index, source, check_indices=check_indices))
+
+
+def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | float, *, check_indices: bool = False) -> Tensor:
+    """``input`` with ``out[..., index[j], ...] = value`` along ``dim`` (torch.index_fill).
+
+    ``index``: i32 or i64, a vector or 0-d; negative ones count from the end. ``value``: a number or a 0-d tensor.
+    Differentiable in ``input`` and ``value``. Bad indices are as in ``scatter``.
+    """
+    check_vector("index_fill", index)
+    if isinstance(value, Tensor) and value.dim():
+        raise RuntimeError(
+            f"index_fill(): only supports a 0-dimensional value tensor, but got {value.dim()} dimensions"
+        )
+    dim = axis(dim, input.dim())
+    extent = input.size(dim) if input.dim() else 1
+    at = torch.where(index < 0, index + extent, index).reshape(-1)
+    filled = scatter(input.new_zeros(extent, dtype=torch.bool), 0, at, True, check_indices=check_indices)
+    number = value.to(input) if isinstance(value, Tensor) else input.new_full((), value)
+    # Not a scatter: where an index repeats, the gradient of ``value`` counts it once.
+    return torch.where(filled.reshape([-1 if a == dim else 1 for a in range(input.dim())]), number, input)
+
+
+def index_fill_(
+    input: Tensor, dim: int, index: Tensor, value: Tensor | float, *, check_indices: bool = False
+) -> Tensor:
+    """``index_fill`` into ``input`` itself, which is returned."""
+    return input.copy_(index_fill(input, dim, index, value, check_indices=check_indices))
+
+
+def take_along_dim(
+    input: Tensor,
+    indices: Tensor,
+    dim: int | None = None,
+    *,
+    out: Tensor | None = None,
+    check_indices: bool = False,
+) -> Tensor:
+    """``gather`` along ``dim`` of two tensors that are broadcast off it; without ``dim``, of both flattened
+    (torch.take_along_dim).
+
+    ``indices``: i32 or i64, of the rank of ``input``; with ``dim``, negative ones count from the end. Differentiable in
+    ``input``. Raises as ``gather`` does.
+    """
+    if dim is None:
+        return gather(input.reshape(-1), 0, indices.reshape(-1), out=out, check_indices=check_indices)
+    require(
+        input.dim() == indices.dim(),
+        lambda: (
+            "take_along_dim(): input and indices should have the same number of dimensions, but got "
+            f"{input.dim()} dimensions for input, and {indices.dim()} dimensions for indices"
+        ),
+    )
+    dim = axis(dim, input.dim())
+    indices = torch.where(indices < 0, indices + input.size(dim), indices)
+    before = broadcast(input.shape[:dim], indices.shape[:dim])
+    behind = broadcast(input.shape[dim + 1 :], indices.shape[dim + 1 :])
+    table, at = (t.expand((*before, *t.shape[dim : dim + 1], *behind)) for t in (input, indices))
+    return gather(table, dim, at, out=out, check_indices=check_indices)
+
+
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """``input`` with the elements of ``source``, in order, where ``mask`` is true (torch.masked_scatter).
+
+    ``mask``: bool; it and ``input`` are broadcast together. ``source``: of the dtype of ``input``. Differentiable in
+    ``input`` and ``source``. Never synchronises: if ``source`` has too few elements, the call raises ``IndexError`` on
+    the CPU, and writes 0 on CUDA.
+    """
+    check_same_device("masked_scatter", input, mask, source)
+    if mask.dtype != torch.bool or source.dtype != input.dtype:
+        raise RuntimeError(
+            f"masked_scatter(): expected a bool mask and a source of {input.dtype}, got {mask.dtype} and {source.dtype}"
+        )
+    whole = broadcast(input.shape, mask.shape)
+    table, chosen = input.expand(whole), mask.expand(whole).reshape(-1)
+    # Elements that are not chosen read any; one zero more, in front, lets them do so from an empty source.
+    padded = torch.cat([source.new_zeros(1), source.reshape(-1)])
+    at = torch.where(chosen, chosen.cumsum(0), 0)
+    return torch.where(mask, gather(padded, 0, at).reshape(whole), table)
+
+
+def masked_scatter_(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """``masked_scatter`` into ``input`` itself, which is returned; ``mask`` is broadcast to its shape."""
+    return input.copy_(masked_scatter(input, mask.expand(input.shape), source))

@@ -1,0 +1,265 @@
+"""embedding and embedding_bag, with torch's semantics: rows of a table, and their sums, means or maxima by bag.
+
+The backward adds to the rows that the forward read. Indices are i32 or i64, of any shape. A bag is a segment of
+``index_add``, or of ``scatter_reduce``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import Function
+
+from triplan.descriptors.fields import MAX_RANK
+from triplan.errors import Unsupported
+from triplan.facade import EmbeddingBackwardPlan, EmbeddingPlan
+from triplan.functional._ops import Op
+from triplan.functional._plans import Ran, run
+from triplan.functional._shapes import check_index_dtype, check_same_device
+from triplan.functional.indexing.copies import index_copy_
+from triplan.functional.indexing.gather import scatter_add
+from triplan.functional.indexing.reduce import scatter_reduce
+from triplan.functional.indexing.select import index_add, index_select
+from triplan.sku import ElementKind
+
+__all__ = ["embedding", "embedding_bag"]
+
+Tensor = torch.Tensor
+
+
+def _embedding_shape(
+    weight: Tensor, indices: Tensor, padding_idx: int | None = None, check_indices: bool = False
+) -> Sequence[int]:
+    if weight.dim() != 2:
+        raise RuntimeError("embedding(): 'weight' must be 2-D")
+    check_index_dtype("embedding", indices)
+    check_same_device("embedding", weight, indices)
+    return (*indices.shape, weight.size(1))
+
+
+def _as_rows(indices: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """``indices`` and the ``rows`` that belong to them, flattened if descriptors do not take their rank."""
+    if 1 <= indices.dim() < MAX_RANK:
+        return indices, rows
+    return indices.reshape(-1), rows.reshape(indices.numel(), rows.size(-1))
+
+
+def _embedding_fill(
+    out: Tensor, weight: Tensor, indices: Tensor, padding_idx: int | None = None, check_indices: bool = False
+) -> Ran:
+    index, rows = _as_rows(indices, out)
+    return run(EmbeddingPlan, {"weight": weight, "index": index, "out": rows}, check_indices=check_indices)
+
+
+def _embedding_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    weight, indices, ctx.padding_idx, _ = inputs
+    ctx.save_for_backward(indices)
+    ctx.num_embeddings = weight.size(0)
+
+
+def _embedding_grad(ctx: Any, grad: Tensor) -> Any:
+    (indices,) = ctx.saved_tensors
+    return _embedding_backward(grad, indices, ctx.num_embeddings, ctx.padding_idx), None, None, None
+
+
+_embedding = Op(
+    "embedding",
+    "Tensor weight, Tensor indices, SymInt? padding_idx=None, bool check_indices=False",
+    shape=_embedding_shape,
+    fill=_embedding_fill,
+    setup=_embedding_setup,
+    backward=_embedding_grad,
+)
+
+
+def _embedding_backward_shape(
+    grad: Tensor,
+    indices: Tensor,
+    num_embeddings: int,
+    padding_idx: int | None = None,
+) -> Sequence[int]:
+    check_index_dtype("embedding_backward", indices)
+    check_same_device("embedding_backward", grad, indices)
+    if grad.shape[:-1] != indices.shape:
+        raise RuntimeError(f"embedding_backward(): grad is {list(grad.shape)}, but indices {list(indices.shape)}")
+    return (num_embeddings, grad.size(-1))
+
+
+def _embedding_backward_fill(
+    out: Tensor,
+    grad: Tensor,
+    indices: Tensor,
+    num_embeddings: int,
+    padding_idx: int | None = None,
+) -> None:
+    index, rows = _as_rows(indices, grad)
+    operands = {"dout": rows, "index": index, "dweight": out}
+    run(EmbeddingBackwardPlan, operands, padding_idx=padding_idx, accumulate=False)
+
+
+def _embedding_backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    _, indices, _, ctx.padding_idx = inputs
+    ctx.save_for_backward(indices)
+
+
+def _embedding_backward_grad(ctx: Any, grad: Tensor) -> Any:
+    (indices,) = ctx.saved_tensors
+    read = _embedding(grad, indices, None, False)
+    if ctx.padding_idx is not None:
+        read = read.masked_fill((indices == ctx.padding_idx).unsqueeze(-1), 0)
+    return read, None, None, None
+
+
+_embedding_backward = Op(
+    "embedding_backward",
+    "Tensor grad, Tensor indices, SymInt num_embeddings, SymInt? padding_idx=None",
+    shape=_embedding_backward_shape,
+    fill=_embedding_backward_fill,
+    setup=_embedding_backward_setup,
+    backward=_embedding_backward_grad,
+)
+
+
+class _Scaled(Function):
+    """``rows`` themselves; their gradient is multiplied by ``scale``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(rows: Tensor, scale: Tensor) -> Tensor:
+        return rows.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (scale,) = ctx.saved_tensors
+        return (grad * scale).to(grad.dtype), None
+
+
+def _renormalise(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> None:
+    """Scale the rows of ``weight`` that ``indices`` name, in place, to a norm of at most ``max_norm``."""
+    with torch.no_grad():
+        at = indices.reshape(-1)
+        rows = index_select(weight.detach(), 0, at)
+        norms = torch.linalg.vector_norm(rows, norm_type, dim=1, keepdim=True)
+        # 1e-7 as in torch. Where an index repeats, all writes are equal.
+        index_copy_(weight.detach(), 0, at, torch.where(norms > max_norm, rows * (max_norm / (norms + 1e-7)), rows))
+
+
+def _row(name: str, padding_idx: int | None, rows: int) -> int | None:
+    if padding_idx is None:
+        return None
+    if not -rows <= padding_idx < rows:
+        raise RuntimeError(f"{name}(): padding_idx = {padding_idx} must be within num_embeddings = {rows}")
+    return padding_idx + (rows if padding_idx < 0 else 0)
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    *,
+    check_indices: bool = False,
+) -> Tensor:
+    """``out[..., :] = weight[input[...], :]`` (torch.nn.functional.embedding).
+
+    ``input``: indices, i32 or i64, of any shape. ``weight``: (rows, width). ``padding_idx``: a row that receives no
+    gradient; a negative one counts from the end. ``max_norm``: rows that are read are first scaled, in ``weight``
+    itself, to a ``norm_type`` norm of at most this. ``scale_grad_by_freq``: gradients are divided by how often their
+    index occurs. Returns a tensor of the shape of ``input`` followed by the width. Differentiable in ``weight``.
+
+    Raises ``IndexError`` on the CPU for an index outside the rows; on CUDA such a row is 0, unless ``check_indices`` is
+    set: then the call synchronises and raises. Raises ``RuntimeError`` for dtypes, shapes and devices that do not fit,
+    and for a ``padding_idx`` outside the rows; ``Unsupported`` for ``sparse``.
+    """
+    if sparse:
+        raise Unsupported("embedding(): sparse gradients are not supported; the gradient of weight is dense")
+    padding_idx = _row("embedding", padding_idx, weight.size(0))
+    if max_norm is not None:
+        _embedding_shape(weight, input)
+        _renormalise(weight, input, max_norm, norm_type)
+    rows = _embedding(weight, input, padding_idx, check_indices)
+    if not scale_grad_by_freq:
+        return rows
+    at = input.reshape(-1).long()
+    counts = scatter_add(at.new_zeros(weight.size(0)), 0, at, torch.ones_like(at))
+    scaled: Any = _Scaled.apply
+    result: Tensor = scaled(rows, (1 / counts[input.long()]).unsqueeze(-1))
+    return result
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+    *,
+    check_indices: bool = False,
+) -> Tensor:
+    """The ``"sum"``, ``"mean"`` or ``"max"`` (``mode``) of the rows of each bag (torch.nn.functional.embedding_bag).
+
+    ``input``: indices, (bags, length), or a vector with ``offsets``, where each bag begins; with
+    ``include_last_offset`` its last is the end. ``per_sample_weights``: factors of the rows, of the shape of ``input``,
+    with ``"sum"`` only. Rows of ``padding_idx`` belong to no bag; an empty bag is 0. The other arguments and errors
+    are those of ``embedding``. Differentiable in ``weight`` and ``per_sample_weights``. Where rows of a bag share a
+    maximum, its gradient is divided among them (torch gives it to the first).
+    """
+    if mode not in ("sum", "mean", "max"):
+        raise ValueError(f"embedding_bag(): mode has to be one of sum, mean or max, but got {mode}")
+    if per_sample_weights is not None and mode != "sum":
+        raise NotImplementedError(f"embedding_bag(): per_sample_weights is only supported for mode='sum', not {mode!r}")
+    if per_sample_weights is not None and per_sample_weights.shape != input.shape:
+        raise ValueError(
+            f"embedding_bag(): per_sample_weights is {list(per_sample_weights.shape)}, but input {list(input.shape)}"
+        )
+    bags, of = _bags(input, offsets, include_last_offset)
+    at = input.reshape(-1)
+    rows = embedding(
+        at, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, check_indices=check_indices
+    )
+    padding_idx = _row("embedding_bag", padding_idx, weight.size(0))
+    if padding_idx is not None:  # what is left out goes to one bag more
+        of = torch.where(at != padding_idx, of, bags)
+    if mode == "max":
+        index = of.unsqueeze(1).expand(rows.shape)
+        table = rows.new_zeros(bags + 1, weight.size(1))
+        return scatter_reduce(table, 0, index, rows, "amax", include_self=False)[:bags]
+    if mode == "mean" or per_sample_weights is not None:  # rounded once
+        rows = rows.to(ElementKind.of(weight.dtype).compute.torch)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.reshape(-1, 1)
+    result = index_add(rows.new_zeros(bags + 1, weight.size(1)), 0, of, rows)[:bags]
+    if mode == "mean":
+        counts = scatter_add(of.new_zeros(bags + 1), 0, of, torch.ones_like(of))[:bags]
+        result = result / counts.clamp(min=1).unsqueeze(1)
+    return result.to(weight.dtype)
+
+
+def _bags(input: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[int, Tensor]:
+    """How many bags there are, and the bag of each index."""
+    if input.dim() == 2:
+        if offsets is not None:
+            raise ValueError("embedding_bag(): if input is 2D, then offsets has to be None")
+        of = torch.arange(input.size(0), device=input.device).repeat_interleave(input.size(1))
+        return input.size(0), of
+    if input.dim() != 1 or offsets is None or offsets.dim() != 1:
+        raise ValueError("embedding_bag(): expected a 2D input, or a 1D input with a 1D tensor of offsets")
+    starts = offsets[:-1] if include_last_offset else offsets
+    positions = torch.arange(input.numel(), device=input.device, dtype=offsets.dtype)
+    return starts.numel(), (torch.searchsorted(starts.contiguous(), positions, right=True) - 1)
