@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -20,15 +21,16 @@ import triplan as tp
 import triplan.functional as F  # noqa: N812
 from cases.indexing import FIELDS
 from triplan.functional._ops import Op
-from triplan.functional.indexing import embedding, gather, put, reduce, select
 from triplan.testing import args_for, descriptors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SUMMED = (*FLOATS, torch.int32, torch.int64)
 IN_PLACE = ("scatter_add_", "index_add_")
-#: Those that register ops of the indexing family.
-MODULES = (embedding, gather, put, reduce, select)
+#: Those that register ops of the indexing family; as attributes of the package some are functions.
+MODULES = [
+    import_module(f"triplan.functional.indexing.{m}") for m in ("embedding", "gather", "put", "reduce", "select")
+]
 
 
 class _Seen:

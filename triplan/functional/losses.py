@@ -30,7 +30,6 @@ from triplan.functional._autocast import widened, without
 from triplan.functional._ops import Recorded, _nothing_watches, _transformed, needs_grad
 from triplan.functional._plans import run
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
-from triplan.functional.softmax import log_softmax
 from triplan.sku import ElementKind
 
 __all__ = ["cross_entropy", "nll_loss"]
@@ -125,8 +124,8 @@ def cross_entropy(
     ``"none"``, or ``"byte_mean"``: ``sum(loss * bytes[target]) / sum(bytes[target])``, with one of ``bytes`` for each
     class; the deprecated ``size_average`` and ``reduce`` override it. Computed in f32, f64 for f64.
 
-    A floating-point ``target`` of ``input``'s shape holds class probabilities, in which the loss is differentiable too:
-    ``log_softmax`` is then multiplied and summed in plain torch; a mean is over the rows, and no row is ignored.
+    A floating-point ``target`` of ``input``'s shape holds class probabilities, in which the loss is differentiable too.
+    It is computed in plain torch, without a plan; a mean is over the rows, and no row is ignored.
 
     Returns a 0-d tensor, or with ``"none"`` one of ``target``'s shape, in ``input``'s dtype. Differentiable in
     ``input``, any number of times. Infinities and NaN are as in torch, but the gradient of an ignored row is always 0.
@@ -194,7 +193,7 @@ def _with_probabilities(
     classes = input.size(at) if input.dim() else 0
     if input.dim() == 0 or target.shape != input.shape or (weight is not None and tuple(weight.shape) != (classes,)):
         raise RuntimeError("cross_entropy(): class probabilities have input's shape, and weight one element per class")
-    logs = log_softmax(input, at, _compute_dtype(input))
+    logs = torch.log_softmax(input, at, _compute_dtype(input))
     shares = target.to(logs.dtype)
     if smoothing:
         shares = shares * (1 - smoothing) + smoothing / classes

@@ -67,7 +67,7 @@ def test_last_write_stays_when_deterministic(device: str) -> None:
 
 
 #: Indices of a tensor (2, 3, 4), and the shape of what they choose.
-ROWS, COLUMNS, MASK = torch.tensor([0, 1]), torch.tensor([2, -1]), torch.tensor([[True, False, True], [False] * 3])
+ROWS, COLUMNS, MASK = torch.tensor([0, 1]), torch.tensor([2, -3]), torch.tensor([[True, False, True], [False] * 3])
 INDICES = {
     "trailing None": ((ROWS, COLUMNS, None), (2, 4)),
     "i32 and i64": ((ROWS.int(), COLUMNS), (2, 4)),

@@ -68,8 +68,7 @@ def _run_product(
     if c.dtype in _BYTES:
         whole = torch.empty(c.shape, dtype=torch.int32, device=c.device)
         c0, bias = (None if t is None else t.int() for t in (c0, bias))
-        signed = (t.view(torch.int8) for t in (a, b))
-        _run_product(*signed, whole, alpha=alpha, beta=beta, c0=c0, bias=bias)
+        _run_product(a.view(torch.int8), b.view(torch.int8), whole, alpha=alpha, beta=beta, c0=c0, bias=bias)
         c.copy_(whole)
         return None
     operands = {"a": a, "b": b, "c": c}

@@ -206,7 +206,7 @@ def index_put_(
     check_indices: bool = False,
 ) -> Tensor:
     """``index_put`` into ``input`` itself, which is returned. Raises as ``scatter_add_`` does."""
-    _, given, values, order = _leading(input, _positions(input, indices), values)
+    _, given, rows, order = _leading(input, _positions(input, indices), values)
     if order != sorted(order) or (accumulate and input.dtype in NARROW):
         return input.copy_(index_put(input, indices, values, accumulate, check_indices=check_indices))
-    return _index_put.in_place(input, given, values, accumulate, check_indices)
+    return _index_put.in_place(input, given, rows, accumulate, check_indices)
