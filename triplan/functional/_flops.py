@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from triplan.functional._shapes import broadcast
+
 Shape = Sequence[int]
 #: The positions of the factors among the arguments of each product, and the axis of the second whose extent is n.
 PRODUCTS = {"mm": (0, 1, -1), "bmm": (0, 1, -1), "addmm": (1, 2, -1), "baddbmm": (1, 2, -1), "linear": (0, 1, 0)}
@@ -23,6 +25,10 @@ def register() -> None:
     @register_flop_formula(torch.ops.triplan.gemm_backward)
     def backward(dc: Shape, a: Shape, b: Shape, to_a: bool, to_b: bool, *rest: Any, **options: Any) -> int:
         return 2 * math.prod(a) * b[-1] * (to_a + to_b)
+
+    @register_flop_formula(torch.ops.triplan.broadcast_bmm)
+    def batches(a: Shape, b: Shape, *rest: Any, **options: Any) -> int:
+        return int(2 * math.prod(broadcast(a[:-2], b[:-2])) * math.prod(a[-2:]) * b[-1])
 
 
 def _product(name: str, first: int, second: int, axis: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from cases.functional import integers
 
 import triplan.functional as F  # noqa: N812
+from triplan.functional._plans import PLANS
 
 OUT_SHAPES = {"mm": ((3, 4), (4, 5)), "bmm": ((2, 3, 4), (2, 4, 5)), "matmul": ((2, 3, 4), (4, 5))}
 
@@ -64,6 +67,33 @@ def test_the_gradient_of_a_factor_that_broadcasts_is_rounded_once(
         assert got.shape == want.shape
         error = (got.double() - want).abs().max() / want.abs().max()
         assert error <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(("a_shape", "b_shape"), BROADCAST)
+def test_the_forward_is_one_plan_with_and_without_gradients(
+    a_shape: tuple[int, ...], b_shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hence the bits are equal."""
+    found: list[str] = []
+    get = PLANS.get
+
+    def noted(desc: Any, **options: Any) -> Any:
+        found.append(desc.key)
+        return get(desc, **options)
+
+    monkeypatch.setattr(PLANS, "get", noted)
+    for requires_grad in (False, True):
+        F.matmul(*(torch.ones(shape, dtype=torch.float16, requires_grad=requires_grad) for shape in (a_shape, b_shape)))
+    assert len(found) == 2
+    assert found[0] == found[1]
+
+
+def test_the_op_of_factors_that_broadcast(device: str) -> None:
+    a, b = integers((2, 1, 2, 3), torch.float32, device, 1), integers((4, 3, 2), torch.float32, device, 2)
+    op = torch.ops.triplan.broadcast_bmm.default
+    torch.library.opcheck(op, (a.requires_grad_(), b[None].requires_grad_()))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        op(a, b[None].mT)
 
 
 def test_second_derivatives_of_a_factor_that_broadcasts(device: str) -> None:

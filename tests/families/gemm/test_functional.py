@@ -382,6 +382,7 @@ def test_halves_sum_the_bias_gradient_in_f32() -> None:
         ("addmm", [(7,), (3, 5), (5, 7)]),
         ("linear", [(2, 3, 5), (7, 5), (7,)]),
         ("matmul", [(2, 3, 5), (5, 7)]),
+        ("matmul", [(2, 1, 3, 5), (4, 5, 7)]),
     ],
 )
 def test_torch_counts_as_many_flops_as_of_its_own(name: str, shapes: list[tuple[int, ...]], out: bool) -> None:

@@ -116,8 +116,7 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
     """``input @ other`` (torch.matmul): vectors, matrices, and batches of matrices whose axes broadcast.
 
     Composed of ``mm`` and ``bmm``: a vector becomes a matrix of one row or column, and if ``other`` is no batch, all
-    rows of ``input`` form one matrix. A factor of 16-bit elements that broadcasts over an axis and requires grad is
-    multiplied with all matrices along that axis in one product, so that its gradient is a product too, rounded once.
+    rows of ``input`` form one matrix. The gradient of a factor that broadcasts is one product, too, rounded once.
     Raises as ``mm`` and ``bmm`` do.
     """
     if out is None:
@@ -136,48 +135,70 @@ def _matmul(input: Tensor, other: Tensor) -> Tensor:
         result = _mm(_as_matrix(a), b, 1).reshape((*a.shape[:-1], b.size(1)))
     else:
         lead = broadcast(a.shape[:-2], b.shape[:-2])
-        count = math.prod(lead)
         a, b = (t.reshape((1,) * (len(lead) + 2 - t.dim()) + t.shape) for t in (a, b))
-        to_columns, to_rows = (_summed_over(t, lead) for t in (a, b))
-        if to_rows or to_columns:
-            result = _matmul_folded(a, b, lead, to_rows, to_columns)
+        if a.shape[:-2] != b.shape[:-2] and (needs_grad((a, b)) or _transformed()):
+            result = _broadcast_bmm(a, b)
         else:
-            first, second = (t.expand((*lead, *t.shape[-2:])).reshape((count, *t.shape[-2:])) for t in (a, b))
-            result = _bmm(first, second, 1).reshape((*lead, a.size(-2), b.size(-1)))
+            result = _bmm(*_batches(a, b), 1).reshape((*lead, a.size(-2), b.size(-1)))
     if input.dim() == 1:
         result = result.squeeze(-2)
     return result.squeeze(-1) if other.dim() == 1 else result
 
 
-def _summed_over(t: Tensor, lead: Sequence[int]) -> list[int]:
-    """The batch axes, of extents ``lead``, over which ``t``, of 16-bit elements, is broadcast and has a gradient."""
-    if t.element_size() > 2 or not (needs_grad((t,)) or _transformed()):
-        return []
-    return [d for d, n in enumerate(lead) if t.size(d) == 1 and n != 1]
+def _batches(input: Tensor, mat2: Tensor) -> list[Tensor]:
+    """Both factors with one batch axis, over which they are broadcast. Copied only where strides cannot say that."""
+    lead = broadcast(input.shape[:-2], mat2.shape[:-2])
+    return [t.expand((*lead, *t.shape[-2:])).reshape((math.prod(lead), *t.shape[-2:])) for t in (input, mat2)]
 
 
-def _matmul_folded(
-    a: Tensor, b: Tensor, lead: Sequence[int], to_rows: Sequence[int], to_columns: Sequence[int]
-) -> Tensor:
-    """``a @ b`` of batches of extents ``lead``, with the axes over which a factor is broadcast in the other's matrices.
+def _broadcast_shape(input: Tensor, mat2: Tensor) -> Sequence[int]:
+    _check_factors("bmm", input, mat2)
+    lead = broadcast(input.shape[:-2], mat2.shape[:-2])
+    require(
+        input.size(-1) == mat2.size(-2),
+        lambda: f"matmul(): {list(input.shape)} and {list(mat2.shape)} cannot be multiplied",
+    )
+    return (*lead, input.size(-2), mat2.size(-1))
 
-    ``to_columns``: axes over which ``a`` is broadcast; ``to_rows``: those of ``b``. The gradient of a broadcast factor
-    is then a sum within one product, which accumulates in f32, not a sum of products rounded to 16 bits.
+
+def _broadcast_fill(out: Tensor, input: Tensor, mat2: Tensor) -> None:
+    first, second = _batches(input, mat2)
+    _run_product(first, second, out.view((first.size(0), *out.shape[-2:])))
+
+
+def _broadcast_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _broadcast_grad(ctx: Any, grad: Tensor) -> Any:
+    input, mat2 = ctx.saved_tensors
+    to_input, to_mat2 = ctx.needs_input_grad
+    return (
+        _summed_product(grad, mat2.mT, input.shape) if to_input else None,
+        _summed_product(input.mT, grad, mat2.shape) if to_mat2 else None,
+    )
+
+
+def _summed_product(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
+    """``a @ b``, summed over the batch axes that ``shape`` does not have, within one product.
+
+    A product accumulates in f32; a sum of products would round each of them to 16 bits.
     """
-    m, n = len(lead), len(lead) + 1
-    kept = [d for d in range(m) if d not in to_rows and d not in to_columns]
-    order = [*kept, *to_rows, m, *to_columns, n]
-    batch = [lead[d] for d in kept]
-    whole = ([lead[d] if d in kept else t.size(d) for d in range(m)] for t in (a, b))
-    first, second = (t.expand((*s, *t.shape[-2:])).permute(order) for s, t in zip(whole, (a, b), strict=True))
-    rows = math.prod(lead[d] for d in to_rows) * a.size(-2)
-    columns = math.prod(lead[d] for d in to_columns) * b.size(-1)
-    first, second = first.reshape((*batch, rows, a.size(-1))), second.reshape((*batch, b.size(-2), columns))
-    if kept:
-        count = math.prod(batch)
-        result = _bmm(first.reshape((count, *first.shape[-2:])), second.reshape((count, *second.shape[-2:])), 1)
-    else:
-        result = _mm(first, second, 1)
-    shape = (*batch, *(lead[d] for d in to_rows), a.size(-2), *(lead[d] for d in to_columns), b.size(-1))
-    back = sorted(range(n + 1), key=order.__getitem__)
-    return result.reshape(shape).permute(back).contiguous()
+    m = len(shape) - 2
+    lead = broadcast(a.shape[:-2], b.shape[:-2])
+    summed = [d for d in range(m) if shape[d] != lead[d]]
+    kept = [d for d in range(m) if d not in summed]
+    a = a.permute(*kept, m, *summed, m + 1).flatten(len(kept) + 1)
+    b = b.permute(*kept, *summed, m, m + 1).flatten(len(kept), -2)
+    return (_broadcast_bmm(a, b) if kept else _mm(a, b, 1)).reshape(shape)
+
+
+#: As ``_bmm`` of the factors broadcast, bits too, but for the gradients of what is broadcast.
+_broadcast_bmm = Op(
+    "broadcast_bmm",
+    "Tensor input, Tensor mat2",
+    shape=_broadcast_shape,
+    fill=_broadcast_fill,
+    setup=_broadcast_setup,
+    backward=_broadcast_grad,
+)
