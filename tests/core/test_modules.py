@@ -45,12 +45,18 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         yield Driver(patched)
 
 
+def loaded(desc: tp.Descriptor) -> Any:
+    plan = tp.plan(desc, target=H200)
+    plan._load("launches", 0)
+    return plan
+
+
 def test_plans_share_the_module_of_a_binary(driver: Driver) -> None:
     shapes = [COPY.replace(out_shape=(n, 64)) for n in range(64, 264)]
-    plans = [tp.plan(desc, target=H200).prepare(0) for desc in shapes]
+    plans = [loaded(desc) for desc in shapes]
     sources = {(launch.source(), H200.arch) for plan in plans for launch in plan.launches}
     assert len(driver.loads) == len(sources) < 5
-    plans[0].prepare(1)
+    plans[0]._load("launches", 1)
     assert len(driver.loads) == len(sources) + 1  # on another device
 
 
@@ -61,7 +67,7 @@ def test_a_module_is_unloaded_when_nobody_holds_it(
     """At the next load, for lack of a better moment."""
     monkeypatch.setattr(modules, "MAX_RECENT", 9 if holder == "recently loaded" else 1)
     driver.captures = holder == "captured graph"
-    plan = tp.plan(COPY, target=H200).prepare(0)
+    plan = loaded(COPY)
     (kernel,) = plan._loaded[("launches", 0)]
     launched = launcher.BoundLaunch(kernel, ())
     launcher.launch([launched], 5 if driver.captures else 0)
@@ -69,10 +75,10 @@ def test_a_module_is_unloaded_when_nobody_holds_it(
     name = driver.loads[0]
     del plan, kernel, launched
     for op in ("softmax", "rms_norm", "gather"):
-        tp.plan(SAMPLES[op], target=H200).prepare(0)
+        loaded(SAMPLES[op])
     assert (name in driver.unloads) == (holder == "nobody")
     del held
-    tp.plan(SAMPLES["index_add"], target=H200).prepare(0)
+    loaded(SAMPLES["index_add"])
     assert (name in driver.unloads) == (holder in ("nobody", "plan", "bound launch"))
 
 
