@@ -44,7 +44,9 @@ from triplan.descriptors import (
 from triplan.descriptors.base import PlannedBy as PlannedBy
 from triplan.errors import InvalidProblem
 from triplan.functional import _ops
-from triplan.functional._plans import Ran as Ran, run as run
+from triplan.functional._plans import run as run
+from triplan.functional._replay.recording import setting as setting
+from triplan.functional._replay.replay import replayed as replayed
 from triplan.sku import (
     GPU_ARCHS as GPU_ARCHS,
     Element as Element,
@@ -73,7 +75,6 @@ __all__ = [
     "PlannedBy",
     "Preparation",
     "Ptr",
-    "Ran",
     "Scalar",
     "Scratch",
     "Shape",
@@ -84,7 +85,9 @@ __all__ = [
     "is_packed",
     "packed_strides",
     "power_of_two_in",
+    "replayed",
     "run",
+    "setting",
 ]
 
 
@@ -106,8 +109,8 @@ class Op(_ops.Op):
         parameters: str,
         *,
         shape: Callable[..., Sequence[int]],
-        fill: Callable[..., Ran | None] | None = None,
-        update: Callable[..., Ran | None] | None = None,
+        fill: Callable[..., object] | None = None,
+        update: Callable[..., object] | None = None,
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., tuple[Any, ...]],
     ) -> None:
@@ -118,7 +121,7 @@ class Op(_ops.Op):
             parameters: the arguments in torch's schema language; the first is a Tensor, whose dtype and device the
                 result has.
             shape: validates the arguments and returns the result's shape. It runs on fake tensors too.
-            fill: ``fill(out, *args)`` writes the result and returns what ``run`` returned, or None.
+            fill: ``fill(out, *args)`` writes the result.
             update: instead of ``fill``: ``update(out, *args[1:])`` changes a copy of the first argument.
             setup: ``setup(ctx, inputs, output)``, as ``torch.autograd.Function.setup_context``.
             backward: ``backward(ctx, grad)``: one gradient, or None, for each argument.

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from cases.indexing import FIELDS
-from triplan.functional._ops import Op
 from triplan.testing import args_for, descriptors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -55,14 +54,6 @@ class SeenFunction(_Seen, TorchFunctionMode):
     """Notes every call of a function of torch."""
 
     __torch_function__ = _Seen._note
-
-
-def forget_replays() -> None:
-    """Make every functional call take the full path next time."""
-    for module in MODULES:
-        for op in vars(module).values():
-            if isinstance(op, Op):
-                op.forget()
 
 
 @dataclass

@@ -27,9 +27,9 @@ SHARED = {
     "triplan/backends/reference": {"run"},
     "triplan/backends/triton": {"common"},
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tune", "workspace"},
-    "triplan/functional": {"_autocast", "_flops", "_ops", "_plans", "_shapes"},
+    "triplan/functional": {"_autocast", "_flops", "_ops", "_plans", "_replay", "_shapes", "_watching"},
     "tests/families": set(),
-    "bench": {"determinism", "host", "jit_kernel", "liger", "report", "rows", "stub", "timing"},
+    "bench": {"determinism", "functions", "host", "jit_kernel", "liger", "report", "rows", "stub", "timing"},
 }
 #: Rooms that only some families have a module in.
 OPTIONAL = {"triplan/nn"}

@@ -244,7 +244,7 @@ def test_a_scalar_that_stays_is_part_of_the_launch(static: Recorder, alpha: floa
     plan = tp.plan(desc, preference=tp.PlanPreference(kernel="atomic_rows", deterministic=False), target=H200)
     args = tp.IndexAddArgs(index=torch.arange(6), src=torch.ones(6, 32), out=torch.zeros(9, 32), alpha=alpha)
     places: dict[tuple[str, int | None], int] = {("index", None): 0, ("src", None): 1, ("out", None): 2}
-    launcher.launch_function(plan.templates(args, places))((ADDRESSES, ADDRESSES + 1, ADDRESSES + 2), 5)
+    launcher.launch_function(plan.templates(args, None, places))((ADDRESSES, ADDRESSES + 1, ADDRESSES + 2), 5)
     ((launch,),) = (plan.launches,)
     flattened = [leaf for n in launch.kernel.arg_names for leaf in flat((launch.args.get(n),))]
     (at,) = [i for i, leaf in enumerate(flattened) if isinstance(leaf, Scalar)]

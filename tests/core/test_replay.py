@@ -7,24 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import torch
-from cases.functional import SeenDispatch
 from hypothesis import given, strategies as st
 from samples import SAMPLES, in_threads
 from torch._subclasses import FakeTensorMode
-from torch.autograd import forward_ad
-from torch.overrides import BaseTorchFunctionMode
 
 import triplan as tp
 from bench.stub import launch_stubbed
 from triplan.backends.runtime import launcher
 from triplan.facade import bound, replay as replay_module
-from triplan.facade.check import may_overlap
-from triplan.facade.replay import CallReplay, CallReplays, Ran, make_call_replay
 
 CPU = tp.Target.cpu()
 OPS = ("gather", "gather_backward", "index_select", "index_add", "scatter", "index_put", "embedding")
@@ -268,12 +262,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
     """The arguments of every launch, on tensors of the CPU."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(launcher, "_STATIC", lambda *args: calls.append(args[-2]))
-    monkeypatch.setattr(
-        replay_module, "_empty", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
-    )
-    for module in (replay_module, bound):
-        monkeypatch.setattr(module, "current_device", lambda: -1)  # the index of a CPU tensor's device
-        monkeypatch.setattr(module, "current_stream", lambda index: 0)
+    monkeypatch.setattr(bound, "current_device", lambda: -1)  # the index of a CPU tensor's device
+    monkeypatch.setattr(bound, "current_stream", lambda index: 0)
     with launch_stubbed(H200):
         yield calls
 
@@ -301,192 +291,3 @@ def test_repeated_runs_keep_their_launches(launched: list[tuple[Any, ...]]) -> N
     addresses = [next(i for i, t in enumerate((out, other)) if t.data_ptr() in call) for call in launched]
     assert addresses == [0, 0, 0, 1, 0]
     assert launched[0] is launched[2]
-
-
-# --- replays of functional calls; on a GPU they are in contracts/functional ---
-
-
-def select_call() -> tuple[tuple[Any, ...], torch.Tensor, Ran]:
-    """A call into a new tensor, its result, and what it ran."""
-    table, index, out = torch.randn(9, 32), torch.randint(0, 9, (6,)), torch.empty(6, 32)
-    desc = tp.IndexSelectDescriptor(out_shape=(6, 32), src_dim_size=9, select_dim=0, element="f32")
-    ran = Ran(tp.plan(desc, target=H200), {"src": table, "index": index, "out": out}, {})
-    return (table, 0, index, False), out, ran
-
-
-def add_call(alpha: float = 2.0) -> tuple[tuple[Any, ...], torch.Tensor, Ran]:
-    """A call in place."""
-    target, index, source = torch.zeros(9, 32), torch.arange(6), torch.ones(6, 32)
-    plan = tp.plan(ADD, preference=ATOMIC, target=H200)
-    ran = Ran(plan, {"index": index, "src": source, "out": target}, {"alpha": alpha})
-    return (target, 0, index, source, alpha), target, ran
-
-
-def replay_of(args: tuple[Any, ...], out: torch.Tensor, ran: Ran) -> CallReplay:
-    replay = make_call_replay(args, out, ran)
-    assert replay is not None
-    return replay
-
-
-@compiled
-def test_a_call_is_repeated_into_a_new_tensor(launched: list[tuple[Any, ...]]) -> None:
-    args, out, ran = select_call()
-    replay = replay_of(args, out, ran)
-    for table in (args[0], args[0].clone(), args[0].clone()):
-        new = replay((table, 0, args[2], False))
-        assert new is not None
-        assert (new.shape, new.stride(), new.dtype) == (out.shape, out.stride(), out.dtype)
-        assert new.data_ptr() != out.data_ptr()
-        assert {t.data_ptr() for t in (table, args[2], new)} <= set(launched[-1])
-    assert len(launched) == 3
-
-
-@compiled
-def test_a_call_is_repeated_in_place(launched: list[tuple[Any, ...]]) -> None:
-    args, out, ran = add_call()
-    replay = replay_of(args, out, ran)
-    for target in (out, out, out.clone()):
-        version = target._version
-        assert replay((target, *args[1:])) is target
-        assert target._version == version + 1
-        assert {t.data_ptr() for t in (target, args[2], args[3])} | {2.0} <= set(launched[-1])
-
-
-def facts(t: torch.Tensor) -> tuple[Any, ...]:
-    return t.shape, t.stride(), t.dtype, t.requires_grad
-
-
-@compiled
-@pytest.mark.parametrize("make", [select_call, add_call])
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("operand", [0, 1, 2])
-def test_a_call_is_repeated_only_with_tensors_that_fit(
-    make: Callable[[], Any], change: str, operand: int, launched: list[tuple[Any, ...]]
-) -> None:
-    args, out, ran = make()
-    replay = replay_of(args, out, ran)
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if operand >= len(tensors):
-        pytest.skip("it has two tensors")
-    before = [facts(t) for t in tensors]
-    CHANGES[change](tensors[operand], tensors)
-    fits = [facts(t) for t in tensors] == before and all(t.data_ptr() % 16 == 0 for t in tensors)
-    if make is add_call:  # writes the first
-        fits = fits and not any(may_overlap(tensors[0], t) for t in tensors[1:])
-    assert (replay(args) is not None) == fits
-    assert len(launched) == fits
-
-
-@contextmanager
-def deterministic_algorithms() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "dispatch mode": SeenDispatch,
-    "function mode": BaseTorchFunctionMode,
-    "inference mode": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "determinism": deterministic_algorithms,
-    "forward mode": forward_ad.dual_level,
-}
-
-
-@compiled
-@pytest.mark.parametrize("make", [select_call, add_call])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_call_under_a_mode_is_not_repeated(
-    make: Callable[[], Any], mode: str, launched: list[tuple[Any, ...]]
-) -> None:
-    args, out, ran = make()
-    replay = replay_of(args, out, ran)
-    with MODES[mode]():
-        assert replay(args) is None
-    assert launched == []
-    assert replay(args) is not None
-
-
-@compiled
-def test_a_call_under_a_transform_or_with_another_table_is_not_repeated(
-    launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args, out, ran = select_call()
-    replay = replay_of(args, out, ran)
-    torch.func.vmap(lambda t: (replay((t, *args[1:])), t)[1])(torch.stack([args[0]] * 2))
-    with monkeypatch.context() as patch:
-        patch.setattr(tp.TABLE, "generation", tp.TABLE.generation + 1)
-        assert replay(args) is None
-    assert launched == []
-    monkeypatch.setattr(replay_module, "current_device", lambda: 1)
-    assert replay_of(args, out, ran)(args) is None
-
-
-@compiled
-@pytest.mark.parametrize(
-    ("first", "others"), [(2, (2.0, 3, True)), (1.0, (1, True, 0.5)), (0.0, (-0.0, 0, False)), (-0.0, (0.0, 0))]
-)
-def test_scales_that_are_equal_may_differ(
-    first: float, others: tuple[float, ...], launched: list[tuple[Any, ...]]
-) -> None:
-    args, out, ran = add_call(first)
-    replay = replay_of(args, out, ran)
-    for other in others:
-        assert replay((*args[:-1], other)) is None
-    assert replay((args[0], 1, *args[2:])) is None
-    assert launched == []
-    assert replay(args) is out
-
-
-@compiled
-def test_arguments_that_are_equal_may_differ(launched: list[tuple[Any, ...]]) -> None:
-    args, out, ran = select_call()
-    replay = make_call_replay(args, out, ran)
-    assert replay is not None
-    for dim, check in ((False, False), (0.0, False), (-0.0, False), (0, 0), (0, None)):
-        assert replay((args[0], dim, args[2], check)) is None
-    assert launched == []
-    assert replay(args) is not None
-
-
-@compiled
-def test_a_call_with_freed_tensors_is_not_repeated(launched: list[tuple[Any, ...]]) -> None:
-    args, out, ran = select_call()
-    replay = make_call_replay(args, out, ran)
-    assert replay is not None
-    tables = (freed(torch.randn(9, 32)), freed(torch.randn(18, 32)[9:]), None)
-    repeated = [replay((table, *args[1:])) is not None for table in tables]
-    assert repeated == [False] * 3
-    assert launched == []
-    assert replay(args) is not None
-
-
-@compiled
-def test_calls_that_launches_alone_do_not_repeat(launched: list[tuple[Any, ...]]) -> None:
-    args, out, (plan, operands, _) = select_call()
-    unknown = Ran(plan, {**operands, "src": args[0].clone()}, {})
-    assert make_call_replay(args, out, unknown) is None  # the kernel read a copy
-    assert make_call_replay(args, torch.empty(32, 6).t(), Ran(plan, operands, {})) is None
-    assert make_call_replay(args, out, Ran(plan, {**operands, "status": torch.zeros(1)}, {})) is None
-    assert make_call_replay((args[0].requires_grad_(), *args[1:]), out, Ran(plan, operands, {})) is None
-
-
-@compiled
-def test_replays_are_found_by_what_calls_have_in_common(launched: list[tuple[Any, ...]]) -> None:
-    replays, full = CallReplays(able=True), []
-
-    def full_path(*args: Any) -> tuple[torch.Tensor, Ran]:
-        full.append(args)
-        desc = tp.IndexSelectDescriptor(out_shape=(*args[2].shape, 32), src_dim_size=9, select_dim=0, element="f32")
-        out = torch.empty(*args[2].shape, 32)
-        return out, Ran(tp.plan(desc, target=H200), {"src": args[0], "index": args[2], "out": out}, {})
-
-    table = torch.randn(9, 32)
-    for n in (6, 7, 6, 7, 6):
-        assert replays.call((table, 0, torch.arange(n), False), full_path).shape == (n, 32)
-    assert [args[2].numel() for args in full] == [6, 7]
-    assert replays.last((table, 0, torch.arange(6), False)) is not None
-    assert replays.last((table, 0, torch.arange(7), False)) is None
-    replays.forget()
-    assert replays.last((table, 0, torch.arange(6), False)) is None

@@ -168,12 +168,17 @@ def _check_devices(op: str, target: Target, tensors: list[Named]) -> None:
         raise Unsupported(f"{op}: {one.device} is {found}; the plan was selected for {target.arch}")
 
 
-def _check_promises(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
-    if reason := o.layout.broken_by(t.shape, t.stride()):
-        raise InvalidProblem(f"{op}: {name} has {reason}; pass such a tensor or promise another layout")
+def check_storage(op: str, name: str, t: torch.Tensor) -> None:
+    """Raise ``InvalidProblem`` if ``t`` has elements but no memory."""
     # The address of a view into freed storage is its offset.
     if t.numel() and t.data_ptr() == t.storage_offset() * t.element_size():
         raise InvalidProblem(f"{op}: {name} has no memory: its storage was freed, or it is a fake tensor")
+
+
+def _check_promises(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
+    if reason := o.layout.broken_by(t.shape, t.stride()):
+        raise InvalidProblem(f"{op}: {name} has {reason}; pass such a tensor or promise another layout")
+    check_storage(op, name, t)
     if t.numel() and t.data_ptr() % o.alignment:
         raise MisalignedOperand(
             f"{op}: {name} is at {t.data_ptr():#x}, which is not a multiple of the promised {o.alignment} bytes; "

@@ -338,12 +338,12 @@ class Plan(Preparing, Generic[D, A]):
             kernels = self._load(which, self._written(args)[0].get_device())
         return Replay(self.descriptor, args, self._workspace_size, kernels, storage=prepared is not None)
 
-    def templates(self, args: A, places: Places) -> tuple[Template, ...]:
+    def templates(self, args: A, workspace: Workspace | None, places: Places) -> tuple[Template, ...]:
         """The launches of a run with the layout of ``args``, to be filled with values that stand at ``places``.
 
         For functional calls, whose replays guard their own tensors. Raises as ``run`` for args that do not fit.
         """
-        self._validate(args, None)
+        self._validate(args, workspace)
         kernels = self._load("launches", self._written(args)[0].get_device())
         return tuple(kernel.template(args, places) for kernel in kernels)
 

@@ -23,7 +23,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
 from triplan.backends.runtime.launcher import (
     STORAGE,
@@ -32,11 +31,9 @@ from triplan.backends.runtime.launcher import (
     LoadedKernel,
     Places,
     Template,
-    launch_function,
 )
-from triplan.backends.table import TABLE
 from triplan.descriptors import Descriptor, OperandKind
-from triplan.facade.bound import current_device, current_stream, increment_version, launch_all
+from triplan.facade.bound import launch_all
 from triplan.facade.check import is_same, span
 from triplan.facade.workspace import Workspace
 from triplan.sku.facts import fact
@@ -45,20 +42,11 @@ Tensor = torch.Tensor
 # Any: the stub has other types than the code. None in a torch built without dynamo.
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TENSOR_GUARDS: Any = getattr(_GUARDS, "TensorGuards", None)
-#: Inductor's allocation: torch.empty_strided on the current device, without parsing of arguments.
-_empty: Any = getattr(_GUARDS, "_empty_strided_cuda", None)
-_deterministic = torch._C._get_deterministic_algorithms
-_function_modes = torch._C._len_torch_function_stack
-
 #: Numbers of smaller magnitude are finite in f32 and f64, the elements of floating-point scalars.
-_MAX_SCALAR = 2.0**100
+MAX_SCALAR = 2.0**100
 #: Bytes: the full path looks at tensors below this address. Torch's allocators place none there, and the address of a
 #: view into freed storage is its offset.
 _LOW_ADDRESS = 2**32
-#: Replays kept for one form of an op's calls, as shapes may change at every call. Untuned.
-_MAX_REPLAYS = 4096
-#: Tensors of a functional call that is replayed, its result among them. Other calls always take the full path.
-_CALL_TENSORS = 3
 
 
 # --- the guard ---
@@ -115,8 +103,10 @@ def guarded(
     misplaced = [f"t{i} < low" for i, size in enumerate(sizes) if size]
     for i, slot in enumerate(slots):
         if sizes[i] and slot.alignment > 1:
-            constants[f"mask{i}"] = slot.alignment - 1
-            misplaced.append(f"t{i} & mask{i}")
+            mask = slot.alignment - 1
+            misplaced.append(
+                f"t{i} & {mask} != {rest}" if (rest := slot.tensor.data_ptr() & mask) else f"t{i} & {mask}"
+            )
     misplaced += [f"t{i} != t{j}" for i, j in same]
     # Every other pair of which one is written shares no byte.
     for i, slot in enumerate(slots):
@@ -150,16 +140,21 @@ def guarded(
         ]
     else:
         lines.append(f"if {test}: return None")
-    return _maker("\n  ".join([*lines, *then]), tuple(constants))(**constants)
+    return generate("call", [*lines, *then], constants)
+
+
+def generate(parameters: str, lines: Sequence[str], constants: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function of ``parameters`` with these ``lines``, which use ``constants`` and the variable ``last`` by name."""
+    return _maker(parameters, "\n  ".join(lines), tuple(constants))(**constants)
 
 
 @fact
-def _maker(body: str, constants: tuple[str, ...]) -> Callable[..., Callable[[Any], Any]]:
-    """A function that makes a guard with this ``body`` from the values of ``constants``."""
-    source = f"def make({', '.join(constants)}):\n last = ()\n def guard(call):\n  {body}\n return guard"
+def _maker(parameters: str, body: str, constants: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
+    """A function that makes the function from the values of ``constants``."""
+    source = f"def make({', '.join(constants)}):\n last = ()\n def made({parameters}):\n  {body}\n return made"
     scope: dict[str, Any] = {}
-    exec(compile(source, "<guard of a replay>", "exec"), scope)
-    make: Callable[..., Callable[[Any], Any]] = scope["make"]
+    exec(compile(source, "<replay>", "exec"), scope)
+    make: Callable[..., Callable[..., Any]] = scope["make"]
     return make
 
 
@@ -296,7 +291,7 @@ class Replay:
         scalars = self._scalars(args)
         for value in scalars:
             # The full path decides about larger numbers, NaN and infinity, and about integer scalars.
-            if not self._floating or type(value) not in (float, int) or not -_MAX_SCALAR < value < _MAX_SCALAR:
+            if not self._floating or type(value) not in (float, int) or not -MAX_SCALAR < value < MAX_SCALAR:
                 return None
         return (*addresses, *scalars)
 
@@ -324,134 +319,3 @@ class Replay:
     def fill(self, values: tuple[Any, ...]) -> tuple[BoundLaunch, ...]:
         """The launches with ``values``."""
         return tuple([template.fill(values) for template in self._templates])
-
-
-# --- functional calls ---
-
-
-class Ran(NamedTuple):
-    """What a functional call ran: a Plan, and the operands and scalars of its args."""
-
-    plan: Any  # facade.plan imports this module
-    operands: dict[str, Any]
-    scalars: dict[str, Any]
-
-
-#: Repeats a call with the arguments given: the result, or None if the full path must look at that call.
-CallReplay = Callable[[tuple[Any, ...]], Tensor | None]
-
-
-class CallReplays:
-    """The replays of one form of a functional op's calls: a new result, ``out=``, or in place."""
-
-    def __init__(self, able: bool) -> None:
-        """``able``: whether launches alone can repeat calls of this form."""
-        self._able = able
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop all replays."""
-        self._replays: dict[Any, CallReplay] = {}  # by what ``_facts`` says of the arguments
-        #: The replay that was taken last. Callers try it first, which saves them ``_facts``.
-        self.last: CallReplay = _no_replay
-
-    def call(self, args: tuple[Any, ...], full_path: Callable[..., tuple[Tensor, Ran | None]]) -> Tensor:
-        """The result of the call by its replay, or by ``full_path(*args)``, which also returns what it ran."""
-        if not self._able:
-            return full_path(*args)[0]
-        replay = self._replays.get(key := _facts(args))
-        if replay is not None and (found := replay(args)) is not None:
-            self.last = replay
-            return found
-        out, ran = full_path(*args)
-        if ran is not None and (replay := make_call_replay(args, out, ran)) is not None:
-            if len(self._replays) >= _MAX_REPLAYS:
-                self._replays.clear()
-            self.last = self._replays[key] = replay
-        return out
-
-
-def _no_replay(args: tuple[Any, ...]) -> None:
-    return None
-
-
-def _facts(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What the plan of a call depends on: properties of tensors, and the other arguments as they are."""
-    return tuple([_fact(a) if isinstance(a, Tensor) else a for a in args])
-
-
-def _fact(t: Tensor) -> tuple[Any, ...]:
-    return type(t), t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15
-
-
-def make_call_replay(args: tuple[Any, ...], out: Tensor, ran: Ran) -> CallReplay | None:
-    """How to repeat a call with ``args`` that returned ``out``: one of these, or a new tensor.
-
-    None if launches alone do not repeat it: if it is not on a GPU, if a kernel reads or writes another tensor than the
-    call's own (a copy, a workspace, a status of indices), or if autograd may record it.
-    """
-    plan, operands, scalars = ran
-    at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-    tensors = [args[i] for i in at]
-    written = next((i for i in at if args[i] is out), None)
-    # In the order of the addresses: a new result is last.
-    everything = [*tensors, out] if written is None else tensors
-    place = {id(t): i for i, t in enumerate(everything)}
-    if not (
-        len(place) == len(everything) == _CALL_TENSORS
-        and not any(isinstance(a, (list, tuple)) for a in args)
-        and plan.target.is_gpu
-        and out.is_contiguous()
-        and _empty is not None
-        and "status" not in operands
-        and plan.workspace_size() == 0
-        and all(id(t) in place for t in operands.values())
-        and not any(t.requires_grad for t in tensors)
-    ):
-        return None
-    places: Places = {(name, None): place[id(t)] for name, t in operands.items()}
-    templates = plan.templates(plan.args_type(**operands, **scalars), places)
-    described = {o.name: o for o in plan.descriptor.operands()}
-    slots: list[Slot] = []
-    for i, tensor in zip(at, tensors, strict=True):
-        stands_for = [described[name] for name, t in operands.items() if t is tensor]
-        alignment = max((o.alignment for o in stands_for), default=1)
-        slots.append(Slot(f"call[{i}]", tensor, alignment, any(o.is_written for o in stands_for)))
-    others = {i: a for i, a in enumerate(args) if i not in at}
-    refused = [_differs(i, a) for i, a in others.items()]
-    constants: dict[str, Any] = {f"other{i}": a for i, a in others.items()}
-    constants |= {f"type{i}": type(a) for i, a in others.items()}
-    index = out.get_device()
-    refused += ["deterministic() is not was_deterministic", "table.generation != generation"]
-    refused += ["current_device() != index", "forward_ad._current_level >= 0"]
-    constants |= {"deterministic": _deterministic, "was_deterministic": _deterministic(), "modes": _function_modes}
-    constants |= {"table": TABLE, "generation": TABLE.generation, "current_device": current_device, "index": index}
-    constants |= {"forward_ad": forward_ad}  # tensors with tangents have no dispatch key of their own
-    constants |= {"launch": launch_function(templates), "stream": current_stream}
-    if written is None:
-        addresses = "".join(f"t{i}, " for i in range(len(slots)))
-        then = [
-            "new = empty(shape, strides, dtype)",  # aligned, and separate from all else
-            f"launch(({addresses}new.data_ptr()), stream(index))",
-            "return new",
-        ]
-        constants |= {"empty": _empty, "shape": tuple(out.shape), "strides": out.stride(), "dtype": out.dtype}
-    else:
-        # Inference tensors have no version counter.
-        bump = [] if out.is_inference() else [f"increment_version((call[{written}],))"]
-        then = ["launch(found, stream(index))", *bump, f"return call[{written}]"]
-        constants |= {"increment_version": increment_version}
-    # Modes see reads of a tensor's attributes.
-    return guarded(slots, then, unreadable=["modes()"], refused=[" or ".join(refused)], constants=constants)
-
-
-def _differs(i: int, value: Any) -> str:
-    """An expression: whether argument number ``i`` of a call is another value than ``value``, or of another type.
-
-    True, 1 and 1.0 are equal but not the same scale or axis, and 0.0 equals -0.0. Small integers, bools and None are
-    one object each, and are told by that.
-    """
-    tests = [f"type(call[{i}]) is not type{i}", f"call[{i}] != other{i}"]
-    if type(value) is float and value == 0:
-        tests.append(f"repr(call[{i}]) != '{value}'")
-    return f"call[{i}] is not other{i} and ({' or '.join(tests)})"

@@ -17,7 +17,7 @@ Ops with several results, or whose result's dtype is not their first argument's,
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,9 +26,9 @@ from torch.autograd import forward_ad
 from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 
-from triplan.facade.check import is_injective, may_overlap
-from triplan.facade.replay import CallReplays, Ran
-from triplan.sku.facts import fact
+from triplan.facade.check import check_storage, is_injective, may_overlap
+from triplan.functional._replay.recording import recording
+from triplan.functional._watching import needs_grad, nothing_watches, tensors_in, transformed
 
 Tensor = torch.Tensor
 Grads = tuple[Any, ...]
@@ -38,20 +38,6 @@ Grads = tuple[Any, ...]
 def _library(namespace: str) -> Any:
     library: Callable[..., Any] = torch.library.Library  # untyped in torch
     return library(namespace, "FRAGMENT")
-
-
-def tensors_in(args: Sequence[Any]) -> Iterator[Tensor]:
-    """Every tensor among ``args``, those in lists too."""
-    for a in args:
-        if isinstance(a, Tensor):
-            yield a
-        elif isinstance(a, (list, tuple)):
-            yield from (t for t in a if isinstance(t, Tensor))
-
-
-def needs_grad(args: Sequence[Any]) -> bool:
-    """Whether autograd would record a call with ``args``."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
 
 
 # --- registration ---
@@ -93,7 +79,33 @@ def _register_mutating(name: str, signature: str, kernel: Callable[..., None], v
     return op
 
 
-class Recorded:
+class Differentiable:
+    """An op that autograd records in eager calls of plain tensors; call it with every positional argument."""
+
+    def __init__(
+        self,
+        name: str,
+        kernel: Callable[..., Any],
+        *,
+        setup: Callable[[Any, Any, Any], None],
+        backward: Callable[..., Grads],
+    ) -> None:
+        """``kernel`` returns new tensors; ``setup`` and ``backward`` are as torch.autograd.Function has them."""
+        self.name, self._kernel, self.setup, self.backward = name, kernel, setup, backward
+        self.function = _function(self, setup, backward)
+
+    def __call__(self, *args: Any) -> Any:
+        result = self.function.apply(*args)
+        if (record := recording()) is not None:
+            record.differentiated.append((self, args, result))
+        return result
+
+    def below_autograd(self, *args: Any) -> Any:
+        """The call without autograd."""
+        return self._kernel(*args)
+
+
+class Recorded(Differentiable):
     """A registered op that autograd records: call it with every positional argument of its signature.
 
     It can be differentiated as many times as ``backward`` can, also under torch.func's grad and vmap (one example at a
@@ -111,7 +123,7 @@ class Recorded:
         backward: Callable[..., Grads],
     ) -> None:
         """``signature`` is in the schema language; ``kernel`` and ``fake`` return its results: new tensors."""
-        self.name, self._kernel = name, kernel
+        super().__init__(name, kernel, setup=setup, backward=backward)
         self.overload = _register(name, signature, kernel, fake)
 
         def exact(ctx: Any, *grads: Any) -> Grads:
@@ -121,20 +133,19 @@ class Recorded:
         namespace, bare = _qualified(name)
         library = _library(namespace)
         torch.library.register_autograd(f"{namespace}::{bare}", exact, setup_context=setup, lib=library)
-        self.function = _function(self, setup, backward)
 
     def __call__(self, *args: Any) -> Any:
         if is_dynamo_compiling():
             _refuse_forward_mode(self.name)
         if torch.compiler.is_compiling():
             return self.overload(*args)
-        if _transformed() or needs_grad(args):
-            return self.function.apply(*args)
+        if transformed() or needs_grad(args):
+            return super().__call__(*args)
         return self.below_autograd(*args)
 
     def below_autograd(self, *args: Any) -> Any:
         """The call without autograd: of the kernel itself if nothing watches, else through torch's dispatcher."""
-        return self._kernel(*args) if _nothing_watches(args) else self.overload(*args)
+        return self._kernel(*args) if _unwatched(args) else self.overload(*args)
 
 
 class Op(Recorded):
@@ -146,8 +157,8 @@ class Op(Recorded):
         parameters: str,
         *,
         shape: Callable[..., Sequence[int]],
-        fill: Callable[..., Ran | None] | None = None,
-        update: Callable[..., Ran | None] | None = None,
+        fill: Callable[..., object] | None = None,
+        update: Callable[..., object] | None = None,
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., Grads],
     ) -> None:
@@ -157,11 +168,6 @@ class Op(Recorded):
         """
         self.shape, self.update = shape, update
         self.fill = fill or self._copy_and_update
-        # Replays compare no lists of tensors; and launches alone do not copy what is then updated.
-        single = "[]" not in parameters
-        self._new, self._given, self._in_place = (
-            CallReplays(single and makes) for makes in (fill is not None, fill is not None, update is not None)
-        )
 
         def fake(like: Tensor, *args: Any) -> Tensor:
             return like.new_empty(shape(like, *args))
@@ -177,102 +183,83 @@ class Op(Recorded):
 
     # --- kernels: below autograd, on real tensors ---
 
-    def _run(self, like: Tensor, *args: Any) -> tuple[Tensor, Ran | None]:
-        out = torch.empty(self.shape(like, *args), dtype=like.dtype, device=like.device)
-        return out, self.fill(out, like, *args)
-
     def _compute(self, like: Tensor, *args: Any) -> Tensor:
-        return self._run(like, *args)[0]
+        out = torch.empty(self.shape(like, *args), dtype=like.dtype, device=like.device)
+        self.fill(out, like, *args)
+        return out
 
     def _copy_and_update(self, out: Tensor, target: Tensor, *args: Any) -> None:
         assert self.update is not None
+        self._check_storage(target, *args)
         out.copy_(target)
         self.update(out, *args)
 
-    def _run_into(self, out: Tensor, *inputs: Any) -> tuple[Tensor, Ran | None]:
-        _refuse_unwritable(self.name, out)
-        if any(may_overlap(out, t) for t in tensors_in(inputs)):
-            return out.copy_(self._compute(*inputs)), None
-        self.shape(*inputs)
-        return out, self.fill(out, *inputs)
+    def _check_storage(self, *args: Any) -> None:
+        """Before torch's copies, which do not look."""
+        for t in tensors_in(args):
+            check_storage(self.name, "an argument", t)
 
     def _compute_into(self, out: Tensor, *inputs: Any) -> None:
-        self._run_into(out, *inputs)
+        self._check_storage(out, *inputs)
+        _refuse_unwritable(self.name, out)
+        if any(may_overlap(out, t) for t in tensors_in(inputs)):
+            out.copy_(self._compute(*inputs))
+        else:
+            self.shape(*inputs)
+            self.fill(out, *inputs)
 
-    def _run_in_place(self, out: Tensor, *args: Any) -> tuple[Tensor, Ran | None]:
+    def _compute_in_place(self, out: Tensor, *args: Any) -> None:
         assert self.update is not None
         self.shape(out, *args)
         _refuse_unwritable(f"{self.name}_", out)
+        self._check_storage(out, *args)
         # An input that shares memory with the result is copied, as if all inputs were read before the first write.
-        separate = [a.clone() if isinstance(a, Tensor) and may_overlap(out, a) else a for a in args]
-        return out, self.update(out, *separate)
-
-    def _compute_in_place(self, out: Tensor, *args: Any) -> None:
-        self._run_in_place(out, *args)
+        self.update(out, *[a.clone() if isinstance(a, Tensor) and may_overlap(out, a) else a for a in args])
 
     # --- calls ---
 
-    def forget(self) -> None:
-        """Drop the replays of its calls."""
-        for replays in (self._new, self._given, self._in_place):
-            replays.forget()
-
     def __call__(self, *args: Any) -> Tensor:
-        if is_dynamo_compiling():
-            _refuse_forward_mode(self.name)
-            result: Tensor = self.overload(*args)
-            return result
-        if (found := self._new.last(args)) is not None:
-            return found
-        if torch.compiler.is_compiling():
-            result = self.overload(*args)
-        elif _transformed() or needs_grad(args):
-            result = self.function.apply(*args)
-        else:
-            result = self.below_autograd(*args)
+        result: Tensor = super().__call__(*args)
         return result
-
-    def below_autograd(self, *args: Any) -> Tensor:
-        if not _nothing_watches(args):
-            result: Tensor = self.overload(*args)
-            return result
-        return self._new.call(args, self._run)
 
     def into(self, out: Tensor | None, *args: Any) -> Tensor:
         """The call with torch's ``out=``: resized to the result's shape, never differentiated."""
         if out is None:
-            return self(*args)
-        given = (out, *args)
+            result: Tensor = self(*args)
+            return result
         if is_dynamo_compiling():
             _refuse_forward_mode(self.name)
-        elif (found := self._given.last(given)) is not None:
-            return found
         check_out(self.name, out, args, lambda: self.shape(*args))
         if not is_dynamo_compiling() and out.is_neg():  # the dispatcher has no lazy negation for tensors it writes
             return out.copy_(self(*args))
-        if torch.compiler.is_compiling() or not _nothing_watches(given):
-            self.out_overload(*given)
-            return out
-        return self._given.call(given, self._run_into)
+        if torch.compiler.is_compiling() or not _unwatched((out, *args)):
+            self.out_overload(out, *args)
+        else:
+            self._compute_into(out, *args)
+        return out
 
     def in_place(self, target: Tensor, *args: Any) -> Tensor:
         """The call that updates ``target`` and returns it."""
         given = (target, *args)
         if is_dynamo_compiling():
             _refuse_forward_mode(self.name)
-        elif (found := self._in_place.last(given)) is not None:
-            return found
         grad = needs_grad(given)
-        if _transformed() or (grad and torch.compiler.is_compiling()):
+        if transformed() or (grad and torch.compiler.is_compiling()):
             return target.copy_(self(target, *args))
-        if not grad:
-            if torch.compiler.is_compiling() or not _nothing_watches(given):
-                self.in_place_overload(*given)
-                return target
-            return self._in_place.call(given, self._run_in_place)
-        _refuse_leaf(target)
-        result: Tensor = self.in_place_function.apply(target, *args)
-        return result
+        if grad:
+            _refuse_leaf(target)
+            result: Tensor = self.in_place_function.apply(target, *args)
+            return result
+        if torch.compiler.is_compiling() or not _unwatched(given):
+            self.in_place_overload(*given)
+        else:
+            self._compute_in_place(*given)
+        return target
+
+
+def _unwatched(args: Sequence[Any]) -> bool:
+    """Whether torch's dispatcher can be skipped: it would go straight to the kernel."""
+    return nothing_watches(args, modes=recording() is not None)
 
 
 def check_out(name: str, out: Tensor, args: Sequence[Any], shape: Callable[[], Sequence[int]]) -> None:
@@ -286,7 +273,7 @@ def check_out(name: str, out: Tensor, args: Sequence[Any], shape: Callable[[], S
             f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the "
             "arguments requires grad."
         )
-    if _transformed():
+    if transformed():
         raise RuntimeError(f"{name}(): out=... is not supported within torch.func transforms or forward AD")
     result, like = tuple(shape()), args[0]
     if out.dtype != like.dtype:
@@ -318,7 +305,7 @@ def composed(name: str, out: Tensor | None, args: Sequence[Any], compute: Callab
 # --- autograd ---
 
 
-def _function(op: Recorded, setup: Callable[..., None], backward: Callable[..., Grads]) -> Any:
+def _function(op: Differentiable, setup: Callable[..., None], backward: Callable[..., Grads]) -> Any:
     class OutOfPlace(Function):
         @staticmethod
         def forward(*args: Any) -> Any:
@@ -377,40 +364,10 @@ def _slice(value: Any, dim: Any, at: int) -> Any:
     return value if dim is None else value.select(dim, at)
 
 
-def _transformed() -> bool:
-    """Whether functorch or forward-mode AD is active. A Function says what it supports, a registered op cannot."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
 def _refuse_forward_mode(name: str) -> None:
     """In a compiled graph the registered op would silently drop tangents."""
     if forward_ad._current_level >= 0:
         raise NotImplementedError(f"{name} has no jvp: forward-mode AD is not supported")
-
-
-def _nothing_watches(args: Sequence[Any]) -> bool:
-    """Whether the dispatcher would go straight to the kernel, so that it can be skipped.
-
-    True for plain CPU and CUDA tensors (no subclass, no lazy view) with no mode, tracer or autocast. Callers handle
-    functorch and gradients.
-    """
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or torch._C._get_tracing_state():
-        return False
-    return all(
-        torch._C._dispatch_keys(t).raw_repr() == _plain_keys(t.device.type)
-        and not torch.is_autocast_enabled(t.device.type)
-        for t in tensors_in(args)
-    )
-
-
-@fact
-def _plain_keys(device_type: str) -> int:
-    if device_type not in ("cpu", "cuda"):
-        return -1
-    with torch.inference_mode(False):
-        return int(torch._C._dispatch_keys(torch.empty(0, device=device_type)).raw_repr())
 
 
 def _refuse_leaf(target: Tensor) -> None:

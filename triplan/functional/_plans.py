@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from triplan.facade import Plan, PlanCache, Workspace
-from triplan.facade.replay import Ran as Ran
+from triplan.functional._replay.recording import Step, recording
 from triplan.sku import Target
 from triplan.sku.facts import fact
 
@@ -45,6 +45,11 @@ class _Facts:
         return self.dtype.itemsize
 
 
+def always_checks(device: torch.device) -> bool:
+    """Whether bad indices on ``device`` raise unasked: where looking costs no wait."""
+    return device.type == "cpu"
+
+
 @fact
 def _describe(plan: Any, facts: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Any:
     return plan.descriptor_type.from_args(SimpleNamespace(**dict(facts)), **dict(options))
@@ -57,17 +62,17 @@ def run(
     check_indices: bool = False,
     scalars: dict[str, Any] | None = None,
     **options: Any,
-) -> Ran:
+) -> None:
     """Run ``plan_class`` on ``operands`` (tensors and sequences of tensors) and ``scalars``; ``options`` are fields.
 
     The plan is looked up at every call, because determinism follows torch's global setting. Raises ``IndexError`` for
     a bad index on the CPU, and on CUDA with ``check_indices``, which synchronises; otherwise a bad index is skipped.
-    Backward ops do not pass ``check_indices``: their forward has checked. Returns what ran.
+    Backward ops do not pass ``check_indices``: their forward has checked.
     """
     tensors = [t for v in operands.values() for t in (v if isinstance(v, (list, tuple)) else (v,))]
     device = tensors[0].device
     reports = "out_of_bounds" in plan_class.descriptor_type.model_fields
-    check = reports and (check_indices or device.type == "cpu")
+    check = reports and (check_indices or always_checks(device))
     if check:
         operands = {**operands, "status": torch.empty(1, dtype=torch.int64, device=device)}
         options["out_of_bounds"] = "error"
@@ -80,7 +85,9 @@ def run(
     plan = PLANS.get(desc, target=Target.of(device))
     scalars = scalars or {}
     args = plan.args_type(**operands, **scalars)
-    plan.run(args, Workspace.allocate(plan, device) if plan.workspace_size() else None)
+    workspace = Workspace.allocate(plan, device) if plan.workspace_size() else None
+    plan.run(args, workspace)
     if check:
         plan.check(args)
-    return Ran(plan, operands, scalars)
+    if (record := recording()) is not None:
+        record.steps.append(Step(plan, operands, scalars, workspace))

@@ -9,7 +9,8 @@ import torch
 
 from triplan.facade import UnaryBackwardPlan, UnaryPlan
 from triplan.functional._ops import Op
-from triplan.functional._plans import Ran, run
+from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
 
 __all__ = ["relu_squared"]
 
@@ -29,8 +30,8 @@ def _unary(name: str) -> Op:
             raise RuntimeError(f"{name}(): expected a floating-point tensor, but got {input.dtype}")
         return input.shape
 
-    def fill(out: Tensor, input: Tensor) -> Ran:
-        return run(UnaryPlan, {"x": input, "out": out}, op=name)
+    def fill(out: Tensor, input: Tensor) -> None:
+        run(UnaryPlan, {"x": input, "out": out}, op=name)
 
     def setup(ctx: Any, inputs: Any, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
@@ -43,8 +44,8 @@ def _unary(name: str) -> Op:
             raise RuntimeError(f"{name}_backward(): grad and input differ in shape, dtype or device")
         return input.shape
 
-    def backward_fill(out: Tensor, grad: Tensor, input: Tensor) -> Ran:
-        return run(UnaryBackwardPlan, {"dout": grad, "x": input, "dx": out}, op=f"{name}_backward")
+    def backward_fill(out: Tensor, grad: Tensor, input: Tensor) -> None:
+        run(UnaryBackwardPlan, {"dout": grad, "x": input, "dx": out}, op=f"{name}_backward")
 
     def backward_grad(ctx: Any, g: Tensor) -> Any:
         dout, x = ctx.saved_tensors
@@ -65,6 +66,7 @@ def _unary(name: str) -> Op:
 _relu_squared = _unary("relu_squared")
 
 
+@replayed
 def relu_squared(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``max(input, 0)**2``, element by element (``torch.relu(input).square()`` in one launch).
 

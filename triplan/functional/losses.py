@@ -27,9 +27,12 @@ from triplan.facade import (
     ScaleGradientPlan,
 )
 from triplan.functional._autocast import widened, without
-from triplan.functional._ops import Recorded, _nothing_watches, _transformed, needs_grad
+from triplan.functional._ops import Differentiable, Recorded
 from triplan.functional._plans import run
+from triplan.functional._replay.recording import recording, setting
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
+from triplan.functional._watching import needs_grad, nothing_watches, transformed
 from triplan.sku import ElementKind
 
 __all__ = ["cross_entropy", "nll_loss"]
@@ -103,6 +106,7 @@ def _shaped(out: Tensor, input: Tensor, target: Tensor, how: _How) -> Tensor:
     return out if how.reduction != "none" else out.reshape(target.shape).to(input.dtype)
 
 
+@replayed
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -145,15 +149,15 @@ def cross_entropy(
             and not torch.compiler.is_compiling()
             and input.dtype != torch.float16
             and needs_grad((input,))
-            and not _transformed()
-            and _nothing_watches(tuple(t for t in given if t is not None))
+            and not transformed()
+            and nothing_watches(given, modes=recording() is not None)
         ):
-            apply: Any = _WithGradient.apply
-            recorded: Tensor = apply(*given, how)[0]
-            return recorded
+            loss: Tensor = _with_gradient(*given, how)[0]
+            return loss
     return _shaped(_cross_entropy(*given, *how)[0], input, target, how)
 
 
+@replayed
 def nll_loss(
     input: Tensor,
     target: Tensor,
@@ -378,58 +382,62 @@ class _StandIn(Function):
         return grad.to(ctx.dtype), None
 
 
-class _WithGradient(Function):
-    """The forward writes the gradient; the backward scales it.
+def _with_gradient_kernel(
+    x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, how: _How
+) -> tuple[Tensor, Tensor]:
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out, _ = _forward(x, target, weight, bytes, how, dx)
+    return out, dx
 
-    If the graph is not retained, the gradient is scaled in place and returned; the kernel writes nothing if it finds a
-    scale of 1 on the device. If the graph is retained, a scaled copy is returned. So a gradient is never scaled twice,
-    and the host never waits for the device.
 
-    A backward that is itself recorded needs the logits, which are not kept: up to a constant of each row they follow
-    from the gradient. The second result, one element expanded to the shape of ``x``, connects them to ``x``.
-    """
+def _with_gradient_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    _, target, weight, bytes, ctx.how = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], target, weight, bytes)
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, how: _How
-    ) -> tuple[Tensor, Tensor]:
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        out, _ = _forward(x, target, weight, bytes, how, dx)
-        like_x = x.new_empty(1).expand(x.shape)
-        ctx.how = how
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(dx, like_x, target, weight, bytes)
-        return out, like_x
 
-    @staticmethod
-    def backward(ctx: Any, dloss: Tensor | None, direct: Tensor | None) -> Any:
-        result = direct
-        if dloss is not None:
-            scaled = _WithGradient.scaled(ctx, dloss)
-            result = scaled if direct is None else scaled + direct
-        return result, None, None, None, None
+def _with_gradient_grad(ctx: Any, dloss: Tensor | None, direct: Tensor | None) -> Any:
+    result = direct
+    if dloss is not None:
+        scaled = _scaled(ctx, dloss)
+        result = scaled if direct is None else scaled + direct
+    return result, None, None, None, None
 
-    @staticmethod
-    def scaled(ctx: Any, dloss: Tensor) -> Tensor:
-        dx: Tensor
-        dx, like_x, target, weight, counts = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            shares = _shares(dx.size(1), target, weight, counts, ctx.how, _compute_dtype(dx))
-            whole = shares.sum(1, keepdim=True)
-            p = (dx + shares) / whole
-            # The target's p follows from the others: its gradient is near -1, where a narrow element has few digits.
-            p = torch.where(_hot(dx.size(1), target.unsqueeze(1)), p + (1 - p.sum(1, keepdim=True)), p)
-            logits = torch.where(whole != 0, p.clamp(min=0).log(), 0)
-            stand_in: Any = _StandIn.apply
-            whole, p = _softmax(stand_in(like_x, logits), shares)
-            return (dloss.to(p.dtype) * (whole * p - shares)).to(dx.dtype)
-        if not _nothing_watches((dloss,)):  # batched gradients, for example
-            return dloss * dx
-        kept = _retained()
-        result = torch.empty_like(dx) if kept else dx
-        operands = {"dloss": dloss.reshape(1), "dx": result, **({"unscaled": dx} if kept else {})}
-        run(ScaleGradientPlan, operands, in_place=not kept)
-        return result
+
+def _scaled(ctx: Any, dloss: Tensor) -> Tensor:
+    dx: Tensor
+    like_x, target, weight, counts = ctx.saved_tensors
+    dx = like_x.detach()
+    if torch.is_grad_enabled():
+        shares = _shares(dx.size(1), target, weight, counts, ctx.how, _compute_dtype(dx))
+        whole = shares.sum(1, keepdim=True)
+        p = (dx + shares) / whole
+        # The target's p follows from the others: its gradient is near -1, where a narrow element has few digits.
+        p = torch.where(_hot(dx.size(1), target.unsqueeze(1)), p + (1 - p.sum(1, keepdim=True)), p)
+        logits = torch.where(whole != 0, p.clamp(min=0).log(), 0)
+        stand_in: Any = _StandIn.apply
+        whole, p = _softmax(stand_in(like_x, logits), shares)
+        return (dloss.to(p.dtype) * (whole * p - shares)).to(dx.dtype)
+    if not nothing_watches((dloss,), modes=recording() is not None):  # batched gradients, for example
+        return dloss * dx
+    kept = setting(_retained)
+    result = torch.empty_like(dx) if kept else dx
+    operands = {"dloss": dloss.reshape(1), "dx": result, **({"unscaled": dx} if kept else {})}
+    run(ScaleGradientPlan, operands, in_place=not kept)
+    return result
+
+
+#: The forward writes the gradient; the backward scales it.
+#:
+#: If the graph is not retained, the gradient is scaled in place and returned; the kernel writes nothing if it finds a
+#: scale of 1 on the device. If the graph is retained, a scaled copy is returned. So a gradient is never scaled twice,
+#: and the host never waits for the device.
+#:
+#: A backward that is itself recorded needs the logits, which are not kept: up to a constant of each row they follow
+#: from the gradient. As a result of this op it also connects them to ``x``.
+_with_gradient = Differentiable(
+    "cross_entropy", _with_gradient_kernel, setup=_with_gradient_setup, backward=_with_gradient_grad
+)
 
 
 # --- nll_loss ---

@@ -27,6 +27,7 @@ from triplan.facade import (
 from triplan.functional._autocast import widened
 from triplan.functional._ops import Recorded, composed
 from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
 from triplan.sku import ElementKind
 
 __all__ = ["l2_norm", "layer_norm", "normalize", "rms_norm"]
@@ -95,6 +96,7 @@ def rms_norm(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@replayed
 def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -150,6 +152,7 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@replayed
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -171,6 +174,7 @@ def layer_norm(
     return out if residual is None else (out, summed)
 
 
+@replayed
 def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     """``input / max(sqrt(sum(input**2)), eps)`` along ``dim`` (torch.nn.functional.normalize; its dim is 1).
 
@@ -192,6 +196,7 @@ def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     return out.contiguous() if input.is_contiguous() else out
 
 
+@replayed
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
     """``l2_norm`` with torch's name and defaults (torch.nn.functional.normalize).
 

@@ -13,7 +13,8 @@ import torch
 from triplan.facade import LogSoftmaxBackwardPlan, LogSoftmaxPlan, Plan, SoftmaxBackwardPlan, SoftmaxPlan
 from triplan.functional._autocast import widened
 from triplan.functional._ops import Op
-from triplan.functional._plans import Ran, run
+from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import axis
 
 __all__ = ["log_softmax", "softmax"]
@@ -23,13 +24,13 @@ Tensor = torch.Tensor
 _MAX_AXES = 8
 
 
-def _run(plan: type[Plan[Any, Any]], dim: int, **operands: Tensor) -> Ran:
+def _run(plan: type[Plan[Any, Any]], dim: int, **operands: Tensor) -> None:
     out = operands["out"]
     at = axis(dim, out.dim())
     if out.dim() == 0 or out.dim() > _MAX_AXES:
         shape = (out.shape[:at].numel(), *(out.shape[at : at + 1] or (1,)), out.shape[at + 1 :].numel())
         operands, at = {name: t.reshape(shape) for name, t in operands.items()}, 1
-    return run(plan, operands, softmax_axis=at)
+    run(plan, operands, softmax_axis=at)
 
 
 def _make(name: str, forward_plan: type[Plan[Any, Any]], backward_plan: type[Plan[Any, Any]]) -> tuple[Op, Op]:
@@ -41,8 +42,8 @@ def _make(name: str, forward_plan: type[Plan[Any, Any]], backward_plan: type[Pla
         axis(dim, input.dim())
         return input.shape
 
-    def fill(out: Tensor, input: Tensor, dim: int) -> Ran:
-        return _run(forward_plan, dim, x=input, out=out)
+    def fill(out: Tensor, input: Tensor, dim: int) -> None:
+        _run(forward_plan, dim, x=input, out=out)
 
     def setup(ctx: Any, inputs: Any, output: Tensor) -> None:
         _, ctx.dim = inputs
@@ -58,9 +59,9 @@ def _make(name: str, forward_plan: type[Plan[Any, Any]], backward_plan: type[Pla
             raise RuntimeError(f"{name}_backward(): grad and output differ in shape, dtype or device")
         return output.shape
 
-    def backward_fill(out: Tensor, grad: Tensor, output: Tensor, dim: int) -> Ran:
+    def backward_fill(out: Tensor, grad: Tensor, output: Tensor, dim: int) -> None:
         # The plan's names: ``out`` is the forward's result, ``dx`` is written.
-        return _run(backward_plan, dim, dout=grad, out=output, dx=out)
+        _run(backward_plan, dim, dout=grad, out=output, dx=out)
 
     def backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
         grad, result, ctx.dim = inputs
@@ -105,6 +106,7 @@ def _call(
     return op(widened(input)[0] if dtype is None else input, dim)
 
 
+@replayed
 def softmax(
     input: Tensor,
     dim: int | None = None,
@@ -122,6 +124,7 @@ def softmax(
     return _call(_softmax, input, dim, dtype, axis, out)
 
 
+@replayed
 def log_softmax(
     input: Tensor,
     dim: int | None = None,

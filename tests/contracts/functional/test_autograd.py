@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, forget_replays, integers
+from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, integers
 from hypothesis import given, settings, strategies as st
+from replaying import forget
 from samples import same
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.forward_ad import dual_level, make_dual
 
 import triplan.functional as F  # noqa: N812
 from triplan import PlanCache
-from triplan.facade import replay
 from triplan.functional import _plans
 
 
@@ -197,9 +197,7 @@ def test_registered_mutating_ops_refuse_gradients(op: str) -> None:
 def test_determinism_is_asked_of_every_plan(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PlanCache()
     monkeypatch.setattr(_plans, "PLANS", cache)
-    # A replay repeats a plan that was asked for earlier; whether it may is a test of its own.
-    monkeypatch.setattr(replay, "make_call_replay", lambda *args: None)
-    forget_replays()
+    forget()  # a replay asks for no plan
     call = fixed(device)[name]
     out = on_copies(call, call.ours)(*call.copies(requires_grad=True))
     forward = cache.stats()

@@ -1,316 +1,368 @@
-"""Repeated functional calls on the GPU: a replay is taken where nothing changed, and never where something did."""
+"""Replays of every function: a call that was made before gives what the function gives, whatever changed meanwhile.
+
+On a CPU the reference runs in place of launches (``replaying``); on a GPU the kernels do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import torch
-from cases.functional import SeenDispatch, SeenFunction, forget_replays
+from cases.functional import DEVICES, SeenDispatch, SeenFunction
+from replaying import forget, noted, replays_on_cpu
 
-import triplan.functional as tf
-from triplan.facade import replay as replay_module
+import triplan.nn
+from bench.functions import Call, Draw, calls
+from triplan import functional
 
-pytestmark = pytest.mark.gpu
-Maker = Callable[..., tuple[Any, ...]]
-Op = Callable[..., torch.Tensor]
-
-
-def drawn(rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(rows, 32, device="cuda").to(dtype)
-
-
-def positions(*shape: int) -> torch.Tensor:
-    return torch.randint(0, 9, shape, device="cuda")
+Tensor = torch.Tensor
+Args = tuple[Any, ...]
+NAMES = sorted(calls(Draw(6, 8, torch.float32, torch.device("cpu"))))
+RECORDED = [name for name, call in calls(Draw(6, 8, torch.float32, torch.device("cpu"))).items() if call.grads]
 
 
-def gather_args(dtype: torch.dtype = torch.float32, n: int = 6) -> tuple[Any, ...]:
-    return drawn(9, dtype), 0, positions(n, 32)
-
-
-def select_args(dtype: torch.dtype = torch.float32, n: int = 6) -> tuple[Any, ...]:
-    return drawn(9, dtype), 0, positions(n)
-
-
-def embedding_args(dtype: torch.dtype = torch.float32, n: int = 6) -> tuple[Any, ...]:
-    return positions(2, n), drawn(9, dtype)
-
-
-def scattered(dtype: torch.dtype = torch.float32, n: int = 6) -> tuple[Any, ...]:
-    return drawn(9, dtype), 0, positions(n, 32), drawn(n, dtype)
-
-
-def added(dtype: torch.dtype = torch.float32, n: int = 6) -> tuple[Any, ...]:
-    return drawn(9, dtype), 0, torch.randperm(9, device="cuda")[:n], drawn(n, dtype)
-
-
-def with_out(ours: Op, theirs: Op, make: Maker) -> tuple[Op, Op, Maker]:
-    """The calls with ``out=``, a tensor for the result first among their arguments."""
-
-    def made(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        found = make(*args, **kwargs)
-        return torch.full_like(theirs(*found), 7), *found
-
-    return lambda out, *args: ours(*args, out=out), lambda out, *args: theirs(*args, out=out), made
-
-
-NEW: dict[str, tuple[Op, Op, Maker]] = {
-    "gather": (tf.gather, torch.gather, gather_args),
-    "index_select": (tf.index_select, torch.index_select, select_args),
-    "embedding": (tf.embedding, torch.nn.functional.embedding, embedding_args),
-}
-#: Into tensors of the caller's, which come first.
-INTO: dict[str, tuple[Op, Op, Maker]] = {
-    "gather_out": with_out(*NEW["gather"]),
-    "index_select_out": with_out(*NEW["index_select"]),
-    "index_add_": (tf.index_add_, lambda t, *args, **kwargs: t.index_add_(*args, **kwargs), added),
-    "scatter_add_": (tf.scatter_add_, lambda t, *args: t.scatter_add_(*args), scattered),
-}
-CALLS = {**NEW, **INTO}
-
-
-def is_values(a: Any) -> bool:
-    return isinstance(a, torch.Tensor) and a.is_floating_point()
-
-
-def misaligned(t: torch.Tensor) -> torch.Tensor:
-    buffer = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
-    buffer[1:] = t.reshape(-1)
-    return buffer[1:].view(t.shape)
-
-
-def transposed(t: torch.Tensor) -> torch.Tensor:
-    return t.t().contiguous().t() if t.dim() == 2 else t
-
-
-def narrowed(t: torch.Tensor) -> torch.Tensor:
-    return t.int() if t.dtype == torch.int64 else t
-
-
-def changed(args: tuple[Any, ...], change: Callable[[torch.Tensor], torch.Tensor], *at: int) -> tuple[Any, ...]:
-    """The tensors changed, or only those at ``at``."""
-    return tuple(change(a) if isinstance(a, torch.Tensor) and (not at or i in at) else a for i, a in enumerate(args))
-
-
-def both(op: str, *args: Any, **kwargs: Any) -> None:
-    """Ours equals torch's on operands of the same bits, and bumps the version of a given tensor."""
-    ours, theirs, _ = CALLS[op]
-    other = (args[0].clone(), *args[1:]) if op in INTO else args
-    version = args[0]._version
-    got, expected = ours(*args, **kwargs), theirs(*other, **kwargs)
-    assert (got.dtype, got.requires_grad) == (expected.dtype, expected.requires_grad)
-    if op in INTO:
-        assert got is args[0]
-        assert got._version > version
-        torch.testing.assert_close(got, expected)
-    else:
-        assert torch.equal(got, expected)
-
-
-def warmed(op: str) -> tuple[Any, ...]:
-    """Arguments of a call that has been made with them."""
-    args = CALLS[op][2]()
-    for _ in range(3):
-        CALLS[op][0](*args)
-    return args
+@pytest.fixture(params=DEVICES)
+def answers(request: pytest.FixtureRequest) -> Iterator[list[bool]]:
+    """Of every replay that was asked: whether it answered. The device is ``request.param``."""
+    with replays_on_cpu() if request.param == "cpu" else noted() as found:
+        yield found
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of every replay that was tried: whether it answered."""
-    answers: list[bool] = []
-    original = replay_module.make_call_replay
-
-    def make(*args: Any) -> replay_module.CallReplay | None:
-        replay = original(*args)
-
-        def asking(args: tuple[Any, ...]) -> torch.Tensor | None:
-            found = replay(args) if replay is not None else None
-            answers.append(found is not None)
-            return found
-
-        return None if replay is None else asking
-
-    monkeypatch.setattr(replay_module, "make_call_replay", make)
-    forget_replays()
-    return answers
+def device(request: pytest.FixtureRequest, answers: list[bool]) -> str:
+    return request.node.callspec.params["answers"]
 
 
-@pytest.mark.parametrize("op", CALLS)
-def test_repeats_are_right_and_short(op: str, taken: list[bool]) -> None:
-    ours, _, make = CALLS[op]
+def drawn(name: str, device: str, dtype: torch.dtype = torch.float32) -> Call:
+    return calls(Draw(6, 8, dtype, torch.device(device)))[name]
+
+
+def tensors(value: Any) -> list[Tensor]:
+    return [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor)]
+
+
+def outcome(function: Callable[..., Any], args: Args) -> Any:
+    """What a call gives, or how it fails."""
+    try:
+        return function(*args)
+    except Exception as e:
+        return type(e), str(e)
+
+
+def same(got: Any, expected: Any) -> None:
+    if not tensors(expected):
+        assert got == expected
+    for g, e in zip(tensors(got), tensors(expected), strict=True):
+        assert (g.dtype, g.shape, g.stride(), g.requires_grad) == (e.dtype, e.shape, e.stride(), e.requires_grad)
+        assert (g.is_inference(), type(g)) == (e.is_inference(), type(e))
+        torch.testing.assert_close(g, e, rtol=0, atol=0, equal_nan=True)
+
+
+def given_to(name: str, args: Args) -> Args:
+    """A call in place writes its first argument."""
+    return (args[0].clone(), *args[1:]) if name.endswith("_") else args
+
+
+def test_every_function_and_module_is_timed_and_tested_here() -> None:
+    public = set(functional.__all__) | {f"nn.{name}" for name in triplan.nn.__all__}
+    assert public <= set(NAMES)
+    assert all(hasattr(getattr(functional, name), "replays") for name in functional.__all__)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_repeats_equal_torch_and_are_replayed(name: str, answers: list[bool], device: str) -> None:
     for _ in range(5):
-        both(op, *make())
-    assert taken[-3:] == [True] * 3
-    args = make()
-    for _ in range(3):
-        both(op, *args)
-    assert taken[-2:] == [True] * 2
-    kept, again = ours(*args), ours(*args)
-    assert (kept.data_ptr() == again.data_ptr()) == (op in INTO)
+        del answers[:]
+        call = drawn(name, device)
+        expected = call.theirs(*given_to(name, call.args))
+        torch.testing.assert_close(call.ours(*given_to(name, call.args)), expected)
+    assert answers == [True]
 
 
-@pytest.mark.parametrize("op", CALLS)
-def test_whatever_changes_is_seen(op: str, taken: list[bool]) -> None:
-    make = CALLS[op][2]
-    for _ in range(3):
-        both(op, *make())
-        for dtype in (torch.float64,) if op in INTO else (torch.float16, torch.bool):
-            both(op, *make(dtype))
-        for n in (5,) if op in INTO else (7, 0):
-            both(op, *make(n=n))
-        args = make()
-        if op in INTO:
-            for at, a in enumerate(args):
-                if isinstance(a, torch.Tensor):
-                    both(op, *changed(args, misaligned, at))
-            both(op, *changed(args, transposed, 0))
-        else:
-            for change in (misaligned, transposed, narrowed):
-                both(op, *changed(args, change))
-        if op in ("gather", "index_select"):
-            square, index = torch.randn(9, 9, device="cuda"), positions(*((9, 9) if op == "gather" else (9,)))
-            for dim in (0, 1, -1):
-                both(op, square, dim, index)
-    assert any(taken)
+@pytest.mark.parametrize("name", RECORDED)
+def test_repeated_gradients_equal_torch_and_are_replayed(name: str, answers: list[bool], device: str) -> None:
+    for _ in range(6):
+        del answers[:]
+        call = drawn(name, device)
+        leaves, others = call.given(True), call.given(True)
+        wanted = [[given[i] for i in call.grads] for given in (leaves, others)]
+        for function, given in ((call.ours, leaves), (call.theirs, others)):
+            wanted[given is others] += list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+        found, expected = call.ours(*leaves), call.theirs(*others)
+        torch.testing.assert_close(found, expected)
+        grad = torch.randn_like(expected)
+        grads = torch.autograd.grad(found, wanted[0], grad)
+        torch.testing.assert_close(grads, torch.autograd.grad(expected, wanted[1], grad))
+        assert not any(g.requires_grad for g in grads)
+    assert call.composed or answers == [True, True]
 
 
-@pytest.mark.parametrize("op", CALLS)
-def test_gradients_are_never_dropped(op: str) -> None:
-    args = warmed(op)
-    for at, a in enumerate(args):
-        if not is_values(a):
-            continue
-        grads = []
-        for call in CALLS[op][:2]:
-            leaf = a.clone().requires_grad_()
-            given = [args[0].clone() if i == 0 and op in INTO else b for i, b in enumerate(args)]
-            given[at] = leaf * 1 if op in INTO and at == 0 else leaf  # a leaf cannot be written to
-            try:
-                out = call(*given)
-                out.backward(torch.ones_like(out))
-                grads.append(leaf.grad)
-            except RuntimeError:  # torch's out= takes no gradients
-                grads.append(None)
-        assert (grads[0] is None) == (grads[1] is None) == op.endswith("_out")
-        assert grads[1] is None or torch.equal(*grads)
-        if op in NEW:
-            parameter = torch.nn.Parameter(a)
-            given = [parameter if i == at else b for i, b in enumerate(args)]
-            with torch.no_grad():
-                assert not CALLS[op][0](*given).requires_grad
-            assert CALLS[op][0](*given).requires_grad
+# --- guards ---
 
 
-@pytest.mark.parametrize("mode", [SeenDispatch, SeenFunction])
-@pytest.mark.parametrize("op", CALLS)
-def test_modes_see_the_call(op: str, mode: Any, taken: list[bool]) -> None:
-    ours, theirs, _ = CALLS[op]
-    args = warmed(op)
-    expected = theirs(*changed(args, torch.clone, 0))
-    del taken[:]
-    with mode() as seen:
-        got = ours(*args)
-    torch.testing.assert_close(got, expected)
-    assert any(op.removesuffix("_out") in s for s in seen.ops)
-    assert not any(taken)
+def misaligned(t: Tensor) -> Tensor:
+    buffer = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
+    return buffer[1:].view(t.shape).copy_(t)
 
 
-@pytest.mark.parametrize("op", INTO)
-def test_inference_mode_writes_given_tensors(op: str) -> None:
-    ours, theirs, make = INTO[op]
-    warmed(op)
+def transposed(t: Tensor) -> Tensor:
+    return t.t().contiguous().t() if t.dim() == 2 else t
+
+
+def freed(t: Tensor) -> Tensor:
+    t = t.clone()
+    t.untyped_storage().resize_(0)
+    return t
+
+
+def floating(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda t: change(t) if t.is_floating_point() else t
+
+
+#: What may be different of every tensor.
+TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda t: t.clone(),
+    "dtype": floating(lambda t: t.double()),
+    "index dtype": lambda t: t if t.is_floating_point() else t.int(),
+    "address": misaligned,
+    "strides": transposed,
+    "shape": lambda t: t[:-1].clone() if t.dim() else t,
+    "storage freed": freed,
+    "lazily negated": floating(lambda t: torch._neg_view(t.clone())),
+    "requires grad": floating(lambda t: t.clone().requires_grad_()),
+    "parameter": floating(lambda t: torch.nn.Parameter(t.clone())),
+    "subclass": lambda t: t.clone().as_subclass(Sub),
+    "inference": lambda t: inferred(t),
+}
+
+
+class Sub(Tensor):
+    """A tensor of another type."""
+
+
+def inferred(t: Tensor) -> Tensor:
     with torch.inference_mode():
-        args = make()
-        expected = theirs(*changed(args, torch.clone, 0))
-        torch.testing.assert_close(ours(*args), expected)
+        return t.clone()
 
 
-@pytest.mark.parametrize("op", NEW)
-def test_inference_autocast_and_transforms(op: str) -> None:
-    ours, theirs, _ = NEW[op]
-    args = warmed(op)
-    expected = theirs(*args)
-    with torch.inference_mode():
-        assert torch.equal(ours(*args), expected)
-        assert ours(*args).is_inference()
-    with torch.autocast("cuda", torch.float16):
-        assert torch.equal(ours(*args), expected)
-        assert ours(*args).dtype == expected.dtype
-    at = next(i for i, a in enumerate(args) if is_values(a))
-    batched = torch.func.vmap(lambda x: ours(*changed(args, lambda _: x, at)))
-    assert torch.equal(batched(torch.stack([args[at]] * 2))[1], expected)
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*args), expected)
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("op", ["gather", "index_add_"])
-def test_determinism_is_looked_up_at_every_call(op: str, taken: list[bool], request: pytest.FixtureRequest) -> None:
-    args = warmed(op)
-    request.getfixturevalue("deterministic")
-    del taken[:]
-    both(op, *args)
-    assert not any(taken)
+#: What may be different around a call.
+CONTEXTS: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
+    "no grad": lambda device: torch.no_grad(),
+    "inference mode": lambda device: torch.inference_mode(),
+    "autocast": lambda device: torch.autocast(device, torch.bfloat16),
+    "deterministic": lambda device: deterministic(),
+    "dispatch mode": lambda device: SeenDispatch(),
+    "function mode": lambda device: SeenFunction(),
+    "forward mode": lambda device: torch.autograd.forward_ad.dual_level(),
+}
 
 
-def test_streams_and_capture(taken: list[bool]) -> None:
-    args = warmed("gather")
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
-        args[0].fill_(3.0)
-        out = tf.gather(*args)
-    assert taken[-1]
-    stream.synchronize()
-    assert bool((out == 3).all())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = tf.gather(*args)
-    assert taken[-1]
-    args[0].normal_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(captured, torch.gather(*args))
-
-
-def test_bad_indices_are_still_checked_on_request() -> None:
-    values, dim, index = warmed("gather")
-    index[1, 2] = 9
-    assert tf.gather(values, dim, index)[1, 2] == 0
-    with pytest.raises(IndexError, match=r"index\[1, 2\] = 9"):
-        tf.gather(values, dim, index, check_indices=True)
-    with pytest.raises(RuntimeError):
-        tf.gather(values, dim, index.float())
-    with pytest.raises(IndexError):
-        tf.gather(values, 2, index)
-
-
-def test_a_result_that_overlaps_what_is_read(taken: list[bool]) -> None:
-    index = torch.tensor([5, 0, 3, 3, 1, 2], device="cuda")
-    for shift in (40, 40, 20, 3, 0, 40):
-        buffer = torch.randn(64, 32, device="cuda")
-        source, out = buffer[:6], buffer[shift : shift + 6]
-        expected = source.index_select(0, index)
-        del taken[:]
-        assert torch.equal(tf.index_select(source, 0, index, out=out), expected)
-        assert shift >= 6 or not any(taken)
-    buffer = torch.randn(64, 32, device="cuda")
-    for shift in (40, 40, 4, 40):
-        target, source = buffer[:6], buffer[shift : shift + 6]
-        expected = target.index_add(0, index, source.clone())
-        tf.index_add_(target, 0, index, source)
-        torch.testing.assert_close(target, expected)
-
-
-def test_scales_are_told_apart(taken: list[bool]) -> None:
-    for alpha in (1, 1, 1, 2.5, 2.5, 2.5, 1.0, 1.0, -1, -1, -1):
-        both("index_add_", *added(), alpha=alpha)
-    assert any(taken)
-    target, dim, index, source = (
-        a.int() if isinstance(a, torch.Tensor) and a.dtype.is_floating_point else a for a in added()
-    )
+def warm(name: str, device: str, recording: bool) -> tuple[Callable[..., Any], Args]:
+    """A function and arguments with which it has been called until calls like that are replayed."""
+    call = drawn(name, device)
+    args = call.given(recording)
     for _ in range(3):
-        tf.index_add_(target, dim, index, source, alpha=1)
-    with pytest.raises(RuntimeError):
-        tf.index_add_(target, dim, index, source, alpha=1.0)
+        call.ours(*given_to(name, args))
+    return call.ours, args
+
+
+def changed_as(change: str, t: Tensor) -> Tensor:
+    """``t`` changed, a leaf that requires a gradient if ``t`` is."""
+    with torch.no_grad():
+        found = TENSORS[change](t.detach())
+    able = t.requires_grad and found.is_floating_point() and not found.is_inference()
+    return found.detach().requires_grad_() if able and not isinstance(found, torch.nn.Parameter) else found
+
+
+@pytest.mark.parametrize("recording", [False, True], ids=["plain", "recorded"])
+@pytest.mark.parametrize("change", TENSORS)
+@pytest.mark.parametrize("name", NAMES)
+def test_changed_tensors_are_noticed(name: str, change: str, recording: bool, answers: list[bool], device: str) -> None:
+    function, args = warm(name, device, recording and name in RECORDED)
+    changed = tuple(changed_as(change, a) if isinstance(a, Tensor) else a for a in args)
+    del answers[:]
+    freed = change == "storage freed"  # and cannot be copied
+    got = outcome(function, changed if freed else given_to(name, changed))
+    assert change != "nothing" or answers == [True]
+    forget()
+    same(got, outcome(function, changed if freed else given_to(name, changed)))
+
+
+@pytest.mark.parametrize("recording", [False, True], ids=["plain", "recorded"])
+@pytest.mark.parametrize("change", CONTEXTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_changed_surroundings_are_noticed(
+    name: str, change: str, recording: bool, answers: list[bool], device: str
+) -> None:
+    function, args = warm(name, device, recording and name in RECORDED)
+    del answers[:]
+    results = []
+    for _ in range(2):
+        with CONTEXTS[change](device) as seen:
+            results.append((outcome(function, given_to(name, args)), list(getattr(seen, "ops", []))))
+        if len(results) == 1:
+            forget()
+    same(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_transforms_go_the_long_way(name: str, answers: list[bool], device: str) -> None:
+    function, args = warm(name, device, False)
+    at = drawn(name, device).grads[0]
+    del answers[:]
+
+    def of(x: Tensor) -> Tensor:
+        result: Tensor = function(*(x if i == at else a for i, a in enumerate(args)))
+        return result
+
+    mapped = torch.func.vmap(of)(torch.stack([args[at]] * 2))[1]
+    torch.testing.assert_close(mapped, of(args[at]), rtol=0, atol=0)
+    forget()
+    leaf = args[at].clone().requires_grad_()
+    by_autograd = torch.autograd.grad(of(leaf).sum(), leaf)[0]
+    assert not by_autograd.requires_grad
+    torch.testing.assert_close(torch.func.grad(lambda x: of(x).sum())(args[at]), by_autograd, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_second_derivatives_equal_those_of_the_function(name: str, answers: list[bool], device: str) -> None:
+    call = calls(Draw(3, 4, torch.float64, torch.device(device)))[name]
+    args, second = call.given(True), []
+    for turn in range(4):
+        result = call.ours(*args)
+        grad = (
+            torch.linspace(1, 2, result.numel(), dtype=result.dtype, device=device)
+            .reshape(result.shape)
+            .requires_grad_()
+        )
+        wanted = [args[i] for i in call.grads]
+        first = torch.autograd.grad(result, wanted, grad, create_graph=True)
+        total = sum((t * (1 + torch.arange(t.numel(), device=device).reshape(t.shape))).sum() for t in first)
+        second.append(torch.autograd.grad(total, [*wanted, grad], allow_unused=True, materialize_grads=True))
+        if turn == 2:
+            assert any(answers)
+            forget()
+    torch.testing.assert_close(second[2], second[3])
+
+
+def test_scales_vary_without_a_new_recording(answers: list[bool], device: str) -> None:
+    x, index, source = torch.zeros(9, 4, device=device), torch.arange(9, device=device), torch.ones(9, 4, device=device)
+    for alpha in (2.5, 2.5, 2.5, 3.5, -4.25, 1e-3):
+        del answers[:]
+        assert torch.equal(functional.index_add(x, 0, index, source, alpha=alpha), source * alpha)
+    assert answers == [True]
+    for alpha in (0.0, -0.0, 1.0, -1.0, 2, float("inf")):
+        got = functional.index_add(x, 0, index, source, alpha=alpha)
+        assert torch.equal(got, x.index_add(0, index, source, alpha=alpha))
+
+
+def test_one_tensor_given_twice(answers: list[bool], device: str) -> None:
+    x, y = torch.randn(2, 4, 4, device=device)
+    for a, b in ((x, y), (x, y), (x, y), (x, x), (x, x), (x, x), (x, y), (y, x), (y, y)):
+        torch.testing.assert_close(functional.mm(a, b), a @ b)
+
+
+def test_lists_may_change(answers: list[bool], device: str) -> None:
+    x, shape = torch.randn(2, 3, 4, device=device), [4]
+    for _ in range(3):
+        functional.layer_norm(x, shape)
+    shape.insert(0, 3)
+    torch.testing.assert_close(functional.layer_norm(x, shape), torch.nn.functional.layer_norm(x, (3, 4)))
+
+
+def test_shapes_that_come_once_leave_nothing(answers: list[bool], device: str) -> None:
+    forget()
+    for n in range(1, 40):
+        functional.softmax(torch.randn(2, n, device=device), -1)
+    assert functional.softmax.replays._alike == {}  # type: ignore[attr-defined]
+    assert not answers
+
+
+def test_what_is_kept_is_bounded(answers: list[bool], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triplan.functional._replay import replay as _replay
+
+    monkeypatch.setattr(_replay, "_MAX_REPLAYS", 8)
+    replays = functional.softmax.replays  # type: ignore[attr-defined]
+    for n in range(1, 30):
+        x = torch.randn(2, n, device=device)
+        for _ in range(3):
+            torch.testing.assert_close(functional.softmax(x, -1), torch.softmax(x, -1))
+        assert sum(map(len, replays._alike.values())) <= 8
+        assert len(replays._came) <= 8
+
+
+def test_threads_share_replays(answers: list[bool], device: str) -> None:
+    failures: list[Exception] = []
+
+    def work(seed: int) -> None:
+        try:
+            for i in range(60):
+                x = torch.full((3, 1 + (seed + i) % 3), float(i), device=device)
+                assert torch.equal(functional.relu_squared(x), x * x)
+        except Exception as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
+@pytest.mark.gpu
+def test_streams_and_capture() -> None:
+    with noted() as answers:
+        x, leaf = torch.randn(64, 32, device="cuda"), torch.randn(64, 32, device="cuda", requires_grad=True)
+        grad = torch.ones_like(x)
+
+        def work() -> list[Tensor]:
+            result = functional.softmax(leaf, -1)
+            return [functional.softmax(x, -1), *torch.autograd.grad(result, leaf, grad)]
+
+        for _ in range(6):
+            work()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            x.fill_(3.0)
+            del answers[:]
+            found = work()[0]
+        assert all(answers)
+        stream.synchronize()
+        assert torch.equal(found, torch.full_like(x, 1 / 32))
+        graph = torch.cuda.CUDAGraph()
+        del answers[:]
+        with torch.cuda.graph(graph):
+            captured = work()
+        assert all(answers)
+        x.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(captured[0], torch.softmax(x, -1))
+
+
+@pytest.mark.gpu
+def test_another_device_is_current() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    with noted():
+        x = torch.randn(8, 8, device="cuda:1")
+        with torch.cuda.device(1):
+            for _ in range(4):
+                functional.softmax(x, -1)
+        same(functional.softmax(x, -1), torch.softmax(x, -1))

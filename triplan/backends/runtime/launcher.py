@@ -35,8 +35,9 @@ from triplan.errors import KernelInternal
 from triplan.sku import ArchSku
 from triplan.sku.facts import fact
 
-#: Positions of a call's changing values in one flat tuple, by (operand, item of a list). See also ``WORKSPACE``.
-Places = Mapping[tuple[str, int | None], int]
+#: Positions of a call's changing values in one flat tuple, by (operand, item of a list). See also ``WORKSPACE``; where
+#: the address of a part of it is known, (*WORKSPACE, offset).
+Places = Mapping[tuple[str, int | None] | tuple[str, int | None, int], int]
 #: How a kernel's arguments are assembled, see ``Template``. None for an argument that is absent or compiled in.
 Order = int | None | tuple["Order", ...]
 #: The key of the workspace's address in ``Places``.
@@ -133,7 +134,7 @@ def _nested(arg: Arg, flat: Iterator[Any]) -> Any:
 class Template:
     """A kernel's arguments without the addresses and scalars that change from call to call."""
 
-    __slots__ = ("_caches", "_filled", "arguments", "computed", "kernel", "start")
+    __slots__ = ("_caches", "_constants", "_filled", "_order", "arguments", "computed", "kernel", "start")
 
     def __init__(self, kernel: LoadedKernel, given: Sequence[Arg], args: Any, places: Places) -> None:
         self.kernel, self.start = kernel, kernel.start
@@ -162,6 +163,7 @@ class Template:
         if kernel.flat:
             order = (*_flat_places(order), None, None)
         self.computed = tuple(computed)
+        self._order, self._constants = order, tuple(constants)
         # Cache filled launches only if tensor maps are computed, which takes long. Host scalars are excluded: equal
         # numbers may differ in bits (0.0 and -0.0), equal addresses do not.
         self._caches = bool(computed) and not any(
@@ -171,6 +173,14 @@ class Template:
         #: Maps (values, computed) to all arguments.
         self.arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]]
         self.arguments = FunctionType(_assembly(order), {}, "arguments", tuple(constants))
+
+    def source(self, values: Sequence[str], prefix: str) -> tuple[str, dict[str, Any]]:
+        """All arguments as an expression of those of ``values``, and the constants that it names, with ``prefix``.
+
+        For templates with nothing computed.
+        """
+        named = {f"{prefix}{i}": constant for i, constant in enumerate(self._constants)}
+        return _expression(self._order, values, list(named)), named
 
     def extended(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """``values``, followed by what is computed from them."""
@@ -202,16 +212,18 @@ def _assembly(order: Order) -> CodeType:
 
     The code contains the tuple literally. That takes less than half the time of an itemgetter on the joined values.
     """
-    constants = "".join(f", k{i}" for i in range(sum(place < 0 for place in _flat_places(order))))
-
-    def expression(order: Order) -> str:
-        if isinstance(order, tuple):
-            return f"({''.join(f'{expression(o)}, ' for o in order)})"
-        return "None" if order is None else f"k{~order}" if order < 0 else f"v[{order}]"
-
-    function = eval(f"lambda v{constants}: {expression(order)}")
+    places = list(_flat_places(order))
+    constants = [f"k{i}" for i in range(sum(place < 0 for place in places))]
+    values = [f"v[{i}]" for i in range(1 + max(places, default=-1))]
+    function = eval(f"lambda v{''.join(f', {k}' for k in constants)}: {_expression(order, values, constants)}")
     code: CodeType = function.__code__
     return code
+
+
+def _expression(order: Order, values: Sequence[str], constants: Sequence[str]) -> str:
+    if isinstance(order, tuple):
+        return f"({''.join(f'{_expression(o, values, constants)}, ' for o in order)})"
+    return "None" if order is None else constants[~order] if order < 0 else values[order]
 
 
 class BoundLaunch:
@@ -271,6 +283,20 @@ def launch_function(templates: Sequence[Template]) -> Callable[[tuple[Any, ...],
     return several
 
 
+def scratch_offsets(launches: Sequence[Launch]) -> set[int]:
+    """Offsets of the parts of the workspace that ``launches`` read or write."""
+
+    def leaves(arg: Arg) -> Iterator[Arg]:
+        if isinstance(arg, tuple):
+            for a in arg:
+                yield from leaves(a)
+        else:
+            yield arg
+
+    found = (leaf for launch in launches for arg in launch.args.values() for leaf in leaves(arg))
+    return {leaf.offset for leaf in found if isinstance(leaf, Scratch) and not leaf.stored}
+
+
 def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[LoadedKernel, ...]:
     """Compile ``launches`` and load them on ``device``."""
     with torch.cuda.device(device):
@@ -326,7 +352,9 @@ def _changing(
     The position is None if nothing changes, the function None if the argument is the value itself.
     """
     if isinstance(leaf, Scratch):
-        return places[STORAGE if leaf.stored else WORKSPACE], leaf.offset.__add__
+        key = STORAGE if leaf.stored else WORKSPACE
+        place = places.get((*key, leaf.offset))
+        return (places[key], leaf.offset.__add__) if place is None else (place, None)
     if isinstance(leaf, Scalar):
         return places.get((leaf.operand, None)), None
     if isinstance(leaf, Ptr):

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from triplan.functional._autocast import narrowed
-from triplan.functional._ops import Op, _transformed, composed, needs_grad
-from triplan.functional._plans import Ran
+from triplan.functional._ops import Op, composed
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast, require
+from triplan.functional._watching import needs_grad, transformed
 from triplan.functional.gemm.products import _addmm, _bmm, _check_factors, _gradients, _mm, _run_product
 
 __all__ = ["linear", "matmul"]
@@ -47,14 +48,14 @@ def _as_matrix(t: Tensor) -> Tensor:
     return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), t.size(-1))
 
 
-def _linear_fill(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ran | None:
+def _linear_fill(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     if out.dim() == 2 or out.is_contiguous():
-        return _run_product(_as_matrix(input), weight.t(), _as_matrix(out), bias=bias)
+        _run_product(_as_matrix(input), weight.t(), _as_matrix(out), bias=bias)
+        return
     # An ``out`` of more than two axes whose rows may have no common stride: it cannot be viewed as a matrix.
     packed = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     _run_product(_as_matrix(input), weight.t(), _as_matrix(packed), bias=bias)
     out.copy_(packed)
-    return None
 
 
 def _linear_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -81,6 +82,7 @@ _linear = Op(
 )
 
 
+@replayed
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
     """``input @ weight.T + bias`` (torch.nn.functional.linear), rounded once.
 
@@ -112,6 +114,7 @@ def _any_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 # --- matmul ---
 
 
+@replayed
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``input @ other`` (torch.matmul): vectors, matrices, and batches of matrices whose axes broadcast.
 
@@ -136,7 +139,7 @@ def _matmul(input: Tensor, other: Tensor) -> Tensor:
     else:
         lead = broadcast(a.shape[:-2], b.shape[:-2])
         a, b = (t.reshape((1,) * (len(lead) + 2 - t.dim()) + t.shape) for t in (a, b))
-        if a.shape[:-2] != b.shape[:-2] and (needs_grad((a, b)) or _transformed()):
+        if a.shape[:-2] != b.shape[:-2] and (needs_grad((a, b)) or transformed()):
             result = _broadcast_bmm(a, b)
         else:
             result = _bmm(*_batches(a, b), 1).reshape((*lead, a.size(-2), b.size(-1)))

@@ -14,9 +14,12 @@ import torch
 from triplan.errors import Unsupported
 from triplan.facade import BatchedGemmPlan, GemmBackwardPlan, GemmPlan
 from triplan.functional._autocast import narrowed
-from triplan.functional._ops import Op, Recorded, _transformed
-from triplan.functional._plans import Ran, run
+from triplan.functional._ops import Op, Recorded
+from triplan.functional._plans import run
+from triplan.functional._replay.recording import setting
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_same_device, require
+from triplan.functional._watching import transformed
 
 __all__ = ["addbmm", "addmm", "baddbmm", "bmm", "mm"]
 
@@ -30,11 +33,13 @@ _precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 def _tf32_allowed(t: Tensor) -> bool:
     """Whether torch's settings let f32 products on CUDA multiply in tf32."""
-    if t.dtype != torch.float32 or not t.is_cuda:
-        return False
+    return t.dtype == torch.float32 and t.is_cuda and setting(_multiplies_in_tf32)
+
+
+def _multiplies_in_tf32() -> bool:
     if _precision is not None:  # once this setting is set, torch refuses to read the legacy flag
         return bool(_precision("cuda", "matmul") == "tf32")
-    return bool(torch._C._get_cublas_allow_tf32())
+    return torch._C._get_cublas_allow_tf32()
 
 
 def _check_factors(op: str, first: Tensor, second: Tensor, *others: Tensor) -> None:
@@ -60,17 +65,14 @@ def _run_product(
     beta: float = 1,
     c0: Tensor | None = None,
     bias: Tensor | None = None,
-) -> Ran | None:
-    """Run a plan: c = alpha * a @ b + beta * c0 + bias, for matrices or batches of matrices.
-
-    None if the call depends on more than its tensors, so that it must not be repeated from them alone.
-    """
+) -> None:
+    """Run a plan: c = alpha * a @ b + beta * c0 + bias, for matrices or batches of matrices."""
     if c.dtype in _BYTES:
         whole = torch.empty(c.shape, dtype=torch.int32, device=c.device)
         c0, bias = (None if t is None else t.int() for t in (c0, bias))
         _run_product(a.view(torch.int8), b.view(torch.int8), whole, alpha=alpha, beta=beta, c0=c0, bias=bias)
         c.copy_(whole)
-        return None
+        return
     operands = {"a": a, "b": b, "c": c}
     options: dict[str, Any] = {}
     scalars: dict[str, Any] = {} if alpha == 1 else {"alpha": alpha}
@@ -80,11 +82,9 @@ def _run_product(
     if bias is not None:
         operands["bias"] = bias
         options["epilogue"] = "bias"
-    if tf32 := _tf32_allowed(a):
+    if _tf32_allowed(a):
         options["math"] = "tf32"
-    ran = run(GemmPlan if a.dim() == 2 else BatchedGemmPlan, operands, scalars=scalars, **options)
-    # A repeated call would not notice other scalars, nor a change of torch's precision setting.
-    return None if scalars or tf32 or a.dtype == torch.float32 else ran
+    run(GemmPlan if a.dim() == 2 else BatchedGemmPlan, operands, scalars=scalars, **options)
 
 
 # --- mm ---
@@ -105,8 +105,8 @@ def _mm_shape(input: Tensor, mat2: Tensor, alpha: float = 1) -> Sequence[int]:
     return (input.size(0), mat2.size(1))
 
 
-def _mm_fill(out: Tensor, input: Tensor, mat2: Tensor, alpha: float = 1) -> Ran | None:
-    return _run_product(input, mat2, out, alpha=alpha)
+def _mm_fill(out: Tensor, input: Tensor, mat2: Tensor, alpha: float = 1) -> None:
+    _run_product(input, mat2, out, alpha=alpha)
 
 
 def _mm_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -130,6 +130,7 @@ _mm = Op(
 )
 
 
+@replayed
 def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``input @ mat2`` (torch.mm) of (m, k) and (k, n): f16, bf16, f32 or f64, one dtype for both, of any strides.
 
@@ -216,7 +217,7 @@ def _gradients(
     grad: Tensor, a: Tensor, b: Tensor, to_a: bool, to_b: bool, to_bias: bool = False, *, alpha: float = 1
 ) -> Gradients:
     """The wanted gradients of ``alpha * a @ b + bias``, each differentiable again."""
-    if to_a + to_b + to_bias > 1 and not _transformed():
+    if to_a + to_b + to_bias > 1 and not transformed():
         da, db, dbias = _gemm_backward(grad, a, b, to_a, to_b, to_bias, alpha)
         return da if to_a else None, db if to_b else None, dbias if to_bias else None
     return (
@@ -264,6 +265,7 @@ _bmm = Op(
 )
 
 
+@replayed
 def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``input[i] @ mat2[i]`` for each i (torch.bmm) of (b, m, k) and (b, k, n). All else is as in ``mm``.
 
@@ -305,16 +307,15 @@ def _add_product(name: str, rank: int, factors: tuple[str, str]) -> Op:
             require(n == m or n == 1, lambda: refused)
         return whole
 
-    def fill(
-        out: Tensor, input: Tensor, first: Tensor, second: Tensor, beta: float = 1, alpha: float = 1
-    ) -> Ran | None:
+    def fill(out: Tensor, input: Tensor, first: Tensor, second: Tensor, beta: float = 1, alpha: float = 1) -> None:
         if alpha == 0:  # the factors are not read: NaN in them must not reach the result
             first, second = first[..., :0], second[..., :0, :]
         if beta == 0:
-            return _run_product(first, second, out, alpha=alpha)
-        if beta == 1 and _is_row(input.shape, out.size(-1)):
-            return _run_product(first, second, out, alpha=alpha, bias=input.reshape(-1))
-        return _run_product(first, second, out, alpha=alpha, beta=beta, c0=input.expand(out.shape))
+            _run_product(first, second, out, alpha=alpha)
+        elif beta == 1 and _is_row(input.shape, out.size(-1)):
+            _run_product(first, second, out, alpha=alpha, bias=input.reshape(-1))
+        else:
+            _run_product(first, second, out, alpha=alpha, beta=beta, c0=input.expand(out.shape))
 
     def setup(ctx: Any, inputs: Any, output: Tensor) -> None:
         input, first, second, ctx.beta, ctx.alpha = inputs
@@ -349,6 +350,7 @@ _addmm = _add_product("addmm", 2, ("mat1", "mat2"))
 _baddbmm = _add_product("baddbmm", 3, ("batch1", "batch2"))
 
 
+@replayed
 def addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
 ) -> Tensor:
@@ -363,6 +365,7 @@ def addmm(
     return _addmm(*narrowed(input, mat1, mat2), beta, alpha)
 
 
+@replayed
 def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
 ) -> Tensor:
@@ -382,6 +385,7 @@ def _truncated(input: Tensor, *factors: float) -> tuple[float, ...]:
     return factors if input.is_floating_point() else tuple(map(int, factors))
 
 
+@replayed
 def addbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
 ) -> Tensor:

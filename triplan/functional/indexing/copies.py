@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import at_least_1d, axis, broadcast, check_same_device, require
 from triplan.functional.indexing.gather import gather
 from triplan.functional.indexing.reduce import scatter
@@ -26,6 +27,7 @@ def _spread(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return index.reshape(shape).expand(whole)
 
 
+@replayed
 def index_copy(
     input: Tensor,
     dim: int,
@@ -53,11 +55,13 @@ def index_copy(
     return scatter(input, dim, _spread(input, dim, index), source, out=out, check_indices=check_indices)
 
 
+@replayed
 def index_copy_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, check_indices: bool = False) -> Tensor:
     """``index_copy`` into ``input`` itself, which is returned."""
     return input.copy_(index_copy(input, dim, index, source, check_indices=check_indices))
 
 
+@replayed
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | float, *, check_indices: bool = False) -> Tensor:
     """``input`` with ``out[..., index[j], ...] = value`` along ``dim`` (torch.index_fill).
 
@@ -78,6 +82,7 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | float, *,
     return torch.where(filled.reshape([-1 if a == dim else 1 for a in range(input.dim())]), number, input)
 
 
+@replayed
 def index_fill_(
     input: Tensor, dim: int, index: Tensor, value: Tensor | float, *, check_indices: bool = False
 ) -> Tensor:
@@ -85,6 +90,7 @@ def index_fill_(
     return input.copy_(index_fill(input, dim, index, value, check_indices=check_indices))
 
 
+@replayed
 def take_along_dim(
     input: Tensor,
     indices: Tensor,
@@ -116,6 +122,7 @@ def take_along_dim(
     return gather(table, dim, at, out=out, check_indices=check_indices)
 
 
+@replayed
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """``input`` with the elements of ``source``, in order, where ``mask`` is true (torch.masked_scatter).
 
@@ -136,6 +143,7 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return torch.where(mask, gather(padded, 0, at).reshape(whole), table)
 
 
+@replayed
 def masked_scatter_(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """``masked_scatter`` into ``input`` itself, which is returned; ``mask`` is broadcast to its shape."""
     return input.copy_(masked_scatter(input, mask.expand(input.shape), source))

@@ -16,7 +16,8 @@ from triplan.descriptors.fields import MAX_RANK
 from triplan.errors import Unsupported
 from triplan.facade import EmbeddingBackwardPlan, EmbeddingPlan
 from triplan.functional._ops import Op
-from triplan.functional._plans import Ran, run
+from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_index_dtype, check_same_device
 from triplan.functional.indexing.copies import index_copy_
 from triplan.functional.indexing.gather import scatter_add
@@ -48,9 +49,9 @@ def _as_rows(indices: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _embedding_fill(
     out: Tensor, weight: Tensor, indices: Tensor, padding_idx: int | None = None, check_indices: bool = False
-) -> Ran:
+) -> None:
     index, rows = _as_rows(indices, out)
-    return run(EmbeddingPlan, {"weight": weight, "index": index, "out": rows}, check_indices=check_indices)
+    run(EmbeddingPlan, {"weight": weight, "index": index, "out": rows}, check_indices=check_indices)
 
 
 def _embedding_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -159,6 +160,7 @@ def _row(name: str, padding_idx: int | None, rows: int) -> int | None:
     return padding_idx + (rows if padding_idx < 0 else 0)
 
 
+@replayed
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -197,6 +199,7 @@ def embedding(
     return result
 
 
+@replayed
 def embedding_bag(
     input: Tensor,
     weight: Tensor,

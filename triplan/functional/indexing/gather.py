@@ -15,7 +15,8 @@ from torch.nn.functional import pad
 
 from triplan.facade import GatherBackwardPlan, GatherPlan, ScatterAddPlan, ScatterPlan
 from triplan.functional._ops import Op, composed
-from triplan.functional._plans import Ran, run
+from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import (
     INDEX_DTYPES,
     NARROW,
@@ -43,11 +44,11 @@ def _gather_shape(input: Tensor, dim: int, index: Tensor, check_indices: bool = 
     return index.shape
 
 
-def _gather_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> Ran:
+def _gather_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> None:
     dim = axis(dim, input.dim())
     index, src = at_least_1d(index), at_least_1d(input)
     operands = {"src": narrowed(src, index.shape, keep=dim), "index": index, "out": at_least_1d(out)}
-    return run(GatherPlan, operands, check_indices=check_indices, gather_dim=dim)
+    run(GatherPlan, operands, check_indices=check_indices, gather_dim=dim)
 
 
 def _gather_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -111,6 +112,7 @@ _gather_backward = Op(
 )
 
 
+@replayed
 def gather(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None, check_indices: bool = False) -> Tensor:
     """``out[..., j, ...] = input[..., index[..., j, ...], ...]`` along ``dim`` (torch.gather).
 
@@ -128,6 +130,7 @@ def gather(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None,
     return _gather.into(out, input, dim, index, check_indices)
 
 
+@replayed
 def gather_with_grad(input: Tensor, dim: int, index: Tensor, *, check_indices: bool = False) -> Tensor:
     """The same as ``gather``, which records gradients wherever torch does."""
     return gather(input, dim, index, check_indices=check_indices)
@@ -179,9 +182,9 @@ def _add_shape(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indice
     return _checked_scatter("scatter_add", input, dim, index, src)
 
 
-def _add_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> Ran:
+def _add_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> None:
     dim = axis(dim, out.dim())
-    return run(ScatterAddPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
+    run(ScatterAddPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
 
 
 def _add_grad(ctx: Any, grad: Tensor) -> Any:
@@ -199,6 +202,7 @@ _scatter_add = Op(
 )
 
 
+@replayed
 def scatter_add(
     input: Tensor,
     dim: int,
@@ -227,6 +231,7 @@ def _add_narrow(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indic
     return _scatter_add(input.int(), dim, index, src.int(), check_indices).to(input.dtype)
 
 
+@replayed
 def scatter_add_(input: Tensor, dim: int, index: Tensor, src: Tensor, *, check_indices: bool = False) -> Tensor:
     """``scatter_add`` into ``input`` itself, which is returned.
 
@@ -242,9 +247,9 @@ def _put_shape(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indice
     return _checked_scatter("scatter", input, dim, index, src)
 
 
-def _put_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> Ran:
+def _put_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> None:
     dim = axis(dim, out.dim())
-    return run(ScatterPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
+    run(ScatterPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
 
 
 def _put_grad(ctx: Any, grad: Tensor) -> Any:

@@ -15,7 +15,8 @@ import torch
 from triplan.errors import Unsupported
 from triplan.facade import IndexPutPlan
 from triplan.functional._ops import Op
-from triplan.functional._plans import Ran, run
+from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import INDEX_DTYPES, NARROW, broadcast, check_same_device
 from triplan.functional.indexing.select import index_select
 
@@ -71,7 +72,7 @@ def _put_update(
     values: Tensor,
     accumulate: bool = False,
     check_indices: bool = False,
-) -> Ran:
+) -> None:
     shape = _index_shape(indices) or (1,)
     dtype = torch.int32 if all(i.dtype == torch.int32 for i in indices) else torch.int64
     operands = {
@@ -79,7 +80,7 @@ def _put_update(
         "values": values.expand(*shape, *out.shape[len(indices) :]),
         "out": out,
     }
-    return run(IndexPutPlan, operands, check_indices=check_indices, accumulate=accumulate, wrap_negative=True)
+    run(IndexPutPlan, operands, check_indices=check_indices, accumulate=accumulate, wrap_negative=True)
 
 
 def _put_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -165,6 +166,7 @@ def _leading(
     return input.permute(order), given, values, order
 
 
+@replayed
 def index_put(
     input: Tensor,
     indices: Sequence[Tensor | None],
@@ -197,6 +199,7 @@ def index_put(
     return result if order == sorted(order) else result.permute([order.index(a) for a in range(len(order))])
 
 
+@replayed
 def index_put_(
     input: Tensor,
     indices: Sequence[Tensor | None],

@@ -15,6 +15,7 @@ import torch
 from triplan.facade import ScatterPlan, ScatterReducePlan
 from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import NARROW, axis
 from triplan.functional.indexing.gather import (
     _checked_scatter,
@@ -136,6 +137,7 @@ def _sum(input: Tensor, dim: int, index: Tensor, src: Tensor, include_self: bool
     return _scatter_add(input, dim, index, src, check_indices)
 
 
+@replayed
 def scatter_reduce(
     input: Tensor,
     dim: int,
@@ -181,6 +183,7 @@ def _reduced(
     return _scatter_reduce(input, dim, index, src, reduce, include_self, check_indices)
 
 
+@replayed
 def scatter_reduce_(
     input: Tensor,
     dim: int,
@@ -213,6 +216,7 @@ def _reduction(reduce: str) -> str:
     return known[reduce]
 
 
+@replayed
 def scatter(
     input: Tensor,
     dim: int,
@@ -237,6 +241,7 @@ def scatter(
     return _scatter.into(out, input, dim, index, given, check_indices)
 
 
+@replayed
 def scatter_(
     input: Tensor,
     dim: int,

@@ -17,7 +17,8 @@ from triplan.facade import (
     IndexSelectPlan,
 )
 from triplan.functional._ops import Op, composed
-from triplan.functional._plans import Ran, run
+from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import (
     NARROW,
     at_least_1d,
@@ -53,9 +54,9 @@ def _select_shape(input: Tensor, dim: int, index: Tensor, check_indices: bool = 
     return (*input.shape[:dim], index.numel(), *input.shape[dim + 1 :])
 
 
-def _select_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> Ran:
+def _select_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> None:
     operands = {"src": at_least_1d(input), "index": at_least_1d(index), "out": at_least_1d(out)}
-    return run(IndexSelectPlan, operands, check_indices=check_indices, select_dim=axis(dim, input.dim()))
+    run(IndexSelectPlan, operands, check_indices=check_indices, select_dim=axis(dim, input.dim()))
 
 
 def _select_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -115,6 +116,7 @@ _index_select_backward = Op(
 )
 
 
+@replayed
 def index_select(
     input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None, check_indices: bool = False
 ) -> Tensor:
@@ -173,10 +175,10 @@ def _add_shape(
 
 def _add_update(
     out: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1, check_indices: bool = False
-) -> Ran:
+) -> None:
     operands = {"index": at_least_1d(index), "src": at_least_1d(source), "out": at_least_1d(out)}
     scalars = {"alpha": None if alpha == 1 else int(alpha) if isinstance(alpha, bool) else alpha}
-    return run(IndexAddPlan, operands, scalars=scalars, check_indices=check_indices, add_dim=axis(dim, out.dim()))
+    run(IndexAddPlan, operands, scalars=scalars, check_indices=check_indices, add_dim=axis(dim, out.dim()))
 
 
 def _add_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -204,6 +206,7 @@ _index_add = Op(
 )
 
 
+@replayed
 def index_add(
     input: Tensor,
     dim: int,
@@ -234,6 +237,7 @@ def _add_narrow(input: Tensor, dim: int, index: Tensor, source: Tensor, alpha: f
     return _index_add(input.int(), dim, index, source.int(), int(alpha), check_indices).to(input.dtype)
 
 
+@replayed
 def index_add_(
     input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, check_indices: bool = False
 ) -> Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 #: Microseconds that one launch adds to a sequence of launches on a stream. Measured on an H200 with empty kernels.
 LAUNCH_US = 1.5
+#: Microseconds that a launch adds which begins while the one ahead of it ends. Untuned.
+OVERLAPPED_LAUNCH_US = 1.0
 #: Bytes that a streaming kernel moves in a microsecond. In ``bench/results/rowwise-nvidia-h200.csv`` norms' backward
 #: reaches 3.7e6 to 3.9e6 at 8192 x 8192, softmax and the forward norms 4.0e6 to 4.3e6; torch's copy of 2 GiB 4.25e6.
 BYTES_PER_US = 3.8e6

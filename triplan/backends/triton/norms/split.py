@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.card import LAUNCH_US, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.norms import split_kernels as kernels
@@ -48,7 +48,7 @@ class NormSplit(SplitRows, NormEntry):
         return waves_us(partials * blocks, groups * self.tile.rows * self.traffic()[0] / blocks, target)
 
     def us(self, target: Target) -> float:
-        return super().us(target) - LAUNCH_US  # the launches overlap
+        return super().us(target) - LAUNCH_US + OVERLAPPED_LAUNCH_US
 
     def launches(self, target: Target) -> list[Launch]:
         """Each launch is placed while the one ahead of it ends, as all are short."""

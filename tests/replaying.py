@@ -1,0 +1,106 @@
+"""Replays of functional calls on a CPU: in place of a launch, the reference runs on the addresses that it is given."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+import triplan as tp
+from triplan import functional
+from triplan.functional import _plans
+from triplan.functional._replay import program as _program, replay as _replay
+
+
+def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
+    """The tensor at ``address`` with the shape, strides and dtype of ``like``."""
+    if not like.numel():
+        return like
+    elements = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+    memory = (ctypes.c_char * (elements * like.element_size())).from_address(address)
+    return torch.frombuffer(memory, dtype=like.dtype).as_strided(like.shape, like.stride())
+
+
+class Launching:
+    """Stands for the launches of a plan."""
+
+    computed = ()
+    kernel = None
+
+    def __init__(self, plan: Any, args: Any, places: Any) -> None:
+        self.plan, self.args, self.places = plan, args, places
+
+    def source(self, values: list[str], prefix: str) -> tuple[str, dict[str, Any]]:
+        return f"({''.join(f'{v}, ' for v in values)})", {}
+
+    def start(self, values: tuple[Any, ...], stream: int) -> None:
+        given: dict[str, Any] = {}
+        for o in self.plan.descriptor.operands():
+            value = getattr(self.args, o.name)
+            if isinstance(value, (list, tuple)):
+                value = [tensor_at(values[self.places[(o.name, i)]], t) for i, t in enumerate(value)]
+            elif isinstance(value, torch.Tensor):
+                value = tensor_at(values[self.places[(o.name, None)]], value)
+            elif (o.name, None) in self.places:
+                value = values[self.places[(o.name, None)]]
+            given[o.name] = value
+        with torch.no_grad():
+            self.plan.run(self.plan.args_type(**given))
+
+
+@contextmanager
+def noted() -> Iterator[list[bool]]:
+    """Gives, of every replay that is asked, whether it answers."""
+    answers: list[bool] = []
+    original = _program.guarded
+
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        guard = original(*args, **kwargs)
+
+        def ask(call: Any) -> Any:
+            found = guard(call)
+            answers.append(found is not None)
+            return found
+
+        return ask
+
+    forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_program, "guarded", asking)
+        yield answers
+    forget()
+
+
+@contextmanager
+def replays_on_cpu() -> Iterator[list[bool]]:
+    """As ``noted``, of CPU tensors, which are replayed as those of a GPU are."""
+    run = tp.Plan.run
+
+    def unseen(*args: Any) -> None:
+        with _disable_current_modes():  # as a launch: the reference's ops are not the call's
+            run(*args)
+
+    def empty(shape: Any, strides: Any, dtype: Any) -> torch.Tensor:
+        found = torch.empty_strided(shape, strides, dtype=dtype)
+        return found.fill_(torch.nan) if found.is_floating_point() and 0 not in strides else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tp.Plan, "run", unseen)
+        patch.setattr(_replay, "on_gpu", lambda args: True)
+        patch.setattr(_program, "_empty", empty)
+        patch.setattr(_program, "current_device", lambda: -1)
+        patch.setattr(_plans, "always_checks", lambda device: False)
+        patch.setattr(tp.Plan, "templates", lambda plan, args, workspace, places: [Launching(plan, args, places)])
+        with noted() as answers:
+            yield answers
+
+
+def forget() -> None:
+    """Drop all replays."""
+    for name in functional.__all__:
+        getattr(functional, name).replays.forget()

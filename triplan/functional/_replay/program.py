@@ -1,0 +1,346 @@
+"""From a recorded call to the code that repeats it: a guard, allocations, launches, perhaps ops of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad, profiler
+
+from triplan.backends.runtime.launcher import (
+    ENTER_HOOKS,
+    EXIT_HOOKS,
+    WORKSPACE,
+    failed,
+    launch_function,
+    scratch_offsets,
+)
+from triplan.backends.table import TABLE
+from triplan.descriptors import OperandKind
+from triplan.facade.bound import current_device, current_stream, increment_version
+from triplan.facade.replay import MAX_SCALAR, Slot, guarded, size_of
+from triplan.functional._replay.recording import CREATIONS, Recording, Step, TorchOp, View
+from triplan.functional._watching import tensors_in
+
+Tensor = torch.Tensor
+#: Repeats a call with the arguments given: its result, or None if the full path must look at that call.
+Repeat = Callable[[tuple[Any, ...]], Any]
+
+#: Inductor's allocation: torch.empty_strided on the current device, without parsing of arguments.
+_empty: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
+_deterministic = torch._C._get_deterministic_algorithms
+_function_modes = torch._C._len_torch_function_stack
+#: Bytes: the distance of buffers in one allocation. As torch's allocator aligns.
+_APART = 512
+#: Bytes of a tensor that a replay holds.
+_MAX_CONSTANT = 4096
+#: Methods that do the same as ops of torch's dispatcher in less time.
+_DIRECT = {torch.ops.aten.copy_.default: Tensor.copy_, torch.ops.aten.clone.default: Tensor.clone}
+#: Scales that ops may treat specially.
+SPECIAL = (0.0, 1.0, -1.0)
+
+
+class NotRepeatable(Exception):  # noqa: N818  # not an error: the call runs as it is written
+    """Launches alone do not repeat this call."""
+
+
+class Program:
+    """The lines that repeat a recorded call, where ``t0``, ``t1`` and so on are the addresses of its tensors."""
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        record: Recording,
+        kept: Sequence[Tensor],
+        hidden: Sequence[Tensor] = (),
+        *,
+        scales: bool = True,
+    ) -> None:
+        """``kept``: tensors that the caller gets; those that the call allocated are allocated anew.
+
+        ``hidden``: allocated tensors that only the backward gets, as parts of one buffer named ``hidden``. ``scales``:
+        whether floats that a kernel is given at run time may differ from call to call.
+        """
+        self.record = record
+        self._given_scales: list[Any] = []
+        if scales:
+            self._given_scales = [v for s in record.steps if isinstance(s, Step) for v in s.scalars.values()]
+        self.reads: list[str] = []  # how each tensor is read from a ``call``
+        self.tensors: list[Tensor] = []
+        #: Expressions that are true of a ``call`` that differs in other things than tensors.
+        self.refused: list[str] = []
+        self.constants: dict[str, Any] = {"empty": _empty, "stream": current_stream}
+        self.lines: list[str] = []
+        self._new: dict[int, tuple[str, Tensor]] = {}  # by storage: the variable, and the tensor that it holds
+        self._scales: dict[int, str] = {}  # by identity: floats among the arguments that may be scales
+        self._held: set[int] = set()  # identities of the ops whose results are constants
+        self._compare(args)
+        ops = [step for step in record.steps if isinstance(step, TorchOp)]
+        self._made = {t.untyped_storage()._cdata for op in ops if not op.func._schema.is_mutable for t in op.results}
+        self._hold_constants(ops, (*kept, *hidden))
+        # What torch's ops work on is allocated as it was, so that the same views lead to the same tensors.
+        for t in (*(self.record.fresh.get(t.untyped_storage()._cdata) for op in ops for t in op.tensors()), *kept):
+            if t is not None and (storage := self._allocated(t)) is not None and storage not in self._new:
+                name = f"n{len(self._new)}"
+                self._new[storage] = name, t
+                if storage not in self._made:
+                    self.constants |= {f"shape_{name}": tuple(t.shape), f"strides_{name}": t.stride()}
+                    self.constants[f"dtype_{name}"] = t.dtype
+                    self._allocate(name, f"shape_{name}, strides_{name}, dtype_{name}")
+        #: Bytes from the start of ``hidden`` to each hidden tensor.
+        self.offsets: list[int] = []
+        self._parts: dict[int, tuple[str, int]] = {}  # by storage: the buffer that it is a part of, and where
+        self._divide("hidden", hidden)
+        self._divide("scratch", [t for step in record.steps if isinstance(step, Step) for t in step.tensors()])
+        #: For each tensor: the alignment that operands in it need, and whether one is written.
+        self.alignments, self.written = [1] * len(self.tensors), [False] * len(self.tensors)
+        self._repeat_steps()
+
+    def _compare(self, args: tuple[Any, ...]) -> None:
+        for i, a in enumerate(args):
+            items = [(f"call[{i}]", a)]
+            if isinstance(a, (list, tuple)) and any(isinstance(item, Tensor) for item in a):
+                self.refused.append(f"type(call[{i}]) is not type{i} or len(call[{i}]) != {len(a)}")
+                self.constants[f"type{i}"] = type(a)
+                items = [(f"call[{i}][{j}]", item) for j, item in enumerate(a)]
+            for read, item in items:
+                if isinstance(item, Tensor):
+                    twice = next((j for j, known in enumerate(self.tensors) if known is item), None)
+                    if twice is None:
+                        self.reads.append(read)
+                        self.tensors.append(item)
+                    else:
+                        self.refused.append(f"{read} is not {self.reads[twice]}")
+                elif type(item) is float and item not in SPECIAL and any(item is s for s in self._given_scales):
+                    self._scales[id(item)] = read
+                    self.refused.append(
+                        f"type({read}) is not float or not {-MAX_SCALAR} < {read} < {MAX_SCALAR} or {read} in special"
+                    )
+                    self.constants["special"] = SPECIAL
+                else:
+                    name = f"other{len(self.constants)}"
+                    self.constants |= {name: item, f"type_{name}": type(item)}
+                    self.refused.append(_differs(read, name, item))
+
+    def _allocated(self, t: Tensor) -> int | None:
+        """The storage of ``t``, if the call allocated it."""
+        storage = t.untyped_storage()._cdata
+        return storage if storage in self.record.fresh else None
+
+    def is_new(self, t: Tensor) -> bool:
+        """Whether the call allocated ``t``."""
+        return self._allocated(t) is not None
+
+    def _allocate(self, name: str, what: str) -> None:
+        self.lines += [f"{name} = empty({what})", f"{name}_at = {name}.data_ptr()"]
+
+    def _hold_constants(self, ops: Sequence[TorchOp], kept: Sequence[Tensor]) -> None:
+        """Make constants of small tensors that every call would create anew, unless somebody writes or gets them."""
+        used = {t.untyped_storage()._cdata for t in kept}
+        used |= {t.untyped_storage()._cdata for op in ops if op.func._schema.is_mutable for t in op.tensors()}
+        for step in self.record.steps:
+            if isinstance(step, Step):
+                written = (step.operands.get(o.name) for o in step.plan.descriptor.operands() if o.is_written)
+                used |= {t.untyped_storage()._cdata for t in tensors_in(tuple(written))}
+        for op in ops:
+            if op.func in CREATIONS and op.results[0].untyped_storage()._cdata not in used:
+                (t,) = op.results
+                if t.nbytes > _MAX_CONSTANT or (t.is_cuda and torch.cuda.is_current_stream_capturing()):
+                    continue
+                if t.is_cuda:
+                    torch.cuda.current_stream(t.device).synchronize()  # calls may come on other streams
+                name = f"n{len(self._new)}"
+                self._new[t.untyped_storage()._cdata] = name, t
+                self.constants |= {name: t, f"{name}_at": t.data_ptr()}
+                self._held.add(id(op))
+
+    def _divide(self, buffer: str, tensors: Sequence[Tensor]) -> None:
+        """Make the storages of ``tensors`` parts of one allocation, if nothing else holds them."""
+        size = 0
+        for t in tensors:
+            storage = self._allocated(t)
+            if storage is not None and storage not in self._new and storage not in self._parts:
+                self._parts[storage] = buffer, size
+                size += -(-t.untyped_storage().nbytes() // _APART) * _APART
+            if buffer == "hidden":
+                if self._parts.get(storage or 0, ("",))[0] != buffer:
+                    raise NotRepeatable
+                self.offsets.append(self._parts[storage or 0][1] + int(t.storage_offset()) * t.element_size())
+        if size or (buffer == "hidden" and tensors):
+            self.constants["bytes"] = torch.uint8
+            self._allocate(buffer, f"({size},), (1,), bytes")
+
+    def source(self, t: Tensor) -> tuple[int, list[View]]:
+        """The number of the one tensor of the call that ``t`` is, or is a view of; and the views."""
+        for i, known in enumerate(self.tensors):
+            if known is t:
+                return i, []
+        paths = [(i, path) for i, known in enumerate(self.tensors) if (path := self.record.path(known, t)) is not None]
+        if len(paths) != 1:
+            raise NotRepeatable
+        return paths[0]
+
+    def name(self, t: Tensor | None) -> str:
+        """The expression of a tensor."""
+        if t is None:
+            return "None"
+        if (storage := self._allocated(t)) is not None:
+            name, known = self._new[storage]
+            views = self.record.path(known, t)
+        else:
+            i, views = self.source(t)
+            known, name = self.tensors[i], f"tensors[{i}]"
+        if views is None:
+            raise NotRepeatable
+        if known.requires_grad and not t.requires_grad and not torch.is_grad_enabled():
+            name += ".detach()"
+        for view in views:
+            name = self._call(view.func, (name, *map(self._literal, view.args)), view.kwargs)
+        return name
+
+    def _literal(self, value: Any) -> str:
+        """The expression of an argument of a torch op."""
+        if isinstance(value, Tensor):
+            return self.name(value)
+        if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
+            return f"[{', '.join(map(self._literal, value))}]"
+        name = f"k{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def _call(self, func: Any, args: Iterable[str], kwargs: dict[str, Any]) -> str:
+        name = f"op{len(self.constants)}"
+        self.constants[name] = _DIRECT.get(func, func)
+        return f"{name}({', '.join((*args, *(f'{k}={self._literal(v)}' for k, v in kwargs.items())))})"
+
+    def _repeat_op(self, op: TorchOp) -> None:
+        if id(op) in self._held:
+            return
+        call = self._call(op.func, list(map(self._literal, op.args)), op.kwargs)
+        if op.func._schema.is_mutable:
+            self.lines.append(call)
+            return
+        names = [self._new[t.untyped_storage()._cdata][0] for t in op.results]
+        self.lines.append(f"{', '.join(names)} = {call}")
+        self.lines += [f"{name}_at = {name}.data_ptr()" for name in names]
+
+    def _repeat_steps(self) -> None:
+        for step in self.record.steps:
+            if isinstance(step, TorchOp):
+                self._repeat_op(step)
+            else:
+                self._launch(step)
+        counted = [
+            read
+            for read, t, is_written in zip(self.reads, self.tensors, self.written, strict=True)
+            if is_written and not t.is_inference()  # inference tensors have no version counter
+        ]
+        if counted:
+            self.constants["increment_version"] = increment_version
+            self.lines.append(f"increment_version(({''.join(f'{read}, ' for read in counted)}))")
+
+    def _launch(self, step: Step) -> None:
+        """Add the lines that launch ``step``."""
+        places: dict[Any, int] = {}
+        values: list[str] = []
+
+        def place(key: Any, value: str) -> None:
+            places[key] = len(values)
+            values.append(value)
+
+        for o in step.plan.descriptor.operands():
+            value = step.operands.get(o.name)
+            if o.kind is OperandKind.TENSOR_LIST:
+                for i, t in enumerate(value or ()):
+                    place((o.name, i), self._address(t, o))
+            elif value is not None:
+                place((o.name, None), self._address(value, o))
+            elif id(step.scalars.get(o.name)) in self._scales:
+                place((o.name, None), self._scales[id(step.scalars[o.name])])
+        if step.workspace is not None:
+            start = self._address(step.workspace.tensor)
+            for offset in scratch_offsets(step.plan.launches):
+                place((*WORKSPACE, offset), f"{start} + {offset}")
+        args = step.plan.args_type(**step.operands, **step.scalars)
+        for template in step.plan.templates(args, step.workspace, places):
+            name = f"start{len(self.lines)}"
+            if template.computed:
+                self.constants[name] = launch_function([template])
+                self.lines.append(f"{name}(({''.join(f'{v}, ' for v in values)}), stream(index))")
+                continue
+            given, constants = template.source(values, f"{name}_")
+            self.constants |= {name: template.start, f"{name}_kernel": template.kernel, "failed": failed, **constants}
+            self.lines += [
+                f"try: {name}({given}, stream(index))",
+                f"except RuntimeError as e: raise failed({name}_kernel, e) from e",
+            ]
+
+    def _address(self, t: Tensor, operand: Any = None) -> str:
+        """The expression of the address of ``t``. Notes what ``operand`` asks of the tensor that it lies in."""
+        storage = self._allocated(t)
+        if storage in self._parts:
+            buffer, start = self._parts[storage]
+            return f"{buffer}_at + {start + t.storage_offset() * t.element_size()}"
+        if storage is not None:
+            name, whole = self._new[storage]
+            offset = t.data_ptr() - whole.data_ptr() if t.numel() else 0
+            if offset < 0 or offset + size_of(t) > size_of(whole):
+                raise NotRepeatable
+            return f"{name}_at + {offset}" if offset else f"{name}_at"
+        i, _ = self.source(t)
+        offset = t.data_ptr() - self.tensors[i].data_ptr() if t.numel() else 0
+        if operand is not None:
+            self.alignments[i] = max(self.alignments[i], operand.alignment)
+            self.written[i] |= operand.is_written
+        return f"t{i} + {offset}" if offset else f"t{i}"
+
+    def repeat(self, then: Sequence[str], constants: dict[str, Any]) -> Repeat:
+        """A guard of calls like the recorded one, and the lines ``then``."""
+        index = next(t.get_device() for t in self.tensors)
+        refused = [*self.refused, "deterministic() is not was_deterministic", "table.generation != generation"]
+        refused += ["current_device() != index", "forward_ad._current_level >= 0"]  # tangents have no dispatch key
+        refused += ["enter", "leave", "profiler._is_profiler_enabled"]  # Triton's profiler, and torch's
+        constants = (
+            constants | self.constants | {"deterministic": _deterministic, "was_deterministic": _deterministic()}
+        )
+        constants |= {
+            "table": TABLE,
+            "generation": self.record.generation,
+            "profiler": profiler,
+            "current_device": current_device,
+            "index": index,
+        }
+        constants |= {
+            "current_device": current_device,
+            "forward_ad": forward_ad,
+            "modes": _function_modes,
+            "enter": ENTER_HOOKS,
+            "leave": EXIT_HOOKS,
+        }
+        for i, (read, value) in enumerate(self.record.settings.items()):
+            constants |= {f"setting{i}": read, f"value{i}": value}
+            refused.append(f"setting{i}() != value{i}")
+        if any("tensors[" in line for line in then):
+            then = [f"tensors = ({''.join(f'{read}, ' for read in self.reads)})", *then]
+        slots = [Slot(*slot) for slot in zip(self.reads, self.tensors, self.alignments, self.written, strict=True)]
+        # Modes see reads of a tensor's attributes, so they are asked for first.
+        return guarded(slots, then, unreadable=["modes()"], refused=[" or ".join(refused)], constants=constants)
+
+
+def _differs(read: str, name: str, value: Any) -> str:
+    """An expression: whether what ``read`` reads is another value than ``value``, the constant ``name``.
+
+    True, 1 and 1.0 are equal but not the same scale or axis, and 0.0 equals -0.0. Small integers, bools and None are
+    one object each, and are told by that. A list may have changed since.
+    """
+    tests = [f"type({read}) is not type_{name}", f"{read} != {name}"]
+    if type(value) is float and value == 0:
+        tests.append(f"repr({read}) != '{value}'")
+    return " or ".join(tests) if isinstance(value, list) else f"{read} is not {name} and ({' or '.join(tests)})"
+
+
+def expression(result: Any, name: Callable[[Any], str]) -> str:
+    if isinstance(result, tuple):
+        return f"({''.join(f'{name(t)}, ' for t in result)})"
+    return name(result)

@@ -1,0 +1,182 @@
+"""What a functional call does, recorded: the plans that it runs, and the ops that reach torch's dispatcher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from triplan.backends.table import TABLE
+from triplan.facade.workspace import Workspace
+from triplan.functional._watching import tensors_in
+
+Tensor = torch.Tensor
+
+_aten: Any = torch.ops.aten
+_ALLOCATIONS = frozenset(
+    (
+        _aten.empty.memory_format,
+        _aten.empty_like.default,
+        _aten.empty_strided.default,
+        _aten.new_empty.default,
+        _aten.new_empty_strided.default,
+    )
+)
+#: Ops whose result is the same at every call of a signature.
+CREATIONS = frozenset(
+    (
+        _aten.full.default,
+        _aten.zeros.default,
+        _aten.ones.default,
+        _aten.new_full.default,
+        _aten.new_zeros.default,
+        _aten.new_ones.default,
+        _aten.scalar_tensor.default,
+        _aten.arange.default,
+        _aten.arange.start,
+    )
+)
+#: Ops that change what a tensor is a view of.
+_REPOINTING = frozenset((_aten.resize_.default, *(getattr(_aten.set_, name) for name in _aten.set_.overloads())))
+_RESHAPES = frozenset((_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default))
+_RESHAPES |= {_aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims}
+
+
+class Step(NamedTuple):
+    """A plan that ran, with the operands, scalars and workspace of its run."""
+
+    plan: Any
+    operands: dict[str, Any]
+    scalars: dict[str, Any]
+    workspace: Workspace | None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Operands and workspace."""
+        yield from tensors_in(tuple(self.operands.values()))
+        if self.workspace is not None:
+            yield self.workspace.tensor
+
+
+class TorchOp(NamedTuple):
+    """An op of torch's that ran, no allocation and no view."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Tensor, ...]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it reads and writes."""
+        yield from tensors_in((*self.args, *self.kwargs.values(), *self.results))
+
+
+class View(NamedTuple):
+    """A view that was taken: ``func(source, *args, **kwargs)``, of a source of ``shape``."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    source: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+    def apply(self, t: Tensor) -> Tensor:
+        result: Tensor = self.func(t, *self.args, **self.kwargs)
+        return result
+
+    @property
+    def is_bijective(self) -> bool:
+        return self.func in _RESHAPES or self.func in (_aten.t.default, _aten.transpose.int, _aten.permute.default)
+
+    def pull_back(self, grad: Tensor) -> Tensor:
+        """The gradient of the source; for bijective views."""
+        if self.func is _aten.t.default:
+            return grad.t()
+        if self.func is _aten.transpose.int:
+            return grad.transpose(*self.args)
+        if self.func is _aten.permute.default:
+            order = [d % len(self.shape) for d in self.args[0]]
+            return grad.permute(sorted(range(len(order)), key=order.__getitem__))
+        return grad.reshape(self.shape)
+
+
+def geometry(t: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors of the same elements in the same arrangement."""
+    return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype
+
+
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    """What a call does below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.generation = TABLE.generation  # of the kernel table, before a plan is selected
+        self.steps: list[Step | TorchOp] = []
+        self.fresh: dict[int, Tensor] = {}  # what was allocated, by storage; kept alive, so that no storage comes twice
+        self.views: dict[tuple[Any, ...], View] = {}
+        self.settings: dict[Callable[[], Any], Any] = {}
+        self.differentiated: list[tuple[Any, tuple[Any, ...], Any]] = []  # (op, arguments, result)
+        self.is_repeatable = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        results = tuple(result) if isinstance(result, (list, tuple)) else () if result is None else (result,)
+        if func in _ALLOCATIONS:
+            self.fresh[result.untyped_storage()._cdata] = result
+        elif func in _REPOINTING or not all(isinstance(t, Tensor) for t in results):
+            # Numbers and booleans that no tensor decides are as constant as the arguments are.
+            self.is_repeatable &= next(tensors_in((*args, *kwargs.values())), None) is None
+        elif func.is_view or func is _aten._unsafe_view.default:
+            source = args[0]
+            if len(results) != 1:
+                self.is_repeatable = False
+            elif geometry(result) != geometry(source):
+                self.views[geometry(result)] = View(func, args[1:], kwargs, geometry(source), source.shape)
+        else:
+            self.steps.append(TorchOp(func, args, kwargs, results))
+            if not func._schema.is_mutable:
+                self.fresh.update((t.untyped_storage()._cdata, t) for t in results)
+        return result
+
+    def __enter__(self) -> Recording:
+        _thread.recording = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _thread.recording = None
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def path(self, source: Tensor, wanted: Tensor) -> list[View] | None:
+        """The views that lead from ``source`` to ``wanted``; None if none do."""
+        at, start, found = geometry(wanted), geometry(source), list[View]()
+        while at != start:
+            view = self.views.get(at)
+            if view is None or view in found:
+                return None
+            found.append(view)
+            at = view.source
+        return found[::-1]
+
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Thread()
+
+
+def recording() -> Recording | None:
+    """What records the calls of this thread."""
+    return _thread.recording
+
+
+def setting(read: Callable[[], Any]) -> Any:
+    """``read()``, of which a replay of the call under way notices that it changed. ``read`` takes part in a guard."""
+    value = read()
+    if (record := _thread.recording) is not None:
+        record.settings[read] = value
+    return value

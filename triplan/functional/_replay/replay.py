@@ -1,0 +1,393 @@
+"""Replay of functional calls: repeat what a call did, for calls that differ from it in addresses and scalars alone.
+
+The second call of a signature runs as it is written, under a ``Recording``. From then on such calls are repeated by the
+code that a ``Program`` makes of it. Calls that read a value of a tensor on the host run as they are written each time.
+
+A call that autograd records is repeated by ``_Node``, an autograd.Function. Its backward is a functional call of the
+gradients and saved tensors, recorded and replayed in the same way. Where a backward is itself recorded (for a second
+derivative), or transformed, it runs the op's own formula, which is differentiable.
+
+An op's author writes nothing for this. What an op reads besides its arguments and torch's deterministic mode, it reads
+by ``setting``. An op may treat 0, 1 and -1 as special scales (``alpha``), but no other float. docs/replay.md describes
+what is kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch.autograd.function import Function
+from torch.compiler import is_dynamo_compiling
+
+from triplan.facade.replay import generate
+from triplan.functional._replay.program import SPECIAL, NotRepeatable, Program, Repeat, expression
+from triplan.functional._replay.recording import Recording, View, geometry, recording
+from triplan.functional._watching import nothing_watches, on_gpu, transformed
+
+Tensor = torch.Tensor
+F = TypeVar("F", bound=Callable[..., Any])
+#: Replays kept for one function, as shapes may change at every call. Untuned.
+_MAX_REPLAYS = 1024
+#: Replays of calls of equal shapes, which differ in strides, dtypes or alignment.
+_MAX_ALIKE = 8
+
+
+def _repeat(args: tuple[Any, ...], result: Any, record: Recording) -> Repeat | None:
+    """How to repeat a recorded call with ``args`` that returned ``result``; None if launches alone cannot."""
+    results = result if isinstance(result, tuple) else (result,)
+    if not record.is_repeatable or not all(t is None or isinstance(t, Tensor) for t in results):
+        return None
+    try:
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in results):
+            return _repeat_recorded(args, result, record)
+        program = Program(args, record, [t for t in results if t is not None])
+        return program.repeat([*program.lines, f"return {expression(result, program.name)}"], {})
+    except NotRepeatable:
+        return None
+
+
+class Replays:
+    """The replays of one function, by what its calls have in common."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """``function`` is called with all arguments, by position."""
+        self._function = function
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all replays."""
+        self._alike: dict[tuple[Any, ...], list[Repeat]] = {}
+        self._count = 0
+        #: Calls that came, by their facts: whether a recording may give a replay.
+        self._came: dict[tuple[Any, ...], bool] = {}
+        #: The replay that was taken last. Callers try it first.
+        self.last: Repeat = _no_repeat
+
+    def call(self, args: tuple[Any, ...]) -> Any:
+        """The result of the call: by a replay, or as it is written, which leaves a replay if it can."""
+        if not (torch.compiler.is_compiling() or recording() is not None or transformed()) and on_gpu(args):
+            key = _key(args)
+            for repeat in self._alike.get(key, ()):
+                if (found := repeat(args)) is not None:
+                    self.last = repeat
+                    return found
+            facts = _facts(args)
+            # Recorded when it comes the second time: shapes that never come again should not pay for it.
+            if (came := self._came.get(facts)) and nothing_watches(args):
+                return self._record(args, key, facts)
+            if came is None:
+                if len(self._came) >= _MAX_REPLAYS:
+                    self._came = {}
+                self._came[facts] = True
+        return self._function(*args)
+
+    def _record(self, args: tuple[Any, ...], key: tuple[Any, ...], facts: tuple[Any, ...]) -> Any:
+        args = tuple([_own(a) for a in args])
+        with Recording() as record:
+            result = self._function(*args)
+        repeat = _repeat(args, result, record)
+        if repeat is None:
+            self._came[facts] = False
+            return result
+        if self._count >= _MAX_REPLAYS:
+            self.forget()
+        self._count += 1
+        # Replaced whole: other threads may be reading it.
+        self._alike[key] = [repeat, *self._alike.get(key, ())][:_MAX_ALIKE]
+        self.last = repeat
+        return result
+
+
+def _no_repeat(args: tuple[Any, ...]) -> None:
+    return None
+
+
+def _own(a: Any) -> Any:
+    """A list or float that is no other object: lists may change, and floats are told apart by identity."""
+    return list(a) if type(a) is list else float(repr(a)) if type(a) is float else a
+
+
+def _key(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Shapes, and the other arguments; floats that may be scales as one."""
+    return tuple([a.shape if isinstance(a, Tensor) else _hashable(a) for a in args])
+
+
+def _hashable(a: Any) -> Any:
+    if isinstance(a, (list, tuple)):
+        return _key(tuple(a))
+    return float if type(a) is float and a not in SPECIAL else a
+
+
+def _facts(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All that decides whether a call can be repeated."""
+    grad = torch.is_grad_enabled()
+    return tuple(
+        (type(a), a.dtype, a.shape, a.stride(), a.data_ptr() & 15, a.requires_grad and grad)
+        if isinstance(a, Tensor)
+        else _facts(tuple(a))
+        if isinstance(a, (list, tuple))
+        else _hashable(a)
+        for a in args
+    )
+
+
+def replayed(function: F) -> F:
+    """``function``, repeated by replays. Its parameters have names: no ``*args``."""
+    parameters = inspect.signature(function).parameters.values()
+    scope: dict[str, Any] = {"compiling": is_dynamo_compiling, "function": function}
+    declared, is_named = [], False
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY and not is_named:
+            declared.append("*")
+            is_named = True
+        if p.default is p.empty:
+            declared.append(p.name)
+        else:
+            scope[f"default_{p.name}"] = p.default
+            declared.append(f"{p.name}=default_{p.name}")
+    names = ", ".join(p.name for p in parameters)
+    given = ", ".join(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters)
+    source = f"""
+def plain({names}):
+    return function({given})
+def {function.__name__}({", ".join(declared)}):
+    if compiling():
+        return function({given})
+    call = ({names},)
+    found = replays.last(call)
+    return replays.call(call) if found is None else found
+"""
+    exec(compile(source, f"<replays of {function.__name__}>", "exec"), scope)
+    replays = scope["replays"] = Replays(scope["plain"])
+    made: Any = update_wrapper(scope[function.__name__], function)
+    made.replays = replays
+    return cast(F, made)
+
+
+# --- calls that autograd records ---
+
+
+class _Context:
+    """Stands for autograd's ctx in an op's ``setup`` and ``backward``."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.saved_tensors: tuple[Tensor | None, ...] = ()
+        self.constant_results: tuple[Tensor, ...] = ()
+        self.materializes = True
+        self.__dict__.update(attributes)
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        self.constant_results = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materializes = value
+
+
+class _Argument(NamedTuple):
+    """An argument of an op: the tensor of the call that it is a view of, and the views."""
+
+    tensor: int
+    views: list[View]
+
+
+class _Result(NamedTuple):
+    """A result of an op: the output of the node that is a view of it, and the views."""
+
+    output: int
+    views: list[View]
+
+
+class _Saved(NamedTuple):
+    """A tensor that an op saved, made from one that the node saved."""
+
+    at: int  # the position of the node's
+    views: list[View]
+    is_inverse: bool = False  # the node's is the view
+    part: tuple[Any, ...] | None = None  # (dtype, shape, strides, elements from the start), of the hidden buffer
+
+    def of(self, saved: Sequence[Tensor | None]) -> Tensor | None:
+        t = saved[self.at]
+        if t is not None and self.part is not None:
+            dtype, *where = self.part
+            return t.view(dtype).as_strided(*where)
+        for view in reversed(self.views) if self.is_inverse else self.views:
+            t = None if t is None else view.pull_back(t) if self.is_inverse else view.apply(t)
+        return t
+
+
+class _Recipe:
+    """How to repeat a call that autograd records: one op of views of the call's tensors, whose results are viewed."""
+
+    def __init__(self, args: tuple[Any, ...], result: Any, record: Recording) -> None:
+        if len(record.differentiated) != 1:
+            raise NotRepeatable
+        self.op, op_args, op_result = record.differentiated[0]
+        op_results: tuple[Tensor, ...] = op_result if isinstance(op_result, tuple) else (op_result,)
+        ctx = _Context()
+        self.op.setup(ctx, op_args, op_result)
+        self._attributes = {k: v for k, v in vars(ctx).items() if k not in ("saved_tensors", "constant_results")}
+        saved = ctx.saved_tensors
+        constant = [geometry(t) for t in ctx.constant_results]
+        outputs = [t for t in (result if isinstance(result, tuple) else (result,)) if t is not None]
+        count = len(outputs)
+        # Second derivatives need saved results as functions of the arguments: the op runs again if all are at hand.
+        at_hand = [geometry(s) for s in saved if s is not None]
+        runs_again = all(
+            geometry(a) in at_hand if isinstance(a, Tensor) else not isinstance(a, (list, tuple)) for a in op_args
+        )
+        self._results: list[_Result | None] = []
+        for t in op_results:
+            paths = [(k, path) for k in range(count) if (path := record.path(t, outputs[k])) is not None]
+            if len(paths) > 1 or any(not view.is_bijective for _, path in paths for view in path):
+                raise NotRepeatable
+            # If they are not, the node returns those results too.
+            if not paths and not runs_again and t.requires_grad and t.numel() and geometry(t) in at_hand:
+                outputs.append(t)
+                paths = [(len(outputs) - 1, [])]
+            self._results.append(_Result(*paths[0]) if paths else None)
+        if sorted(r.output for r in self._results if r is not None) != list(range(len(outputs))):
+            raise NotRepeatable
+        self._outputs = len(outputs)
+        self._shapes = [None if geometry(t) in constant else (t.shape, t.dtype) for t in op_results]
+        returned = [geometry(t) for t, found in zip(op_results, self._results, strict=True) if found is not None]
+        fresh = [s for s in saved if s is not None and s.untyped_storage()._cdata in record.fresh]
+        hidden = [s for s in fresh if geometry(s) not in returned]
+        program = Program(args, record, outputs, hidden, scales=False)
+        if any(program.written) or not all(program.is_new(t) for t in outputs):
+            raise NotRepeatable
+        self._arguments = [self._argument(a, program) for a in op_args]
+        self._tensors = len(program.tensors)
+        self._needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in op_args)
+        kept: list[str] = []
+        self._saved = [self._keep(s, kept, op_results, outputs, hidden, program) for s in saved]
+        #: To run the op again: its arguments, or where they are saved; and which results are saved where.
+        self._again: tuple[list[Any], list[tuple[int, int]]] | None = None
+        if any(s.requires_grad and s.numel() for s in hidden):
+            positions = {geometry(s): i for i, s in enumerate(saved) if s is not None}
+            self._again = (
+                [positions[geometry(a)] if isinstance(a, Tensor) else (a,) for a in op_args],
+                [(positions[geometry(t)], j) for j, t in enumerate(op_results) if any(t is s for s in hidden)],
+            )
+        self.backwards = Replays(self.formula)
+        addresses = "".join(f"t{i}, " for i in range(self._tensors))
+        lines = [f"{addresses}= found", *program.lines]
+        # What autograd's ctx does in save_for_backward and so on, without the calls.
+        if kept:
+            lines.append(f"ctx.to_save = ({''.join(f'{name}, ' for name in kept)})")
+        if len(outputs) > 1:
+            lines.append("ctx.materialize_grads = False")
+        if fixed := [program.name(t) for t in outputs if not t.requires_grad or geometry(t) in constant]:
+            lines.append(f"ctx.non_differentiable = ({''.join(f'{name}, ' for name in fixed)})")
+        lines.append(f"return {expression(tuple(outputs), program.name)}")
+        forward = generate("ctx, found, *tensors", lines, {**program.constants, "index": outputs[0].get_device()})
+        then = [f"results = apply(({addresses}), {', '.join(program.reads)})"]
+        if isinstance(result, tuple):
+            names = iter(range(count))
+            then.append(f"return {expression(result, lambda t: 'None' if t is None else f'results[{next(names)}]')}")
+        else:
+            then.append("return results[0]")
+        self.repeat = program.repeat(then, {"apply": _apply(self.op.name, forward, self)})
+
+    def _argument(self, a: Any, program: Program) -> _Argument | None:
+        if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) and t.requires_grad for t in a):
+            raise NotRepeatable
+        if not isinstance(a, Tensor) or not a.requires_grad:
+            return None
+        tensor, views = program.source(a)
+        if not all(view.is_bijective for view in views):
+            raise NotRepeatable
+        return _Argument(tensor, views)
+
+    def _keep(
+        self,
+        s: Tensor | None,
+        kept: list[str],
+        op_results: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        hidden: Sequence[Tensor],
+        program: Program,
+    ) -> _Saved:
+        """How ``s``, which the op saved, follows from what the node saves, which ``kept`` lists as expressions."""
+
+        def at(name: str) -> int:
+            if name not in kept:
+                kept.append(name)
+            return kept.index(name)
+
+        if s is None:
+            return _Saved(at("None"), [])
+        if not program.is_new(s):
+            tensor, views = program.source(s)
+            return _Saved(at(f"tensors[{tensor}]"), views)
+        for t, offset in zip(hidden, program.offsets, strict=True):
+            if t is s:
+                return _Saved(at("hidden"), [], part=(s.dtype, s.shape, s.stride(), offset // s.element_size()))
+        for t, found in zip(op_results, self._results, strict=True):
+            if found is not None and geometry(t) == geometry(s):
+                return _Saved(at(program.name(outputs[found.output])), found.views, True)
+        raise NotRepeatable
+
+    def formula(self, *call: Tensor | None) -> tuple[Any, ...]:
+        """The gradients, from those of the node's outputs and its saved tensors, by the op's own backward."""
+        grads, saved = call[: self._outputs], call[self._outputs :]
+        ctx = _Context(**self._attributes, needs_input_grad=self._needs)
+        found_saved = [how.of(saved) for how in self._saved]
+        if self._again is not None and torch.is_grad_enabled():
+            results = self.op(*[a[0] if isinstance(a, tuple) else found_saved[a] for a in self._again[0]])
+            for position, j in self._again[1]:
+                found_saved[position] = results[j]
+        ctx.saved_tensors = tuple(found_saved)
+        given: list[Tensor | None] = []
+        for found, zeros in zip(self._results, self._shapes, strict=True):
+            grad = None if found is None else grads[found.output]
+            if grad is not None and found is not None:
+                for view in reversed(found.views):
+                    grad = view.pull_back(grad)
+            elif ctx.materializes and zeros is not None:
+                like = next(t for t in call if t is not None)
+                grad = torch.zeros(zeros[0], dtype=zeros[1], device=like.device)
+            given.append(grad)
+        total: list[Tensor | None] = [None] * self._tensors
+        for argument, grad in zip(self._arguments, self.op.backward(ctx, *given), strict=False):
+            if argument is None or grad is None:
+                continue
+            for view in reversed(argument.views):
+                grad = view.pull_back(grad)
+            known = total[argument.tensor]
+            total[argument.tensor] = grad if known is None else known + grad
+        return None, *total
+
+
+def _repeat_recorded(args: tuple[Any, ...], result: Any, record: Recording) -> Repeat:
+    return _Recipe(args, result, record).repeat
+
+
+def _apply(name: str, forward: Callable[..., tuple[Tensor, ...]], recipe: _Recipe) -> Callable[..., tuple[Tensor, ...]]:
+    """``apply`` of an autograd.Function, whose inputs are addresses and the call's tensors."""
+    replays, is_grad_enabled = recipe.backwards, torch.is_grad_enabled
+
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return recipe.formula(*grads, *ctx.saved_tensors)
+
+    def backward_apply(ctx: Any, *grads: Tensor | None) -> Any:
+        call = (*grads, *ctx.saved_tensors)
+        if is_grad_enabled():
+            return recipe.formula(*call)
+        found = replays.last(call)
+        return replays.call(call) if found is None else found
+
+    node: Any = type(
+        f"triplan_{name}", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    )
+    # Autograd calls this method of the node; compiled autograd traces ``backward``.
+    node._backward_cls.apply = backward_apply
+    # Without the Python around it, which looks for functorch and dead wrappers: the guard has excluded them.
+    apply: Callable[..., tuple[Tensor, ...]] = vars(torch._C._FunctionBase)["apply"].__get__(None, node)
+    return apply
