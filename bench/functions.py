@@ -47,7 +47,7 @@ class Call:
     theirs: Callable[..., Any]
     args: tuple[Any, ...]
     grads: tuple[int, ...] = ()
-    composed: bool = False  # of several ops that autograd records one by one
+    composed: bool = False  # ours consists of ops of torch too, which autograd records one by one
 
     def given(self, recording: bool) -> tuple[Any, ...]:
         """The arguments, with leaves that require a gradient if ``recording``."""
@@ -95,9 +95,9 @@ def calls(d: Draw) -> dict[str, Call]:
         "index_copy": Call(ours.index_copy, torch.index_copy, (x, 0, vector, d.x), (0, 3)),
         "index_copy_": Call(ours.index_copy_, Tensor.index_copy_, (d.x, 0, vector, d.x)),
         "index_fill": Call(ours.index_fill, torch.index_fill, (x, 0, vector, 2.5), (0,), composed=True),
-        "index_fill_": Call(ours.index_fill_, Tensor.index_fill_, (d.x, 0, vector, 2.5)),
+        "index_fill_": Call(ours.index_fill_, Tensor.index_fill_, (d.x, 0, vector, 2.5), composed=True),
         "masked_scatter": Call(ours.masked_scatter, torch.masked_scatter, (x, mask, d.x), (0, 2), composed=True),
-        "masked_scatter_": Call(ours.masked_scatter_, Tensor.masked_scatter_, (d.x, mask, d.x)),
+        "masked_scatter_": Call(ours.masked_scatter_, Tensor.masked_scatter_, (d.x, mask, d.x), composed=True),
         "scatter_": Call(ours.scatter_, Tensor.scatter_, (d.x, 0, once, d.x)),
         "scatter_reduce": Call(ours.scatter_reduce, torch.scatter_reduce, (x, 0, wide, d.x, "amax"), (0, 3), True),
         "scatter_reduce_": Call(ours.scatter_reduce_, Tensor.scatter_reduce_, (d.x, 0, wide, d.x, "amax")),

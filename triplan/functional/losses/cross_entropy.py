@@ -1,4 +1,4 @@
-"""cross_entropy and nll_loss, as torch has them, and their mean over bytes.
+"""cross_entropy, as torch has it, and its mean over bytes.
 
 Where autograd records an eager call of cross_entropy with a reduced loss, the forward also writes the gradient of the
 logits, and the backward only scales it. Compiled graphs and reduction ``"none"`` keep the logits and each row's
@@ -12,18 +12,14 @@ Second derivatives are plain torch: with ``_shares`` of the rows' classes, the l
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
 import torch
 from torch.autograd.function import Function
 
-from triplan.descriptors.fields import MAX_RANK
-from triplan.descriptors.losses import Reduction
 from triplan.facade import (
     CrossEntropyBackwardPlan,
     CrossEntropyPlan,
-    NllLossBackwardPlan,
-    NllLossPlan,
     ScaleGradientPlan,
 )
 from triplan.functional._autocast import widened, without
@@ -31,79 +27,24 @@ from triplan.functional._ops import Differentiable, Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.recording import recording, setting
 from triplan.functional._replay.replay import replayed
-from triplan.functional._shapes import check_index_dtype, check_same_device, require
 from triplan.functional._watching import needs_grad, nothing_watches, transformed
-from triplan.sku import ElementKind
+from triplan.functional.losses.shared import (
+    HOW,
+    TABLES,
+    How,
+    checked,
+    compute_dtype,
+    legacy,
+    new_result,
+    run_loss,
+    shaped,
+)
 
-__all__ = ["cross_entropy", "nll_loss"]
+__all__ = ["cross_entropy"]
 
 Tensor = torch.Tensor
-_REDUCTIONS = get_args(Reduction)
 #: Whether the graph outlives the backward pass under way. In a torch without this, the gradient is always copied.
 _retained: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-
-
-class _How(NamedTuple):
-    """The options of a loss: the last arguments of every registered op, in order."""
-
-    reduction: str
-    ignore_index: int
-    label_smoothing: float
-    check_indices: bool
-
-
-def _checked(
-    name: str, input: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, how: _How
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The tensors: ``input`` with a batch axis and at most ``MAX_RANK`` axes, the tables in the compute element."""
-    if not input.is_floating_point():
-        raise RuntimeError(f"{name}(): expected a floating-point tensor, but got {input.dtype}")
-    if how.reduction not in _REDUCTIONS:
-        raise ValueError(f"{how.reduction} is not a valid value for reduction; valid are {', '.join(_REDUCTIONS)}")
-    if not 0 <= how.label_smoothing <= 1:
-        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {how.label_smoothing}")
-    if (bytes is not None) != (how.reduction == "byte_mean"):
-        raise ValueError(f"{name}(): bytes are given for reduction 'byte_mean', and for no other")
-    if input.dim() == 0:
-        raise RuntimeError(f"{name}(): expected an input of at least 1 dimension, but got a scalar")
-    if target.is_floating_point():
-        raise RuntimeError(f"{name}(): expected class indices as target, not {target.dtype}")
-    target = target.int() if target.dtype == torch.uint8 else target
-    check_index_dtype(name, target)
-    check_same_device(name, input, target, *(t for t in (weight, bytes) if t is not None))
-    wanted = (*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ()
-    require(
-        target.dim() == len(wanted) and all(n == m for n, m in zip(target.shape, wanted, strict=True)),
-        lambda: f"{name}(): Expected target of size {list(wanted)}, but got {list(target.shape)}",
-    )
-    classes = input.size(1 if input.dim() > 1 else 0)
-    for what, table in (("weight", weight), ("bytes", bytes)):
-        if table is None:
-            continue
-        if torch.is_grad_enabled() and table.requires_grad:
-            raise RuntimeError(
-                f"The function '{name}' is not differentiable with respect to argument '{what}'. This input cannot "
-                "have requires_grad True."
-            )
-        require(
-            table.dim() == 1 and table.size(0) == classes,
-            lambda what=what, table=table: (  # type: ignore[misc]
-                f"{name}(): {what} should be defined for all {classes} classes or not at all, but got a tensor of "
-                f"shape {list(table.shape)}"
-            ),
-        )
-    if input.dim() == 1:
-        input, target = input.unsqueeze(0), target.unsqueeze(0)
-    if input.dim() > MAX_RANK:
-        input, target = input.flatten(2), target.flatten(1)
-    compute = _compute_dtype(input)
-    weight, bytes = (None if t is None else t.detach().to(compute).contiguous() for t in (weight, bytes))
-    return input, target.contiguous(), weight, bytes
-
-
-def _shaped(out: Tensor, input: Tensor, target: Tensor, how: _How) -> Tensor:
-    """The losses of rows in ``input``'s dtype and ``target``'s shape; a reduced loss is returned unchanged."""
-    return out if how.reduction != "none" else out.reshape(target.shape).to(input.dtype)
 
 
 @replayed
@@ -138,11 +79,11 @@ def cross_entropy(
     fit, and for a ``weight`` or ``bytes`` that requires grad.
     """
     (input,) = widened(input)
-    reduction = _legacy(reduction, size_average, reduce)
+    reduction = legacy(reduction, size_average, reduce)
     if target.is_floating_point():
         return _with_probabilities(input, target, weight, reduction, label_smoothing, bytes)
-    how = _How(reduction, ignore_index, label_smoothing, check_indices)
-    given = _checked("cross_entropy", input, target, weight, bytes, how)
+    how = How(reduction, ignore_index, label_smoothing, check_indices)
+    given = checked("cross_entropy", input, target, weight, bytes, how)
     with without(input):
         if (
             reduction != "none"
@@ -154,36 +95,7 @@ def cross_entropy(
         ):
             loss: Tensor = _with_gradient(*given, how)[0]
             return loss
-    return _shaped(_cross_entropy(*given, *how)[0], input, target, how)
-
-
-@replayed
-def nll_loss(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    *,
-    bytes: Tensor | None = None,
-    check_indices: bool = False,
-) -> Tensor:
-    """Negative log-likelihood of log-probabilities with class indices (torch.nn.functional.nll_loss): as
-    ``cross_entropy``, of an ``input`` that log_softmax gave.
-    """
-    (input,) = widened(input)
-    how = _How(_legacy(reduction, size_average, reduce), ignore_index, 0.0, check_indices)
-    given = _checked("nll_loss", input, target, weight, bytes, how)
-    return _shaped(_nll_loss(*given, *how), input, target, how)
-
-
-def _legacy(reduction: str, size_average: bool | None, reduce: bool | None) -> str:
-    """``reduction``, unless one of torch's deprecated arguments is given."""
-    if size_average is None and reduce is None:
-        return reduction
-    return "none" if reduce is False else "sum" if size_average is False else "mean"
+    return shaped(_cross_entropy(*given, *how)[0], input, target, how)
 
 
 def _with_probabilities(
@@ -197,7 +109,7 @@ def _with_probabilities(
     classes = input.size(at) if input.dim() else 0
     if input.dim() == 0 or target.shape != input.shape or (weight is not None and tuple(weight.shape) != (classes,)):
         raise RuntimeError("cross_entropy(): class probabilities have input's shape, and weight one element per class")
-    logs = torch.log_softmax(input, at, _compute_dtype(input))
+    logs = torch.log_softmax(input, at, compute_dtype(input))
     shares = target.to(logs.dtype)
     if smoothing:
         shares = shares * (1 - smoothing) + smoothing / classes
@@ -211,58 +123,26 @@ def _with_probabilities(
     return losses.to(input.dtype)
 
 
-# --- registered ops, of inputs with a batch axis ---
-
-_HOW = "str reduction, SymInt ignore_index, float label_smoothing, bool check_indices"
-_TABLES = "Tensor? weight, Tensor? bytes"
-
-
-def _compute_dtype(t: Tensor) -> torch.dtype:
-    return ElementKind.of(t.dtype).compute.torch
-
-
-def _run(plan: Any, how: _How, operands: dict[str, Tensor | None], **options: Any) -> None:
-    """Run ``plan`` with the operands that are present; 0-d tensors become vectors of one element."""
-    given = {name: t.reshape(1) if t.dim() == 0 else t for name, t in operands.items() if t is not None}
-    if "label_smoothing" in plan.descriptor_type.model_fields:
-        options["label_smoothing"] = how.label_smoothing
-    run(
-        plan,
-        given,
-        check_indices=how.check_indices,
-        class_axis=1,
-        reduction=how.reduction,
-        ignore_index=how.ignore_index,
-        **options,
-    )
-
-
-def _result(x: Tensor, target: Tensor, reduction: str) -> Tensor:
-    if reduction == "none":
-        return x.new_empty(target.shape, dtype=_compute_dtype(x))
-    return x.new_empty(())
-
-
-# --- cross_entropy ---
+# --- registered ops ---
 
 
 def _forward_fake(x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, *how: Any) -> Any:
-    return _result(x, target, _How(*how).reduction), x.new_empty(target.shape, dtype=_compute_dtype(x))
+    return new_result(x, target, How(*how).reduction), x.new_empty(target.shape, dtype=compute_dtype(x))
 
 
 def _forward(
-    x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, how: _How, dx: Tensor | None = None
+    x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, how: How, dx: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     out, lse = _forward_fake(x, target, weight, bytes, *how)
     reduced = how.reduction != "none"
     losses = torch.empty_like(lse) if reduced else out
     operands = {"x": x, "target": target, "losses": losses, "lse": lse, "loss": out if reduced else None}
-    _run(CrossEntropyPlan, how, {**operands, "dx": dx, "weight": weight, "bytes": bytes}, gradient=dx is not None)
+    run_loss(CrossEntropyPlan, how, {**operands, "dx": dx, "weight": weight, "bytes": bytes}, gradient=dx is not None)
     return out, lse
 
 
 def _forward_kernel(x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, *how: Any) -> Any:
-    return _forward(x, target, weight, bytes, _How(*how))
+    return _forward(x, target, weight, bytes, How(*how))
 
 
 def _backward_fake(dloss: Tensor, x: Tensor, *others: Any) -> Tensor:
@@ -274,7 +154,7 @@ def _backward_kernel(
 ) -> Tensor:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     operands = {"dloss": dloss.contiguous(), "x": x, "target": target, "lse": lse, "dx": dx}
-    _run(CrossEntropyBackwardPlan, _How(*how), {**operands, "weight": weight, "bytes": bytes})
+    run_loss(CrossEntropyBackwardPlan, How(*how), {**operands, "weight": weight, "bytes": bytes})
     return dx
 
 
@@ -287,7 +167,7 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _grad(ctx: Any, dloss: Tensor, _: Any) -> Any:
     # The forward has checked the targets.
-    how = _How(*ctx.how)._replace(check_indices=False)
+    how = How(*ctx.how)._replace(check_indices=False)
     return _cross_entropy_backward(dloss, *ctx.saved_tensors, *how), *(None,) * (len(ctx.how) + 3)
 
 
@@ -298,8 +178,8 @@ def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward_grad(ctx: Any, of_dx: Tensor) -> Any:
     dloss, x, target, weight, counts = ctx.saved_tensors
-    how = _How(*ctx.how)
-    shares = _shares(x.size(1), target, weight, counts, how, _compute_dtype(x))
+    how = How(*ctx.how)
+    shares = _shares(x.size(1), target, weight, counts, how, compute_dtype(x))
     whole, p = _softmax(x, shares)
     v = of_dx.to(p.dtype)
     to_dloss = v * (whole * p - shares)
@@ -310,7 +190,7 @@ def _backward_grad(ctx: Any, of_dx: Tensor) -> Any:
 
 _cross_entropy = Recorded(
     "cross_entropy",
-    f"(Tensor x, Tensor target, {_TABLES}, {_HOW}) -> (Tensor, Tensor)",
+    f"(Tensor x, Tensor target, {TABLES}, {HOW}) -> (Tensor, Tensor)",
     _forward_kernel,
     _forward_fake,
     setup=_setup,
@@ -318,7 +198,7 @@ _cross_entropy = Recorded(
 )
 _cross_entropy_backward = Recorded(
     "cross_entropy_backward",
-    f"(Tensor dloss, Tensor x, Tensor target, Tensor lse, {_TABLES}, {_HOW}) -> Tensor",
+    f"(Tensor dloss, Tensor x, Tensor target, Tensor lse, {TABLES}, {HOW}) -> Tensor",
     _backward_kernel,
     _backward_fake,
     setup=_backward_setup,
@@ -330,7 +210,7 @@ _cross_entropy_backward = Recorded(
 
 
 def _shares(
-    classes: int, target: Tensor, weight: Tensor | None, bytes: Tensor | None, how: _How, dtype: torch.dtype
+    classes: int, target: Tensor, weight: Tensor | None, bytes: Tensor | None, how: How, dtype: torch.dtype
 ) -> Tensor:
     """The factor of ``logsumexp(x) - x`` of each class in the (reduced) loss: of x's shape, 0 in ignored rows."""
     kept = (target >= 0) & (target < classes) & (target != how.ignore_index)
@@ -382,8 +262,11 @@ class _StandIn(Function):
         return grad.to(ctx.dtype), None
 
 
+# --- the forward writes the gradient ---
+
+
 def _with_gradient_kernel(
-    x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, how: _How
+    x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, how: How
 ) -> tuple[Tensor, Tensor]:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     out, _ = _forward(x, target, weight, bytes, how, dx)
@@ -409,7 +292,7 @@ def _scaled(ctx: Any, dloss: Tensor) -> Tensor:
     like_x, target, weight, counts = ctx.saved_tensors
     dx = like_x.detach()
     if torch.is_grad_enabled():
-        shares = _shares(dx.size(1), target, weight, counts, ctx.how, _compute_dtype(dx))
+        shares = _shares(dx.size(1), target, weight, counts, ctx.how, compute_dtype(dx))
         whole = shares.sum(1, keepdim=True)
         p = (dx + shares) / whole
         # The target's p follows from the others: its gradient is near -1, where a narrow element has few digits.
@@ -437,70 +320,4 @@ def _scaled(ctx: Any, dloss: Tensor) -> Tensor:
 #: from the gradient. As a result of this op it also connects them to ``x``.
 _with_gradient = Differentiable(
     "cross_entropy", _with_gradient_kernel, setup=_with_gradient_setup, backward=_with_gradient_grad
-)
-
-
-# --- nll_loss ---
-
-
-def _nll_fake(x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, *how: Any) -> Tensor:
-    return _result(x, target, _How(*how).reduction)
-
-
-def _nll_kernel(x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, *how: Any) -> Tensor:
-    out, reduced = _nll_fake(x, target, weight, bytes, *how), _How(*how).reduction != "none"
-    losses = x.new_empty(target.shape, dtype=_compute_dtype(x)) if reduced else out
-    operands = {"x": x, "target": target, "losses": losses, "loss": out if reduced else None}
-    _run(NllLossPlan, _How(*how), {**operands, "weight": weight, "bytes": bytes})
-    return out
-
-
-def _nll_backward_fake(dloss: Tensor, x: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _nll_backward_kernel(
-    dloss: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, bytes: Tensor | None, *how: Any
-) -> Tensor:
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    operands = {"dloss": dloss.contiguous(), "target": target, "dx": dx, "weight": weight, "bytes": bytes}
-    _run(NllLossBackwardPlan, _How(*how), operands)
-    return dx
-
-
-def _nll_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, target, weight, counts, *ctx.how = inputs
-    ctx.save_for_backward(x, target, weight, counts)
-
-
-def _nll_grad(ctx: Any, dloss: Tensor) -> Any:
-    how = _How(*ctx.how)._replace(check_indices=False)
-    return _nll_loss_backward(dloss, *ctx.saved_tensors, *how), *(None,) * (len(ctx.how) + 3)
-
-
-def _nll_backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    _, _, target, weight, counts, *ctx.how = inputs
-    ctx.save_for_backward(target, weight, counts)
-
-
-def _nll_backward_grad(ctx: Any, of_dx: Tensor) -> Any:
-    # The loss is linear in x, so the backward of its backward is the loss itself.
-    return _nll_loss(of_dx, *ctx.saved_tensors, *ctx.how), *(None,) * (len(ctx.how) + 4)
-
-
-_nll_loss = Recorded(
-    "nll_loss",
-    f"(Tensor x, Tensor target, {_TABLES}, {_HOW}) -> Tensor",
-    _nll_kernel,
-    _nll_fake,
-    setup=_nll_setup,
-    backward=_nll_grad,
-)
-_nll_loss_backward = Recorded(
-    "nll_loss_backward",
-    f"(Tensor dloss, Tensor x, Tensor target, {_TABLES}, {_HOW}) -> Tensor",
-    _nll_backward_kernel,
-    _nll_backward_fake,
-    setup=_nll_backward_setup,
-    backward=_nll_backward_grad,
 )

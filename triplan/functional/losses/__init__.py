@@ -1,0 +1,2 @@
+from triplan.functional.losses.cross_entropy import *
+from triplan.functional.losses.nll_loss import *
