@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from cases.functional import DEVICES
 from hypothesis import HealthCheck, settings
+from replaying import forget
 from samples import SetConstant
 
 import triplan as tp
@@ -82,6 +84,22 @@ def _forget() -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """Where a functional call runs."""
     return str(request.param)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[tp.Plan[Any, Any]], dict[str, torch.Tensor]]]:
+    """The class and the tensors of every plan that a functional call runs."""
+    found: list[tuple[type[tp.Plan[Any, Any]], dict[str, torch.Tensor]]] = []
+    original = tp.Plan.run
+
+    def run(plan: Any, args: Any, *others: Any) -> None:
+        values = ((f.name, getattr(args, f.name)) for f in dataclasses.fields(args))
+        found.append((type(plan), {name: v for name, v in values if isinstance(v, torch.Tensor)}))
+        original(plan, args, *others)
+
+    forget()  # a replay runs no plan
+    monkeypatch.setattr(tp.Plan, "run", run)
+    return found
 
 
 @pytest.fixture

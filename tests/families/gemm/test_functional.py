@@ -13,10 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 import triplan.functional as F  # noqa: N812
-from triplan.functional import _plans, gemm as multiplying
-from triplan.functional._ops import Op
 
-OPS = {op.name: op for op in vars(multiplying).values() if isinstance(op, Op)}
 LAYOUTS = ("packed", "transposed", "gaps", "misaligned", "expanded")
 
 
@@ -110,30 +107,19 @@ def test_gradcheck(name: str, device: str) -> None:
     assert gradgradcheck(function, inputs)
 
 
-@pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
-    """The operands of every plan that is run."""
-    found: list[dict[str, torch.Tensor]] = []
-    original = _plans.run
-    monkeypatch.setattr(multiplying, "run", lambda cls, o, **k: (found.append(o), original(cls, o, **k))[1])
-    for op in OPS.values():
-        op.forget()
-    return found
-
-
-def test_only_wanted_gradients_are_computed(device: str, given: list[dict[str, torch.Tensor]]) -> None:
+def test_only_wanted_gradients_are_computed(device: str, ran: list[Any]) -> None:
     a, w, bias = (integers(s, torch.float64, device, 1) for s in ((3, 4), (5, 4), (5,)))
     F.linear(a, w, bias.requires_grad_()).sum().backward()
-    assert len(given) == 1  # forward
+    assert len(ran) == 1  # forward
     F.linear(a, w.requires_grad_(), bias.detach()).sum().backward()
-    assert [set(o) for o in given[2:]] == [{"a", "b", "c"}]
+    assert [set(o) for _, o in ran[2:]] == [{"a", "b", "c"}]
     F.linear(a, w, bias).sum().backward()
-    assert [set(o) for o in given[4:]] == [{"dc", "a", "db", "dbias"}]
+    assert [set(o) for _, o in ran[4:]] == [{"dc", "a", "db", "dbias"}]
     F.mm(a.requires_grad_(), w.t()).sum().backward()
-    assert [set(o) for o in given[6:]] == [{"dc", "a", "b", "da", "db"}]
+    assert [set(o) for _, o in ran[6:]] == [{"dc", "a", "b", "da", "db"}]
 
 
-def test_transposes_are_not_copied(device: str, given: list[dict[str, torch.Tensor]]) -> None:
+def test_transposes_are_not_copied(device: str, ran: list[Any]) -> None:
     """Every factor that a plan is given lies in memory of the caller's."""
     a, w = integers((6, 16), torch.float64, device, 1).requires_grad_(), integers((24, 16), torch.float64, device, 2)
     w.requires_grad_()
@@ -141,9 +127,9 @@ def test_transposes_are_not_copied(device: str, given: list[dict[str, torch.Tens
     weight = integers((6, 24), torch.float64, device, 3)
     _, to_w = torch.autograd.grad(out, (a, w), weight)
     assert to_w.is_contiguous()
-    assert len(given) == 2
+    assert len(ran) == 2
     theirs = {t.data_ptr() for t in (a, w, weight)}
-    assert all(o[name].data_ptr() in theirs for o in given for name in ("dc", "a", "b") if name in o)
+    assert all(o[name].data_ptr() in theirs for _, o in ran for name in ("dc", "a", "b") if name in o)
 
 
 @pytest.mark.parametrize(
@@ -197,10 +183,10 @@ def test_out_may_be_a_transpose_or_a_factor(device: str) -> None:
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(name: str, requires_grad: bool, device: str) -> None:
     ours, _, tensors, keywords = calls(device)[name]
-    op = OPS[ours.__name__]
+    op = getattr(torch.ops.triplan, ours.__name__).default
     extra: tuple[Any, ...] = (keywords.get("beta", 1), keywords.get("alpha", 1)) if ours is F.addmm else ()
     args = tuple(t.detach().clone().requires_grad_(requires_grad) for t in tensors)
-    torch.library.opcheck(op.overload, (*args, *extra))
+    torch.library.opcheck(op, (*args, *extra))
 
 
 COMPILED = ("mm", "bmm", "addmm", "addmm_row", "linear", "linear_batch", "linear_no_bias", "matmul_broadcast")
@@ -228,7 +214,7 @@ def test_compiles_whole(name: str, dynamic: bool, backend: str, device: str) -> 
         (lambda x: F.bmm(x(2, 3), x(2, 5, 4)), "must be a 3D tensor"),
         (lambda x: F.bmm(x(2, 3, 4), x(3, 4, 5)), r"to be: \[2, 4\] but got: \[3, 4\]"),
         (lambda x: F.mm(x(2, 3), x(3, 5).half()), "same dtype"),
-        (lambda x: F.mm(x(2, 3).int(), x(3, 5).int()), "not implemented"),
+        (lambda x: F.mm(x(2, 3).int(), x(3, 5).int()), "not supported"),
         (lambda x: F.addmm(x(3), x(2, 3), x(3, 5)), "cannot be expanded"),
         (lambda x: F.addmm(x(1, 1, 5), x(2, 3), x(3, 5)), "cannot be expanded"),
         (lambda x: F.linear(x(2, 3), x(5, 4)), "cannot be multiplied"),
