@@ -60,19 +60,19 @@ def large(op: str) -> Iterator[tp.Descriptor]:
             if "m" in fields:
                 for k in (64, n):
                     extra = {"batch": 4} if "batch" in fields else {}
-                    yield cls(m=rows, n=min(n, 16384), k=min(k, 16384), element=element, **extra)
+                    yield cls(op=op, m=rows, n=min(n, 16384), k=min(k, 16384), element=element, **extra)
             elif "input_shape" in fields:
                 extra = {"softmax_axis": 1} if "softmax_axis" in fields else {}
                 yield cls(op=op, input_shape=(rows, n), element=element, **extra)
             elif "embedding_dim" in fields:
-                yield cls(index_shape=(rows,), num_embeddings=50304, embedding_dim=n, element=element)
+                yield cls(op=op, index_shape=(rows,), num_embeddings=50304, embedding_dim=n, element=element)
             elif op == "index_put":
-                yield cls(out_shape=(512, n), index_shape=(rows,), num_indices=1, element=element, accumulate=True)
+                yield cls(op=op, out_shape=(512, n), index_shape=(rows,), num_indices=1, element=element, accumulate=True)
             else:
                 dims = {f: 0 for f in fields if f.endswith("_dim")}
                 sizes = {f: 1024 for f in fields if f.endswith("_dim_size")}
                 shapes = {f: (rows, n) for f in fields if f in ("out_shape", "src_shape")}
-                yield cls(**shapes, **dims, **sizes, element=element)
+                yield cls(op=op, **shapes, **dims, **sizes, element=element)
 
 
 def plain(value: Any) -> Any:
