@@ -85,6 +85,10 @@ def replays_on_cpu() -> Iterator[list[bool]]:
         with _disable_current_modes():  # as a launch: the reference's ops are not the call's
             run(*args)
 
+    def templates(plan: Any, args: Any, workspace: Any, places: Any) -> list[Launching]:
+        plan._validate(args, workspace)
+        return [Launching(plan, args, places)]
+
     def empty(shape: Any, strides: Any, dtype: Any) -> torch.Tensor:
         found = torch.empty_strided(shape, strides, dtype=dtype)
         return found.fill_(torch.nan) if found.is_floating_point() and 0 not in strides else found
@@ -95,7 +99,7 @@ def replays_on_cpu() -> Iterator[list[bool]]:
         patch.setattr(_program, "_empty", empty)
         patch.setattr(_program, "current_device", lambda: -1)
         patch.setattr(_plans, "always_checks", lambda device: False)
-        patch.setattr(tp.Plan, "templates", lambda plan, args, workspace, places: [Launching(plan, args, places)])
+        patch.setattr(tp.Plan, "templates", templates)
         with noted() as answers:
             yield answers
 

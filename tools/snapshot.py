@@ -67,7 +67,8 @@ def large(op: str) -> Iterator[tp.Descriptor]:
             elif "embedding_dim" in fields:
                 yield cls(op=op, index_shape=(rows,), num_embeddings=50304, embedding_dim=n, element=element)
             elif op == "index_put":
-                yield cls(op=op, out_shape=(512, n), index_shape=(rows,), num_indices=1, element=element, accumulate=True)
+                more = {"num_indices": 1, "accumulate": True}
+                yield cls(op=op, out_shape=(512, n), index_shape=(rows,), element=element, **more)
             else:
                 dims = {f: 0 for f in fields if f.endswith("_dim")}
                 sizes = {f: 1024 for f in fields if f.endswith("_dim_size")}

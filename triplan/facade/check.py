@@ -190,7 +190,7 @@ def _check_overlap(op: str, tensors: list[Named]) -> None:
     for name, operand, t in tensors:
         if not operand.is_written:
             continue
-        if t.requires_grad and t.is_leaf and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and t.requires_grad and t.is_leaf:
             raise LeafOverwritten(
                 f"{op}: {name} is a leaf that requires grad, and it is written; run under torch.no_grad(), or pass "
                 f"{name}.detach()"

@@ -145,7 +145,10 @@ def guarded(
 
 def generate(parameters: str, lines: Sequence[str], constants: Mapping[str, Any]) -> Callable[..., Any]:
     """A function of ``parameters`` with these ``lines``, which use ``constants`` and the variable ``last`` by name."""
-    return _maker(parameters, "\n  ".join(lines), tuple(constants))(**constants)
+    made = _maker(parameters, "\n  ".join(lines), tuple(constants))(**constants)
+    # Lines may use the address of a tensor that no line names.
+    made.held = [value for value in constants.values() if isinstance(value, Tensor)]  # type: ignore[attr-defined]
+    return made
 
 
 @fact

@@ -193,7 +193,7 @@ class Program:
             known, name = self.tensors[i], f"tensors[{i}]"
         if views is None:
             raise NotRepeatable
-        if known.requires_grad and not t.requires_grad and not torch.is_grad_enabled():
+        if known.requires_grad and not t.requires_grad and not self.record.records_gradients:
             name += ".detach()"
         for view in views:
             name = self._call(view.func, (name, *map(self._literal, view.args)), view.kwargs)
@@ -263,7 +263,9 @@ class Program:
             for offset in scratch_offsets(step.plan.launches):
                 place((*WORKSPACE, offset), f"{start} + {offset}")
         args = step.plan.args_type(**step.operands, **step.scalars)
-        for template in step.plan.templates(args, step.workspace, places):
+        with torch.no_grad():  # as the kernels ran
+            templates = step.plan.templates(args, step.workspace, places)
+        for template in templates:
             name = f"start{len(self.lines)}"
             if template.computed:
                 self.constants[name] = launch_function([template])

@@ -113,6 +113,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.generation = TABLE.generation  # of the kernel table, before a plan is selected
+        self.records_gradients = torch.is_grad_enabled()
         self.steps: list[Step | TorchOp] = []
         self.fresh: dict[int, Tensor] = {}  # what was allocated, by storage; kept alive, so that no storage comes twice
         self.views: dict[tuple[Any, ...], View] = {}
