@@ -262,6 +262,25 @@ def test_a_thousand_batch_sizes_compile_a_handful_of_kernels(op: str) -> None:
 
 
 @compiles
+@pytest.mark.parametrize(
+    ("op", "rows", "options", "kernels"),
+    [
+        ("nll_loss", 1024, {}, "nll_loss"),
+        ("nll_loss", 1025, {}, "nll_loss loss_sum"),
+        ("nll_loss_backward", 512, {}, "nll_loss_backward"),
+        ("cross_entropy", 512, {"gradient": True}, "cross_entropy_rows loss_sum"),
+        ("cross_entropy_backward", 512, {}, "cross_entropy_backward"),
+        ("cross_entropy_backward", 513, {}, "loss_count cross_entropy_backward"),
+        ("cross_entropy_backward", 64, {"weight": True}, "loss_count cross_entropy_backward"),  # order would show
+    ],
+)
+def test_few_rows_take_few_launches(op: str, rows: int, options: dict[str, Any], kernels: str) -> None:
+    plan = tp.plan(build(op, (rows, 1000), **options), target=H200)
+    assert [launch.kernel.__name__ for launch in plan.launches] == [f"{name}_kernel" for name in kernels.split()]
+    assert plan.workspace_size() == (16 if "loss_count" in kernels else 0)
+
+
+@compiles
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize(
     ("shape", "row"),

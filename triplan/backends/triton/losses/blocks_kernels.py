@@ -58,7 +58,7 @@ def cross_entropy_backward_kernel(
     row = outer.to(tl.int64) * lanes + lane
     label, kept = load_targets(target, row, inside, n, ignore, status, CLAMP)
     target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
-    scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS)
+    scale = row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS)
     scale = tl.where(kept, scale * load_dloss(dloss, row, inside, EACH, COMPUTE), 0.0)
     row_lse = tl.load(lse + row, mask=kept, other=0.0)
     col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -110,7 +110,7 @@ def nll_loss_backward_kernel(
     live = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     label, kept = load_targets(target, row, live, n, ignore, status, CLAMP)
-    scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS)
+    scale = row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS)
     g = scale * class_value(weight, label, kept, COMPUTE)
     g = g * load_dloss(dloss, row, live, EACH, COMPUTE)
     col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]

@@ -116,7 +116,7 @@ def cross_entropy_looped_kernel(
     if GRAD:
         # If dx is x: past this barrier every thread has loaded its target's logit, which may now be overwritten.
         tl.debug_barrier()
-        scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS)
+        scale = row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS)
         factor = tl.where(kept, scale * (target_weight + spread * weight_sum) / row_total, 0.0)
         row_top = tl.where(kept, row_top, 0.0)
         target_weight = scale * target_weight

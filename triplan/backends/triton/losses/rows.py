@@ -14,7 +14,7 @@ from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import MOST_PROGRAMS, WholeRows
 from triplan.backends.triton.losses import rows_kernels as kernels
 from triplan.backends.triton.losses.elements import BLOCK, ScaleElements
-from triplan.backends.triton.losses.shared import CrossEntropyEntry, LossEntry
+from triplan.backends.triton.losses.shared import CHUNK_WARPS, CrossEntropyEntry, LossEntry
 from triplan.descriptors import Operand
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, interpreting
 
@@ -23,6 +23,9 @@ MOST = 8192
 #: Elements of a row at most where threads hold 16-bit elements as they are read, and so many each.
 MOST_NARROW = 32768
 NARROW_EACH = 128
+#: Rows that one program of nll_loss reads and reduces by itself, which takes less time than a launch. Each thread has
+#: one, as in ``loss_sum_kernel``: the order of additions is the same.
+ALONE = 32 * CHUNK_WARPS
 
 
 class CrossEntropyRows(WholeRows, CrossEntropyEntry):
@@ -48,7 +51,14 @@ class NllLossRows(WholeRows, LossEntry):
     which, elementwise = kernels.nll_loss_kernel, True
 
     def find_tile(self) -> Tile:
-        return Tile(128, 1, 4)
+        return Tile(ALONE, 1, CHUNK_WARPS) if self.reduces() else Tile(128, 1, 4)
+
+    def reduces(self) -> bool:
+        return self.desc.reduced and self.rows.outer == 1 and 0 < self.rows.count <= ALONE
+
+    def main(self) -> list[Launch]:
+        absent = () if self.reduces() else ("loss", "share", "counted")
+        return [self.launch(self.which, args=dict.fromkeys(absent))]
 
     def us(self, target: Target) -> float:
         return self.rows.count * 64 / card.BYTES_PER_US  # sectors of a target and of an element

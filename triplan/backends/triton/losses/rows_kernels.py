@@ -78,7 +78,9 @@ def cross_entropy_rows_kernel(
     col = tl.arange(0, BLOCK)[None, :]
     loaded = load_block(x_at, col, x_strides[2], n, kept, "evict_first")
     target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
-    scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS) if GRAD else 0.0
+    scale = (
+        row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS) if GRAD else 0.0
+    )
     v = loaded.to(COMPUTE)
     top = tl.max(v, 1, keep_dims=True)
     if NARROW:
@@ -114,7 +116,10 @@ def nll_loss_kernel(
     x,
     target,
     losses,
+    loss,
     weight,
+    share,
+    counted,
     status,
     x_strides,
     sizes,
@@ -122,14 +127,16 @@ def nll_loss_kernel(
     n,
     blocks,
     ignore,
+    MEAN: tl.constexpr,
     CLAMP: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """losses = -x[target] * weight[target] of each row.
 
-    x: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses: [rows], weight: [n], of COMPUTE; status: [1]
-    of i64. A program has ROWS rows, of each of which it reads one element.
+    x: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses: [rows], weight, share, counted: [n], of
+    COMPUTE; loss: [1]; status: [1] of i64. A program has ROWS rows, of each of which it reads one element. If ``loss``
+    is given, one program has all rows, and stores the reduced loss too.
     """
     outer = tl.program_id(0) // blocks
     lane = (tl.program_id(0) % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -137,8 +144,15 @@ def nll_loss_kernel(
     row = outer.to(tl.int64) * lanes + lane
     label, kept = load_targets(target, row, live, n, ignore, status, CLAMP)
     v = tl.load(element_pointers(x, x_strides, outer, sizes, lane, label), mask=kept, other=0.0).to(COMPUTE)
-    loss = tl.where(kept, -v * class_value(weight, label, kept, COMPUTE), 0.0)
-    tl.store(losses + row, loss, mask=live)
+    value = tl.where(kept, -v * class_value(weight, label, kept, COMPUTE), 0.0)
+    tl.store(losses + row, value, mask=live)
+    if loss is not None:
+        if share is not None:
+            value = tl.where(kept, value * class_value(share, label, kept, COMPUTE), 0.0)
+        total = tl.sum(value, 0)
+        if MEAN:
+            total = total / tl.sum(class_value(counted, label, kept, COMPUTE), 0)
+        tl.store(loss, total.to(loss.dtype.element_ty))
 
 
 @triton.jit

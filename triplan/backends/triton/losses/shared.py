@@ -26,6 +26,10 @@ from triplan.sku import ElementKind, PrecisionGuarantee, Target
 CHUNK = 8192
 MOST_CHUNKS = 256
 CHUNK_WARPS = 32
+#: Rows at most that every program of a kernel counts again, and bytes of targets that all programs read for that at
+#: most: what the L2 cache gives in the time of a launch. Untuned.
+RECOUNTED_ROWS = 512
+RECOUNTED_BYTES = card.LAUNCH_US * card.L2_BYTES_PER_US
 #: Weights of classes that the one program that sums them reads at a time.
 CLASS_BLOCK = 4096
 CLASS_WARPS = 16
@@ -52,6 +56,7 @@ class LossEntry(Entry):
             args |= {"dx": args["x"], "dx_strides": args["x_strides"]}
         # What a row's loss is multiplied by, and what is counted of it in a mean.
         args |= {"share": args.get("bytes"), "counted": args.get("bytes", args.get("weight"))}
+        parts = self.rows.count if self.recounts() else parts
         args |= {"parts": Int(parts), "each": Int(each), "rows": Int(self.rows.count, True)}
         return args | {"ignore": Int(desc.ignore_index, True), "smoothing": Float(self.smoothing, self.compute)}
 
@@ -62,7 +67,7 @@ class LossEntry(Entry):
             "SMOOTH": self.smoothing != 0,
             "CLAMP": self.desc.out_of_bounds == "clamp",
             "GRAD": self.with_gradient,
-            "PARTS": 1 if self.chunks()[0] == 1 else MOST_CHUNKS,
+            "PARTS": RECOUNTED_ROWS if self.recounts() else 1 if self.chunks()[0] == 1 else MOST_CHUNKS,
         }
 
     # --- sums over rows ---
@@ -72,34 +77,54 @@ class LossEntry(Entry):
         each = max(-(-self.rows.count // (MOST_CHUNKS * CHUNK)), 1) * CHUNK
         return max(-(-self.rows.count // each), 1), each
 
+    def reduces(self) -> bool:
+        """Whether ``main`` reduces the rows' losses too."""
+        return False
+
+    def divides(self) -> bool:
+        """Whether gradients are divided by a mean's denominator."""
+        return self.mean and (self.backward or self.with_gradient) and self.rows.count > 0
+
+    def recounts(self) -> bool:
+        """Whether each program of ``main`` counts the denominator by itself, which saves a launch."""
+        count = self.rows.count
+        few = count <= RECOUNTED_ROWS and self.programs() * count * 8 <= RECOUNTED_BYTES and self.chunks()[0] == 1
+        return few and self.divides() and self.counts_exactly()
+
+    def counts_first(self) -> bool:
+        """Whether a launch before ``main`` counts the denominator."""
+        return self.divides() and not self.recounts()
+
     def arrays(self) -> dict[str, int]:
-        """Denominators and numerators of the chunks, and the sum of the classes' weights."""
-        numerators = self.desc.reduced and not self.backward
-        lengths = {"counts": self.mean * MOST_CHUNKS, "sums": numerators * MOST_CHUNKS, "class_sum": int(self.weighs)}
+        """Denominators and numerators of the chunks, and the sum of the classes' weights. The numerator of a lone chunk
+        is not stored, nor is the denominator, unless it is counted first."""
+        parts = self.chunks()[0]
+        counts = parts if self.counts_first() or (self.mean and parts > 1) else 0
+        sums = parts if self.desc.reduced and not self.backward and parts > 1 else 0
+        lengths = {"counts": counts, "sums": sums, "class_sum": int(self.weighs)}
         return {name: padded_bytes(n * self.compute.itemsize) for name, n in lengths.items() if n}
 
     def launches(self, target: Target) -> list[Launch]:
         """Reset the status; reduce what gradients need of targets and weights alone; do the rows' own work; reduce the
         losses of all rows to one."""
-        found, parts, rows = [], self.chunks()[0], self.rows.count
+        found, parts = [], self.chunks()[0]
         tile = Tile(1, CHUNK * 4 // self.compute.itemsize, CHUNK_WARPS)  # 32 bytes a thread
-        counts_first = self.mean and (self.backward or self.with_gradient) and rows > 0
         if self.desc.out_of_bounds == "error":
             found.append(fill_launch(Ptr("status", ElementKind.I64, 8), 1, NO_BAD_INDEX))
-        if counts_first:
+        if self.counts_first():
             found.append(self.launch(kernels.loss_count_kernel, parts, tile))
-        if self.weighs and rows:
+        if self.weighs and self.rows.count:
             total = {"total": self.given["class_sum"]}
             found.append(self.launch(kernels.class_sum_kernel, 1, Tile(1, CLASS_BLOCK, CLASS_WARPS), total))
         found += super().launches(target)
-        if self.desc.reduced and not self.backward:
-            given, count = {} if parts == 1 else {"loss": None}, self.mean and not counts_first
+        if self.desc.reduced and not self.backward and not self.reduces():
+            given, count = {} if parts == 1 else {"loss": None}, self.mean and not self.counts_first()
             found.append(self.launch(kernels.loss_sum_kernel, parts, tile, given, COUNT=count))
             found += [self.launch(kernels.loss_finish_kernel, 1, Tile(1, 1, 4))] if parts > 1 else []
         return found
 
     def rank(self, target: Target) -> float:
-        launches = 2 + self.mean + (self.smoothing != 0)
+        launches = 2 - self.reduces() + self.counts_first() + (self.smoothing != 0)
         return super().rank(target) + (card.LAUNCH_US * launches + self.rows.count * 16 / card.BYTES_PER_US)
 
     # --- guarantees ---

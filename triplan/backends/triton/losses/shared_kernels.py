@@ -50,11 +50,24 @@ def sum_parts(parts, count, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def row_share(share, counts, parts, label, kept, MEAN: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
-    """share[label], with MEAN over sum(counts): the factor of a row's loss in the reduced loss; 0 if it is not kept."""
+def row_share(
+    share, counts, parts, target, n, ignore, label, kept, MEAN: tl.constexpr, CLAMP: tl.constexpr,
+    COMPUTE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """share[label], with MEAN over sum(counts): the factor of a row's loss in the reduced loss; 0 if it is not kept.
+
+    If ``counts`` is None, a mean is over the number of kept rows: each program counts them all, of which there are
+    ``parts``.
+    """
     factor = class_value(share, label, kept, COMPUTE)
     if MEAN:
-        factor = tl.where(kept, factor / sum_parts(counts, parts, COMPUTE, PARTS), 0.0)
+        if counts is None:
+            row = tl.arange(0, PARTS)
+            _, counted = load_targets(target, row, row < parts, n, ignore, None, CLAMP)
+            denominator = tl.sum(tl.where(counted, 1.0, 0.0).to(COMPUTE), 0)
+        else:
+            denominator = sum_parts(counts, parts, COMPUTE, PARTS)
+        factor = tl.where(kept, factor / denominator, 0.0)
     return factor
 
 

@@ -135,7 +135,7 @@ def cross_entropy_finish_kernel(
         tl.store(losses + row, loss)
         tl.store(lse + row, top + tl.log(total))
     if GRAD:
-        scale = row_share(share, counts, parts, label, kept, MEAN, COMPUTE, PARTS)
+        scale = row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS)
         factor = tl.where(kept, scale * (target_weight + spread * weight_sum) / total, 0.0)
         col = block * BLOCK + tl.arange(0, BLOCK)
         x_at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
