@@ -293,6 +293,13 @@ def test_lists_may_change(answers: list[bool], device: str) -> None:
     torch.testing.assert_close(functional.layer_norm(x, shape), torch.nn.functional.layer_norm(x, (3, 4)))
 
 
+def test_lists_of_tensors_may_get_longer_or_shorter(answers: list[bool], device: str) -> None:
+    x, rows, columns = torch.zeros(5, 5, device=device), *torch.arange(5, device=device).repeat(2, 1)
+    for indices in ((rows, columns), (rows, columns), (rows, columns), (rows,), [rows, columns], (rows, columns)):
+        values = torch.randn(5, *(5,) * (2 - len(indices)), device=device)
+        assert torch.equal(functional.index_put(x, indices, values), x.index_put(tuple(indices), values))
+
+
 def test_shapes_that_come_once_leave_nothing(answers: list[bool], device: str) -> None:
     forget()
     for n in range(1, 40):
@@ -337,11 +344,10 @@ def test_threads_share_replays(answers: list[bool], device: str) -> None:
 def test_streams_and_capture() -> None:
     with noted() as answers:
         x, leaf = torch.randn(64, 32, device="cuda"), torch.randn(64, 32, device="cuda", requires_grad=True)
-        grad = torch.ones_like(x)
 
         def work() -> list[Tensor]:
             result = functional.log_softmax(leaf, -1)
-            return [functional.softmax(x, -1), *torch.autograd.grad(result, leaf, grad)]
+            return [functional.softmax(x, -1), *torch.autograd.grad((result * x).sum(), leaf)]
 
         for _ in range(6):
             work()

@@ -68,6 +68,8 @@ class Program:
             self._given_scales = [v for s in record.steps if isinstance(s, Step) for v in s.scalars.values()]
         self.reads: list[str] = []  # how each tensor is read from a ``call``
         self.tensors: list[Tensor] = []
+        # Modes see reads of a tensor's attributes, so they are asked for first.
+        self._unreadable = ["modes()"]
         #: Expressions that are true of a ``call`` that differs in other things than tensors.
         self.refused: list[str] = []
         self.constants: dict[str, Any] = {"empty": _empty, "stream": current_stream}
@@ -101,7 +103,7 @@ class Program:
         for i, a in enumerate(args):
             items = [(f"call[{i}]", a)]
             if isinstance(a, (list, tuple)) and any(isinstance(item, Tensor) for item in a):
-                self.refused.append(f"type(call[{i}]) is not type{i} or len(call[{i}]) != {len(a)}")
+                self._unreadable.append(f"type(call[{i}]) is not type{i} or len(call[{i}]) != {len(a)}")
                 self.constants[f"type{i}"] = type(a)
                 items = [(f"call[{i}][{j}]", item) for j, item in enumerate(a)]
             for read, item in items:
@@ -326,8 +328,7 @@ class Program:
         if any("tensors[" in line for line in then):
             then = [f"tensors = ({''.join(f'{read}, ' for read in self.reads)})", *then]
         slots = [Slot(*slot) for slot in zip(self.reads, self.tensors, self.alignments, self.written, strict=True)]
-        # Modes see reads of a tensor's attributes, so they are asked for first.
-        return guarded(slots, then, unreadable=["modes()"], refused=[" or ".join(refused)], constants=constants)
+        return guarded(slots, then, unreadable=self._unreadable, refused=[" or ".join(refused)], constants=constants)
 
 
 def _differs(read: str, name: str, value: Any) -> str:

@@ -132,7 +132,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
             self.is_repeatable &= next(tensors_in((*args, *kwargs.values())), None) is None
         elif func.is_view or func is _aten._unsafe_view.default:
             source = args[0]
-            if len(results) != 1:
+            if not isinstance(result, Tensor):
                 self.is_repeatable = False
             elif geometry(result) != geometry(source):
                 self.views[geometry(result)] = View(func, args[1:], kwargs, geometry(source), source.shape)
