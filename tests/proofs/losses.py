@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,12 @@ from torch import Tensor
 
 import triplan as tp
 from proofs import Kind, draw, follows, joins
-from proofs.rows import Rows
+from proofs.rows import LONG_ROWS, Rows
 
 
 def size(n: int, long: bool) -> tuple[int, int]:
     """Rows and classes, where there are to be ``n`` contributions: long rows take several blocks of any kernel."""
-    return (max(n // 100, 6), 20_011) if long else (max(n // 8, 16), 1030)
+    return (max(n // 100, LONG_ROWS), 20_011) if long else (max(n // 8, 16), 1030)
 
 
 class Loss(Rows):
@@ -30,8 +31,8 @@ def values(desc: Any, kind: Kind) -> dict[str, Tensor]:
     """Targets of which some are ignored, tables of positive numbers; for the backward, what the forward gave."""
     g = torch.Generator().manual_seed(0)
     (n, length), dtype, compute = desc.input_shape, desc.element.torch, desc.element.compute.torch
-    # Any order of adding exponentials of different sizes shows; cancelling ones there are none.
-    unit = torch.randn(n, length, generator=g, dtype=torch.float64).to(dtype)
+    # Exponentials do not cancel. Another order of adding them shows where lse is near 0, as floats are densest there.
+    unit = (torch.randn(n, length, generator=g, dtype=torch.float64) - math.log(length) - 0.5).to(dtype)
     x = unit if kind == "cancelling" else draw((n, length), desc.element, kind, length, g)
     dloss = torch.randn(1 if hasattr(desc, "in_place") or desc.reduced else n, generator=g, dtype=torch.float64)
     if desc.op == "scale_gradient":
