@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         IndexSelectPlan,
         ScatterAddPlan,
         ScatterPlan,
+        ScatterReducePlan,
     )
 
 __all__ = ["GatherBackwardDescriptor", "GatherDescriptor"]
@@ -201,7 +202,7 @@ class ScatterDescriptor(_Scattering, PlannedBy["ScatterPlan"]):
     op: Literal["scatter"] = "scatter"
 
 
-class ScatterReduceDescriptor(_Scattering):
+class ScatterReduceDescriptor(_Scattering, PlannedBy["ScatterReducePlan"]):
     """``out[..., index[..., j, ...], ...] = r(out[..., index[..., j, ...], ...], src[..., j, ...])`` along
     ``scatter_dim`` (torch.Tensor.scatter_reduce_); ``op`` names r. NaN stays NaN.
 

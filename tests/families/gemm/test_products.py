@@ -201,14 +201,14 @@ def column(alignment: int, **facts: Any) -> tp.Layout:
 @pytest.mark.parametrize(
     ("base", "change", "word"),
     [
-        (FORWARD, {"k": 63}, "a is not promised"),
-        (FORWARD, {"n": 63}, "b is not promised"),
+        (FORWARD, {"k": 63}, "a is promised stride_multiple=1 "),
+        (FORWARD, {"n": 63}, "b is promised stride_multiple=1 "),
         (FORWARD, {"k": 0}, "k is 0"),
         (FORWARD, {"n": 60, "layouts": {"b": COLUMN, "c": ROW}}, "n is not a multiple of 8"),
         (FORWARD, {"reads_c0": True}, "c0"),
         (FORWARD, {"layouts": {"a": "strided"}}, "a is promised no unit stride"),
-        (FORWARD, {"layouts": {"b": column(16)}}, "b is not promised"),
-        (FORWARD, {"layouts": {"b": column(8, stride_multiple=8)}}, "b is not promised"),
+        (FORWARD, {"layouts": {"b": column(16)}}, "b is promised stride_multiple=1 "),
+        (FORWARD, {"layouts": {"b": column(8, stride_multiple=8)}}, "b is promised an alignment of 8 "),
         (FORWARD, {"layouts": {"c": COLUMN}}, "column-major"),
         (FORWARD, {"epilogue": "bias", "layouts": {"bias": "strided"}}, "bias"),
         (BACKWARD, {"n": 63}, "dc"),

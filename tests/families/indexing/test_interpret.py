@@ -52,6 +52,11 @@ def plans(descs: Iterable[tp.Descriptor], row: str) -> list[tp.Plan[Any, Any]]:
     return found
 
 
+def element_of(op: str, row: str) -> str:
+    """One that the kernel takes here: Triton's interpreter has no bf16 atomics."""
+    return "i32" if "i32" in elements_of(op, row) else "f16"
+
+
 @triton.jit
 def halved(x):  # type: ignore[no-untyped-def]
     return tl.sum(x, 0) / 2
@@ -86,7 +91,7 @@ def test_every_element_index_and_layout(op: str, row: str) -> None:
 @pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_every_policy_and_axis(op: str, row: str) -> None:
     planned = 0
-    element = "i32" if "i32" in elements_of(op, row) else "f16"
+    element = element_of(op, row)
     for turn, (policy, wrap) in enumerate(POLICIES):
         for axis in ((turn + OPS.index(op)) % 3, 2):  # a kernel may refuse an axis, but not the last
             options = {"out_of_bounds": policy, "wrap_negative": wrap}
@@ -102,7 +107,7 @@ def test_every_policy_and_axis(op: str, row: str) -> None:
 
 @pytest.mark.parametrize(("op", "row"), ENTRIES)
 def test_refusals(op: str, row: str) -> None:
-    options = {"element": elements_of(op, row)[0], "accumulate": accumulate_of(op, row, 0)}
+    options = {"element": element_of(op, row), "accumulate": accumulate_of(op, row, 0)}
     for seed, plan in enumerate(plans((build(op, SHAPE, axis, EXTENT, **options) for axis in range(3)), row)):
         assert check_refusals(plan, seed=seed) > 20
 
