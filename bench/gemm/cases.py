@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import triplan as tp
-from triplan.descriptors import MultiplyingDescriptor
+from triplan.descriptors.gemm import MultiplyingDescriptor
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Most sets of operands that calls rotate through.

@@ -12,7 +12,7 @@ from triplan.backends.triton.gemm import rings as gemm_rings, split_k, tiles, wg
 from triplan.backends.triton.gemm.rings import Ring
 from triplan.backends.triton.gemm.tile_costs import tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, tiles_of
-from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor, MultiplyingDescriptor
 
 #: A sweep omits configurations that their cost model estimates at this many times the cheapest one.
 MAX_RELATIVE_COST = 2.5

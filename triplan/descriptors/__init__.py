@@ -1,12 +1,5 @@
 """WHAT is to be computed: frozen models, one module for each family of ops."""
 
 from triplan.descriptors._public import *
-from triplan.descriptors.base import RowsDescriptor as RowsDescriptor, RowwiseDescriptor as RowwiseDescriptor
 from triplan.descriptors.fields import *
-from triplan.descriptors.gemm import (
-    MatrixProductDescriptor as MatrixProductDescriptor,
-    MultiplyingDescriptor as MultiplyingDescriptor,
-)
-from triplan.descriptors.indexing import IndexingDescriptor as IndexingDescriptor
 from triplan.descriptors.layout import PACKED as PACKED, is_packed as is_packed, packed_strides as packed_strides
-from triplan.descriptors.losses import LossDescriptor as LossDescriptor

@@ -10,7 +10,8 @@ import torch
 
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.common import bounds
-from triplan.descriptors import GemmBackwardDescriptor, MatrixProductDescriptor, MultiplyingDescriptor
+from triplan.descriptors import GemmBackwardDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor, MultiplyingDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 from triplan.sku.facts import fact
 

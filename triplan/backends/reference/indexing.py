@@ -26,7 +26,6 @@ from triplan.descriptors import (
     GatherBackwardDescriptor,
     GatherDescriptor,
     IndexAddDescriptor,
-    IndexingDescriptor,
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
@@ -35,6 +34,7 @@ from triplan.descriptors import (
     ScatterReduceDescriptor,
 )
 from triplan.descriptors.fields import NO_BAD_INDEX
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Duplicates, IndexElementKind, MathPrecision, PrecisionGuarantee
 
 Tensor = torch.Tensor

@@ -18,7 +18,8 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import L2_BYTES
 from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows, Tile, again_us, waves_us
-from triplan.descriptors import Operand, Role, RowsDescriptor
+from triplan.descriptors import Operand, Role
+from triplan.descriptors.base import RowsDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import cached_property, fact
 

@@ -21,7 +21,8 @@ from triplan.backends.triton.gemm.matrices import (
     vector_elements,
 )
 from triplan.backends.triton.gemm.tile_shapes import Tile
-from triplan.descriptors import MatrixProductDescriptor, Operand
+from triplan.descriptors import Operand
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import MathPrecision
 
 ACTIVATIONS = {

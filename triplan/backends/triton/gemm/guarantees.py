@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.gemm.products import gradient_products
-from triplan.descriptors import GemmBackwardDescriptor, MatrixProductDescriptor
+from triplan.descriptors import GemmBackwardDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 from triplan.sku.facts import fact
 

@@ -11,7 +11,7 @@ from triplan.backends.triton.gemm.entries import for_products
 from triplan.backends.triton.gemm.guarantees import integer_guarantee
 from triplan.backends.triton.gemm.matrices import layout
 from triplan.backends.triton.gemm.tile_costs import cheapest_tile
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target
 
 #: Largest k for which the sum of k products of i8 values, each at most 2**14 in magnitude, always fits i32.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triplan.descriptors import GemmBackwardDescriptor, MatrixProductDescriptor, Operand
+from triplan.descriptors import GemmBackwardDescriptor, Operand
+from triplan.descriptors.gemm import MatrixProductDescriptor
 
 #: Extents from here on are passed as i64: an i32 loop counter passes its bound by up to one step, at most 512.
 I32_COUNTER_LIMIT = 2**31 - 2**9

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from triplan.backends.triton.gemm.arguments import GROUP_M
 from triplan.backends.triton.gemm.tile_costs import combined
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
 from triplan.sku.facts import fact
 

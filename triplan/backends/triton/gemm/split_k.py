@@ -22,7 +22,7 @@ from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, layout
 from triplan.backends.triton.gemm.tile_costs import tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 from triplan.sku.facts import fact
 

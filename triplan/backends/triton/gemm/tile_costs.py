@@ -20,7 +20,7 @@ import math
 from triplan.backends.triton.common.card import SM_REGISTERS
 from triplan.backends.triton.gemm.matrices import is_row_major
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ArchSku, MathPrecision, Target
 from triplan.sku.facts import fact
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from triplan.backends.triton.gemm.matrices import has_elementwise_access
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ArchSku, ElementKind, MathPrecision, Target
 
 

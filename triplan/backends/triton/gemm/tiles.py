@@ -14,7 +14,7 @@ from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout
 from triplan.backends.triton.gemm.tile_costs import cheapest_tile, tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
 

@@ -17,7 +17,7 @@ from triplan.backends.triton.gemm.guarantees import invariant_guarantee
 from triplan.backends.triton.gemm.matrices import is_elementwise, lacks_unit_stride, layout, vector_elements
 from triplan.backends.triton.gemm.tile_costs import tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, max_accumulators, tiles_for
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
 
 #: Factor on the cost: if ``tiles`` would launch the same tile, it ranks first, because it promises less.

@@ -15,7 +15,7 @@ from triplan.backends.triton.gemm.matrices import (
     vector_elements,
 )
 from triplan.backends.triton.gemm.rings import RINGS, Ring, tiles_in
-from triplan.descriptors import MatrixProductDescriptor, MultiplyingDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor, MultiplyingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 from triplan.sku.facts import fact
 

@@ -17,7 +17,7 @@ from triplan.backends.triton.gemm.matrices import layout
 from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, ring_us, rings_of, tiles_in
 from triplan.backends.triton.gemm.tma import common_arguments, operand_maps, shared_layout, supports
 from triplan.backends.triton.gemm.wgmma_kernels import wgmma_kernel
-from triplan.descriptors import MatrixProductDescriptor
+from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
 
 #: Constexprs of ``wgmma_kernel`` that are None without a batch.

@@ -13,7 +13,8 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar
 from triplan.backends.triton.common.offsets import I32_LIMIT, extent_int, padded, strides
 from triplan.backends.triton.indexing.geometry import Axes, Geometry
-from triplan.descriptors import PACKED, IndexingDescriptor, Operand
+from triplan.descriptors import PACKED, Operand
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind
 
 

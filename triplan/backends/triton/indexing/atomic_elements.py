@@ -11,7 +11,7 @@ from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry
 from triplan.backends.triton.indexing.sums import first_launches
 from triplan.backends.triton.indexing.traversals import elements_launch
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Target
 
 #: Fitted: microseconds per element where neighbours share an index, so that a sector serves several additions.

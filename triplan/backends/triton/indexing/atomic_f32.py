@@ -14,7 +14,7 @@ from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import HALF, SUMS, entry
 from triplan.backends.triton.indexing.sums import first_launches, sum_guarantee
 from triplan.backends.triton.indexing.traversals import scratch_launch, status_launches
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 F32_BYTES = ElementKind.F32.itemsize

@@ -11,7 +11,7 @@ from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry, rows_apply
 from triplan.backends.triton.indexing.sums import first_launches
 from triplan.backends.triton.indexing.traversals import rows_launch
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Support, Target
 
 

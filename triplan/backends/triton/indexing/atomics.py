@@ -11,7 +11,7 @@ from triplan.backends.triton.indexing.costs import miss_rate
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.backends.triton.indexing.traversals import Point
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 
 #: Fitted: bytes per microsecond that vector atomics add, where runs of elements share an index.

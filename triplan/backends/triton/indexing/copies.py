@@ -13,7 +13,7 @@ from triplan.backends.triton.indexing.costs import index_us
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.registration import COPIED, GATHERS, STORES, Applies, Rank, entry
 from triplan.backends.triton.indexing.traversals import Point, status_launches
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Duplicates, ElementKind, MathPrecision, PrecisionGuarantee, Target
 from triplan.sku.facts import fact
 

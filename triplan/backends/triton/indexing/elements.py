@@ -6,7 +6,7 @@ from triplan.backends.triton.indexing.copies import copy_us, register
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import always
 from triplan.backends.triton.indexing.traversals import elements_launch
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Target
 
 #: Time relative to ``rows``, where both apply. Untuned.

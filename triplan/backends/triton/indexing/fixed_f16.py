@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from triplan.backends.runtime.launch import Arg, Launch, Scratch
 from triplan.backends.triton.indexing import fixed_point as fixed, fixed_point_kernels as kernels
 from triplan.backends.triton.indexing.registration import SUMS, entry
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
 
 #: Exponent of the smallest subnormal f16: the unit of the sums.

@@ -33,7 +33,7 @@ from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.stripes import PANEL, Stripes, sample_launches, stripes, stripes_launch
 from triplan.backends.triton.indexing.sums import first_launches
 from triplan.backends.triton.indexing.traversals import Point, scratch_launch, status_launches
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, Duplicates, ElementKind, MathPrecision, PrecisionGuarantee, Support
 from triplan.sku.facts import fact
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from triplan.backends.runtime.launch import Int, Launch, Scratch
 from triplan.backends.triton.indexing import fixed_point as fixed, fixed_point_kernels as kernels
 from triplan.backends.triton.indexing.registration import HALF, SUMS, entry
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
 
 #: Bits of a significand of f32, the leading one among them.

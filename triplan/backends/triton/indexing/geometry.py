@@ -17,7 +17,6 @@ from triplan.descriptors import (
     GatherBackwardDescriptor,
     GatherDescriptor,
     IndexAddDescriptor,
-    IndexingDescriptor,
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
@@ -29,6 +28,7 @@ from triplan.descriptors import (
     ScatterReduceDescriptor,
     packed_strides,
 )
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku.facts import cached_property, fact
 
 #: Elements of the shortest row that ``rows_kernel`` takes: shorter ones do not fill vectors. Untuned.

@@ -15,7 +15,8 @@ from triplan.backends.triton.indexing.arguments import Walk, axis_arguments, pol
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.registration import fits_grid
 from triplan.backends.triton.indexing.traversals import status_launches
-from triplan.descriptors import IndexingDescriptor, Operand
+from triplan.descriptors import Operand
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind, Support, Target
 
 #: Most slots per program: 16 spill where strides are unknown.

@@ -7,7 +7,7 @@ from triplan.backends.triton.common.offsets import bits
 from triplan.backends.triton.indexing import ordered, ordered_kernels
 from triplan.backends.triton.indexing.copies import last_guarantee
 from triplan.backends.triton.indexing.registration import COPIED, STORES, entry
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Target
 
 

@@ -9,7 +9,7 @@ from triplan.backends.triton.common.offsets import values
 from triplan.backends.triton.indexing import ordered, ordered_kernels
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import PrecisionGuarantee, Target
 
 

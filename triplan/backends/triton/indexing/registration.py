@@ -7,7 +7,8 @@ from typing import Any
 
 from triplan.backends.table import Build, Guarantee, kernel
 from triplan.backends.triton.indexing.geometry import MIN_ROW, geometry
-from triplan.descriptors import IndexingDescriptor, IndexPutDescriptor
+from triplan.descriptors import IndexPutDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, IndexElementKind, Support, Target
 
 #: Elements of the ops that move elements.

@@ -6,7 +6,7 @@ from triplan.backends.triton.indexing.copies import copy_us, register
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import rows_apply
 from triplan.backends.triton.indexing.traversals import rows_launch
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Target
 
 

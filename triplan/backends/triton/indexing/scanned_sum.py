@@ -12,7 +12,7 @@ from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import ADDED, SLICE_SUMS, entry, fits_grid
 from triplan.backends.triton.indexing.sorting import key_arguments, sorted_view
 from triplan.backends.triton.indexing.sums import first_launches
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 #: Most contributions: every program reads the keys of all of them.

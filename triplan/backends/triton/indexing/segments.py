@@ -20,7 +20,7 @@ from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import fits_grid
 from triplan.backends.triton.indexing.sorting import Buffers, Sorted, buffers, sorted_view
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import PrecisionGuarantee, Support
 
 #: Columns of the widest tile, for elements of up to 4 bytes.

@@ -23,8 +23,8 @@ from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry
 from triplan.backends.triton.indexing.sorting import Sorted, buffers, sort_launches, sorted_view
 from triplan.backends.triton.indexing.sums import first_launches
 from triplan.backends.triton.indexing.traversals import status_launches
-from triplan.descriptors import IndexingDescriptor
 from triplan.descriptors.fields import NO_BAD_INDEX
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
 #: Fitted: microseconds per contribution of ranking by comparing all pairs.

@@ -12,7 +12,8 @@ from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.indexing import sorting_kernels as kernels
 from triplan.backends.triton.indexing.arguments import Walk, axis_arguments, padding, policy, status
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
-from triplan.descriptors import IndexingDescriptor, packed_strides
+from triplan.descriptors import packed_strides
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind
 from triplan.sku.facts import fact
 

@@ -13,7 +13,7 @@ from triplan.backends.triton.indexing import stripes_kernels as kernels
 from triplan.backends.triton.indexing.arguments import index_pointers, policy, traversal_arguments
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.traversals import Point
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind
 
 #: Columns of a panel, and of a wide stripe at most. A wide stripe's additions to one slot then cover a whole row of a

@@ -11,7 +11,7 @@ from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import bits
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.traversals import status_launches
-from triplan.descriptors import IndexingDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Duplicates, ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 from triplan.sku.facts import fact
 

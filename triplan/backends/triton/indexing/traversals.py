@@ -24,8 +24,9 @@ from triplan.backends.triton.indexing.arguments import (
     traversal_arguments,
 )
 from triplan.backends.triton.indexing.geometry import Axes, Geometry, geometry
-from triplan.descriptors import PACKED, IndexingDescriptor
+from triplan.descriptors import PACKED
 from triplan.descriptors.fields import NO_BAD_INDEX
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind
 
 #: A ``@triton.jit`` function of ``points_kernels`` or ``fixed_point_kernels`` (Triton is untyped).
