@@ -19,12 +19,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from triplan.facade.check import check_storage, is_injective, may_overlap
 from triplan.functional._replay.recording import recording
@@ -79,8 +80,23 @@ def _register_mutating(name: str, signature: str, kernel: Callable[..., None], v
     return op
 
 
+class Linearity(NamedTuple):
+    """What makes an op linear, for forward mode: result = product(factors) + sum(terms), by positions of arguments.
+
+    Each factor alone, and all terms together, enter linearly. Without factors, the op is linear in the terms.
+    """
+
+    terms: tuple[int, ...] = ()
+    factors: tuple[int, ...] = ()
+
+
 class Differentiable:
     """An op that autograd records in eager calls of plain tensors; call it with every positional argument."""
+
+    #: Shape and dtype of the results, as new tensors. An op without is never called under vmap.
+    fake: Callable[..., Any]
+    #: A short way for forward mode. None: by the backward of the backward.
+    linearity: Linearity | None = None
 
     def __init__(
         self,
@@ -109,7 +125,7 @@ class Recorded(Differentiable):
     """A registered op that autograd records: call it with every positional argument of its signature.
 
     It can be differentiated as many times as ``backward`` can, also under torch.func's grad and vmap (one example at a
-    time). Forward mode is refused.
+    time). In forward mode too, but in compiled graphs, which refuse it.
     """
 
     def __init__(
@@ -121,9 +137,11 @@ class Recorded(Differentiable):
         *,
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., Grads],
+        linearity: Linearity | None = None,
     ) -> None:
         """``signature`` is in the schema language; ``kernel`` and ``fake`` return its results: new tensors."""
         super().__init__(name, kernel, setup=setup, backward=backward)
+        self.fake, self.linearity = fake, linearity
         self.overload = _register(name, signature, kernel, fake)
 
         def exact(ctx: Any, *grads: Any) -> Grads:
@@ -161,6 +179,7 @@ class Op(Recorded):
         update: Callable[..., object] | None = None,
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., Grads],
+        linearity: Linearity | None = None,
     ) -> None:
         """``parameters`` is in the schema language; the first is a Tensor whose dtype and device the result has.
 
@@ -172,7 +191,8 @@ class Op(Recorded):
         def fake(like: Tensor, *args: Any) -> Tensor:
             return like.new_empty(shape(like, *args))
 
-        super().__init__(name, f"({parameters}) -> Tensor", self._compute, fake, setup=setup, backward=backward)
+        signature = f"({parameters}) -> Tensor"
+        super().__init__(name, signature, self._compute, fake, setup=setup, backward=backward, linearity=linearity)
         self.out_overload = _register_mutating(
             f"{name}_out", f"(Tensor(a!) out, {parameters}) -> ()", self._compute_into, lambda out, *args: shape(*args)
         )
@@ -314,15 +334,33 @@ def _function(op: Differentiable, setup: Callable[..., None], backward: Callable
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             setup(ctx, inputs, output)
+            if forward_ad._current_level >= 0:
+                leaves, ctx.given = tree_flatten(inputs)
+                ctx.save_for_forward(*(a if isinstance(a, Tensor) else None for a in leaves))
+                ctx.options = [None if isinstance(a, Tensor) else a for a in leaves]
+                ctx.constant = isinstance(output, tuple) and [any(o is c for c in ctx.non_differentiable or ()) for o in output]
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Grads:
             return _without_lists(backward(ctx, *grads))
 
         @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            pairs = zip(ctx.saved_tensors, ctx.options, strict=True)
+            saved = (o if t is None else forward_ad.unpack_dual(t).primal for t, o in pairs)
+            follow = _tangent if op.linearity is None else _tangent_of_linear
+            found = follow(op, tree_unflatten(saved, ctx.given), tangents)
+            if isinstance(found, Tensor):
+                return found
+            return tuple(None if c else t for t, c in zip(found, ctx.constant, strict=True))
+
+        @staticmethod
         def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
             if info.batch_size == 0:
-                raise RuntimeError(f"{op.name}: vmap over a batch of 0 is not supported")
+                result = op.fake(*(_slice_of_none(a, d) for a, d in zip(args, in_dims, strict=True)))
+                if isinstance(result, Tensor):
+                    return result.new_empty((0, *result.shape)), 0
+                return tuple(r.new_empty((0, *r.shape)) for r in result), (0,) * len(result)
             each = [op(*(_slice(a, d, b) for a, d in zip(args, in_dims, strict=True))) for b in range(info.batch_size)]
             if isinstance(each[0], Tensor):
                 return torch.stack(each), 0
@@ -364,10 +402,57 @@ def _slice(value: Any, dim: Any, at: int) -> Any:
     return value if dim is None else value.select(dim, at)
 
 
+def _slice_of_none(value: Any, dim: Any) -> Any:
+    """As ``_slice`` of a batch of 0: a tensor of the shape that an example would have."""
+    if isinstance(dim, (list, tuple)):
+        return [_slice_of_none(v, d) for v, d in zip(value, dim, strict=True)]
+    return value if dim is None else value.new_empty([n for d, n in enumerate(value.shape) if d != dim % value.dim()])
+
+
+def _tangent(op: Differentiable, args: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """The derivative of the op's results along ``tangents``.
+
+    The backward is linear in the gradient g that it is given. Its own backward, with the tangents for gradients, is
+    the transpose of that linear map at any g: the derivative that is wanted.
+    """
+    moving = [i for i, t in enumerate(tangents) if t is not None]
+
+    def call(*values: Tensor) -> Any:
+        given = list(args)
+        for at, value in zip(moving, values, strict=True):
+            given[at] = value
+        return op(*given)
+
+    result, backward = torch.func.vjp(call, *(args[at] for at in moving))
+    zeros = tree_map(torch.zeros_like, result)
+    _, transposed = torch.func.vjp(backward, zeros)
+    return transposed(tuple(tangents[at] for at in moving))[0]
+
+
+def _tangent_of_linear(op: Differentiable, args: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """The sum of the op's results with one factor at a time replaced by its tangent, and the terms by theirs."""
+    assert op.linearity is not None
+    terms, factors = op.linearity
+    given = list(args)
+    moving = [f for f in factors if tangents[f] is not None] or factors[:1]
+    result = None
+    for factor in moving or (None,):
+        for at in (*terms, *(() if factor is None else (factor,))):
+            known = tangents[at] is not None and (result is None or at == factor)
+            given[at] = tangents[at] if known else None if args[at] is None else torch.zeros_like(args[at])
+        part = op(*given)
+        result = part if result is None else result + part
+        if factor is not None:
+            given[factor] = args[factor]
+    return result
+
+
 def _refuse_forward_mode(name: str) -> None:
     """In a compiled graph the registered op would silently drop tangents."""
     if forward_ad._current_level >= 0:
-        raise NotImplementedError(f"{name} has no jvp: forward-mode AD is not supported")
+        raise NotImplementedError(
+            f"{name} has no jvp in a compiled graph: call it in eager mode, or use reverse mode (torch.func.vjp, jacrev)"
+        )
 
 
 def _refuse_leaf(target: Tensor) -> None:

@@ -103,7 +103,7 @@ def test_gradcheck(name: str, device: str) -> None:
     small = tuple(t[tuple(slice(3) for _ in t.shape)] for t in tensors)
     inputs = tuple(leaves(small))
     function = lambda *x: ours(*x, **keywords)  # noqa: E731
-    assert gradcheck(function, inputs)
+    assert gradcheck(function, inputs, check_forward_ad=True)
     assert gradgradcheck(function, inputs)
 
 

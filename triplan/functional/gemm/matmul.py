@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from triplan.functional._autocast import narrowed
-from triplan.functional._ops import Op, composed
+from triplan.functional._ops import Linearity, Op, composed
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast, require
 from triplan.functional._watching import needs_grad, transformed
@@ -79,6 +79,7 @@ _linear = Op(
     fill=_linear_fill,
     setup=_linear_setup,
     backward=_linear_grad,
+    linearity=Linearity(terms=(2,), factors=(0, 1)),
 )
 
 
@@ -204,4 +205,5 @@ _broadcast_bmm = Op(
     fill=_broadcast_fill,
     setup=_broadcast_setup,
     backward=_broadcast_grad,
+    linearity=Linearity(factors=(0, 1)),
 )

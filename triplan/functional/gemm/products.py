@@ -14,7 +14,7 @@ import torch
 from triplan.errors import Unsupported
 from triplan.facade import BatchedGemmPlan, GemmBackwardPlan, GemmPlan
 from triplan.functional._autocast import narrowed
-from triplan.functional._ops import Op, Recorded
+from triplan.functional._ops import Linearity, Op, Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.recording import setting
 from triplan.functional._replay.replay import replayed
@@ -127,6 +127,7 @@ _mm = Op(
     fill=_mm_fill,
     setup=_mm_setup,
     backward=_mm_grad,
+    linearity=Linearity(factors=(0, 1)),
 )
 
 
@@ -262,6 +263,7 @@ _bmm = Op(
     fill=_mm_fill,
     setup=_mm_setup,
     backward=_bmm_grad,
+    linearity=Linearity(factors=(0, 1)),
 )
 
 
@@ -338,7 +340,8 @@ def _add_product(name: str, rank: int, factors: tuple[str, str]) -> Op:
         return added, of_1, of_2, None, None
 
     parameters = f"Tensor input, Tensor {factors[0]}, Tensor {factors[1]}, Scalar beta=1, Scalar alpha=1"
-    return Op(name, parameters, shape=shape, fill=fill, setup=setup, backward=backward)
+    linearity = Linearity(terms=(0,), factors=(1, 2))
+    return Op(name, parameters, shape=shape, fill=fill, setup=setup, backward=backward, linearity=linearity)
 
 
 def _is_row(shape: Sequence[int], columns: int) -> bool:

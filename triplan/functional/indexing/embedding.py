@@ -15,7 +15,7 @@ from torch.autograd.function import Function
 from triplan.descriptors.fields import MAX_RANK
 from triplan.errors import Unsupported
 from triplan.facade import EmbeddingBackwardPlan, EmbeddingPlan
-from triplan.functional._ops import Op
+from triplan.functional._ops import Linearity, Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_index_dtype, check_same_device
@@ -72,6 +72,7 @@ _embedding = Op(
     fill=_embedding_fill,
     setup=_embedding_setup,
     backward=_embedding_grad,
+    linearity=Linearity((0,)),
 )
 
 
@@ -120,6 +121,7 @@ _embedding_backward = Op(
     fill=_embedding_backward_fill,
     setup=_embedding_backward_setup,
     backward=_embedding_backward_grad,
+    linearity=Linearity((0,)),
 )
 
 
@@ -140,6 +142,10 @@ class _Scaled(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         (scale,) = ctx.saved_tensors
         return (grad * scale).to(grad.dtype), None
+
+    @staticmethod
+    def jvp(ctx: Any, rows: Tensor, scale: Any) -> Tensor:
+        return rows.clone()
 
 
 def _renormalise(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> None:

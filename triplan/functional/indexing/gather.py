@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from triplan.facade import GatherBackwardPlan, GatherPlan, ScatterAddPlan, ScatterPlan
-from triplan.functional._ops import Op, composed
+from triplan.functional._ops import Linearity, Op, composed
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import (
@@ -69,6 +69,7 @@ _gather = Op(
     fill=_gather_fill,
     setup=_gather_setup,
     backward=_gather_grad,
+    linearity=Linearity((0,)),
 )
 
 
@@ -109,6 +110,7 @@ _gather_backward = Op(
     fill=_backward_fill,
     setup=_backward_setup,
     backward=_backward_grad,
+    linearity=Linearity((0,)),
 )
 
 
@@ -199,6 +201,7 @@ _scatter_add = Op(
     update=_add_update,
     setup=_scatter_setup,
     backward=_add_grad,
+    linearity=Linearity((0, 3)),
 )
 
 
@@ -266,6 +269,7 @@ _scatter = Op(
     update=_put_update,
     setup=_scatter_setup,
     backward=_put_grad,
+    linearity=Linearity((0, 3)),
 )
 
 

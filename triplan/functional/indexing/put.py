@@ -14,7 +14,7 @@ import torch
 
 from triplan.errors import Unsupported
 from triplan.facade import IndexPutPlan
-from triplan.functional._ops import Op
+from triplan.functional._ops import Linearity, Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import INDEX_DTYPES, NARROW, broadcast, check_same_device
@@ -123,6 +123,7 @@ _index_put = Op(
     update=_put_update,
     setup=_put_setup,
     backward=_put_grad,
+    linearity=Linearity((0, 2)),
 )
 
 

@@ -16,7 +16,7 @@ from triplan.facade import (
     IndexSelectBackwardPlan,
     IndexSelectPlan,
 )
-from triplan.functional._ops import Op, composed
+from triplan.functional._ops import Linearity, Op, composed
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import (
@@ -77,6 +77,7 @@ _index_select = Op(
     fill=_select_fill,
     setup=_select_setup,
     backward=_select_grad,
+    linearity=Linearity((0,)),
 )
 
 
@@ -113,6 +114,7 @@ _index_select_backward = Op(
     fill=_select_backward_fill,
     setup=_select_backward_setup,
     backward=_select_backward_grad,
+    linearity=Linearity((0,)),
 )
 
 
@@ -203,6 +205,7 @@ _index_add = Op(
     update=_add_update,
     setup=_add_setup,
     backward=_add_grad,
+    linearity=Linearity((0, 3)),
 )
 
 

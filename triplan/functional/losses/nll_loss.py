@@ -11,7 +11,7 @@ from triplan.facade import (
     NllLossPlan,
 )
 from triplan.functional._autocast import widened
-from triplan.functional._ops import Recorded
+from triplan.functional._ops import Linearity, Recorded
 from triplan.functional._replay.replay import replayed
 from triplan.functional.losses.shared import (
     HOW,
@@ -107,6 +107,7 @@ _nll_loss = Recorded(
     _nll_fake,
     setup=_nll_setup,
     backward=_nll_grad,
+    linearity=Linearity((0,)),
 )
 _nll_loss_backward = Recorded(
     "nll_loss_backward",
@@ -115,4 +116,5 @@ _nll_loss_backward = Recorded(
     _nll_backward_fake,
     setup=_nll_backward_setup,
     backward=_nll_backward_grad,
+    linearity=Linearity((0,)),
 )
