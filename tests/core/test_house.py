@@ -27,7 +27,7 @@ SHARED = {
     "triplan/backends/reference": {"run"},
     "triplan/backends/triton": {"common"},
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tune", "workspace"},
-    "triplan/functional": {"_autocast", "_flops", "_ops", "_plans", "_replay", "_shapes", "_watching"},
+    "triplan/functional": {"_autocast", "_flops", "_forward", "_ops", "_plans", "_replay", "_shapes", "_watching"},
     "tests/families": set(),
     "bench": {"determinism", "functions", "host", "jit_kernel", "liger", "report", "rows", "stub", "timing"},
 }

@@ -1,8 +1,8 @@
 """The conversions of torch's autocast, for ops that share a name with one on its lists.
 
 The lists are torch's own ("Automatic Mixed Precision package", "CUDA Ops that can autocast to float16" and "... to
-float32"): matrix products are computed in the autocast dtype, softmax, norms and losses in f32. f64 stays f64. The same
-lists hold on the CPU, where torch's are shorter.
+float32"): matrix products are computed in the autocast dtype, losses in f32, and on GPUs softmax and norms in f32 too;
+torch's list of the CPU lacks these. f64 stays f64.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ def narrowed(*tensors: T) -> tuple[T, ...]:
     return _cast(tensors, None) if _on() else tensors
 
 
-def widened(*tensors: T) -> tuple[T, ...]:
-    """``tensors``, converted to f32 if autocast is on."""
-    return _cast(tensors, torch.float32) if _on() else tensors
+def widened(*tensors: T, on_cpu: bool = False) -> tuple[T, ...]:
+    """``tensors``, converted to f32 if autocast is on: on GPUs, and ``on_cpu``."""
+    if not _on() or not (on_cpu or any(t is not None and t.device.type != "cpu" for t in tensors)):
+        return tensors
+    return _cast(tensors, torch.float32)
 
 
 def without(t: Tensor) -> AbstractContextManager[Any]:

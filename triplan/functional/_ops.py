@@ -19,15 +19,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from triplan.facade.check import check_storage, is_injective, may_overlap
+from triplan.functional._forward import Linearity, derivative, refuse_forward_mode, save_for_forward
 from triplan.functional._replay.recording import recording
 from triplan.functional._watching import needs_grad, nothing_watches, tensors_in, transformed
 
@@ -78,16 +78,6 @@ def _register_mutating(name: str, signature: str, kernel: Callable[..., None], v
 
     _library(namespace).impl(bare, refuse_grad, "Autograd", with_keyset=True)
     return op
-
-
-class Linearity(NamedTuple):
-    """What makes an op linear, for forward mode: result = product(factors) + sum(terms), by positions of arguments.
-
-    Each factor alone, and all terms together, enter linearly. Without factors, the op is linear in the terms.
-    """
-
-    terms: tuple[int, ...] = ()
-    factors: tuple[int, ...] = ()
 
 
 class Differentiable:
@@ -154,7 +144,7 @@ class Recorded(Differentiable):
 
     def __call__(self, *args: Any) -> Any:
         if is_dynamo_compiling():
-            _refuse_forward_mode(self.name)
+            refuse_forward_mode(self.name)
         if torch.compiler.is_compiling():
             return self.overload(*args)
         if transformed() or needs_grad(args):
@@ -248,7 +238,7 @@ class Op(Recorded):
             result: Tensor = self(*args)
             return result
         if is_dynamo_compiling():
-            _refuse_forward_mode(self.name)
+            refuse_forward_mode(self.name)
         check_out(self.name, out, args, lambda: self.shape(*args))
         if not is_dynamo_compiling() and out.is_neg():  # the dispatcher has no lazy negation for tensors it writes
             return out.copy_(self(*args))
@@ -262,7 +252,7 @@ class Op(Recorded):
         """The call that updates ``target`` and returns it."""
         given = (target, *args)
         if is_dynamo_compiling():
-            _refuse_forward_mode(self.name)
+            refuse_forward_mode(self.name)
         grad = needs_grad(given)
         if transformed() or (grad and torch.compiler.is_compiling()):
             return target.copy_(self(target, *args))
@@ -335,10 +325,7 @@ def _function(op: Differentiable, setup: Callable[..., None], backward: Callable
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             setup(ctx, inputs, output)
             if forward_ad._current_level >= 0:
-                leaves, ctx.given = tree_flatten(inputs)
-                ctx.save_for_forward(*(a if isinstance(a, Tensor) else None for a in leaves))
-                ctx.options = [None if isinstance(a, Tensor) else a for a in leaves]
-                ctx.constant = isinstance(output, tuple) and [any(o is c for c in ctx.non_differentiable or ()) for o in output]
+                save_for_forward(ctx, inputs, output)
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Grads:
@@ -346,13 +333,7 @@ def _function(op: Differentiable, setup: Callable[..., None], backward: Callable
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
-            pairs = zip(ctx.saved_tensors, ctx.options, strict=True)
-            saved = (o if t is None else forward_ad.unpack_dual(t).primal for t, o in pairs)
-            follow = _tangent if op.linearity is None else _tangent_of_linear
-            found = follow(op, tree_unflatten(saved, ctx.given), tangents)
-            if isinstance(found, Tensor):
-                return found
-            return tuple(None if c else t for t, c in zip(found, ctx.constant, strict=True))
+            return derivative(op, op.linearity, ctx, tangents)
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
@@ -407,52 +388,6 @@ def _slice_of_none(value: Any, dim: Any) -> Any:
     if isinstance(dim, (list, tuple)):
         return [_slice_of_none(v, d) for v, d in zip(value, dim, strict=True)]
     return value if dim is None else value.new_empty([n for d, n in enumerate(value.shape) if d != dim % value.dim()])
-
-
-def _tangent(op: Differentiable, args: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """The derivative of the op's results along ``tangents``.
-
-    The backward is linear in the gradient g that it is given. Its own backward, with the tangents for gradients, is
-    the transpose of that linear map at any g: the derivative that is wanted.
-    """
-    moving = [i for i, t in enumerate(tangents) if t is not None]
-
-    def call(*values: Tensor) -> Any:
-        given = list(args)
-        for at, value in zip(moving, values, strict=True):
-            given[at] = value
-        return op(*given)
-
-    result, backward = torch.func.vjp(call, *(args[at] for at in moving))
-    zeros = tree_map(torch.zeros_like, result)
-    _, transposed = torch.func.vjp(backward, zeros)
-    return transposed(tuple(tangents[at] for at in moving))[0]
-
-
-def _tangent_of_linear(op: Differentiable, args: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """The sum of the op's results with one factor at a time replaced by its tangent, and the terms by theirs."""
-    assert op.linearity is not None
-    terms, factors = op.linearity
-    given = list(args)
-    moving = [f for f in factors if tangents[f] is not None] or factors[:1]
-    result = None
-    for factor in moving or (None,):
-        for at in (*terms, *(() if factor is None else (factor,))):
-            known = tangents[at] is not None and (result is None or at == factor)
-            given[at] = tangents[at] if known else None if args[at] is None else torch.zeros_like(args[at])
-        part = op(*given)
-        result = part if result is None else result + part
-        if factor is not None:
-            given[factor] = args[factor]
-    return result
-
-
-def _refuse_forward_mode(name: str) -> None:
-    """In a compiled graph the registered op would silently drop tangents."""
-    if forward_ad._current_level >= 0:
-        raise NotImplementedError(
-            f"{name} has no jvp in a compiled graph: call it in eager mode, or use reverse mode (torch.func.vjp, jacrev)"
-        )
 
 
 def _refuse_leaf(target: Tensor) -> None:

@@ -14,7 +14,6 @@ from typing import Any, overload
 
 import torch
 
-from triplan.errors import Unsupported
 from triplan.facade import (
     L2NormBackwardPlan,
     L2NormPlan,
@@ -111,7 +110,7 @@ def rms_norm(
     ``input``: f16, bf16, f32 or f64; ``weight``: of ``normalized_shape``; ``eps``: by default torch's ``eps`` of the
     dtype in which ``input`` is computed. ``weight_offset`` (0 or 1) is added to the weight. If the dtypes differ, all
     is computed from copies in the narrowest that holds both, and the result is rounded to ``input``'s. Under autocast
-    all are converted to f32.
+    on a GPU all are converted to f32.
 
     Returns a tensor of ``input``'s shape; with a ``residual`` of that shape and dtype, the norm of ``input + residual``
     and that sum, both from one pass. Differentiable in ``input``, ``weight`` and ``residual``, any number of times.
@@ -178,7 +177,7 @@ def layer_norm(
 def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     """``input / max(sqrt(sum(input**2)), eps)`` along ``dim`` (torch.nn.functional.normalize; its dim is 1).
 
-    ``input``: f16, bf16, f32 or f64; under autocast it is converted to f32. Returns a tensor of its shape.
+    ``input``: f16, bf16, f32 or f64; under autocast on a GPU it is converted to f32. Returns a tensor of its shape.
     Differentiable, any number of times. A contiguous ``input`` has a contiguous result, as in torch; both are copied
     unless ``dim`` is the last axis. Raises ``IndexError`` for a ``dim`` out of range, ``RuntimeError`` for integers.
     """
@@ -200,10 +199,10 @@ def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
     """``l2_norm`` with torch's name and defaults (torch.nn.functional.normalize).
 
-    Raises ``Unsupported`` for a ``p`` other than 2, which no kernel computes.
+    A ``p`` other than 2, which is rare and has no kernel, is computed by torch's own, without a plan and its guarantee.
     """
     if p != 2:
-        raise Unsupported(f"normalize(): p = {p} is not supported, only 2; divide by torch.linalg.vector_norm")
+        return composed("normalize", out, (input,), lambda: torch.nn.functional.normalize(input, p, dim, eps))
     return composed("normalize", out, (input,), lambda: l2_norm(input, dim, eps))
 
 

@@ -118,7 +118,7 @@ def softmax(
     """``exp(input) / sum(exp(input))`` along ``dim`` or ``axis`` (torch.softmax), safe from overflow.
 
     ``input``: f16, bf16, f32 or f64, of any shape and strides; ``dtype``: what it is converted to first, f32 under
-    autocast. Returns a contiguous tensor of its shape, or ``out``. Differentiable, any number of times. Raises
+    autocast on a GPU. Returns a contiguous tensor of its shape, or ``out``. Differentiable, any number of times. Raises
     ``IndexError`` for ``dim``, ``RuntimeError`` for other dtypes.
     """
     return _call(_softmax, input, dim, dtype, axis, out)

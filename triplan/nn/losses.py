@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from triplan import functional
+from triplan.functional.losses.shared import legacy
 
 __all__ = ["CrossEntropyLoss"]
 
@@ -22,13 +23,16 @@ class CrossEntropyLoss(nn.Module):
     def __init__(
         self,
         weight: Tensor | None = None,
-        *,
+        size_average: bool | None = None,
         ignore_index: int = -100,
+        reduce: bool | None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        *,
         bytes: Tensor | None = None,
     ) -> None:
         super().__init__()
+        reduction = legacy(reduction, size_average, reduce)
         self.register_buffer("weight", weight)
         self.register_buffer("bytes", bytes, persistent=False)
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing

@@ -178,6 +178,19 @@ def test_dispatch_modes_see_one_op(name: str, requires_grad: bool, device: str) 
     assert not any("gather" in op or "index" in op or "scatter" in op for op in seen.ops if op not in registered)
 
 
+@pytest.mark.parametrize(("indices", "ops"), [(1, 1), (2, 12)])
+def test_ops_of_the_gradient_of_index_put(indices: int, ops: int, device: str) -> None:
+    """Each is a launch: reading by one index is one, without torch's."""
+    x, values = (torch.zeros(shape, device=device, requires_grad=True) for shape in ((4, 5, 6), (1,)))
+    at = tuple(torch.tensor([2, -1], device=device) for _ in range(indices))
+    out = F.index_put(x, at, values.expand(2, *x.shape[indices:]), True)
+    grad = torch.ones_like(out)
+    with SeenDispatch() as seen:
+        torch.autograd.grad(out, values, grad)
+    launched = [op for op in seen.ops if not any(free in op for free in ("view", "detach", "sum", "expand"))]
+    assert len(launched) == ops
+
+
 @pytest.mark.parametrize("name", FIXED)
 def test_fake_tensors(name: str) -> None:
     call = fixed("cpu")[name]

@@ -327,6 +327,10 @@ def test_the_module_is_torchs(device: str) -> None:
     theirs = torch.nn.CrossEntropyLoss(weight, ignore_index=0, reduction="sum", label_smoothing=0.1)
     ours = nn.CrossEntropyLoss(torch.ones_like(weight), ignore_index=0, reduction="sum", label_smoothing=0.1)
     ours.load_state_dict(theirs.state_dict())
+    given = (weight, False, 0, None, "mean", 0.1)  # the deprecated argument decides: "sum"
+    torch.testing.assert_close(*(m.CrossEntropyLoss(*given)(x, target) for m in (nn, torch.nn)))
+    shares = x.softmax(1)
+    torch.testing.assert_close(*(m.CrossEntropyLoss(weight)(x, shares) for m in (nn, torch.nn)))
     torch.testing.assert_close(ours(x, target), theirs(x, target))
     assert list(ours.state_dict()) == list(theirs.state_dict())
     by_bytes = nn.CrossEntropyLoss(reduction="byte_mean", bytes=counts)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import _get_overloaded_args, handle_torch_function
 
 from triplan.facade.replay import generate
 from triplan.functional._replay.program import SPECIAL, NotRepeatable, Program, Repeat, expression
@@ -135,10 +136,17 @@ def _facts(args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+def _overrides(args: tuple[Any, ...]) -> bool:
+    """Whether the type of a tensor among ``args`` overrides torch's functions, whatever modes are active."""
+    return bool(_get_overloaded_args(args))
+
+
 def replayed(function: F) -> F:
     """``function``, repeated by replays. Its parameters have names: no ``*args``."""
     parameters = inspect.signature(function).parameters.values()
     scope: dict[str, Any] = {"compiling": is_dynamo_compiling, "function": function}
+    # Subclasses of Tensor that override torch's functions, or by default keep their type, see this one as torch's own.
+    scope |= {"watched": torch._C._has_torch_function, "overrides": _overrides, "override": handle_torch_function}
     declared, is_named = [], False
     for p in parameters:
         if p.kind is p.KEYWORD_ONLY and not is_named:
@@ -158,6 +166,8 @@ def {function.__name__}({", ".join(declared)}):
     if compiling():
         return function({given})
     call = ({names},)
+    if watched(call) and overrides(call):
+        return override({function.__name__}, call, {given})
     found = replays.last(call)
     return replays.call(call) if found is None else found
 """

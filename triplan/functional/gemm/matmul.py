@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from triplan.functional._autocast import narrowed
-from triplan.functional._ops import Linearity, Op, composed
+from triplan.functional._forward import Linearity
+from triplan.functional._ops import Op, composed
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast, require
 from triplan.functional._watching import needs_grad, transformed

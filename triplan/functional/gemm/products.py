@@ -14,7 +14,8 @@ import torch
 from triplan.errors import Unsupported
 from triplan.facade import BatchedGemmPlan, GemmBackwardPlan, GemmPlan
 from triplan.functional._autocast import narrowed
-from triplan.functional._ops import Linearity, Op, Recorded
+from triplan.functional._forward import Linearity
+from triplan.functional._ops import Op, Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.recording import setting
 from triplan.functional._replay.replay import replayed

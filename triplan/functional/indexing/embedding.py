@@ -15,7 +15,8 @@ from torch.autograd.function import Function
 from triplan.descriptors.fields import MAX_RANK
 from triplan.errors import Unsupported
 from triplan.facade import EmbeddingBackwardPlan, EmbeddingPlan
-from triplan.functional._ops import Linearity, Op
+from triplan.functional._forward import Linearity
+from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_index_dtype, check_same_device

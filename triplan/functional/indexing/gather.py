@@ -14,7 +14,8 @@ import torch
 from torch.nn.functional import pad
 
 from triplan.facade import GatherBackwardPlan, GatherPlan, ScatterAddPlan, ScatterPlan
-from triplan.functional._ops import Linearity, Op, composed
+from triplan.functional._forward import Linearity
+from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import (

@@ -14,11 +14,12 @@ import torch
 
 from triplan.errors import Unsupported
 from triplan.facade import IndexPutPlan
-from triplan.functional._ops import Linearity, Op
+from triplan.functional._forward import Linearity
+from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import INDEX_DTYPES, NARROW, broadcast, check_same_device
-from triplan.functional.indexing.select import index_select
+from triplan.functional.indexing.select import _index_select
 
 __all__ = ["index_put", "index_put_"]
 
@@ -102,17 +103,22 @@ def _put_grad(ctx: Any, grad: Tensor) -> Any:
 
 def _read(grad: Tensor, indices: Sequence[Tensor]) -> Tensor:
     """``grad[indices]``; zero where any of the indices is out of bounds, as nothing was written there."""
-    rows = grad.shape[: len(indices)]
-    number = torch.zeros((), dtype=torch.int64, device=grad.device)
-    good = torch.ones((), dtype=torch.bool, device=grad.device)
-    for index, n in zip(indices, rows, strict=True):
-        at = index.to(torch.int64)
-        at = torch.where(at < 0, at + n, at)
-        good = good & (at >= 0) & (at < n)
-        number = number * n + at
+    if len(indices) == 1:
+        number = indices[0]
+    else:
+        extents = grad.shape[: len(indices)]
+        # Good indices add less than the product of the extents: a bad one leaves a number that is out of bounds.
+        bad = -2 * math.prod(extents)
+        parts = [
+            torch.remainder(i, n).masked_fill((i < -n) | (i >= n), bad)
+            for i, n in zip((index.long() for index in indices), extents, strict=True)
+        ]
+        number = parts[-1]
+        for k, part in enumerate(parts[:-1]):
+            number = torch.add(number, part, alpha=math.prod(extents[k + 1 :]))
     rest = grad.shape[len(indices) :]
-    table = grad.reshape((math.prod(rows), *rest))
-    read = index_select(table, 0, torch.where(good, number, -1).reshape(-1))
+    table = grad.flatten(0, len(indices) - 1)
+    read = _index_select(table, 0, number.reshape(-1), False, True)
     return read.reshape((*number.shape, *rest))
 
 

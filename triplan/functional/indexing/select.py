@@ -16,7 +16,8 @@ from triplan.facade import (
     IndexSelectBackwardPlan,
     IndexSelectPlan,
 )
-from triplan.functional._ops import Linearity, Op, composed
+from triplan.functional._forward import Linearity
+from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import (
@@ -44,7 +45,9 @@ def check_vector(op: str, index: Tensor) -> None:
 # --- index_select ---
 
 
-def _select_shape(input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> Sequence[int]:
+def _select_shape(
+    input: Tensor, dim: int, index: Tensor, check_indices: bool = False, wrap_negative: bool = False
+) -> Sequence[int]:
     check_vector("index_select", index)
     check_same_device("index_select", input, index)
     dim = axis(dim, input.dim())
@@ -54,25 +57,28 @@ def _select_shape(input: Tensor, dim: int, index: Tensor, check_indices: bool = 
     return (*input.shape[:dim], index.numel(), *input.shape[dim + 1 :])
 
 
-def _select_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> None:
+def _select_fill(
+    out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False, wrap_negative: bool = False
+) -> None:
     operands = {"src": at_least_1d(input), "index": at_least_1d(index), "out": at_least_1d(out)}
-    run(IndexSelectPlan, operands, check_indices=check_indices, select_dim=axis(dim, input.dim()))
+    options: dict[str, Any] = {"select_dim": axis(dim, input.dim()), "wrap_negative": wrap_negative}
+    run(IndexSelectPlan, operands, check_indices=check_indices, **options)
 
 
 def _select_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    input, ctx.dim, index, _ = inputs
+    input, ctx.dim, index, _, ctx.wrap_negative = inputs
     ctx.save_for_backward(index)
     ctx.shape = input.shape
 
 
 def _select_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
-    return _index_select_backward(grad, ctx.dim, index, ctx.shape), None, None, None
+    return _index_select_backward(grad, ctx.dim, index, ctx.shape, ctx.wrap_negative), None, None, None, None
 
 
 _index_select = Op(
     "index_select",
-    "Tensor input, int dim, Tensor index, bool check_indices=False",
+    "Tensor input, int dim, Tensor index, bool check_indices=False, bool wrap_negative=False",
     shape=_select_shape,
     fill=_select_fill,
     setup=_select_setup,
@@ -81,7 +87,9 @@ _index_select = Op(
 )
 
 
-def _select_backward_shape(grad: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Sequence[int]:
+def _select_backward_shape(
+    grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], wrap_negative: bool = False
+) -> Sequence[int]:
     check_vector("index_select_backward", index)
     check_same_device("index_select_backward", grad, index)
     expected = list(shape)
@@ -92,24 +100,27 @@ def _select_backward_shape(grad: Tensor, dim: int, index: Tensor, shape: Sequenc
     return shape
 
 
-def _select_backward_fill(out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> None:
+def _select_backward_fill(
+    out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], wrap_negative: bool = False
+) -> None:
     operands = {"dout": at_least_1d(grad), "index": at_least_1d(index), "dsrc": at_least_1d(out)}
-    run(IndexSelectBackwardPlan, operands, select_dim=axis(dim, out.dim()), accumulate=False)
+    options: dict[str, Any] = {"select_dim": axis(dim, out.dim()), "wrap_negative": wrap_negative}
+    run(IndexSelectBackwardPlan, operands, accumulate=False, **options)
 
 
 def _select_backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, ctx.dim, index, _ = inputs
+    _, ctx.dim, index, _, ctx.wrap_negative = inputs
     ctx.save_for_backward(index)
 
 
 def _select_backward_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
-    return _index_select(grad, ctx.dim, index, False), None, None, None
+    return _index_select(grad, ctx.dim, index, False, ctx.wrap_negative), None, None, None, None
 
 
 _index_select_backward = Op(
     "index_select_backward",
-    "Tensor grad, int dim, Tensor index, SymInt[] shape",
+    "Tensor grad, int dim, Tensor index, SymInt[] shape, bool wrap_negative=False",
     shape=_select_backward_shape,
     fill=_select_backward_fill,
     setup=_select_backward_setup,
@@ -132,8 +143,8 @@ def index_select(
     for dtypes, shapes and devices that do not fit.
     """
     if out is None:
-        return _index_select(input, dim, index, check_indices)
-    return _index_select.into(out, input, dim, index, check_indices)
+        return _index_select(input, dim, index, check_indices, False)
+    return _index_select.into(out, input, dim, index, check_indices, False)
 
 
 # --- index_add ---
@@ -193,7 +204,7 @@ def _add_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
     read = None
     if to_source:
-        read = _index_select(grad, ctx.dim, index, False)
+        read = _index_select(grad, ctx.dim, index, False, False)
         read = read if ctx.alpha == 1 else read * ctx.alpha
     return grad if to_input else None, None, None, read, None, None
 

@@ -11,7 +11,8 @@ from triplan.facade import (
     NllLossPlan,
 )
 from triplan.functional._autocast import widened
-from triplan.functional._ops import Linearity, Recorded
+from triplan.functional._forward import Linearity
+from triplan.functional._ops import Recorded
 from triplan.functional._replay.replay import replayed
 from triplan.functional.losses.shared import (
     HOW,
@@ -46,7 +47,7 @@ def nll_loss(
     """Negative log-likelihood of log-probabilities with class indices (torch.nn.functional.nll_loss): as
     ``cross_entropy``, of an ``input`` that log_softmax gave.
     """
-    (input,) = widened(input)
+    (input,) = widened(input, on_cpu=True)
     how = How(legacy(reduction, size_average, reduce), ignore_index, 0.0, check_indices)
     given = checked("nll_loss", input, target, weight, bytes, how)
     return shaped(_nll_loss(*given, *how), input, target, how)

@@ -1,0 +1,74 @@
+"""What torch's functions do around their values, ours do too: autocast, tensor subclasses, graphs of any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bench.functions import Call, Draw, calls
+
+Tensor = torch.Tensor
+NAMES = sorted(calls(Draw(6, 8, torch.float32, torch.device("cpu"))))
+#: Modules of torch have parameters of one width.
+SIZED = [name for name in NAMES if name not in ("nn.LayerNorm", "nn.RMSNorm")]
+
+
+def drawn(name: str, device: str, dtype: torch.dtype = torch.float32, m: int = 6, n: int = 8) -> Call:
+    return calls(Draw(m, n, dtype, torch.device(device)))[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "relu_squared"])  # torch has no such function
+def test_autocast_gives_torchs_dtype(name: str, dtype: torch.dtype, device: str) -> None:
+    call = drawn(name, device, dtype)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert call.ours(*call.given(False)).dtype == call.theirs(*call.given(False)).dtype
+
+
+class Kept(Tensor):
+    """Its functions return its type, which is torch's default."""
+
+    seen: list[Any]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_subclass_sees_one_call_and_is_kept(name: str, device: str) -> None:
+    call = drawn(name, device)
+    args = call.given(False)
+    at = next(i for i, a in enumerate(args) if isinstance(a, Tensor) and a.is_floating_point())
+    given = [a.as_subclass(Kept) if i == at else a for i, a in enumerate(args)]
+    Kept.seen = []
+    got = call.ours(*given)
+    assert type(got) is Kept
+    if hasattr(call.ours, "replays"):  # a module is no function
+        assert Kept.seen == [call.ours]
+
+
+def test_a_subclass_may_refuse(device: str) -> None:
+    class Refused(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return NotImplemented
+
+    call = drawn("softmax", device)
+    with pytest.raises(TypeError, match=r"'triplan\.functional\.softmax\.softmax'.*Refused"):
+        call.ours(call.args[0].as_subclass(Refused), -1)
+
+
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_one_graph_for_every_size(name: str, device: str) -> None:
+    compiled = None
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m, n in ((6, 8), (10, 12), (14, 5)):
+            call = drawn(name, device, m=m, n=n)
+            if compiled is None:
+                compiled = torch.compile(call.ours, backend="eager", dynamic=True, fullgraph=True)
+            assert compiled(*call.given(True)).shape == call.theirs(*call.given(False)).shape
