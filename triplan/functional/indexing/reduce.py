@@ -66,6 +66,9 @@ def _update(
 ) -> None:
     dim = axis(dim, out.dim())
     if reduce == "prod" and out.is_floating_point():
+        if torch.are_deterministic_algorithms_enabled():
+            _ordered_product(out, dim, index, src, include_self, check_indices)
+            return
         out.scatter_reduce_(dim, index.long(), src, reduce, include_self=include_self)
         return
     if not include_self:
@@ -73,6 +76,28 @@ def _update(
         run(ScatterPlan, _scatter_operands(out, dim, index, start), check_indices=check_indices, scatter_dim=dim)
     operands = _scatter_operands(out, dim, index, src)
     run(ScatterReducePlan, operands, check_indices=check_indices, scatter_dim=dim, op=f"scatter_{reduce}")
+
+
+def _ordered_product(
+    out: Tensor, dim: int, index: Tensor, src: Tensor, include_self: bool, check_indices: bool
+) -> None:
+    """``out`` times the factors of each element, in an order that positions decide; torch's own has none on CUDA."""
+    operands = _scatter_operands(out, dim, index, src)
+    at, order = operands["index"].movedim(dim, -1).sort(stable=True)
+    part = operands["src"].movedim(dim, -1).gather(-1, order).to(ElementKind.of(out.dtype).compute.torch)
+    distance = 1
+    while distance < part.size(-1):  # each position's product of the last ``distance`` factors of its element
+        is_same = at[..., distance:] == at[..., :-distance]
+        joined = torch.where(is_same, part[..., distance:] * part[..., :-distance], part[..., distance:])
+        part = torch.cat([part[..., :distance], joined], -1)
+        distance *= 2
+    whole = part.gather(-1, torch.searchsorted(at, at, right=True) - 1)
+    # Factors of one element now write the same product: the last of their writes is any of them.
+    at, whole = at.movedim(-1, dim), whole.movedim(-1, dim)
+    if include_self:
+        whole = whole * _gather(operands["out"], dim, at, check_indices)
+    operands |= {"index": at, "src": whole.to(out.dtype)}
+    run(ScatterPlan, operands, check_indices=check_indices, scatter_dim=dim)
 
 
 def _setup(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -156,7 +181,8 @@ def scatter_reduce(
     Without ``include_self``, elements that receive a contribution leave out what ``input`` holds. Shapes, dtypes and
     errors are those of ``scatter_add``; all integers and bool are taken. Differentiable in ``input`` and ``src``.
 
-    Every result but a product of floats has a plan; that product is torch's own, on CUDA in no fixed order.
+    Every result but a product of floats has a plan. That product is torch's own, on CUDA in no fixed order; under
+    ``torch.use_deterministic_algorithms(True)`` its factors are sorted and multiplied in a tree, by torch's ops.
     """
     return composed(
         "scatter_reduce",
