@@ -17,7 +17,7 @@ from triplan.errors import InvalidProblem, shown
 from triplan.sku import Element, FrozenModel, OpCategory, field
 from triplan.sku.facts import cached_property
 
-__all__ = ["Descriptor", "descriptor_types", "parse_descriptor"]
+__all__ = ["Descriptor", "RowwiseDescriptor", "descriptor_types", "parse_descriptor"]
 
 P = TypeVar("P", covariant=True)
 _REGISTRY: dict[str, type[Descriptor]] = {}

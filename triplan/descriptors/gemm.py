@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchedGemmDescriptor"]
 __all__ += ["GemmBackwardDescriptor", "GemmDescriptor"]
+__all__ += ["MatrixProductDescriptor", "MultiplyingDescriptor"]
 
 #: What is applied to the product in the accumulator, before the one rounding. ``gelu`` is the exact one, by erf.
 Epilogue = Literal["identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu"]

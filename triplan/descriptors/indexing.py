@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         ScatterReducePlan,
     )
 
-__all__ = ["GatherBackwardDescriptor", "GatherDescriptor"]
+__all__ = ["GatherBackwardDescriptor", "GatherDescriptor", "IndexingDescriptor"]
 __all__ += ["IndexSelectBackwardDescriptor", "IndexSelectDescriptor"]
 __all__ += ["EmbeddingBackwardDescriptor", "EmbeddingDescriptor"]
 __all__ += ["IndexAddDescriptor", "IndexPutDescriptor"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CrossEntropyBackwardDescriptor", "CrossEntropyDescriptor"]
 __all__ += ["NllLossBackwardDescriptor", "NllLossDescriptor"]
-__all__ += ["ScaleGradientDescriptor"]
+__all__ += ["LossDescriptor", "ScaleGradientDescriptor"]
 
 #: How the losses of the kept rows are reduced.
 Reduction = Literal["mean", "sum", "none", "byte_mean"]
