@@ -18,6 +18,7 @@ ODD = ((512, 30001), (512, 50257))
 def problems(op: str) -> Iterator[tp.Descriptor]:
     yield from (build(op, size, -1, element) for size in (*SIZES, *ODD) for element in ("bf16", "f32"))
     yield from (build(op, size, -1, "f64") for size in SIZES[2:5])
+    yield build(op, (8, 1030), -1, "bf16")  # one program
     yield strided(build(op, (64, 1024), -1, "bf16"))
     yield build(op, (64, 100, 304), 1, "bf16")
 

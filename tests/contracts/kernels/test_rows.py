@@ -44,7 +44,7 @@ def test_every_axis_element_and_layout_interpreted(op: str, entry: str) -> None:
         plan = pinned(desc, entry, INTERPRET)
         compared += 0 if plan is None else check(plan, seed=compared)
     for element in ("f16", "f64"):
-        plan = pinned(build(op, (3, 40), -1, element), entry, INTERPRET)
+        plan = pinned(build(op, (21, 40), -1, element), entry, INTERPRET)  # so many that partial sums are folded
         assert plan is not None
         compared += check(plan)
     assert compared > 150

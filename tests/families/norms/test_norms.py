@@ -98,3 +98,19 @@ def test_norms_of_adjacent_rows(where: str, kernel: str, op: str) -> None:
     whole = [o.name for o in desc.operands() if o.shape == (70, 40)]
     plan = pinned(desc.replace(layouts=dict.fromkeys(whole, tp.Layout.strided(unit_axis=0))), where, kernel)
     assert check_plan(plan).compared >= 70 * 40
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "element", "launches"),
+    [
+        ("rms_norm_backward", (64, 256), "bf16", ["rows"]),
+        ("layer_norm_backward", (64, 256), "f32", ["rows"]),
+        ("rms_norm_backward", (16, 16384), "bf16", ["parameters", "finish"]),
+        ("rms_norm_backward", (4096, 256), "bf16", ["rows", "fold"]),
+    ],
+)
+def test_gradients_of_few_rows_are_not_folded(
+    op: str, shape: tuple[int, int], element: str, launches: list[str]
+) -> None:
+    plan = tp.plan(build(op, shape, element=element), target="h200")
+    assert [launch.kernel.__name__.split("_")[-2] for launch in plan.launches] == launches

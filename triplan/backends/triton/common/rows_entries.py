@@ -48,7 +48,7 @@ class Entry(ABC):
     #: Where batch invariance is required, the entry of the smallest priority is taken (see the kernel table).
     priority: ClassVar[int] = 0
     #: Part of the numerics id: raised when bits change.
-    version: ClassVar[int] = 1
+    version: int = 1
     #: Whether each element is computed alone: then neither tile nor layout decides bits.
     elementwise: ClassVar[bool] = False
     index_elements: ClassVar[tuple[str, ...]] = ()

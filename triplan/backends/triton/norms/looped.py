@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.norms import looped_kernels as kernels
@@ -30,8 +29,7 @@ class NormLooped(LoopedRows, NormEntry):
         return r.loop_tile(held, most_warps=16 if held == 64 else 0)
 
     def us(self, target: Target) -> float:
-        accumulated = LAUNCH_US + self.rows.count * self.traffic()[0] / BYTES_PER_US
-        return super().us(target) + (accumulated if self.gradients else 0.0)
+        return super().us(target) + (self.accumulate_us(target) if self.gradients else 0.0)
 
     def main(self, unroll: int = 0) -> list[Launch]:
         """``unroll``: blocks loaded at a time; by default what ``Rows.unroll`` allows."""

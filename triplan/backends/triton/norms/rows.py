@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.rows import Tile, registers_for
+from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.norms import rows_kernels as kernels
 from triplan.backends.triton.norms.shared import NormEntry
-from triplan.sku import ElementKind
+from triplan.sku import ElementKind, Target
 
 #: Elements of a row at most: registers hold x forward, and backward also dout, weight and two sums.
 MOST_FORWARD = 16384
@@ -25,6 +25,8 @@ HELD_BACKWARD = 16384
 
 
 class NormRows(WholeRows, NormEntry):
+    own_launches = 1
+
     def find_tile(self) -> Tile | None:
         r, narrow, wide = self.rows, self.element.itemsize == 2, self.element is ElementKind.F64
         if not self.backward:
@@ -45,6 +47,10 @@ class NormRows(WholeRows, NormEntry):
     def partials_tile(self) -> Tile:
         return self.tile
 
+    def us(self, target: Target) -> float:
+        programs, groups = self.partial_sums() if self.backward else (self.programs(), 1)
+        return waves_us(programs, groups * self.tile.rows * sum(self.traffic()), target)
+
     def main(self, stages: int = 3) -> list[Launch]:
         """``stages``: how far backward programs fetch ahead. With 3, two groups of rows are in registers or on their
         way, with fewer one."""
@@ -55,10 +61,12 @@ class NormRows(WholeRows, NormEntry):
             full, once = r.n == tile.block, self.mean_is_one_sum()
             return [self.launch(kernels.norm_rows_kernel, FULL=full, ABREAST=min(abreast, tile.rows), ADDS_UP=once)]
         # Where a warp holds whole rows of vectors, and two sums, a program takes more than half of the registers, but
-        # so few more that ptxas, left alone, may spill to fit a second program.
-        fits_once = self.element is ElementKind.F32 and tile.block <= 128 and r.vectors and len(self.gradients) == 2
-        most = registers_for(tile, 1) if fits_once else 0
+        # so few more that ptxas, left alone, may spill to fit a second program; so it may where there is no second one.
+        # (In f32 and f64 the lone program is the binary of many.)
         grid = self.partial_sums()[0]
+        fits_once = self.element is ElementKind.F32 and tile.block <= 128 and r.vectors and len(self.gradients) == 2
+        lone = bool(self.gradients) and grid == 1 and self.element.itemsize == 2
+        most = registers_for(tile, 1) if fits_once or lone else 0
         return [self.launch(kernels.norm_backward_rows_kernel, grid, registers=most, STAGES=stages)]
 
 

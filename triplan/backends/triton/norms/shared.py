@@ -7,12 +7,12 @@ fixed order, without atomics.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded_bytes
-from triplan.backends.triton.common.rows import Tile
+from triplan.backends.triton.common.rows import Tile, waves_us
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel, norm_parameters_kernel
 from triplan.descriptors import Operand
@@ -23,8 +23,9 @@ from triplan.sku import PrecisionGuarantee, Target, interpreting
 PARTIALS = {"dweight": "dweights", "dbias": "dbiases"}
 #: Partial sums of a gradient at most: an H200's multiprocessors. One number for all targets: tolerances depend on it.
 MOST_PARTIALS = 132
-#: Groups of rows at most that are accumulated in one partial sum, which then needs no fold, and blocks of columns from
-#: which on one program for each keeps a card busy. Untuned.
+#: Groups of rows at most that are accumulated in one partial sum, which then needs no fold; and blocks of columns from
+#: which on one program for each keeps a card busy. With fewer blocks, all groups but one may take as long as launching
+#: the fold. Untuned.
 FEW_GROUPS = 4
 ENOUGH_BLOCKS = 128
 #: Columns of a block at most in which 16-bit elements accumulate exactly in f32, and in which their number times the 14
@@ -41,13 +42,15 @@ FOLD_WARPS = 8
 class NormEntry(Entry):
     desc: NormDescriptor
     ops = ("rms_norm", "layer_norm", "l2_norm", "rms_norm_backward", "layer_norm_backward", "l2_norm_backward")
-    version = 2
     late = ("dsummed",)
+    #: Launches of ``main`` with gradients of weight or bias.
+    own_launches: ClassVar[int] = 2
 
     def __init__(self, desc: NormDescriptor) -> None:
         self.centred = desc.op.startswith("layer_norm")
         #: The gradients of weight and bias that are computed.
         self.gradients = [o.name for o in desc.operands() if o.name in PARTIALS]
+        self.version = 3 if self.gradients else 2
         super().__init__(desc)
 
     def arguments(self) -> dict[str, Arg]:
@@ -84,11 +87,14 @@ class NormEntry(Entry):
         """Partial sums of a gradient, and the groups of a tile's rows that are accumulated in each. Each has a program
         for each block of columns; without gradients, each group has.
 
-        There is one where rows are few, and so long that a program for each block of columns keeps a card busy.
+        There is one where rows are few, and either so long that a program for each block of columns keeps a card busy,
+        or so short that a program takes less time than the fold.
         """
         tile = self.partials_tile()
-        groups = -(-self.rows.count // tile.rows)
-        most = 1 if groups <= FEW_GROUPS and -(-self.rows.n // tile.block) >= ENOUGH_BLOCKS else MOST_PARTIALS
+        groups, moved = -(-self.rows.count // tile.rows), self.rows.read + self.rows.written
+        more_us = (groups - 1) * tile.rows * tile.block * moved * self.element.itemsize / card.SM_BYTES_PER_US
+        alone = -(-self.rows.n // tile.block) >= ENOUGH_BLOCKS or more_us <= card.LAUNCH_US + card.HOST_LAUNCH_US
+        most = 1 if groups <= FEW_GROUPS and alone else MOST_PARTIALS
         each = max(-(-groups // most), 1) if self.gradients else 1
         return -(-groups // each), each
 
@@ -98,6 +104,11 @@ class NormEntry(Entry):
         blocks = -(-self.rows.n // tile.block)
         programs = self.partial_sums()[0] * blocks
         return self.launch(norm_parameters_kernel, programs, tile, {"blocks": Int(blocks)}, registers)
+
+    def accumulate_us(self, target: Target) -> float:
+        blocks, (partials, groups) = -(-self.rows.n // self.partials_tile().block), self.partial_sums()
+        nbytes = groups * self.partials_tile().rows * self.traffic()[0] / max(blocks, 1)
+        return waves_us(partials * blocks, nbytes, target)
 
     def arrays(self) -> dict[str, int]:
         """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
@@ -120,7 +131,9 @@ class NormEntry(Entry):
 
     def rank(self, target: Target) -> float:
         nbytes = sum(NormEntry.arrays(self).values())
-        return super().rank(target) + (card.LAUNCH_US + 2 * nbytes / card.BYTES_PER_US if nbytes else 0.0)
+        us = super().rank(target) + (card.LAUNCH_US + 2 * nbytes / card.BYTES_PER_US if nbytes else 0.0)
+        later = self.own_launches - 1 + (nbytes > 0) if self.gradients else 0
+        return us + later * card.HOST_LAUNCH_US
 
     # --- guarantees ---
 

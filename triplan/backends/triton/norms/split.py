@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US, OVERLAPPED_LAUNCH_US
-from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
+from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
@@ -42,10 +42,7 @@ class NormSplit(SplitRows, NormEntry):
         return super().supports(target)
 
     def reduce_us(self, target: Target) -> float:
-        if not self.backward:
-            return super().reduce_us(target)
-        blocks, (partials, groups) = self.blocks(), self.partial_sums()
-        return waves_us(partials * blocks, groups * self.tile.rows * self.traffic()[0] / blocks, target)
+        return self.accumulate_us(target) if self.backward else super().reduce_us(target)
 
     def us(self, target: Target) -> float:
         return super().us(target) - LAUNCH_US + OVERLAPPED_LAUNCH_US
