@@ -23,6 +23,8 @@ Tensor = torch.Tensor
 Args = tuple[Any, ...]
 NAMES = sorted(calls(Draw(6, 8, torch.float32, torch.device("cpu"))))
 RECORDED = [name for name, call in calls(Draw(6, 8, torch.float32, torch.device("cpu"))).items() if call.grads]
+#: Each function, and with a leaf that requires a gradient each that has one.
+RECORDINGS = [*((name, False) for name in NAMES), *((name, True) for name in RECORDED)]
 
 
 @pytest.fixture(params=DEVICES)
@@ -194,13 +196,12 @@ def changed_as(change: str, t: Tensor) -> Tensor:
     return found.detach().requires_grad_() if able and not isinstance(found, torch.nn.Parameter) else found
 
 
-@pytest.mark.parametrize("recording", [False, True], ids=["plain", "recorded"])
 @pytest.mark.parametrize("change", TENSORS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "recording"), RECORDINGS)
 def test_changed_tensors_are_noticed(name: str, change: str, recording: bool, answers: list[bool], device: str) -> None:
     if change == "storage freed" and drawn(name, device).composed:
         pytest.skip("ops of torch read the tensor, unchecked")
-    function, args = warm(name, device, recording and name in RECORDED)
+    function, args = warm(name, device, recording)
     changed = tuple(changed_as(change, a) if isinstance(a, Tensor) else a for a in args)
     del answers[:]
     freed = change == "storage freed"  # and cannot be copied
@@ -210,13 +211,12 @@ def test_changed_tensors_are_noticed(name: str, change: str, recording: bool, an
     same(got, outcome(function, changed if freed else given_to(name, changed)))
 
 
-@pytest.mark.parametrize("recording", [False, True], ids=["plain", "recorded"])
 @pytest.mark.parametrize("change", CONTEXTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "recording"), RECORDINGS)
 def test_changed_surroundings_are_noticed(
     name: str, change: str, recording: bool, answers: list[bool], device: str
 ) -> None:
-    function, args = warm(name, device, recording and name in RECORDED)
+    function, args = warm(name, device, recording)
     del answers[:]
     results = []
     for _ in range(2):
