@@ -22,7 +22,7 @@ HELP = {
     "determinism": "accumulation by index against torch's modes, on a GPU",
     "gemm": "matrix products against torch, on a GPU",
     "rowwise": "softmax, norms, cross-entropy and elementwise ops against torch and torch.compile, on GPUs",
-    "host": "host time of planning and launching",
+    "host": "host time of planning and launching, and of every function beside torch's",
 }
 
 

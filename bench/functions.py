@@ -1,23 +1,27 @@
-"""Functions and modules of triplan beside torch's: small calls, whose time is the host's."""
+"""Every function and module of triplan beside torch's, in small calls, whose time is the host's.
+
+``python -m bench host`` times them; tests compare their results and gradients.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as tf
 
 Tensor = torch.Tensor
-#: (rows, width, dtype): so small that the device is rarely slower than the host.
+#: (rows, width, dtype) of the calls: so small that the device is rarely slower than the host.
 SIZES = ((64, 256, torch.bfloat16), (8, 64, torch.float32))
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Draws the arguments of a call."""
+    """Draws arguments: matrices of ``m`` rows of ``n`` elements, and what goes with them."""
 
     m: int
     n: int
@@ -29,28 +33,37 @@ class Draw:
 
     @property
     def x(self) -> Tensor:
+        """A new matrix at each access."""
         return self.values(self.m, self.n)
 
     def positions(self, *shape: int, of: int) -> Tensor:
+        """Positions below ``of``, which may repeat."""
         return torch.randint(of, shape, device=self.device)
 
     def distinct(self, *shape: int) -> Tensor:
-        """Positions below the extent of the first axis, none of which comes twice along it."""
+        """Positions below the extent of the first axis. None repeats along it."""
         return torch.rand(*shape, device=self.device).argsort(0)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function of ours, torch's, and the arguments; those numbered ``grads`` get a gradient."""
+    """One call of a function of triplan's and of torch's.
+
+    Attributes:
+        ours, theirs: the functions, or modules.
+        args: the arguments of both.
+        grads: positions of the arguments that get a gradient; none if the function writes in place.
+        composed: whether ours calls ops of torch too, which autograd records one by one.
+    """
 
     ours: Callable[..., Any]
     theirs: Callable[..., Any]
     args: tuple[Any, ...]
     grads: tuple[int, ...] = ()
-    composed: bool = False  # ours consists of ops of torch too, which autograd records one by one
+    composed: bool = False
 
     def given(self, recording: bool) -> tuple[Any, ...]:
-        """The arguments, with leaves that require a gradient if ``recording``."""
+        """The arguments; if ``recording``, new leaves that require a gradient in place of those in ``grads``."""
         return tuple(
             a.detach().clone().requires_grad_() if recording and i in self.grads else a for i, a in enumerate(self.args)
         )
@@ -106,42 +119,46 @@ def calls(d: Draw) -> dict[str, Call]:
         "index_put": Call(ours.index_put, torch.index_put, (x, (d.distinct(d.m),), d.x), (0, 2)),
         "embedding": Call(ours.embedding, tf.embedding, (rows, x), (1,)),
     }
-    for name, make, args in (
-        ("LayerNorm", "LayerNorm", (d.n,)),
-        ("RMSNorm", "RMSNorm", (d.n,)),
-    ):
-        mine, its = (getattr(m, make)(*args).to(d.device, d.dtype) for m in (modules, torch.nn))
+    for name in ("LayerNorm", "RMSNorm"):
+        mine, its = (getattr(m, name)(d.n).to(d.device, d.dtype) for m in (modules, torch.nn))
         found[f"nn.{name}"] = Call(mine, its, (x,), (0,))
-    mine, its = modules.CrossEntropyLoss(), torch.nn.CrossEntropyLoss()
-    found["nn.CrossEntropyLoss"] = Call(mine, its, (x, target), (0,))
+    found["nn.CrossEntropyLoss"] = Call(modules.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(), (x, target), (0,))
     return found
 
 
-def kinds(call: Call, function: Callable[..., Any]) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What is timed of ``function``: (kind, call)."""
-    args = call.given(False)
-    parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+#: Limits of our host time divided by torch's, by what is timed: of each function, and of their geometric mean.
+LIMITS = {
+    "forward": (1.0, 1.0),
+    "forward, recorded": (1.4, 1.2),
+    "autograd.grad": (1.1, 1.0),
+    "backward()": (1.1, 1.0),
+}
 
-    def plain() -> object:
+
+def timed(call: Call, function: Callable[..., Any]) -> dict[str, Callable[[], object]]:
+    """What is timed of ``function``, which is one of ``call``'s, by the names of LIMITS.
+
+    The last two include the forward that autograd records.
+    """
+    args, leaves = call.given(False), call.given(True)
+    parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+    wanted = [*(leaves[i] for i in call.grads), *parameters]
+
+    def without_grad() -> object:
         with torch.no_grad():
             return function(*args)
 
-    yield "forward", (plain if parameters else lambda: function(*args))
+    forward = without_grad if parameters else partial(function, *args)
     if not call.grads:
-        return
-    leaves = call.given(True)
-    yield "forward, recorded", lambda: function(*leaves)
-    wanted = [leaves[i] for i in call.grads] + parameters
-    result = function(*leaves)
-    grad = torch.ones_like(result)
+        return {"forward": forward}
+    grad = torch.ones_like(call.theirs(*args))
 
     def by_grad() -> object:
         return torch.autograd.grad(function(*leaves), wanted, grad)
 
-    def by_backward() -> object:
+    def by_backward() -> None:
         for t in wanted:
             t.grad = None
-        return function(*leaves).backward(grad)
+        function(*leaves).backward(grad)
 
-    yield "autograd.grad", by_grad
-    yield "backward()", by_backward
+    return dict(zip(LIMITS, (forward, partial(function, *leaves), by_grad, by_backward), strict=True))

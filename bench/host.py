@@ -1,8 +1,9 @@
-"""``python -m bench host``: host time of planning and launching, per call."""
+"""``python -m bench host``: host time of planning, of launching, and of every function beside torch's, per call."""
 
 from __future__ import annotations
 
 import importlib
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench import timing
+from bench import functions, timing
 from bench.indexing.cases import Case, descriptor, make, plan_args, torch_call
 from bench.jit_kernel import jit_index_select
 from bench.report import Chart, Column, Report, Row, hardware_slug
@@ -34,12 +35,15 @@ BOUND_RATIO = 0.8
 BOUND_LIMIT = 4.0
 SELECT_LIMIT = 50.0
 HIT_LIMIT = 3.0
+#: Calls of a function per timed loop. A call with its backward is up to 20 launches: more calls would fill the queue.
+FUNCTION_CALLS = 50
 
 COLUMNS = (
     Column("case", "what"),
     Column("contestant", "op"),
     Column("host_us", "host us", ".2f"),
     Column("host_us_best", "best", ".2f"),
+    Column("torch_us", "torch us", ".2f"),
     Column("device_us", "device us", ".2f"),
     Column("limit_us", "limit us", ".0f"),
     Column("of_torch", "of torch", ".2f"),
@@ -51,7 +55,12 @@ COLUMNS = (
 DEVICE_REPEATS = 20
 #: The note of a row whose device time exceeds its host time.
 DEVICE_BOUND = "device-bound"
-CHARTS = (Chart("host_us", "host microseconds per call", log=True),)
+CHARTS = (
+    Chart("host_us", "host microseconds per call", log=True),
+    Chart("of_torch", "host time divided by torch's", mark=1.0),
+)
+#: The note of a row that is measured without a GPU.
+ON_CPU = "computed on the cpu: no comparison"
 Progress = Callable[[str, int, int], None]
 
 
@@ -86,12 +95,13 @@ def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) ->
     # At most as many calls per loop as the driver queues launches: a full queue would make the host wait.
     launches = min(calls, timing.HOST_CALLS)
     progress("host", 0, 1)
-    alternatives = list(_alternatives(device, launches, "" if on_gpu else "computed on the cpu: no comparison"))
+    alternatives = list(_alternatives(device, launches, "" if on_gpu else ON_CPU))
     with nullcontext() if on_gpu else launch_stubbed(target):
         note = "" if on_gpu else "launch stubbed"
         steps = [*_planning(target, device, calls), *_launching(target, device, launches, note)]
         rows = _rows([*steps, *alternatives] if on_gpu else steps, loops)
     rows = _beside_torch(rows) if on_gpu else rows + _rows(alternatives, loops)
+    rows += _functions(device, min(calls, FUNCTION_CALLS), loops)
     order = list(dict.fromkeys(row["case"] for row in rows))
     # Device-bound rows come last.
     rows.sort(key=lambda row: (row["note"] == DEVICE_BOUND, order.index(row["case"])))
@@ -143,6 +153,42 @@ def _beside_torch(rows: list[Row]) -> list[Row]:
                 within = row["of_torch"] <= row["limit_of_torch"] and row.get("holds") != "NO"
                 row["holds"] = "yes" if within else "NO"
     return rows
+
+
+def _functions(device: torch.device, calls: int, loops: int) -> list[Row]:
+    """Every function and module beside torch's; without a GPU, ours alone, of the smallest size."""
+    on_gpu = device.type == "cuda"
+    ours: list[Step] = []
+    theirs: list[Step] = []
+    for m, n, dtype in functions.SIZES if on_gpu else functions.SIZES[-1:]:
+        for name, call in functions.calls(functions.Draw(m, n, dtype, device)).items():
+            case = f"{name}, ({m}, {n}) {tp.ElementKind.of(dtype)}"
+            ours += [Step(case, *kind, calls) for kind in functions.timed(call, call.ours).items()]
+            theirs += [Step(case, *kind, calls) for kind in functions.timed(call, call.theirs).items()]
+    if not on_gpu:
+        return [{**row, "note": ON_CPU} for row in _rows(ours, loops)]
+    rows = _rows([step for pair in zip(ours, theirs, strict=True) for step in pair], loops)
+    return _compared(rows[::2], rows[1::2])
+
+
+def _compared(ours: list[Row], theirs: list[Row]) -> list[Row]:
+    """``ours`` with torch's times, and the geometric means of the ratios for each size."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    rows: list[Row] = []
+    for row, its in zip(ours, theirs, strict=True):
+        if "host_us" in row and "host_us" in its:
+            ratio = row["host_us"] / its["host_us"]
+            ratios.setdefault((row["case"].partition(", ")[2], row["contestant"]), []).append(ratio)
+            row = row | {"torch_us": its["host_us"]} | _judged(ratio, functions.LIMITS[row["contestant"]][0])
+        rows.append({**its, "contestant": "torch"} if "error" in its else row)
+    for (size, kind), found in ratios.items():
+        mean = _judged(statistics.geometric_mean(found), functions.LIMITS[kind][1])
+        rows.append({"case": f"geometric mean, {size}", "contestant": kind, **mean, "note": f"of {len(found)}"})
+    return rows
+
+
+def _judged(ratio: float, limit: float) -> Row:
+    return {"of_torch": ratio, "limit_of_torch": limit, "holds": "yes" if ratio <= limit else "NO"}
 
 
 def _ignoring_set(call: Callable[[], object]) -> timing.Call:

@@ -212,6 +212,22 @@ def test_host_rows_are_judged_beside_torch() -> None:
     assert [r.get("holds") for r in found] == [None, "yes", "NO", None, "NO"]
 
 
+def test_functions_are_judged_one_by_one_and_by_their_geometric_mean() -> None:
+    def rows(**us: float) -> list[dict[str, object]]:
+        return [{"case": f"{c}, (8, 64) f32", "contestant": "forward, recorded", "host_us": u} for c, u in us.items()]
+
+    failed: list[dict[str, object]] = [{"case": "c, (8, 64) f32", "contestant": "forward, recorded", "error": "E"}]
+    found = host._compared(rows(a=8.0, b=2.0, c=1.0), rows(a=4.0, b=2.0) + failed)
+    assert [(r["case"].split(",")[0], r.get("of_torch"), r.get("holds")) for r in found] == [
+        ("a", 2.0, "NO"),
+        ("b", 1.0, "yes"),
+        ("c", None, None),
+        ("geometric mean", pytest.approx(2.0**0.5), "NO"),
+    ]
+    assert [r.get("torch_us") for r in found] == [4.0, 2.0, None, None]
+    assert [r.get("error") for r in found] == [None, None, "E", None]
+
+
 @NO_GPU
 def test_the_stub_leaves_nothing_behind() -> None:
     before = (torch.cuda.device, tp.Target.of, driver._active)

@@ -16,6 +16,7 @@ import torch
 import triplan as tp
 from bench import determinism, gemm, host, norms, rows, softmax
 from bench.__main__ import main
+from bench.functions import LIMITS
 from bench.gemm.cases import make as make_product
 from bench.gemm.run import candidates, case_rows, truth, verify
 from bench.indexing import cases, run as indexing
@@ -25,6 +26,7 @@ from bench.norms import NormCase
 from bench.report import Row
 from bench.softmax import SoftmaxCase
 from bench.stub import launch_stubbed
+from triplan import functional
 
 CPU, H200 = torch.device("cpu"), tp.Target.preset("h200")
 Product = gemm.cases.Case
@@ -450,6 +452,10 @@ def test_host_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         row = by_name["index_select into a given tensor, (1024, 256, 128)", contestant]
         assert row["note"] == "launch stubbed"
         assert "of_torch" not in row  # what was not launched is not compared
+    functions = [r for r in found if str(r["case"]).endswith(", (8, 64) f32")]
+    assert {r["contestant"] for r in functions} == set(LIMITS)
+    assert {str(r["case"]).partition(",")[0] for r in functions} >= set(functional.__all__)
+    assert all(r["host_us"] > 0 and r["note"] == host.ON_CPU and "of_torch" not in r for r in functions)
 
 
 def test_determinism_smoke(tmp_path: Path) -> None:
