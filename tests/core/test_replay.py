@@ -205,7 +205,7 @@ def freed(t: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-@pytest.mark.parametrize("made", ["whole", "view", "fake"])
+@pytest.mark.parametrize("made", ["whole", "view", "view far from the start", "fake"])
 @pytest.mark.parametrize("operand", ["index", "src", "out"])
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_tensor_whose_storage_was_freed_is_refused(warm: bool, operand: str, made: str) -> None:
@@ -219,6 +219,10 @@ def test_a_tensor_whose_storage_was_freed_is_refused(warm: bool, operand: str, m
         values[operand] = FakeTensorMode().from_tensor(good)
     elif made == "view":
         values[operand] = freed(torch.cat([good.flatten(), good.flatten()])[good.numel() :].view(good.shape))
+    elif made == "view far from the start":  # 4 GiB, which are never touched
+        values[operand] = freed(
+            torch.empty(2**32 + good.nbytes, dtype=torch.uint8)[2**32 :].view(good.dtype).view_as(good)
+        )
     else:
         values[operand] = freed(good.clone())
     args = tp.IndexAddArgs(**values)
@@ -249,6 +253,18 @@ def test_a_nested_tensor_is_refused_and_the_process_lives() -> None:
     """Dynamo's guard would end it with an uncaught C++ exception."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", NESTED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["refused"] * 3 + ["384.0"]), done.stderr
+
+
+def test_a_guard_takes_no_interrupt_for_something_that_is_no_tensor() -> None:
+    class Interrupted:
+        @property
+        def is_nested(self) -> bool:
+            raise TimeoutError  # as a handler of a signal may raise anywhere
+
+    guard = replay_module.guarded([replay_module.Slot("call", torch.zeros(2), 1, False)], ["return True"])
+    assert (guard(torch.ones(2)), guard(3)) == (True, None)
+    with pytest.raises(TimeoutError):
+        guard(Interrupted())
 
 
 # --- launches, with a launcher that records them ---

@@ -44,9 +44,8 @@ _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TENSOR_GUARDS: Any = getattr(_GUARDS, "TensorGuards", None)
 #: Numbers of smaller magnitude are finite in f32 and f64, the elements of floating-point scalars.
 MAX_SCALAR = 2.0**100
-#: Bytes: the full path looks at tensors below this address. Torch's allocators place none there, and the address of a
-#: view into freed storage is its offset.
-_LOW_ADDRESS = 2**32
+#: Bytes: larger than any storage. Below it an address may be a mere offset: that of a view into freed storage.
+_LARGEST_OFFSET = 2**38
 
 
 # --- the guard ---
@@ -88,19 +87,23 @@ def guarded(
             t0, t1, t2 = call.src, call.index, call.out
             try:
                 if t0.is_nested or t1.is_nested or t2.is_nested: return None
-            except Exception: return None
+            except AttributeError: return None                                      # no tensor
             if not alike(t0, t1, t2): return None
             if call.status is not None: return None                                 # refused
             t0, t1, t2 = t0.data_ptr(), t1.data_ptr(), t2.data_ptr()
             found, known = (t0, t1, t2), last
             if found == known: found = known
-            elif t0 < low ... or t0 & mask0 ... or (t2 < t0 + size0 and t0 < t2 + size2) ...: return None
+            elif t0 < far and t0 == offset ... or t0 & mask0 ... or (t2 < t0 + size0 and t0 < t2 + size2): return None
             else: last = found
             return found                                                            # then
     """
     sizes = [size_of(slot.tensor) for slot in slots]
-    constants = {"alike": tensor_guard(tuple(slot.tensor for slot in slots)), "low": _LOW_ADDRESS, **constants}
-    misplaced = [f"t{i} < low" for i, size in enumerate(sizes) if size]
+    constants = {"alike": tensor_guard(tuple(slot.tensor for slot in slots)), "far": _LARGEST_OFFSET, **constants}
+    misplaced = [
+        f"(t{i} < far and t{i} == {slot.read}.storage_offset() * {slot.tensor.element_size()})"
+        for i, slot in enumerate(slots)
+        if sizes[i]
+    ]
     for i, slot in enumerate(slots):
         if sizes[i] and slot.alignment > 1:
             mask = slot.alignment - 1
@@ -123,7 +126,7 @@ def guarded(
         # Dynamo's guard asks for strides. A strided nested tensor has none, and the C++ exception ends the process.
         "try:",
         f"  if {' or '.join(f't{i}.is_nested' for i in range(len(slots)))}: return None",
-        "except Exception: return None",  # no tensor
+        "except AttributeError: return None",  # no tensor
         f"if not alike({names}): return None",
         *(f"if {test}: return None" for test in refused),
         f"{names} = {''.join(f't{i}.data_ptr(), ' for i in range(len(slots)))}",
@@ -286,7 +289,8 @@ class Replay:
                 return None
             if workspace.nbytes < self._needed:
                 return None
-            start, end = workspace.address, workspace.address + workspace.nbytes
+            start = workspace.address
+            end = start + workspace.nbytes
             for address, size in zip(addresses, self._sizes, strict=True):
                 if size and address < end and start < address + size:
                     return None
