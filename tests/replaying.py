@@ -20,10 +20,19 @@ from triplan.functional._replay import program as _program, replay as _replay
 def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
     """The tensor at ``address`` with the shape, strides and dtype of ``like``."""
     if not like.numel():
-        return like
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
     elements = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
     memory = (ctypes.c_char * (elements * like.element_size())).from_address(address)
     return torch.frombuffer(memory, dtype=like.dtype).as_strided(like.shape, like.stride())
+
+
+def without_memory(value: Any) -> Any:
+    """The shapes, strides and dtypes of operands: launches keep no tensor."""
+    if isinstance(value, (list, tuple)):
+        return [without_memory(t) for t in value]
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return value
 
 
 class Launching:
@@ -33,7 +42,9 @@ class Launching:
     kernel = None
 
     def __init__(self, plan: Any, args: Any, places: Any) -> None:
-        self.plan, self.args, self.places = plan, args, places
+        self.plan, self.places = plan, places
+        with _disable_current_modes():
+            self.args = {o.name: without_memory(getattr(args, o.name)) for o in plan.descriptor.operands()}
 
     def source(self, values: list[str], prefix: str) -> tuple[str, dict[str, Any]]:
         return f"({''.join(f'{v}, ' for v in values)})", {}
@@ -41,7 +52,7 @@ class Launching:
     def start(self, values: tuple[Any, ...], stream: int) -> None:
         given: dict[str, Any] = {}
         for o in self.plan.descriptor.operands():
-            value = getattr(self.args, o.name)
+            value = self.args[o.name]
             if isinstance(value, (list, tuple)):
                 value = [tensor_at(values[self.places[(o.name, i)]], t) for i, t in enumerate(value)]
             elif isinstance(value, torch.Tensor):

@@ -13,8 +13,8 @@ from triplan.functional._replay.recording import Step, recording
 from triplan.sku import Target
 from triplan.sku.facts import fact
 
-#: The plans of functional calls.
-PLANS = PlanCache()
+#: The plans of functional calls, of about 10 KiB each. Calls that are replayed need none.
+PLANS = PlanCache(1024)
 #: Bytes: the strongest alignment that a layout can promise.
 _MAX_ALIGNMENT = 16
 

@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Results kept per function. A select asks a dozen functions about one descriptor; a PlanCache holds 4,096 plans.
-MAX_FACTS = 4096
+#: Results kept per function. A select asks up to 30 functions about one descriptor, which keep about 10 KiB of it.
+MAX_FACTS = 1024
 _facts: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
