@@ -14,10 +14,14 @@ import pytest
 import torch
 from cases.functional import DEVICES, SeenDispatch, SeenFunction
 from replaying import forget, noted, replays_on_cpu
+from torch._dynamo import compiled_autograd
+from torch.utils.checkpoint import checkpoint
 
 import triplan.nn
 from bench.functions import Call, Draw, calls
 from triplan import functional
+from triplan.functional._replay import replay as _replay
+from triplan.functional._replay.recording import Recording, recording
 
 Tensor = torch.Tensor
 Args = tuple[Any, ...]
@@ -300,6 +304,118 @@ def test_lists_of_tensors_may_get_longer_or_shorter(answers: list[bool], device:
         assert torch.equal(functional.index_put(x, indices, values), x.index_put(tuple(indices), values))
 
 
+@pytest.mark.parametrize("parameter", [False, True], ids=["tensor", "parameter"])
+def test_calls_with_and_without_gradients_take_turns(parameter: bool, answers: list[bool], device: str) -> None:
+    """Dynamo's guard does not compare the grad mode."""
+    leaf, y = torch.randn(4, 4, device=device, requires_grad=True), torch.randn(4, 4, device=device)
+    leaf = torch.nn.Parameter(leaf.detach()) if parameter else leaf
+    for _ in range(4):
+        del answers[:]
+        with torch.no_grad():
+            assert not functional.mm(leaf, y).requires_grad
+        assert functional.mm(leaf, y).requires_grad
+    assert answers.count(True) == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: functional.index_fill(x, 0, torch.arange(4, device=x.device), float("nan")),
+        lambda x: functional.index_add(x, 0, torch.arange(4, device=x.device), x, alpha=float("nan")),
+    ],
+    ids=["value", "alpha"],
+)
+def test_calls_that_pass_no_guard_are_not_recorded_for_ever(
+    call: Callable[[Tensor], Tensor], answers: list[bool], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Recording] = []
+
+    def noting() -> Recording:
+        made.append(Recording())
+        return made[-1]
+
+    monkeypatch.setattr(_replay, "Recording", noting)
+    x = torch.zeros(4, 4, device=device)
+    for i in range(40):
+        assert call(x).isnan().all()
+        if i == 30:  # so often that the functions within have given up too
+            assert len(made) >= _replay._MAX_ALIKE
+            made.clear()
+    assert not made
+
+
+def checkpointed(reentrant: bool) -> Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], object]:
+    def run(f: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> None:
+        checkpoint(f, x, use_reentrant=reentrant).backward(grad)
+
+    return run
+
+
+def hooked(f: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()):
+        result = f(x)
+    result.register_hook(lambda g: 2 * g)
+    result.backward(grad, retain_graph=True)
+    result.backward(grad)
+
+
+def watched(f: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> None:
+    with torch.autograd.detect_anomaly():
+        f(x).backward(grad)
+
+
+def compiled(f: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> None:
+    result = f(x)
+    with compiled_autograd._enable(lambda graph: graph):
+        result.backward(grad)
+
+
+def modified(f: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> None:
+    result = f(x)
+    with torch.no_grad():
+        result.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward(grad)
+
+
+def twice(f: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> None:
+    result = f(x)
+    result.backward(grad)
+    with pytest.raises(RuntimeError, match="a second time"):
+        result.backward(grad)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize(
+    "way",
+    [checkpointed(True), checkpointed(False), hooked, watched, compiled, modified, twice],
+    ids=["reentrant checkpoint", "checkpoint", "hooks", "anomaly mode", "compiled autograd", "modified", "twice"],
+)
+def test_ways_of_autograd_with_replays(way: Callable[..., object], answers: list[bool], device: str) -> None:
+    x, y, grad = torch.randn(3, 4, 4, device=device)
+    leaves = x.clone().requires_grad_(), x.clone().requires_grad_()
+    for _ in range(5):
+        del answers[:]
+        way(lambda t: functional.softmax(functional.mm(t, y), -1), leaves[0], grad)
+        way(lambda t: torch.softmax(t @ y, -1), leaves[1], grad)
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+    assert any(answers)
+
+
+def test_an_exception_ends_a_recording(answers: list[bool], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 4, device=device)
+    functional.softmax(x, -1)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            functional.softmax(x, -1)
+    assert recording() is None
+    assert torch._C._len_torch_dispatch_stack() == 0
+    for _ in range(3):
+        torch.testing.assert_close(functional.softmax(x, -1), torch.softmax(x, -1))
+    assert answers == [True, True]
+
+
 def test_shapes_that_come_once_leave_nothing(answers: list[bool], device: str) -> None:
     forget()
     for n in range(1, 40):
@@ -309,8 +425,6 @@ def test_shapes_that_come_once_leave_nothing(answers: list[bool], device: str) -
 
 
 def test_what_is_kept_is_bounded(answers: list[bool], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from triplan.functional._replay import replay as _replay
-
     monkeypatch.setattr(_replay, "_MAX_REPLAYS", 8)
     replays = functional.softmax.replays  # type: ignore[attr-defined]
     for n in range(1, 30):

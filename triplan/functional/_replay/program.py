@@ -305,19 +305,19 @@ class Program:
         refused = [*self.refused, "deterministic() is not was_deterministic", "table.generation != generation"]
         refused += ["current_device() != index", "forward_ad._current_level >= 0"]  # tangents have no dispatch key
         refused += ["enter", "leave", "profiler._is_profiler_enabled"]  # Triton's profiler, and torch's
-        constants = (
-            constants | self.constants | {"deterministic": _deterministic, "was_deterministic": _deterministic()}
-        )
+        if not torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors):
+            refused.append("is_grad_enabled()")  # dynamo's guard does not look, and autograd must record such a call
+        constants = constants | self.constants
         constants |= {
+            "deterministic": _deterministic,
+            "was_deterministic": _deterministic(),
             "table": TABLE,
             "generation": self.record.generation,
             "profiler": profiler,
-            "current_device": current_device,
             "index": index,
-        }
-        constants |= {
             "current_device": current_device,
             "forward_ad": forward_ad,
+            "is_grad_enabled": torch.is_grad_enabled,
             "modes": _function_modes,
             "enter": ENTER_HOOKS,
             "leave": EXIT_HOOKS,

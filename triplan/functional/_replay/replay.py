@@ -63,8 +63,8 @@ class Replays:
         """Drop all replays."""
         self._alike: dict[tuple[Any, ...], list[Repeat]] = {}
         self._count = 0
-        #: Calls that came, by their facts: whether a recording may give a replay.
-        self._came: dict[tuple[Any, ...], bool] = {}
+        #: Calls that came, by their facts: how many of them may still be recorded.
+        self._came: dict[tuple[Any, ...], int] = {}
         #: The replay that was taken last. Callers try it first.
         self.last: Repeat = _no_repeat
 
@@ -83,7 +83,7 @@ class Replays:
             if came is None:
                 if len(self._came) >= _MAX_REPLAYS:
                     self._came = {}
-                self._came[facts] = True
+                self._came[facts] = _MAX_ALIKE
         return self._function(*args)
 
     def _record(self, args: tuple[Any, ...], key: tuple[Any, ...], facts: tuple[Any, ...]) -> Any:
@@ -92,8 +92,10 @@ class Replays:
             result = self._function(*args)
         repeat = _repeat(args, result, record)
         if repeat is None:
-            self._came[facts] = False
+            self._came[facts] = 0
             return result
+        # Some calls pass no guard, not even their own: with NaN as a scale, or of tensors that overlap.
+        self._came[facts] = self._came.get(facts, _MAX_ALIKE) - 1
         if self._count >= _MAX_REPLAYS:
             self.forget()
         self._count += 1
