@@ -4,7 +4,8 @@ The text is Python's language reference, which comes with Python for its interac
 model reads CONTEXT characters and predicts the next one: embedding, linear, ReLU, rms_norm, linear, cross_entropy. Both
 models start from the same parameters, read the same characters and are trained by gradient descent. Their losses differ
 only by rounding errors, which accumulate over the steps; ``allowed`` derives how far from the guarantee of the matrix
-products. At the end, cross_entropy with a mean over bytes gives the loss on held-out text in bits per byte.
+products. At the end, cross_entropy with a mean over bytes gives the loss on held-out text in bits per byte; and the host
+time of a step is printed beside torch's.
 
     python examples/char_lm.py [--steps 300] [--device cpu|cuda]
 
@@ -16,7 +17,9 @@ from __future__ import annotations
 import argparse
 import math
 import pydoc_data.topics
+import statistics
 import sys
+import time
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -108,6 +111,22 @@ def train(
         yield float(mine), float(torchs)
 
 
+def host_times(text: Text, ours: Parameters, theirs: Parameters, count: int = 100) -> tuple[float, float]:
+    """Host microseconds of a step in steady state: (triplan's, torch's), the medians of steps that take turns."""
+    device = ours["bias"].device
+    contexts, following = (t.to(device) for t in windows(text.training, torch.arange(BATCH)))
+    times: tuple[list[float], list[float]] = ([], [])
+    for i in range(count + 3):  # the first are recorded for replay
+        for kept, f, p in zip(times, (triplan.functional, functional), (ours, theirs), strict=True):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            begin = time.perf_counter()
+            step(f, p, contexts, following)
+            if i >= 3:
+                kept.append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
 def allowed(device: torch.device, steps: int) -> float:
     """The largest difference of the losses, relative to torch's, that rounding may cause in so many steps.
 
@@ -153,6 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
     limit = allowed(device, options.steps)
     print(f"last loss: {losses[-1]:.4f}; largest relative difference from torch: {farthest:.1e} (<= {limit:.0e})")
     print(f"held out: {bits_per_byte(ours, text, device):.3f} bits per byte")
+    print("host time of a step: triplan {:.0f} us, torch {:.0f} us".format(*host_times(text, ours, theirs)))
     return 0 if farthest <= limit and losses[-1] < losses[0] else 1
 
 

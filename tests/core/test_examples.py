@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -48,4 +49,5 @@ def test_the_command_says_how_far_from_torch(char_lm: dict[str, Any], capsys: py
     assert char_lm["main"](["--steps", "3", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "bits per byte" in out
+    assert re.search(r"host time of a step: triplan \d+ us, torch \d+ us", out)
     assert "triplan 4." in out
