@@ -4,8 +4,8 @@ The text is Python's language reference, which comes with Python for its interac
 model reads CONTEXT characters and predicts the next one: embedding, linear, ReLU, rms_norm, linear, cross_entropy. Both
 models start from the same parameters, read the same characters and are trained by gradient descent. Their losses differ
 only by rounding errors, which accumulate over the steps; ``allowed`` derives how far from the guarantee of the matrix
-products. At the end, cross_entropy with a mean over bytes gives the loss on held-out text in bits per byte; and the host
-time of a step is printed beside torch's.
+products. At the end, cross_entropy with a mean over bytes gives the loss on held-out text in bits per byte; a step's
+host time is printed beside that on torch.
 
     python examples/char_lm.py [--steps 300] [--device cpu|cuda]
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from replaying import replays_on_cpu
+from replaying import forget, replays_on_cpu
 
 from triplan import functional
 from triplan.functional import _plans
-from triplan.functional._replay import replay as _replay
 from triplan.sku.facts import MAX_FACTS, forget_facts
 
 #: Bytes by which a process may grow, and the number of shapes.
@@ -46,7 +45,8 @@ def traced(call: Callable[[tuple[int, ...]], None], given: Iterable[tuple[int, .
     """Bytes that Python holds after a call for each of the shapes."""
     for shape in given:
         call(shape)
-    if call is thrice:  # the plans and facts are counted by ``once``
+    if call is thrice:  # what is left of replays that were dropped; ``once`` counts plans and facts
+        forget()
         _plans.PLANS.clear()
         forget_facts()
     gc.collect()
@@ -56,7 +56,7 @@ def traced(call: Callable[[tuple[int, ...]], None], given: Iterable[tuple[int, .
 
 @pytest.mark.parametrize(
     ("call", "context", "full", "more"),
-    [(once, nullcontext, MAX_FACTS + 50, 400), (thrice, replays_on_cpu, 16, 32)],
+    [(once, nullcontext, MAX_FACTS + 50, 100), (thrice, replays_on_cpu, 16, 16)],
     ids=["once", "replayed"],
 )
 def test_new_shapes_grow_no_memory(
@@ -64,10 +64,8 @@ def test_new_shapes_grow_no_memory(
     context: Callable[[], AbstractContextManager[Any]],
     full: int,
     more: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once the caches are full (after ``full`` shapes), what ``more`` shapes add is extrapolated to all of them."""
-    monkeypatch.setattr(_replay, "_MAX_REPLAYS", 16)  # of which all are there after each count of shapes
+    """Once the caches are full (after ``full`` shapes), what ``more`` add is extrapolated to all shapes."""
     given, threads = shapes(4), torch.get_num_threads()
     torch.set_num_threads(1)  # waking more takes longer than the calls do
     with context():
@@ -76,11 +74,13 @@ def test_new_shapes_grow_no_memory(
         try:
             first = traced(call, itertools.islice(given, 16))
             before = traced(call, itertools.islice(given, full))
-            after = traced(call, itertools.islice(given, more))
+            after = [traced(call, itertools.islice(given, more)) for _ in range(3)]
         finally:
             tracemalloc.stop()
             torch.set_num_threads(threads)
-    assert before - first + (after - before) * SHAPES / more < LIMIT, (first, before, after)
+    # The least, as dicts of the interpreter may grow at any time; a leak is in each.
+    added = min(b - a for a, b in itertools.pairwise([before, *after]))
+    assert before - first + added * SHAPES / more < LIMIT, (first, before, after)
 
 
 def resident() -> int:
