@@ -83,7 +83,7 @@ def _ordered_product(
 ) -> None:
     """``out`` times the factors of each element, in an order that positions decide; torch's own has none on CUDA."""
     operands = _scatter_operands(out, dim, index, src)
-    at, order = operands["index"].movedim(dim, -1).sort(stable=True)
+    at, order = operands["index"].movedim(dim, -1).contiguous().sort(stable=True)
     part = operands["src"].movedim(dim, -1).gather(-1, order).to(ElementKind.of(out.dtype).compute.torch)
     distance = 1
     while distance < part.size(-1):  # each position's product of the last ``distance`` factors of its element
