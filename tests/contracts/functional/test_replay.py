@@ -15,6 +15,7 @@ import torch
 from cases.functional import DEVICES, SeenDispatch, SeenFunction
 from replaying import forget, noted, replays_on_cpu
 from torch._dynamo import compiled_autograd
+from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import triplan.nn
@@ -414,6 +415,25 @@ def test_an_exception_ends_a_recording(answers: list[bool], device: str, monkeyp
     for _ in range(3):
         torch.testing.assert_close(functional.softmax(x, -1), torch.softmax(x, -1))
     assert answers == [True, True]
+
+
+ODD: dict[str, Callable[[str], Args]] = {
+    "fake": lambda device: (FakeTensorMode().from_tensor(torch.randn(3, 4, device=device)), -1),
+    "nested": lambda device: (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device), -1),
+    "a dict": lambda device: (torch.randn(3, 4, device=device), {}),
+    "a slice": lambda device: (torch.randn(3, 4, device=device), slice(1)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_arguments_are_left_to_the_function(odd: str, answers: list[bool], device: str) -> None:
+    plain = functional.softmax.__wrapped__  # type: ignore[attr-defined]
+    args = ODD[odd](device)
+    for _ in range(3):
+        got, expected = outcome(functional.softmax, args), outcome(plain, args)
+        assert type(got) is type(expected)
+        assert isinstance(got, Tensor) or got == expected
+    assert not answers
 
 
 def test_shapes_that_come_once_leave_nothing(answers: list[bool], device: str) -> None:

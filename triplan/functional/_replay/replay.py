@@ -71,19 +71,22 @@ class Replays:
     def call(self, args: tuple[Any, ...]) -> Any:
         """The result of the call: by a replay, or as it is written, which leaves a replay if it can."""
         if not (torch.compiler.is_compiling() or recording() is not None or transformed()) and on_gpu(args):
-            key = _key(args)
-            for repeat in self._alike.get(key, ()):
+            try:
+                alike = self._alike.get(key := _key(args), ())
+            except (TypeError, RuntimeError):  # not hashable, or a nested tensor, which has no shape
+                return self._function(*args)
+            for repeat in alike:
                 if (found := repeat(args)) is not None:
                     self.last = repeat
                     return found
-            facts = _facts(args)
-            # Recorded when it comes the second time: shapes that never come again should not pay for it.
-            if (came := self._came.get(facts)) and nothing_watches(args):
-                return self._record(args, key, facts)
-            if came is None:
-                if len(self._came) >= _MAX_REPLAYS:
-                    self._came = {}
-                self._came[facts] = _MAX_ALIKE
+            if nothing_watches(args):  # so that tensors have addresses
+                # Recorded when it comes the second time: shapes that never come again should not pay for it.
+                if came := self._came.get(facts := _facts(args)):
+                    return self._record(args, key, facts)
+                if came is None:
+                    if len(self._came) >= _MAX_REPLAYS:
+                        self._came = {}
+                    self._came[facts] = _MAX_ALIKE
         return self._function(*args)
 
     def _record(self, args: tuple[Any, ...], key: tuple[Any, ...], facts: tuple[Any, ...]) -> Any:
