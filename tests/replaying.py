@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ class Launching:
     """Stands for the launches of a plan."""
 
     computed = ()
-    kernel = None
+    kernel = SimpleNamespace(compiled=None)
 
     def __init__(self, plan: Any, args: Any, places: Any) -> None:
         self.plan, self.places = plan, places

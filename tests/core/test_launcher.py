@@ -200,7 +200,7 @@ class Loaded:
         return cls(kernel.compiled, kernel.template(args, places), values, wanted)
 
     def launch(self, stream: int) -> None:
-        launcher.launch_function([self.template])(self.values, stream)
+        launcher.launch([self.template.fill(self.values)], stream)
 
 
 def flat(value: Any) -> list[Any]:
@@ -244,7 +244,8 @@ def test_a_scalar_that_stays_is_part_of_the_launch(static: Recorder, alpha: floa
     plan = tp.plan(desc, preference=tp.PlanPreference(kernel="atomic_rows", deterministic=False), target=H200)
     args = tp.IndexAddArgs(index=torch.arange(6), src=torch.ones(6, 32), out=torch.zeros(9, 32), alpha=alpha)
     places: dict[tuple[str, int | None], int] = {("index", None): 0, ("src", None): 1, ("out", None): 2}
-    launcher.launch_function(plan.templates(args, None, places))((ADDRESSES, ADDRESSES + 1, ADDRESSES + 2), 5)
+    values = (ADDRESSES, ADDRESSES + 1, ADDRESSES + 2)
+    launcher.launch([template.fill(values) for template in plan.templates(args, None, places)], 5)
     ((launch,),) = (plan.launches,)
     flattened = [leaf for n in launch.kernel.arg_names for leaf in flat((launch.args.get(n),))]
     (at,) = [i for i, leaf in enumerate(flattened) if isinstance(leaf, Scalar)]
@@ -456,7 +457,7 @@ def test_maps_follow_the_operands(monkeypatch: pytest.MonkeyPatch, profiled: boo
                 views[i].normal_()
                 before = buffers[j].clone()
                 stream = torch.cuda.current_stream().cuda_stream
-                launcher.launch_function([template])((views[i].data_ptr(), views[j].data_ptr()), stream)
+                launcher.launch([template.fill((views[i].data_ptr(), views[j].data_ptr()))], stream)
                 assert torch.equal(views[i], views[j])
                 assert torch.equal(before[rows * 32 :], buffers[j][rows * 32 :])
     finally:

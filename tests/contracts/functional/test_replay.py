@@ -21,8 +21,9 @@ from torch.utils.checkpoint import checkpoint
 import triplan.nn
 from bench.functions import Call, Draw, calls
 from triplan import functional
-from triplan.functional._replay import replay as _replay
+from triplan.functional._replay import program, replay as _replay
 from triplan.functional._replay.recording import Recording, recording
+from triplan.functional._replay.replay import replayed
 
 Tensor = torch.Tensor
 Args = tuple[Any, ...]
@@ -414,6 +415,32 @@ def test_an_exception_ends_a_recording(answers: list[bool], device: str, monkeyp
     assert torch._C._len_torch_dispatch_stack() == 0
     for _ in range(3):
         torch.testing.assert_close(functional.softmax(x, -1), torch.softmax(x, -1))
+    assert answers == [True, True]
+
+
+@replayed
+def rows_above_zero(x: Tensor) -> Tensor:
+    return functional.index_select(x, 0, (x[:, 0] > 0).nonzero().reshape(-1))
+
+
+def test_shapes_that_values_decide_are_not_repeated(answers: list[bool], device: str) -> None:
+    for count in (3, 3, 3, 5, 1, 0, 3):
+        x = (torch.arange(6, device=device) < count).float().reshape(6, 1).expand(6, 4).contiguous()
+        assert rows_above_zero(x).shape == (count, 4)
+
+
+def test_what_a_capture_launches_stays_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(program, "keep_loaded", kept.extend)
+    monkeypatch.setattr(program, "is_capturing", lambda: bool(capturing))
+    monkeypatch.setattr(program, "current_stream", lambda index: 7)
+    capturing: list[bool] = []
+    with replays_on_cpu() as answers:
+        x = torch.randn(3, 4, requires_grad=True)
+        for capturing in ([], [], [], [], [], [True]):
+            del answers[:], kept[:]
+            torch.autograd.grad(functional.softmax(x, -1), x, torch.ones(3, 4))
+            assert len(kept) == 2 * len(capturing)  # forward and backward
     assert answers == [True, True]
 
 

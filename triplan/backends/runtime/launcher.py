@@ -254,35 +254,6 @@ def launch(calls: Sequence[BoundLaunch], stream: int) -> None:
         raise failed(bound.kernel, e) from e
 
 
-def launch_function(templates: Sequence[Template]) -> Callable[[tuple[Any, ...], int], None]:
-    """A function that fills ``templates`` with values and launches them in order on a stream of the current device.
-
-    The function keeps no reference to the values. It raises ``KernelInternal``.
-    """
-    if len(templates) == 1 and not templates[0].computed:
-        # A closure, because its variables are faster to read than attributes.
-        template = templates[0]
-        start, arguments = template.start, template.arguments
-
-        def one(values: tuple[Any, ...], stream: int) -> None:
-            if ENTER_HOOKS or EXIT_HOOKS:
-                launch([template.fill(values)], stream)
-                return
-            try:
-                if stream and is_capturing():
-                    keep_loaded([template.kernel.compiled])
-                start(arguments(values), stream)
-            except RuntimeError as e:
-                raise failed(template.kernel, e) from e
-
-        return one
-
-    def several(values: tuple[Any, ...], stream: int) -> None:
-        launch([template.fill(values) for template in templates], stream)
-
-    return several
-
-
 def scratch_offsets(launches: Sequence[Launch]) -> set[int]:
     """Offsets of the parts of the workspace that ``launches`` read or write."""
 

@@ -13,9 +13,11 @@ from triplan.backends.runtime.launcher import (
     EXIT_HOOKS,
     WORKSPACE,
     failed,
-    launch_function,
+    is_capturing,
+    launch,
     scratch_offsets,
 )
+from triplan.backends.runtime.modules import keep_loaded
 from triplan.backends.table import TABLE
 from triplan.descriptors import OperandKind
 from triplan.facade.bound import current_device, current_stream, increment_version
@@ -268,15 +270,19 @@ class Program:
         with torch.no_grad():  # as the kernels ran
             templates = step.plan.templates(args, step.workspace, places)
         for template in templates:
-            name = f"start{len(self.lines)}"
+            name = f"launch{len(self.lines)}"
             if template.computed:
-                self.constants[name] = launch_function([template])
-                self.lines.append(f"{name}(({''.join(f'{v}, ' for v in values)}), stream(index))")
+                self.constants |= {name: template, "launch": launch}
+                self.lines.append(f"launch([{name}.fill(({''.join(f'{v}, ' for v in values)}))], stream(index))")
                 continue
             given, constants = template.source(values, f"{name}_")
-            self.constants |= {name: template.start, f"{name}_kernel": template.kernel, "failed": failed, **constants}
+            compiled = template.kernel.compiled
+            self.constants |= {name: template.start, f"{name}_kernel": template.kernel, f"{name}_compiled": compiled}
+            self.constants |= {"capturing": is_capturing, "keep_loaded": keep_loaded, "failed": failed, **constants}
+            # As ``launch`` does, without its loops. torch's default stream, 0, never is captured.
             self.lines += [
-                f"try: {name}({given}, stream(index))",
+                "at = stream(index)",
+                f"try: at and capturing() and keep_loaded(({name}_compiled,)); {name}({given}, at)",
                 f"except RuntimeError as e: raise failed({name}_kernel, e) from e",
             ]
 

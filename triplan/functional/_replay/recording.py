@@ -39,6 +39,8 @@ CREATIONS = frozenset(
         _aten.arange.start,
     )
 )
+#: Tags of ops whose results have a shape that values decide, or are values on the host.
+_DEPENDS_ON_VALUES = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 #: Ops that change what a tensor is a view of.
 _REPOINTING = frozenset((_aten.resize_.default, *(getattr(_aten.set_, name) for name in _aten.set_.overloads())))
 _RESHAPES = frozenset((_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default))
@@ -125,7 +127,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         results = tuple(result) if isinstance(result, (list, tuple)) else () if result is None else (result,)
-        if func in _ALLOCATIONS:
+        if not _DEPENDS_ON_VALUES.isdisjoint(func.tags):
+            self.is_repeatable = False
+        elif func in _ALLOCATIONS:
             self.fresh[result.untyped_storage()._cdata] = result
         elif func in _REPOINTING or not all(isinstance(t, Tensor) for t in results):
             # Numbers and booleans that no tensor decides are as constant as the arguments are.

@@ -44,7 +44,7 @@ def _repeat(args: tuple[Any, ...], result: Any, record: Recording) -> Repeat | N
         return None
     try:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in results):
-            return _repeat_recorded(args, result, record)
+            return _Recipe(args, result, record).repeat
         program = Program(args, record, [t for t in results if t is not None])
         return program.repeat([*program.lines, f"return {expression(result, program.name)}"], {})
     except NotRepeatable:
@@ -378,10 +378,6 @@ class _Recipe:
             known = total[argument.tensor]
             total[argument.tensor] = grad if known is None else known + grad
         return None, *total
-
-
-def _repeat_recorded(args: tuple[Any, ...], result: Any, record: Recording) -> Repeat:
-    return _Recipe(args, result, record).repeat
 
 
 def _apply(name: str, forward: Callable[..., tuple[Tensor, ...]], recipe: _Recipe) -> Callable[..., tuple[Tensor, ...]]:
