@@ -33,9 +33,9 @@ Repeat = Callable[[tuple[Any, ...]], Any]
 _empty: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
 _deterministic = torch._C._get_deterministic_algorithms
 _function_modes = torch._C._len_torch_function_stack
-#: Bytes: the distance of buffers in one allocation. As torch's allocator aligns.
+#: Bytes: buffers in one allocation begin at multiples of this, as torch's allocations do.
 _APART = 512
-#: Bytes of a tensor that a replay holds.
+#: Bytes at most of a constant tensor that a replay holds.
 _MAX_CONSTANT = 4096
 #: Methods that do the same as ops of torch's dispatcher in less time.
 _DIRECT = {torch.ops.aten.copy_.default: Tensor.copy_, torch.ops.aten.clone.default: Tensor.clone}
@@ -44,7 +44,7 @@ SPECIAL = (0.0, 1.0, -1.0)
 
 
 class NotRepeatable(Exception):  # noqa: N818  # not an error: the call runs as it is written
-    """Launches alone do not repeat this call."""
+    """This call cannot be repeated from its recording."""
 
 
 class Program:

@@ -38,7 +38,7 @@ _MAX_ALIKE = 8
 
 
 def _repeat(args: tuple[Any, ...], result: Any, record: Recording) -> Repeat | None:
-    """How to repeat a recorded call with ``args`` that returned ``result``; None if launches alone cannot."""
+    """How to repeat a recorded call with ``args`` that returned ``result``; None if it cannot be repeated."""
     results = result if isinstance(result, tuple) else (result,)
     if not record.is_repeatable or not all(t is None or isinstance(t, Tensor) for t in results):
         return None
@@ -252,18 +252,19 @@ class _Recipe:
         constant = [geometry(t) for t in ctx.constant_results]
         outputs = [t for t in (result if isinstance(result, tuple) else (result,)) if t is not None]
         count = len(outputs)
-        # Second derivatives need saved results as functions of the arguments: the op runs again if all are at hand.
-        at_hand = [geometry(s) for s in saved if s is not None]
+        # Second derivatives need saved results as functions of the op's arguments. If all arguments are saved too, the
+        # backward runs the op again.
+        kept_by_op = [geometry(s) for s in saved if s is not None]
         runs_again = all(
-            geometry(a) in at_hand if isinstance(a, Tensor) else not isinstance(a, (list, tuple)) for a in op_args
+            geometry(a) in kept_by_op if isinstance(a, Tensor) else not isinstance(a, (list, tuple)) for a in op_args
         )
         self._results: list[_Result | None] = []
         for t in op_results:
             paths = [(k, path) for k in range(count) if (path := record.path(t, outputs[k])) is not None]
             if len(paths) > 1 or any(not view.is_bijective for _, path in paths for view in path):
                 raise NotRepeatable
-            # If they are not, the node returns those results too.
-            if not paths and not runs_again and t.requires_grad and t.numel() and geometry(t) in at_hand:
+            # If not all are saved, the node returns those results.
+            if not paths and not runs_again and t.requires_grad and t.numel() and geometry(t) in kept_by_op:
                 outputs.append(t)
                 paths = [(len(outputs) - 1, [])]
             self._results.append(_Result(*paths[0]) if paths else None)
