@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench.functions import Call, Draw, calls
+from triplan.functional import _autocast
 
 Tensor = torch.Tensor
 NAMES = sorted(calls(Draw(6, 8, torch.float32, torch.device("cpu"))))
@@ -25,6 +26,17 @@ def test_autocast_gives_torchs_dtype(name: str, dtype: torch.dtype, device: str)
     call = drawn(name, device, dtype)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert call.ours(*call.given(False)).dtype == call.theirs(*call.given(False)).dtype
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "mm", "nll_loss"])
+def test_autocast_follows_torchs_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a torch that converts for other functions on the CPU: rms_norm to f32, and neither mm nor nll_loss."""
+    monkeypatch.setitem(_autocast.CONVERTED, "cpu", _autocast.CONVERTED["cpu"] ^ {"rms_norm", "mm", "nll_loss"})
+    given = torch.float32 if name == "mm" else torch.bfloat16
+    call = drawn(name, "cpu", given)
+    expected = torch.float32 if name == "rms_norm" else given
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert call.ours(*call.given(False)).dtype == expected
 
 
 class Kept(Tensor):

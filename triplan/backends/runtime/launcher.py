@@ -143,23 +143,19 @@ class Template:
         leaves: list[Arg] = []
         metas = iter(kernel.compiled.metadata.tensordesc_meta or ())
 
-        def order_of(arg: Arg) -> Order:
-            """The argument's position in (values, computed); for a constant, ~ its position among the constants."""
-            if isinstance(arg, tuple):
-                return tuple(order_of(a) for a in arg)
-            if arg is None:
-                return None
-            leaves.append(arg)
-            place, compute = _changing(arg, args, places, metas)
+        def order_of(leaf: Arg) -> int:
+            """The leaf's position in (values, computed); for a constant, ~ its position among the constants."""
+            leaves.append(leaf)
+            place, compute = _changing(leaf, args, places, metas)
             if place is None:
-                constants.append(_constant(arg, args))
+                constants.append(_constant(leaf, args))
                 return ~(len(constants) - 1)
             if compute is None:
                 return place
             computed.append((place, compute))
             return len(places) + len(computed) - 1
 
-        order: Order = tuple(order_of(arg) for arg in given)
+        order: Order = tuple(_nested_order(arg, order_of) for arg in given)
         if kernel.flat:
             order = (*_flat_places(order), None, None)
         self.computed = tuple(computed)
@@ -196,6 +192,13 @@ class Template:
                     self._filled.clear()
                 self._filled[values] = found
         return found
+
+
+def _nested_order(arg: Arg, order_of: Callable[[Arg], int]) -> Order:
+    """``order_of`` each leaf of ``arg``. No closure: one that calls itself would keep its call's tensors until gc."""
+    if isinstance(arg, tuple):
+        return tuple(_nested_order(a, order_of) for a in arg)
+    return None if arg is None else order_of(arg)
 
 
 def _flat_places(order: Order) -> Iterator[int]:

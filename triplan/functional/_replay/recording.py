@@ -123,6 +123,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
         self.differentiated: list[tuple[Any, tuple[Any, ...], Any]] = []  # (op, arguments, result)
         self.is_repeatable = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # If True, the first op recorded imports dynamo, which takes a second and keeps that op's tensors until gc.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
