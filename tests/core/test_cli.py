@@ -173,10 +173,10 @@ def test_every_field_is_explained(op: str) -> None:
     found = fields(cls)
     assert {f.name for f in found} | {"op", "schema_version"} == set(cls.model_fields)
     assert [f.name for f in found if not f.meaning and f.name != "op"] == []
-    # help() was 591 lines long, of which pydantic's names were 450.
+    # help() was 591 lines long, of which pydantic's names were 450, and what all descriptors inherit 80.
     shown = pydoc.render_doc(cls, renderer=pydoc.plaintext)
-    assert "pydantic_" not in shown
-    assert len(shown.splitlines()) < 130
+    assert {word for f in found for word in f.meaning.split()} <= set(shown.split())
+    assert len(shown.splitlines()) <= 50  # a screen
 
 
 @pytest.mark.parametrize("op", SAMPLES)

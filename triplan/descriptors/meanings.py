@@ -65,10 +65,11 @@ def lines(cls: type[FrozenModel]) -> list[str]:
 
 
 def describe(cls: type[FrozenModel]) -> None:
-    """Complete the docstring and the signature of ``cls``, which ``help`` prints, with the inherited fields."""
+    """Complete the docstring and the signature of ``cls``, all that ``help`` prints, with the inherited fields."""
     filled = [textwrap.fill(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines(cls)]
     summary = _ATTRIBUTES.sub("\n", inspect.cleandoc(cls.__doc__ or "")).strip()
-    cls.__doc__ = "\n".join([summary, "", "Attributes:", *filled])
+    cls.__doc__ = "\n".join([summary, "", "Attributes:", *filled, "Methods: see ``triplan.Descriptor``."])
+    cls._hides_members = True
     # pydantic's signature repeats every validator.
     parameters = (
         inspect.Parameter(

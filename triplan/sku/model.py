@@ -83,8 +83,9 @@ else:
                 raise explain(cls, e) from None
 
         def __dir__(cls) -> list[str]:
-            # What help() and completion list: without pydantic's names, which are 500 lines of help.
-            return [name for name in super().__dir__() if not name.startswith("_") and not hasattr(BaseModel, name)]
+            # What help() and completion list: not pydantic's names, which are 500 lines of help.
+            names = [] if cls._hides_members else super().__dir__()
+            return [name for name in names if not name.startswith("_") and not hasattr(BaseModel, name)]
 
 
 class FrozenModel(_Model, metaclass=_Meta):
@@ -95,6 +96,8 @@ class FrozenModel(_Model, metaclass=_Meta):
     )
     #: Fields that are shown to people but do not identify the record.
     display_only: ClassVar[frozenset[str]] = frozenset()
+    #: Whether ``help`` shows the docstring and the signature alone.
+    _hides_members: ClassVar[bool] = False
 
     @cached_property
     def key(self) -> str:
