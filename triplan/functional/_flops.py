@@ -13,7 +13,8 @@ from triplan.functional._shapes import broadcast
 
 Shape = Sequence[int]
 #: The positions of the factors among the arguments of each product, and the axis of the second whose extent is n.
-PRODUCTS = {"mm": (0, 1, -1), "bmm": (0, 1, -1), "addmm": (1, 2, -1), "baddbmm": (1, 2, -1), "linear": (0, 1, 0)}
+PRODUCTS = {"mm": (0, 1, -1), "bmm": (0, 1, -1), "addmm": (1, 2, -1), "baddbmm": (1, 2, -1)}
+PRODUCTS |= {"addbmm": (1, 2, -1), "linear": (0, 1, 0)}
 
 
 def register() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from triplan.errors import Unsupported
 from triplan.facade import BatchedGemmPlan, GemmBackwardPlan, GemmPlan
+from triplan.facade.check import check_storage
 from triplan.functional._autocast import narrowed
 from triplan.functional._forward import Linearity
 from triplan.functional._ops import Op, Recorded
@@ -282,8 +283,8 @@ def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
 # --- addmm and baddbmm ---
 
 
-def _add_product(name: str, rank: int, factors: tuple[str, str]) -> Op:
-    """``beta * input + alpha * first @ second``, of ``factors`` of ``rank`` axes."""
+def _add_product(name: str, rank: int, factors: tuple[str, str], *, sums: bool = False) -> Op:
+    """``beta * input + alpha * first @ second``, of ``factors`` of ``rank`` axes; ``sums``: over the batch too."""
 
     def shape(input: Tensor, first: Tensor, second: Tensor, beta: float = 1, alpha: float = 1) -> Sequence[int]:
         for which, t in zip(factors, (first, second), strict=True):
@@ -302,15 +303,18 @@ def _add_product(name: str, rank: int, factors: tuple[str, str]) -> Op:
                 f"{list(second.shape)})"
             ),
         )
-        whole = (*first.shape[:-1], second.size(-1))
+        whole = (*first.shape[sums:-1], second.size(-1))
         refused = f"{name}(): input of shape {list(input.shape)} cannot be expanded to {list(whole)}"
-        if input.dim() > rank:
+        if input.dim() > len(whole):
             raise RuntimeError(refused)
         for n, m in zip(reversed(input.shape), reversed(whole), strict=False):
             require(n == m or n == 1, lambda: refused)
         return whole
 
     def fill(out: Tensor, input: Tensor, first: Tensor, second: Tensor, beta: float = 1, alpha: float = 1) -> None:
+        if sums:  # one product, over batch and k
+            check_storage(name, factors[0], first)  # before torch copies it
+            first, second = first.transpose(0, 1).flatten(1), second.flatten(0, 1)
         if alpha == 0:  # the factors are not read: NaN in them must not reach the result
             first, second = first[..., :0], second[..., :0, :]
         if beta == 0:
@@ -333,8 +337,9 @@ def _add_product(name: str, rank: int, factors: tuple[str, str]) -> Op:
             row = to_input and _is_row(ctx.shape, grad.size(1))  # one bias for every row
             of_1, of_2, added = _gradients(grad, first, second, to_first, to_second, row, alpha=ctx.alpha)
         else:
-            of_1 = _bmm(grad, second.transpose(1, 2), ctx.alpha) if to_first else None
-            of_2 = _bmm(first.transpose(1, 2), grad, ctx.alpha) if to_second else None
+            each = grad.expand((first.size(0), *grad.shape[-2:]))
+            of_1 = _bmm(each, second.transpose(1, 2), ctx.alpha) if to_first else None
+            of_2 = _bmm(first.transpose(1, 2), each, ctx.alpha) if to_second else None
         if to_input:
             added = grad.sum_to_size(ctx.shape) if added is None else added.reshape(ctx.shape)
             added = added if ctx.beta == 1 else added * ctx.beta
@@ -352,6 +357,7 @@ def _is_row(shape: Sequence[int], columns: int) -> bool:
 
 _addmm = _add_product("addmm", 2, ("mat1", "mat2"))
 _baddbmm = _add_product("baddbmm", 3, ("batch1", "batch2"))
+_addbmm = _add_product("addbmm", 3, ("batch1", "batch2"), sums=True)
 
 
 @replayed
@@ -398,8 +404,7 @@ def addbmm(
     ``batch1`` (b, m, k) and ``batch2`` (b, k, n) are as for ``bmm``; ``batch1`` is copied unless b or m is 1. All else
     is as in ``addmm``.
     """
-    _bmm_shape(batch1, batch2)
-    b, m, k = batch1.shape
     beta, alpha = _truncated(input, beta, alpha)
-    rows, columns = batch1.transpose(0, 1).reshape(m, b * k), batch2.reshape(b * k, batch2.size(2))
-    return addmm(input, rows, columns, beta=beta, alpha=alpha, out=out)
+    if out is not None:
+        return _addbmm.into(out, input, batch1, batch2, beta, alpha)
+    return _addbmm(*narrowed(input, batch1, batch2), beta, alpha)

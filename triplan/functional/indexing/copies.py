@@ -6,8 +6,8 @@ import torch
 
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import at_least_1d, axis, broadcast, check_same_device, require
-from triplan.functional.indexing.gather import gather
-from triplan.functional.indexing.reduce import scatter
+from triplan.functional._watching import needs_grad, transformed
+from triplan.functional.indexing.gather import _filled, _gather, _scatter, gather
 from triplan.functional.indexing.select import check_vector
 
 __all__ = ["index_copy", "index_copy_", "index_fill", "index_fill_"]
@@ -27,6 +27,21 @@ def _spread(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return index.reshape(shape).expand(whole)
 
 
+def _copied(input: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, Tensor, Tensor]:
+    """Axis, index and source of the scatter that is ``index_copy``."""
+    check_vector("index_copy", index)
+    dim = axis(dim, input.dim())
+    expected = list(input.shape)
+    expected[dim : dim + 1] = [index.numel()] if expected else []
+    if source.dim() == 0 and input.dim() == 1:
+        source = at_least_1d(source)
+    require(
+        list(source.shape) == expected and (input.dim() > 0 or index.numel() == 1),
+        lambda: f"index_copy(): source is {list(source.shape)}; {expected} is expected for {index.numel()} indices",
+    )
+    return dim, _spread(input, dim, index), source
+
+
 @replayed
 def index_copy(
     input: Tensor,
@@ -42,23 +57,25 @@ def index_copy(
     ``index``: i32 or i64, a vector as long as ``source`` is along ``dim``; off that axis ``source`` has the shape of
     ``input``. Differentiable in ``input`` and ``source``. Repeated and bad indices are as in ``scatter``.
     """
-    check_vector("index_copy", index)
-    dim = axis(dim, input.dim())
-    expected = list(input.shape)
-    expected[dim : dim + 1] = [index.numel()] if expected else []
-    if source.dim() == 0 and input.dim() == 1:
-        source = at_least_1d(source)
-    require(
-        list(source.shape) == expected and (input.dim() > 0 or index.numel() == 1),
-        lambda: f"index_copy(): source is {list(source.shape)}; {expected} is expected for {index.numel()} indices",
-    )
-    return scatter(input, dim, _spread(input, dim, index), source, out=out, check_indices=check_indices)
+    return _scatter.into(out, input, *_copied(input, dim, index, source), check_indices, False)
 
 
 @replayed
 def index_copy_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, check_indices: bool = False) -> Tensor:
-    """``index_copy`` into ``input`` itself, which is returned."""
-    return input.copy_(index_copy(input, dim, index, source, check_indices=check_indices))
+    """``index_copy`` into ``input`` itself, which is returned. Raises as ``scatter_add_`` does."""
+    return _scatter.in_place(input, *_copied(input, dim, index, source), check_indices, False)
+
+
+def _written(input: Tensor, dim: int, index: Tensor, value: Tensor | float) -> tuple[int, Tensor, Tensor]:
+    """Axis, index and source of the scatter that is ``index_fill``; each of the latter stores few elements."""
+    check_vector("index_fill", index)
+    if isinstance(value, Tensor) and value.dim():
+        raise RuntimeError(
+            f"index_fill(): only supports a 0-dimensional value tensor, but got {value.dim()} dimensions"
+        )
+    dim = axis(dim, input.dim())
+    at = _spread(at_least_1d(input), dim, index.reshape(-1))
+    return dim, at, value.to(input).expand(at.shape) if isinstance(value, Tensor) else _filled(input, value, at)
 
 
 @replayed
@@ -68,26 +85,25 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | float, *,
     ``index``: i32 or i64, a vector or 0-d; negative ones count from the end. ``value``: a number or a 0-d tensor.
     Differentiable in ``input`` and ``value``. Bad indices are as in ``scatter``.
     """
-    check_vector("index_fill", index)
-    if isinstance(value, Tensor) and value.dim():
-        raise RuntimeError(
-            f"index_fill(): only supports a 0-dimensional value tensor, but got {value.dim()} dimensions"
-        )
-    dim = axis(dim, input.dim())
-    extent = input.size(dim) if input.dim() else 1
-    at = torch.where(index < 0, index + extent, index).reshape(-1)
-    filled = scatter(input.new_zeros(extent, dtype=torch.bool), 0, at, True, check_indices=check_indices)
-    number = value.to(input) if isinstance(value, Tensor) else input.new_full((), value)
-    # Not a scatter: where an index repeats, the gradient of ``value`` counts it once.
-    return torch.where(filled.reshape([-1 if a == dim else 1 for a in range(input.dim())]), number, input)
+    dim, at, source = _written(input, dim, index, value)
+    whole = at_least_1d(input)
+    if isinstance(value, Tensor) and (needs_grad((value,)) or transformed()):
+        # Not a scatter of ``value``: where an index repeats, the gradient of ``value`` counts it once.
+        mask = whole.new_zeros(whole.shape, dtype=torch.bool)
+        filled = _scatter(mask, dim, at, _filled(mask, True, at), check_indices, True)
+        return torch.where(filled, value.to(input), whole).reshape(input.shape)
+    return _scatter(whole, dim, at, source, check_indices, True).reshape(input.shape)
 
 
 @replayed
 def index_fill_(
     input: Tensor, dim: int, index: Tensor, value: Tensor | float, *, check_indices: bool = False
 ) -> Tensor:
-    """``index_fill`` into ``input`` itself, which is returned."""
-    return input.copy_(index_fill(input, dim, index, value, check_indices=check_indices))
+    """``index_fill`` into ``input`` itself, which is returned. Raises as ``scatter_add_`` does."""
+    if isinstance(value, Tensor) and (needs_grad((value,)) or transformed()):
+        return input.copy_(index_fill(input, dim, index, value, check_indices=check_indices))
+    _scatter.in_place(at_least_1d(input), *_written(input, dim, index, value), check_indices, True)
+    return input
 
 
 @replayed
@@ -115,11 +131,10 @@ def take_along_dim(
         ),
     )
     dim = axis(dim, input.dim())
-    indices = torch.where(indices < 0, indices + input.size(dim), indices)
     before = broadcast(input.shape[:dim], indices.shape[:dim])
     behind = broadcast(input.shape[dim + 1 :], indices.shape[dim + 1 :])
     table, at = (t.expand((*before, *t.shape[dim : dim + 1], *behind)) for t in (input, indices))
-    return gather(table, dim, at, out=out, check_indices=check_indices)
+    return _gather.into(out, table, dim, at, check_indices, True)
 
 
 @replayed

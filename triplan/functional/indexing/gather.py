@@ -38,34 +38,38 @@ Tensor = torch.Tensor
 # --- gather ---
 
 
-def _gather_shape(input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> Sequence[int]:
+def _gather_shape(
+    input: Tensor, dim: int, index: Tensor, check_indices: bool = False, wrap_negative: bool = False
+) -> Sequence[int]:
     check_index_dtype("gather", index)
     check_same_device("gather", input, index)
     check_fits("gather", index, input, "input", keep=axis(dim, input.dim()))
     return index.shape
 
 
-def _gather_fill(out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False) -> None:
+def _gather_fill(
+    out: Tensor, input: Tensor, dim: int, index: Tensor, check_indices: bool = False, wrap_negative: bool = False
+) -> None:
     dim = axis(dim, input.dim())
     index, src = at_least_1d(index), at_least_1d(input)
     operands = {"src": narrowed(src, index.shape, keep=dim), "index": index, "out": at_least_1d(out)}
-    run(GatherPlan, operands, check_indices=check_indices, gather_dim=dim)
+    run(GatherPlan, operands, check_indices=check_indices, gather_dim=dim, wrap_negative=wrap_negative)
 
 
 def _gather_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    input, ctx.dim, index, _ = inputs
+    input, ctx.dim, index, _, ctx.wrap_negative = inputs
     ctx.save_for_backward(index)
     ctx.shape = input.shape
 
 
 def _gather_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
-    return _gather_backward(grad, ctx.dim, index, ctx.shape), None, None, None
+    return _gather_backward(grad, ctx.dim, index, ctx.shape, ctx.wrap_negative), None, None, None, None
 
 
 _gather = Op(
     "gather",
-    "Tensor input, int dim, Tensor index, bool check_indices=False",
+    "Tensor input, int dim, Tensor index, bool check_indices=False, bool wrap_negative=False",
     shape=_gather_shape,
     fill=_gather_fill,
     setup=_gather_setup,
@@ -74,7 +78,9 @@ _gather = Op(
 )
 
 
-def _backward_shape(grad: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Sequence[int]:
+def _backward_shape(
+    grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], wrap_negative: bool = False
+) -> Sequence[int]:
     check_index_dtype("gather_backward", index)
     check_same_device("gather_backward", grad, index)
     axis(dim, len(shape))
@@ -83,7 +89,9 @@ def _backward_shape(grad: Tensor, dim: int, index: Tensor, shape: Sequence[int])
     return shape
 
 
-def _backward_fill(out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> None:
+def _backward_fill(
+    out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Sequence[int], wrap_negative: bool = False
+) -> None:
     dim = axis(dim, out.dim())
     index, whole = at_least_1d(index), at_least_1d(out)
     table = narrowed(whole, index.shape, keep=dim)
@@ -91,22 +99,22 @@ def _backward_fill(out: Tensor, grad: Tensor, dim: int, index: Tensor, shape: Se
     if partial:  # what no index can reach is zero as well
         out.zero_()
     operands = {"dout": at_least_1d(grad), "index": index, "dsrc": table}
-    run(GatherBackwardPlan, operands, gather_dim=dim, accumulate=partial)
+    run(GatherBackwardPlan, operands, gather_dim=dim, accumulate=partial, wrap_negative=wrap_negative)
 
 
 def _backward_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, ctx.dim, index, _ = inputs
+    _, ctx.dim, index, _, ctx.wrap_negative = inputs
     ctx.save_for_backward(index)
 
 
 def _backward_grad(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
-    return _gather(grad, ctx.dim, index, False), None, None, None
+    return _gather(grad, ctx.dim, index, False, ctx.wrap_negative), None, None, None, None
 
 
 _gather_backward = Op(
     "gather_backward",
-    "Tensor grad, int dim, Tensor index, SymInt[] shape",
+    "Tensor grad, int dim, Tensor index, SymInt[] shape, bool wrap_negative=False",
     shape=_backward_shape,
     fill=_backward_fill,
     setup=_backward_setup,
@@ -129,8 +137,8 @@ def gather(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None,
     if index.dtype not in INDEX_DTYPES and not index.numel():  # torch takes an empty index of any dtype and rank
         return composed("gather", out, (input,), lambda: input.reshape(-1)[:0].reshape(index.shape))
     if out is None:
-        return _gather(input, dim, index, check_indices)
-    return _gather.into(out, input, dim, index, check_indices)
+        return _gather(input, dim, index, check_indices, False)
+    return _gather.into(out, input, dim, index, check_indices, False)
 
 
 @replayed
@@ -161,15 +169,15 @@ def _scatter_operands(out: Tensor, dim: int, index: Tensor, src: Tensor) -> dict
 
 
 def _scatter_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, ctx.dim, index, src, _ = inputs
+    _, ctx.dim, index, src, _, *wrap_negative = inputs
     ctx.save_for_backward(index)
-    ctx.shape = src.shape
+    ctx.shape, ctx.wrap_negative = src.shape, any(wrap_negative)
 
 
 def _grad_of_src(ctx: Any, grad: Tensor) -> Tensor:
     """``grad`` at the elements where ``src`` went; 0 for elements of ``src`` beyond ``index``, which were not used."""
     (index,) = ctx.saved_tensors
-    return _padded(_gather(grad, ctx.dim, index, False), ctx.shape)
+    return _padded(_gather(grad, ctx.dim, index, False, ctx.wrap_negative), ctx.shape)
 
 
 def _padded(read: Tensor, shape: Sequence[int]) -> Tensor:
@@ -247,25 +255,32 @@ def scatter_add_(input: Tensor, dim: int, index: Tensor, src: Tensor, *, check_i
     return _scatter_add.in_place(input, dim, index, src, check_indices)
 
 
-def _put_shape(input: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> Sequence[int]:
+def _put_shape(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False, wrap_negative: bool = False
+) -> Sequence[int]:
     return _checked_scatter("scatter", input, dim, index, src)
 
 
-def _put_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False) -> None:
+def _put_update(
+    out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False, wrap_negative: bool = False
+) -> None:
     dim = axis(dim, out.dim())
-    run(ScatterPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, scatter_dim=dim)
+    options: dict[str, Any] = {"scatter_dim": dim, "wrap_negative": wrap_negative}
+    run(ScatterPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, **options)
 
 
 def _put_grad(ctx: Any, grad: Tensor) -> Any:
     to_input, _, _, to_src = ctx.needs_input_grad[:4]
     (index,) = ctx.saved_tensors
-    kept = _scatter(grad, ctx.dim, index, _filled(grad, 0, index), False) if to_input else None
-    return kept, None, None, _grad_of_src(ctx, grad) if to_src else None, None
+    kept = None
+    if to_input:
+        kept = _scatter(grad, ctx.dim, index, _filled(grad, 0, index), False, ctx.wrap_negative)
+    return kept, None, None, _grad_of_src(ctx, grad) if to_src else None, None, None
 
 
 _scatter = Op(
     "scatter",
-    "Tensor input, int dim, Tensor index, Tensor src, bool check_indices=False",
+    "Tensor input, int dim, Tensor index, Tensor src, bool check_indices=False, bool wrap_negative=False",
     shape=_put_shape,
     update=_put_update,
     setup=_scatter_setup,

@@ -17,6 +17,7 @@ from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import NARROW, axis
+from triplan.functional._watching import needs_grad
 from triplan.functional.indexing.gather import (
     _checked_scatter,
     _filled,
@@ -95,7 +96,7 @@ def _ordered_product(
     # Factors of one element now write the same product: the last of their writes is any of them.
     at, whole = at.movedim(-1, dim), whole.movedim(-1, dim)
     if include_self:
-        whole = whole * _gather(operands["out"], dim, at, check_indices)
+        whole = whole * _gather(operands["out"], dim, at, check_indices, False)
     operands |= {"index": at, "src": whole.to(out.dtype)}
     run(ScatterPlan, operands, check_indices=check_indices, scatter_dim=dim)
 
@@ -112,7 +113,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     used = src[tuple(slice(n) for n in index.shape)] if index.dim() else src.reshape(index.shape)
 
     def read(t: Tensor) -> Tensor:
-        return _gather(t, ctx.dim, index, False)
+        return _gather(t, ctx.dim, index, False, False)
 
     if ctx.reduce == "prod":
         # The gradient of a factor is the product of the others: of zeros, only one without another has a gradient.
@@ -126,11 +127,11 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     else:
         chosen, own = (used == read(output)).to(grad.dtype), (input == output).to(grad.dtype)
         if not ctx.include_self:
-            own = _scatter(own, ctx.dim, index, _filled(own, 0, index), False)
+            own = _scatter(own, ctx.dim, index, _filled(own, 0, index), False, False)
         share = grad / _scatter_add(own, ctx.dim, index, chosen, False)
         to_input, to_used = own * share, chosen * read(share)
     if ctx.reduce == "prod" and not ctx.include_self:
-        to_input = _scatter(to_input, ctx.dim, index, _filled(grad, 0, index), False)
+        to_input = _scatter(to_input, ctx.dim, index, _filled(grad, 0, index), False, False)
     needs_input, _, _, needs_src = ctx.needs_input_grad[:4]
     beyond = _padded(to_used, ctx.shape) if needs_src else None
     return to_input if needs_input else None, None, None, beyond, None, None, None
@@ -158,7 +159,7 @@ def _mean(input: Tensor, dim: int, index: Tensor, src: Tensor, include_self: boo
 
 def _sum(input: Tensor, dim: int, index: Tensor, src: Tensor, include_self: bool, check_indices: bool) -> Tensor:
     if not include_self:
-        input = _scatter(input, dim, index, _filled(input, 0, index), check_indices)
+        input = _scatter(input, dim, index, _filled(input, 0, index), check_indices, False)
     return _scatter_add(input, dim, index, src, check_indices)
 
 
@@ -220,8 +221,14 @@ def scatter_reduce_(
     include_self: bool = True,
     check_indices: bool = False,
 ) -> Tensor:
-    """``scatter_reduce`` into ``input`` itself, which is returned."""
-    return input.copy_(_reduced(input, dim, index, src, reduce, include_self, check_indices))
+    """``scatter_reduce`` into ``input`` itself, which is returned. Raises as ``scatter_add_`` does."""
+    args = (dim, index, src)
+    if reduce == "sum" and include_self and input.dtype not in NARROW:
+        return _scatter_add.in_place(input, *args, check_indices)
+    # The gradients of a product or an extreme need what is overwritten.
+    if reduce in ("prod", "amax", "amin") and input.dtype not in NARROW and not needs_grad((input, src)):
+        return _scatter_reduce.in_place(input, *args, reduce, include_self, check_indices)
+    return input.copy_(_reduced(input, *args, reduce, include_self, check_indices))
 
 
 # --- scatter ---
@@ -264,7 +271,7 @@ def scatter(
     given = _given_src(input, index, src, value)
     if reduce is not None:
         return scatter_reduce(input, dim, index, given, _reduction(reduce), out=out, check_indices=check_indices)
-    return _scatter.into(out, input, dim, index, given, check_indices)
+    return _scatter.into(out, input, dim, index, given, check_indices, False)
 
 
 @replayed
@@ -282,4 +289,4 @@ def scatter_(
     given = _given_src(input, index, src, value)
     if reduce is not None:
         return scatter_reduce_(input, dim, index, given, _reduction(reduce), check_indices=check_indices)
-    return _scatter.in_place(input, dim, index, given, check_indices)
+    return _scatter.in_place(input, dim, index, given, check_indices, False)
