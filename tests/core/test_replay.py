@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -307,3 +309,18 @@ def test_repeated_runs_keep_their_launches(launched: list[tuple[Any, ...]]) -> N
     addresses = [next(i for i, t in enumerate((out, other)) if t.data_ptr() in call) for call in launched]
     assert addresses == [0, 0, 0, 1, 0]
     assert launched[0] is launched[2]
+
+
+@compiled
+def test_a_run_keeps_no_tensor(launched: list[tuple[Any, ...]]) -> None:
+    """Nor is one part of a cycle of references, which would keep it until Python collects those."""
+    plan = tp.plan(ADD, preference=ATOMIC, target=H200)
+    operands = [torch.arange(6), torch.ones(6, 32), torch.zeros(9, 32)]
+    kept = list(map(weakref.ref, operands))
+    gc.disable()
+    try:
+        plan.run(tp.IndexAddArgs(*operands))
+        operands.clear()
+        assert [t() for t in kept] == [None] * 3
+    finally:
+        gc.enable()

@@ -5,7 +5,9 @@ On a CPU the reference runs in place of launches (``replaying``); on a GPU the k
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -114,6 +116,31 @@ def test_repeated_gradients_equal_torch_and_are_replayed(name: str, answers: lis
         torch.testing.assert_close(grads, torch.autograd.grad(expected, wanted[1], grad))
         assert not any(g.requires_grad for g in grads)
     assert call.composed or answers == [True, True]
+
+
+@pytest.mark.parametrize(("name", "recording"), RECORDINGS)
+def test_no_tensor_outlives_its_call(name: str, recording: bool, answers: list[bool], device: str) -> None:
+    """Nor is one part of a cycle of references, which would keep it until Python collects those."""
+    gc.disable()
+    try:
+        for turn in range(4):
+            call = drawn(name, device)
+            given = call.given(recording)
+            results = tensors(call.ours(*given_to(name, given)))
+            if recording:
+                wanted = [given[i] for i in call.grads]
+                results += torch.autograd.grad(results[0], wanted, torch.ones_like(results[0]))
+                del wanted
+            kept = [weakref.ref(t) for t in (*tensors(given), *results)]
+            del call, given, results
+            assert [t() for t in kept] == [None] * len(kept), turn
+    finally:
+        gc.enable()
+
+
+def test_a_recording_does_not_import_dynamo() -> None:
+    """As torch does in a mode that it wraps; while the first op is recorded, whose tensors stay until a collection."""
+    assert not hasattr(Recording.__torch_dispatch__, "__wrapped__")
 
 
 # --- guards ---
