@@ -12,16 +12,19 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import determinism, elementwise, gemm, host, losses, norms, rows, softmax
+from bench.anywhere import run as anywhere
+from bench.anywhere.drawing import FAMILIES
 from bench.indexing import run as indexing
 from bench.indexing.cases import DTYPES
 
 #: Timed runs and runs before them, unless the command line says otherwise.
-REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
+REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1), "anywhere": (9, 1)}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
     "gemm": "matrix products against torch, on a GPU",
     "rowwise": "softmax, norms, cross-entropy and elementwise ops against torch and torch.compile, on GPUs",
+    "anywhere": "drawn problems of one family against torch and against every other kernel, on a GPU",
     "host": "host time of planning and launching, and of every function beside torch's",
 }
 
@@ -39,6 +42,12 @@ def parser() -> argparse.ArgumentParser:
     of["rowwise"].add_argument(
         "--cases", nargs="+", default=[], metavar="TEXT", help="only cases whose name contains one of these"
     )
+    add = of["anywhere"].add_argument
+    add("family", choices=FAMILIES)
+    add("--seed", type=_natural, default=0, help="the same problems for the same seed")
+    add("--cases", type=_positive, default=100, help="problems to draw")
+    add("--seconds", type=float, default=120.0, help="after these no other problem is begun")
+    add("--compile", action="store_true", help="torch.compile takes part: seconds a problem")
     for name, (iterations, warmup) in REPEATS.items():
         add = of[name].add_argument
         add("--iterations", type=_positive, default=iterations, help="timed runs (fewer for slow kernels)")
@@ -84,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if options.name == "host":
             report = host.run(progress)
+        elif options.name == "anywhere":  # it starts processes before CUDA starts
+            drawn = (options.family, options.seed, options.cases, options.seconds, options.compile)
+            report = anywhere.run(*drawn, options.iterations, options.warmup, options.device == "cpu", progress)
         else:
             tiny = options.device == "cpu"
             device = torch.device("cpu") if tiny else torch.device("cuda", torch.cuda.current_device())

@@ -39,8 +39,9 @@ class Column:
 class Chart:
     """One panel of the PNG: bars of ``field`` by case and contestant, with a line at ``mark``.
 
-    With ``roofs`` it is a roofline instead: ``field`` by ``intensity``. ``roofs`` are the slope of the memory roof (its
-    value at an intensity of one) and the height of the arithmetic roof.
+    With ``over`` it has a dot for each row instead, of ``field`` by ``over``, in a color for each op. With ``roofs`` it
+    is a roofline: ``field`` by ``intensity``. ``roofs`` are the slope of the memory roof (its value at an intensity of
+    one) and the height of the arithmetic roof.
     """
 
     field: str
@@ -48,6 +49,7 @@ class Chart:
     mark: float | None = None
     log: bool = False
     roofs: tuple[float, float] | None = None
+    over: str = ""
 
 
 @dataclass
@@ -119,12 +121,14 @@ class Report:
         import matplotlib.pyplot as plt
 
         cases = list(dict.fromkeys(str(r["case"]) for r in self.rows))
-        height = 1.5 + 0.45 * max(len(cases), 1)
+        height = 6.0 if all(c.over for c in self.charts) else 1.5 + 0.45 * max(len(cases), 1)
         figure = plt.figure(figsize=(7 * len(self.charts), height), layout="constrained")
         for n, chart in enumerate(self.charts, start=1):
             axis = figure.add_subplot(1, len(self.charts), n)
             shown = [r for r in self.rows if r.get(chart.field) is not None]
-            if chart.roofs is None:
+            if chart.over:
+                _dots(axis, chart, shown)
+            elif chart.roofs is None:
                 _bars(axis, chart, shown, cases)
             else:
                 _roofline(axis, chart, shown, chart.roofs)
@@ -149,6 +153,17 @@ def _bars(axis: Any, chart: Chart, rows: Sequence[Row], cases: Sequence[str]) ->
         axis.set_xscale("log")
     axis.set_yticks(range(len(cases)), cases)
     axis.invert_yaxis()
+
+
+def _dots(axis: Any, chart: Chart, rows: Sequence[Row]) -> None:
+    for op in dict.fromkeys(str(r["op"]) for r in rows):
+        own = [r for r in rows if r["op"] == op]
+        axis.scatter([r[chart.over] for r in own], [r[chart.field] for r in own], s=14, label=op)
+    if chart.mark is not None:
+        axis.axhline(chart.mark, color="black", linewidth=0.8, linestyle=":")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel(chart.over)
 
 
 def _roofline(axis: Any, chart: Chart, rows: Sequence[Row], roofs: tuple[float, float]) -> None:

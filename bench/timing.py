@@ -150,7 +150,7 @@ class _Replay:
         with torch.cuda.stream(side):
             for i in range(min(contestant.sets, 3)):
                 contestant.call(i)
-            start, end = _event(), _event()
+            start, end = event(), event()
             start.record(side)
             for i in range(2):
                 contestant.call(i % contestant.sets)
@@ -188,7 +188,7 @@ class _Replay:
         return graph
 
     def _time_once(self) -> float:
-        start, end = _event(), _event()
+        start, end = event(), event()
         start.record()
         self.run()
         end.record()
@@ -216,7 +216,8 @@ class _Replay:
         )
 
 
-def _event() -> torch.cuda.Event:
+def event() -> torch.cuda.Event:
+    """One that takes the time."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
@@ -237,7 +238,7 @@ def device_times(
             # Spread a slow contestant's few repeats evenly over the others' many.
             if i * repeats // max(wanted) == (i - 1) * repeats // max(wanted) and i > 0:
                 continue
-            start, end = _event(), _event()
+            start, end = event(), event()
             start.record()
             replay.run()
             end.record()

@@ -16,6 +16,7 @@ from triton.runtime import driver
 import triplan as tp
 from bench import host, report, timing
 from bench.__main__ import main
+from bench.anywhere import run as anywhere
 from bench.stub import launch_stubbed
 from bench.timing import Contestant, DeviceTime
 
@@ -183,6 +184,21 @@ def test_work_that_refuses_capture_is_timed_in_a_loop_but_a_plan_is_an_error(gpu
         (found,) = timing.device_times([Contestant("w", refusing, 2)], 5, 1)
         assert found.median_us == pytest.approx(40.0)
         assert found.not_captured == "no graph: operation not permitted"
+
+
+def test_long_calls_that_cannot_be_the_fastest_are_timed_once(gpu: Gpu) -> None:
+    """A call of 2 us takes so long to issue that one alone says little; that of 40 ms would take half a second."""
+
+    def broken(i: int) -> None:
+        raise RuntimeError("no kernel\nmore")
+
+    runs = {"short": gpu.work("s", 2.0), "near": gpu.work("n", 900.0), "long": gpu.work("l", 40_000.0), "none": broken}
+    listed = [anywhere.Timed(name, run) for name, run in runs.items()]
+    anywhere.time_all(listed, 2, torch.device("cuda"), 9, 1)
+    assert [e.us for e in listed] == pytest.approx([2.0, 900.0, 40_000.0, float("inf")])
+    assert [e.note for e in listed] == ["", "", "", "RuntimeError: no kernel"]
+    assert sum(entry.startswith("l") for entry in gpu.log) == 2
+    assert sum(entry.startswith("replay") for entry in gpu.log) >= 2 * 9
 
 
 def test_copy_bandwidth_counts_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:

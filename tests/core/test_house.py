@@ -29,7 +29,10 @@ SHARED = {
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tune", "workspace"},
     "triplan/functional": {"_autocast", "_flops", "_forward", "_ops", "_plans", "_replay", "_shapes", "_watching"},
     "tests/families": set(),
-    "bench": {"determinism", "functions", "host", "jit_kernel", "liger", "report", "rows", "stub", "timing"},
+    "bench": {
+        *("anywhere", "determinism", "functions", "host", "jit_kernel", "liger", "report", "rows", "stub", "timing"),
+    },
+    "bench/anywhere": {"drawing", "run"},
 }
 #: Rooms that only some families have a module in.
 OPTIONAL = {"triplan/nn"}

@@ -1,0 +1,390 @@
+"""Times drawn problems: what select chooses, every other entry, and torch; the distribution of ratios and of regret."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import triplan as tp
+from bench import timing
+from bench.anywhere.drawing import MOST, Case, Peer, Tensors, case, entries_of, family_of, ops_of, tensors
+from bench.indexing.cases import SAME_WORK
+from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.timing import Contestant
+from triplan.backends.runtime.compile import compile_source
+from triplan.descriptors import Role
+
+#: What a family must hold at a seed that nobody tuned for.
+LIMITS = {"ratio_worst": 0.85, "ratio_q05": 0.95, "regret_q95": 1.08}
+#: Bytes of the operands in a smoke test, at most.
+TINY = 1 << 14
+#: Problems whose kernels are compiled ahead of the one that is timed.
+AHEAD = 32
+#: Microseconds of a call from which on it is timed again only if it may be the fastest: within SLOWER times of it.
+LONG_US, SLOWER = 1000.0, 3.0
+#: Microseconds of timed calls of one contestant, about; and timed calls at least.
+CALLS_US, FEWEST = 40_000.0, 3
+#: Bytes of operands up to which results are compared with torch's.
+COMPARED = 1 << 28
+#: Rows of the lists of the worst problems.
+SHOWN = 10
+COLUMNS = (
+    Column("case", "case"),
+    Column("kernel", "kernel"),
+    Column("device_us", "us", ".1f"),
+    Column("floor_us", "floor us", ".1f"),
+    Column("best_kernel", "fastest"),
+    Column("best_us", "us", ".1f"),
+    Column("regret", "regret", ".2f"),
+    Column("peer", "best peer"),
+    Column("peer_us", "us", ".1f"),
+    Column("ratio", "x peer", ".2f"),
+    Column("note", "note"),
+)
+CHARTS = (
+    Chart("ratio", "speed over bytes of operands, best peer = 1", 1.0, over="bytes"),
+    Chart("regret", "time of select's choice, fastest entry = 1", 1.0, over="bytes"),
+)
+Progress = Callable[[str, int, int], None]
+#: Runs the work once, on buffer set ``i``.
+Run = Callable[[int], Any]
+
+
+# --- compiling ahead ---
+
+
+class Compilers:
+    """Processes that fill Triton's cache on disk, each binary once. To be made before CUDA starts: they fork."""
+
+    def __init__(self) -> None:
+        self.pool = ProcessPoolExecutor(max((os.cpu_count() or 1) - 1, 1), mp_context=get_context("fork"))
+        self.pool.submit(os.getpid).result()
+        self.started: dict[Any, Future[str]] = {}
+
+    def start(self, plans: Iterable[tp.Plan[Any, Any]]) -> list[Future[str]]:
+        found = []
+        for plan in plans:
+            for i, launch in enumerate(plan.launches):
+                source = launch.source()
+                if source not in self.started:
+                    self.started[source] = self.pool.submit(
+                        _compile, plan.descriptor, plan.sku().kernel, plan.target, i
+                    )
+                found.append(self.started[source])
+        return found
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _compile(desc: tp.Descriptor, kernel: str, target: tp.Target, i: int) -> str:
+    """Compile launch ``i`` of a plan; what went wrong, or empty."""
+    try:
+        compile_source(pinned(desc, kernel, target).launches[i].source(), target.arch)
+    except tp.KernelInternal as e:
+        return str(e)
+    return ""
+
+
+def pinned(desc: tp.Descriptor, kernel: str, target: tp.Target) -> tp.Plan[Any, Any]:
+    """The plan of ``kernel``. Raises ``Unsupported``."""
+    return tp.plan(desc, preference=tp.PlanPreference(deterministic=False, kernel=kernel), target=target)
+
+
+# --- one problem ---
+
+
+def plans_of(c: Case, target: tp.Target) -> list[tp.Plan[Any, Any]]:
+    """What select chooses, then the plan of every other entry that meets the request."""
+    found: list[tp.Plan[Any, Any]] = [tp.plan(c.desc, preference=c.preference, target=target)]
+    for entry in entries_of(c.desc.op) if target.is_gpu else ():
+        if entry.name != found[0].sku().kernel:
+            preference = tp.PlanPreference(deterministic=c.deterministic, kernel=entry.name)
+            try:
+                found.append(tp.plan(c.desc, preference=preference, target=target))
+            except tp.Unsupported:
+                continue
+    return found
+
+
+@contextmanager
+def torchs_modes(c: Case) -> Iterator[None]:
+    """torch as the problem asks: deterministic or not, and products of f32 in tf32 or not."""
+    products, debugging = torch.backends.cuda.matmul, cast(Any, torch.utils.deterministic)
+    before = torch.are_deterministic_algorithms_enabled(), debugging.fill_uninitialized_memory, products.allow_tf32
+    torch.use_deterministic_algorithms(c.deterministic)
+    # Filling results before they are written is a debugging aid, not determinism.
+    debugging.fill_uninitialized_memory = False
+    products.allow_tf32 = str(getattr(c.desc, "math", None)) == "tf32"
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        debugging.fill_uninitialized_memory, products.allow_tf32 = before[1:]
+
+
+def peers_of(c: Case, compiled: bool) -> dict[str, Peer]:
+    """torch's ways to compute the problem; if asked, the first also by torch.compile."""
+    found: dict[str, Peer] = family_of(c.desc.op).peers(c.desc)
+    if compiled and found:
+        torch._dynamo.reset()
+        found["torch.compile"] = torch.compile(next(iter(found.values())), dynamic=False)
+    return found
+
+
+def mismatch(c: Case, run: Run, peer: Peer, t: Tensors, apart: float = SAME_WORK) -> str:
+    """Which result of ``run`` on ``t`` is further from that of ``peer`` than ``apart``, in norm; empty if none is.
+
+    The default is no tolerance, only proof that both did the same work. Of an in-out, what was added is compared. Where
+    an index may repeat and one contribution wins, nothing is.
+    """
+    outputs = {o.name: o for o in c.desc.operands() if o.is_written}
+    plan = tp.plan(c.desc, preference=c.preference, target=tp.Target.of(t[next(iter(outputs))].device))
+    if plan.precision_guarantee().duplicates in ("any", "last"):
+        return ""
+    before = {name: t[name].clone() for name, o in outputs.items() if o.role is Role.IN_OUT}
+    wanted = {name: value.clone() for name, value in peer(t).items()}
+    for name, o in outputs.items():
+        if name in before:
+            t[name].copy_(before[name])
+        else:
+            t[name].fill_(float("nan") if o.element.is_floating_point else 0)
+    run(0)
+    for name, want in wanted.items():
+        got, want = t[name].double(), want.double().reshape(t[name].shape)
+        change = want - before[name].double() if name in before else want
+        eps = torch.finfo(t[name].dtype).eps if t[name].is_floating_point() else 0.0
+        if not float((got - want).norm()) <= apart * float(change.norm()) + eps * float(want.norm()):  # NaN is bad
+            return f"wrong: {name} differs from torch's"
+    return ""
+
+
+@dataclass
+class Timed:
+    """A contestant and its time, in microseconds."""
+
+    name: str
+    run: Run
+    us: float = math.inf
+    note: str = ""
+
+
+def time_all(listed: list[Timed], sets: int, device: torch.device, iterations: int, warmup: int) -> None:
+    """Set the times of ``listed``. Of long calls only those that may be the fastest are timed more than once."""
+    if device.type != "cuda":
+        found = timing.wall_times([Contestant(e.name, e.run, sets) for e in listed], iterations, warmup)
+        for e, t in zip(listed, found, strict=True):
+            e.us = t.median_us
+        return
+    for e in listed:
+        try:
+            e.run(0)
+            start, end = timing.event(), timing.event()
+            start.record()
+            e.run(sets - 1)
+            end.record()
+            end.synchronize()
+            e.us = start.elapsed_time(end) * 1e3
+        except RuntimeError as failure:
+            e.note = _first_line(failure)
+    limit = max(LONG_US, SLOWER * min(e.us for e in listed))
+    again = [e for e in listed if e.us <= limit]
+    slowest = max(max(e.us for e in again), 1.0)
+    repeats = max(min(iterations, round(CALLS_US / slowest)), min(iterations, FEWEST))
+    found = timing.device_times([Contestant(e.name, e.run, sets) for e in again], repeats, warmup)
+    for e, t in zip(again, found, strict=True):
+        e.us, e.note = t.median_us, t.not_captured
+
+
+def case_row(
+    c: Case, plans: Sequence[tp.Plan[Any, Any]], device: torch.device, iterations: int, warmup: int, compiled: bool
+) -> Row:
+    """Time one problem. What fails or is wrong has an ``error``."""
+    base: Row = {"case": c.name, "contestant": "select", "op": c.desc.op, "number": c.number, "bytes": c.bytes}
+    base |= {"kernel": plans[0].sku().kernel, "floor_us": c.floor_us}
+    generator = torch.Generator(device).manual_seed(1)
+    try:
+        sets, _ = timing.rotation(c.bytes, timing.l2_bytes(device))
+        buffers = [tensors(c, device, generator) for _ in range(sets)]
+        names = [o.name for o in c.desc.operands()]
+        args = [tp.plan_type(c.desc.op).args_type(**{n: t[n] for n in names}) for t in buffers]
+        if device.type == "cuda":
+            for plan in plans:
+                plan.prepare(device)
+        workspace = tp.Workspace.for_plans(plans, device)
+        ours = [Timed(plan.sku().kernel, partial(_run_plan, plan, args, workspace)) for plan in plans]
+        with torchs_modes(c):
+            peers = [Timed(name, partial(_run_peer, peer, buffers)) for name, peer in peers_of(c, compiled).items()]
+            wrong, notes = "", []
+            if peers and c.bytes <= COMPARED:
+                try:
+                    wrong = mismatch(c, ours[0].run, family_of(c.desc.op).peers(c.desc)[peers[0].name], buffers[0])
+                except RuntimeError as failure:
+                    if isinstance(failure, tp.TriplanError):
+                        raise
+                    notes, peers = [f"torch: {_first_line(failure)}"], []
+            time_all([*ours, *peers], sets, device, iterations, warmup)
+    except (tp.TriplanError, RuntimeError) as failure:
+        return {**base, "error": _first_line(failure), "note": _first_line(failure)}
+    best, peer = min(ours, key=lambda e: e.us), min(peers, key=lambda e: e.us, default=None)
+    failed = [f"{e.name}: {e.note}" for e in (*ours, *peers) if e.note]
+    row = {**base, "device_us": ours[0].us, "times": {e.name: e.us for e in (*ours, *peers) if e.us < math.inf}}
+    row |= {"note": "; ".join([*([wrong] if wrong else []), *notes, *failed])}
+    if wrong or ours[0].us == math.inf:
+        return {**row, "error": wrong or failed[0]}
+    if device.type != "cuda":
+        return row  # the reference beside torch: no comparison of kernels
+    row |= {"best_kernel": best.name, "best_us": best.us, "regret": ours[0].us / best.us}
+    if peer is not None and peer.us < math.inf:
+        row |= {"peer": peer.name, "peer_us": peer.us, "ratio": timing.speed_ratio(peer.us, ours[0].us)}
+    return row
+
+
+def _run_plan(plan: tp.Plan[Any, Any], args: list[Any], workspace: tp.Workspace, i: int) -> None:
+    plan.run(args[i], workspace)
+
+
+def _run_peer(peer: Peer, buffers: list[Tensors], i: int) -> dict[str, Tensor]:
+    return peer(buffers[i])
+
+
+def _first_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"[:200]
+
+
+# --- the figures ---
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """The distribution of ratios and of regret, of all problems and of each op, and which limits they do not hold."""
+    found = []
+    for name in ("all", *sorted({r["op"] for r in rows})):
+        own = [r for r in rows if name in ("all", r["op"])]
+        row: Row = {"case": name, "cases": len(own)}
+        if ratios := [r["ratio"] for r in own if r.get("ratio")]:
+            row |= {
+                "compared": len(ratios),
+                "ratio_worst": min(ratios),
+                "ratio_q05": timing.quantile(ratios, 0.05),
+                "ratio_median": timing.median(ratios),
+                "ratio_mean": statistics.geometric_mean(ratios),
+            }
+        if regrets := [r["regret"] for r in own if r.get("regret")]:
+            row |= {"regret_median": timing.median(regrets), "regret_q95": timing.quantile(regrets, 0.95)}
+        broken = [k for k, v in LIMITS.items() if k in row and (row[k] > v if k.startswith("regret") else row[k] < v)]
+        found.append({**row, "holds": f"NO: {', '.join(broken)}" if broken else "yes" if len(row) > 2 else ""})
+    return found
+
+
+SUMMARY = (
+    Column("case", "op"),
+    Column("cases", "cases", "d"),
+    Column("ratio_worst", "x peer: worst", ".2f"),
+    Column("ratio_q05", "5%", ".2f"),
+    Column("ratio_median", "median", ".2f"),
+    Column("ratio_mean", "geo. mean", ".2f"),
+    Column("regret_median", "regret: median", ".2f"),
+    Column("regret_q95", "95%", ".2f"),
+    Column("holds", "within the limits"),
+)
+
+
+class Distribution(Report):
+    """A report that prints the summary and the worst problems, and writes all of them."""
+
+    def show(self, console: Console) -> None:
+        lists = {
+            "slowest beside torch": sorted((r for r in self.rows if r.get("ratio")), key=lambda r: float(r["ratio"])),
+            "largest regret": sorted((r for r in self.rows if r.get("regret")), key=lambda r: -float(r["regret"])),
+            "errors": [r for r in self.rows if r.get("error")],
+        }
+        console.print(f"{self.title}\n{self.label}".strip())
+        for title, rows in lists.items():
+            _print(console, title, COLUMNS, rows[:SHOWN])
+        _print(console, "summary", SUMMARY, self.sections["summary"])
+
+
+def _print(console: Console, title: str, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    if rows:
+        table = Table(title=title)
+        for c in columns:
+            table.add_column(c.heading, justify="right" if c.spec else "left", no_wrap=bool(c.spec))
+        for row in rows:
+            table.add_row(*(c.show(row.get(c.field)) for c in columns))
+        console.print(table)
+
+
+# --- the run ---
+
+
+def run(
+    family: str,
+    seed: int,
+    cases: int,
+    seconds: float,
+    compiled: bool,
+    iterations: int,
+    warmup: int,
+    tiny: bool,
+    progress: Progress,
+) -> Report:
+    """Time ``cases`` problems, or as many as fit into ``seconds``; ``tiny``: a smoke test on the CPU."""
+    started = time.perf_counter()
+    compilers = None if tiny else Compilers()
+    device = torch.device("cpu") if tiny else torch.device("cuda", torch.cuda.current_device())
+    target, most = tp.Target.of(device), TINY if tiny else MOST
+    numbers = iter(range(cases))
+    waiting: deque[tuple[Case, list[tp.Plan[Any, Any]], list[Future[str]]]] = deque()
+    rows: list[Row] = []
+    try:
+        while time.perf_counter() - started < seconds:
+            while len(waiting) < AHEAD and (number := next(numbers, None)) is not None:
+                drawn = case(family, seed, number, target, most)
+                plans = plans_of(drawn, target)
+                waiting.append((drawn, plans, compilers.start(plans) if compilers else []))
+            if not waiting:
+                break
+            drawn, plans, compiling = waiting.popleft()
+            progress(drawn.name, len(rows), cases)
+            wait(compiling, max(started + seconds - time.perf_counter(), 0.0))
+            if not all(f.done() for f in compiling):
+                break  # the time is over
+            rows.append(case_row(drawn, plans, device, iterations, warmup, compiled))
+            if device.type == "cuda" and torch.cuda.memory_reserved() > torch.cuda.mem_get_info()[1] // 3:
+                torch.cuda.empty_cache()
+    finally:
+        if compilers:
+            compilers.close()
+    label = f"{len(rows)} of {cases} problems in {time.perf_counter() - started:.0f} s, seed {seed}"
+    if tiny:
+        label = f"CPU SMOKE TEST: reference backend, tiny sizes, no comparison; {label}"
+    settings = {
+        "family": family,
+        "ops": ops_of(family),
+        "seed": seed,
+        "cases": cases,
+        "seconds": seconds,
+        "compile": compiled,
+        "iterations": iterations,
+        "warmup": warmup,
+        "device": device.type,
+        "limits": LIMITS,
+    }
+    stem = f"anywhere-{family}-seed{seed}-{hardware_slug(device)}" + ("-smoke" if tiny else "")
+    title = f"{family}: drawn problems beside torch"
+    return Distribution(stem, title, label, COLUMNS, CHARTS, settings, rows, sections={"summary": summary(rows)})

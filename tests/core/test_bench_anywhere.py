@@ -1,0 +1,112 @@
+"""What ``bench anywhere`` draws, that torch computes the same, and the arithmetic of its figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+import triplan as tp
+from bench.__main__ import main
+from bench.anywhere import drawing, run
+from bench.anywhere.drawing import FAMILIES, LEAST, MOST, Case, Tensors, case, entries_of, ops_of, tensors
+
+CPU, H200 = tp.Target.cpu(), tp.Target.preset("h200")
+OPS = {op: family for family in FAMILIES for op in ops_of(family)}
+
+
+def first(op: str, seed: int = 0) -> Case:
+    """The first tiny problem of ``op``."""
+    drawn = (case(OPS[op], seed, i, CPU, run.TINY) for i in count())
+    return next(c for c in drawn if c.desc.op == op)
+
+
+def inverted(c: Case, t: Tensors) -> None:
+    """A kernel that writes 1 where the operand is 0, and 0 elsewhere."""
+    for o in c.desc.operands():
+        if o.is_written:
+            t[o.name].copy_(t[o.name] == 0)
+
+
+def size(c: Case) -> float:
+    """Where the bytes of the operands lie between the least (0) and the most (1), logarithmically."""
+    nbytes = sum(o.nbytes * o.count for o in c.desc.operands())
+    return math.log(nbytes / LEAST) / math.log(MOST / LEAST)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_draws_are_spread_over_sizes_and_cover_elements_layouts_and_patterns(family: str) -> None:
+    drawn = [case(family, 5, i, H200) for i in range(400)]
+    assert [case(family, 5, i, H200) for i in (3, 77)] == [drawn[3], drawn[77]]
+    assert case(family, 6, 3, H200) != drawn[3]
+    quarters = Counter(min(max(int(4 * size(c)), 0), 3) for c in drawn)
+    assert all(60 <= quarters[q] <= 140 for q in range(4)), quarters
+    assert max(map(size, drawn)) < 1.03  # 1.6 times the most
+    assert {c.desc.op for c in drawn} == set(ops_of(family))
+    taken = {e for op in ops_of(family) for entry in entries_of(op) for e in entry.elements}
+    assert {getattr(c.desc, "element") for c in drawn} == taken  # noqa: B009 (no field of the base)
+    assert {m.style for c in drawn for m in c.memory.values()} == set(get_args(drawing.Style))
+    assert {c.pattern for c in drawn} == set(get_args(drawing.Pattern))
+    assert sum(c.deterministic for c in drawn) <= 0.1 * len(drawn)
+
+
+def test_extents_are_of_every_kind() -> None:
+    d = drawing.Draw("kinds")
+    drawn = [d.extent(2, 300_000) for _ in range(2000)]
+    assert all(2 <= n <= 300_000 for n in drawn)
+    kinds = {
+        "power": [n for n in drawn if n & (n - 1) == 0],
+        "beside": [n for n in drawn if n & (n + 1) == 0 or (n - 1) & (n - 2) == 0],
+        "prime": [n for n in drawn if all(n % k for k in range(2, math.isqrt(n) + 1))],
+        "model": [n for n in drawn if n in drawing.MODELS],
+    }
+    assert all(len(found) > 200 for found in kinds.values())
+    assert 1000 < sorted(drawn)[1000] < 4000  # half lie below the geometric mean of FEW and the most
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_torch_computes_what_is_planned(op: str) -> None:
+    for seed in range(3):
+        c = first(op, seed)
+        t = tensors(c, torch.device("cpu"), torch.Generator().manual_seed(seed))
+        args = tp.plan_type(op).args_type(**{o.name: t[o.name] for o in c.desc.operands()})
+        plan = tp.plan(c.desc, target=CPU)
+        assert plan.can_implement(args), c.name  # the operands keep the layouts' promises
+        for name, peer in drawing.family_of(op).peers(c.desc).items():
+            with run.torchs_modes(c):
+                assert run.mismatch(c, lambda i: plan.run(args), peer, t, apart=0.02) == "", (c.name, name)  # noqa: B023
+            if plan.precision_guarantee().duplicates not in ("any", "last"):
+                assert "differs from torch's" in run.mismatch(c, lambda i: inverted(c, t), peer, t)  # noqa: B023
+
+
+def test_figures_and_limits() -> None:
+    rows = [{"op": "f", "ratio": 1.0 + i / 100, "regret": 1.0} for i in range(19)]
+    rows += [{"op": "g", "ratio": 0.8, "regret": 1.2}, {"op": "g", "regret": 1.2}, {"op": "h"}]
+    whole, f, g, h = run.summary(rows)
+    assert (whole["cases"], whole["compared"], whole["ratio_worst"]) == (22, 20, 0.8)
+    assert (whole["ratio_q05"], whole["regret_q95"], whole["regret_median"]) == (1.0, 1.2, 1.0)
+    assert g["ratio_mean"] == pytest.approx(0.8)
+    assert [r["holds"] for r in (whole, f, g, h)] == [
+        "NO: ratio_worst, regret_q95",
+        "yes",
+        "NO: ratio_worst, ratio_q05, regret_q95",
+        "",
+    ]
+
+
+def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--cases", "7", "--device", "cpu", "--iterations", "1", "--warmup", "0"]
+    assert main(["anywhere", "norms", *options, "--out", str(tmp_path)]) == 0
+    assert "no comparison; 7 of 7 problems" in capsys.readouterr().out
+    (path,) = tmp_path.glob("*.json")
+    content = json.loads(path.read_text())
+    assert path.stem == "anywhere-norms-seed0-cpu-smoke"
+    assert {r["op"] for r in content["rows"]} == set(ops_of("norms"))
+    assert all(r["device_us"] > 0 and "ratio" not in r for r in content["rows"])
+    assert content["summary"][0]["cases"] == 7
