@@ -238,27 +238,40 @@ def embedding_bag(
         raise ValueError(
             f"embedding_bag(): per_sample_weights is {list(per_sample_weights.shape)}, but input {list(input.shape)}"
         )
+    options = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if input.dim() == 2 and offsets is None and padding_idx is None:
+        rows = embedding(input, weight, *options, check_indices=check_indices)
+        return _reduced(rows, mode, per_sample_weights)
     bags, of = _bags(input, offsets, include_last_offset)
     at = input.reshape(-1)
-    rows = embedding(
-        at, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, check_indices=check_indices
-    )
+    rows = embedding(at, weight, *options, check_indices=check_indices)
     padding_idx = _row("embedding_bag", padding_idx, weight.size(0))
+    size = bags
     if padding_idx is not None:  # what is left out goes to one bag more
-        of = torch.where(at != padding_idx, of, bags)
+        of, size = torch.where(at != padding_idx, of, bags), bags + 1
     if mode == "max":
         index = of.unsqueeze(1).expand(rows.shape)
-        table = rows.new_zeros(bags + 1, weight.size(1))
+        table = rows.new_zeros(size, weight.size(1))
         return scatter_reduce(table, 0, index, rows, "amax", include_self=False)[:bags]
     if mode == "mean" or per_sample_weights is not None:  # rounded once
         rows = rows.to(ElementKind.of(weight.dtype).compute.torch)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape(-1, 1)
-    result = index_add(rows.new_zeros(bags + 1, weight.size(1)), 0, of, rows)[:bags]
+    result = index_add(rows.new_zeros(size, weight.size(1)), 0, of, rows)[:bags]
     if mode == "mean":
-        counts = scatter_add(of.new_zeros(bags + 1), 0, of, torch.ones_like(of))[:bags]
+        counts = scatter_add(of.new_zeros(size), 0, of, torch.ones_like(of))[:bags]
         result = result / counts.clamp(min=1).unsqueeze(1)
     return result.to(weight.dtype)
+
+
+def _reduced(rows: Tensor, mode: str, factors: Tensor | None) -> Tensor:
+    """``embedding_bag`` of bags of one length: ``rows`` is (bags, length, width). Rounded once."""
+    if factors is not None:
+        rows, dtype = rows.to(ElementKind.of(rows.dtype).compute.torch), rows.dtype
+        return (rows * factors.unsqueeze(-1)).sum(1).to(dtype)
+    if mode == "sum" or rows.size(1) == 0:
+        return rows.sum(1)
+    return rows.mean(1) if mode == "mean" else rows.amax(1)
 
 
 def _bags(input: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[int, Tensor]:
@@ -266,8 +279,8 @@ def _bags(input: Tensor, offsets: Tensor | None, include_last_offset: bool) -> t
     if input.dim() == 2:
         if offsets is not None:
             raise ValueError("embedding_bag(): if input is 2D, then offsets has to be None")
-        of = torch.arange(input.size(0), device=input.device).repeat_interleave(input.size(1))
-        return input.size(0), of
+        of = torch.arange(input.size(0), device=input.device).unsqueeze(1).expand(input.shape)
+        return input.size(0), of.reshape(-1)
     if input.dim() != 1 or offsets is None or offsets.dim() != 1:
         raise ValueError("embedding_bag(): expected a 2D input, or a 1D input with a 1D tensor of offsets")
     starts = offsets[:-1] if include_last_offset else offsets
