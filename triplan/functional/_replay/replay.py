@@ -15,6 +15,7 @@ what is kept.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any, NamedTuple, TypeVar, cast
@@ -292,24 +293,8 @@ class _Recipe:
                 [(positions[geometry(t)], j) for j, t in enumerate(op_results) if any(t is s for s in hidden)],
             )
         self.backwards = Replays(self.formula)
-        addresses = "".join(f"t{i}, " for i in range(self._tensors))
-        lines = [f"{addresses}= found", *program.lines]
-        # What autograd's ctx does in save_for_backward and so on, without the calls.
-        if kept:
-            lines.append(f"ctx.to_save = ({''.join(f'{name}, ' for name in kept)})")
-        if len(outputs) > 1:
-            lines.append("ctx.materialize_grads = False")
-        if fixed := [program.name(t) for t in outputs if not t.requires_grad or geometry(t) in constant]:
-            lines.append(f"ctx.non_differentiable = ({''.join(f'{name}, ' for name in fixed)})")
-        lines.append(f"return {expression(tuple(outputs), program.name)}")
-        forward = generate("ctx, found, *tensors", lines, {**program.constants, "index": outputs[0].get_device()})
-        then = [f"results = apply(({addresses}), {', '.join(program.reads)})"]
-        if isinstance(result, tuple):
-            names = iter(range(count))
-            then.append(f"return {expression(result, lambda t: 'None' if t is None else f'results[{next(names)}]')}")
-        else:
-            then.append("return results[0]")
-        self.repeat = program.repeat(then, {"apply": _apply(self.op.name, forward, self)})
+        constant_outputs = [t for t in outputs if not t.requires_grad or geometry(t) in constant]
+        self.repeat = _node(self, self.op.name, program, kept, outputs, constant_outputs, result)
 
     def _argument(self, a: Any, program: Program) -> _Argument | None:
         if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) and t.requires_grad for t in a):
@@ -379,6 +364,39 @@ class _Recipe:
             known = total[argument.tensor]
             total[argument.tensor] = grad if known is None else known + grad
         return None, *total
+
+
+def _node(
+    recipe: _Recipe,
+    name: str,
+    program: Program,
+    kept: Sequence[str],
+    outputs: Sequence[Tensor],
+    constant: Sequence[Tensor],
+    result: Any,
+) -> Repeat:
+    """A call repeated by ``program`` as one node of autograd's graph, ``kept`` saved for ``recipe``'s backward.
+
+    ``outputs`` are the node's, those of ``constant`` without a gradient; the first of them are in ``result``.
+    """
+    addresses = "".join(f"t{i}, " for i in range(len(program.tensors)))
+    lines = [f"{addresses}= found", *program.lines]
+    # What autograd's ctx does in save_for_backward and so on, without the calls.
+    if kept:
+        lines.append(f"ctx.to_save = ({''.join(f'{name}, ' for name in kept)})")
+    if len(outputs) > 1:
+        lines.append("ctx.materialize_grads = False")
+    if constant:
+        lines.append(f"ctx.non_differentiable = ({''.join(f'{program.name(t)}, ' for t in constant)})")
+    lines.append(f"return {expression(tuple(outputs), program.name)}")
+    forward = generate("ctx, found, *tensors", lines, {**program.constants, "index": outputs[0].get_device()})
+    then = [f"results = apply(({addresses}), {', '.join(program.reads)})"]
+    if isinstance(result, tuple):
+        numbers = itertools.count()
+        then.append(f"return {expression(result, lambda t: 'None' if t is None else f'results[{next(numbers)}]')}")
+    else:
+        then.append("return results[0]")
+    return program.repeat(then, {"apply": _apply(name, forward, recipe)})
 
 
 def _apply(name: str, forward: Callable[..., tuple[Tensor, ...]], recipe: _Recipe) -> Callable[..., tuple[Tensor, ...]]:
