@@ -119,6 +119,32 @@ def finite_shift(top):
 
 
 @triton.jit
+def accumulate_softmax(v, top, total, keep_dims: tl.constexpr):
+    """(top, total) of VEC neighbouring columns each, with a block ``v`` [ROWS, COLS, VEC] accumulated.
+
+    The running maximum and sum of exp(v - top) (Milakov and Gimelshein, arXiv 1805.02867): [ROWS, COLS], or
+    [ROWS, COLS, 1] with ``keep_dims``. One thread loads the neighbours at once. ``merge_softmax`` merges the columns
+    after the loop: a reduction between threads within it would make them wait for each other, with no loads in flight.
+    """
+    new = tl.maximum(top, tl.max(v, 2, keep_dims=keep_dims))
+    shift = finite_shift(new)
+    scaled = total * exponential(top - shift)
+    if not keep_dims:
+        shift = tl.expand_dims(shift, 2)
+    return new, scaled + tl.sum(exponential(v - shift), 2, keep_dims=keep_dims)
+
+
+@triton.jit
+def merge_softmax(tops, totals, axis: tl.constexpr, keep_dims: tl.constexpr):
+    """top = max(tops), total = sum(totals * exp(tops - top)) along ``axis``."""
+    top = tl.max(tops, axis, keep_dims=keep_dims)
+    shift = finite_shift(top)
+    if not keep_dims:
+        shift = tl.expand_dims(shift, axis)
+    return top, tl.sum(totals * exponential(tops - shift), axis, keep_dims=keep_dims)
+
+
+@triton.jit
 def store_softmax_part(v, tops, totals):
     """top = max(v), total = sum(exp(v - top)) of this program's block ``v``, for ``merge_softmax_parts``."""
     top = tl.max(v, 0)
@@ -137,8 +163,7 @@ def merge_softmax_parts(tops, totals, row, blocks, BLOCKS: tl.constexpr):
     first = row.to(tl.int64) * blocks
     part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
     part_totals = tl.load(totals + first + part, mask=known, other=0.0)
-    top = tl.max(part_tops, 0)
-    return top, tl.sum(part_totals * exponential(part_tops - finite_shift(top)), 0)
+    return merge_softmax(part_tops, part_totals, 0, False)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.rows_kernels import axis_offset, exponential, finite_shift, row_pointers
+from triplan.backends.triton.common.rows_kernels import accumulate_softmax, axis_offset, merge_softmax, row_pointers
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     load_block,
     logit_shift,
@@ -20,21 +20,6 @@ from triplan.backends.triton.losses.cross_entropy_kernels import (
     weighted_sum,
 )
 from triplan.backends.triton.losses.shared_kernels import load_targets, row_share
-
-
-@triton.jit
-def accumulate(v, col, n, kept, top, total, weighted, shift, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
-    """(top, total, weighted) [ROWS, COLS] with a block ``v`` [ROWS, COLS, VEC] of logits accumulated.
-
-    They are the running maximum, sum of exp(x - top) and sum of w * (x - shift) of VEC neighbouring columns.
-    """
-    v = v.to(COMPUTE)
-    new = tl.maximum(top, tl.max(v, 2))
-    base = finite_shift(new)
-    total = total * exponential(top - base) + tl.sum(exponential(v - base[:, :, None]), 2)
-    if SMOOTH:
-        weighted += weighted_sum(v, shift, weight, col, kept, n, 2, COMPUTE)
-    return new, total, weighted
 
 
 @triton.jit
@@ -74,8 +59,7 @@ def cross_entropy_looped_kernel(
     [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program walks along ROWS rows by blocks [COLS, VEC]. The
     whole formulas, with weights and smoothing, are in ``cross_entropy_kernels``.
 
-    The first pass keeps a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867) for each VEC
-    neighbouring columns, which one thread loads at once. That takes one more exponential per VEC elements, and threads
+    The first pass accumulates by ``accumulate_softmax``. That takes one more exponential per VEC elements, and threads
     exchange nothing within the loop, so many loads are in flight. The second pass, for gradients, runs from a row's
     end to its start: what was read last is still in the caches.
     """
@@ -100,12 +84,11 @@ def cross_entropy_looped_kernel(
     shift = logit_shift(target_logit)
     for start in range(0, tl.where(any_kept, steps, 0) * WIDTH, WIDTH):
         col = start + place
-        v = load_block(x_at, col, x_strides[2], n, read, POLICY)
-        top, total, weighted = accumulate(
-            v, col, n, read, top, total, weighted, shift[:, None, None], weight, SMOOTH, COMPUTE
-        )
-    row_top = tl.max(top, 1)
-    row_total = tl.sum(total * exponential(top - finite_shift(row_top)[:, None]), 1)
+        v = load_block(x_at, col, x_strides[2], n, read, POLICY).to(COMPUTE)
+        top, total = accumulate_softmax(v, top, total, False)
+        if SMOOTH:
+            weighted += weighted_sum(v, shift[:, None, None], weight, col, read, n, 2, COMPUTE)
+    row_top, row_total = merge_softmax(top, total, 1, False)
     row_weighted = tl.sum(weighted, 1)
     tl.store(
         losses + row,

@@ -263,6 +263,6 @@ def norm_backward_looped_kernel(
             g = load_affine(loaded[2 * u].to(COMPUTE), weight, None, col, live, OFFSET)
             v = loaded[2 * u + 1].to(COMPUTE)
             store_gradient(
-                g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, g_mean,
-                scale, projection, CENTRED, COMPUTE,
+                g, (v - centre) * scale, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live,
+                g_mean, scale, projection, CENTRED, COMPUTE,
             )  # fmt: skip

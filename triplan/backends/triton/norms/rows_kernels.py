@@ -23,6 +23,7 @@ from triplan.backends.triton.norms.shared_kernels import (
     projection_of,
     scale_of_statistic,
     statistic_and_scale,
+    store_gradient,
     two_sums,
 )
 
@@ -198,15 +199,14 @@ def norm_backward_rows_kernel(
         else:
             total = tl.sum(g * hat, 1, keep_dims=True)
         projection = projection_of(total, count, statistic, eps, LENGTH)
-        d = g - hat * projection
+        g_mean = 0.0
         if CENTRED:
-            d = d - g_total / count
-        d = d * scale
-        if dsummed is not None:
-            more = element_pointers(dsummed, dsummed_strides, outer, sizes, lane, col)
-            d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
-        to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
-        tl.store(to, d.to(dx.dtype.element_ty), mask=live)
+            g_mean = g_total / count
+        to = row_pointers(dx, dx_strides, outer, sizes, lane)
+        store_gradient(
+            g, hat, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, g_mean, scale,
+            projection, CENTRED, COMPUTE,
+        )  # fmt: skip
     line = program.to(tl.int64) * n + col
     if dweights is not None:
         tl.store(dweights + line, tl.sum(dw, 0, keep_dims=True), mask=live_col)

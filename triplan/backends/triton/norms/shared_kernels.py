@@ -191,7 +191,7 @@ def projection_of(total, n, statistic, eps, LENGTH: tl.constexpr):
 @triton.jit
 def store_gradient(
     g,
-    v,
+    hat,
     at,
     dx,
     dsummed,
@@ -202,18 +202,14 @@ def store_gradient(
     lane,
     col,
     live,
-    centre,
     g_mean,
     scale,
     projection,
     CENTRED: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """dx = (g - hat * projection - g_mean) * scale + dsummed, hat = (v - centre) * scale, for some of a row's elements.
-
-    ``v``: x at the columns ``col``; ``at``: where the row's gradient begins; ``centre``: the row's mean.
-    """
-    d = g - ((v - centre) * scale) * projection
+    """dx = (g - hat * projection - g_mean) * scale + dsummed, for the elements ``col`` of rows that begin at ``at``."""
+    d = g - hat * projection
     if CENTRED:
         d = d - g_mean
     d = d * scale

@@ -221,6 +221,6 @@ def norm_backward_finish_kernel(
         g_mean = tl.sum(tl.load(totals + row * blocks + part, mask=known, other=0.0), 0) / count
     to = row_pointers(dx, dx_strides, outer, sizes, lane)
     store_gradient(
-        g, v, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, centre, g_mean, scale,
-        projection, CENTRED, COMPUTE,
+        g, (v - centre) * scale, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, g_mean,
+        scale, projection, CENTRED, COMPUTE,
     )  # fmt: skip

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.rows_kernels import (
+    accumulate_softmax,
     axis_offset,
-    exponential,
-    finite_shift,
     group_lanes,
+    merge_softmax,
     row_pointers,
 )
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
@@ -45,9 +45,7 @@ def softmax_looped_kernel(
 
     x, out: [outer, lanes, n] of f16, bf16, f32 or f64. A program walks along ROWS rows by blocks of BLOCK elements.
 
-    The first pass keeps a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867) for each VECTOR
-    neighbouring columns, which one thread loads at once; they are merged after the loop. A reduction between threads
-    within the loop would make them wait for each other, with no loads in flight.
+    The first pass accumulates by ``accumulate_softmax``.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     at = row_pointers(x, x_strides, outer, sizes, lane)[:, :, None]
@@ -65,12 +63,8 @@ def softmax_looped_kernel(
                 other=-float("inf"),
                 eviction_policy="evict_last",
             ).to(COMPUTE)
-            new = tl.maximum(top, tl.max(v, 2, keep_dims=True))
-            shift = finite_shift(new)
-            total = total * exponential(top - shift) + tl.sum(exponential(v - shift), 2, keep_dims=True)
-            top = new
-    row_top = tl.max(top, 1, keep_dims=True)
-    total = tl.sum(total * exponential(top - finite_shift(row_top)), 1, keep_dims=True)
+            top, total = accumulate_softmax(v, top, total, True)
+    top, total = merge_softmax(top, total, 1, True)
     steps = tl.cdiv(n, BLOCK * UNROLL)
     for step in range(steps):
         loaded = ()
@@ -81,7 +75,7 @@ def softmax_looped_kernel(
             loaded = loaded + (v,)
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + place
-            y = softmax_of(loaded[u].to(COMPUTE), row_top, total, LOG)
+            y = softmax_of(loaded[u].to(COMPUTE), top, total, LOG)
             tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=inside & (col < n))
 
 
