@@ -1,6 +1,8 @@
 # make demo and make test set up by themselves, with or without a GPU. PYTHON, VENV, TORCH and TRITON may be set.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
+# Dozens of processes import the same modules: their bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -20,7 +22,7 @@ PARALLEL = $$($(PY) -c 'import xdist; print("-n 2 --dist worksteal")' 2>/dev/nul
 # FAMILY=norms takes the tests of one family; this is sound, because families do not import each other.
 TESTS = $(PARALLEL) $(if $(FAMILY),--family $(FAMILY))
 
-.PHONY: help setup demo test lint unit gpu interpret compile-newest ops api coverage weight snapshot compare format clean
+.PHONY: help setup demo test lint unit gpu interpret newest compile-newest ops api coverage weight snapshot compare format clean
 
 help:
 	@echo "make demo            plan, explain and run on real data"
@@ -48,7 +50,10 @@ $(STAMP): pyproject.toml tools/setup.sh
 demo: $(STAMP)
 	@$(PY) -m triplan.cli demo
 
-test: lint unit gpu interpret compile-newest
+# Linting and fetching keep one core busy, so they run beside the tests.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j 3 lint newest unit
+	@$(MAKE) --no-print-directory -j 1 gpu interpret compile-newest
 	@echo "make test: all passed"
 
 # A machine without a network may lack ruff or mypy; set-up lists what is missing in $(VENV)/offline.
@@ -71,10 +76,12 @@ gpu: $(STAMP)
 interpret: $(STAMP)
 	TRITON_INTERPRET=1 $(PY) -m pytest -m interpret $(TESTS)
 
-compile-newest: $(STAMP)
+newest: $(STAMP)
 	@if [ ! -e $(NEWEST)/done ]; then rm -rf $(NEWEST); \
 	  $(PY) -m pip install -q --disable-pip-version-check --retries 1 --no-deps --target $(NEWEST) $(TRITON_NEWEST) 2>/dev/null \
 	    && touch $(NEWEST)/done || rm -rf $(NEWEST); fi
+
+compile-newest: newest
 	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest $(TESTS) \
 	  --matrix=few tests/contracts/binaries tests/core/test_launcher.py; else \
 	  echo "compile-newest: $(TRITON_NEWEST) cannot be fetched here: skipped"; fi

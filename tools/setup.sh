@@ -36,9 +36,10 @@ wheels=()
 [ -d .whl ] && wheels=(--find-links .whl)
 
 # hatchling first: it then builds the project, without an isolated build environment that pip would download.
+# pip would compile bytecode in one process, so it is told not to.
 install() {
-    pip install -qq "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} 'hatchling>=1.26' &&
-        pip install -qq "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} --no-build-isolation -e '.[dev]'
+    pip install -qq --no-compile "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} 'hatchling>=1.26' &&
+        pip install -qq --no-compile "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} --no-build-isolation -e '.[dev]'
 }
 # First without the network: the packages at hand may suffice, and a missing network takes minutes to time out.
 log=$venv/set-up.log
@@ -65,3 +66,5 @@ else
     echo "set-up: pip could not install what triplan needs" >&2
     exit 1
 fi
+# With every core; packages' own tests are not imported. (A few files are of another Python's syntax.)
+"$venv/bin/python" -m compileall -qq -j 0 -x '/site-packages/.*/tests/' "$venv"/lib/python*/site-packages || true
