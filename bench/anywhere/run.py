@@ -8,11 +8,11 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.pool import AsyncResult
 from typing import Any, cast
 
 import torch
@@ -72,24 +72,19 @@ class Compilers:
     """Processes that fill Triton's cache on disk, each binary once. To be made before CUDA starts: they fork."""
 
     def __init__(self) -> None:
-        self.pool = ProcessPoolExecutor(max((os.cpu_count() or 1) - 1, 1), mp_context=get_context("fork"))
-        self.pool.submit(os.getpid).result()
-        self.started: dict[Any, Future[str]] = {}
+        self.pool = get_context("fork").Pool(max((os.cpu_count() or 1) - 1, 1))
+        self.started: dict[Any, AsyncResult[str]] = {}
 
-    def start(self, plans: Iterable[tp.Plan[Any, Any]]) -> list[Future[str]]:
+    def start(self, plans: Iterable[tp.Plan[Any, Any]]) -> list[AsyncResult[str]]:
         found = []
         for plan in plans:
             for i, launch in enumerate(plan.launches):
                 source = launch.source()
                 if source not in self.started:
-                    self.started[source] = self.pool.submit(
-                        _compile, plan.descriptor, plan.sku().kernel, plan.target, i
-                    )
+                    request = (plan.descriptor, plan.sku().kernel, plan.target, i)
+                    self.started[source] = self.pool.apply_async(_compile, request)
                 found.append(self.started[source])
         return found
-
-    def close(self) -> None:
-        self.pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _compile(desc: tp.Descriptor, kernel: str, target: tp.Target, i: int) -> str:
@@ -349,7 +344,7 @@ def run(
     device = torch.device("cpu") if tiny else torch.device("cuda", torch.cuda.current_device())
     target, most = tp.Target.of(device), TINY if tiny else MOST
     numbers = iter(range(cases))
-    waiting: deque[tuple[Case, list[tp.Plan[Any, Any]], list[Future[str]]]] = deque()
+    waiting: deque[tuple[Case, list[tp.Plan[Any, Any]], list[AsyncResult[str]]]] = deque()
     rows: list[Row] = []
     try:
         while time.perf_counter() - started < seconds:
@@ -361,15 +356,16 @@ def run(
                 break
             drawn, plans, compiling = waiting.popleft()
             progress(drawn.name, len(rows), cases)
-            wait(compiling, max(started + seconds - time.perf_counter(), 0.0))
-            if not all(f.done() for f in compiling):
+            for binary in compiling:
+                binary.wait(max(started + seconds - time.perf_counter(), 0.0))
+            if not all(binary.ready() for binary in compiling):
                 break  # the time is over
             rows.append(case_row(drawn, plans, device, iterations, warmup, compiled))
             if device.type == "cuda" and torch.cuda.memory_reserved() > torch.cuda.mem_get_info()[1] // 3:
                 torch.cuda.empty_cache()
     finally:
         if compilers:
-            compilers.close()
+            compilers.pool.terminate()
     label = f"{len(rows)} of {cases} problems in {time.perf_counter() - started:.0f} s, seed {seed}"
     if tiny:
         label = f"CPU SMOKE TEST: reference backend, tiny sizes, no comparison; {label}"
