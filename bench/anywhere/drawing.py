@@ -53,6 +53,8 @@ STYLES: dict[Style, int] = {"packed": 4, "padded": 4, "transposed": 4, "unaligne
 #: Where indices point: anywhere; as words of a text; anywhere, ascending.
 Pattern = Literal["uniform", "zipf", "sorted"]
 PATTERNS: dict[Pattern, int] = {"uniform": 6, "zipf": 2, "sorted": 2}
+#: Indices up to which they are drawn as words: of more, atomic operations on the first word would take seconds.
+MOST_ZIPF = 1 << 20
 #: Part of the problems that require determinism, of those for which an entry does not give it.
 DETERMINISTIC_PART = 0.1
 
@@ -291,7 +293,9 @@ def case(family: str, seed: int, number: int, target: tp.Target, most: int = MOS
         }
         layouts = {o.name: lying[o.name].layout(o) for o in desc.operands() if o.name in lying}
         desc = desc.replace(layouts=layouts)
-        pattern, strict = d.weighed(PATTERNS), d.chance(DETERMINISTIC_PART)
+        indices = max((o.numel for o in desc.operands() if o.index_extents), default=0)
+        pattern = d.weighed(PATTERNS if indices <= MOST_ZIPF else {**PATTERNS, "zipf": 0})
+        strict = d.chance(DETERMINISTIC_PART)
         try:
             plan = tp.plan(desc, preference=tp.PlanPreference(deterministic=strict), target=target)
         except tp.Unsupported:
