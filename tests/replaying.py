@@ -74,8 +74,8 @@ def noted() -> Iterator[list[bool]]:
     def asking(*args: Any, **kwargs: Any) -> Any:
         guard = original(*args, **kwargs)
 
-        def ask(call: Any) -> Any:
-            found = guard(call)
+        def ask(*call: Any) -> Any:
+            found = guard(*call)
             answers.append(found is not None)
             return found
 
@@ -105,10 +105,15 @@ def replays_on_cpu() -> Iterator[list[bool]]:
         found = torch.empty_strided(shape, strides, dtype=dtype)
         return found.fill_(torch.nan) if found.is_floating_point() and 0 not in strides else found
 
+    def copy(to: int, source: int, count: int, stream: int) -> int:
+        ctypes.memmove(to, source, count)
+        return 0
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tp.Plan, "run", unseen)
         patch.setattr(_replay, "on_gpu", lambda args: True)
         patch.setattr(_program, "_empty", empty)
+        patch.setattr(_program, "copy_memory", copy)
         patch.setattr(_program, "current_device", lambda: -1)
         patch.setattr(_plans, "always_checks", lambda device: False)
         patch.setattr(tp.Plan, "templates", templates)

@@ -64,6 +64,7 @@ def guarded(
     slots: Sequence[Slot],
     then: Sequence[str],
     *,
+    parameters: str = "call",
     same: Sequence[tuple[int, int]] = (),
     unreadable: Sequence[str] = (),
     refused: Sequence[str] = (),
@@ -73,24 +74,25 @@ def guarded(
 
     Args:
         slots: the tensors of an accepted call. Others must be like them, and where kernels can take them.
-        then: statements that may use the addresses: ``t0``, ``t1`` and so on, and if a slot is written their tuple,
-            ``found``.
+        then: statements that may use the tensors, ``x0``, ``x1`` and so on, their addresses, ``t0``, ``t1`` and so on,
+            and if a slot is written the tuple of addresses, ``found``.
+        parameters: of the function.
         same: pairs of slots that are one memory, the first of which is written over the second.
-        unreadable: expressions that are true of a ``call`` whose tensors cannot or must not be read.
-        refused: expressions that are true of a ``call`` that the full path must look at.
+        unreadable: expressions that are true of a call whose tensors cannot be read.
+        refused: expressions that are true of a call that the full path must look at.
         constants: what expressions and statements use by name.
 
     The function is written out as source, because loops over tensors and pairs take twice as long. For a call of two
     inputs and an output it is::
 
         def guard(call):
-            t0, t1, t2 = call.src, call.index, call.out
+            x0 = call.src; x1 = call.index; x2 = call.out
             try:
-                if t0.is_nested or t1.is_nested or t2.is_nested: return None
+                if x0.is_nested or x1.is_nested or x2.is_nested: return None
             except AttributeError: return None                                      # no tensor
-            if not alike(t0, t1, t2): return None
+            if not alike(x0, x1, x2): return None
             if call.status is not None: return None                                 # refused
-            t0, t1, t2 = t0.data_ptr(), t1.data_ptr(), t2.data_ptr()
+            t0 = x0.data_ptr(); t1 = x1.data_ptr(); t2 = x2.data_ptr()
             found, known = (t0, t1, t2), last
             if found == known: found = known
             elif t0 < far and t0 == offset ... or t0 & mask0 ... or (t2 < t0 + size0 and t0 < t2 + size2): return None
@@ -100,7 +102,7 @@ def guarded(
     sizes = [size_of(slot.tensor) for slot in slots]
     constants = {"alike": tensor_guard(tuple(slot.tensor for slot in slots)), "far": _LARGEST_OFFSET, **constants}
     misplaced = [
-        f"(t{i} < far and t{i} == {slot.read}.storage_offset() * {slot.tensor.element_size()})"
+        f"(t{i} < far and t{i} == x{i}.storage_offset() * {slot.tensor.element_size()})"
         for i, slot in enumerate(slots)
         if sizes[i]
     ]
@@ -118,32 +120,33 @@ def guarded(
             if slot.is_written and not twice and (i, j) not in same and sizes[i] and sizes[j]:
                 constants |= {f"size{i}": sizes[i], f"size{j}": sizes[j]}
                 misplaced.append(f"(t{i} < t{j} + size{j} and t{j} < t{i} + size{i})")
-    names = "".join(f"t{i}, " for i in range(len(slots)))
+    tensors = ", ".join(f"x{i}" for i in range(len(slots)))
     lines = [
-        "nonlocal last",
         *(f"if {test}: return None" for test in unreadable),
-        f"{names} = {''.join(f'{slot.read}, ' for slot in slots)}",
+        "; ".join(f"x{i} = {slot.read}" for i, slot in enumerate(slots)),
         # Dynamo's guard asks for strides. A strided nested tensor has none, and the C++ exception ends the process.
         "try:",
-        f"  if {' or '.join(f't{i}.is_nested' for i in range(len(slots)))}: return None",
+        f"  if {' or '.join(f'x{i}.is_nested' for i in range(len(slots)))}: return None",
         "except AttributeError: return None",  # no tensor
-        f"if not alike({names}): return None",
+        f"if not alike({tensors}): return None",
         *(f"if {test}: return None" for test in refused),
-        f"{names} = {''.join(f't{i}.data_ptr(), ' for i in range(len(slots)))}",
+        "; ".join(f"t{i} = x{i}.data_ptr()" for i in range(len(slots))),
     ]
     test = " or ".join(misplaced) or "False"
     if any(slot.is_written for slot in slots):
         # The addresses accepted last need no second look; they are returned as the very tuple, as ``Replay.launch``
         # compares identities first. ``last`` is read once, because other threads may replace it meanwhile.
         lines += [
-            f"found, known = ({names}), last",
+            "nonlocal last",
+            f"found = {''.join(f't{i}, ' for i in range(len(slots)))}",
+            "known = last",
             "if found == known: found = known",
             f"elif {test}: return None",
             "else: last = found",
         ]
     else:
         lines.append(f"if {test}: return None")
-    return generate("call", [*lines, *then], constants)
+    return generate(parameters, [*lines, *then], constants)
 
 
 def generate(parameters: str, lines: Sequence[str], constants: Mapping[str, Any]) -> Callable[..., Any]:

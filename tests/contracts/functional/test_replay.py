@@ -5,6 +5,7 @@ On a CPU the reference runs in place of launches (``replaying``); on a GPU the k
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 import weakref
@@ -471,6 +472,30 @@ def test_what_a_capture_launches_stays_loaded(monkeypatch: pytest.MonkeyPatch) -
     assert answers == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "by_driver"),
+    [(torch.clone, 0, 2), (torch.clone, 201, 2), (lambda t: t.t().contiguous().t(), 0, 0), (lambda t: t[:0], 0, 0)],
+    ids=["dense", "no context", "other strides", "empty"],
+)
+def test_plain_copies_are_the_drivers(
+    change: Callable[[Tensor], Tensor], error: int, by_driver: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+
+    def copy(to: int, source: int, count: int, stream: int) -> int:
+        copied.append(count)
+        return error or (ctypes.memmove(to, source, count) and 0)
+
+    with replays_on_cpu() as answers:
+        monkeypatch.setattr(program, "copy_memory", copy)
+        x, index, source = change(torch.randn(6, 8)), torch.zeros(6, dtype=torch.int64), torch.ones(6, 8)
+        index, source = index[: len(x)], source[: len(x)]
+        for _ in range(4):
+            torch.testing.assert_close(functional.index_add(x, 0, index, source), x.index_add(0, index, source))
+    assert answers.count(True) == 2
+    assert copied == [x.nbytes] * by_driver
+
+
 ODD: dict[str, Callable[[str], Args]] = {
     "fake": lambda device: (FakeTensorMode().from_tensor(torch.randn(3, 4, device=device)), -1),
     "nested": lambda device: (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device), -1),
@@ -532,10 +557,12 @@ def test_threads_share_replays(answers: list[bool], device: str) -> None:
 def test_streams_and_capture() -> None:
     with noted() as answers:
         x, leaf = torch.randn(64, 32, device="cuda"), torch.randn(64, 32, device="cuda", requires_grad=True)
+        rows = torch.arange(64, device="cuda")
 
         def work() -> list[Tensor]:
             result = functional.log_softmax(leaf, -1)
-            return [functional.softmax(x, -1), *torch.autograd.grad((result * x).sum(), leaf)]
+            twice = functional.index_add(x, 0, rows, x)
+            return [functional.softmax(x, -1), twice, *torch.autograd.grad((result * x).sum(), leaf)]
 
         for _ in range(6):
             work()
@@ -557,6 +584,7 @@ def test_streams_and_capture() -> None:
         graph.replay()
         torch.cuda.synchronize()
         torch.testing.assert_close(captured[0], torch.softmax(x, -1))
+        assert torch.equal(captured[1], x + x)
 
 
 @pytest.mark.gpu

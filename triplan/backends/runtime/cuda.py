@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,15 @@ def _driver() -> Any:
         return None
     launch = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     library.cuGraphLaunch = launch(("cuGraphLaunch", library))
+    copy = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    library.cuMemcpyDtoDAsync = copy(("cuMemcpyDtoDAsync_v2", library))
     return library
 
 
 DRIVER = _driver()
+#: Copies bytes within a device: ``copy_memory(to, source, bytes, stream)``, addresses and a raw handle. Returns the
+#: driver's error, or 0.
+copy_memory: Callable[[int, int, int, int], int] | None = getattr(DRIVER, "cuMemcpyDtoDAsync", None)
 
 
 @contextmanager

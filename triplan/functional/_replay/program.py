@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad, profiler
 
+from triplan.backends.runtime.cuda import copy_memory
 from triplan.backends.runtime.launcher import (
     ENTER_HOOKS,
     EXIT_HOOKS,
@@ -23,18 +24,18 @@ from triplan.backends.runtime.modules import keep_loaded
 from triplan.backends.table import TABLE
 from triplan.descriptors import OperandKind
 from triplan.facade.bound import current_device, current_stream, increment_version
+from triplan.facade.check import is_injective
 from triplan.facade.replay import MAX_SCALAR, Slot, guarded, size_of
 from triplan.functional._replay.recording import CREATIONS, Recording, Step, TorchOp, View
 from triplan.functional._watching import tensors_in
 
 Tensor = torch.Tensor
 #: Repeats a call with the arguments given: its result, or None if the full path must look at that call.
-Repeat = Callable[[tuple[Any, ...]], Any]
+Repeat = Callable[..., Any]
 
 #: Inductor's allocation: torch.empty_strided on the current device, without parsing of arguments.
 _empty: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
 _deterministic = torch._C._get_deterministic_algorithms
-_function_modes = torch._C._len_torch_function_stack
 #: Bytes: buffers in one allocation begin at multiples of this, as torch's allocations do.
 _APART = 512
 #: Bytes at most of a constant tensor that a replay holds.
@@ -50,7 +51,10 @@ class NotRepeatable(Exception):  # noqa: N818  # not an error: the call runs as 
 
 
 class Program:
-    """The lines that repeat a recorded call, where ``t0``, ``t1`` and so on are the addresses of its tensors."""
+    """The lines that repeat a recorded call of ``a0``, ``a1`` and so on.
+
+    ``x0``, ``x1`` and so on are its tensors, ``t0``, ``t1`` and so on their addresses.
+    """
 
     def __init__(
         self,
@@ -70,11 +74,11 @@ class Program:
         self._given_scales: list[Any] = []
         if scales:
             self._given_scales = [v for s in record.steps if isinstance(s, Step) for v in s.scalars.values()]
-        self.reads: list[str] = []  # how each tensor is read from a ``call``
+        self._parameters = ", ".join(f"a{i}" for i in range(len(args)))
+        self.reads: list[str] = []  # how each tensor is read from the arguments
         self.tensors: list[Tensor] = []
-        # Modes see reads of a tensor's attributes, so they are asked for first.
-        self._unreadable = ["modes()"]
-        #: Expressions that are true of a ``call`` that differs in other things than tensors.
+        self._unreadable: list[str] = []
+        #: Expressions that are true of a call that differs in other things than tensors.
         self.refused: list[str] = []
         self.constants: dict[str, Any] = {"empty": _empty, "stream": current_stream}
         self.lines: list[str] = []
@@ -82,6 +86,8 @@ class Program:
         self._scales: dict[int, str] = {}  # by identity: floats among the arguments that may be scales
         self._held: set[int] = set()  # identities of the ops whose results are constants
         self._compare(args)
+        #: Numbers of the tensors that require a gradient.
+        self.differentiable = [i for i, t in enumerate(self.tensors) if t.requires_grad]
         ops = [step for step in record.steps if isinstance(step, TorchOp)]
         self._made = {t.untyped_storage()._cdata for op in ops if not op.func._schema.is_mutable for t in op.results}
         self._hold_constants(ops, (*kept, *hidden))
@@ -105,11 +111,11 @@ class Program:
 
     def _compare(self, args: tuple[Any, ...]) -> None:
         for i, a in enumerate(args):
-            items = [(f"call[{i}]", a)]
+            items = [(f"a{i}", a)]
             if isinstance(a, (list, tuple)) and any(isinstance(item, Tensor) for item in a):
-                self._unreadable.append(f"type(call[{i}]) is not type{i} or len(call[{i}]) != {len(a)}")
+                self._unreadable.append(f"type(a{i}) is not type{i} or len(a{i}) != {len(a)}")
                 self.constants[f"type{i}"] = type(a)
-                items = [(f"call[{i}][{j}]", item) for j, item in enumerate(a)]
+                items = [(f"a{i}[{j}]", item) for j, item in enumerate(a)]
             for read, item in items:
                 if isinstance(item, Tensor):
                     twice = next((j for j, known in enumerate(self.tensors) if known is item), None)
@@ -196,7 +202,7 @@ class Program:
             views = self.record.path(known, t)
         else:
             i, views = self.source(t)
-            known, name = self.tensors[i], f"tensors[{i}]"
+            known, name = self.tensors[i], f"x{i}"
         if views is None:
             raise NotRepeatable
         if known.requires_grad and not t.requires_grad and not self.record.records_gradients:
@@ -225,11 +231,26 @@ class Program:
             return
         call = self._call(op.func, list(map(self._literal, op.args)), op.kwargs)
         if op.func._schema.is_mutable:
-            self.lines.append(call)
+            self.lines.append(self._copy(op) + call)
             return
         names = [self._new[t.untyped_storage()._cdata][0] for t in op.results]
         self.lines.append(f"{', '.join(names)} = {call}")
         self.lines += [f"{name}_at = {name}.data_ptr()" for name in names]
+
+    def _copy(self, op: TorchOp) -> str:
+        """A test of whether ``op`` is still to be done: a plain copy needs no more than the driver."""
+        if copy_memory is None or op.func is not torch.ops.aten.copy_.default or len(op.args) != 2 or op.kwargs:
+            return ""
+        to, source = op.args
+        if not self.is_new(to) or any(getattr(to, fact) != getattr(source, fact) for fact in ("dtype", "device")):
+            return ""
+        if (to.shape, to.stride()) != (source.shape, source.stride()) or not to.numel():
+            return ""
+        if not is_injective(to) or size_of(to) != to.nbytes:
+            return ""  # gaps between its elements are others' memory
+        self.constants["copy_memory"] = copy_memory
+        # It fails in a thread without a context, which torch creates.
+        return f"if copy_memory({self._address(to)}, {self._address(source)}, {to.nbytes}, stream(index)): "
 
     def _repeat_steps(self) -> None:
         for step in self.record.steps:
@@ -238,13 +259,13 @@ class Program:
             else:
                 self._launch(step)
         counted = [
-            read
-            for read, t, is_written in zip(self.reads, self.tensors, self.written, strict=True)
+            f"x{i}, "
+            for i, (t, is_written) in enumerate(zip(self.tensors, self.written, strict=True))
             if is_written and not t.is_inference()  # inference tensors have no version counter
         ]
         if counted:
             self.constants["increment_version"] = increment_version
-            self.lines.append(f"increment_version(({''.join(f'{read}, ' for read in counted)}))")
+            self.lines.append(f"increment_version(({''.join(counted)}))")
 
     def _launch(self, step: Step) -> None:
         """Add the lines that launch ``step``."""
@@ -311,7 +332,9 @@ class Program:
         """A guard of calls like the recorded one, and the lines ``then``."""
         index = next(t.get_device() for t in self.tensors)
         refused = [*self.refused, "deterministic() is not was_deterministic", "table.generation != generation"]
-        refused += ["current_device() != index", "forward_ad._current_level >= 0"]  # tangents have no dispatch key
+        refused.append("forward_ad._current_level >= 0")  # tangents have no dispatch key
+        if torch.cuda.device_count() != 1:  # else no other device can be current
+            refused.append("current_device() != index")
         refused += ["enter", "leave", "profiler._is_profiler_enabled"]  # Triton's profiler, and torch's
         if not torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors):
             refused.append("is_grad_enabled()")  # dynamo's guard does not look, and autograd must record such a call
@@ -326,17 +349,21 @@ class Program:
             "current_device": current_device,
             "forward_ad": forward_ad,
             "is_grad_enabled": torch.is_grad_enabled,
-            "modes": _function_modes,
             "enter": ENTER_HOOKS,
             "leave": EXIT_HOOKS,
         }
         for i, (read, value) in enumerate(self.record.settings.items()):
             constants |= {f"setting{i}": read, f"value{i}": value}
             refused.append(f"setting{i}() != value{i}")
-        if any("tensors[" in line for line in then):
-            then = [f"tensors = ({''.join(f'{read}, ' for read in self.reads)})", *then]
         slots = [Slot(*slot) for slot in zip(self.reads, self.tensors, self.alignments, self.written, strict=True)]
-        return guarded(slots, then, unreadable=self._unreadable, refused=[" or ".join(refused)], constants=constants)
+        return guarded(
+            slots,
+            then,
+            parameters=self._parameters,
+            unreadable=self._unreadable,
+            refused=[" or ".join(refused)],
+            constants=constants,
+        )
 
 
 def _direct(func: Any, kwargs: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any, NamedTuple, TypeVar, cast
@@ -77,7 +78,7 @@ class Replays:
             except (TypeError, RuntimeError):  # not hashable, or a nested tensor, which has no shape
                 return self._function(*args)
             for repeat in alike:
-                if (found := repeat(args)) is not None:
+                if (found := repeat(*args)) is not None:
                     self.last = repeat
                     return found
             if nothing_watches(args):  # so that tensors have addresses
@@ -109,7 +110,7 @@ class Replays:
         return result
 
 
-def _no_repeat(args: tuple[Any, ...]) -> None:
+def _no_repeat(*args: Any) -> None:
     return None
 
 
@@ -142,6 +143,10 @@ def _facts(args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+#: Whether a mode of torch's functions is active, or the type of a tensor among the arguments overrides them.
+_watched = torch._C._has_torch_function_variadic
+
+
 def _overrides(args: tuple[Any, ...]) -> bool:
     """Whether the type of a tensor among ``args`` overrides torch's functions, whatever modes are active."""
     return bool(_get_overloaded_args(args))
@@ -152,7 +157,7 @@ def replayed(function: F) -> F:
     parameters = inspect.signature(function).parameters.values()
     scope: dict[str, Any] = {"compiling": is_dynamo_compiling, "function": function}
     # Subclasses of Tensor that override torch's functions, or by default keep their type, see this one as torch's own.
-    scope |= {"watched": torch._C._has_torch_function, "overrides": _overrides, "override": handle_torch_function}
+    scope |= {"watched": _watched, "overrides": _overrides, "override": handle_torch_function}
     declared, is_named = [], False
     for p in parameters:
         if p.kind is p.KEYWORD_ONLY and not is_named:
@@ -171,11 +176,11 @@ def plain({names}):
 def {function.__name__}({", ".join(declared)}):
     if compiling():
         return function({given})
-    call = ({names},)
-    if watched(call) and overrides(call):
-        return override({function.__name__}, call, {given})
-    found = replays.last(call)
-    return replays.call(call) if found is None else found
+    if watched({names}):
+        call = ({names},)
+        return override({function.__name__}, call, {given}) if overrides(call) else function({given})
+    found = replays.last({names})
+    return replays.call(({names},)) if found is None else found
 """
     exec(compile(source, f"<replays of {function.__name__}>", "exec"), scope)
     replays = scope["replays"] = Replays(scope["plain"])
@@ -280,7 +285,7 @@ class _Recipe:
         if any(program.written) or not all(program.is_new(t) for t in outputs):
             raise NotRepeatable
         self._arguments = [self._argument(a, program) for a in op_args]
-        self._tensors = len(program.tensors)
+        self._tensors, self._differentiable = len(program.tensors), program.differentiable
         self._needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in op_args)
         kept: list[str] = []
         self._saved = [self._keep(s, kept, op_results, outputs, hidden, program) for s in saved]
@@ -326,7 +331,7 @@ class _Recipe:
             return _Saved(at("None"), [])
         if not program.is_new(s):
             tensor, views = program.source(s)
-            return _Saved(at(f"tensors[{tensor}]"), views)
+            return _Saved(at(f"x{tensor}"), views)
         for t, offset in zip(hidden, program.offsets, strict=True):
             if t is s:
                 return _Saved(at("hidden"), [], part=(s.dtype, s.shape, s.stride(), offset // s.element_size()))
@@ -363,7 +368,7 @@ class _Recipe:
                 grad = view.pull_back(grad)
             known = total[argument.tensor]
             total[argument.tensor] = grad if known is None else known + grad
-        return None, *total
+        return None, *[total[i] for i in self._differentiable]
 
 
 def _node(
@@ -379,8 +384,7 @@ def _node(
 
     ``outputs`` are the node's, those of ``constant`` without a gradient; the first of them are in ``result``.
     """
-    addresses = "".join(f"t{i}, " for i in range(len(program.tensors)))
-    lines = [f"{addresses}= found", *program.lines]
+    lines = list(program.lines)
     # What autograd's ctx does in save_for_backward and so on, without the calls.
     if kept:
         lines.append(f"ctx.to_save = ({''.join(f'{name}, ' for name in kept)})")
@@ -388,36 +392,58 @@ def _node(
         lines.append("ctx.materialize_grads = False")
     if constant:
         lines.append(f"ctx.non_differentiable = ({''.join(f'{program.name(t)}, ' for t in constant)})")
-    lines.append(f"return {expression(tuple(outputs), program.name)}")
-    forward = generate("ctx, found, *tensors", lines, {**program.constants, "index": outputs[0].get_device()})
-    then = [f"results = apply(({addresses}), {', '.join(program.reads)})"]
+    lines.append(f"return {expression(outputs[0] if len(outputs) == 1 else tuple(outputs), program.name)}")
+    # Autograd looks at each tensor among its arguments. Those without a gradient come with the addresses, in a tuple.
+    inputs = ", ".join(f"x{i}" for i in program.differentiable)
+    every = [f"{kind}{i}" for kind in "tx" for i in range(len(program.tensors))]
+    used = set(re.findall(r"\b[tx]\d+\b", " ".join(lines))).difference(inputs.split(", "))
+    others = "".join(f"{name}, " for name in every if name in used)
+    if others:
+        lines.insert(0, f"{others}= others")
+    forward = generate(f"ctx, others, {inputs}", lines, {**program.constants, "index": outputs[0].get_device()})
+    then = [f"results = apply(({others}), {inputs})"]
     if isinstance(result, tuple):
         numbers = itertools.count()
-        then.append(f"return {expression(result, lambda t: 'None' if t is None else f'results[{next(numbers)}]')}")
+        part = "results" if len(outputs) == 1 else "results[{}]"
+        then.append(f"return {expression(result, lambda t: 'None' if t is None else part.format(next(numbers)))}")
     else:
-        then.append("return results[0]")
-    return program.repeat(then, {"apply": _apply(name, forward, recipe)})
+        then.append("return results" if len(outputs) == 1 else "return results[0]")
+    return program.repeat(then, {"apply": _apply(name, forward, recipe, len(outputs), len(kept))})
 
 
-def _apply(name: str, forward: Callable[..., tuple[Tensor, ...]], recipe: _Recipe) -> Callable[..., tuple[Tensor, ...]]:
-    """``apply`` of an autograd.Function, whose inputs are addresses and the call's tensors."""
-    replays, is_grad_enabled = recipe.backwards, torch.is_grad_enabled
+#: What autograd asks a Function's class for at every call, by names that miss Python's cache of attributes: found in
+#: less time in the class itself than in one that it inherits from.
+_INHERITED = {
+    name: value
+    for cls in reversed(Function.__mro__[:-1])
+    for name, value in vars(cls).items()
+    if not name.startswith("__") and cls is not torch._C._FunctionBase and name != "_backward_cls"
+}
+
+
+def _apply(name: str, forward: Callable[..., Any], recipe: _Recipe, outputs: int, saved: int) -> Callable[..., Any]:
+    """``apply`` of an autograd.Function, whose inputs are other values and the tensors with a gradient."""
 
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         return recipe.formula(*grads, *ctx.saved_tensors)
 
-    def backward_apply(ctx: Any, *grads: Tensor | None) -> Any:
-        call = (*grads, *ctx.saved_tensors)
-        if is_grad_enabled():
-            return recipe.formula(*call)
-        found = replays.last(call)
-        return replays.call(call) if found is None else found
-
+    grads, kept = (", ".join(f"{letter}{i}" for i in range(n)) for letter, n in (("g", outputs), ("s", saved)))
+    call = f"{grads}, {kept}" if saved else grads
+    lines = [
+        f"{kept}, = ctx.saved_tensors" if saved else "",
+        f"if is_grad_enabled() or modes(): return formula({call})",
+        f"found = replays.last({call})",
+        f"return replays.call(({call},)) if found is None else found",
+    ]
+    constants = {"replays": recipe.backwards, "formula": recipe.formula, "is_grad_enabled": torch.is_grad_enabled}
+    constants["modes"] = torch._C._len_torch_function_stack
     node: Any = type(
-        f"triplan_{name}", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        f"triplan_{name}",
+        (Function,),
+        {**_INHERITED, "forward": staticmethod(forward), "backward": staticmethod(backward)},
     )
     # Autograd calls this method of the node; compiled autograd traces ``backward``.
-    node._backward_cls.apply = backward_apply
+    node._backward_cls.apply = generate(f"ctx, {grads}", lines, constants)
     # Without the Python around it, which looks for functorch and dead wrappers: the guard has excluded them.
-    apply: Callable[..., tuple[Tensor, ...]] = vars(torch._C._FunctionBase)["apply"].__get__(None, node)
+    apply: Callable[..., Any] = vars(torch._C._FunctionBase)["apply"].__get__(None, node)
     return apply
