@@ -42,7 +42,7 @@ from triplan.descriptors import (
     packed_strides as packed_strides,
 )
 from triplan.descriptors.base import PlannedBy as PlannedBy
-from triplan.errors import InvalidProblem
+from triplan.errors import InvalidProblem, shown
 from triplan.functional import _ops
 from triplan.functional._plans import run as run
 from triplan.functional._replay.recording import setting as setting
@@ -128,5 +128,5 @@ class Op(_ops.Op):
         """
         namespace, _, bare = name.rpartition("::")
         if not (namespace.isidentifier() and bare.isidentifier()):
-            raise InvalidProblem(f"Op: name = {name!r}: must be 'namespace::name', with a namespace of yours")
+            raise InvalidProblem(f"Op: name = {shown(name)}: must be 'namespace::name', with a namespace of yours")
         super().__init__(name, parameters, shape=shape, fill=fill, update=update, setup=setup, backward=backward)

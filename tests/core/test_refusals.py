@@ -12,13 +12,15 @@ import torch
 from samples import SAMPLES
 
 import triplan as tp
+from triplan import functional
 from triplan.backends.runtime.launch import Launch
-from triplan.errors import InvalidProblem, LeafOverwritten, TriplanError, Unsupported, shown
+from triplan.errors import InvalidProblem, LeafOverwritten, Unsupported, shown
 
 GEMM, SOFTMAX = SAMPLES["gemm"], tp.SoftmaxDescriptor(input_shape=(2, 3), softmax_axis=1, element="f32")
 HUGE = 10**5000  # Python prints integers of at most 4,300 digits
 SURROGATE = "\ud800"  # no Unicode text
 TARGETS = [*map(tp.Target.preset, ("a100", "h100", "h200")), tp.Target.cpu()]
+VAST = tp.EmbeddingDescriptor(index_shape=(2, 3), num_embeddings=9, embedding_dim=2**40, element="f32")
 NEVER, ONCE = {"y": {"x": 0.5}}, (("x", 1.0),)
 
 
@@ -38,7 +40,9 @@ def run(workspace: Any = None, **args: Any) -> None:
     tp.plan(SOFTMAX, target="cpu").run(tp.SoftmaxArgs(**{"x": x, "out": x.clone(), **args}), workspace)
 
 
-REFUSED: dict[str, tuple[Callable[[], object], type[TriplanError], str]] = {
+LONG, WIDE, X, ROWS = "x" * 10**5, 10**4200, torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "unknown field": (lambda: GEMM.replace(mm=1), InvalidProblem, "mm = 1: no such field; the fields are op, "),
     "unknown requirement": (lambda: tp.plan(GEMM, determinstic=True), InvalidProblem, "the fields are deterministic, "),
     "1 for True": (lambda: [tp.plan(GEMM, target="cpu", deterministic=v) for v in (True, 1)], InvalidProblem, "= 1:"),
@@ -77,8 +81,29 @@ REFUSED: dict[str, tuple[Callable[[], object], type[TriplanError], str]] = {
     "raw workspace": (lambda: run(torch.zeros(9)), InvalidProblem, "the workspace is Tensor; a Workspace is expected"),
     "uninitialized": (lambda: run(out=torch.nn.UninitializedParameter()), InvalidProblem, "out is an uninitialized"),
     "leaf": (lambda: run(out=torch.zeros(2, 3, requires_grad=True)), LeafOverwritten, "leaf that requires grad"),
+    "huge grid, planned": (
+        lambda: tp.plan(VAST, target="h200"),
+        Unsupported,
+        "rows_kernel: a grid of 6442450944",
+    ),
     "huge grid": (lambda: Launch(run, 2**31, {}, {}), Unsupported, "2147483648 programs"),
     "problem twice": (lambda: tp.TuningTable(times=(("y", ONCE),) * 2), InvalidProblem, "problem 'y' twice"),
+    "long field": (lambda: GEMM.replace(**{LONG: 1}), InvalidProblem, "xxx... = 1: no such field"),
+    "many errors": (lambda: GEMM.replace(layouts=(1,) * 5000), InvalidProblem, "; and 4992 more"),
+    "many axes": (lambda: SOFTMAX.replace(input_shape=(1,) * 5000), InvalidProblem, "...: rank 5000 is outside"),
+    "axes twice": (lambda: tp.Layout.strided(zero_axes=(1,) * 5000), InvalidProblem, "...: must ascend"),
+    "long device": (lambda: tp.Target.of(LONG), InvalidProblem, "xxx...: "),
+    "long output": (lambda: tp.plan(GEMM).precision_guarantee(LONG), InvalidProblem, "none is 'xxx"),
+    "long operand": (lambda: GEMM.operand(LONG), KeyError, "no operand"),
+    "negative capacity": (lambda: tp.PlanCache(-WIDE), InvalidProblem, "000...: must be at least 1"),
+    "wide dim": (lambda: functional.softmax(X, WIDE), IndexError, "000...)"),
+    "wide row": (lambda: functional.rms_norm(X, (7,) * 9000), RuntimeError, "7..., but got input of size[2, 3]"),
+    "wide padding": (lambda: functional.embedding(ROWS, X, padding_idx=WIDE), RuntimeError, "000... must be within"),
+    "long mode": (lambda: functional.embedding_bag(ROWS, X, ROWS, mode=LONG), ValueError, "but got 'xxx"),
+    "long reduce": (lambda: functional.scatter_reduce(X, 0, ROWS[:, None], X, LONG), RuntimeError, "but got 'xxx"),
+    "long reduction": (lambda: functional.nll_loss(X, ROWS, reduction=LONG), ValueError, "xxx... is not a valid"),
+    "long reduction of shares": (lambda: functional.cross_entropy(X, X, reduction=LONG), ValueError, "xxx... is not s"),
+    "long kernel": (lambda: tp.plan(SOFTMAX, target="h200", kernel=LONG), Unsupported, "no kernel 'xxx"),
     "kernel twice": (lambda: tp.TuningTable(times=(("y", ONCE * 2),)), InvalidProblem, "kernel 'x' twice"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from triplan.backends.table import TABLE, KernelRow, KernelTable
@@ -18,6 +19,9 @@ from triplan.sku import (
     Support,
     Target,
 )
+
+#: Problems with fewer elements have no grid of 2**31 programs, so their launches are not built to find out.
+_MANY_ELEMENTS = 2**31
 
 
 def canonical_key(desc: Descriptor, preference: PlanPreference, target: Target, tuning: TuningTable | None) -> str:
@@ -61,7 +65,8 @@ def select(
         pinned = preference.kernel
         missing = "" if pinned is None or pinned in names else f"{desc.op} has no kernel {shown(pinned)}: "
         raise Unsupported(
-            f"{missing}no kernel for {desc.op} meets the request: {desc.key} with {preference.key} on {target.key}",
+            f"{missing}no kernel for {desc.op} meets the request: {desc.key} with {preference.key:.300} on "
+            f"{target.key}",
             refused,
         )
     accepted.sort(key=lambda found: found[:3])  # the name breaks a tie, never the order of registration
@@ -130,7 +135,7 @@ def _fastest(
 def _refusal(entry: KernelRow, desc: Descriptor, preference: PlanPreference, target: Target) -> str:
     """Why ``entry`` cannot be chosen; empty if it can."""
     if preference.kernel is not None and entry.name != preference.kernel:
-        return f"kernel {preference.kernel!r} is pinned"
+        return f"kernel {shown(preference.kernel, 60)} is pinned"
     if preference.backend is not None and entry.backend is not preference.backend:
         return f"backend is {entry.backend}; {preference.backend} is required"
     if target.interpret:
@@ -159,6 +164,11 @@ def _refusal(entry: KernelRow, desc: Descriptor, preference: PlanPreference, tar
         needed = entry.workspace(desc, target)
         if needed > preference.max_workspace_bytes:
             return f"needs {needed} bytes of workspace; at most {preference.max_workspace_bytes} are allowed"
+    if any(math.prod(o.shape) >= _MANY_ELEMENTS for o in desc.operands()):
+        try:
+            entry.launches(desc, target)
+        except Unsupported as e:  # a grid that CUDA does not take
+            return e.message
     return ""
 
 

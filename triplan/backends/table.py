@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch, overlapping, undeclared
-from triplan.errors import InvalidProblem
+from triplan.errors import InvalidProblem, shown
 from triplan.sku import (
     GPU_ARCHS,
     SUPPORTED,
@@ -196,7 +196,7 @@ class KernelTable:
         with self._lock:
             entries = self._entries.get(row.op, {})
             if row.name in entries:
-                raise InvalidProblem(f"op {row.op!r} already has a kernel named {row.name!r}")
+                raise InvalidProblem(f"op {shown(row.op)} already has a kernel named {shown(row.name)}")
             self._entries[row.op] = dict(sorted({**entries, row.name: row}.items()))
             self.generation += 1
 
@@ -225,7 +225,7 @@ class KernelTable:
         for entry in self.rows(op):
             if entry.backend is BackendKind.REFERENCE:
                 return entry
-        raise KeyError(f"op {op!r} has no reference")
+        raise KeyError(f"op {shown(op)} has no reference")
 
 
 #: The table that select reads unless it is given another.

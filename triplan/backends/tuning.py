@@ -158,7 +158,7 @@ class TuningTable(FrozenModel):
         try:
             content = json.loads(Path(path).read_text())
             if content["format"] != _FORMAT:
-                raise ValueError(f"format {content['format']!r}, expected {_FORMAT}")
+                raise ValueError(f"format {shown(content['format'])}, expected {_FORMAT}")
             return cls.from_json(json.dumps(content["table"]))
         except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise InvalidProblem(f"{os.fspath(path)} is no saved TuningTable: {e}") from e

@@ -29,7 +29,7 @@ from triplan import (
     parse_descriptor,
     plan,
 )
-from triplan.errors import KernelInternal
+from triplan.errors import KernelInternal, shown
 from triplan.facade.cache import versions
 
 UNSUPPORTED, BAD_INPUT, FAULT, INTERRUPTED = 1, 2, 3, 130
@@ -76,7 +76,8 @@ def _errors() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except OSError as e:
-        _fail(f"{e.filename or 'standard output'}: {e.strerror or e}", BAD_INPUT)
+        name = shown(e.filename).strip("'") if e.filename else "standard output"
+        _fail(f"{name}: {e.strerror or e}", BAD_INPUT)
     except UnicodeDecodeError as e:
         _fail(f"not UTF-8 text: {e}", BAD_INPUT)
     except RecursionError:
@@ -133,7 +134,7 @@ def _known_op(op: str) -> str:
     for name in (op, op.lower()):
         if name in known:
             return name
-    raise InvalidProblem(f"op {op!r}: known are {', '.join(known)}")
+    raise InvalidProblem(f"op {shown(op)}: known are {', '.join(known)}")
 
 
 def _version(wanted: bool) -> None:

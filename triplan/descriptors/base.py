@@ -54,7 +54,8 @@ class Descriptor(FrozenModel):
             known = _REGISTRY.get(op)
             if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise InvalidProblem(
-                    f"op {op!r} of {cls.__qualname__} is already registered by {known.__module__}.{known.__qualname__}"
+                    f"op {shown(op)} of {cls.__qualname__} is already registered by "
+                    f"{known.__module__}.{known.__qualname__}"
                 )
             _REGISTRY[op] = cls
         if cls.ops():
@@ -95,7 +96,7 @@ class Descriptor(FrozenModel):
             for mark in info.metadata:
                 if isinstance(mark, ShapeField) and not mark.min_rank <= len(value) <= mark.max_rank:
                     raise ValueError(
-                        f"{name} = {value}: rank {len(value)} is outside [{mark.min_rank}, {mark.max_rank}]"
+                        f"{name} = {shown(value)}: rank {len(value)} is outside [{mark.min_rank}, {mark.max_rank}]"
                     )
                 if isinstance(mark, AxisField) and not 0 <= value < len(getattr(self, mark.of)):
                     rank = len(getattr(self, mark.of))
@@ -146,7 +147,7 @@ class Descriptor(FrozenModel):
         for o in self._operands:
             if o.name == name:
                 return o
-        raise KeyError(f"{self.op} has no operand {name!r}")
+        raise KeyError(f"{self.op} has no operand {shown(name)}")
 
     def to_json(self) -> str:
         """JSON that ``parse_descriptor`` reads back exactly."""

@@ -411,8 +411,8 @@ class IndexPutDescriptor(IndexingDescriptor, PlannedBy["IndexPutPlan"]):
         rank = len(self.index_shape) + len(self.out_shape) - self.num_indices
         if rank > MAX_RANK:
             raise ValueError(
-                f"index_shape = {self.index_shape} with out_shape = {self.out_shape}: values would have rank {rank}; "
-                f"at most {MAX_RANK} is taken"
+                f"index_shape = {shown(self.index_shape)} with out_shape = {shown(self.out_shape)}: values would have "
+                f"rank {rank}; at most {MAX_RANK} is taken"
             )
 
     def declare_operands(self) -> tuple[Operand, ...]:

@@ -43,15 +43,15 @@ class Layout(FrozenModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.alignment is not None and self.alignment & (self.alignment - 1):
-            raise ValueError(f"alignment = {self.alignment}: must be a power of two")
+            raise ValueError(f"alignment = {shown(self.alignment)}: must be a power of two")
         if self.stride_multiple & (self.stride_multiple - 1):
             raise ValueError(f"stride_multiple = {self.stride_multiple}: must be a power of two")
         if self.kind == "packed" and (self.unit_axis is not None or self.zero_axes or self.stride_multiple > 1):
             raise ValueError("unit_axis, zero_axes and stride_multiple are facts of strided layouts")
         if self.unit_axis is not None and self.unit_axis in self.zero_axes:
-            raise ValueError(f"axis {self.unit_axis} cannot have stride 1 and 0")
+            raise ValueError(f"axis {shown(self.unit_axis)} cannot have stride 1 and 0")
         if tuple(sorted(set(self.zero_axes))) != self.zero_axes:
-            raise ValueError(f"zero_axes = {self.zero_axes}: must ascend without repeats")
+            raise ValueError(f"zero_axes = {shown(self.zero_axes)}: must ascend without repeats")
         return self
 
     @property

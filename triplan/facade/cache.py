@@ -90,7 +90,7 @@ class PlanCache:
 
     def __init__(self, capacity: int = 4096) -> None:
         if capacity < 1:
-            raise InvalidProblem(f"PlanCache: capacity = {capacity}: must be at least 1")
+            raise InvalidProblem(f"PlanCache: capacity = {shown(capacity)}: must be at least 1")
         self.capacity = capacity
         self._hits = self._misses = self._evictions = self._refused = 0
         self.clear()
@@ -212,7 +212,7 @@ class PlanCache:
                 or not isinstance(saved, dict)
                 or not isinstance(tables, list)
             ):
-                raise ValueError(f"format {content['format']!r}, expected {_FORMAT}")
+                raise ValueError(f"format {shown(content['format'])}, expected {_FORMAT}")
         except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise InvalidProblem(f"{os.fspath(path)} is not a saved PlanCache: {e}") from e
         here = versions()

@@ -127,7 +127,7 @@ class Plan(Preparing, Generic[D, A]):
             return self._sku.precision_guarantee
         guarantees = self._entry.guarantees(self.descriptor)
         if output not in guarantees:
-            raise InvalidProblem(f"{self.descriptor.op} has outputs {', '.join(guarantees)}; none is {output!r}")
+            raise InvalidProblem(f"{self.descriptor.op} has outputs {', '.join(guarantees)}; none is {shown(output)}")
         return guarantees[output]
 
     def workspace_size(self) -> int:

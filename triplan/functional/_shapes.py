@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from triplan.errors import shown
+
 Tensor = torch.Tensor
 # Untyped in torch.
 _check: Callable[..., None] = torch._check
@@ -28,7 +30,9 @@ def axis(dim: int, rank: int) -> int:
     """``dim`` as a non-negative axis; a 0-d tensor has one axis. Raises ``IndexError``."""
     rank = max(rank, 1)
     if not -rank <= dim < rank:
-        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {shown(dim)})"
+        )
     return dim % rank
 
 

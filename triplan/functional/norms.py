@@ -14,6 +14,7 @@ from typing import Any, overload
 
 import torch
 
+from triplan.errors import shown
 from triplan.facade import (
     L2NormBackwardPlan,
     L2NormPlan,
@@ -45,9 +46,10 @@ def _axes(
     shape = tuple(normalized_shape)
     at = input.dim() - len(shape)
     if not shape or at < 0 or tuple(input.shape[at:]) != shape:
+        given = shown(list(shape))
         raise RuntimeError(
-            f"{name}(): Given normalized_shape={list(shape)}, expected input with shape "
-            f"[*, {', '.join(map(str, shape))}], but got input of size{list(input.shape)}"
+            f"{name}(): Given normalized_shape={given}, expected input with shape [*, {given[1:]}, but got input of "
+            f"size{list(input.shape)}"
         )
     for what, p in parameters.items():
         if p is None:

@@ -7,6 +7,7 @@ from typing import Any, overload
 import torch
 
 from triplan import functional
+from triplan.errors import shown
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
@@ -49,7 +50,7 @@ class RMSNorm(torch.nn.RMSNorm):
         weight_offset: int = 0,
     ) -> None:
         if weight_offset not in (0, 1):
-            raise ValueError(f"weight_offset = {weight_offset}: must be 0 or 1")
+            raise ValueError(f"weight_offset = {shown(weight_offset)}: must be 0 or 1")
         if weight_offset and not elementwise_affine:
             raise ValueError("weight_offset = 1: needs a weight to be added to, but elementwise_affine = False")
         self.weight_offset = weight_offset

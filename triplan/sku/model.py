@@ -16,17 +16,23 @@ from typing_extensions import Self, dataclass_transform
 from triplan.errors import InvalidProblem, shown
 from triplan.sku.facts import cached_property
 
+#: Errors of one model that a message lists.
+_MOST_ERRORS = 8
+
 
 def explain(cls: type[FrozenModel], error: ValidationError) -> InvalidProblem:
     """Convert a pydantic error to an ``InvalidProblem`` that names each field, its value and the broken rule."""
     parts = []
-    for e in error.errors(include_url=False):
-        where = ".".join(p if isinstance(p, str) and p.isidentifier() else shown(p) for p in e["loc"]) or "(model)"
+    errors = error.errors(include_url=False)
+    for e in errors[:_MOST_ERRORS]:
+        where = ".".join(shown(p).strip("'") if str(p).isidentifier() else shown(p) for p in e["loc"]) or "(model)"
         rule = e["msg"].removeprefix("Value error, ")
         if e["type"] == "extra_forbidden" and len(e["loc"]) == 1:
             rule = f"no such field; the fields are {', '.join(cls.model_fields)}"
         value = "" if e["type"] in ("missing", "json_invalid") or not e["loc"] else f" = {shown(e['input'])}"
         parts.append(f"{where}{value}: {rule}")
+    if len(errors) > _MOST_ERRORS:
+        parts.append(f"and {len(errors) - _MOST_ERRORS} more")
     return InvalidProblem(f"{cls.__name__}: " + "; ".join(parts))
 
 

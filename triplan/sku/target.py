@@ -76,7 +76,7 @@ class Target(FrozenModel):
         try:
             device = torch.device(device)
         except (RuntimeError, TypeError) as e:
-            raise InvalidProblem(f"device {shown(device)}: {e}") from None
+            raise InvalidProblem(f"device {shown(device)}: {e!s:.200}") from None
         if device.type == "cpu":
             return Target.cpu(interpret=interpreting())
         if device.type != "cuda":

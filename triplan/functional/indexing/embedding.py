@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import Function
 
 from triplan.descriptors.fields import MAX_RANK
-from triplan.errors import Unsupported
+from triplan.errors import Unsupported, shown
 from triplan.facade import EmbeddingBackwardPlan, EmbeddingPlan
 from triplan.functional._forward import Linearity
 from triplan.functional._ops import Op
@@ -163,7 +163,7 @@ def _row(name: str, padding_idx: int | None, rows: int) -> int | None:
     if padding_idx is None:
         return None
     if not -rows <= padding_idx < rows:
-        raise RuntimeError(f"{name}(): padding_idx = {padding_idx} must be within num_embeddings = {rows}")
+        raise RuntimeError(f"{name}(): padding_idx = {shown(padding_idx)} must be within num_embeddings = {rows}")
     return padding_idx + (rows if padding_idx < 0 else 0)
 
 
@@ -231,7 +231,7 @@ def embedding_bag(
     maximum, its gradient is divided among them (torch gives it to the first).
     """
     if mode not in ("sum", "mean", "max"):
-        raise ValueError(f"embedding_bag(): mode has to be one of sum, mean or max, but got {mode}")
+        raise ValueError(f"embedding_bag(): mode has to be one of sum, mean or max, but got {shown(mode)}")
     if per_sample_weights is not None and mode != "sum":
         raise NotImplementedError(f"embedding_bag(): per_sample_weights is only supported for mode='sum', not {mode!r}")
     if per_sample_weights is not None and per_sample_weights.shape != input.shape:

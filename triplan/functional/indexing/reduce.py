@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from triplan.errors import shown
 from triplan.facade import ScatterPlan, ScatterReducePlan
 from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
@@ -197,7 +198,7 @@ def _reduced(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool, check_indices: bool
 ) -> Tensor:
     if reduce not in _REDUCTIONS:
-        raise RuntimeError(f"scatter_reduce(): reduce must be one of {', '.join(_REDUCTIONS)}, but got {reduce}")
+        raise RuntimeError(f"scatter_reduce(): reduce must be one of {', '.join(_REDUCTIONS)}, but got {shown(reduce)}")
     if input.dtype in NARROW:
         _checked_scatter("scatter_reduce", input, dim, index, src)
         wide = _reduced(input.int(), dim, index, src.int(), reduce, include_self, check_indices)
@@ -245,7 +246,7 @@ def _given_src(input: Tensor, index: Tensor, src: Tensor | float | None, value: 
 def _reduction(reduce: str) -> str:
     known = {"add": "sum", "multiply": "prod"}
     if reduce not in known:
-        raise RuntimeError(f"scatter(): reduce argument must be either add or multiply, but got {reduce}")
+        raise RuntimeError(f"scatter(): reduce argument must be either add or multiply, but got {shown(reduce)}")
     return known[reduce]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
+from triplan.errors import shown
 from triplan.facade import (
     CrossEntropyBackwardPlan,
     CrossEntropyPlan,
@@ -102,9 +103,9 @@ def _with_probabilities(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, smoothing: float, bytes: Tensor | None
 ) -> Tensor:
     if reduction not in ("none", "sum", "mean") or bytes is not None:
-        raise ValueError(f"cross_entropy(): reduction {reduction!r} is not supported with class probabilities")
+        raise ValueError(f"cross_entropy(): reduction {shown(reduction)} is not supported with class probabilities")
     if not 0 <= smoothing <= 1:
-        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {smoothing}")
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {shown(smoothing)}")
     at = 1 if input.dim() > 1 else 0
     classes = input.size(at) if input.dim() else 0
     if input.dim() == 0 or target.shape != input.shape or (weight is not None and tuple(weight.shape) != (classes,)):

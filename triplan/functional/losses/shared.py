@@ -8,6 +8,7 @@ import torch
 
 from triplan.descriptors.fields import MAX_RANK
 from triplan.descriptors.losses import Reduction
+from triplan.errors import shown
 from triplan.functional._plans import run
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
 from triplan.sku import ElementKind
@@ -32,9 +33,11 @@ def checked(
     if not input.is_floating_point():
         raise RuntimeError(f"{name}(): expected a floating-point tensor, but got {input.dtype}")
     if how.reduction not in _REDUCTIONS:
-        raise ValueError(f"{how.reduction} is not a valid value for reduction; valid are {', '.join(_REDUCTIONS)}")
+        raise ValueError(
+            f"{shown(how.reduction)} is not a valid value for reduction; valid are {', '.join(_REDUCTIONS)}"
+        )
     if not 0 <= how.label_smoothing <= 1:
-        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {how.label_smoothing}")
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {shown(how.label_smoothing)}")
     if (bytes is not None) != (how.reduction == "byte_mean"):
         raise ValueError(f"{name}(): bytes are given for reduction 'byte_mean', and for no other")
     if input.dim() == 0:
