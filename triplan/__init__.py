@@ -1,5 +1,6 @@
 """Typed, cacheable plans for GPU tensor ops written in Triton: Descriptor -> Plan -> run."""
 
+from triplan import _interrupts as _interrupts  # before torch
 from triplan._exports import export as _export
 from triplan.backends import *
 from triplan.backends.storing import software as _software

@@ -9,6 +9,7 @@ import json
 import os
 import pydoc
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -581,6 +582,19 @@ def test_the_installed_command_runs() -> None:
     done = subprocess.run(command, input=DESC.to_json(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "index_add on h100" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["-m triplan", "-m triplan.cli", "bin/triplan", "-c import\ttriplan"])
+def test_an_interrupt_while_torch_is_imported_prints_no_traceback(command: str, tmp_path: Path) -> None:
+    """(Except in a program of the user's.)"""
+    (tmp_path / "torch.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/triplan").write_text("from triplan.cli import main")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    line = [sys.executable, *command.split(" ")]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr[-18:] == ("KeyboardInterrupt\n" if "-c" in command else "")
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

@@ -38,7 +38,7 @@ SHARED = {
 OPTIONAL = {"triplan/nn"}
 #: A room imports only rooms of the lines above its own ("" is the package ``triplan`` itself).
 ORDER = (
-    ("errors", "_exports"),
+    ("errors", "_exports", "_interrupts"),
     ("sku",),
     ("descriptors",),
     ("backends",),

@@ -12,12 +12,16 @@ import os
 import sys
 from collections.abc import Sequence
 
+from triplan._interrupts import handle, is_command
+
 BAD_OUTPUT, INTERRUPTED, READER_GONE = 2, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the ``triplan`` command. Returns the exit code."""
     try:
+        if is_command():
+            handle()
         if sys.stdout is None:
             raise OSError("closed")
         for stream in (sys.stdout, sys.stderr):
