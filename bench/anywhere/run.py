@@ -26,6 +26,7 @@ from bench import timing
 from bench.anywhere.drawing import MOST, Case, Peer, Tensors, case, entries_of, family_of, ops_of, tensors
 from bench.indexing.cases import SAME_WORK
 from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.rows import compiled_by_torch
 from bench.timing import Contestant
 from triplan.backends.runtime.compile import compile_source
 from triplan.descriptors import Role
@@ -139,12 +140,11 @@ def torchs_modes(c: Case) -> Iterator[None]:
         debugging.fill_uninitialized_memory, products.allow_tf32 = before[1:]
 
 
-def peers_of(c: Case, compiled: bool) -> dict[str, Peer]:
+def peers_of(c: Case, compiled: bool, tiny: bool) -> dict[str, Peer]:
     """torch's ways to compute the problem; if asked, the first also by torch.compile."""
     found: dict[str, Peer] = family_of(c.desc.op).peers(c.desc)
     if compiled and found:
-        torch._dynamo.reset()
-        found["torch.compile"] = torch.compile(next(iter(found.values())), dynamic=False)
+        found["torch.compile"] = compiled_by_torch(next(iter(found.values())), tiny)
     return found
 
 
@@ -235,7 +235,10 @@ def case_row(
         workspace = tp.Workspace.for_plans(plans, device)
         ours = [Timed(plan.sku().kernel, partial(_run_plan, plan, args, workspace)) for plan in plans]
         with torchs_modes(c):
-            peers = [Timed(name, partial(_run_peer, peer, buffers)) for name, peer in peers_of(c, compiled).items()]
+            peers = [
+                Timed(name, partial(_run_peer, peer, buffers))
+                for name, peer in peers_of(c, compiled, device.type == "cpu").items()
+            ]
             wrong = ""
             if peers and c.bytes <= COMPARED and comparable(c):
                 try:
