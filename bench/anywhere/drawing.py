@@ -247,29 +247,24 @@ def streamed_us(desc: tp.Descriptor) -> float:
     return moved / (ROOFS[0] * 1e6)
 
 
-#: The families of the descriptors; each has a module here.
-FAMILIES = tuple(
-    sorted(
-        {
-            cls.__module__.rsplit(".", 1)[-1]
-            for cls in tp.descriptor_types().values()
-            if cls.__module__.startswith("triplan.")
-        }
-    )
-)
+def _families() -> dict[str, str]:
+    """The family of each op: the module or package below ``triplan.descriptors`` that describes it."""
+    modules = {op: cls.__module__.split(".") for op, cls in tp.descriptor_types().items()}
+    return {op: parts[2] for op, parts in modules.items() if parts[:2] == ["triplan", "descriptors"]}
+
+
+FAMILIES = tuple(sorted(set(_families().values())))
 
 
 @cache
 def family_of(op: str) -> ModuleType:
     """The module of this bench for the family of ``op``."""
-    name = tp.descriptor_types()[op].__module__.rsplit(".", 1)[-1]
-    return import_module(f"bench.anywhere.{name}")
+    return import_module(f"bench.anywhere.{_families()[op]}")
 
 
 def ops_of(family: str) -> list[str]:
-    """The ops of ``family``, which are those of its descriptors."""
-    types = tp.descriptor_types()
-    return [op for op in tp.TABLE.ops() if types[op].__module__ == f"triplan.descriptors.{family}"]
+    """The ops of ``family``."""
+    return [op for op, own in _families().items() if own == family]
 
 
 def case(family: str, seed: int, number: int, target: tp.Target, most: int = MOST) -> Case:
