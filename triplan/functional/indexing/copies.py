@@ -1,9 +1,12 @@
-"""Copies that are composed of gather and scatter: index_copy, index_fill, take_along_dim and masked_scatter."""
+"""Copies that are gathers and scatters: index_copy, index_fill, take_along_dim and masked_scatter."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from triplan.functional import _plans
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import at_least_1d, axis, broadcast, check_same_device, require
 from triplan.functional._watching import needs_grad, transformed
@@ -145,20 +148,31 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     ``input`` and ``source``. Never synchronises: if ``source`` has too few elements, the call raises ``IndexError`` on
     the CPU, and writes 0 on CUDA.
     """
+    whole, read = _read_in_order(input, mask, source)
+    return torch.where(mask, read, input.expand(whole))
+
+
+def _read_in_order(input: Tensor, mask: Tensor, source: Tensor) -> tuple[Sequence[int], Tensor]:
+    """The shape of a ``masked_scatter``, and where the mask is true what it writes."""
     check_same_device("masked_scatter", input, mask, source)
     if mask.dtype != torch.bool or source.dtype != input.dtype:
         raise RuntimeError(
             f"masked_scatter(): expected a bool mask and a source of {input.dtype}, got {mask.dtype} and {source.dtype}"
         )
     whole = broadcast(input.shape, mask.shape)
-    table, chosen = input.expand(whole), mask.expand(whole).reshape(-1)
-    # Elements that are not chosen read any; one zero more, in front, lets them do so from an empty source.
-    padded = torch.cat([source.new_zeros(1), source.reshape(-1)])
-    at = torch.where(chosen, chosen.cumsum(0), 0)
-    return torch.where(mask, gather(padded, 0, at).reshape(whole), table)
+    chosen, values = mask.expand(whole).reshape(-1), source.reshape(-1)
+    at = chosen.cumsum(0)
+    if _plans.always_checks(input.device):  # a bad index raises: what is not chosen reads a zero, put in front
+        at, values = torch.where(chosen, at, 0), torch.cat([source.new_zeros(1), values])
+    else:  # reads 0
+        at = at.sub_(1)
+    return whole, gather(values, 0, at).reshape(whole)
 
 
 @replayed
 def masked_scatter_(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """``masked_scatter`` into ``input`` itself, which is returned; ``mask`` is broadcast to its shape."""
-    return input.copy_(masked_scatter(input, mask.expand(input.shape), source))
+    mask = mask.expand(input.shape)
+    if needs_grad((input, source)) or transformed() or torch.compiler.is_compiling():
+        return input.copy_(masked_scatter(input, mask, source))
+    return torch.where(mask, _read_in_order(input, mask, source)[1], input, out=input)
