@@ -53,14 +53,12 @@ class Call:
         ours, theirs: the functions, or modules.
         args: the arguments of both.
         grads: positions of the arguments that get a gradient; none if the function writes in place.
-        composed: whether ours calls ops of torch too, which autograd records one by one.
     """
 
     ours: Callable[..., Any]
     theirs: Callable[..., Any]
     args: tuple[Any, ...]
     grads: tuple[int, ...] = ()
-    composed: bool = False
 
     def given(self, recording: bool) -> tuple[Any, ...]:
         """The arguments; if ``recording``, new leaves that require a gradient in place of those in ``grads``."""
@@ -109,13 +107,13 @@ def calls(d: Draw) -> dict[str, Call]:
         "index_copy_": Call(ours.index_copy_, Tensor.index_copy_, (d.x, 0, vector, d.x)),
         "index_fill": Call(ours.index_fill, torch.index_fill, (x, 0, vector, 2.5), (0,)),
         "index_fill_": Call(ours.index_fill_, Tensor.index_fill_, (d.x, 0, vector, 2.5)),
-        "masked_scatter": Call(ours.masked_scatter, torch.masked_scatter, (x, mask, d.x), (0, 2), composed=True),
-        "masked_scatter_": Call(ours.masked_scatter_, Tensor.masked_scatter_, (d.x, mask, d.x), composed=True),
+        "masked_scatter": Call(ours.masked_scatter, torch.masked_scatter, (x, mask, d.x), (0, 2)),
+        "masked_scatter_": Call(ours.masked_scatter_, Tensor.masked_scatter_, (d.x, mask, d.x)),
         "scatter_": Call(ours.scatter_, Tensor.scatter_, (d.x, 0, once, d.x)),
         "scatter_reduce": Call(ours.scatter_reduce, torch.scatter_reduce, (x, 0, wide, d.x, "amax"), (0, 3)),
         "scatter_reduce_": Call(ours.scatter_reduce_, Tensor.scatter_reduce_, (d.x, 0, wide, d.x, "amax")),
         "index_put_": Call(ours.index_put_, Tensor.index_put_, (d.x, (vector,), d.x)),
-        "embedding_bag": Call(ours.embedding_bag, tf.embedding_bag, (bag, x), (1,), composed=True),
+        "embedding_bag": Call(ours.embedding_bag, tf.embedding_bag, (bag, x), (1,)),
         "index_put": Call(ours.index_put, torch.index_put, (x, (d.distinct(d.m),), d.x), (0, 2)),
         "embedding": Call(ours.embedding, tf.embedding, (rows, x), (1,)),
     }

@@ -71,9 +71,10 @@ class Program:
         whether floats that a kernel is given at run time may differ from call to call.
         """
         self.record = record
+        self._steps = record.steps_towards((*kept, *hidden))
         self._given_scales: list[Any] = []
         if scales:
-            self._given_scales = [v for s in record.steps if isinstance(s, Step) for v in s.scalars.values()]
+            self._given_scales = [v for s in self._steps if isinstance(s, Step) for v in s.scalars.values()]
         self._parameters = ", ".join(f"a{i}" for i in range(len(args)))
         self.reads: list[str] = []  # how each tensor is read from the arguments
         self.tensors: list[Tensor] = []
@@ -88,11 +89,14 @@ class Program:
         self._compare(args)
         #: Numbers of the tensors that require a gradient.
         self.differentiable = [i for i, t in enumerate(self.tensors) if t.requires_grad]
-        ops = [step for step in record.steps if isinstance(step, TorchOp)]
+        ops = [step for step in self._steps if isinstance(step, TorchOp)]
         self._made = {t.untyped_storage()._cdata for op in ops if not op.func._schema.is_mutable for t in op.results}
         self._hold_constants(ops, (*kept, *hidden))
         # What torch's ops work on is allocated as it was, so that the same views lead to the same tensors.
-        for t in (*(self.record.fresh.get(t.untyped_storage()._cdata) for op in ops for t in op.tensors()), *kept):
+        # So is that of which the caller gets a part.
+        parts = [t for t in kept if size_of(t) != t.untyped_storage().nbytes()]
+        viewed = [t for op in ops for t in op.tensors()] + parts
+        for t in (*(self.record.fresh.get(t.untyped_storage()._cdata) for t in viewed), *kept):
             if t is not None and (storage := self._allocated(t)) is not None and storage not in self._new:
                 name = f"n{len(self._new)}"
                 self._new[storage] = name, t
@@ -104,9 +108,10 @@ class Program:
         self.offsets: list[int] = []
         self._parts: dict[int, tuple[str, int]] = {}  # by storage: the buffer that it is a part of, and where
         self._divide("hidden", hidden)
-        self._divide("scratch", [t for step in record.steps if isinstance(step, Step) for t in step.tensors()])
+        self._divide("scratch", [t for step in self._steps if isinstance(step, Step) for t in step.tensors()])
         #: For each tensor: the alignment that operands in it need, and whether one is written.
         self.alignments, self.written = [1] * len(self.tensors), [False] * len(self.tensors)
+        self._overwritten: list[int] = []  # the tensors that ops of torch write
         self._repeat_steps()
 
     def _compare(self, args: tuple[Any, ...]) -> None:
@@ -148,15 +153,18 @@ class Program:
         self.lines += [f"{name} = empty({what})", f"{name}_at = {name}.data_ptr()"]
 
     def _hold_constants(self, ops: Sequence[TorchOp], kept: Sequence[Tensor]) -> None:
-        """Make constants of small tensors that every call would create anew, unless somebody writes or gets them."""
+        """Make constants of small tensors that every call would compute anew, unless somebody writes or gets them."""
         used = {t.untyped_storage()._cdata for t in kept}
         used |= {t.untyped_storage()._cdata for op in ops if op.func._schema.is_mutable for t in op.tensors()}
-        for step in self.record.steps:
+        for step in self._steps:
             if isinstance(step, Step):
-                written = (step.operands.get(o.name) for o in step.plan.descriptor.operands() if o.is_written)
-                used |= {t.untyped_storage()._cdata for t in tensors_in(tuple(written))}
+                used |= {t.untyped_storage()._cdata for t in step.written()}
+        constant = set[int]()
         for op in ops:
-            if op.func in CREATIONS and op.results[0].untyped_storage()._cdata not in used:
+            given = {t.untyped_storage()._cdata for t in tensors_in((*op.args, *op.kwargs.values()))}
+            if op.func not in CREATIONS and not (given and given <= constant and op.is_function):
+                continue
+            if len(op.results) == 1 and op.results[0].untyped_storage()._cdata not in used:
                 (t,) = op.results
                 if t.nbytes > _MAX_CONSTANT or (t.is_cuda and torch.cuda.is_current_stream_capturing()):
                     continue
@@ -166,6 +174,7 @@ class Program:
                 self._new[t.untyped_storage()._cdata] = name, t
                 self.constants |= {name: t, f"{name}_at": t.data_ptr()}
                 self._held.add(id(op))
+                constant.add(t.untyped_storage()._cdata)
 
     def _divide(self, buffer: str, tensors: Sequence[Tensor]) -> None:
         """Make the storages of ``tensors`` parts of one allocation, if nothing else holds them."""
@@ -232,6 +241,7 @@ class Program:
         call = self._call(op.func, list(map(self._literal, op.args)), op.kwargs)
         if op.func._schema.is_mutable:
             self.lines.append(self._copy(op) + call)
+            self._overwritten += [self.source(t)[0] for t in op.written() if not self.is_new(t)]
             return
         names = [self._new[t.untyped_storage()._cdata][0] for t in op.results]
         self.lines.append(f"{', '.join(names)} = {call}")
@@ -253,7 +263,7 @@ class Program:
         return f"if copy_memory({self._address(to)}, {self._address(source)}, {to.nbytes}, stream(index)): "
 
     def _repeat_steps(self) -> None:
-        for step in self.record.steps:
+        for step in self._steps:
             if isinstance(step, TorchOp):
                 self._repeat_op(step)
             else:
@@ -355,7 +365,8 @@ class Program:
         for i, (read, value) in enumerate(self.record.settings.items()):
             constants |= {f"setting{i}": read, f"value{i}": value}
             refused.append(f"setting{i}() != value{i}")
-        slots = [Slot(*slot) for slot in zip(self.reads, self.tensors, self.alignments, self.written, strict=True)]
+        written = [is_written or i in self._overwritten for i, is_written in enumerate(self.written)]
+        slots = [Slot(*slot) for slot in zip(self.reads, self.tensors, self.alignments, written, strict=True)]
         return guarded(
             slots,
             then,

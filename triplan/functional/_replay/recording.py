@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -61,6 +61,10 @@ class Step(NamedTuple):
         if self.workspace is not None:
             yield self.workspace.tensor
 
+    def written(self) -> Iterator[Tensor]:
+        """The operands that it writes."""
+        yield from tensors_in([self.operands.get(o.name) for o in self.plan.descriptor.operands() if o.is_written])
+
 
 class TorchOp(NamedTuple):
     """An op of torch's that ran, no allocation and no view."""
@@ -70,9 +74,23 @@ class TorchOp(NamedTuple):
     kwargs: dict[str, Any]
     results: tuple[Tensor, ...]
 
+    @property
+    def is_function(self) -> bool:
+        """Whether equal arguments give equal results, and nothing else changes."""
+        return not self.func._schema.is_mutable and torch.Tag.nondeterministic_seeded not in self.func.tags
+
     def tensors(self) -> Iterator[Tensor]:
         """What it reads and writes."""
         yield from tensors_in((*self.args, *self.kwargs.values(), *self.results))
+
+    def written(self) -> Iterator[Tensor]:
+        """Its new results, or the arguments that it changes."""
+        if not self.func._schema.is_mutable:
+            yield from self.results
+            return
+        for i, declared in enumerate(self.func._schema.arguments):
+            if declared.is_write:
+                yield from tensors_in([self.args[i] if i < len(self.args) else self.kwargs.get(declared.name)])
 
 
 class View(NamedTuple):
@@ -169,6 +187,17 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
                 return None
             found.append(view)
             at = view.source
+        return found[::-1]
+
+    def steps_towards(self, wanted: Iterable[Tensor]) -> list[Step | TorchOp]:
+        """The steps that ``wanted`` depends on, and those that write what the call did not allocate."""
+        storages = {t.untyped_storage()._cdata for t in wanted}
+        found: list[Step | TorchOp] = []
+        for step in reversed(self.steps):
+            written = {t.untyped_storage()._cdata for t in step.written()}
+            if not written or not written.isdisjoint(storages) or not written <= self.fresh.keys():
+                storages.update(t.untyped_storage()._cdata for t in step.tensors())
+                found.append(step)
         return found[::-1]
 
 

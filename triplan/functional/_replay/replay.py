@@ -27,9 +27,10 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import _get_overloaded_args, handle_torch_function
 
 from triplan.facade.replay import generate
+from triplan.functional._replay.composed import Composition
 from triplan.functional._replay.program import SPECIAL, NotRepeatable, Program, Repeat, expression
 from triplan.functional._replay.recording import Recording, View, geometry, recording
-from triplan.functional._watching import nothing_watches, on_gpu, transformed
+from triplan.functional._watching import nothing_watches, on_gpu, tensors_in, transformed
 
 Tensor = torch.Tensor
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,14 +40,17 @@ _MAX_REPLAYS = 1024
 _MAX_ALIKE = 8
 
 
-def _repeat(args: tuple[Any, ...], result: Any, record: Recording) -> Repeat | None:
-    """How to repeat a recorded call with ``args`` that returned ``result``; None if it cannot be repeated."""
+def _repeat(function: Callable[..., Any], args: tuple[Any, ...], result: Any, record: Recording) -> Repeat | None:
+    """How to repeat a recorded call of ``function`` that returned ``result``; None if it cannot be repeated."""
     results = result if isinstance(result, tuple) else (result,)
     if not record.is_repeatable or not all(t is None or isinstance(t, Tensor) for t in results):
         return None
     try:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in results):
-            return _Recipe(args, result, record).repeat
+            try:
+                return _Recipe(args, result, record).repeat
+            except NotRepeatable:
+                return _Composed(function, args, result, record).repeat
         program = Program(args, record, [t for t in results if t is not None])
         return program.repeat([*program.lines, f"return {expression(result, program.name)}"], {})
     except NotRepeatable:
@@ -95,7 +99,7 @@ class Replays:
         args = tuple([_own(a) for a in args])
         with Recording() as record:
             result = self._function(*args)
-        repeat = _repeat(args, result, record)
+        repeat = _repeat(self._function, args, result, record)
         if repeat is None:
             self._came[facts] = 0
             return result
@@ -183,6 +187,7 @@ def {function.__name__}({", ".join(declared)}):
     return replays.call(({names},)) if found is None else found
 """
     exec(compile(source, f"<replays of {function.__name__}>", "exec"), scope)
+    scope["plain"].__name__ = function.__name__
     replays = scope["replays"] = Replays(scope["plain"])
     made: Any = update_wrapper(scope[function.__name__], function)
     made.replays = replays
@@ -371,8 +376,26 @@ class _Recipe:
         return None, *[total[i] for i in self._differentiable]
 
 
+class _Composed:
+    """How to repeat a call that autograd records, of any ops."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any, record: Recording) -> None:
+        outputs = list(tensors_in(result if isinstance(result, tuple) else (result,)))
+        program = Program(args, record, outputs, scales=False)
+        # A view of a new tensor could not be written in place, as what the function returns can.
+        names = {program.name(t) for t in outputs if program.is_new(t)}
+        if len(names) != len(outputs) or not all(map(str.isidentifier, names)):
+            raise NotRepeatable
+        composition = Composition(function, args, outputs, program)
+        self.formula = composition.formula
+        self.backwards = Replays(self.formula)
+        kept = [f"x{i}" if is_saved else "None" for i, is_saved in enumerate(composition.saves)]
+        constant = [t for t in outputs if not t.requires_grad]
+        self.repeat = _node(self, function.__name__, program, kept, outputs, constant, result)
+
+
 def _node(
-    recipe: _Recipe,
+    recipe: _Recipe | _Composed,
     name: str,
     program: Program,
     kept: Sequence[str],
@@ -421,7 +444,9 @@ _INHERITED = {
 }
 
 
-def _apply(name: str, forward: Callable[..., Any], recipe: _Recipe, outputs: int, saved: int) -> Callable[..., Any]:
+def _apply(
+    name: str, forward: Callable[..., Any], recipe: _Recipe | _Composed, outputs: int, saved: int
+) -> Callable[..., Any]:
     """``apply`` of an autograd.Function, whose inputs are other values and the tensors with a gradient."""
 
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

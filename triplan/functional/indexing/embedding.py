@@ -202,7 +202,7 @@ def embedding(
     at = input.reshape(-1).long()
     counts = scatter_add(at.new_zeros(weight.size(0)), 0, at, torch.ones_like(at))
     scaled: Any = _Scaled.apply
-    result: Tensor = scaled(rows, (1 / counts[input.long()]).unsqueeze(-1))
+    result: Tensor = scaled(rows, (1 / index_select(counts, 0, at)).reshape(*input.shape, 1))
     return result
 
 
