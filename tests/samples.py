@@ -23,6 +23,9 @@ READ = {"out_shape": (6, 32), "src_dim_size": 9, "element": "f32"}
 WRITTEN = {"src_shape": (6, 32), "out_dim_size": 9, "element": "f32"}
 TABLE = {"index_shape": (2, 3), "num_embeddings": 9, "embedding_dim": 32, "element": "f32"}
 
+#: Operands of an expression.
+a, b = tp.expr.operand("a"), tp.expr.operand("b")
+
 SAMPLES: dict[str, tp.Descriptor] = {
     d.op: d
     for d in (
@@ -43,8 +46,16 @@ SAMPLES: dict[str, tp.Descriptor] = {
         *(TYPES[op](**MATRIX) for op in (*NORMS, "scale_gradient")),
         tp.CrossEntropyDescriptor(reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True, **MATRIX),
         *(TYPES[op](reduction="byte_mean", weight=True, **MATRIX) for op in LOSSES),
-        *(cls(op=op, **MATRIX) for cls in (tp.UnaryDescriptor, tp.UnaryBackwardDescriptor) for op in cls.ops()),
+        tp.UnaryDescriptor(op="relu_squared", **MATRIX),
+        tp.UnaryBackwardDescriptor(op="relu_squared_backward", **MATRIX),
+        tp.BinaryDescriptor(op="swiglu", **MATRIX),
+        tp.TernaryDescriptor(op="addcmul", z_shape=(5, 1), **MATRIX),
+        tp.ExpressionDescriptor.of(a * tp.expr.sigmoid(a) + b, a=("f32", (5, 32)), b=("f32", (5, 1))),
     )
+}
+#: The op of ``SAMPLES`` that stands for each op of a table family: they share a descriptor, and every kernel.
+REPRESENTED = {
+    op: op if op in SAMPLES else next(s for s in SAMPLES if s in TYPES[op].ops()) for op in TYPES if "::" not in op
 }
 ACCUMULATING = (
     "gather_backward",

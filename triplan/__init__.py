@@ -5,6 +5,7 @@ from triplan._exports import export as _export
 from triplan.backends import *
 from triplan.backends.storing import software as _software
 from triplan.descriptors._public import *
+from triplan.descriptors.elementwise import expr as expr
 from triplan.errors import *
 from triplan.facade import *
 from triplan.sku._public import *

@@ -1,28 +1,28 @@
-"""Elementwise ops: packed and strided operands, vectors and single elements, 32- and 64-bit offsets."""
+"""Elementwise ops: packed, broadcast, transposed and strided operands, vectors and single elements, 64-bit offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from proofs.elementwise import OPS
+from proofs.elementwise import OPS, described
 
 import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
-SHAPES = ((4096, 4096), (4095, 1001), (2**16, 2**16))
+SIZES = (4096 * 4096, 4095 * 1001, 2**32)
 
 
 def problems(op: str) -> Iterator[tp.Descriptor]:
     for element in ("f16", "bf16", "f32", "f64"):
-        for shape in SHAPES:
-            desc = tp.descriptor_types()[op](op=op, input_shape=shape, element=element)
+        for n in SIZES:
+            desc = described(op, n, tp.ElementKind(element))
             yield desc
-            yield desc.replace(layouts={o.name: "strided" for o in desc.operands()})
+            yield desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.is_tensor})
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
-    return ((VECTORS,) if entry == "flat" and desc.input_shape[-1] % 16 == 0 else (), ())
+    return ((VECTORS,) if entry == "flat" and desc.shape[-1] % 16 == 0 else (), ())
 
 
 @compiles(*OPS)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import triplan as tp
 from proofs import Drawn, Outputs, Variant
 from triplan.sku import interpreting
 
@@ -32,17 +34,22 @@ class Rows(Drawn):
     moves_rows = True
 
     def parts(self) -> Iterator[Variant]:
-        n = self.desc.input_shape[0]  # type: ignore[attr-defined]
+        n = self._shape[0]
         for kept in (torch.tensor([n - 1]), torch.arange(0, n, 2), torch.arange(n).flip(0)[: n // 3 + 1]):
             yield Variant(self._with(kept), picked, partial(picked, rows=kept))
 
     def reordered(self) -> Variant:
-        n, *length = self.desc.input_shape  # type: ignore[attr-defined]
+        n, *length = self._shape
         g = torch.Generator().manual_seed(1)
         rows = torch.randperm(n, generator=g) if self.moves_rows else torch.arange(n)
         order = torch.randperm(*length, generator=g) if length else None
         whole = partial(picked, rows=rows, order=order, sums=True)
         return Variant(self._with(rows, order), partial(picked, sums=True), whole)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        desc: Any = self.desc
+        return desc.shape if isinstance(desc, tp.ExpressionDescriptor) else desc.input_shape
 
     def _with(self, rows: Tensor, order: Tensor | None = None) -> Rows:
         found = {name: self.taken(name, t, rows, order).clone() for name, t in self.values.items()}

@@ -71,12 +71,15 @@ class CheckRules:
         passes: the kinds of values of which no intermediate result leaves the element's range; None: all.
         integers: whether small integers must give exact results, up to one rounding into the element; None: if
             contributions are summed by index (``duplicates`` is ``sum``).
+        signed: whether ``terms`` takes the values themselves. It then says the error of the results at these values, in
+            units of ``ctol``; infinite where nothing is known, so that any result is right.
     """
 
     terms: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
     inputs: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
     passes: tuple[str, ...] | None = None
     integers: Callable[[Any], bool] | None = None
+    signed: bool = False
 
     @staticmethod
     def no_terms(desc: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -108,6 +108,9 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     Options are the axes and the boolean and literal fields: a kernel may support only one of their values. Yields
     nothing if the annotations do not say what the required fields may hold.
     """
+    if hasattr(cls, "example"):  # no annotation could tell
+        yield cls.example(fixed.get("element", ElementKind.F32))
+        return
     required: dict[str, Any] = {}
     options: dict[str, list[Any]] = {}
     axes = [1, 0] if cls.category is OpCategory.ROWWISE else [0, 1]  # most kernels want rows along the last axis

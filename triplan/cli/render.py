@@ -34,6 +34,8 @@ meets what the caller requires; `triplan explain` shows that choice for one requ
 
 [docs/guarantees.md](docs/guarantees.md) has the exact meanings.
 """
+#: Ops of one descriptor beyond which those with equal lines are one section, and are counted instead of named.
+MANY = 4
 LETTERS = dict(zip(FLAGS, "DSBO", strict=True))
 
 
@@ -72,10 +74,15 @@ def as_table(listed: Iterable[Line]) -> Table:
 
 def as_markdown(listed: Iterable[Line]) -> str:
     parts = ["# Ops and kernels", "", LEGEND]
+    sections: dict[tuple[object, ...], list[str]] = {}
     for op, group in itertools.groupby(listed, key=lambda line: line.op):
-        parts += [f"## {op}", "", *about(op), ""]
+        cls, cells = descriptor_types()[op], tuple(map(_cells, group))
+        sections.setdefault((cls if len(cls.ops()) > MANY else op, *cells), []).append(op)
+    for (_, *rows), ops in sections.items():
+        title = ops[0] if len(ops) == 1 else f"{len(ops)} ops of {descriptor_types()[ops[0]].__name__}"
+        parts += [f"## {title}", "", *(["`" + "`, `".join(ops) + "`", ""] if len(ops) > 1 else []), *about(ops[0]), ""]
         parts += ["| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
-        parts += ["| " + " | ".join(_cells(line)) + " |" for line in group]
+        parts += ["| " + " | ".join(map(str, row)) + " |" for row in rows if isinstance(row, tuple)]
         parts.append("")
     return "\n".join(parts)
 
@@ -97,10 +104,20 @@ def as_summary(listed: Iterable[Line]) -> str:
     found = sorted(ops.items(), key=lambda item: (item[1], item[0][0], order.index(item[0][1].split(", ")[0])))
     previous: list[str] = []
     for (kernel, shown, duplicates, held), named in found:
-        first = "" if named == previous else ", ".join(named)
+        first = "" if named == previous else ", ".join(_counted(named))
         written.append(f"| {first} | {kernel} | {shown} | {duplicates} | {held} |")
         previous = named
     return "\n".join(written)
+
+
+def _counted(ops: list[str]) -> list[str]:
+    """``ops``, those of descriptors of many ops as their number."""
+    counts: dict[str, int] = {}
+    for op in ops:
+        cls = descriptor_types()[op]
+        name = op if len(cls.ops()) <= MANY else f"ops of {cls.__name__}"
+        counts[name] = counts.get(name, 0) + 1
+    return [f"{n} {name}" if name.startswith("ops of ") else name for name, n in counts.items()]
 
 
 def about(op: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from collections.abc import Callable
 from types import NoneType
 from typing import Any, ClassVar, Generic, TypeVar, overload
@@ -242,7 +243,7 @@ class Plan(Preparing, Generic[D, A]):
             self._run_prepared(args, workspace, stream, prepared)
             return
         replay, values = self._replay, None
-        if replay is not None and type(args) is self.args_type:
+        if replay is not None and isinstance(args, self.args_type):
             values = replay.match(args, workspace)
         if replay is None or values is None:
             replay, values = self._accept(args, workspace)
@@ -294,7 +295,7 @@ class Plan(Preparing, Generic[D, A]):
             replay = self._make_replay(args, prepared)
             return replay.fill(replay.values(args, workspace, prepared.storage)), replay.index
         known, values = self._replay, None
-        if known is not None and type(args) is self.args_type:
+        if known is not None and isinstance(args, self.args_type):
             values = known.match(args, workspace)
         if known is None or values is None:
             known, values = self._accept(args, workspace)
@@ -384,7 +385,9 @@ def _reselect(cls: Any, desc: Any, preference: Any, target: Any, tuning: Any) ->
 def plan_type(op: str) -> type[Plan[Any, Any]]:
     """The Plan class of an op. Raises ``InvalidProblem``."""
     if not isinstance(op, str) or op not in _PLANS:
-        raise InvalidProblem(f"op {shown(op)} has no Plan; known are {', '.join(sorted(_PLANS))}")
+        raise InvalidProblem(
+            f"op {shown(op)} has no Plan; known are {textwrap.shorten(', '.join(sorted(_PLANS)), 900)}"
+        )
     return _PLANS[op]
 
 

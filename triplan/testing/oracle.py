@@ -49,13 +49,15 @@ def magnitudes(desc: Descriptor, args: Any, *, table: KernelTable = TABLE) -> Ou
     By default the reference, given absolute values, sums absolute terms. Raises ``InvalidProblem`` if its sums of
     these are negative: the op is not linear then, and needs rules.
     """
+    rules = table.reference(desc.op).checks
+    if rules.signed and rules.terms is not None:
+        return rules.terms(desc, inputs_of(desc, args, wide=torch.float64))
     inputs: dict[str, Any] = {}
     indices = {o.name for o in desc.operands() if o.index_extents}
     for name, value in inputs_of(desc, args, wide=torch.float64).items():
         inputs[name] = value if name in indices else _absolute(value)
-    terms = table.reference(desc.op).checks.terms
-    if terms is not None:
-        return terms(desc, inputs)
+    if rules.terms is not None:
+        return rules.terms(desc, inputs)
     found = oracle(desc, SimpleNamespace(**{o.name: inputs.get(o.name) for o in desc.operands()}), table=table)
     for name, total in found.items():
         if total.is_floating_point() and bool((total < 0).any()):
@@ -128,7 +130,10 @@ def judge(
     """
     zero = torch.zeros(got.shape, dtype=torch.float64)
     if not got.is_floating_point():
-        return Verdict(got != ref.to(got.dtype), zero, got.numel())
+        if mag is None or guarantee.tolerance.exact:
+            return Verdict(got != ref.to(got.dtype), zero, got.numel())
+        bound = guarantee.tolerance.ctol * mag
+        return Verdict((got.to(torch.float64) - ref.to(torch.float64)).abs() > bound, bound, 0)
     if moved_bits(guarantee):
         bits = ElementKind.of(got.dtype).bits.torch
         return Verdict(got.view(bits) != ref.to(got.dtype).contiguous().view(bits), zero, got.numel())
@@ -148,7 +153,7 @@ def judge(
     if tolerance.exact:
         rounded = ref.to(got.dtype)
         return Verdict(~((got == rounded) | (got.isnan() & rounded.isnan())), zero, got.numel())
-    right = close | same | overflow | partial
+    right = close | same | overflow | partial | mag.isinf()
     if not integers:
         return Verdict(~right, bound, 0)
     countable = mag <= (2 / torch.finfo(guarantee.accumulator.torch).eps if floating else math.inf)

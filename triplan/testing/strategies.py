@@ -92,7 +92,11 @@ def descriptors(
     """
     fixed = fixed or {}
     desc: D | None = None
-    for _ in range(_ATTEMPTS):
+    if hasattr(cls, "example"):  # no annotation could tell
+        desc = cls.example(
+            draw(st.sampled_from(sorted({e for op in cls.ops() for r in TABLE.rows(op) for e in r.elements})))
+        )
+    for _ in range(_ATTEMPTS if desc is None else 0):
         fields: dict[str, Any] = {"op": fixed["op"] if "op" in fixed else draw(st.sampled_from(cls.ops()))}
         for name, info in cls.model_fields.items():
             if name in fixed:

@@ -78,7 +78,7 @@ def _compile(source: Source, arch: ArchSku) -> Any:
         "num_warps": source.num_warps,
         "num_stages": source.num_stages,
         "maxnreg": source.max_registers or None,
-        "enable_fp_fusion": True,
+        "enable_fp_fusion": source.fuses,
         "launch_pdl": source.overlaps,
     }
     try:

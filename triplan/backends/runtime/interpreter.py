@@ -68,6 +68,35 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.T
     return tensor.detach().view(arg.element.torch)
 
 
+#: numpy's names of libdevice's functions that have another name there.
+_NUMPY = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "atan2": "arctan2", "asinh": "arcsinh",
+          "acosh": "arccosh", "atanh": "arctanh", "pow": "power"}  # fmt: skip
+
+
+def _give_libdevice() -> None:
+    """Let numpy and math compute libdevice's functions, which the interpreter lacks."""
+    import math
+
+    import numpy as np
+    import triton.language as tl
+    from triton.language.extra import libdevice
+    from triton.runtime.interpreter import TensorHandle
+
+    def interpreted(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            found = function(*np.broadcast_arrays(*(a.handle.data for a in args)))
+            first = max(args, key=lambda a: a.numel.value if hasattr(a.numel, "value") else a.numel)
+            return tl.tensor(TensorHandle(found.astype(first.handle.data.dtype), first.dtype.scalar), first.type)
+
+        return call
+
+    names = "exp exp2 expm1 log log1p log2 log10 pow hypot sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    for name in (names + "atan2 rint trunc fmod copysign").split():
+        setattr(libdevice, name, interpreted(getattr(np, _NUMPY.get(name, name))))
+    for name in ("erf", "erfc"):
+        setattr(libdevice, name, interpreted(np.vectorize(getattr(math, name), otypes=[np.float64])))
+
+
 @cache
 def _repair() -> None:
     import numpy as np
@@ -119,3 +148,4 @@ def _repair() -> None:
         start(self, *args, **kwargs)
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, start_kernel
+    _give_libdevice()

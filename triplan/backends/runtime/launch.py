@@ -125,6 +125,7 @@ class Source:
     num_stages: int
     overlaps: bool = False
     max_registers: int | None = None
+    fuses: bool = True
 
     @property
     def name(self) -> str:
@@ -143,6 +144,7 @@ class Launch:
             for the previous launch to end before it touches memory.
         max_registers: registers per thread that ptxas may use; None or 0: it decides, and may spill a few to raise
             occupancy by one program. A low limit raises occupancy, a limit of 255 prevents those spills.
+        fuses: whether a product and a sum may be one instruction, which rounds once; otherwise both round.
     """
 
     kernel: Any
@@ -153,6 +155,7 @@ class Launch:
     num_stages: int = 3
     overlaps: bool = False
     max_registers: int | None = None
+    fuses: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.grid < 2**31:
@@ -198,6 +201,7 @@ class Launch:
             self.num_stages,
             self.overlaps,
             self.max_registers,
+            self.fuses,
         )
 
 

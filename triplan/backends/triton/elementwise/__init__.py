@@ -1,4 +1,4 @@
-"""Elementwise ops: a table of jit functions, and the two kernels that evaluate them."""
+"""Elementwise ops: a table of jit functions, trees of them as one function, and the few kernels that evaluate it."""
 
 from triplan.backends.triton.elementwise import flat, strided
 

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-import triton.language as tl
-
-from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
-from triplan.backends.table import kernel
-from triplan.backends.triton.common.offsets import I32_LIMIT
-from triplan.backends.triton.elementwise import flat_kernels as kernels, shared
-from triplan.backends.triton.elementwise.shared import ElementwiseDescriptor
+from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.triton.elementwise import flat_kernels as kernels, geometry
+from triplan.backends.triton.elementwise.entries import elementwise
+from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: Bytes of each operand per program: two 16-byte loads per thread of four warps. Untuned.
-BLOCK_BYTES = 4096
+#: Threads of a program, and 16-byte loads of the narrowest operand per thread. Untuned.
+THREADS, LOADS = 128, 2
+
+
+def _block(desc: ElementwiseDescriptor) -> int:
+    return THREADS * LOADS * geometry.lanes(desc)
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
-    for o in desc.operands():
-        if not o.layout.packed:
-            return Support.no(f"{o.name} is not promised packed")
-    blocks = -(-desc.operands()[0].nbytes // BLOCK_BYTES)
+    found = geometry.dims(desc)
+    if len(found) > 1 or any(s not in (0, 1) for d in found for s in d.strides):
+        return Support.no("the operands are no packed tensors of one shape, or of one element")
+    blocks = -(-desc.operands()[-1].numel // _block(desc))
     return SUPPORTED if blocks < 2**31 else Support.no(f"needs {blocks} programs; a grid holds fewer than 2**31")
 
 
+def rank(desc: ElementwiseDescriptor, target: Target) -> float:
+    return geometry.bytes_us(desc)
+
+
+@elementwise("flat", applies, rank)
 def flat(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
-    numel = desc.operands()[0].numel
+    numel, block = desc.operands()[-1].numel, _block(desc)
     if numel == 0:
         return []
-    block, wide = BLOCK_BYTES // desc.element.itemsize, numel >= I32_LIMIT
+    (dim,) = geometry.dims(desc) or (geometry.Dim(1, (0,) * len(geometry.tensors(desc))),)
     return [
         Launch(
             kernels.flat_kernel,
             -(-numel // block),
-            {**shared.pointers(desc)[0], "numel": Int(numel, wide, power_of_two_in(numel))},
-            {**shared.constants(desc), "POINT_TYPE": tl.int64 if wide else tl.int32, "BLOCK": block},
+            {**geometry.base_args(desc), "numel": Int(numel, geometry.is_wide(desc))},
+            {**geometry.constants(desc), "STRIDES": dim.strides, "BLOCK": block},
+            num_warps=THREADS // 32,
+            fuses=False,
         )
     ]
-
-
-for _op in shared.OPS:
-    kernel(
-        op=_op,
-        name="flat",
-        elements=shared.ELEMENTS,
-        guarantee=shared.guarantee,
-        supports=applies,
-        rank=shared.bytes_us,
-        numerics=shared.numerics,
-        layout=shared.layout,
-    )(flat)

@@ -1,4 +1,4 @@
-"""Elementwise ops over packed operands: one block of consecutive elements per program."""
+"""Elementwise functions of packed operands: one block of consecutive elements per program."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -8,26 +8,37 @@ import triton.language as tl
 
 
 @triton.jit
+def _block(inputs, scalars, outputs, point, live, FUNCTION, STRIDES):
+    values = ()
+    for i in tl.static_range(len(inputs)):
+        if STRIDES[i] == 0:
+            values = values + (tl.load(inputs[i]),)
+        else:
+            values = values + (tl.load(inputs[i] + point, mask=live),)
+    results = FUNCTION(values, scalars)
+    for i in tl.static_range(len(outputs)):
+        tl.store(outputs[i] + point, results[i], mask=live)
+
+
+@triton.jit
 def flat_kernel(
-    first,
-    second,
-    out,
+    inputs,
+    scalars,
+    outputs,
     numel,
     FUNCTION: tl.constexpr,
-    COMPUTE: tl.constexpr,
+    STRIDES: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out[i] = FUNCTION(first[i]) or FUNCTION(first[i], second[i]).
+    """outputs[i] = FUNCTION(inputs[i * STRIDES], scalars), i < numel.
 
-    first, second, out: ``numel`` packed elements of one type; ``second`` is None for functions of one argument. Values
-    are converted to COMPUTE; only the store rounds.
+    inputs, outputs: packed elements of any types; one element where STRIDES is 0. Only the last block is masked: a
+    mask of a length that is no multiple of 16 bytes would narrow the loads of all.
     """
-    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
-    live = point < numel
-    value = tl.load(first + point, mask=live, other=0).to(COMPUTE)
-    if second is None:
-        result = FUNCTION(value)
+    start = tl.program_id(0).to(POINT_TYPE) * BLOCK
+    point = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= numel:
+        _block(inputs, scalars, outputs, point, None, FUNCTION, STRIDES)
     else:
-        result = FUNCTION(value, tl.load(second + point, mask=live, other=0).to(COMPUTE))
-    tl.store(out + point, result.to(out.dtype.element_ty), mask=live)
+        _block(inputs, scalars, outputs, point, point < numel, FUNCTION, STRIDES)

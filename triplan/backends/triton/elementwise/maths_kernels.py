@@ -1,6 +1,7 @@
-"""The maths of elementwise ops: one jit function per op, named like it, of values in the compute element.
+"""The maths table's functions as Triton computes them: each of values of one type, f32 and f64 or integers.
 
-That element is f32, or f64 for f64.
+``short_NAME``, if there is one, computes results that are stored in 16 bits: in f32, with fewer instructions. bool is
+computed as i8. ``accuracy.py`` has the errors.
 """
 
 # mypy: ignore-errors
@@ -8,25 +9,416 @@ That element is f32, or f64 for f64.
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
-#: Roundings in the compute element that the result of each op goes through.
-ROUNDINGS = {"relu_squared": 1, "relu_squared_backward": 1}
-
-
-@triton.jit
-def relu_squared(x):
-    """max(x, 0)**2.
-
-    x: floats of any shape. The comparison keeps NaN, which max.f32 would drop.
-    """
-    kept = tl.where(x < 0, 0.0, x)
-    return kept * kept
+# --- arithmetic ---
 
 
 @triton.jit
-def relu_squared_backward(dout, x):
-    """2 * dout * x where x > 0, else 0.
+def add(x, y):
+    return x + y
 
-    dout, x: floats of one shape. The doubling is exact; as it comes last, it overflows only where the result does.
-    """
-    return tl.where(x <= 0, 0.0, (dout * x) * 2)
+
+@triton.jit
+def sub(x, y):
+    return x - y
+
+
+@triton.jit
+def mul(x, y):
+    return x * y
+
+
+@triton.jit
+def div(x, y):
+    # ``/`` of f32 is div.full.f32, which is wrong by 2 ulp, and gives 0 for divisors beyond 2**126.
+    return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
+
+
+@triton.jit
+def neg(x):
+    return -x
+
+
+@triton.jit
+def abs(x):
+    return tl.where(x < 0, -x, x) if x.dtype.is_int() else tl.abs(x)
+
+
+@triton.jit
+def sign(x):
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@triton.jit
+def reciprocal(x):
+    return div(tl.full((), 1, x.dtype), x)
+
+
+@triton.jit
+def truncate_divide(x, y):
+    """Integers divided by 0 give 0."""
+    if x.dtype.is_int():
+        return tl.where(y == 0, 0, x // tl.where(y == 0, 1, y))
+    return trunc(div(x, y))
+
+
+@triton.jit
+def floor_divide(x, y):
+    """Rounded down. Of floats as Python and torch do it, from the remainder: x / y rounds up near an integer."""
+    if x.dtype.is_int():
+        quotient = truncate_divide(x, y)
+        return quotient - ((y != 0) & (quotient * y != x) & ((x < 0) != (y < 0))).to(x.dtype)
+    rest = libdevice.fmod(x, y)
+    quotient = div(x - rest, y)
+    quotient = tl.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
+    down = tl.floor(quotient)
+    down = tl.where(quotient - down > 0.5, down + 1, down)
+    return tl.where(y == 0, div(x, y), tl.where(quotient != 0, down, copysign(quotient * 0, div(x, y))))
+
+
+@triton.jit
+def fmod(x, y):
+    return x - truncate_divide(x, y) * y if x.dtype.is_int() else libdevice.fmod(x, y)
+
+
+@triton.jit
+def remainder(x, y):
+    """With the sign of y."""
+    rest = fmod(x, y)
+    return tl.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
+
+
+@triton.jit
+def maximum(x, y):
+    return tl.where((x > y) | (x != x), x, y)
+
+
+@triton.jit
+def minimum(x, y):
+    return tl.where((x < y) | (x != x), x, y)
+
+
+@triton.jit
+def fmax(x, y):
+    return tl.where((x >= y) | (y != y), x, y)
+
+
+@triton.jit
+def fmin(x, y):
+    return tl.where((x <= y) | (y != y), x, y)
+
+
+@triton.jit
+def copysign(x, y):
+    return libdevice.copysign(x, y)
+
+
+# --- roots, exponentials, logarithms ---
+
+
+@triton.jit
+def sqrt(x):
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+
+
+@triton.jit
+def rsqrt(x):
+    return reciprocal(sqrt(x))
+
+
+@triton.jit
+def exp(x):
+    return libdevice.exp(x)
+
+
+@triton.jit
+def short_exp(x):
+    return tl.exp(x)
+
+
+@triton.jit
+def exp2(x):
+    return libdevice.exp2(x)
+
+
+@triton.jit
+def expm1(x):
+    return libdevice.expm1(x)
+
+
+@triton.jit
+def log(x):
+    return libdevice.log(x)
+
+
+@triton.jit
+def log1p(x):
+    return libdevice.log1p(x)
+
+
+@triton.jit
+def log2(x):
+    return libdevice.log2(x)
+
+
+@triton.jit
+def log10(x):
+    return libdevice.log10(x)
+
+
+@triton.jit
+def pow(x, y):
+    if x.dtype.is_int():
+        # Modulo 2**bits by squaring. A negative exponent leaves only what 1 / x**-y rounds to towards 0.
+        odd = (y & 1) != 0
+        small = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)).to(x.dtype)
+        result, base, rest = (x * 0 + 1).to(x.dtype), x, y
+        for _ in tl.static_range(x.dtype.primitive_bitwidth - 1):
+            result = tl.where((rest & 1) != 0, result * base, result)
+            base *= base
+            rest >>= 1
+        return tl.where(y < 0, small, result)
+    return libdevice.pow(x, y)
+
+
+@triton.jit
+def hypot(x, y):
+    return libdevice.hypot(x, y)
+
+
+# --- trigonometry ---
+
+
+@triton.jit
+def sin(x):
+    return libdevice.sin(x)
+
+
+@triton.jit
+def cos(x):
+    return libdevice.cos(x)
+
+
+@triton.jit
+def tan(x):
+    return libdevice.tan(x)
+
+
+@triton.jit
+def asin(x):
+    return libdevice.asin(x)
+
+
+@triton.jit
+def acos(x):
+    return libdevice.acos(x)
+
+
+@triton.jit
+def atan(x):
+    return libdevice.atan(x)
+
+
+@triton.jit
+def sinh(x):
+    return libdevice.sinh(x)
+
+
+@triton.jit
+def cosh(x):
+    return libdevice.cosh(x)
+
+
+@triton.jit
+def tanh(x):
+    return libdevice.tanh(x)
+
+
+@triton.jit
+def asinh(x):
+    return libdevice.asinh(x)
+
+
+@triton.jit
+def acosh(x):
+    return libdevice.acosh(x)
+
+
+@triton.jit
+def atanh(x):
+    return libdevice.atanh(x)
+
+
+@triton.jit
+def atan2(x, y):
+    return libdevice.atan2(x, y)
+
+
+# --- special functions ---
+
+
+@triton.jit
+def erf(x):
+    return libdevice.erf(x)
+
+
+@triton.jit
+def erfc(x):
+    return libdevice.erfc(x)
+
+
+@triton.jit
+def normal_cdf(x):
+    """The share of a normal distribution below x; erfc keeps the digits of its tail."""
+    return 0.5 * libdevice.erfc(x * -0.7071067811865476)
+
+
+@triton.jit
+def sigmoid(x):
+    return reciprocal(1 + libdevice.exp(-x))
+
+
+@triton.jit
+def short_sigmoid(x):
+    # Beyond 2**126 the division gives 0: the result is subnormal there.
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def log1pexp(x):
+    """log(1 + exp(x)) without overflow."""
+    return tl.where(x > 0, x, 0) + libdevice.log1p(libdevice.exp(-tl.abs(x)))
+
+
+# --- rounding, tests ---
+
+
+@triton.jit
+def floor(x):
+    return x if x.dtype.is_int() else tl.floor(x)
+
+
+@triton.jit
+def ceil(x):
+    return x if x.dtype.is_int() else tl.ceil(x)
+
+
+@triton.jit
+def round(x):
+    return x if x.dtype.is_int() else libdevice.rint(x)
+
+
+@triton.jit
+def trunc(x):
+    return x if x.dtype.is_int() else libdevice.trunc(x)
+
+
+@triton.jit
+def isnan(x):
+    return x != x
+
+
+@triton.jit
+def isinf(x):
+    return (x * 0 != 0) & (x == x)
+
+
+@triton.jit
+def isfinite(x):
+    return x * 0 == 0
+
+
+@triton.jit
+def eq(x, y):
+    return x == y
+
+
+@triton.jit
+def ne(x, y):
+    return x != y
+
+
+@triton.jit
+def lt(x, y):
+    return x < y
+
+
+@triton.jit
+def le(x, y):
+    return x <= y
+
+
+@triton.jit
+def gt(x, y):
+    return x > y
+
+
+@triton.jit
+def ge(x, y):
+    return x >= y
+
+
+@triton.jit
+def logical_not(x):
+    return x == 0
+
+
+@triton.jit
+def logical_and(x, y):
+    return x & y
+
+
+@triton.jit
+def logical_or(x, y):
+    return x | y
+
+
+@triton.jit
+def logical_xor(x, y):
+    return x ^ y
+
+
+# --- bits ---
+
+
+@triton.jit
+def bitwise_not(x):
+    return x ^ (x * 0 - 1)
+
+
+@triton.jit
+def bitwise_and(x, y):
+    return x & y
+
+
+@triton.jit
+def bitwise_or(x, y):
+    return x | y
+
+
+@triton.jit
+def bitwise_xor(x, y):
+    return x ^ y
+
+
+@triton.jit
+def bitwise_left_shift(x, y):
+    """0 for counts outside the width, which the hardware's shifts leave open."""
+    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
+    return tl.where(inside, x << tl.where(inside, y, 0), 0)
+
+
+@triton.jit
+def bitwise_right_shift(x, y):
+    """Every bit is the sign's for counts outside the width."""
+    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
+    return x >> tl.where(inside, y, x.dtype.primitive_bitwidth - 1).to(x.dtype)
+
+
+# --- selection ---
+
+
+@triton.jit
+def where(condition, x, y):
+    return tl.where(condition, x, y)

@@ -1,4 +1,4 @@
-"""Elementwise ops over operands of any strides: each element's offset is computed from its number."""
+"""Elementwise functions of operands of any strides: each element's offset is computed from its number."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -11,30 +11,25 @@ from triplan.backends.triton.common.offsets_kernels import unravel
 
 @triton.jit
 def strided_kernel(
-    first,
-    second,
-    out,
-    first_strides,
-    second_strides,
-    out_strides,
+    inputs,
+    scalars,
+    outputs,
+    strides,
     sizes,
     numel,
     FUNCTION: tl.constexpr,
-    COMPUTE: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out[i] = FUNCTION(first[i]) or FUNCTION(first[i], second[i]), i over the points of ``sizes``.
+    """outputs[i] = FUNCTION(inputs[i], scalars), i over the ``numel`` points of ``sizes``.
 
-    Operands have one element type and ``numel`` points; sizes and strides run from the innermost dimension outwards.
-    Values are converted to COMPUTE; only the store rounds.
+    strides: of each input and output; they and the sizes run from the innermost dimension outwards.
     """
     point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     live = point < numel
-    value = tl.load(first + unravel(point, sizes, first_strides), mask=live, other=0).to(COMPUTE)
-    if second is None:
-        result = FUNCTION(value)
-    else:
-        other = tl.load(second + unravel(point, sizes, second_strides), mask=live, other=0).to(COMPUTE)
-        result = FUNCTION(value, other)
-    tl.store(out + unravel(point, sizes, out_strides), result.to(out.dtype.element_ty), mask=live)
+    values = ()
+    for i in tl.static_range(len(inputs)):
+        values = values + (tl.load(inputs[i] + unravel(point, sizes, strides[i]), mask=live),)
+    results = FUNCTION(values, scalars)
+    for i in tl.static_range(len(outputs)):
+        tl.store(outputs[i] + unravel(point, sizes, strides[len(inputs) + i]), results[i], mask=live)

@@ -1,0 +1,102 @@
+"""Trees in plain torch, node by node, and the running error of every node at the actual values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triplan.backends.reference.elementwise.errors import propagated
+from triplan.backends.reference.elementwise.maths import FUNCTIONS as MATHS
+from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments, number_of
+from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
+from triplan.sku import ElementKind
+
+BOOL, F32, F64 = ElementKind.BOOL, ElementKind.F32, ElementKind.F64
+
+
+def held(element: ElementKind) -> torch.dtype:
+    """What values of ``element`` are computed in: float64, or the integers' own type."""
+    return torch.float64 if element.is_floating_point else element.torch
+
+
+def converted(value: Tensor, element: ElementKind, exact: bool) -> Tensor:
+    """``value`` as the compute element of ``element``; a leaf is rounded to it, which is the definition."""
+    if exact and element.is_floating_point:
+        value = value.to(element.compute.torch)
+    return value != 0 if element is BOOL else value.to(held(element))
+
+
+def evaluated(
+    desc: ElementwiseDescriptor, given: Mapping[str, Any], errors: bool
+) -> list[tuple[Tensor, Tensor | None]]:
+    """(value, bound of its error or None) of each result, broadcast."""
+    tree, values, bounds = desc.tree, [], []
+    inputs = {i.name: i for i in desc.inputs_read()}
+    zero = torch.zeros((), dtype=torch.float64)
+    for node, typed in zip(tree.nodes, tree.types, strict=True):
+        name, element = str(node[0]), typed.element
+        if name == "operand":
+            i = inputs[str(node[1])]
+            value = given.get(i.name)
+            value = i.default if value is None else value
+            if not isinstance(value, Tensor):
+                value = torch.tensor(value, dtype=i.element.torch)
+            values.append(converted(value, element, True))
+            bounds.append(zero)
+            continue
+        if name == "number":
+            value = torch.tensor(number_of(str(node[1])))
+            values.append(value.to(torch.float64) if isinstance(number_of(str(node[1])), float) else value)
+            bounds.append(zero)
+            continue
+        function, args, error = FUNCTIONS[name], [], []
+        for position, a in enumerate(arguments(node)):
+            wanted = typed.common
+            if function.result == "truth" or (function.result == "select" and position == 0):
+                wanted = BOOL
+            assert wanted is not None
+            was = tree.types[a].element
+            leaf = tree.nodes[a][0] not in FUNCTIONS or not was.is_floating_point
+            if tree.nodes[a][0] == "number":
+                value = torch.tensor(
+                    number_of(str(tree.nodes[a][1])), dtype=torch.float64 if wanted.is_floating_point else None
+                )
+                value = (
+                    value.to(torch.int64).to(wanted.torch)
+                    if not wanted.is_floating_point and wanted is not BOOL
+                    else value
+                )
+            else:
+                value = values[a]
+            args.append(converted(value, wanted, leaf))
+            narrows = not leaf and was is F64 and wanted.compute is F32
+            error.append(bounds[a] + value.abs() * F32.unit_roundoff if narrows else bounds[a])
+        whole = function.result == "same" and typed.common is BOOL
+        call = MATHS[name]
+        value = call(*(a.to(torch.int8) for a in args)) if whole else call(*args)
+        value = converted(value, element, False)
+        values.append(value)
+        bounds.append(propagated(name, call, args, error, value, typed) if errors else zero)
+    found = []
+    for at, _ in tree.results:
+        value, bound = values[at], bounds[at]
+        found.append((value.broadcast_to(desc.shape), bound.broadcast_to(desc.shape) if errors else None))
+    return found
+
+
+def compute(desc: ElementwiseDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    names = [o.name for o in desc.operands() if o.is_written]
+    return {name: value for name, (value, _) in zip(names, evaluated(desc, given, False), strict=True)}
+
+
+def running(desc: ElementwiseDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """The running error of each result in units of roundoff of its compute element; infinite where it is unknown."""
+    outputs = [o for o in desc.operands() if o.is_written]
+    found = {}
+    for o, (at, _), (_, bound) in zip(outputs, desc.tree.results, evaluated(desc, given, True), strict=True):
+        assert bound is not None
+        found[o.name] = bound / (desc.tree.types[at].element.compute.unit_roundoff or ElementKind.F32.unit_roundoff)
+    return found

@@ -1,0 +1,119 @@
+"""The guarantees of elementwise ops, from the errors of the maths table's functions.
+
+A result that is one function of operands has a tolerance relative to itself. One that is a tree has none that holds
+for every input: additions cancel, and exponentials amplify. Its tolerance is relative to the running error of the tree
+at the actual values, in units of roundoff, which stands for sum|terms| (``reference/elementwise/errors.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triplan.backends.triton.common import bounds
+from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments
+from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
+from triplan.sku import ElementKind, PrecisionGuarantee, Tolerance
+from triplan.sku.facts import fact
+
+#: Functions without an error of their own.
+EXACT = {
+    *("neg", "abs", "sign", "maximum", "minimum", "fmax", "fmin", "copysign", "fmod", "where"),
+    *("floor", "ceil", "round", "trunc", "isnan", "isinf", "isfinite", "eq", "ne", "lt", "le", "gt", "ge"),
+    *("logical_not", "logical_and", "logical_or", "logical_xor"),
+    *("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
+}
+#: Of those, the functions that pass the relative errors of their arguments on.
+PASSES = frozenset({"neg", "abs", "where"})
+#: Largest errors in ulp (1 ulp is at most two units of roundoff), for f32 and f64 (CUDA C++ Programming Guide,
+#: "Mathematical Functions Appendix"; sums of several functions are worked out there). By default half an ulp.
+ULP: Mapping[str, tuple[float, float]] = {
+    "remainder": (1, 1),
+    "floor_divide": (2, 2),
+    "truncate_divide": (1, 1),
+    "rsqrt": (1.5, 1.5),
+    "exp": (2, 1),
+    "exp2": (2, 1),
+    "expm1": (2, 1),
+    "log": (2, 1),
+    "log1p": (1, 1),
+    "log2": (2, 1),
+    "log10": (3, 1),
+    "pow": (9, 2),
+    "hypot": (3, 2),
+    "sin": (2, 2),
+    "cos": (2, 2),
+    "tan": (4, 2),
+    "asin": (2, 2),
+    "acos": (2, 2),
+    "atan": (2, 2),
+    "sinh": (3, 2),
+    "cosh": (2, 2),
+    "tanh": (2, 2),
+    "asinh": (3, 3),
+    "acosh": (4, 3),
+    "atanh": (3, 2),
+    "atan2": (3, 2),
+    "erf": (2, 2),
+    "erfc": (4, 5),
+    # x / sqrt(2) is off by one ulp, which erfc amplifies by up to 2 * (x / sqrt(2))**2: 176 in f32, 1,480 in f64.
+    "normal_cdf": (360, 3000),
+    "sigmoid": (4, 3),
+    "log1pexp": (6, 4),
+}
+#: Errors of the ``short_`` functions, in ulp of f32.
+SHORT: Mapping[str, float] = {"exp": 260, "sigmoid": 262}
+
+
+def function_error(name: str, element: ElementKind) -> float:
+    """The relative error of a function whose result is ``element``, in its compute element."""
+    if name in EXACT or not element.is_floating_point:
+        return 0.0
+    compute = element.compute
+    f32, f64 = ULP.get(name, (0.5, 0.5))
+    ulp = f64 if compute is ElementKind.F64 else SHORT.get(name, f32) if element.itemsize == 2 else f32
+    return 2 * ulp * compute.unit_roundoff
+
+
+@fact
+def static_errors(desc: ElementwiseDescriptor) -> tuple[float | None, ...]:
+    """The relative error of each result; None if it depends on the values."""
+    tree = desc.tree
+    found: list[float | None] = []
+    for node, typed in zip(tree.nodes, tree.types, strict=True):
+        name, args = str(node[0]), [found[a] for a in arguments(node)]
+        if name not in FUNCTIONS:
+            found.append(0.0)
+        elif not any(args) and None not in args:
+            found.append(function_error(name, typed.element))
+        elif name in PASSES and None not in args and not (name == "where" and args[0]):
+            found.append(max(a for a in args if a is not None))
+        else:
+            found.append(None)
+    return tuple(found[at] for at, _ in tree.results)
+
+
+@fact
+def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Each result depends on its own element alone, so neither batch nor order changes its bits."""
+    outputs = [o.name for o in desc.operands() if o.is_written]
+    found = {}
+    for name, (at, element), relative in zip(outputs, desc.tree.results, static_errors(desc), strict=True):
+        compute = desc.tree.types[at].element.compute
+        if relative == 0.0:
+            tolerance = Tolerance()
+        elif relative is None:
+            u = compute.unit_roundoff or ElementKind.F32.unit_roundoff
+            tolerance = Tolerance(
+                rtol=bounds.narrowing(element, compute),
+                ctol=u * (1 + element.unit_roundoff),
+                underflow=bounds.smallest_subnormal(element) if element.is_floating_point else 0.0,
+            )
+        else:
+            relative *= 2 if compute is ElementKind.F64 else 1  # the float64 oracle has errors, too
+            tolerance = bounds.tolerance(element, compute, relative=relative, lost=(bounds.flushed(compute),))
+        found[name] = (
+            bounds.guarantee(compute, tolerance, batch=True, order=True)
+            if compute.is_floating_point
+            else PrecisionGuarantee.exact(compute).replace(tolerance=tolerance)
+        )
+    return found

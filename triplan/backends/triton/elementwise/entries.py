@@ -1,0 +1,60 @@
+"""How the elementwise kernels join the kernel table: each is an entry of every op."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from triplan.backends.table import kernel
+from triplan.backends.triton.elementwise import geometry
+from triplan.backends.triton.elementwise.accuracy import guarantee
+from triplan.backends.triton.elementwise.fused import text
+from triplan.descriptors import (
+    BinaryDescriptor,
+    ExpressionDescriptor,
+    TernaryDescriptor,
+    UnaryBackwardDescriptor,
+    UnaryDescriptor,
+)
+from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
+from triplan.sku import ElementKind, Support, Target
+
+DESCRIPTORS = (UnaryDescriptor, UnaryBackwardDescriptor, BinaryDescriptor, TernaryDescriptor, ExpressionDescriptor)
+ELEMENTS = tuple(e for e in ElementKind if not e.value.startswith("fp8"))
+FLOATS = tuple(e for e in ELEMENTS if e.is_floating_point)
+#: Every op, and the elements that it may take; the descriptor refuses those that a function does not.
+OPS = {op: FLOATS if cls is UnaryBackwardDescriptor else ELEMENTS for cls in DESCRIPTORS for op in cls.ops()}
+
+
+def numerics(desc: ElementwiseDescriptor) -> str:
+    """Equal for all kernels: nothing is contracted, so that each evaluates the same function to the same bits."""
+    return f"elementwise.{hashlib.sha256(text(desc).encode()).hexdigest()[:16]}.v1"
+
+
+def layout(desc: ElementwiseDescriptor) -> str:
+    return "packed" if all(o.layout.packed for o in geometry.tensors(desc)) else "strided"
+
+
+def elementwise(
+    name: str,
+    supports: Callable[[ElementwiseDescriptor, Target], Support],
+    rank: Callable[[ElementwiseDescriptor, Target], float],
+) -> Callable[[Any], Any]:
+    """Register the decorated function, which builds the launches, as the entry ``name`` of every elementwise op."""
+
+    def register(build: Any) -> Any:
+        for op, elements in OPS.items():
+            kernel(
+                op=op,
+                name=name,
+                elements=elements,
+                guarantee=guarantee,
+                supports=supports,
+                rank=rank,
+                numerics=numerics,
+                layout=layout,
+            )(build)
+        return build
+
+    return register

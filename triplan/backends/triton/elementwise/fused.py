@@ -1,0 +1,125 @@
+"""A tree of the maths table as one jit function, whose source is written out: equal trees have equal text.
+
+Relies on ``inspect.getsource``, by which Triton 3.6 to 3.9 read a jit function and the interpreter rewrites it, taking
+the lines from ``linecache``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.elementwise import maths_kernels as maths
+from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments, number_of
+from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
+from triplan.sku import ElementKind
+from triplan.sku.facts import fact
+
+BOOL, I8 = ElementKind.BOOL, ElementKind.I8
+#: Triton's types, as the text has them.
+TYPES = {
+    ElementKind.F16: "tl.float16",
+    ElementKind.BF16: "tl.bfloat16",
+    ElementKind.F32: "tl.float32",
+    ElementKind.F64: "tl.float64",
+    ElementKind.I8: "tl.int8",
+    ElementKind.I16: "tl.int16",
+    ElementKind.I32: "tl.int32",
+    ElementKind.I64: "tl.int64",
+    ElementKind.U8: "tl.uint8",
+    ElementKind.BOOL: "tl.int1",
+}
+
+
+def cast(value: str, held: ElementKind, wanted: ElementKind) -> str:
+    """Text of ``value``, held as one compute element, as another."""
+    if held is wanted:
+        return value
+    return f"({value} != 0)" if wanted is BOOL else f"{value}.to({TYPES[wanted]})"
+
+
+def text(desc: ElementwiseDescriptor) -> str:
+    """The function of (tensors' values, scalars) that returns the tuple of results.
+
+    Values come as they lie in memory, bool as i8; results go back so.
+    """
+    tree, read = desc.tree, desc.inputs_read()
+    tensors = [i.name for i in read if i.shape is not None]
+    scalars = [i.name for i in read if i.shape is None]
+    lines = []
+    for at, (node, typed) in enumerate(zip(tree.nodes, tree.types, strict=True)):
+        name, held = str(node[0]), typed.element.compute
+        if name == "operand" and node[1] in tensors:
+            memory = I8 if typed.element is BOOL else typed.element
+            value = cast(f"values[{tensors.index(str(node[1]))}]", memory, held)
+        elif name == "operand":
+            value = f"tl.full((), scalars[{scalars.index(str(node[1]))}], {TYPES[held]})"
+        elif name == "number":
+            value = _constant(str(node[1]), held)
+        else:
+            function, args = FUNCTIONS[name], list(arguments(node))
+            common = None if typed.common is None else typed.common.compute
+            wanted = [common] * len(args)
+            if function.result == "truth":
+                wanted = [BOOL] * len(args)
+            elif function.result == "select":
+                wanted[0] = BOOL
+            elif common is BOOL:
+                wanted = [I8] * len(args)
+            given = []
+            for a, kind in zip(args, wanted, strict=True):
+                assert kind is not None
+                if tree.nodes[a][0] == "number":
+                    given.append(_constant(str(tree.nodes[a][1]), kind))  # in the precision that is computed in
+                else:
+                    given.append(cast(f"v{a}", tree.types[a].element.compute, kind))
+            short = typed.element.itemsize == 2 and held is ElementKind.F32 and hasattr(maths, f"short_{name}")
+            value = f"{'short_' if short else ''}{name}({', '.join(given)})"
+            returned = I8 if function.result == "same" and common is BOOL else common
+            returned = BOOL if function.result in ("bool", "truth") else returned
+            assert returned is not None
+            value = cast(value, returned, held)
+        lines.append(f"    v{at} = {value}")
+    out = []
+    for at, element in tree.results:
+        value = cast(f"v{at}", tree.types[at].element.compute, element)
+        out.append(f"{value}.to(tl.int8)" if element is BOOL else value)
+    return "\n".join(["def fused(values, scalars):", *lines, f"    return ({', '.join(out)},)", ""])
+
+
+def _constant(written: str, element: ElementKind) -> str:
+    value: Any = number_of(written)
+    if element.is_floating_point:
+        value = float(value)
+        shown = repr(value) if value - value == 0 else f'float("{value}")'
+        return f"tl.full((), {shown}, {TYPES[element]})"
+    if element is BOOL:
+        return f"tl.full((), {int(value != 0)}, tl.int1)"
+    bits = 8 * element.itemsize
+    value = int(value) % 2**bits  # as torch wraps a number
+    if element is not ElementKind.U8 and value >= 2 ** (bits - 1):
+        value -= 2**bits
+    return f"tl.full((), {value}, {TYPES[element]})"
+
+
+@fact
+def _function(source: str, name: str) -> Any:
+    filename = f"<triplan {name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
+    # linecache drops entries whose file is gone, unless they have no modification time.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    names = {n: v for n, v in vars(maths).items() if n.removeprefix("short_") in FUNCTIONS}
+    scope: dict[str, Any] = {**names, "tl": tl, "__name__": __name__}
+    exec(compile(source, filename, "exec"), scope)
+    return triton.jit(scope[name])
+
+
+@fact
+def fused(desc: ElementwiseDescriptor) -> Any:
+    """The jit function of the tree of ``desc``."""
+    source = text(desc)
+    name = desc.op if desc.op != "expression" else f"expression_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    return _function(source.replace("def fused(", f"def {name}_(", 1), f"{name}_")

@@ -1,0 +1,220 @@
+"""Expressions: what Python's operators and the functions of the maths table build from operands and numbers.
+
+An ``Expr`` is a node of a graph without circles. Nothing here recurses: a chain of ten thousand nodes is no problem.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from triplan.errors import InvalidProblem, shown
+
+Number = bool | int | float
+#: A node of a frozen tree: a function's name and the positions of its arguments, ("operand", name) or ("number", text).
+Node = tuple[str | int, ...]
+
+
+class Expr:
+    """An immutable node. ``==`` compares identities; ``tp.expr.eq`` builds the comparison of values."""
+
+    __slots__ = ("args", "name")
+
+    def __init__(self, name: str, *args: Any) -> None:
+        self.name, self.args = name, args
+
+    def __repr__(self) -> str:
+        return f"<Expr {self.name}>"
+
+    def __bool__(self) -> bool:
+        raise InvalidProblem("an expression has no truth value; use tp.expr.where, & and |")
+
+    def __add__(self, y: Operand) -> Expr:
+        return call("add", self, y)
+
+    def __radd__(self, y: Operand) -> Expr:
+        return call("add", y, self)
+
+    def __sub__(self, y: Operand) -> Expr:
+        return call("sub", self, y)
+
+    def __rsub__(self, y: Operand) -> Expr:
+        return call("sub", y, self)
+
+    def __mul__(self, y: Operand) -> Expr:
+        return call("mul", self, y)
+
+    def __rmul__(self, y: Operand) -> Expr:
+        return call("mul", y, self)
+
+    def __truediv__(self, y: Operand) -> Expr:
+        return call("div", self, y)
+
+    def __rtruediv__(self, y: Operand) -> Expr:
+        return call("div", y, self)
+
+    def __floordiv__(self, y: Operand) -> Expr:
+        return call("floor_divide", self, y)
+
+    def __rfloordiv__(self, y: Operand) -> Expr:
+        return call("floor_divide", y, self)
+
+    def __mod__(self, y: Operand) -> Expr:
+        return call("remainder", self, y)
+
+    def __rmod__(self, y: Operand) -> Expr:
+        return call("remainder", y, self)
+
+    def __pow__(self, y: Operand) -> Expr:
+        return call("pow", self, y)
+
+    def __rpow__(self, y: Operand) -> Expr:
+        return call("pow", y, self)
+
+    def __and__(self, y: Operand) -> Expr:
+        return call("bitwise_and", self, y)
+
+    def __or__(self, y: Operand) -> Expr:
+        return call("bitwise_or", self, y)
+
+    def __xor__(self, y: Operand) -> Expr:
+        return call("bitwise_xor", self, y)
+
+    def __lshift__(self, y: Operand) -> Expr:
+        return call("bitwise_left_shift", self, y)
+
+    def __rshift__(self, y: Operand) -> Expr:
+        return call("bitwise_right_shift", self, y)
+
+    def __lt__(self, y: Operand) -> Expr:
+        return call("lt", self, y)
+
+    def __le__(self, y: Operand) -> Expr:
+        return call("le", self, y)
+
+    def __gt__(self, y: Operand) -> Expr:
+        return call("gt", self, y)
+
+    def __ge__(self, y: Operand) -> Expr:
+        return call("ge", self, y)
+
+    def __neg__(self) -> Expr:
+        return call("neg", self)
+
+    def __abs__(self) -> Expr:
+        return call("abs", self)
+
+    def __invert__(self) -> Expr:
+        return call("bitwise_not", self)
+
+
+Operand = Expr | bool | int | float
+#: The gradients of a function's arguments, None where it is 0, from (incoming gradient, result, *arguments).
+Gradient = Callable[..., tuple["Expr | int | None", ...]]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the maths table: its facts, and what builds a node of it.
+
+    Attributes:
+        arity: number of its arguments.
+        takes: the kinds of elements: ``f`` floats, ``i`` integers, ``b`` bool.
+        result: ``same``: the arguments' promoted element; ``float``: so too, f32 for integers and bool; ``bool``, of
+            promoted arguments; ``truth``: bool, of the truth of each argument; ``select``: as ``same``, without the
+            first argument, which is a bool.
+        slope: a bound of its derivative; None if it is monotone or convex along each argument: the largest change
+            in an interval is then that of an end. (Running errors need it.)
+        gradient: None if it is 0 everywhere, or no floats go in.
+    """
+
+    name: str
+    arity: int
+    takes: str
+    result: str
+    slope: float | None = None
+    gradient: Gradient | None = field(default=None, compare=False)
+
+    def __call__(self, *args: Operand) -> Expr:
+        if len(args) != self.arity:
+            raise InvalidProblem(f"{self.name} takes {self.arity} arguments, not {len(args)}")
+        return Expr(self.name, *map(leaf, args))
+
+
+FUNCTIONS: dict[str, Function] = {}
+
+
+def function(
+    name: str, takes: str, result: str, gradient: Gradient | None = None, *, slope: float | None = None, arity: int = 0
+) -> Function:
+    """Add a line to the maths table; the gradient, if there is one, tells the arity."""
+    if gradient is not None:
+        arity = len(inspect.signature(gradient).parameters) - 2
+    found = FUNCTIONS[name] = Function(name, arity, takes, result, slope, gradient)
+    return found
+
+
+def call(name: str, *args: Operand) -> Expr:
+    return FUNCTIONS[name](*args)
+
+
+def operand(name: str) -> Expr:
+    """The tensor, or the number that may differ from run to run, which Args call ``name``."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InvalidProblem(f"an operand's name is an identifier, not {shown(name)}")
+    return Expr("operand", name)
+
+
+def leaf(value: Any) -> Expr:
+    """``value`` as a node; a number is compiled in."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return Expr("number", repr(value))
+    raise InvalidProblem(f"{shown(value)} is no expression and no number")
+
+
+def number_of(text: Any) -> Number | None:
+    """The number that ``repr`` wrote as ``text``; None if it is not of that form."""
+    if text in ("True", "False"):
+        return bool(text == "True")
+    try:
+        value: Number = int(text) if text.lstrip("-").isdigit() and len(text) < 30 else float(text)
+    except (ValueError, AttributeError):
+        return None
+    return value if repr(value) == text else None
+
+
+def flattened(roots: Iterable[Expr]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """The nodes of ``roots``, arguments before functions and equal ones once, and the positions of ``roots``."""
+    at: dict[int, int] = {}  # by identity
+    interned: dict[Node, int] = {}
+    kept = list(roots)
+    stack = kept[::-1]
+    while stack:
+        node = stack[-1]
+        if id(node) in at:
+            stack.pop()
+            continue
+        if missing := [a for a in node.args if isinstance(a, Expr) and id(a) not in at]:
+            stack.extend(reversed(missing))
+            continue
+        frozen: Node = (node.name, *(at[id(a)] if isinstance(a, Expr) else a for a in node.args))
+        at[id(node)] = interned.setdefault(frozen, len(interned))
+        stack.pop()
+    return tuple(interned), tuple(at[id(root)] for root in kept)
+
+
+def rebuilt(nodes: Iterable[Node]) -> list[Expr]:
+    """An Expr for each node."""
+    found: list[Expr] = []
+    for name, *args in nodes:
+        found.append(Expr(str(name), *(found[a] if isinstance(a, int) else a for a in args)))
+    return found
+
+
+def arguments(node: Node) -> Iterator[int]:
+    """The positions of a node's arguments."""
+    return (a for a in node[1:] if isinstance(a, int))

@@ -1,0 +1,116 @@
+"""The maths table: each function once, with its facts and its gradient. The kernels' and the reference's lines of these
+names are in ``backends``.
+
+Gradients are torch's, also where a derivative does not exist: 0 for ``abs`` at 0, half to each of equal arguments of
+``maximum``. A gradient that is masked is selected, not multiplied by 0, which would make NaN of infinities.
+"""
+
+from __future__ import annotations
+
+import math
+
+from triplan.descriptors.elementwise.expression import Expr, Function, call, function
+
+FLOAT, NUMBER, ANY, WHOLE = "f", "fi", "fib", "ib"
+LN2, LN10 = math.log(2), math.log(10)
+
+# --- arithmetic ---
+add = function("add", ANY, "same", lambda g, v, x, y: (g, g))
+sub = function("sub", NUMBER, "same", lambda g, v, x, y: (g, -g))
+mul = function("mul", ANY, "same", lambda g, v, x, y: (g * y, g * x))
+div = function("div", ANY, "float", lambda g, v, x, y: (g / y, -g * v / y))
+neg = function("neg", NUMBER, "same", lambda g, v, x: (-g,))
+abs = function("abs", NUMBER, "same", lambda g, v, x: (g * sign(x),))
+sign: Function = function("sign", ANY, "same", arity=1)
+reciprocal = function("reciprocal", ANY, "float", lambda g, v, x: (-g * (v * v),))
+floor_divide = function("floor_divide", NUMBER, "same", arity=2)
+truncate_divide = function("truncate_divide", NUMBER, "same", arity=2)
+remainder = function("remainder", NUMBER, "same", lambda g, v, x, y: (g, -g * floor(x / y)))
+fmod = function("fmod", NUMBER, "same", lambda g, v, x, y: (g, -g * trunc(x / y)))
+maximum = function("maximum", ANY, "same", lambda g, v, x, y: (_larger(g, x, y), _larger(g, y, x)))
+minimum = function("minimum", ANY, "same", lambda g, v, x, y: (_larger(g, y, x), _larger(g, x, y)))
+fmax = function("fmax", ANY, "same", lambda g, v, x, y: _chosen(g, (x >= y) | isnan(y)))
+fmin = function("fmin", ANY, "same", lambda g, v, x, y: _chosen(g, (x <= y) | isnan(y)))
+copysign = function("copysign", ANY, "float", lambda g, v, x, y: (where(eq(x, 0), 0, g * (v / x)), None))
+
+# --- roots, exponentials, logarithms ---
+sqrt = function("sqrt", ANY, "float", lambda g, v, x: (g / (2 * v),))
+rsqrt = function("rsqrt", ANY, "float", lambda g, v, x: (-0.5 * g * (v * v * v),))
+exp = function("exp", ANY, "float", lambda g, v, x: (g * v,))
+exp2 = function("exp2", ANY, "float", lambda g, v, x: (g * v * LN2,))
+expm1 = function("expm1", ANY, "float", lambda g, v, x: (g * (v + 1),))
+log = function("log", ANY, "float", lambda g, v, x: (g / x,))
+log1p = function("log1p", ANY, "float", lambda g, v, x: (g / (x + 1),))
+log2 = function("log2", ANY, "float", lambda g, v, x: (g / (x * LN2),))
+log10 = function("log10", ANY, "float", lambda g, v, x: (g / (x * LN10),))
+pow = function(
+    "pow",
+    NUMBER,
+    "same",
+    lambda g, v, x, y: (
+        where(eq(y, 0), 0, g * (y * call("pow", x, y - 1))),
+        where(eq(x, 0) & (y >= 0), 0, g * (v * log(x))),
+    ),
+)
+hypot = function("hypot", FLOAT, "same", lambda g, v, x, y: (g * (x / v), g * (y / v)), slope=1.0)
+
+# --- trigonometry ---
+sin = function("sin", ANY, "float", lambda g, v, x: (g * cos(x),), slope=1.0)
+cos: Function = function("cos", ANY, "float", lambda g, v, x: (-g * sin(x),), slope=1.0)
+tan = function("tan", ANY, "float", lambda g, v, x: (g * (1 + v * v),), slope=math.inf)
+asin = function("asin", ANY, "float", lambda g, v, x: (g * rsqrt(1 - x * x),))
+acos = function("acos", ANY, "float", lambda g, v, x: (-g * rsqrt(1 - x * x),))
+atan = function("atan", ANY, "float", lambda g, v, x: (g / (1 + x * x),))
+sinh = function("sinh", ANY, "float", lambda g, v, x: (g * cosh(x),))
+cosh: Function = function("cosh", ANY, "float", lambda g, v, x: (g * sinh(x),))
+tanh = function("tanh", ANY, "float", lambda g, v, x: (g * (1 - v * v),))
+asinh = function("asinh", ANY, "float", lambda g, v, x: (g * rsqrt(x * x + 1),))
+acosh = function("acosh", ANY, "float", lambda g, v, x: (g * rsqrt(x * x - 1),))
+atanh = function("atanh", ANY, "float", lambda g, v, x: (g / (1 - x * x),))
+atan2 = function("atan2", ANY, "float", lambda g, v, x, y: (g * (y / (x * x + y * y)), -g * (x / (x * x + y * y))))
+
+# --- special functions ---
+erf = function("erf", ANY, "float", lambda g, v, x: (g * (2 / math.sqrt(math.pi) * exp(-x * x)),))
+erfc = function("erfc", ANY, "float", lambda g, v, x: (-g * (2 / math.sqrt(math.pi) * exp(-x * x)),))
+normal_cdf = function("normal_cdf", FLOAT, "same", lambda g, v, x: (g * ((2 * math.pi) ** -0.5 * exp(-0.5 * (x * x))),))
+sigmoid = function("sigmoid", ANY, "float", lambda g, v, x: (g * (v * (1 - v)),))
+log1pexp = function("log1pexp", FLOAT, "same", lambda g, v, x: (g * sigmoid(x),))
+
+# --- rounding, tests ---
+floor: Function = function("floor", NUMBER, "same", arity=1)
+ceil = function("ceil", NUMBER, "same", arity=1)
+round = function("round", NUMBER, "same", arity=1)
+trunc: Function = function("trunc", NUMBER, "same", arity=1)
+isnan: Function = function("isnan", ANY, "bool", arity=1)
+isinf = function("isinf", ANY, "bool", arity=1)
+isfinite = function("isfinite", ANY, "bool", arity=1)
+eq: Function = function("eq", ANY, "bool", arity=2)
+ne = function("ne", ANY, "bool", arity=2)
+lt = function("lt", ANY, "bool", arity=2)
+le = function("le", ANY, "bool", arity=2)
+gt = function("gt", ANY, "bool", arity=2)
+ge = function("ge", ANY, "bool", arity=2)
+logical_not = function("logical_not", ANY, "truth", arity=1)
+logical_and = function("logical_and", ANY, "truth", arity=2)
+logical_or = function("logical_or", ANY, "truth", arity=2)
+logical_xor = function("logical_xor", ANY, "truth", arity=2)
+
+# --- bits ---
+bitwise_not = function("bitwise_not", WHOLE, "same", arity=1)
+bitwise_and = function("bitwise_and", WHOLE, "same", arity=2)
+bitwise_or = function("bitwise_or", WHOLE, "same", arity=2)
+bitwise_xor = function("bitwise_xor", WHOLE, "same", arity=2)
+bitwise_left_shift = function("bitwise_left_shift", "i", "same", arity=2)
+bitwise_right_shift = function("bitwise_right_shift", "i", "same", arity=2)
+
+# --- selection ---
+where: Function = function("where", ANY, "select", lambda g, v, c, x, y: (None, where(c, g, 0), where(c, 0, g)))
+
+
+def _larger(g: Expr, x: Expr, y: Expr) -> Expr:
+    """The gradient of x in maximum(x, y): half where they are equal."""
+    return where(x < y, 0, where(eq(x, y), 0.5 * g, g))
+
+
+def _chosen(g: Expr, first: Expr) -> tuple[Expr, Expr]:
+    return where(first, g, 0), where(first, 0, g)

@@ -1,0 +1,153 @@
+"""Frozen trees: nodes in a list, arguments first; their checks, and the element of every node by torch's promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KINDS, elementwise_dtypes
+
+from triplan.descriptors.elementwise.expression import FUNCTIONS, Node, arguments, number_of
+from triplan.errors import shown
+from triplan.sku import ElementKind
+
+MAX_DEPTH = 200
+MAX_NODES = 10_000
+MAX_OPERANDS = 32
+BOOL, I64, F32, F64 = ElementKind.BOOL, ElementKind.I64, ElementKind.F32, ElementKind.F64
+PROMOTION = {"same": KINDS.DEFAULT, "float": KINDS.INT_TO_FLOAT, "bool": KINDS.ALWAYS_BOOL, "select": KINDS.DEFAULT}
+#: How torch ranks operands in promotion: a number yields to a tensor without dimensions, and that to other tensors.
+NUMBER, POINT, TENSOR = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What a node holds.
+
+    Attributes:
+        element: its element, by torch's rules.
+        rank: NUMBER, POINT or TENSOR.
+        common: the element that its arguments are converted to; None: they are taken as they are. Of both elements
+            the compute element counts: nothing is rounded between nodes.
+    """
+
+    element: ElementKind
+    rank: int
+    common: ElementKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A checked tree.
+
+    Attributes:
+        nodes: as ``expression.Node`` has them.
+        types: what each node holds.
+        results: the node and the element of each result.
+    """
+
+    nodes: tuple[Node, ...]
+    types: tuple[Typed, ...]
+    results: tuple[tuple[int, ElementKind], ...]
+
+
+def checked(
+    nodes: Sequence[Node],
+    operands: Mapping[str, tuple[ElementKind, int]],
+    results: Sequence[tuple[int, ElementKind | None]],
+) -> Tree:
+    """The tree of ``nodes`` over ``operands`` (their elements and ranks). Raises ``ValueError`` for a bad one.
+
+    A result without an element has that of its node.
+    """
+    if not 0 < len(nodes) <= MAX_NODES:
+        raise ValueError(f"{len(nodes)} nodes: a tree has 1 to {MAX_NODES}")
+    wide = any(element is F64 and rank for element, rank in operands.values())
+    types: list[Typed] = []
+    depths: list[int] = []
+    for at, node in enumerate(nodes):
+        args = _arguments(at, node)
+        depths.append(1 + max((depths[a] for a in args), default=0))
+        if depths[-1] > MAX_DEPTH:
+            raise ValueError(f"nodes[{at}] = {shown(node)}: deeper than {MAX_DEPTH}")
+        if node[0] == "operand":
+            if node[1] not in operands:
+                raise ValueError(f"nodes[{at}] names operand {shown(node[1])}; there are {', '.join(operands)}")
+            types.append(Typed(*operands[str(node[1])]))
+        elif node[0] == "number":
+            value = number_of(node[1])
+            types.append(Typed(_number(value, wide), NUMBER))
+        else:
+            types.append(_typed(str(node[0]), tuple(types[a] for a in args), wide))
+    for at, _ in results:
+        if not 0 <= at < len(nodes):
+            raise ValueError(f"a result is node {shown(at)}; there are {len(nodes)} nodes")
+    found = tuple((at, element or types[at].element) for at, element in results)
+    for at, element in found:
+        if element.is_floating_point < types[at].element.is_floating_point:
+            raise ValueError(
+                f"a result of {types[at].element} cannot be stored as {element}; round and convert it first"
+            )
+    return Tree(tuple(nodes), tuple(types), found)
+
+
+def _arguments(at: int, node: Any) -> tuple[int, ...]:
+    """The positions of a node's arguments. Raises ``ValueError`` for a node of no known form."""
+    name = node[0] if node else None
+    if name in ("operand", "number"):
+        good = len(node) == 2 and isinstance(node[1], str) and (name == "operand" or number_of(node[1]) is not None)
+        if not good:
+            raise ValueError(f"nodes[{at}] = {shown(node)}: a leaf is (operand, name) or (number, text)")
+        return ()
+    if name not in FUNCTIONS:
+        raise ValueError(f"nodes[{at}] = {shown(node)}: no function of the maths table; it has {', '.join(FUNCTIONS)}")
+    args = tuple(arguments(node))
+    if len(args) != len(node) - 1 or len(args) != FUNCTIONS[name].arity or not all(0 <= a < at for a in args):
+        raise ValueError(f"nodes[{at}] = {shown(node)}: {name} takes {FUNCTIONS[name].arity} nodes before it")
+    return args
+
+
+def _number(value: Any, wide: bool) -> ElementKind:
+    if isinstance(value, bool):
+        return BOOL
+    if isinstance(value, int):
+        return I64
+    return F64 if wide else F32
+
+
+@cache
+def _typed(name: str, args: tuple[Typed, ...], wide: bool) -> Typed:
+    function, rank = FUNCTIONS[name], max(a.rank for a in args)
+    if function.result == "truth":
+        return Typed(BOOL, rank)
+    if function.result == "select":
+        if args[0].element is not BOOL:
+            raise ValueError(f"{name} selects by bool, not {args[0].element}")
+        args = args[1:]
+    common, element = promoted(PROMOTION[function.result], tuple((a.element, a.rank) for a in args))
+    if rank == NUMBER and element.is_floating_point:
+        common = element = F64 if wide else F32
+    elif rank == NUMBER and common is F32 and wide:
+        common = F64
+    taken = {a.element for a in args} if function.result == "float" else {common}
+    for e in taken:
+        kind = "f" if e.is_floating_point else "b" if e is BOOL else "i"
+        if kind not in function.takes:
+            raise ValueError(f"{name} does not take {e}")
+    return Typed(element, rank, common)
+
+
+@cache
+def promoted(kind: Any, operands: tuple[tuple[ElementKind, int], ...]) -> tuple[ElementKind, ElementKind]:
+    """torch's elements to compute in and of the result: (the arguments' common one, the result's)."""
+    stand_ins = [
+        torch.empty((1,) * (rank == TENSOR), dtype=e.torch, device="meta")
+        if rank != NUMBER
+        else (1.0 if e.is_floating_point else False if e is BOOL else 1)
+        for e, rank in operands
+    ]
+    common, result = elementwise_dtypes(*stand_ins, type_promotion_kind=kind)
+    return ElementKind.of(common), ElementKind.of(result)
