@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from hypothesis import assume, strategies as st
 
@@ -93,7 +93,7 @@ def descriptors(
     fixed = fixed or {}
     desc: D | None = None
     if hasattr(cls, "example"):  # no annotation could tell
-        desc = cls.example(
+        desc = cast(Any, cls).example(
             draw(st.sampled_from(sorted({e for op in cls.ops() for r in TABLE.rows(op) for e in r.elements})))
         )
     for _ in range(_ATTEMPTS if desc is None else 0):
