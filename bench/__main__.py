@@ -11,20 +11,22 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import determinism, elementwise, gemm, host, losses, norms, rows, softmax
+from bench import determinism, elementwise, gemm, host, losses, norms, rotary, rows, softmax
 from bench.anywhere import run as anywhere
 from bench.anywhere.drawing import FAMILIES
 from bench.indexing import run as indexing
 from bench.indexing.cases import DTYPES
 
 #: Timed runs and runs before them, unless the command line says otherwise.
-REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1), "anywhere": (9, 1)}
+REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
+REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1)}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
     "gemm": "matrix products against torch, on a GPU",
     "rowwise": "softmax, norms, cross-entropy and elementwise ops against torch and torch.compile, on GPUs",
     "anywhere": "drawn problems of one family against torch and against every other kernel, on a GPU",
+    "rotary": "rotary embedding of q and k against torch and torch.compile, on GPUs",
     "host": "host time of planning and launching, and of every function beside torch's",
 }
 
@@ -108,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 families = (softmax, norms, losses, elementwise)
                 cases = [case for family in families for case in family.cases(tiny)]
                 report = rows.run(cases, *timing, options.sweep, options.cases, progress)
+            elif options.name == "rotary":
+                report = rows.run(rotary.cases(tiny), *timing, False, (), progress, "rotary")
             else:
                 report = determinism.run(*timing, options.rows, progress)
     report.show(console)

@@ -18,6 +18,9 @@ Tensor = torch.Tensor
 #: (rows, width, dtype) of the calls: so small that the device is rarely slower than the host.
 SIZES = ((64, 256, torch.bfloat16), (8, 64, torch.float32))
 
+#: Elements of a head that is rotated.
+ROTATED = 32
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -67,6 +70,19 @@ class Call:
         )
 
 
+def angles(d: Draw) -> tuple[Tensor, Tensor]:
+    """cos and sin of ``d.n`` positions, in f32."""
+    frequencies = 10000.0 ** (-torch.arange(0, ROTATED, 2, device=d.device).double() / ROTATED)
+    angle = torch.arange(d.n, device=d.device).float()[:, None] * frequencies.float()
+    return angle.cos(), angle.sin()
+
+
+def rotated(x: Tensor, _: None, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding as it is usually written."""
+    a, b = x.float().chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+
 def calls(d: Draw) -> dict[str, Call]:
     """Every function and module, by name."""
     ours: Any = importlib.import_module("triplan.functional")
@@ -77,6 +93,7 @@ def calls(d: Draw) -> dict[str, Call]:
     matrix, shape = d.values(d.n, d.m), (d.n,)
     vector, mask, bag = d.distinct(d.m), d.positions(d.m, d.n, of=2).bool(), d.positions(4, d.m // 2, of=d.m)
     first, second, whole = d.values(4, d.m, d.n), d.values(4, d.n, d.m), d.values(4, d.m, d.m)
+    heads = d.values(d.m, d.n, ROTATED)
     found: dict[str, Call] = {
         "relu_squared": Call(ours.relu_squared, lambda x: tf.relu(x).square(), (x,), (0,)),
         "softmax": Call(ours.softmax, torch.softmax, (x, -1), (0,)),
@@ -91,6 +108,7 @@ def calls(d: Draw) -> dict[str, Call]:
         "matmul": Call(ours.matmul, torch.matmul, (d.values(4, d.m, d.n), matrix), (0, 1)),
         "addmm": Call(ours.addmm, torch.addmm, (b, x, square), (0, 1, 2)),
         "linear": Call(ours.linear, tf.linear, (x, square, b), (0, 1, 2)),
+        "rotary": Call(ours.rotary, rotated, (heads, None, *angles(d)), (0,)),
         "gather": Call(ours.gather, torch.gather, (x, 0, wide), (0,)),
         "scatter": Call(ours.scatter, torch.scatter, (x, 0, once, d.x), (0, 3)),
         "scatter_add": Call(ours.scatter_add, torch.scatter_add, (x, 0, wide, d.x), (0, 3)),
@@ -120,6 +138,8 @@ def calls(d: Draw) -> dict[str, Call]:
     for name in ("LayerNorm", "RMSNorm"):
         mine, its = (getattr(m, name)(d.n).to(d.device, d.dtype) for m in (modules, torch.nn))
         found[f"nn.{name}"] = Call(mine, its, (x,), (0,))
+    turn = modules.RotaryEmbedding(ROTATED, device=d.device)
+    found["nn.RotaryEmbedding"] = Call(turn, lambda x: rotated(x, None, *angles(d)), (heads,), (0,))
     found["nn.CrossEntropyLoss"] = Call(modules.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(), (x, target), (0,))
     return found
 

@@ -279,6 +279,7 @@ def run(
     sweep: bool,
     wanted: Sequence[str],
     progress: Progress,
+    bench: str = "rowwise",
 ) -> Report:
     """Time each of ``cases`` whose name contains one of ``wanted`` (all, if there are none).
 
@@ -310,9 +311,9 @@ def run(
         "l2_bytes": timing.l2_bytes(device),
         "seconds": time.perf_counter() - started,
     }
-    stem = ("rowwise-sweep-" if sweep else "rowwise-") + hardware_slug(device)
+    stem = (f"{bench}-sweep-" if sweep else f"{bench}-") + hardware_slug(device)
     stem += (f"-{slug(' '.join(wanted))}" if wanted else "") + ("-smoke" if tiny else "")
-    title = f"rowwise; copy {bandwidth / 1e12:.2f} TB/s" if on_gpu else "rowwise"
+    title = f"{bench}; copy {bandwidth / 1e12:.2f} TB/s" if on_gpu else bench
     return Report(stem, title, label, COLUMNS, CHARTS, settings, rows)
 
 

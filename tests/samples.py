@@ -44,6 +44,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.GemmBackwardDescriptor(**PRODUCT, wants_dbias=True),
         *(TYPES[op](softmax_axis=1, **MATRIX) for op in SOFTMAXES),
         *(TYPES[op](**MATRIX) for op in (*NORMS, "scale_gradient")),
+        tp.RotaryDescriptor(q_shape=(2, 4, 3, 8), k_heads=2, rotary_dim=4, table_rows=9, positions=True, element="f32"),
         tp.CrossEntropyDescriptor(reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True, **MATRIX),
         *(TYPES[op](reduction="byte_mean", weight=True, **MATRIX) for op in LOSSES),
         tp.UnaryDescriptor(op="relu_squared", **MATRIX),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import triplan as tp
-from bench import determinism, gemm, host, norms, rows, softmax
+from bench import determinism, gemm, host, norms, rotary, rows, softmax
 from bench.__main__ import main
 from bench.functions import LIMITS
 from bench.gemm.cases import make as make_product
@@ -250,6 +250,9 @@ ONE_PLAN: dict[str, tuple[type[Any], str, Callable[[], list[Row]], str]] = {
         lambda: rows.case_rows(build("softmax", 4, 8, torch.float32), 2, 0, CPU, 1e12, True, False),
         "",
     ),
+    "rotary": (
+        tp.RotaryPlan, "q_out", lambda: rows.case_rows(rotary.cases(True)[2], 2, 0, CPU, 1e12, True, False), "",
+    ),
 }  # fmt: skip
 
 
@@ -433,6 +436,11 @@ def test_rowwise_smoke(tmp_path: Path, sweep: bool) -> None:
     arguments = ["rowwise", *ON_CPU, *(["--sweep"] if sweep else [])]
     found, _ = smoke(tmp_path, arguments, f"rowwise-{'sweep-' if sweep else ''}cpu-smoke")
     assert {row["contestant"] for row in found} == ({"reference"} if sweep else {"torch", "torch.compile", "triplan"})
+
+
+def test_rotary_smoke(tmp_path: Path) -> None:
+    found, _ = smoke(tmp_path, ["rotary", *ON_CPU], "rotary-cpu-smoke")
+    assert {row["contestant"] for row in found} == {"torch", "triplan"}
 
 
 def test_some_cases_do_not_overwrite_the_full_run(tmp_path: Path) -> None:

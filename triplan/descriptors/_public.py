@@ -8,4 +8,5 @@ from triplan.descriptors.layout import *
 from triplan.descriptors.losses import *
 from triplan.descriptors.norms import *
 from triplan.descriptors.operand import *
+from triplan.descriptors.rotary import *
 from triplan.descriptors.softmax import *

@@ -3,5 +3,6 @@
 from triplan._exports import export as _export
 from triplan.nn.losses import *
 from triplan.nn.norms import *
+from triplan.nn.rotary import *
 
 _export(__name__)

@@ -1,0 +1,33 @@
+"""Rotary embedding: heads of three sizes, both kinds of pairs, tables and angles, vectors and single elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import triplan as tp
+from matrix import VECTORS, Build, Patterns, compiles, planned
+
+HEADS = tp.Layout.strided(alignment=16, unit_axis=3, stride_multiple=8)
+SHARED = tp.Layout.strided(alignment=16, unit_axis=2, zero_axes=(0,), stride_multiple=4)
+
+
+def problems() -> Iterator[tp.Descriptor]:
+    for element in ("f16", "bf16", "f32", "f64"):
+        for pairs in ("half", "interleaved"):
+            desc = tp.RotaryDescriptor(element=element, q_shape=(4, 4096, 32, 128), k_heads=8, pairs=pairs)
+            yield desc.replace(table_rows=4096, layouts={"cos": SHARED, "sin": SHARED})
+            yield desc.replace(positions=True, layouts=dict.fromkeys(("q", "q_out", "k", "k_out"), HEADS))
+            yield desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.is_tensor})
+        yield tp.RotaryDescriptor(element=element, q_shape=(4, 4096, 32, 96), rotary_dim=32, positions=True)
+        yield tp.RotaryDescriptor(element=element, q_shape=(1, 64, 1, 4096), table_rows=64, out_of_bounds="error")
+
+
+def asks(desc: Any, entry: str, name: str) -> Patterns:
+    unit = all(o.layout.packed or o.layout.unit_axis == 3 for o in desc.operands() if o.name.startswith(("q", "k")))
+    return ((VECTORS,) if unit and name == "rotary_kernel" and desc.q_shape[3] % 32 == 0 else (), ())
+
+
+@compiles("rotary")
+def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    return planned(op, entry, target, problems(), asks, proofs_spill=False)

@@ -1,0 +1,84 @@
+"""Rotary embedding for the proofs: tokens of two sequences, with three heads of q and two of k."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triplan as tp
+from proofs import Drawn, Kind, Outputs, Values, Variant, draw, joins
+
+BATCH, HEADS, LENGTH, ROTATED = 2, (3, 2), 20, 12
+#: Axes of (heads, tokens) of each operand; tables that positions look up are not of tokens.
+AXES = {"q": (2, 1), "k": (2, 1), "q_out": (2, 1), "k_out": (2, 1), "positions": (None, 1)}
+
+
+class Tokens(Drawn):
+    def parts(self) -> Iterator[Variant]:
+        n, head = self.desc.q_shape[1], torch.arange(2)  # type: ignore[attr-defined]
+        for kept in (torch.tensor([n - 1]), torch.arange(0, n, 2), torch.arange(n).flip(0)[: n // 3 + 1]):
+            yield self._variant(kept, head[:1] if len(kept) == 1 else head)
+
+    def reordered(self) -> Variant:
+        n, g = self.desc.q_shape[1], torch.Generator().manual_seed(1)  # type: ignore[attr-defined]
+        return self._variant(torch.randperm(n, generator=g), torch.tensor([1, 0]))
+
+    def _variant(self, tokens: Tensor, heads: Tensor) -> Variant:
+        desc: Any = self.desc
+        table = desc.table_rows if desc.positions or desc.table_rows is None else len(tokens)
+        fewer = desc.replace(q_shape=(BATCH, len(tokens), len(heads), LENGTH), k_heads=len(heads), table_rows=table)
+        take = partial(taken, tokens=tokens, heads=heads, tables=not desc.positions)
+        found = {name: take(name, t) for name, t in self.values.items()}
+        return Variant(
+            Tokens(fewer, lambda: found), joined, lambda out: joined({n: take(n, t) for n, t in out.items()})
+        )
+
+
+def taken(name: str, t: Any, tokens: Tensor, heads: Tensor, tables: bool) -> Any:
+    """What an operand is where only some ``tokens`` and ``heads`` are left."""
+    of_heads, of_tokens = AXES.get(name, (None, 1 if tables and name in ("cos", "sin") else None))
+    t = t if of_heads is None else t.index_select(of_heads, heads)
+    return t if of_tokens is None else t.index_select(of_tokens, tokens)
+
+
+def joined(out: Outputs) -> Tensor:
+    return torch.cat([t.flatten().double() for t in out.values()])
+
+
+def values(desc: Any, kind: Kind) -> Values:
+    """Pairs of numbers of a kind; of cancelling ones equal pairs, half of which meet a cos that is equal to sin."""
+    g, half = torch.Generator().manual_seed(0), desc.half
+    found: dict[str, Any] = {}
+    for o in desc.operands():
+        if o.name in ("q", "k"):
+            x = found[o.name] = draw(o.shape, o.element, kind, 1, g)
+            if kind == "cancelling":
+                x[..., half : 2 * half] = x[..., :half]
+        elif o.name in ("cos", "sin"):
+            angle = torch.rand(o.shape, generator=g.manual_seed(2), dtype=torch.float64) * 6
+            angle[..., ::2] = torch.pi / 4
+            found[o.name] = getattr(angle, o.name)().to(o.element.torch)
+        elif o.name == "inv_freq":
+            found[o.name] = (10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)).to(o.element.torch)
+        elif o.name == "positions":
+            found[o.name] = torch.randint(0, desc.table_rows or 2**20, o.shape, generator=g)
+    return found | ({} if desc.table_rows else {"scale": 1.25})
+
+
+@joins(
+    "rotary",
+    {"table_rows": 50, "positions": True},
+    {"positions": True, "pairs": "interleaved", "inverse": True},
+    {"table_rows": 0},
+)
+def problem(n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Tokens:
+    tokens = max(n // 8, 4)
+    if fields.get("table_rows") == 0:  # a row for each token
+        fields["table_rows"] = tokens
+    shape = (BATCH, tokens, HEADS[0], LENGTH)
+    desc = tp.RotaryDescriptor(q_shape=shape, k_heads=HEADS[1], rotary_dim=ROTATED, element=element, **fields)
+    return Tokens(desc, partial(values, desc, kind))

@@ -1,0 +1,103 @@
+"""Rotary position embedding in plain torch, from its definition: shares no computation with the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triplan.backends.table import CheckRules, reference
+from triplan.backends.triton.common import bounds
+from triplan.descriptors import RotaryDescriptor
+from triplan.descriptors.fields import NO_BAD_INDEX
+from triplan.sku import PrecisionGuarantee
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+#: Roundings of a product of a sum: torch's cos and sin (2 units in the last place are 4 roundings), scale, the product,
+#: the sum; twice, as the float64 oracle has as many.
+ROUNDINGS = 2 * (4 + 3)
+
+#: Of the frequencies that plans are checked with.
+LEAST = 2.0**-100
+
+
+def _guarantee(desc: RotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    found = bounds.rounded(desc.element, desc.element.compute, 0, ROUNDINGS, batch=True, order=True)
+    return bounds.of_outputs(desc, found)
+
+
+def _angles(desc: RotaryDescriptor, x: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """cos and sin of shape (batch, sequence, 1, pairs); which positions have no row of the tables."""
+    batch, sequence = desc.q_shape[:2]
+    positions = x["positions"] if desc.positions else torch.arange(sequence).expand(batch, sequence)
+    if desc.table_rows is None:
+        compute = desc.element.compute.torch
+        angle = (positions.to(compute).unsqueeze(-1) * x["inv_freq"].to(compute)).to(x["inv_freq"].dtype)
+        scale = 1.0 if x.get("scale") is None else x["scale"]
+        return (angle.cos() * scale).unsqueeze(2), (angle.sin() * scale).unsqueeze(2), None
+    last = desc.table_rows - 1
+    if desc.out_of_bounds == "clamp" and last >= 0:
+        positions = positions.clamp(0, last)
+    bad = (positions < 0) | (positions > last)
+    if last < 0:
+        zeros = x["cos"].new_zeros(batch, sequence, 1, desc.half)
+        return zeros, zeros, bad
+    rows = positions.masked_fill(bad, 0).long()
+    tables = (x[name][torch.arange(batch).unsqueeze(1), rows] for name in ("cos", "sin"))
+    cos, sin = (t.masked_fill(bad.unsqueeze(-1), 0).unsqueeze(2) for t in tables)
+    return cos, sin, bad
+
+
+def _pairs(desc: RotaryDescriptor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of the first and of the second elements of all pairs of ``x``."""
+    if desc.pairs == "half":
+        return x[..., : desc.half], x[..., desc.half : 2 * desc.half]
+    return x[..., 0 : 2 * desc.half : 2], x[..., 1 : 2 * desc.half : 2]
+
+
+def _rotated(desc: RotaryDescriptor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    out = x.clone()
+    (first, second), (of_first, of_second) = _pairs(desc, x), _pairs(desc, out)
+    of_first.copy_(first * cos - second * sin)
+    of_second.copy_(second * cos + first * sin)
+    return out
+
+
+def _terms(desc: RotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """|x * cos| + |y * sin| and |y * cos| + |x * sin|; copied elements stand for themselves."""
+    cos, sin, _ = _angles(desc, x)
+    found = {}
+    for name in _rotating(desc):
+        t = found[f"{name}_out"] = x[name].clone()
+        (first, second), (of_first, of_second) = _pairs(desc, x[name]), _pairs(desc, t)
+        of_first.copy_(first * cos.abs() + second * sin.abs())
+        of_second.copy_(second * cos.abs() + first * sin.abs())
+    return found
+
+
+def _inputs(desc: RotaryDescriptor, x: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Frequencies of 0, or so large that angles, and these times ``scale``, are normal numbers."""
+    f = x.get("inv_freq")
+    return {} if f is None else {"inv_freq": f.masked_fill(f.abs() < LEAST, 0)}
+
+
+def _rotating(desc: RotaryDescriptor) -> tuple[str, ...]:
+    return ("q",) if desc.k_heads is None else ("q", "k")
+
+
+@reference(
+    op="rotary",
+    elements=FLOATS,
+    index_elements=("i32", "i64"),
+    guarantee=_guarantee,
+    checks=CheckRules(terms=_terms, inputs=_inputs),
+)
+def rotary(desc: RotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    cos, sin, bad = _angles(desc, x)
+    found = {f"{name}_out": _rotated(desc, x[name], cos, -sin if desc.inverse else sin) for name in _rotating(desc)}
+    if desc.out_of_bounds == "error":
+        none = torch.tensor([[NO_BAD_INDEX]])
+        found["status"] = none[0] if bad is None else torch.cat([bad.reshape(-1).nonzero(), none])[0]
+    return found

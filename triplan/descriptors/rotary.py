@@ -1,0 +1,137 @@
+"""Rotary position embedding of the heads of queries and keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from triplan.descriptors.base import Descriptor, PlannedBy, check_bad_index
+from triplan.descriptors.fields import Extent, Extents, OutOfBounds, ShapeField
+from triplan.descriptors.operand import Operand, OperandKind, Role
+from triplan.errors import shown
+from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory, field
+
+if TYPE_CHECKING:
+    from triplan.facade.rotary import RotaryPlan
+
+__all__ = ["RotaryDescriptor"]
+
+
+class RotaryDescriptor(Descriptor, PlannedBy["RotaryPlan"]):
+    """Each pair (x, y) of a head of token (b, s) becomes ``(x * cos - y * sin, y * cos + x * sin)``, with one cos and
+    sin for each pair of the token (Su et al., "RoFormer", 2021). ``q`` and ``k`` are rotated in one launch.
+
+    Without ``table_rows``, cos and sin are those of the angle ``position * inv_freq``, times ``scale`` (None is 1). The
+    angle is that product rounded to f32 (f64 for f64), of a position rounded to f32; the tolerance holds while angles,
+    and their sines times ``scale``, are 0 or normal numbers. With ``table_rows``, a token's cos
+    and sin are row ``position`` of tables. A row that is out of bounds counts as zeros with ``out_of_bounds`` "skip" or
+    "error". A position is ``positions[b, s]``, or s. The inverse is the backward op.
+
+    Attributes:
+        element: element of q and k; f16 and bf16 are computed in f32.
+        q_shape: (batch, sequence, heads, elements of a head) of ``q`` and ``q_out``. Others go by their strides.
+        k_heads: heads of ``k`` and ``k_out``, whose other extents are those of q; None without k.
+        rotary_dim: how many leading elements of a head are rotated, an even number; None: all. Others are copied.
+        pairs: "half": element i and element i + rotary_dim / 2 are a pair; "interleaved": 2 * i and 2 * i + 1.
+        inverse: whether sin is negated.
+        table_rows: rows of ``cos`` and ``sin``, of shape (batch, table_rows, rotary_dim / 2). Tables that all of a
+            batch share have stride 0 along the batch. None: ``inv_freq``, of shape (rotary_dim / 2,), replaces them.
+        table_element: element of the tables: ``element`` or f32.
+        positions: whether there is an operand ``positions``, of shape (batch, sequence).
+        index_element: element of the positions, i32 or i64.
+        out_of_bounds: what a position outside the tables does.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.ROWWISE
+
+    op: Literal["rotary"] = "rotary"
+    element: Element
+    q_shape: Annotated[Extents, ShapeField(4, 4)]
+    k_heads: Extent | None = None
+    rotary_dim: Annotated[int, Field(ge=0, lt=2**62)] | None = None
+    pairs: Literal["half", "interleaved"] = "half"
+    inverse: bool = False
+    table_rows: Extent | None = None
+    table_element: Element = field(default=ElementKind.F32)
+    positions: bool = False
+    index_element: IndexElement = field(default=IndexElementKind.I64)
+    out_of_bounds: OutOfBounds = "skip"
+
+    @property
+    def half(self) -> int:
+        """Pairs of a head."""
+        return (self.q_shape[3] if self.rotary_dim is None else self.rotary_dim) // 2
+
+    def check_problem(self) -> None:
+        length = self.q_shape[3]
+        rotated = length if self.rotary_dim is None else self.rotary_dim
+        if rotated % 2 or rotated > length:
+            raise ValueError(
+                f"rotary_dim = {shown(self.rotary_dim)}: {rotated} of {length} elements of a head: must be even, and "
+                "no more than there are"
+            )
+        if self.table_element not in (self.element, ElementKind.F32):
+            raise ValueError(f"table_element = {self.table_element}: must be {self.element} (element) or f32")
+        if self.table_rows is not None and not self.positions and self.table_rows < self.q_shape[1]:
+            raise ValueError(
+                f"table_rows = {shown(self.table_rows)}: fewer than the {self.q_shape[1]} tokens of a sequence"
+            )
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        batch, sequence, _, length = self.q_shape
+
+        def heads(name: str, role: Role, count: int | None) -> tuple[Operand, ...]:
+            if count is None:
+                return ()
+            return (Operand(name, role, self.element, (batch, sequence, count, length), batch_axes=(0, 1, 2)),)
+
+        compute, rows = self.element.compute, self.table_rows
+        tables = tuple(
+            Operand(name, Role.INPUT, self.table_element, (batch, rows, self.half), batch_axes=(0,))
+            for name in ("cos", "sin")
+            if rows is not None
+        )
+        angles = (
+            Operand("inv_freq", Role.INPUT, compute, (self.half,)),
+            Operand("scale", Role.INPUT, compute, kind=OperandKind.HOST_SCALAR, optional=True),
+        )
+        positions = Operand(
+            "positions",
+            Role.INPUT,
+            ElementKind(self.index_element.value),
+            (batch, sequence),
+            batch_axes=(0, 1),
+            index_extents=() if rows is None else (rows,),
+        )
+        status = Operand("status", Role.OUTPUT, ElementKind.I64, (1,))
+        return (
+            *heads("q", Role.INPUT, self.q_shape[2]),
+            *heads("q_out", Role.OUTPUT, self.q_shape[2]),
+            *heads("k", Role.INPUT, self.k_heads),
+            *heads("k_out", Role.OUTPUT, self.k_heads),
+            *(tables or angles),
+            *((positions,) if self.positions else ()),
+            *((status,) if self.out_of_bounds == "error" else ()),
+        )
+
+    def check_status(self, args: Any) -> None:
+        check_bad_index(self, self.out_of_bounds, args)
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        table, positions = (getattr(args, name, None) for name in ("cos", "positions"))
+        k = getattr(args, "k", None)
+        rotated = 2 * (args.inv_freq if table is None else table).shape[-1]
+        found: dict[str, Any] = {
+            "element": args.q.dtype,
+            "q_shape": tuple(args.q.shape),
+            "k_heads": None if k is None else k.shape[2],
+            "rotary_dim": None if rotated == args.q.shape[3] else rotated,
+            "positions": positions is not None,
+        }
+        if table is not None:
+            found |= {"table_rows": table.shape[1], "table_element": table.dtype}
+        if positions is not None:
+            found["index_element"] = positions.dtype
+        return {**found, **options}

@@ -1,0 +1,32 @@
+"""Args and plan of rotary. The Args' fields are the operands of its descriptor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from triplan.descriptors import RotaryDescriptor
+from triplan.facade.plan import Plan
+
+__all__ = ["RotaryArgs", "RotaryPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryArgs:
+    """Pass those that the descriptor has, else None; ``scale`` is a Python number, None is 1."""
+
+    q: Tensor
+    q_out: Tensor
+    k: Tensor | None = None
+    k_out: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    inv_freq: Tensor | None = None
+    scale: float | None = None
+    positions: Tensor | None = None
+    status: Tensor | None = None
+
+
+class RotaryPlan(Plan[RotaryDescriptor, RotaryArgs]):
+    descriptor_type, args_type = RotaryDescriptor, RotaryArgs

@@ -1,0 +1,239 @@
+"""Rotary position embedding of queries and keys, in one launch.
+
+The backward is the same op with sin negated. It is linear in q and k, so it is its own derivative, of any order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+
+from triplan.facade import RotaryPlan
+from triplan.functional._forward import Linearity
+from triplan.functional._ops import Recorded
+from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
+from triplan.functional._shapes import check_index_dtype, check_same_device, require
+
+__all__ = ["rotary"]
+
+Tensor = torch.Tensor
+Pairs = Literal["half", "interleaved"]
+
+
+@overload
+def rotary(
+    q: Tensor,
+    k: None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    inv_freq: Tensor | None = None,
+    scale: float = 1.0,
+    rotary_dim: int | None = None,
+    pairs: Pairs = "half",
+    seq_dim: int = -2,
+    inverse: bool = False,
+    check_indices: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def rotary(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    inv_freq: Tensor | None = None,
+    scale: float = 1.0,
+    rotary_dim: int | None = None,
+    pairs: Pairs = "half",
+    seq_dim: int = -2,
+    inverse: bool = False,
+    check_indices: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@replayed
+def rotary(
+    q: Tensor,
+    k: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    inv_freq: Tensor | None = None,
+    scale: float = 1.0,
+    rotary_dim: int | None = None,
+    pairs: Pairs = "half",
+    seq_dim: int = -2,
+    inverse: bool = False,
+    check_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Each pair (x, y) of elements of a head becomes ``(x * cos - y * sin, y * cos + x * sin)`` (RoFormer, 2021).
+
+    ``q``, ``k``: f16, bf16, f32 or f64 of shape (heads, sequence, elements), with ``seq_dim`` -3 (sequence, heads,
+    elements), with or without a batch before these; their heads may differ in number, and their strides be any. ``k``
+    is rotated in the same launch. The first ``rotary_dim`` elements of a head are rotated, others copied. ``pairs``:
+    "half" rotates element i with element i + rotary_dim / 2, "interleaved" 2 * i with 2 * i + 1.
+
+    ``cos``, ``sin``: (positions, rotary_dim / 2) or, with each value twice, (positions, rotary_dim), in q's dtype or
+    f32; with a batch before these, a table for each of the batch. By default they have one column for each element
+    of a head, or one for each pair of ``rotary_dim``. Or ``inv_freq`` of shape (rotary_dim / 2,): cos and sin are then
+    computed from the angles ``position * inv_freq`` in f32 (f64 for f64), and multiplied by ``scale``.
+
+    ``positions``: i32 or i64 of shape (sequence,) or (batch, sequence); by default 0, 1, 2, ... One outside the tables
+    raises ``IndexError`` on the CPU, and on CUDA with ``check_indices``, which synchronises; else its rotated elements
+    are 0.
+
+    Returns a new tensor with q's shape (with ``k``, a tuple of two), and its strides if they have no gaps. ``inverse``
+    negates sin. Differentiable in q and k, any number of times. Raises ``RuntimeError`` for shapes, dtypes and devices
+    that do not fit, and for tables that require a gradient.
+    """
+    if cos is not None and sin is not None:
+        length = q.size(-1)
+        rotated = rotary_dim or (length if cos.size(-1) == length else 2 * cos.size(-1))
+        if cos.size(-1) == rotated:
+            half, repeated = rotated // 2, pairs == "half"
+            cos, sin = (t[..., :half] if repeated else t[..., ::2] for t in (cos, sin))
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (cos, sin, inv_freq)):
+        raise RuntimeError("rotary(): cos, sin and inv_freq get no gradient; pass them without (Tensor.detach)")
+    interleaved = {"half": False, "interleaved": True}[pairs]
+    heads_first = {-2: True, -3: False}[seq_dim]
+    out: tuple[Tensor, Tensor] = _rotary(
+        q, k, cos, sin, inv_freq, positions, scale, rotary_dim, interleaved, heads_first, inverse, check_indices
+    )
+    return out[0] if k is None else out
+
+
+def _check(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    inv_freq: Tensor | None,
+    positions: Tensor | None,
+    rotary_dim: int | None,
+    heads_first: bool,
+) -> None:
+    def refuse(text: str) -> None:
+        raise RuntimeError(f"rotary(): {text}")
+
+    if q.dim() not in (3, 4) or not q.is_floating_point():
+        refuse(f"expected q of rank 3 or 4 and a floating-point dtype, but got {q.dtype} of {list(q.shape)}")
+    if k is not None and (k.dim() != q.dim() or k.dtype != q.dtype):
+        refuse(f"q is {q.dtype} of {list(q.shape)}, but k {k.dtype} of {list(k.shape)}")
+    seq = -2 if heads_first else -3
+    if k is not None and (_tokens(k, seq) != _tokens(q, seq) or k.size(-1) != q.size(-1)):
+        refuse(f"q {list(q.shape)} and k {list(k.shape)} may differ in their heads only")
+    tables = [t for t in (cos, sin) if t is not None]
+    if len(tables) == 1 or bool(tables) == (inv_freq is not None):
+        refuse("takes either cos and sin, or inv_freq")
+    check_same_device("rotary", *(t for t in (q, k, *tables, inv_freq, positions) if t is not None))
+    batch, sequence = _tokens(q, seq)
+    angles = tables or [t for t in (inv_freq,) if t is not None]
+    half = angles[0].size(-1)
+    if 2 * half > q.size(-1) or (rotary_dim is not None and rotary_dim != 2 * half):
+        refuse(f"{half} pairs do not fit heads of {q.size(-1)} elements with rotary_dim {rotary_dim}")
+    if inv_freq is not None and (inv_freq.dim() != 1 or inv_freq.dtype != _compute(q)):
+        refuse(f"expected inv_freq of rank 1 and {_compute(q)}, but got {inv_freq.dtype} of {list(inv_freq.shape)}")
+    for t in tables:
+        if t.shape != tables[0].shape or t.dim() not in (2, 3) or (t.dim() == 3 and t.size(0) not in (1, batch)):
+            refuse(f"cos {list(tables[0].shape)} and sin {list(tables[1].shape)} do not fit a batch of {batch}")
+        if t.dtype != tables[0].dtype or t.dtype not in (q.dtype, torch.float32):
+            refuse(f"expected tables of {q.dtype} or f32, but got {tables[0].dtype} and {tables[1].dtype}")
+    if tables and positions is None:
+        rows = tables[0].size(-2)
+        require(rows >= sequence, lambda: f"rotary(): tables of {rows} rows for {sequence} tokens")
+    if positions is not None:
+        check_index_dtype("rotary", positions)
+        if tuple(positions.shape) not in ((sequence,), (batch, sequence), (1, sequence)):
+            refuse(f"positions are {list(positions.shape)}; expected ({sequence},) or ({batch}, {sequence})")
+
+
+def _tokens(t: Tensor, seq: int) -> tuple[int, int]:
+    """(batch, sequence)."""
+    return (t.size(0) if t.dim() == 4 else 1), t.size(seq)
+
+
+def _compute(t: Tensor) -> torch.dtype:
+    return torch.float64 if t.dtype == torch.float64 else torch.float32
+
+
+def _fake(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    cos, sin, inv_freq, positions, _, rotary_dim, _, heads_first, *_ = rest
+    _check(q, k, cos, sin, inv_freq, positions, rotary_dim, heads_first)
+    return torch.empty_like(q), q.new_empty(0) if k is None else torch.empty_like(k)
+
+
+def _kernel(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    inv_freq: Tensor | None,
+    positions: Tensor | None,
+    scale: float,
+    rotary_dim: int | None,
+    interleaved: bool,
+    heads_first: bool,
+    inverse: bool,
+    check_indices: bool,
+) -> tuple[Tensor, Tensor]:
+    found = _fake(q, k, cos, sin, inv_freq, positions, scale, rotary_dim, interleaved, heads_first)
+    batch, sequence = _tokens(q, -2 if heads_first else -3)
+    operands: dict[str, Tensor] = {}
+    for name, t in {"q": q, "q_out": found[0], "k": k, "k_out": None if k is None else found[1]}.items():
+        if t is not None:
+            t = t.transpose(-3, -2) if heads_first else t
+            operands[name] = t if t.dim() == 4 else t.unsqueeze(0)
+    for name, t in {"cos": cos, "sin": sin}.items():
+        if t is not None:
+            operands[name] = t.expand(batch, t.size(-2), t.size(-1))
+    if inv_freq is not None:
+        operands["inv_freq"] = inv_freq
+    if positions is not None:
+        operands["positions"] = positions.expand(batch, sequence)
+    run(
+        RotaryPlan,
+        operands,
+        check_indices=check_indices,
+        scalars=None if inv_freq is None else {"scale": scale},
+        pairs="interleaved" if interleaved else "half",
+        inverse=inverse,
+    )
+    return found
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    _, k, *angles, ctx.scale, ctx.rotary_dim, ctx.interleaved, ctx.heads_first, ctx.inverse, _ = inputs
+    ctx.has_k = k is not None
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*angles)
+
+
+def _grad(ctx: Any, dq: Tensor | None, dk: Tensor | None) -> Any:
+    dk = dk if ctx.has_k else None
+    first, second = (dk, None) if dq is None else (dq, dk)
+    found: tuple[Any, Any] = (None, None)
+    if first is not None:
+        how = (ctx.scale, ctx.rotary_dim, ctx.interleaved, ctx.heads_first, not ctx.inverse, False)
+        found = _rotary(first, second, *ctx.saved_tensors, *how)
+    to_q, to_k = (None, found[0]) if dq is None else (found[0], None if dk is None else found[1])
+    return to_q, to_k, *(None,) * 10
+
+
+_rotary = Recorded(
+    "rotary",
+    "(Tensor q, Tensor? k, Tensor? cos, Tensor? sin, Tensor? inv_freq, Tensor? positions, float scale, "
+    "SymInt? rotary_dim, bool interleaved, bool heads_first, bool inverse, bool check_indices) -> (Tensor, Tensor)",
+    _kernel,
+    _fake,
+    setup=_setup,
+    backward=_grad,
+    linearity=Linearity((0, 1)),
+)
