@@ -144,6 +144,22 @@ def test_a_recording_does_not_import_dynamo() -> None:
     assert not hasattr(Recording.__torch_dispatch__, "__wrapped__")
 
 
+@pytest.mark.parametrize("name", RECORDED)
+def test_checkpoints_of_repeated_calls(name: str, answers: list[bool], device: str) -> None:
+    """A checkpoint compares the tensors that the forward and its repetition save."""
+    call = drawn(name, device)
+    for _ in range(2):
+        leaves, others = call.given(True), call.given(True)
+        wanted = [[given[i] for i in call.grads] for given in (leaves, others)]
+        found, expected = checkpoint(call.ours, *leaves, use_reentrant=False), call.theirs(*others)
+        for _ in range(3):  # replayed from now on
+            call.ours(*leaves)
+        grad = torch.randn_like(expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(found, wanted[0], grad), torch.autograd.grad(expected, wanted[1], grad)
+        )
+
+
 #: Calls that are composed of several ops, of tensors by letter: x and y are leaves, i and j indices.
 COMPOSED: dict[str, Callable[..., Tensor]] = {
     "bags' maxima": lambda x, y, i, j: functional.embedding_bag(i, x, mode="max"),
@@ -502,11 +518,16 @@ def twice(f: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> None:
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize(
-    "way",
-    [checkpointed(True), checkpointed(False), hooked, watched, compiled, modified, twice],
-    ids=["reentrant checkpoint", "checkpoint", "hooks", "anomaly mode", "compiled autograd", "modified", "twice"],
+    ("way", "replays"),
+    [
+        *((way, True) for way in (checkpointed(True), watched, compiled, modified, twice)),
+        *((way, False) for way in (checkpointed(False), hooked)),
+    ],
+    ids=["reentrant checkpoint", "anomaly mode", "compiled autograd", "modified", "twice", "checkpoint", "hooks"],
 )
-def test_ways_of_autograd_with_replays(way: Callable[..., object], answers: list[bool], device: str) -> None:
+def test_ways_of_autograd_with_replays(
+    way: Callable[..., object], replays: bool, answers: list[bool], device: str
+) -> None:
     x, y, grad = torch.randn(3, 4, 4, device=device)
     leaves = x.clone().requires_grad_(), x.clone().requires_grad_()
     for _ in range(5):
@@ -514,7 +535,7 @@ def test_ways_of_autograd_with_replays(way: Callable[..., object], answers: list
         way(lambda t: functional.softmax(functional.mm(t, y), -1), leaves[0], grad)
         way(lambda t: torch.softmax(t @ y, -1), leaves[1], grad)
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
-    assert any(answers)
+    assert any(answers) is replays
 
 
 def test_an_exception_ends_a_recording(answers: list[bool], device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,9 @@ _MAX_REPLAYS = 1024
 #: Replays of calls of equal shapes, which differ in strides, dtypes or alignment.
 _MAX_ALIKE = 8
 
+#: What saved tensors are handed to, if anything; asked for that of tracers too.
+_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracers: None)
+
 
 def _repeat(function: Callable[..., Any], args: tuple[Any, ...], result: Any, record: Recording) -> Repeat | None:
     """How to repeat a recorded call of ``function`` that returned ``result``; None if it cannot be repeated."""
@@ -85,7 +88,7 @@ class Replays:
                 if (found := repeat(*args)) is not None:
                     self.last = repeat
                     return found
-            if nothing_watches(args):  # so that tensors have addresses
+            if nothing_watches(args) and _hooks(False) is None:  # so that tensors have addresses
                 # Recorded when it comes the second time: shapes that never come again should not pay for it.
                 if came := self._came.get(facts := _facts(args)):
                     return self._record(args, key, facts)
@@ -407,6 +410,9 @@ def _node(
 
     ``outputs`` are the node's, those of ``constant`` without a gradient; the first of them are in ``result``.
     """
+    # Checkpoints compare what two calls save, of which one may be a replay and one not: it saves other tensors.
+    program.refused.append("hooks(False) is not None")
+    program.constants["hooks"] = _hooks
     lines = list(program.lines)
     # What autograd's ctx does in save_for_backward and so on, without the calls.
     if kept:

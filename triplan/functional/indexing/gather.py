@@ -174,9 +174,8 @@ def _scatter_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
     ctx.shape, ctx.wrap_negative = src.shape, any(wrap_negative)
 
 
-def _grad_of_src(ctx: Any, grad: Tensor) -> Tensor:
+def _grad_of_src(ctx: Any, index: Tensor, grad: Tensor) -> Tensor:
     """``grad`` at the elements where ``src`` went; 0 for elements of ``src`` beyond ``index``, which were not used."""
-    (index,) = ctx.saved_tensors
     return _padded(_gather(grad, ctx.dim, index, False, ctx.wrap_negative), ctx.shape)
 
 
@@ -200,7 +199,8 @@ def _add_update(out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices
 
 def _add_grad(ctx: Any, grad: Tensor) -> Any:
     to_input, _, _, to_src = ctx.needs_input_grad[:4]
-    return grad if to_input else None, None, None, _grad_of_src(ctx, grad) if to_src else None, None
+    (index,) = ctx.saved_tensors
+    return grad if to_input else None, None, None, _grad_of_src(ctx, index, grad) if to_src else None, None
 
 
 _scatter_add = Op(
@@ -271,11 +271,11 @@ def _put_update(
 
 def _put_grad(ctx: Any, grad: Tensor) -> Any:
     to_input, _, _, to_src = ctx.needs_input_grad[:4]
-    (index,) = ctx.saved_tensors
+    (index,) = ctx.saved_tensors  # once: a checkpoint refuses a second time
     kept = None
     if to_input:
         kept = _scatter(grad, ctx.dim, index, _filled(grad, 0, index), False, ctx.wrap_negative)
-    return kept, None, None, _grad_of_src(ctx, grad) if to_src else None, None, None
+    return kept, None, None, _grad_of_src(ctx, index, grad) if to_src else None, None, None
 
 
 _scatter = Op(
