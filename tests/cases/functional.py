@@ -199,3 +199,16 @@ def fixed(device: str, dtype: torch.dtype = torch.float64, index_dtype: torch.dt
 
 FIXED = tuple(fixed("cpu"))
 WITH_OUT = ("gather", "scatter_add", "scatter", "index_select", "index_add")
+
+
+def on_copies(call: Call, which: Any) -> Any:
+    """``which`` as a function of the values. An in-place call works on a copy (a leaf refuses it), which is read."""
+
+    def function(*values: torch.Tensor) -> torch.Tensor:
+        if call.name not in IN_PLACE:
+            return call.run(which, list(values))
+        target = values[0].clone()
+        call.run(which, [target, *values[1:]])
+        return target
+
+    return function

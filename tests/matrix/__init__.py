@@ -21,6 +21,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from cases import pinned
 from proofs import FAMILIES
 
 import triplan as tp
@@ -117,14 +118,6 @@ def compiles(*ops: str) -> Callable[[Builds], Builds]:
         return builds
 
     return register
-
-
-def pinned(desc: tp.Descriptor, entry: str, target: tp.Target) -> tp.Plan[Any, Any] | None:
-    """The plan of exactly this entry, or None where it does not apply."""
-    try:
-        return tp.plan(desc, target=target, preference=tp.PlanPreference(deterministic=False, kernel=entry))
-    except tp.Unsupported:
-        return None
 
 
 def proved(op: str, entry: str) -> Iterator[tp.Descriptor]:

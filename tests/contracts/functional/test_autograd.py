@@ -6,29 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, integers
+from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, integers, on_copies
 from hypothesis import given, settings, strategies as st
 from replaying import forget
 from samples import same
-from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.forward_ad import dual_level, make_dual
 
 import triplan.functional as F  # noqa: N812
 from triplan import PlanCache
 from triplan.functional import _plans
-
-
-def on_copies(call: Call, which: Any) -> Any:
-    """``which`` as a function of the values. An in-place call works on a copy (a leaf refuses it), which is read."""
-
-    def function(*values: torch.Tensor) -> torch.Tensor:
-        if call.name not in IN_PLACE:
-            return call.run(which, list(values))
-        target = values[0].clone()
-        call.run(which, [target, *values[1:]])
-        return target
-
-    return function
 
 
 def gradients(call: Call, which: Any, expanded: bool = False) -> tuple[torch.Tensor, ...]:
@@ -58,15 +44,6 @@ def test_gradients_in_every_dtype(name: str, dtype: torch.dtype, expanded: bool,
     ours, theirs = (gradients(call, which, expanded) for which in (call.ours, call.theirs))
     assert {grad.dtype for grad in ours} == {dtype}
     same(ours, theirs)
-
-
-@pytest.mark.parametrize("name", FIXED)
-def test_gradcheck(name: str, device: str) -> None:
-    call = fixed(device)[name]
-    function = on_copies(call, call.ours)
-    if name != "embedding_padded":  # its gradient is no derivative, on purpose
-        assert gradcheck(function, call.copies(requires_grad=True), check_forward_ad=True)
-    assert gradgradcheck(lambda *values: function(*values) ** 2, call.copies(requires_grad=True))
 
 
 def test_padding_row_gets_no_gradient(device: str) -> None:
@@ -260,30 +237,6 @@ def test_products_have_an_order(include_self: bool, device: str, monkeypatch: py
 # --- torch.func and forward mode ---
 
 
-@pytest.mark.parametrize("name", FIXED)
-def test_func_transforms(name: str, device: str) -> None:
-    call = fixed(device)[name]
-    values = tuple(call.copies())
-    everything = tuple(range(len(values)))
-
-    def loss(which: Any) -> Any:
-        function = on_copies(call, which)
-        return lambda *values: (function(*values) ** 3).sum()
-
-    batch = tuple(torch.stack([v, 2 * v, v + 1]) for v in values)
-    for transform in (
-        lambda f: torch.func.grad(f, everything)(*values),
-        lambda f: torch.func.vmap(torch.func.grad(f, everything))(*batch),
-        lambda f: torch.func.jacrev(torch.func.grad(f, everything), everything)(*values)[0],
-        lambda f: torch.func.jacfwd(f, everything)(*values),
-        lambda f: torch.func.hessian(f, everything)(*values)[0],
-        lambda f: (
-            torch.func.vmap(f, in_dims=(-1, *[None] * (len(values) - 1)))(batch[0].movedim(0, -1), *values[1:]),
-        ),
-    ):
-        same(transform(loss(call.ours)), transform(loss(call.theirs)))
-
-
 def test_vmap_over_the_index(device: str) -> None:
     x = integers((4,), torch.float64, device, 1)
     index = torch.tensor([[0, 3], [1, 1], [2, 0]], device=device)
@@ -304,17 +257,3 @@ def test_vmap_over_no_example(name: str, device: str) -> None:
 def test_out_refuses_forward_mode() -> None:
     with dual_level(), pytest.raises(RuntimeError, match=r"out=\.\.\. is not supported"):
         F.gather(make_dual(torch.ones(2), torch.ones(2)), 0, torch.tensor([1]), out=torch.ones(1))
-
-
-@pytest.mark.parametrize("name", FIXED)
-def test_graphs_refuse_forward_mode(name: str) -> None:
-    """The op that a graph holds would drop the tangents."""
-    call = fixed("cpu")[name]
-    values = tuple(call.copies())
-
-    def tangent(*values: torch.Tensor) -> Any:
-        return torch.func.jvp(on_copies(call, call.ours), values, values)
-
-    torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no jvp in a compiled graph"):
-        torch.compile(tangent, fullgraph=True, backend="aot_eager")(*values)

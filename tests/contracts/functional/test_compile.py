@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import FIXED, IN_PLACE, MODULES, WITH_OUT, Call, SeenDispatch, fixed, integers
-from samples import same
+from cases.functional import FIXED, IN_PLACE, MODULES, WITH_OUT, SeenDispatch, fixed, integers
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -69,35 +68,6 @@ def _leaf(a: Any, requires_grad: bool) -> Any:
 
 
 # --- torch.compile ---
-
-
-def both_ways(call: Call, backend: Any, dynamic: bool | None) -> None:
-    """Values and gradients of the compiled call are those of the plain one."""
-
-    def function(*values: torch.Tensor) -> torch.Tensor:
-        target = values[0] * 1
-        result = call.run(call.ours, [target, *values[1:]])
-        return (target if call.name in IN_PLACE else result) * 2
-
-    compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
-    plain, other = call.copies(requires_grad=True), call.copies(requires_grad=True)
-    expected, got = function(*plain), compiled(*other)
-    same(got, expected)
-    weight = integers(tuple(got.shape), got.dtype, str(got.device), 5)
-    same(torch.autograd.grad(got, other, weight), torch.autograd.grad(expected, plain, weight))
-    with torch.no_grad():
-        assert torch.equal(compiled(*other), expected)
-
-
-@pytest.mark.parametrize(
-    ("backend", "dynamic", "name"),
-    [
-        *(("aot_eager", dynamic, name) for dynamic in (False, True) for name in FIXED),
-        *(("inductor", None, name) for name in ("gather", "scatter_add_")),
-    ],
-)
-def test_compiles_whole(backend: str, dynamic: bool | None, name: str, device: str) -> None:
-    both_ways(fixed(device)[name], backend, dynamic)
 
 
 def test_one_graph_for_every_size(device: str) -> None:

@@ -2,71 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from cases.derivatives import ROWS as NAMES, rows as call
 from cases.functional import FLOATS
 from samples import same
-from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-
-Calls = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], list[torch.Tensor]]
-NAMES = (
-    "softmax",
-    "softmax across",
-    "log_softmax",
-    "rms_norm",
-    "rms_norm bare",
-    "rms_norm added",
-    "layer_norm",
-    "layer_norm bias",
-    "layer_norm added",
-    "l2_norm",
-    "l2_norm across",
-)
-
-
-def call(name: str, device: str, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (3, 4, 6)) -> Calls:
-    """Ours, torch's, and their arguments, which want gradients."""
-    g = torch.Generator().manual_seed(0)
-
-    def tensor(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=g, dtype=torch.float64).to(dtype).to(device).requires_grad_()
-
-    x, n = tensor(*shape), shape[-1]
-    op, _, how = name.partition(" ")
-    ours, theirs = getattr(F, op), getattr(functional, "normalize" if op == "l2_norm" else op)
-    if op.endswith("softmax") or op == "l2_norm":
-        dim = 1 if how == "across" else -1
-        return (lambda x: ours(x, dim)), (lambda x: theirs(x, dim=dim)), [x]
-    if how == "added":
-        # Both results enter, so that both have gradients.
-        def joined(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-            out, summed = ours(x, (n,), w, eps=1e-3, weight_offset=1, residual=r)
-            return out * summed
-
-        def apart(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-            # What is normalised is the sum before it is rounded, computed as ours is.
-            wide = torch.promote_types(x.dtype, torch.float32)
-            summed, one = x.to(wide) + r.to(wide), w.to(wide) + 1
-            return theirs(summed, (n,), one, eps=1e-3).to(x.dtype) * summed.to(x.dtype)
-
-        return joined, apart, [x, tensor(n), tensor(*shape)]
-    if name == "rms_norm":
-        return (lambda x, w: ours(x, (n,), w)), (lambda x, w: theirs(x, (n,), w)), [x, tensor(n)]
-    if name == "rms_norm bare":
-        return (lambda x: ours(x, shape[1:])), (lambda x: theirs(x, shape[1:])), [x]
-    if name == "layer_norm":
-        given = [x, tensor(*shape[1:]), tensor(*shape[1:])]
-        ours_of, theirs_of = ((lambda x, w, b, f=f: f(x, shape[1:], w, b, 1e-3)) for f in (ours, theirs))
-        return ours_of, theirs_of, given
-    # torch's has no second derivative without a weight.
-    return (lambda x, b: ours(x, (n,), None, b)), (lambda x, b: theirs(x, (n,), b * 0 + 1, b)), [x, tensor(n)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -81,51 +27,6 @@ def test_results_and_gradients_are_torchs(name: str, dtype: torch.dtype, device:
     weight = torch.randn_like(out)
     for got, ref in zip(torch.autograd.grad(out, args, weight), torch.autograd.grad(wanted, args, weight), strict=True):
         torch.testing.assert_close(got, ref, rtol=8 * eps, atol=8 * eps * max(1.0, float(ref.abs().max())))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gradcheck(name: str, device: str) -> None:
-    ours, _, args = call(name, device, shape=(2, 3, 4))
-    assert gradcheck(ours, args, check_forward_ad=True)
-    assert gradgradcheck(ours, args)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_third_derivatives(name: str, device: str) -> None:
-    ours, _, args = call(name, device, shape=(1, 2, 3))
-    x, rest = args[0], [a.detach() for a in args[1:]]
-    total = lambda x: (ours(x, *rest) ** 3).sum()  # noqa: E731
-    assert gradgradcheck(lambda x: torch.autograd.grad(total(x), x, create_graph=True), x)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_func_transforms(name: str, device: str) -> None:
-    ours, theirs, args = call(name, device, shape=(2, 3, 4))
-    values = tuple(a.detach() for a in args)
-    batch, everything = tuple(torch.stack([v, 2 * v, v + 1]) for v in values), tuple(range(len(values)))
-
-    def every(f: Callable[..., torch.Tensor]) -> Any:
-        total = lambda *values: (f(*values) ** 3).sum()  # noqa: E731
-        yield torch.func.grad(total, everything)(*values)
-        yield torch.func.vmap(torch.func.grad(total, everything))(*batch)
-        yield torch.func.grad(lambda *b: torch.func.vmap(total)(*b).sum(), everything)(*batch)
-        yield torch.func.jacrev(torch.func.grad(total, everything), everything)(*values)
-        yield torch.func.jacfwd(torch.func.grad(total, everything), everything)(*values)  # torch errs in hessian
-        out = f(*args)
-        each = torch.stack([torch.ones_like(out), out.detach()])
-        yield torch.autograd.grad(out, args, each, is_grads_batched=True)
-
-    torch.testing.assert_close(list(every(ours)), list(every(theirs)))
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("fresh_compiler")
-def test_graphs_refuse_forward_mode(name: str, device: str) -> None:
-    ours, _, args = call(name, device)
-    values = tuple(a.detach() for a in args)
-    whole = torch.compile(lambda *v: torch.func.jvp(ours, v, v), fullgraph=True, backend="aot_eager")
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no jvp in a compiled graph"):
-        whole(*values)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -233,18 +134,6 @@ def test_strided_inputs(name: str, device: str) -> None:
     x = args[0].detach()[::2].expand(3, 5, 6)
     rest = [a[::2] if a.dim() == 3 else a for a in args[1:]]
     torch.testing.assert_close(ours(x, *rest), theirs(x, *rest))
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiles_whole(name: str, dynamic: bool, device: str) -> None:
-    ours, _, args = call(name, device)
-    compiled = torch.compile(lambda *a: ours(*a) * 2, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    out, wanted = compiled(*args), ours(*args) * 2
-    assert torch.equal(out, wanted)
-    weight = torch.randn_like(out)
-    same(*(torch.autograd.grad(result, args, weight) for result in (out, wanted)))
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases.functional import FLOATS, integers, laid_out
-from torch.autograd import gradcheck, gradgradcheck
+from cases.derivatives import Product, products
+from cases.functional import FLOATS, integers
+from samples import same
 from torch.utils.flop_counter import FlopCounterMode
 
 import triplan.functional as F  # noqa: N812
@@ -20,41 +21,7 @@ LAYOUTS = ("packed", "transposed", "gaps", "misaligned", "expanded")
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-Call = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple[torch.Tensor, ...], dict[str, Any]]
-
-
-def calls(device: str, dtype: torch.dtype = torch.float64, how: str = "packed") -> dict[str, Call]:
-    """(ours, torch's, tensors, keywords) by name."""
-
-    def x(*shape: int, seed: int) -> torch.Tensor:
-        return laid_out(integers(shape, dtype, device, seed), how)
-
-    a, b, w, bias = x(5, 16, seed=1), x(16, 24, seed=2), x(24, 16, seed=3), x(24, seed=4)
-    torch_linear = torch.nn.functional.linear
-    return {
-        "mm": (F.mm, torch.mm, (a, b), {}),
-        "mm_empty": (F.mm, torch.mm, (x(5, 0, seed=1), x(0, 3, seed=2)), {}),
-        "bmm": (F.bmm, torch.bmm, (x(3, 5, 16, seed=1), x(3, 16, 24, seed=2)), {}),
-        "bmm_empty": (F.bmm, torch.bmm, (x(3, 5, 0, seed=1), x(3, 0, 2, seed=2)), {}),
-        "addmm": (F.addmm, torch.addmm, (x(5, 24, seed=5), a, b), {"beta": 2, "alpha": -3}),
-        "addmm_row": (F.addmm, torch.addmm, (bias, a, b), {}),
-        "addmm_row_scaled": (F.addmm, torch.addmm, (bias, a, b), {"beta": 2, "alpha": -1}),
-        "addmm_column": (F.addmm, torch.addmm, (x(5, 1, seed=6), a, b), {"beta": 0.5}),
-        "addmm_scalar": (F.addmm, torch.addmm, (x(1, seed=7), a, b), {}),
-        "addmm_beta_zero": (F.addmm, torch.addmm, (torch.full_like(bias, torch.nan), a, b), {"beta": 0}),
-        "linear": (F.linear, torch_linear, (a, w, bias), {}),
-        "linear_no_bias": (F.linear, torch_linear, (a, w), {}),
-        "linear_scalar_bias": (F.linear, torch_linear, (a, w, x(seed=4)), {}),
-        "linear_batch": (F.linear, torch_linear, (x(2, 3, 16, seed=8), w, bias), {}),
-        "linear_vector": (F.linear, torch_linear, (x(16, seed=9), w, bias), {}),
-        "linear_empty": (F.linear, torch_linear, (x(0, 16, seed=8), w, bias), {}),
-        "matmul": (F.matmul, torch.matmul, (x(2, 3, 16, seed=8), x(2, 16, 8, seed=2)), {}),
-        "matmul_broadcast": (F.matmul, torch.matmul, (x(6, 1, 2, 4, seed=1), x(5, 4, 3, seed=2)), {}),
-        "matmul_vector": (F.matmul, torch.matmul, (x(16, seed=9), x(16, seed=4)), {}),
-    }
-
-
-NAMES = tuple(calls("cpu"))
+NAMES = tuple(products("cpu"))
 
 
 def leaves(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -71,17 +38,11 @@ def with_gradients(
     return (out, *torch.autograd.grad(out, inputs, weight.expand(out.shape)))
 
 
-def same(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
-    for got, want in zip(found, wanted, strict=True):
-        assert (got.dtype, got.shape) == (want.dtype, want.shape)
-        assert torch.equal(got, want)
-
-
 @pytest.mark.parametrize("how", LAYOUTS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_are_torchs(name: str, dtype: torch.dtype, how: str, device: str) -> None:
-    ours, theirs, tensors, keywords = calls(device, dtype, how)[name]
+    ours, theirs, tensors, keywords = products(device, dtype, how)[name]
     for _ in range(3):  # the second call may go a shorter way
         got = ours(*tensors, **keywords)
         assert torch.equal(got, theirs(*tensors, **keywords))
@@ -93,18 +54,8 @@ def test_values_are_torchs(name: str, dtype: torch.dtype, how: str, device: str)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_torchs(name: str, dtype: torch.dtype, expanded: bool, device: str) -> None:
-    ours, theirs, tensors, keywords = calls(device, dtype)[name]
+    ours, theirs, tensors, keywords = products(device, dtype)[name]
     same(*(with_gradients(partial(which, **keywords), tensors, expanded) for which in (ours, theirs)))
-
-
-@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "addmm_column", "linear", "linear_batch"])
-def test_gradcheck(name: str, device: str) -> None:
-    ours, _, tensors, keywords = calls(device)[name]
-    small = tuple(t[tuple(slice(3) for _ in t.shape)] for t in tensors)
-    inputs = tuple(leaves(small))
-    function = lambda *x: ours(*x, **keywords)  # noqa: E731
-    assert gradcheck(function, inputs, check_forward_ad=True)
-    assert gradgradcheck(function, inputs)
 
 
 def test_only_wanted_gradients_are_computed(device: str, ran: list[Any]) -> None:
@@ -182,28 +133,11 @@ def test_out_may_be_a_transpose_or_a_factor(device: str) -> None:
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "linear_scalar_bias" and not n.startswith("matmul")])
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(name: str, requires_grad: bool, device: str) -> None:
-    ours, _, tensors, keywords = calls(device)[name]
+    ours, _, tensors, keywords = products(device)[name]
     op = getattr(torch.ops.triplan, ours.__name__).default
     extra: tuple[Any, ...] = (keywords.get("beta", 1), keywords.get("alpha", 1)) if ours is F.addmm else ()
     args = tuple(t.detach().clone().requires_grad_(requires_grad) for t in tensors)
     torch.library.opcheck(op, (*args, *extra))
-
-
-COMPILED = ("mm", "bmm", "addmm", "addmm_row", "linear", "linear_batch", "linear_no_bias", "matmul_broadcast")
-
-
-@pytest.mark.parametrize(
-    ("name", "dynamic", "backend"),
-    [
-        *((name, dynamic, "aot_eager") for name in COMPILED for dynamic in (False, True)),
-        *((name, False, "inductor") for name in ("linear", "addmm")),  # it compiles for long: two stand for all
-    ],
-)
-def test_compiles_whole(name: str, dynamic: bool, backend: str, device: str) -> None:
-    ours, _, tensors, keywords = calls(device)[name]
-    function = lambda *x: ours(*x, **keywords) * 2  # noqa: E731
-    compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
-    same(with_gradients(compiled, tensors), with_gradients(function, tensors))
 
 
 @pytest.mark.parametrize(
@@ -292,11 +226,11 @@ AUTOCAST = ("mm", "bmm", "addmm_row_scaled", "linear", "linear_batch", "linear_n
 AUTOCAST += ("matmul", "matmul_vector")
 
 
-def mixed(device: str) -> dict[str, Call]:
+def mixed(device: str) -> dict[str, Product]:
     """A narrow first operand among f32's."""
     return {
         name: (ours, theirs, (first.bfloat16(), *others), keywords)
-        for name, (ours, theirs, (first, *others), keywords) in calls(device, torch.float32).items()
+        for name, (ours, theirs, (first, *others), keywords) in products(device, torch.float32).items()
     }
 
 
@@ -313,7 +247,7 @@ def autocasting(call: Callable[..., torch.Tensor], device: str) -> Callable[...,
 def test_autocast_is_torchs(name: str, how: str, device: str) -> None:
     """The result's dtype and value, and gradients in the dtypes of what was passed."""
     dtype = torch.float64 if how == "f64" else torch.float32
-    ours, theirs, tensors, keywords = (mixed(device) if how == "mixed" else calls(device, dtype))[name]
+    ours, theirs, tensors, keywords = (mixed(device) if how == "mixed" else products(device, dtype))[name]
     calling = (autocasting(partial(which, **keywords), device) for which in (ours, theirs))
     found, wanted = (with_gradients(call, tensors) for call in calling)
     assert found[0].dtype == (torch.float64 if how == "f64" else torch.bfloat16)

@@ -2,54 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from cases.derivatives import LOSSES as NAMES, loss_problem as problem, losses as calls
 from cases.functional import FLOATS
-from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
-
-
-def problem(
-    shape: tuple[int, ...], dtype: torch.dtype, device: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits, targets of which some are ignored (0), weights and bytes of the classes."""
-    g = torch.Generator().manual_seed(0)
-    classes = shape[1] if len(shape) > 1 else shape[0]
-    x = torch.randn(shape, generator=g, dtype=torch.float64).to(dtype).to(device).requires_grad_()
-    target = torch.randint(0, classes, (*shape[:1], *shape[2:]) if len(shape) > 1 else (), generator=g)
-    weight, counts = (torch.rand(classes, generator=g, dtype=torch.float64) + 0.1 for _ in range(2))
-    return x, target.to(device), weight.to(dtype).to(device), counts.to(dtype).to(device)
-
-
-NAMES = [f"{op} {how}" for op in ("cross_entropy", "nll_loss") for how in ("mean", "sum", "none", "byte_mean")]
-
-
-def calls(
-    name: str, device: str, shape: tuple[int, ...] = (4, 5), smoothing: float = 0.1, weighted: bool = True
-) -> Any:
-    """Ours and torch's, of logits of ``shape``; torch has no byte_mean, which is written out."""
-    op, reduction = name.split()
-    _, target, weight, counts = problem(shape, torch.float32, device)
-    options: dict[str, Any] = {"ignore_index": 0, **({"label_smoothing": smoothing} if op == "cross_entropy" else {})}
-
-    def ours(x: torch.Tensor) -> torch.Tensor:
-        table = counts if reduction == "byte_mean" else None
-        return getattr(F, op)(x, target, weight if weighted else None, reduction=reduction, bytes=table, **options)
-
-    def theirs(x: torch.Tensor) -> torch.Tensor:
-        how = "none" if reduction == "byte_mean" else reduction
-        loss = getattr(functional, op)(x, target, weight.to(x.dtype) if weighted else None, reduction=how, **options)
-        share = counts.to(x.dtype)[target] * (target != 0)
-        return (loss * share).sum() / share.sum() if reduction == "byte_mean" else loss
-
-    return ours, theirs
 
 
 def logits(device: str) -> torch.Tensor:
@@ -71,66 +35,6 @@ def test_results_and_gradients_are_torchs(name: str, dtype: torch.dtype, device:
         assert ours.dtype == got.dtype == dtype
         for a, b in ((ours, theirs), (got, wanted)):
             torch.testing.assert_close(a.to(wide.dtype), b, rtol=8 * eps, atol=32 * eps, equal_nan=True)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gradcheck(name: str, device: str) -> None:
-    f, x = calls(name, device)[0], logits(device)
-    assert gradcheck(f, x, check_forward_ad=True)
-    assert gradgradcheck(f, x)
-    # Third derivatives too.
-    assert gradgradcheck(lambda x: torch.autograd.grad((f(x) ** 3).sum(), x, create_graph=True), x)
-
-
-SMOOTHED = (((3,), 0.0), ((2, 3, 2), 0.2), ((2, 3, 1, 2), 1.0))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "smoothing"),
-    [*((n, (3, 4), 0.1) for n in NAMES), *((n, *shaped) for n in NAMES[:3] for shaped in SMOOTHED)],
-    ids=str,
-)
-def test_second_derivatives_and_transforms_are_torchs(
-    name: str, shape: tuple[int, ...], smoothing: float, device: str
-) -> None:
-    x = problem(shape, torch.float64, device)[0]
-    batch = torch.stack([x, x + 1, 2 * x]).detach()
-
-    def every(f: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[Any]:
-        total = lambda x: (f(x) ** 3).sum()  # noqa: E731
-        yield torch.func.grad(total)(x.detach())
-        yield torch.func.vmap(torch.func.grad(total))(batch)
-        yield torch.func.grad(lambda b: torch.func.vmap(total)(b).sum())(batch)
-        yield torch.func.jacrev(torch.func.grad(total))(x.detach())
-        yield torch.func.hessian(total)(x.detach())
-        for each in (False, True):  # column by column, and all at once
-            yield torch.autograd.functional.hessian(total, x, vectorize=each)
-            out = f(x)
-            several = torch.stack([torch.ones_like(out), out.detach()])
-            yield torch.autograd.grad(out, x, several, is_grads_batched=True, create_graph=each)
-
-    for got, wanted in zip(*map(every, calls(name, device, shape, smoothing, smoothing in (0.1, 0.2))), strict=True):
-        torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("fresh_compiler")
-def test_graphs_refuse_forward_mode(name: str, device: str) -> None:
-    f, x = calls(name, device)[0], logits(device).detach()
-    whole = torch.compile(lambda x: torch.func.jvp(f, (x,), (x,)), fullgraph=True, backend="aot_eager")
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no jvp in a compiled graph"):
-        whole(x)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiles_whole(name: str, dynamic: bool, device: str) -> None:
-    f, x = calls(name, device)[0], logits(device)
-    compiled = torch.compile(lambda x: f(x) * 2, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    out, wanted = compiled(x), f(x) * 2
-    torch.testing.assert_close(out, wanted)
-    torch.testing.assert_close(torch.autograd.grad(out.sum(), x), torch.autograd.grad(wanted.sum(), x))
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from cases import required
@@ -17,10 +15,6 @@ from triplan.testing import check_plan
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
 
 
-def pinned(desc: tp.Descriptor, where: str, kernel: str | None) -> tp.Plan[Any, Any]:
-    return required(desc, kernel, target(where))
-
-
 @pytest.mark.parametrize(("where", "kernel"), PLACES[1:])
 def test_rows_that_begin_unlike_the_rest(where: str, kernel: str) -> None:
     """By one element, by a fifth of them, and by a fifth far from zero."""
@@ -30,7 +24,7 @@ def test_rows_that_begin_unlike_the_rest(where: str, kernel: str) -> None:
     x[0, 0] = 1e4
     x[1:, : n // 5] += 1000
     x[2] += 3000
-    plan = pinned(build("layer_norm", (3, n)), where, kernel)
+    plan = required(build("layer_norm", (3, n)), kernel, target(where))
     assert check_plan(plan, given={"x": x}).compared >= 3 * n
 
 
@@ -43,7 +37,7 @@ def test_norms_hold_at_the_ends_of_their_range(where: str, kernel: str | None, o
     unit = torch.randn(3, n, generator=torch.Generator().manual_seed(0))
     unit -= unit.mean(1, keepdim=True)
     unit /= unit.square().mean(1, keepdim=True).sqrt()
-    plan = pinned(build(op, (3, n), weight=False, bias=False, eps=0.0), where, kernel)
+    plan = required(build(op, (3, n), weight=False, bias=False, eps=0.0), kernel, target(where))
     for square in (1.1 * info.smallest_normal, info.max / (4.1 * n)):
         given = {"x": unit * square**0.5}
         assert check_plan(plan, given=given).compared >= 3 * n
@@ -52,7 +46,7 @@ def test_norms_hold_at_the_ends_of_their_range(where: str, kernel: str | None, o
 def normalised(x: torch.Tensor, where: str, kernel: str | None) -> tp.LayerNormArgs:
     """layer_norm of ``x``, without weight and bias: what was run."""
     desc = tp.LayerNormDescriptor(input_shape=x.shape, element=x.dtype, weight=False, bias=False)
-    plan = pinned(desc, where, kernel)
+    plan = required(desc, kernel, target(where))
     x = x.to(plan.target.device_type)
     mean, rstd = (torch.empty(len(x), device=x.device) for _ in range(2))
     args = tp.LayerNormArgs(x=x, out=torch.empty_like(x), mean=mean, rstd=rstd)
@@ -96,7 +90,7 @@ def test_norms_of_adjacent_rows(where: str, kernel: str, op: str) -> None:
     """Rows that are the columns of a matrix: each has gaps, while neighbours are adjacent."""
     desc = build(op, (70, 40))
     whole = [o.name for o in desc.operands() if o.shape == (70, 40)]
-    plan = pinned(desc.replace(layouts=dict.fromkeys(whole, tp.Layout.strided(unit_axis=0))), where, kernel)
+    plan = required(desc.replace(layouts=dict.fromkeys(whole, tp.Layout.strided(unit_axis=0))), kernel, target(where))
     assert check_plan(plan).compared >= 70 * 40
 
 

@@ -193,8 +193,10 @@ def _summed_product(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
     lead = broadcast(a.shape[:-2], b.shape[:-2])
     summed = [d for d in range(m) if shape[d] != lead[d]]
     kept = [d for d in range(m) if d not in summed]
-    a = a.permute(*kept, m, *summed, m + 1).flatten(len(kept) + 1)
-    b = b.permute(*kept, *summed, m, m + 1).flatten(len(kept), -2)
+    a, b, k = a.permute(*kept, m, *summed, m + 1), b.permute(*kept, *summed, m, m + 1), len(kept)
+    # (torch batches no flatten in autograd.grad.)
+    a = a.reshape(*a.shape[: k + 1], math.prod(a.shape[k + 1 :]))
+    b = b.reshape(*b.shape[:k], math.prod(b.shape[k:-1]), b.shape[-1])
     return (_broadcast_bmm(a, b) if kept else _mm(a, b, 1)).reshape(shape)
 
 

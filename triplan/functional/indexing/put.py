@@ -117,7 +117,7 @@ def _read(grad: Tensor, indices: Sequence[Tensor]) -> Tensor:
         for k, part in enumerate(parts[:-1]):
             number = torch.add(number, part, alpha=math.prod(extents[k + 1 :]))
     rest = grad.shape[len(indices) :]
-    table = grad.flatten(0, len(indices) - 1)
+    table = grad.reshape(math.prod(grad.shape[: len(indices)]), *rest)  # torch batches no flatten in autograd.grad
     read = _index_select(table, 0, number.reshape(-1), False, True)
     return read.reshape((*number.shape, *rest))
 
