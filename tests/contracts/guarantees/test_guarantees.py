@@ -10,8 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, product
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from proofs import (
     target,
 )
 from samples import ACCUMULATING, REPRESENTED, SAMPLES, known
+from sanitized import plans_of_samples
 
 import triplan as tp
 from triplan.sku import interpreting
@@ -261,21 +262,6 @@ def test_tolerances_of_the_cpu_count_the_terms_of_one_sum(op: str) -> None:
 
 
 # --- triplan.testing ---
-
-
-def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan[Any, Any]]:
-    """The entry's plans of the op's sample, with two contributions to a sum by index, for each of its elements."""
-    (row,) = (e for e in tp.TABLE.rows(op) if e.name == entry)
-    sample = SAMPLES[op]
-    fewer = known(sample, k=8)
-    if op in ACCUMULATING:
-        fewer = known(sample, src_shape=(2, 32), index_shape=(2,)) or {"out_shape": (2, 32)}
-    for element, accumulate in product(sorted(row.elements), (True, False)):
-        fields = known(sample, element=element, accumulate=accumulate)
-        desc = sample.replace(**fewer, **fields) if fields else type(sample).example(element)
-        plan = pinned(desc, entry, target)
-        if plan is not None and (accumulate or op == "index_put"):
-            yield plan
 
 
 @pytest.mark.parametrize(("where", "op", "entry"), claims(lambda g: True))
