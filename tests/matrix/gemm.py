@@ -112,7 +112,9 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
     if name in ("pieces_kernel", "column_sums_kernel"):
         return (), ()
     if entry.startswith("wgmma"):
-        return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor"), ()
+        # Between the initialisation of the last barrier and what follows it, TMA is told.
+        fence = r"mbarrier\.init[^;]*;(?:(?!mbarrier\.init|griddepcontrol)[\s\S])*fence\.proxy\.async\.shared"
+        return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor", fence), ()
     has: list[str] = []
     lacks: tuple[str, ...] = ()
     if desc.element == "i8":

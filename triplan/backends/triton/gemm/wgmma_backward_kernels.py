@@ -11,6 +11,7 @@ slots; only their shape differs, where an operand lies transposed.
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
 
 from triplan.backends.runtime.gluon import (
+    fence_async_shared,
     gl,
     gluon,
     load_tile,
@@ -305,6 +306,8 @@ def wgmma_pair_kernel(
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(order.index(i), count=1)
+    # TMA arrives at these barriers: the async proxy must see them initialised (CUDA programming guide, TMA).
+    fence_async_shared()
     next_may_begin()
     ring = (sx, sy, full, empty, order)
     one = ((x1, y1), (m1, n1, k1), (c1, sc, alpha))

@@ -19,6 +19,7 @@ TMA reads zeros outside an operand and writes nothing outside C, so no extent ha
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
 
 from triplan.backends.runtime.gluon import (
+    fence_async_shared,
     gl,
     gluon,
     load_tile,
@@ -245,6 +246,8 @@ def wgmma_kernel(
         mbarrier.init(empty.index(i), count=PIECES)
     for i in gl.static_range(2):
         mbarrier.init(order.index(i), count=1)
+    # TMA arrives at these barriers: the async proxy must see them initialised (CUDA programming guide, TMA).
+    fence_async_shared()
     next_may_begin()
     ring = (sa, sb, sc, full, empty, order)
     extent = (batch, gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)

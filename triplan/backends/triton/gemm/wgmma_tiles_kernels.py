@@ -7,6 +7,7 @@ The same warps load and multiply: a program starts faster than one with a loadin
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
 
 from triplan.backends.runtime.gluon import (
+    fence_async_shared,
     gl,
     gluon,
     load_tile,
@@ -84,6 +85,8 @@ def wgmma_tiles_kernel(
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
+    # TMA arrives at these barriers: the async proxy must see them initialised (CUDA programming guide, TMA).
+    fence_async_shared()
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[BLOCK_M // 16, 1], instr_shape=[16, BLOCK_N, 16]
     )
