@@ -1,8 +1,8 @@
-"""The conversions of torch's autocast, for ops that share a name with one on its lists.
+"""The conversions of torch's autocast, for ops that share a name with one that torch converts.
 
-The lists are torch's own ("Automatic Mixed Precision package", "CUDA Ops that can autocast to float16" and "... to
-float32"): matrix products are computed in the autocast dtype, losses in f32, and on GPUs softmax and norms in f32 too;
-torch's list of the CPU lacks these. f64 stays f64.
+Which ops it converts, on which device, differs between versions of torch (rms_norm on GPUs: not before 2.12),
+so torch's own dispatch table is asked. To what it converts, the table does not say: matrix products are computed in the
+autocast dtype; losses, softmax and norms in f32. f64 stays f64.
 """
 
 from __future__ import annotations
@@ -18,16 +18,34 @@ T = TypeVar("T", Tensor, Tensor | None)
 _on = torch._C._is_any_autocast_enabled
 
 
-def narrowed(*tensors: T) -> tuple[T, ...]:
-    """``tensors``, converted to the autocast dtype of their device if autocast is on."""
-    return _cast(tensors, None) if _on() else tensors
+#: The ops of torch that a function of ours stands for; conversion of any of them converts its operands.
+_OPS = {
+    **{name: (name,) for name in ("mm", "bmm", "addmm", "addbmm", "baddbmm", "linear", "matmul")},
+    **{name: (name,) for name in ("rms_norm", "layer_norm", "nll_loss")},
+    "l2_norm": ("norm.ScalarOpt_dim",),
+    "softmax": ("softmax.int",),
+    "log_softmax": ("log_softmax.int",),
+    "cross_entropy": ("cross_entropy_loss", "nll_loss"),
+}
+#: The functions whose operands the installed torch converts, by kind of device.
+CONVERTED = {
+    kind: frozenset(
+        name
+        for name, ops in _OPS.items()
+        if any(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", key) for op in ops)
+    )
+    for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA"))
+}
 
 
-def widened(*tensors: T, on_cpu: bool = False) -> tuple[T, ...]:
-    """``tensors``, converted to f32 if autocast is on: on GPUs, and ``on_cpu``."""
-    if not _on() or not (on_cpu or any(t is not None and t.device.type != "cpu" for t in tensors)):
-        return tensors
-    return _cast(tensors, torch.float32)
+def narrowed(name: str, *tensors: T) -> tuple[T, ...]:
+    """``tensors``, converted to the autocast dtype of their device if autocast is on and converts for ``name``."""
+    return _cast(name, tensors, None) if _on() else tensors
+
+
+def widened(name: str, *tensors: T) -> tuple[T, ...]:
+    """``tensors``, converted to f32 if autocast is on and converts for the function ``name``."""
+    return _cast(name, tensors, torch.float32) if _on() else tensors
 
 
 def without(t: Tensor) -> AbstractContextManager[Any]:
@@ -35,9 +53,9 @@ def without(t: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(t.device.type, enabled=False) if _on() else nullcontext()
 
 
-def _cast(tensors: tuple[T, ...], dtype: torch.dtype | None) -> tuple[T, ...]:
+def _cast(name: str, tensors: tuple[T, ...], dtype: torch.dtype | None) -> tuple[T, ...]:
     kind = next((t.device.type for t in tensors if t is not None), "cpu")
-    if not torch.is_autocast_enabled(kind):
+    if name not in CONVERTED.get(kind, ()) or not torch.is_autocast_enabled(kind):
         return tensors
     wanted = torch.get_autocast_dtype(kind) if dtype is None else dtype
     return tuple(

@@ -112,14 +112,14 @@ def rms_norm(
     ``input``: f16, bf16, f32 or f64; ``weight``: of ``normalized_shape``; ``eps``: by default torch's ``eps`` of the
     dtype in which ``input`` is computed. ``weight_offset`` (0 or 1) is added to the weight. If the dtypes differ, all
     is computed from copies in the narrowest that holds both, and the result is rounded to ``input``'s. Under autocast
-    on a GPU all are converted to f32.
+    all are converted to f32 where torch does so.
 
     Returns a tensor of ``input``'s shape; with a ``residual`` of that shape and dtype, the norm of ``input + residual``
     and that sum, both from one pass. Differentiable in ``input``, ``weight`` and ``residual``, any number of times.
     Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit, ``InvalidProblem`` for an offset without a
     weight.
     """
-    (input,), (weight, residual) = widened(input), widened(weight, residual)
+    (input,), (weight, residual) = widened("rms_norm", input), widened("rms_norm", weight, residual)
     axes = _axes("rms_norm", input, normalized_shape, residual, weight=weight)
     if eps is None:
         eps = torch.finfo(ElementKind.of(input.dtype).compute.torch).eps
@@ -169,7 +169,7 @@ def layer_norm(
     ``input``: f16, bf16, f32 or f64; ``weight`` and ``bias``: of ``normalized_shape``. ``weight_offset``, ``residual``,
     other dtypes, results and errors are as in ``rms_norm``. Differentiable in all tensors, any number of times.
     """
-    (input,), (weight, bias, residual) = widened(input), widened(weight, bias, residual)
+    (input,), (weight, bias, residual) = widened("layer_norm", input), widened("layer_norm", weight, bias, residual)
     axes = _axes("layer_norm", input, normalized_shape, residual, weight=weight, bias=bias)
     out, _, _, summed = _layer_norm(input, axes, weight, bias, residual, eps, weight_offset)
     return out if residual is None else (out, summed)
@@ -179,11 +179,12 @@ def layer_norm(
 def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     """``input / max(sqrt(sum(input**2)), eps)`` along ``dim`` (torch.nn.functional.normalize; its dim is 1).
 
-    ``input``: f16, bf16, f32 or f64; under autocast on a GPU it is converted to f32. Returns a tensor of its shape.
-    Differentiable, any number of times. A contiguous ``input`` has a contiguous result, as in torch; both are copied
-    unless ``dim`` is the last axis. Raises ``IndexError`` for a ``dim`` out of range, ``RuntimeError`` for integers.
+    ``input``: f16, bf16, f32 or f64; under autocast it is converted to f32 where torch does so. Returns a tensor of its
+    shape. Differentiable, any number of times. A contiguous ``input`` has a contiguous result, as in torch; both are
+    copied unless ``dim`` is the last axis. Raises ``IndexError`` for a ``dim`` out of range, ``RuntimeError`` for
+    integers.
     """
-    (input,) = widened(input)
+    (input,) = widened("l2_norm", input)
     if not input.is_floating_point():
         raise RuntimeError(f"l2_norm(): expected a floating-point tensor, but got {input.dtype}")
     moved = input.movedim(dim, -1) if input.dim() else input.reshape(1)

@@ -103,7 +103,7 @@ def _call(
     input = input if dtype is None else input.to(dtype)
     if out is not None:
         return op.into(out, input, dim)
-    return op(widened(input)[0] if dtype is None else input, dim)
+    return op(widened(op.name, input)[0] if dtype is None else input, dim)
 
 
 @replayed

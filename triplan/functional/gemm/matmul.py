@@ -99,7 +99,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Te
             tuple(t for t in (input, weight, bias) if t is not None),
             lambda: _any_linear(input, weight, bias),
         )
-    return _any_linear(*narrowed(input, weight), *narrowed(bias))
+    return _any_linear(*narrowed("linear", input, weight), *narrowed("linear", bias))
 
 
 def _any_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -125,7 +125,7 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
     Raises as ``mm`` and ``bmm`` do.
     """
     if out is None:
-        return _matmul(*narrowed(input, other))
+        return _matmul(*narrowed("matmul", input, other))
     return composed("matmul", out, (input, other), lambda: _matmul(input, other))
 
 

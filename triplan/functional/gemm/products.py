@@ -144,7 +144,7 @@ def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """
     if out is not None:
         return _mm.into(out, input, mat2, 1)
-    return _mm(*narrowed(input, mat2), 1)
+    return _mm(*narrowed("mm", input, mat2), 1)
 
 
 # --- gemm_backward ---
@@ -277,7 +277,7 @@ def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """
     if out is not None:
         return _bmm.into(out, input, mat2, 1)
-    return _bmm(*narrowed(input, mat2), 1)
+    return _bmm(*narrowed("bmm", input, mat2), 1)
 
 
 # --- addmm and baddbmm ---
@@ -372,7 +372,7 @@ def addmm(
     """
     if out is not None:
         return _addmm.into(out, input, mat1, mat2, beta, alpha)
-    return _addmm(*narrowed(input, mat1, mat2), beta, alpha)
+    return _addmm(*narrowed("addmm", input, mat1, mat2), beta, alpha)
 
 
 @replayed
@@ -387,7 +387,7 @@ def baddbmm(
     beta, alpha = _truncated(input, beta, alpha)
     if out is not None:
         return _baddbmm.into(out, input, batch1, batch2, beta, alpha)
-    return _baddbmm(*narrowed(input, batch1, batch2), beta, alpha)
+    return _baddbmm(*narrowed("baddbmm", input, batch1, batch2), beta, alpha)
 
 
 def _truncated(input: Tensor, *factors: float) -> tuple[float, ...]:
@@ -407,4 +407,4 @@ def addbmm(
     beta, alpha = _truncated(input, beta, alpha)
     if out is not None:
         return _addbmm.into(out, input, batch1, batch2, beta, alpha)
-    return _addbmm(*narrowed(input, batch1, batch2), beta, alpha)
+    return _addbmm(*narrowed("addbmm", input, batch1, batch2), beta, alpha)

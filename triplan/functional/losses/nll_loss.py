@@ -47,7 +47,7 @@ def nll_loss(
     """Negative log-likelihood of log-probabilities with class indices (torch.nn.functional.nll_loss): as
     ``cross_entropy``, of an ``input`` that log_softmax gave.
     """
-    (input,) = widened(input, on_cpu=True)
+    (input,) = widened("nll_loss", input)
     how = How(legacy(reduction, size_average, reduce), ignore_index, 0.0, check_indices)
     given = checked("nll_loss", input, target, weight, bytes, how)
     return shaped(_nll_loss(*given, *how), input, target, how)
