@@ -66,3 +66,16 @@ def test_narrow_inputs_as_in_torch(name: str, device: str) -> None:
     assert ours.weight.grad.dtype == torch.float32
     with torch.autocast(device, dtype=torch.bfloat16):
         torch.testing.assert_close(ours(x.float()), theirs(x.float()))
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_a_parametrised_weight(name: str, device: str) -> None:
+    module, x = getattr(nn, name)(6, device=device), torch.randn(3, 6, device=device)
+    expected = -module(x)
+    torch.nn.utils.parametrize.register_parametrization(module, "weight", Negated())
+    assert torch.equal(module(x), expected)
+
+
+class Negated(torch.nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return -weight

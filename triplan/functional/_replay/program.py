@@ -260,7 +260,13 @@ class Program:
             return ""  # gaps between its elements are others' memory
         self.constants["copy_memory"] = copy_memory
         # It fails in a thread without a context, which torch creates.
-        return f"if copy_memory({self._address(to)}, {self._address(source)}, {to.nbytes}, stream(index)): "
+        self._ask_for_stream()
+        return f"if copy_memory({self._address(to)}, {self._address(source)}, {to.nbytes}, at): "
+
+    def _ask_for_stream(self) -> None:
+        """Call it ``at`` in the lines that follow."""
+        if (line := "at = stream(index)") not in self.lines:
+            self.lines.append(line)
 
     def _repeat_steps(self) -> None:
         for step in self._steps:
@@ -302,11 +308,12 @@ class Program:
         args = step.plan.args_type(**step.operands, **step.scalars)
         with torch.no_grad():  # as the kernels ran
             templates = step.plan.templates(args, step.workspace, places)
+        self._ask_for_stream()
         for template in templates:
             name = f"launch{len(self.lines)}"
             if template.computed:
                 self.constants |= {name: template, "launch": launch}
-                self.lines.append(f"launch([{name}.fill(({''.join(f'{v}, ' for v in values)}))], stream(index))")
+                self.lines.append(f"launch([{name}.fill(({''.join(f'{v}, ' for v in values)}))], at)")
                 continue
             given, constants = template.source(values, f"{name}_")
             compiled = template.kernel.compiled
@@ -314,7 +321,6 @@ class Program:
             self.constants |= {"capturing": is_capturing, "keep_loaded": keep_loaded, "failed": failed, **constants}
             # As ``launch`` does, without its loops. torch's default stream, 0, never is captured.
             self.lines += [
-                "at = stream(index)",
                 f"try: at and capturing() and keep_loaded(({name}_compiled,)); {name}({given}, at)",
                 f"except RuntimeError as e: raise failed({name}_kernel, e) from e",
             ]
@@ -324,7 +330,8 @@ class Program:
         storage = self._allocated(t)
         if storage in self._parts:
             buffer, start = self._parts[storage]
-            return f"{buffer}_at + {start + t.storage_offset() * t.element_size()}"
+            offset = start + t.storage_offset() * t.element_size()
+            return f"{buffer}_at + {offset}" if offset else f"{buffer}_at"
         if storage is not None:
             name, whole = self._new[storage]
             offset = t.data_ptr() - whole.data_ptr() if t.numel() else 0
