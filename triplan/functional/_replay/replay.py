@@ -3,7 +3,7 @@
 The second call of a signature runs as it is written, under a ``Recording``. From then on such calls are repeated by the
 code that a ``Program`` makes of it. Calls that read a value of a tensor on the host run as they are written each time.
 
-A call that autograd records is repeated by ``_Node``, an autograd.Function. Its backward is a functional call of the
+A call that autograd records is repeated by an autograd.Function (``node``). Its backward is a functional call of the
 gradients and saved tensors, recorded and replayed in the same way. Where a backward is itself recorded (for a second
 derivative), or transformed, it runs the op's own formula, which is differentiable.
 
@@ -15,19 +15,16 @@ what is kept.
 from __future__ import annotations
 
 import inspect
-import itertools
-import re
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import _get_overloaded_args, handle_torch_function
 
-from triplan.facade.replay import generate
 from triplan.functional._replay.composed import Composition
+from triplan.functional._replay.node import hooks, node
 from triplan.functional._replay.program import SPECIAL, NotRepeatable, Program, Repeat, expression
 from triplan.functional._replay.recording import Recording, View, geometry, recording
 from triplan.functional._watching import nothing_watches, on_gpu, tensors_in, transformed
@@ -38,9 +35,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MAX_REPLAYS = 1024
 #: Replays of calls of equal shapes, which differ in strides, dtypes or alignment.
 _MAX_ALIKE = 8
-
-#: What saved tensors are handed to, if anything; asked for that of tracers too.
-_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracers: None)
 
 
 def _repeat(function: Callable[..., Any], args: tuple[Any, ...], result: Any, record: Recording) -> Repeat | None:
@@ -88,7 +82,7 @@ class Replays:
                 if (found := repeat(*args)) is not None:
                     self.last = repeat
                     return found
-            if nothing_watches(args) and _hooks(False) is None:  # so that tensors have addresses
+            if nothing_watches(args) and hooks(False) is None:  # so that tensors have addresses
                 # Recorded when it comes the second time: shapes that never come again should not pay for it.
                 if came := self._came.get(facts := _facts(args)):
                     return self._record(args, key, facts)
@@ -265,25 +259,7 @@ class _Recipe:
         saved = ctx.saved_tensors
         constant = [geometry(t) for t in ctx.constant_results]
         outputs = [t for t in (result if isinstance(result, tuple) else (result,)) if t is not None]
-        count = len(outputs)
-        # Second derivatives need saved results as functions of the op's arguments. If all arguments are saved too, the
-        # backward runs the op again.
-        kept_by_op = [geometry(s) for s in saved if s is not None]
-        runs_again = all(
-            geometry(a) in kept_by_op if isinstance(a, Tensor) else not isinstance(a, (list, tuple)) for a in op_args
-        )
-        self._results: list[_Result | None] = []
-        for t in op_results:
-            paths = [(k, path) for k in range(count) if (path := record.path(t, outputs[k])) is not None]
-            if len(paths) > 1 or any(not view.is_bijective for _, path in paths for view in path):
-                raise NotRepeatable
-            # If not all are saved, the node returns those results.
-            if not paths and not runs_again and t.requires_grad and t.numel() and geometry(t) in kept_by_op:
-                outputs.append(t)
-                paths = [(len(outputs) - 1, [])]
-            self._results.append(_Result(*paths[0]) if paths else None)
-        if sorted(r.output for r in self._results if r is not None) != list(range(len(outputs))):
-            raise NotRepeatable
+        self._results = _results(op_args, op_results, saved, outputs, record)
         self._outputs = len(outputs)
         self._shapes = [None if geometry(t) in constant else (t.shape, t.dtype) for t in op_results]
         returned = [geometry(t) for t, found in zip(op_results, self._results, strict=True) if found is not None]
@@ -297,17 +273,10 @@ class _Recipe:
         self._needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in op_args)
         kept: list[str] = []
         self._saved = [self._keep(s, kept, op_results, outputs, hidden, program) for s in saved]
-        #: To run the op again: its arguments, or where they are saved; and which results are saved where.
-        self._again: tuple[list[Any], list[tuple[int, int]]] | None = None
-        if any(s.requires_grad and s.numel() for s in hidden):
-            positions = {geometry(s): i for i, s in enumerate(saved) if s is not None}
-            self._again = (
-                [positions[geometry(a)] if isinstance(a, Tensor) else (a,) for a in op_args],
-                [(positions[geometry(t)], j) for j, t in enumerate(op_results) if any(t is s for s in hidden)],
-            )
+        self._again = _again(op_args, op_results, saved, hidden)
         self.backwards = Replays(self.formula)
         constant_outputs = [t for t in outputs if not t.requires_grad or geometry(t) in constant]
-        self.repeat = _node(self, self.op.name, program, kept, outputs, constant_outputs, result)
+        self.repeat = node(self.formula, self.backwards, self.op.name, program, kept, outputs, constant_outputs, result)
 
     def _argument(self, a: Any, program: Program) -> _Argument | None:
         if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) and t.requires_grad for t in a):
@@ -379,6 +348,50 @@ class _Recipe:
         return None, *[total[i] for i in self._differentiable]
 
 
+def _results(
+    op_args: Sequence[Any],
+    op_results: Sequence[Tensor],
+    saved: Sequence[Tensor | None],
+    outputs: list[Tensor],
+    record: Recording,
+) -> list[_Result | None]:
+    """Which of ``outputs`` is a view of each of the op's results; None of one that stays within the node.
+
+    Adds outputs: second derivatives need saved results as functions of the op's arguments. If all arguments are saved
+    too, the backward runs the op again; if not, the node returns those results.
+    """
+    count, saved_by_op = len(outputs), [geometry(s) for s in saved if s is not None]
+    runs_again = all(
+        geometry(a) in saved_by_op if isinstance(a, Tensor) else not isinstance(a, (list, tuple)) for a in op_args
+    )
+    results: list[_Result | None] = []
+    for t in op_results:
+        paths = [(k, path) for k in range(count) if (path := record.path(t, outputs[k])) is not None]
+        if len(paths) > 1 or any(not view.is_bijective for _, path in paths for view in path):
+            raise NotRepeatable
+        if not paths and not runs_again and t.requires_grad and t.numel() and geometry(t) in saved_by_op:
+            outputs.append(t)
+            paths = [(len(outputs) - 1, [])]
+        results.append(_Result(*paths[0]) if paths else None)
+    if sorted(r.output for r in results if r is not None) != list(range(len(outputs))):
+        raise NotRepeatable
+    return results
+
+
+def _again(
+    op_args: Sequence[Any], op_results: Sequence[Tensor], saved: Sequence[Tensor | None], hidden: Sequence[Tensor]
+) -> tuple[list[Any], list[tuple[int, int]]] | None:
+    """To run the op again: its arguments, or where they are saved; and which results are saved where.
+
+    None if its backward never has to.
+    """
+    if not any(s.requires_grad and s.numel() for s in hidden):
+        return None
+    positions = {geometry(s): i for i, s in enumerate(saved) if s is not None}
+    args = [positions[geometry(a)] if isinstance(a, Tensor) else (a,) for a in op_args]
+    return args, [(positions[geometry(t)], j) for j, t in enumerate(op_results) if any(t is s for s in hidden)]
+
+
 class _Composed:
     """How to repeat a call that autograd records, of any ops."""
 
@@ -394,87 +407,4 @@ class _Composed:
         self.backwards = Replays(self.formula)
         kept = [f"x{i}" if is_saved else "None" for i, is_saved in enumerate(composition.saves)]
         constant = [t for t in outputs if not t.requires_grad]
-        self.repeat = _node(self, function.__name__, program, kept, outputs, constant, result)
-
-
-def _node(
-    recipe: _Recipe | _Composed,
-    name: str,
-    program: Program,
-    kept: Sequence[str],
-    outputs: Sequence[Tensor],
-    constant: Sequence[Tensor],
-    result: Any,
-) -> Repeat:
-    """A call repeated by ``program`` as one node of autograd's graph, ``kept`` saved for ``recipe``'s backward.
-
-    ``outputs`` are the node's, those of ``constant`` without a gradient; the first of them are in ``result``.
-    """
-    # Checkpoints compare what two calls save, of which one may be a replay and one not: it saves other tensors.
-    program.refused.append("hooks(False) is not None")
-    program.constants["hooks"] = _hooks
-    lines = list(program.lines)
-    # What autograd's ctx does in save_for_backward and so on, without the calls.
-    if kept:
-        lines.append(f"ctx.to_save = ({''.join(f'{name}, ' for name in kept)})")
-    if len(outputs) > 1:
-        lines.append("ctx.materialize_grads = False")
-    if constant:
-        lines.append(f"ctx.non_differentiable = ({''.join(f'{program.name(t)}, ' for t in constant)})")
-    lines.append(f"return {expression(outputs[0] if len(outputs) == 1 else tuple(outputs), program.name)}")
-    # Autograd looks at each tensor among its arguments. Those without a gradient come with the addresses, in a tuple.
-    inputs = ", ".join(f"x{i}" for i in program.differentiable)
-    every = [f"{kind}{i}" for kind in "tx" for i in range(len(program.tensors))]
-    used = set(re.findall(r"\b[tx]\d+\b", " ".join(lines))).difference(inputs.split(", "))
-    others = "".join(f"{name}, " for name in every if name in used)
-    if others:
-        lines.insert(0, f"{others}= others")
-    forward = generate(f"ctx, others, {inputs}", lines, {**program.constants, "index": outputs[0].get_device()})
-    then = [f"results = apply(({others}), {inputs})"]
-    if isinstance(result, tuple):
-        numbers = itertools.count()
-        part = "results" if len(outputs) == 1 else "results[{}]"
-        then.append(f"return {expression(result, lambda t: 'None' if t is None else part.format(next(numbers)))}")
-    else:
-        then.append("return results" if len(outputs) == 1 else "return results[0]")
-    return program.repeat(then, {"apply": _apply(name, forward, recipe, len(outputs), len(kept))})
-
-
-#: What autograd asks a Function's class for at every call, by names that miss Python's cache of attributes: found in
-#: less time in the class itself than in one that it inherits from.
-_INHERITED = {
-    name: value
-    for cls in reversed(Function.__mro__[:-1])
-    for name, value in vars(cls).items()
-    if not name.startswith("__") and cls is not torch._C._FunctionBase and name != "_backward_cls"
-}
-
-
-def _apply(
-    name: str, forward: Callable[..., Any], recipe: _Recipe | _Composed, outputs: int, saved: int
-) -> Callable[..., Any]:
-    """``apply`` of an autograd.Function, whose inputs are other values and the tensors with a gradient."""
-
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return recipe.formula(*grads, *ctx.saved_tensors)
-
-    grads, kept = (", ".join(f"{letter}{i}" for i in range(n)) for letter, n in (("g", outputs), ("s", saved)))
-    call = f"{grads}, {kept}" if saved else grads
-    lines = [
-        f"{kept}, = ctx.saved_tensors" if saved else "",
-        f"if is_grad_enabled() or modes(): return formula({call})",
-        f"found = replays.last({call})",
-        f"return replays.call(({call},)) if found is None else found",
-    ]
-    constants = {"replays": recipe.backwards, "formula": recipe.formula, "is_grad_enabled": torch.is_grad_enabled}
-    constants["modes"] = torch._C._len_torch_function_stack
-    node: Any = type(
-        f"triplan_{name}",
-        (Function,),
-        {**_INHERITED, "forward": staticmethod(forward), "backward": staticmethod(backward)},
-    )
-    # Autograd calls this method of the node; compiled autograd traces ``backward``.
-    node._backward_cls.apply = generate(f"ctx, {grads}", lines, constants)
-    # Without the Python around it, which looks for functorch and dead wrappers: the guard has excluded them.
-    apply: Callable[..., Any] = vars(torch._C._FunctionBase)["apply"].__get__(None, node)
-    return apply
+        self.repeat = node(self.formula, self.backwards, function.__name__, program, kept, outputs, constant, result)
