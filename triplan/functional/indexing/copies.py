@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from triplan.facade import GatherPlan
 from triplan.functional import _plans
+from triplan.functional._forward import Linearity
+from triplan.functional._ops import Op
+from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import at_least_1d, axis, broadcast, check_same_device, require
 from triplan.functional._watching import needs_grad, transformed
-from triplan.functional.indexing.gather import _filled, _gather, _scatter, gather
+from triplan.functional.indexing.gather import _filled, _gather, _gather_backward, _scatter, gather
 from triplan.functional.indexing.select import check_vector
 
 __all__ = ["index_copy", "index_copy_", "index_fill", "index_fill_"]
@@ -140,39 +146,76 @@ def take_along_dim(
     return _gather.into(out, table, dim, at, check_indices, True)
 
 
+def _masked_shape(input: Tensor, mask: Tensor, source: Tensor) -> Sequence[int]:
+    check_same_device("masked_scatter", input, mask, source)
+    if mask.dtype != torch.bool or source.dtype != input.dtype:
+        raise RuntimeError(
+            f"masked_scatter(): expected a bool mask and a source of {input.dtype}, got {mask.dtype} and {source.dtype}"
+        )
+    return broadcast(input.shape, mask.shape)
+
+
+def _masked_update(out: Tensor, mask: Tensor, source: Tensor) -> None:
+    if source.numel() >= out.numel():  # torch's kernel reads beyond a source that is too short
+        out.masked_scatter_(mask, source)
+        return
+    places, front = _places(mask.expand(out.shape))
+    values = torch.cat([source.new_zeros(front), source.reshape(-1)]) if front else source.reshape(-1)
+    read = torch.empty(places.shape, dtype=out.dtype, device=out.device)
+    run(GatherPlan, {"src": values, "index": places, "out": read}, gather_dim=0)
+    torch.where(mask, read.reshape(out.shape), out, out=out)
+
+
+def _places(mask: Tensor) -> tuple[Tensor, int]:
+    """For each element of ``mask``, a vector: where what is written there if it is true is in the source.
+
+    That is after so many more elements in front: one where bad indices raise, for what is not chosen to read.
+    """
+    chosen = mask.reshape(-1)
+    count = chosen.cumsum(0)
+    return (torch.where(chosen, count, 0), 1) if _plans.always_checks(mask.device) else (count.sub_(1), 0)
+
+
+def _masked_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
+    _, mask, source = inputs
+    ctx.save_for_backward(mask)
+    ctx.shape = source.shape
+
+
+def _masked_grad(ctx: Any, grad: Tensor) -> Any:
+    to_input, _, to_source = ctx.needs_input_grad
+    (mask,) = ctx.saved_tensors
+    read = None
+    if to_source:
+        places, front = _places(mask.expand(grad.shape))
+        chosen, size = torch.where(mask, grad, 0).reshape(-1), front + math.prod(ctx.shape)
+        read = _gather_backward(chosen, 0, places, (size,), False)[front:].reshape(ctx.shape)
+    return torch.where(mask, 0, grad) if to_input else None, None, read
+
+
+_masked_scatter = Op(
+    "masked_scatter",
+    "Tensor input, Tensor mask, Tensor source",
+    shape=_masked_shape,
+    update=_masked_update,
+    setup=_masked_setup,
+    backward=_masked_grad,
+    linearity=Linearity((0, 2)),
+)
+
+
 @replayed
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """``input`` with the elements of ``source``, in order, where ``mask`` is true (torch.masked_scatter).
 
     ``mask``: bool; it and ``input`` are broadcast together. ``source``: of the dtype of ``input``. Differentiable in
     ``input`` and ``source``. Never synchronises: if ``source`` has too few elements, the call raises ``IndexError`` on
-    the CPU, and writes 0 on CUDA.
+    the CPU, and writes 0 on CUDA. The kernel is torch's where ``source`` has as many elements as the result.
     """
-    whole, read = _read_in_order(input, mask, source)
-    return torch.where(mask, read, input.expand(whole))
-
-
-def _read_in_order(input: Tensor, mask: Tensor, source: Tensor) -> tuple[Sequence[int], Tensor]:
-    """The shape of a ``masked_scatter``, and where the mask is true what it writes."""
-    check_same_device("masked_scatter", input, mask, source)
-    if mask.dtype != torch.bool or source.dtype != input.dtype:
-        raise RuntimeError(
-            f"masked_scatter(): expected a bool mask and a source of {input.dtype}, got {mask.dtype} and {source.dtype}"
-        )
-    whole = broadcast(input.shape, mask.shape)
-    chosen, values = mask.expand(whole).reshape(-1), source.reshape(-1)
-    at = chosen.cumsum(0)
-    if _plans.always_checks(input.device):  # a bad index raises: what is not chosen reads a zero, put in front
-        at, values = torch.where(chosen, at, 0), torch.cat([source.new_zeros(1), values])
-    else:  # reads 0
-        at = at.sub_(1)
-    return whole, gather(values, 0, at).reshape(whole)
+    return _masked_scatter(input.expand(_masked_shape(input, mask, source)), mask, source)
 
 
 @replayed
 def masked_scatter_(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """``masked_scatter`` into ``input`` itself, which is returned; ``mask`` is broadcast to its shape."""
-    mask = mask.expand(input.shape)
-    if needs_grad((input, source)) or transformed() or torch.compiler.is_compiling():
-        return input.copy_(masked_scatter(input, mask, source))
-    return torch.where(mask, _read_in_order(input, mask, source)[1], input, out=input)
+    return _masked_scatter.in_place(input, mask.expand(input.shape), source)
