@@ -388,11 +388,14 @@ def _direct(func: Any, kwargs: dict[str, Any]) -> Any:
     """A function of torch's that is ``func``, an op of its dispatcher. It parses arguments in half the time."""
     if func is torch.ops.aten._to_copy.default and kwargs.keys() <= {"dtype", "device", "non_blocking"}:
         return partial(Tensor.to, copy=True)
-    schema = func._schema
-    namespace, _, name = schema.name.partition("::")
-    method = getattr(torch._C.TensorBase, name, None)
-    if namespace == "aten" and schema.arguments[0].name == "self" and isinstance(method, MethodDescriptorType):
-        return method
+    namespace, _, name = func._schema.name.partition("::")
+    arguments = func._schema.arguments
+    if namespace == "aten" and arguments and arguments[0].name == "self":
+        if any(a.is_out for a in arguments):
+            return getattr(torch._C._VariableFunctions, name, func)
+        method = getattr(torch._C.TensorBase, name, None)
+        if isinstance(method, MethodDescriptorType):
+            return method
     return _DIRECT.get(func, func)
 
 

@@ -18,7 +18,7 @@ from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import NARROW, axis
-from triplan.functional._watching import needs_grad
+from triplan.functional._watching import needs_grad, transformed
 from triplan.functional.indexing.gather import (
     _checked_scatter,
     _filled,
@@ -108,6 +108,13 @@ def _setup(ctx: Any, inputs: Any, output: Tensor) -> None:
     ctx.save_for_backward(index, input, src, output)
 
 
+def _equal(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 where ``a`` equals ``b``, of the same shape, and 0 elsewhere."""
+    if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():  # without ``out=``
+        return (a == b).to(dtype)
+    return torch.eq(a, b, out=torch.empty_like(a, dtype=dtype))
+
+
 def _backward(ctx: Any, grad: Tensor) -> Any:
     """torch's formulas: an extreme's gradient is shared by all that are equal to it, input included."""
     index, input, src, output = ctx.saved_tensors
@@ -126,7 +133,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
         to_input = torch.where(zeros == counted, share / table, 0)
         to_used = torch.where(read(zeros) == zero.to(grad.dtype), read(share) / factors, 0)
     else:
-        chosen, own = (used == read(output)).to(grad.dtype), (input == output).to(grad.dtype)
+        chosen, own = _equal(used, read(output), grad.dtype), _equal(input, output, grad.dtype)
         if not ctx.include_self:
             own = _scatter(own, ctx.dim, index, _filled(own, 0, index), False, False)
         share = grad / _scatter_add(own, ctx.dim, index, chosen, False)
