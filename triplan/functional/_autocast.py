@@ -7,8 +7,7 @@ autocast dtype; losses, softmax and norms in f32. f64 stays f64.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -46,11 +45,6 @@ def narrowed(name: str, *tensors: T) -> tuple[T, ...]:
 def widened(name: str, *tensors: T) -> tuple[T, ...]:
     """``tensors``, converted to f32 if autocast is on and converts for the function ``name``."""
     return _cast(name, tensors, torch.float32) if _on() else tensors
-
-
-def without(t: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast: the routes that skip the dispatcher are open only to calls that no mode watches."""
-    return torch.autocast(t.device.type, enabled=False) if _on() else nullcontext()
 
 
 def _cast(name: str, tensors: tuple[T, ...], dtype: torch.dtype | None) -> tuple[T, ...]:

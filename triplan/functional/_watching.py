@@ -42,18 +42,14 @@ def transformed() -> bool:
 def nothing_watches(args: Sequence[Any], *, modes: int = 0) -> bool:
     """Whether the dispatcher would go straight to the kernel, so that it can be skipped.
 
-    True for plain CPU and CUDA tensors (no subclass, no lazy view) without a tracer, autocast, and modes; ``modes`` of
-    our own do not count. Callers handle functorch and gradients.
+    True for plain CPU and CUDA tensors (no subclass, no lazy view) without a tracer and modes; ``modes`` of our own do
+    not count. Autocast converts for no op of ours. Callers handle functorch and gradients.
     """
     if torch._C._len_torch_dispatch_stack() > modes:
         return False
     if torch._C._len_torch_function_stack() or torch._C._get_tracing_state():
         return False
-    return all(
-        torch._C._dispatch_keys(t).raw_repr() == _plain_keys(t.device.type)
-        and not torch.is_autocast_enabled(t.device.type)
-        for t in tensors_in(args)
-    )
+    return all(torch._C._dispatch_keys(t).raw_repr() == _plain_keys(t.device.type) for t in tensors_in(args))
 
 
 @fact

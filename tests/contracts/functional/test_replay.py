@@ -251,6 +251,34 @@ def test_composed_calls_save_what_their_gradients_need(answers: list[bool], devi
     assert answers == [True] * 3  # of softmax too
 
 
+@replayed
+def unconverted(x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ x.T
+
+
+@pytest.mark.parametrize("name", [*RECORDED, "without autocast within"])
+def test_calls_under_autocast_are_replayed(name: str, answers: list[bool], device: str) -> None:
+    call = calls(Draw(6, 8, torch.float32, torch.device(device))).get(name)
+    call = call or Call(unconverted, torch.mm, (torch.randn(6, 8, device=device),), (0,))
+
+    def outcome(dtype: torch.dtype) -> list[Tensor]:
+        given = call.given(True)
+        with torch.autocast(device, dtype):
+            result = call.ours(*given)
+        wanted = [given[i] for i in call.grads]
+        return [result, *torch.autograd.grad(result, wanted, torch.ones_like(result))]
+
+    found = [outcome(torch.bfloat16) for _ in range(6)]
+    assert answers[-2:] == [True, True]
+    changed = outcome(torch.float16)
+    forget()
+    for got, expected in ((found[5], found[0]), (changed, outcome(torch.float16))):
+        for g, e in zip(got, expected, strict=True):
+            assert g.dtype == e.dtype
+            torch.testing.assert_close(g, e)
+
+
 # --- guards ---
 
 

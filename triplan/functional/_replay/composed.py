@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import set_multithreading_enabled
 
-from triplan.functional._autocast import without
 from triplan.functional._replay.program import NotRepeatable, Program
 from triplan.functional._replay.recording import Recording, TorchOp
 from triplan.functional._watching import tensors_in
@@ -48,6 +48,10 @@ class Composition:
         self._args = [self._place(a, program.tensors) for a in args]
         self._likes = [_Like(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in program.tensors]
         self._outputs = len(outputs)
+        kind = outputs[0].device.type
+        on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        #: As the call had it.
+        self._autocast = partial(torch.autocast, kind, dtype, enabled=on)
         for step in program.record.steps:
             if isinstance(step, TorchOp) and torch.Tag.nondeterministic_seeded in step.func.tags:
                 raise NotRepeatable  # it would draw other numbers
@@ -92,7 +96,7 @@ class Composition:
                 given.append(t)
             else:  # the gradients do not depend on the values of what was not saved
                 given.append((like.zeros() if t is None else t.detach()).requires_grad_(like.requires_grad))
-        with torch.enable_grad(), without(given[0]):
+        with torch.enable_grad(), self._autocast():
             result = self._function(*[place(given) for place in self._args])
         return given, list(tensors_in(result if isinstance(result, tuple) else (result,)))
 

@@ -23,7 +23,7 @@ from triplan.facade import (
     CrossEntropyPlan,
     ScaleGradientPlan,
 )
-from triplan.functional._autocast import widened, without
+from triplan.functional._autocast import widened
 from triplan.functional._ops import Differentiable, Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.recording import recording, setting
@@ -85,17 +85,16 @@ def cross_entropy(
         return _with_probabilities(input, target, weight, reduction, label_smoothing, bytes)
     how = How(reduction, ignore_index, label_smoothing, check_indices)
     given = checked("cross_entropy", input, target, weight, bytes, how)
-    with without(input):
-        if (
-            reduction != "none"
-            and not torch.compiler.is_compiling()
-            and input.dtype != torch.float16
-            and needs_grad((input,))
-            and not transformed()
-            and nothing_watches(given, modes=recording() is not None)
-        ):
-            loss: Tensor = _with_gradient(*given, how)[0]
-            return loss
+    if (
+        reduction != "none"
+        and not torch.compiler.is_compiling()
+        and input.dtype != torch.float16
+        and needs_grad((input,))
+        and not transformed()
+        and nothing_watches(given, modes=recording() is not None)
+    ):
+        loss: Tensor = _with_gradient(*given, how)[0]
+        return loss
     return shaped(_cross_entropy(*given, *how)[0], input, target, how)
 
 
