@@ -9,7 +9,8 @@ change):
 - Allocating or freeing memory invalidates a capture, of this thread or another, unless the thread's own capture mode is
   relaxed.
 - Two threads may not launch one graph at the same time. ``cuGraphLaunch`` is therefore called with the GIL held, as
-  torch's static launcher is. (Python without the GIL is not supported.)
+  torch's static launcher is: a lock of its own would cost 0.1 us more (H200). (Python without the GIL is not
+  supported.) What follows if the queue is full: docs/replay.md, "Limits".
 
 Not ``torch.cuda.CUDAGraph``: each one reserves a memory pool, and while it captures, random numbers fail in other
 threads.
