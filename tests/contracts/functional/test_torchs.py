@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -84,3 +85,14 @@ def test_one_graph_for_every_size(name: str, device: str) -> None:
             if compiled is None:
                 compiled = torch.compile(call.ours, backend="eager", dynamic=True, fullgraph=True)
             assert compiled(*call.given(True)).shape == call.theirs(*call.given(False)).shape
+
+
+@pytest.mark.parametrize("name", ["gather", "index_select", "index_add", "scatter", "scatter_add", "index_copy_"])
+def test_axis_is_dim_where_torch_takes_it(name: str) -> None:
+    call = drawn(name, "cpu")
+    (x, dim, *rest), again = call.given(False), call.given(False)
+    named = dict(zip([*inspect.signature(call.ours).parameters][2:], rest, strict=False))
+    assert torch.equal(call.ours(x, axis=dim, **named), call.theirs(*again))
+    for wrong in ({"dim": dim, "axis": dim, **named}, named):
+        with pytest.raises(TypeError, match="dim"):
+            call.ours(x, **wrong)

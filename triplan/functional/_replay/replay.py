@@ -153,9 +153,25 @@ def _overrides(args: tuple[Any, ...]) -> bool:
     return bool(_get_overloaded_args(args))
 
 
+def _with_axis(function: Callable[..., Any], axis: int | None, required: list[str], /, **given: Any) -> Any:
+    """``function`` of ``given``, of which one of ``required`` is missing or ``axis`` is given."""
+    absent = [name for name in required if given[name] is None]
+    if axis is None or absent != ["dim"]:
+        raise TypeError(
+            f"{function.__name__}() misses {', '.join(absent)}" if absent else "dim and axis are one argument"
+        )
+    return function(**{**given, "dim": axis})
+
+
 def replayed(function: F) -> F:
-    """``function``, repeated by replays. Its parameters have names: no ``*args``."""
+    """``function``, repeated by replays. Its parameters have names: no ``*args``.
+
+    Where torch has a method of that name, ``axis=`` is taken for a ``dim`` without a default, as torch does.
+    """
     parameters = inspect.signature(function).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty]
+    at = required.index("dim") if "dim" in required and hasattr(Tensor, function.__name__) else len(required)
+    required = required[at:]
     scope: dict[str, Any] = {"compiling": is_dynamo_compiling, "function": function}
     # Subclasses of Tensor that override torch's functions, or by default keep their type, see this one as torch's own.
     scope |= {"watched": _watched, "overrides": _overrides, "override": handle_torch_function}
@@ -165,16 +181,24 @@ def replayed(function: F) -> F:
             declared.append("*")
             is_named = True
         if p.default is p.empty:
-            declared.append(p.name)
+            declared.append(f"{p.name}=None" if p.name in required else p.name)
         else:
             scope[f"default_{p.name}"] = p.default
             declared.append(f"{p.name}=default_{p.name}")
+    by_axis = ""
+    if required:
+        declared += ["axis=None"] if is_named else ["*", "axis=None"]
+        scope |= {"with_axis": _with_axis}
+        values = ", ".join(f"{p.name}={p.name}" for p in parameters)
+        absent = " or ".join(f"{name} is None" for name in required)
+        by_axis = f"if {absent} or axis is not None: return with_axis({function.__name__}, axis, {required}, {values})"
     names = ", ".join(p.name for p in parameters)
     given = ", ".join(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters)
     source = f"""
 def plain({names}):
     return function({given})
 def {function.__name__}({", ".join(declared)}):
+    {by_axis}
     if compiling():
         return function({given})
     if watched({names}):
