@@ -222,8 +222,9 @@ def test_composed_calls_compute_again_what_they_may(
     for _ in range(3):
         result = dropped(x)  # other random numbers
     assert "MulBackward0" in str(result.grad_fn)
-    for limit, name in ((1 << 22, "triplan_masked_product"), (0, "MulBackward0")):
-        monkeypatch.setattr(composed, "_MAX_AGAIN", limit)
+    for limits, name in (((1 << 22, 1 << 26), "triplan"), ((0, 1 << 26), "MulBack"), ((1 << 22, 0), "MulBack")):
+        monkeypatch.setattr(composed, "_MAX_AGAIN", limits[0])
+        monkeypatch.setattr(composed, "_MAX_TRIED", limits[1])
         masked_product.replays.forget()  # type: ignore[attr-defined]
         for _ in range(3):
             result = masked_product(x, y)

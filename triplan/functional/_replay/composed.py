@@ -16,6 +16,8 @@ from triplan.functional._watching import tensors_in
 Tensor = torch.Tensor
 #: Bytes at most that a backward computes again. Larger calls take longer on the device than on the host. Untuned.
 _MAX_AGAIN = 1 << 22
+#: Bytes at most of a call's tensors: the backward that is tried takes about as much memory again. Untuned.
+_MAX_TRIED = 1 << 26
 
 
 class _Like(NamedTuple):
@@ -52,6 +54,8 @@ class Composition:
         on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         #: As the call had it.
         self._autocast = partial(torch.autocast, kind, dtype, enabled=on)
+        if sum(t.nbytes for t in (*program.tensors, *outputs)) > _MAX_TRIED:
+            raise NotRepeatable
         for step in program.record.steps:
             if isinstance(step, TorchOp) and torch.Tag.nondeterministic_seeded in step.func.tags:
                 raise NotRepeatable  # it would draw other numbers
