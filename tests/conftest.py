@@ -13,7 +13,7 @@ import torch
 from cases.functional import DEVICES
 from hypothesis import HealthCheck, settings
 from replaying import forget
-from samples import SetConstant
+from samples import SetConstant, family_of as family_of_op
 
 import triplan as tp
 from triplan.sku import interpreting
@@ -52,9 +52,9 @@ def family_of(item: pytest.Item) -> str | None:
     types = tp.descriptor_types()
     for value in getattr(item, "callspec", SimpleNamespace(params={})).params.values():
         name = getattr(value, "name", value)  # of a functional call
-        described = types.get(name.split()[0].strip("_")) if name and isinstance(name, str) else type(value)
-        if described in types.values():
-            return described.__module__.rsplit(".", 1)[-1]
+        op = name.split()[0].strip("_") if name and isinstance(name, str) else getattr(value, "op", None)
+        if op in types:
+            return family_of_op(op)
     return None
 
 

@@ -58,6 +58,13 @@ SAMPLES: dict[str, tp.Descriptor] = {
 REPRESENTED = {
     op: op if op in SAMPLES else next(s for s in SAMPLES if s in TYPES[op].ops()) for op in TYPES if "::" not in op
 }
+
+
+def family_of(op: str) -> str:
+    """The family of ``op``: the module or folder of its descriptor."""
+    return TYPES[op].__module__.removeprefix("triplan.descriptors.").partition(".")[0]
+
+
 ACCUMULATING = (
     "gather_backward",
     "index_select_backward",

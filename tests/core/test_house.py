@@ -16,10 +16,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from samples import SAMPLES
+from samples import SAMPLES, family_of
 
 import triplan as tp
-from triplan.descriptors import descriptor_types
 
 ROOT = Path(__file__).parents[2]
 #: What a room has besides one module or folder for each family.
@@ -67,6 +66,11 @@ FAMILIES = contents("triplan/backends/triton") - SHARED["triplan/backends/triton
 @pytest.mark.parametrize("room", SHARED)
 def test_a_room_holds_each_family_by_its_name_and_a_few_shared_modules(room: str) -> None:
     assert contents(room) == FAMILIES | SHARED[room]
+
+
+def test_each_op_is_of_a_family() -> None:
+    """``make test FAMILY=...`` picks the tests of its ops."""
+    assert {family_of(op) for op in SAMPLES} == FAMILIES
 
 
 @pytest.mark.parametrize("room", sorted(OPTIONAL))
@@ -120,11 +124,6 @@ def registrations() -> dict[tuple[str, str], str]:
         [sys.executable, "-c", LIST_REGISTRATIONS], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return {(op, name): module for op, name, module in json.loads(out.stdout)}
-
-
-def family_of(op: str) -> str:
-    """The family of ``op``: its descriptor's module."""
-    return descriptor_types()[op].__module__.split(".")[2]
 
 
 ENTRIES = [(op, entry.name) for op in SAMPLES for entry in tp.TABLE.rows(op)]

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from cases import pinned
 from proofs import FAMILIES
+from samples import family_of
 
 import triplan as tp
 from triplan.backends.runtime.launch import Launch, Source
@@ -144,15 +145,11 @@ def entries() -> list[tuple[str, str, str]]:
     ]
 
 
-def family(op: str) -> str:
-    return tp.descriptor_types()[op].__module__.rsplit(".", 1)[-1]
-
-
 @cache
 def binaries(of: str, arch: str) -> tuple[Binary, ...]:
     """All binaries of a family."""
     found: dict[Source, Binary] = {}
-    for op, entry, _ in (e for e in entries() if family(e[0]) == of and e[2] == arch):
+    for op, entry, _ in (e for e in entries() if family_of(e[0]) == of and e[2] == arch):
         for build in JOINED[op](op, entry, TARGETS[arch]):
             for launch in build.launches:
                 source = launch.source()
@@ -183,7 +180,7 @@ def picked(of: str, arch: str, size: Size) -> tuple[Binary, ...]:
 
 def chosen(op: str, entry: str, arch: str, size: Size) -> list[Binary]:
     """What is built for an entry: binaries that no entry before it launches, or one that it shares."""
-    shared = [b for b in picked(family(op), arch, size) if (op, entry) in b.entries]
+    shared = [b for b in picked(family_of(op), arch, size) if (op, entry) in b.entries]
     return [b for b in shared if min(b.entries) == (op, entry)] or shared[:1]
 
 

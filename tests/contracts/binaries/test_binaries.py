@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from matrix import FLOAT_ATOMIC, TARGETS, chosen, entries, family, picked
+from matrix import FLOAT_ATOMIC, TARGETS, chosen, entries, picked
+from samples import family_of
 
 from triplan.backends.runtime import launcher
 from triplan.backends.runtime.compile import compile_source, record
@@ -90,7 +91,7 @@ def test_what_sums_in_no_fixed_order_has_float_atomics(
     if size == "few":
         pytest.skip("not every kernel of a plan is built")
     found: dict[str, bool] = {}
-    for binary in picked(family(op), arch, size):
+    for binary in picked(family_of(op), arch, size):
         for user in (u for u in binary.unordered if u[:2] == (op, entry)):
             ptx = compile_source(binary.source, TARGETS[arch].arch).asm["ptx"]
             found[user[2]] = found.get(user[2], False) or bool(FLOAT_ATOMIC.search(ptx))
