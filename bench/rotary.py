@@ -18,7 +18,7 @@ BATCH = 4
 SIZES = ((16384, 128, 32, 32), (8192, 128, 32, 8))
 TINY = ((8, 8, 2, 1),)
 Pairs = Literal["half", "interleaved"]
-Angles = Literal["table", "positions", "inverse"]
+Angles = Literal["table", "positions", "inverse", "normed"]
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
@@ -31,6 +31,13 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
+def normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """RMSNorm of the last axis, not rounded to x's dtype, and its statistic."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    rstd = (wide.square().mean(-1) + eps).rsqrt()
+    return wide * rstd.unsqueeze(-1) * weight, rstd
+
+
 def cases(tiny: bool = False) -> list[RotaryCase]:
     """Both orders of heads and sequence, both kinds of pairs, tables and angles; the backward (``inverse``)."""
     ways: tuple[tuple[bool, Pairs, Angles], ...] = (
@@ -39,9 +46,20 @@ def cases(tiny: bool = False) -> list[RotaryCase]:
         (False, "interleaved", "table"),
         (True, "half", "positions"),
         (True, "half", "inverse"),
+        (False, "half", "normed"),
     )
     return [
-        RotaryCase("rotary", tokens, n, torch.bfloat16, q_heads, k_heads, heads_first, pairs, angles)
+        RotaryCase(
+            "normed_rotary" if angles == "normed" else "rotary",
+            tokens,
+            n,
+            torch.bfloat16,
+            q_heads,
+            k_heads,
+            heads_first,
+            pairs,
+            angles,
+        )
         for tokens, n, q_heads, k_heads in (TINY if tiny else SIZES)
         for heads_first, pairs, angles in ways
     ]
@@ -75,6 +93,10 @@ class RotaryCase(OneOpCase):
             found[name] = t.transpose(1, 2) if self.heads_first else t
         frequencies = 10000.0 ** (-torch.arange(0, self.n, 2, device=device) / self.n)
         at = torch.arange(sequence, device=device)
+        if self.angles == "normed":
+            for name, heads in {"q": self.q_heads, "k": self.k_heads}.items():
+                found[f"{name}_weight"] = torch.randn(self.n, dtype=self.dtype, device=device, generator=generator)
+                found[f"{name}_rstd"] = torch.empty(BATCH, sequence, heads, device=device)
         if self.angles == "positions":
             return Buffers({**found, "inv_freq": frequencies, "positions": at.expand(BATCH, sequence)})
         angle = (at.float()[:, None] * frequencies).expand(BATCH, sequence, self.n // 2)
@@ -89,13 +111,15 @@ class RotaryCase(OneOpCase):
         if self.angles == "positions":
             layouts["positions"] = tp.Layout.strided(alignment=16, unit_axis=1, zero_axes=(0,))
         else:
-            fields = {"table_rows": self.rows // BATCH, "inverse": self.angles == "inverse"}
+            fields = {"table_rows": self.rows // BATCH, **({"inverse": True} if self.angles == "inverse" else {})}
             shared = tp.Layout.strided(alignment=16, unit_axis=2, zero_axes=(0,), stride_multiple=4)
             layouts |= {"cos": shared, "sin": shared}
         shape = (BATCH, self.rows // BATCH, self.q_heads, self.n)
-        return tp.RotaryDescriptor(
+        cls: Any = tp.descriptor_types()[self.op]
+        found: tp.Descriptor = cls(
             q_shape=shape, k_heads=self.k_heads, element=self.dtype, pairs=self.pairs, layouts=layouts, **fields
         )
+        return found
 
     def functions(self, device: torch.device) -> dict[str, Callable[[Buffers], Any]]:
         return {"torch": lambda b: self.formula()(*self.inputs(b))}
@@ -103,25 +127,29 @@ class RotaryCase(OneOpCase):
     def formula(self) -> Callable[..., Any]:
         sign = -1 if self.angles == "inverse" else 1
 
-        def rotate(q: Tensor, k: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        def rotate(q: Tensor, k: Tensor, first: Tensor, second: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+            out = q.dtype
+            if weights:
+                q, k = (normed(x, weight, 1e-6)[0] for x, weight in zip((q, k), weights, strict=True))
             if self.angles == "positions":
                 angle = second.unsqueeze(-1).float() * first
                 first, second = angle.cos(), angle.sin()
             cos, sin = first.unsqueeze(2), sign * second.unsqueeze(2)
-            return turned(q, cos, sin, self.pairs), turned(k, cos, sin, self.pairs)
+            return turned(q, cos, sin, self.pairs).to(out), turned(k, cos, sin, self.pairs).to(out)
 
         return rotate
 
     def inputs(self, b: Buffers) -> list[Tensor]:
         angles = ("inv_freq", "positions") if self.angles == "positions" else ("cos", "sin")
-        return [b.tensors[name] for name in ("q", "k", *angles)]
+        weights = ("q_weight", "k_weight") if self.angles == "normed" else ()
+        return [b.tensors[name] for name in ("q", "k", *angles, *weights)]
 
     def mismatch(self, b: Buffers) -> str:
-        q, k, first, second = self.inputs(b)
+        q, k, first, second, *weights = self.inputs(b)
         eps, size = torch.finfo(self.dtype).eps, torch.ones((), dtype=torch.float64, device=q.device)
         at = slice(0, 64)
         angles = (first, second[:, at]) if self.angles == "positions" else (first[:, at], second[:, at])
-        wanted = self.formula()(q[:, at].float(), k[:, at].float(), *angles)
+        wanted = self.formula()(q[:, at].float(), k[:, at].float(), *angles, *weights)
         pairs = zip(("q_out", "k_out"), wanted, strict=True)
         wrong = (wrong_elements(name, b.tensors[name][:, at].double(), t.double(), eps, size) for name, t in pairs)
         return next((text for text in wrong if text), "")

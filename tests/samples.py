@@ -22,6 +22,7 @@ EVERYTHING = {"epilogue": "bias", "reads_c0": True, "saves_pre": True}
 READ = {"out_shape": (6, 32), "src_dim_size": 9, "element": "f32"}
 WRITTEN = {"src_shape": (6, 32), "out_dim_size": 9, "element": "f32"}
 TABLE = {"index_shape": (2, 3), "num_embeddings": 9, "embedding_dim": 32, "element": "f32"}
+TURNED = {"q_shape": (2, 4, 3, 8), "k_heads": 2, "rotary_dim": 4, "element": "f32"}
 
 #: Operands of an expression.
 a, b = tp.expr.operand("a"), tp.expr.operand("b")
@@ -44,7 +45,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.GemmBackwardDescriptor(**PRODUCT, wants_dbias=True),
         *(TYPES[op](softmax_axis=1, **MATRIX) for op in SOFTMAXES),
         *(TYPES[op](**MATRIX) for op in (*NORMS, "scale_gradient")),
-        tp.RotaryDescriptor(q_shape=(2, 4, 3, 8), k_heads=2, rotary_dim=4, table_rows=9, positions=True, element="f32"),
+        *(TYPES[op](table_rows=9, positions=True, **TURNED) for op in ("rotary", "normed_rotary")),
         tp.CrossEntropyDescriptor(reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True, **MATRIX),
         *(TYPES[op](reduction="byte_mean", weight=True, **MATRIX) for op in LOSSES),
         tp.UnaryDescriptor(op="relu_squared", **MATRIX),

@@ -8,7 +8,7 @@ import torch
 
 import triplan as tp
 from bench.anywhere.drawing import HEADS, Draw, Peer, Tensors, described
-from bench.rotary import turned
+from bench.rotary import normed, turned
 
 #: Half of the elements of a head.
 HALVES = (32, 40, 48, 64, 128)
@@ -37,6 +37,13 @@ def peers(desc: Any) -> dict[str, Peer]:
         else:
             batch = torch.arange(desc.q_shape[0], device=t["q"].device).unsqueeze(1)
             cos, sin = (t[name][batch, t["positions"].long()].unsqueeze(2) for name in ("cos", "sin"))
-        return {f"{name}_out": turned(t[name], cos, sin, desc.pairs) for name in ("q", "k") if name in t}
+        found = {}
+        for name in ("q", "k"):
+            if name in t:
+                x = t[name]
+                if f"{name}_weight" in t:
+                    x, found[f"{name}_rstd"] = normed(x, t[f"{name}_weight"], desc.eps)
+                found[f"{name}_out"] = turned(x, cos, sin, desc.pairs).to(t[name].dtype)
+        return found
 
     return {"torch": formula}

@@ -12,15 +12,18 @@ HEADS = tp.Layout.strided(alignment=16, unit_axis=3, stride_multiple=8)
 SHARED = tp.Layout.strided(alignment=16, unit_axis=2, zero_axes=(0,), stride_multiple=4)
 
 
-def problems() -> Iterator[tp.Descriptor]:
+def problems(op: str) -> Iterator[tp.Descriptor]:
+    cls: Any = tp.descriptor_types()[op]
     for element in ("f16", "bf16", "f32", "f64"):
-        for pairs in ("half", "interleaved"):
-            desc = tp.RotaryDescriptor(element=element, q_shape=(4, 4096, 32, 128), k_heads=8, pairs=pairs)
-            yield desc.replace(table_rows=4096, layouts={"cos": SHARED, "sin": SHARED})
+        pairs = "interleaved" if element in ("bf16", "f64") else "half"
+        desc = cls(element=element, q_shape=(4, 4096, 32, 128), k_heads=8, pairs=pairs)
+        yield desc.replace(table_rows=4096, layouts={"cos": SHARED, "sin": SHARED})
+        if op == "rotary":
             yield desc.replace(positions=True, layouts=dict.fromkeys(("q", "q_out", "k", "k_out"), HEADS))
-            yield desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.is_tensor})
-        yield tp.RotaryDescriptor(element=element, q_shape=(4, 4096, 32, 96), rotary_dim=32, positions=True)
-        yield tp.RotaryDescriptor(element=element, q_shape=(1, 64, 1, 4096), table_rows=64, out_of_bounds="error")
+    desc = cls(element="bf16", q_shape=(4, 4096, 32, 96), rotary_dim=32, positions=True)
+    yield desc
+    yield desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.is_tensor})
+    yield cls(element="f64", q_shape=(1, 64, 1, 4096), table_rows=64, out_of_bounds="error")
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
@@ -28,6 +31,6 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
     return ((VECTORS,) if unit and name == "rotary_kernel" and desc.q_shape[3] % 32 == 0 else (), ())
 
 
-@compiles("rotary")
+@compiles("rotary", "normed_rotary")
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    return planned(op, entry, target, problems(), asks, proofs_spill=False)
+    return planned(op, entry, target, problems(op), asks, proofs_spill=False)

@@ -14,7 +14,7 @@ from proofs import Drawn, Kind, Outputs, Values, Variant, draw, joins
 
 BATCH, HEADS, LENGTH, ROTATED = 2, (3, 2), 20, 12
 #: Axes of (heads, tokens) of each operand; tables that positions look up are not of tokens.
-AXES = {"q": (2, 1), "k": (2, 1), "q_out": (2, 1), "k_out": (2, 1), "positions": (None, 1)}
+AXES = {f"{name}{suffix}": (2, 1) for name in ("q", "k") for suffix in ("", "_out", "_rstd")} | {"positions": (None, 1)}
 
 
 class Tokens(Drawn):
@@ -24,8 +24,21 @@ class Tokens(Drawn):
             yield self._variant(kept, head[:1] if len(kept) == 1 else head)
 
     def reordered(self) -> Variant:
+        """Other tokens and heads; with a norm, which sums a head, its pairs in another order instead."""
         n, g = self.desc.q_shape[1], torch.Generator().manual_seed(1)  # type: ignore[attr-defined]
-        return self._variant(torch.randperm(n, generator=g), torch.tensor([1, 0]))
+        if self.desc.op == "rotary":
+            return self._variant(torch.randperm(n, generator=g), torch.tensor([1, 0]))
+        order = torch.randperm(ROTATED // 2, generator=g)
+        elements = torch.cat((order, order + ROTATED // 2, torch.arange(ROTATED, LENGTH)))
+        if self.desc.pairs == "interleaved":  # type: ignore[attr-defined]
+            elements[:ROTATED] = torch.stack((2 * order, 2 * order + 1), 1).flatten()
+        orders = {**dict.fromkeys(("cos", "sin", "inv_freq"), order), "q": elements, "k": elements}
+        orders |= dict.fromkeys(("q_weight", "k_weight", "q_out", "k_out"), elements)
+
+        def permuted(values: Any) -> dict[str, Any]:
+            return {name: t[..., orders[name]] if name in orders else t for name, t in values.items()}
+
+        return Variant(Tokens(self.desc, lambda: permuted(self.values)), joined, lambda out: joined(permuted(out)))
 
     def _variant(self, tokens: Tensor, heads: Tensor) -> Variant:
         desc: Any = self.desc
@@ -33,9 +46,8 @@ class Tokens(Drawn):
         fewer = desc.replace(q_shape=(BATCH, len(tokens), len(heads), LENGTH), k_heads=len(heads), table_rows=table)
         take = partial(taken, tokens=tokens, heads=heads, tables=not desc.positions)
         found = {name: take(name, t) for name, t in self.values.items()}
-        return Variant(
-            Tokens(fewer, lambda: found), joined, lambda out: joined({n: take(n, t) for n, t in out.items()})
-        )
+        whole = lambda out: joined({name: take(name, t) for name, t in out.items()})  # noqa: E731
+        return Variant(Tokens(fewer, lambda: found), joined, whole)
 
 
 def taken(name: str, t: Any, tokens: Tensor, heads: Tensor, tables: bool) -> Any:
@@ -55,9 +67,16 @@ def values(desc: Any, kind: Kind) -> Values:
     found: dict[str, Any] = {}
     for o in desc.operands():
         if o.name in ("q", "k"):
+            if desc.op == "normed_rotary":  # squares must stay within the range
+                drawn = torch.randn(o.shape, generator=g, dtype=torch.float64)
+                drawn *= 2.0 ** torch.randint(-6, 7, o.shape, generator=g)
+                found[o.name] = drawn.to(o.element.torch)
+                continue
             x = found[o.name] = draw(o.shape, o.element, kind, 1, g)
             if kind == "cancelling":
                 x[..., half : 2 * half] = x[..., :half]
+        elif o.name.endswith("_weight"):
+            found[o.name] = torch.randn(o.shape, generator=g).to(o.element.torch)
         elif o.name in ("cos", "sin"):
             angle = torch.rand(o.shape, generator=g.manual_seed(2), dtype=torch.float64) * 6
             angle[..., ::2] = torch.pi / 4
@@ -69,16 +88,22 @@ def values(desc: Any, kind: Kind) -> Values:
     return found | ({} if desc.table_rows else {"scale": 1.25})
 
 
-@joins(
-    "rotary",
-    {"table_rows": 50, "positions": True},
-    {"positions": True, "pairs": "interleaved", "inverse": True},
-    {"table_rows": 0},
-)
-def problem(n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Tokens:
+def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Tokens:
     tokens = max(n // 8, 4)
     if fields.get("table_rows") == 0:  # a row for each token
         fields["table_rows"] = tokens
+    if op == "normed_rotary":
+        fields.pop("inverse", None)
     shape = (BATCH, tokens, HEADS[0], LENGTH)
-    desc = tp.RotaryDescriptor(q_shape=shape, k_heads=HEADS[1], rotary_dim=ROTATED, element=element, **fields)
+    cls: Any = tp.descriptor_types()[op]
+    desc = cls(q_shape=shape, k_heads=HEADS[1], rotary_dim=ROTATED, element=element, **fields)
     return Tokens(desc, partial(values, desc, kind))
+
+
+for _op in ("rotary", "normed_rotary"):
+    joins(
+        _op,
+        {"table_rows": 50, "positions": True},
+        {"positions": True, "pairs": "interleaved", "inverse": True},
+        {"table_rows": 0},
+    )(partial(problem, _op))

@@ -1,10 +1,10 @@
-"""Rotary position embedding of the heads of queries and keys."""
+"""Rotary position embedding of the heads of queries and keys, with or without an RMSNorm of each head before."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from triplan.descriptors.base import Descriptor, PlannedBy, check_bad_index
 from triplan.descriptors.fields import Extent, Extents, OutOfBounds, ShapeField
@@ -13,28 +13,20 @@ from triplan.errors import shown
 from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory, field
 
 if TYPE_CHECKING:
-    from triplan.facade.rotary import RotaryPlan
+    from triplan.facade.rotary import NormedRotaryPlan, RotaryPlan
 
-__all__ = ["RotaryDescriptor"]
+__all__ = ["NormedRotaryDescriptor", "RotaryDescriptor"]
 
 
-class RotaryDescriptor(Descriptor, PlannedBy["RotaryPlan"]):
-    """Each pair (x, y) of a head of token (b, s) becomes ``(x * cos - y * sin, y * cos + x * sin)``, with one cos and
-    sin for each pair of the token (Su et al., "RoFormer", 2021). ``q`` and ``k`` are rotated in one launch.
-
-    Without ``table_rows``, cos and sin are those of the angle ``position * inv_freq``, times ``scale`` (None is 1). The
-    angle is that product rounded to f32 (f64 for f64), of a position rounded to f32; the tolerance holds while angles,
-    and their sines times ``scale``, are 0 or normal numbers. With ``table_rows``, a token's cos
-    and sin are row ``position`` of tables. A row that is out of bounds counts as zeros with ``out_of_bounds`` "skip" or
-    "error". A position is ``positions[b, s]``, or s. The inverse is the backward op.
+class _Rotary(Descriptor):
+    """What the ops share: tensors of heads, and angles from tables or frequencies.
 
     Attributes:
         element: element of q and k; f16 and bf16 are computed in f32.
         q_shape: (batch, sequence, heads, elements of a head) of ``q`` and ``q_out``. Others go by their strides.
         k_heads: heads of ``k`` and ``k_out``, whose other extents are those of q; None without k.
-        rotary_dim: how many leading elements of a head are rotated, an even number; None: all. Others are copied.
+        rotary_dim: how many leading elements of a head are rotated, an even number; None: all. Others are not.
         pairs: "half": element i and element i + rotary_dim / 2 are a pair; "interleaved": 2 * i and 2 * i + 1.
-        inverse: whether sin is negated.
         table_rows: rows of ``cos`` and ``sin``, of shape (batch, table_rows, rotary_dim / 2). Tables that all of a
             batch share have stride 0 along the batch. None: ``inv_freq``, of shape (rotary_dim / 2,), replaces them.
         table_element: element of the tables: ``element`` or f32.
@@ -45,13 +37,11 @@ class RotaryDescriptor(Descriptor, PlannedBy["RotaryPlan"]):
 
     category: ClassVar[OpCategory] = OpCategory.ROWWISE
 
-    op: Literal["rotary"] = "rotary"
     element: Element
     q_shape: Annotated[Extents, ShapeField(4, 4)]
     k_heads: Extent | None = None
     rotary_dim: Annotated[int, Field(ge=0, lt=2**62)] | None = None
     pairs: Literal["half", "interleaved"] = "half"
-    inverse: bool = False
     table_rows: Extent | None = None
     table_element: Element = field(default=ElementKind.F32)
     positions: bool = False
@@ -110,10 +100,14 @@ class RotaryDescriptor(Descriptor, PlannedBy["RotaryPlan"]):
             *heads("q_out", Role.OUTPUT, self.q_shape[2]),
             *heads("k", Role.INPUT, self.k_heads),
             *heads("k_out", Role.OUTPUT, self.k_heads),
+            *self._norm_operands(),
             *(tables or angles),
             *((positions,) if self.positions else ()),
             *((status,) if self.out_of_bounds == "error" else ()),
         )
+
+    def _norm_operands(self) -> tuple[Operand, ...]:
+        return ()
 
     def check_status(self, args: Any) -> None:
         check_bad_index(self, self.out_of_bounds, args)
@@ -135,3 +129,51 @@ class RotaryDescriptor(Descriptor, PlannedBy["RotaryPlan"]):
         if positions is not None:
             found["index_element"] = positions.dtype
         return {**found, **options}
+
+
+class RotaryDescriptor(_Rotary, PlannedBy["RotaryPlan"]):
+    """Each pair (x, y) of a head of token (b, s) becomes ``(x * cos - y * sin, y * cos + x * sin)``, with one cos and
+    sin for each pair of the token (Su et al., "RoFormer", 2021). ``q`` and ``k`` are rotated in one launch.
+
+    Without ``table_rows``, cos and sin are those of the angle ``position * inv_freq``, times ``scale`` (None is 1). The
+    angle is that product rounded to f32 (f64 for f64), of a position rounded to f32; the tolerance holds while angles,
+    and their sines times ``scale``, are 0 or normal numbers. With ``table_rows``, a token's cos and sin are row
+    ``position`` of tables. A row that is out of bounds counts as zeros with ``out_of_bounds`` "skip" or "error". A
+    position is ``positions[b, s]``, or s. The inverse is the backward op.
+
+    Attributes:
+        inverse: whether sin is negated.
+    """
+
+    op: Literal["rotary"] = "rotary"
+    inverse: bool = False
+
+
+class NormedRotaryDescriptor(_Rotary, PlannedBy["NormedRotaryPlan"]):
+    """rotary of ``x * rstd * weight`` with ``rstd = 1 / sqrt(mean(x**2) + eps)`` for each head x of q and k: RMSNorm of
+    each head, then rotary, with no rounding between them.
+
+    ``q_rstd`` and ``k_rstd`` (one a head, in f32, or f64 for f64) are written for the backward, which is rotary's
+    inverse and then rms_norm_backward. The tolerance holds within the limits of both rms_norm's and rotary's.
+
+    Attributes:
+        eps: what is added to the mean square.
+    """
+
+    op: Literal["normed_rotary"] = "normed_rotary"
+    eps: Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda eps: eps + 0.0)] = 1e-6
+
+    def _norm_operands(self) -> tuple[Operand, ...]:
+        batch, sequence, count, length = self.q_shape
+        found: list[Operand] = []
+        for name, heads in (("q", count), ("k", self.k_heads)):
+            if heads is not None:
+                shape = (batch, sequence, heads)
+                found.append(Operand(f"{name}_weight", Role.INPUT, self.element, (length,)))
+                rstd = Operand(f"{name}_rstd", Role.OUTPUT, self.element.compute, shape, batch_axes=(0, 1, 2))
+                found.append(rstd)
+        return tuple(found)
+
+
+#: A descriptor of an op of this family.
+AnyRotaryDescriptor: TypeAlias = RotaryDescriptor | NormedRotaryDescriptor

@@ -1,4 +1,4 @@
-"""Args and plan of rotary. The Args' fields are the operands of its descriptor."""
+"""Args and plans of rotary. An Args' fields are the operands of its descriptor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triplan.descriptors import RotaryDescriptor
+from triplan.descriptors import NormedRotaryDescriptor, RotaryDescriptor
 from triplan.facade.plan import Plan
 
-__all__ = ["RotaryArgs", "RotaryPlan"]
+__all__ = ["NormedRotaryArgs", "NormedRotaryPlan", "RotaryArgs", "RotaryPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +30,27 @@ class RotaryArgs:
 
 class RotaryPlan(Plan[RotaryDescriptor, RotaryArgs]):
     descriptor_type, args_type = RotaryDescriptor, RotaryArgs
+
+
+@dataclass(frozen=True, slots=True)
+class NormedRotaryArgs:
+    """Pass those that the descriptor has, else None; ``scale`` is a Python number, None is 1."""
+
+    q: Tensor
+    q_out: Tensor
+    k: Tensor | None = None
+    k_out: Tensor | None = None
+    q_weight: Tensor | None = None
+    q_rstd: Tensor | None = None
+    k_weight: Tensor | None = None
+    k_rstd: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    inv_freq: Tensor | None = None
+    scale: float | None = None
+    positions: Tensor | None = None
+    status: Tensor | None = None
+
+
+class NormedRotaryPlan(Plan[NormedRotaryDescriptor, NormedRotaryArgs]):
+    descriptor_type, args_type = NormedRotaryDescriptor, NormedRotaryArgs

@@ -111,6 +111,10 @@ class Differentiable:
         return self._kernel(*args)
 
 
+#: Ops by name: a family's formula may contain another family's op, which it must not import.
+RECORDED: dict[str, Recorded] = {}
+
+
 class Recorded(Differentiable):
     """A registered op that autograd records: call it with every positional argument of its signature.
 
@@ -133,6 +137,7 @@ class Recorded(Differentiable):
         super().__init__(name, kernel, setup=setup, backward=backward)
         self.fake, self.linearity = fake, linearity
         self.overload = _register(name, signature, kernel, fake)
+        RECORDED[name] = self
 
         def exact(ctx: Any, *grads: Any) -> Grads:
             # The dispatcher leaves out arguments that are at their defaults.

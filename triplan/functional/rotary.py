@@ -9,9 +9,9 @@ from typing import Any, Literal, overload
 
 import torch
 
-from triplan.facade import RotaryPlan
+from triplan.facade import NormedRotaryPlan, Plan, RotaryPlan
 from triplan.functional._forward import Linearity
-from triplan.functional._ops import Recorded
+from triplan.functional._ops import RECORDED, Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
@@ -36,6 +36,9 @@ def rotary(
     pairs: Pairs = "half",
     seq_dim: int = -2,
     inverse: bool = False,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
     check_indices: bool = False,
 ) -> Tensor: ...
 
@@ -54,6 +57,9 @@ def rotary(
     pairs: Pairs = "half",
     seq_dim: int = -2,
     inverse: bool = False,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
     check_indices: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -72,6 +78,9 @@ def rotary(
     pairs: Pairs = "half",
     seq_dim: int = -2,
     inverse: bool = False,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
     check_indices: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Each pair (x, y) of elements of a head becomes ``(x * cos - y * sin, y * cos + x * sin)`` (RoFormer, 2021).
@@ -90,9 +99,12 @@ def rotary(
     raises ``IndexError`` on the CPU, and on CUDA with ``check_indices``, which synchronises; else its rotated elements
     are 0.
 
+    With ``q_weight`` (and ``k_weight``), vectors of q's dtype, each head is normalised first, in the same launch and
+    without a rounding between: ``x / sqrt(mean(x**2) + eps) * weight``.
+
     Returns a new tensor with q's shape (with ``k``, a tuple of two), and its strides if they have no gaps. ``inverse``
-    negates sin. Differentiable in q and k, any number of times. Raises ``RuntimeError`` for shapes, dtypes and devices
-    that do not fit, and for tables that require a gradient.
+    negates sin. Differentiable in q, k and the weights, any number of times. Raises ``RuntimeError`` for shapes, dtypes
+    and devices that do not fit, and for tables that require a gradient.
     """
     if cos is not None and sin is not None:
         length = q.size(-1)
@@ -104,10 +116,15 @@ def rotary(
         raise RuntimeError("rotary(): cos, sin and inv_freq get no gradient; pass them without (Tensor.detach)")
     interleaved = {"half": False, "interleaved": True}[pairs]
     heads_first = {-2: True, -3: False}[seq_dim]
-    out: tuple[Tensor, Tensor] = _rotary(
-        q, k, cos, sin, inv_freq, positions, scale, rotary_dim, interleaved, heads_first, inverse, check_indices
-    )
-    return out[0] if k is None else out
+    how = (cos, sin, inv_freq, positions, scale, rotary_dim, interleaved, heads_first, inverse, check_indices)
+    if q_weight is None and k_weight is None:
+        out = _rotary(q, k, *how)
+    elif q_weight is None or (k is None) != (k_weight is None) or inverse:
+        raise RuntimeError("rotary(): takes a weight of q, and one of k if there is a k; the norm has no inverse")
+    else:
+        out = _normed(q, k, q_weight, k_weight, eps, *how)
+    found: tuple[Tensor, Tensor] = out[:2]
+    return found[0] if k is None else found
 
 
 def _check(
@@ -164,33 +181,24 @@ def _compute(t: Tensor) -> torch.dtype:
     return torch.float64 if t.dtype == torch.float64 else torch.float32
 
 
-def _fake(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    cos, sin, inv_freq, positions, _, rotary_dim, _, heads_first, *_ = rest
+def _fake(q: Tensor, k: Tensor | None, *how: Any) -> tuple[Tensor, Tensor]:
+    cos, sin, inv_freq, positions, _, rotary_dim, _, heads_first, *_ = how
     _check(q, k, cos, sin, inv_freq, positions, rotary_dim, heads_first)
     return torch.empty_like(q), q.new_empty(0) if k is None else torch.empty_like(k)
 
 
-def _kernel(
-    q: Tensor,
-    k: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    inv_freq: Tensor | None,
-    positions: Tensor | None,
-    scale: float,
-    rotary_dim: int | None,
-    interleaved: bool,
-    heads_first: bool,
-    inverse: bool,
-    check_indices: bool,
-) -> tuple[Tensor, Tensor]:
-    found = _fake(q, k, cos, sin, inv_freq, positions, scale, rotary_dim, interleaved, heads_first)
-    batch, sequence = _tokens(q, -2 if heads_first else -3)
-    operands: dict[str, Tensor] = {}
-    for name, t in {"q": q, "q_out": found[0], "k": k, "k_out": None if k is None else found[1]}.items():
+def _run(
+    plan: type[Plan[Any, Any]], heads: dict[str, Tensor | None], others: dict[str, Tensor], how: Any, **options: Any
+) -> None:
+    """Run ``plan`` on operands of ``heads``, of the rank of q. ``how``: the arguments from ``cos`` on."""
+    cos, sin, inv_freq, positions, scale, _, interleaved, heads_first, _, check_indices = how
+    operands = dict(others)
+    for name, t in heads.items():
         if t is not None:
             t = t.transpose(-3, -2) if heads_first else t
-            operands[name] = t if t.dim() == 4 else t.unsqueeze(0)
+            t = t if t.dim() == 4 else t.unsqueeze(0)
+            operands[name] = t[..., 0] if name.endswith("_rstd") else t
+    batch, sequence = operands["q"].shape[:2]
     for name, t in {"cos": cos, "sin": sin}.items():
         if t is not None:
             operands[name] = t.expand(batch, t.size(-2), t.size(-1))
@@ -198,14 +206,15 @@ def _kernel(
         operands["inv_freq"] = inv_freq
     if positions is not None:
         operands["positions"] = positions.expand(batch, sequence)
-    run(
-        RotaryPlan,
-        operands,
-        check_indices=check_indices,
-        scalars=None if inv_freq is None else {"scale": scale},
-        pairs="interleaved" if interleaved else "half",
-        inverse=inverse,
-    )
+    scalars = None if inv_freq is None else {"scale": scale}
+    options["pairs"] = "interleaved" if interleaved else "half"
+    run(plan, operands, check_indices=check_indices, scalars=scalars, **options)
+
+
+def _kernel(q: Tensor, k: Tensor | None, *how: Any) -> tuple[Tensor, Tensor]:
+    found = _fake(q, k, *how)
+    heads = {"q": q, "q_out": found[0], "k": k, "k_out": None if k is None else found[1]}
+    _run(RotaryPlan, heads, {}, how, inverse=how[-2])
     return found
 
 
@@ -216,24 +225,95 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*angles)
 
 
-def _grad(ctx: Any, dq: Tensor | None, dk: Tensor | None) -> Any:
-    dk = dk if ctx.has_k else None
+def _back(ctx: Any, angles: Any, dq: Tensor | None, dk: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients, rotated back."""
     first, second = (dk, None) if dq is None else (dq, dk)
-    found: tuple[Any, Any] = (None, None)
-    if first is not None:
-        how = (ctx.scale, ctx.rotary_dim, ctx.interleaved, ctx.heads_first, not ctx.inverse, False)
-        found = _rotary(first, second, *ctx.saved_tensors, *how)
-    to_q, to_k = (None, found[0]) if dq is None else (found[0], None if dk is None else found[1])
-    return to_q, to_k, *(None,) * 10
+    if first is None:
+        return None, None
+    how = (ctx.scale, ctx.rotary_dim, ctx.interleaved, ctx.heads_first, not ctx.inverse, False)
+    found = _rotary(first, second, *angles, *how)
+    return (None, found[0]) if dq is None else (found[0], None if dk is None else found[1])
 
 
+def _grad(ctx: Any, dq: Tensor | None, dk: Tensor | None) -> Any:
+    return *_back(ctx, ctx.saved_tensors, dq, dk if ctx.has_k else None), *(None,) * 10
+
+
+_HOW = (
+    "Tensor? cos, Tensor? sin, Tensor? inv_freq, Tensor? positions, float scale, SymInt? rotary_dim, bool interleaved, "
+    "bool heads_first, bool inverse, bool check_indices"
+)
 _rotary = Recorded(
     "rotary",
-    "(Tensor q, Tensor? k, Tensor? cos, Tensor? sin, Tensor? inv_freq, Tensor? positions, float scale, "
-    "SymInt? rotary_dim, bool interleaved, bool heads_first, bool inverse, bool check_indices) -> (Tensor, Tensor)",
+    f"(Tensor q, Tensor? k, {_HOW}) -> (Tensor, Tensor)",
     _kernel,
     _fake,
     setup=_setup,
     backward=_grad,
     linearity=Linearity((0, 1)),
+)
+
+
+# --- a norm of each head before ---
+
+
+def _normed_fake(
+    q: Tensor, k: Tensor | None, q_weight: Tensor, k_weight: Tensor | None, eps: float, *how: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    for name, t in {"q_weight": q_weight, "k_weight": k_weight}.items():
+        if t is not None and (t.shape != q.shape[-1:] or t.dtype != q.dtype or t.device != q.device):
+            raise RuntimeError(
+                f"rotary(): expected {name} of [{q.size(-1)}], {q.dtype} and on {q.device}, but got {list(t.shape)}, "
+                f"{t.dtype} and on {t.device}"
+            )
+    q_rstd = q.new_empty(q.shape[:-1], dtype=_compute(q))
+    return *_fake(q, k, *how), q_rstd, q.new_empty(0) if k is None else k.new_empty(k.shape[:-1], dtype=_compute(q))
+
+
+def _normed_kernel(
+    q: Tensor, k: Tensor | None, q_weight: Tensor, k_weight: Tensor | None, eps: float, *how: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    found = _normed_fake(q, k, q_weight, k_weight, eps, *how)
+    heads: dict[str, Tensor | None] = {"q": q, "q_out": found[0], "q_rstd": found[2].unsqueeze(-1)}
+    others = {"q_weight": q_weight}
+    if k is not None and k_weight is not None:
+        heads |= {"k": k, "k_out": found[1], "k_rstd": found[3].unsqueeze(-1)}
+        others["k_weight"] = k_weight
+    _run(NormedRotaryPlan, heads, others, how, eps=eps)
+    return found
+
+
+def _normed_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, q_weight, k_weight, _, *angles, ctx.scale, ctx.rotary_dim, ctx.interleaved, ctx.heads_first, _, _ = inputs
+    ctx.inverse = False
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, q_weight, k_weight, output[2], None if k is None else output[3], *angles)
+
+
+def _normed_grad(ctx: Any, *grads: Tensor | None) -> Any:
+    q, k, q_weight, k_weight, q_rstd, k_rstd, *angles = ctx.saved_tensors
+    turned = _back(ctx, angles, grads[0], None if k is None else grads[1])
+    found: list[Tensor | None] = []
+    for x, weight, rstd, g, drstd in (
+        (q, q_weight, q_rstd, turned[0], grads[2]),
+        (k, k_weight, k_rstd, turned[1], grads[3]),
+    ):
+        if x is None or (g is None and drstd is None):
+            found += [None, None]
+            continue
+        g = torch.zeros_like(x) if g is None else g
+        dx, dweight, _ = RECORDED["rms_norm_backward"](g, x, x.new_empty(0), rstd.reshape(-1), weight, None, None, 1, 0)
+        if drstd is not None:  # only second derivatives reach the statistics
+            dx = dx - (x * (drstd * rstd**3 / x.size(-1)).unsqueeze(-1)).to(x.dtype)
+        found += [dx, dweight]
+    return found[0], found[2], found[1], found[3], *(None,) * 11
+
+
+_normed = Recorded(
+    "normed_rotary",
+    f"(Tensor q, Tensor? k, Tensor q_weight, Tensor? k_weight, float eps, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _normed_kernel,
+    _normed_fake,
+    setup=_normed_setup,
+    backward=_normed_grad,
 )

@@ -89,7 +89,9 @@ def test_products_depend_on_the_distance_alone() -> None:
 @settings(max_examples=8)
 @given(data=st.data())
 def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
-    desc = data.draw(descriptors(tp.RotaryDescriptor, 1 << 11, fixed={"element": element}))
+    cls = data.draw(st.sampled_from((tp.RotaryDescriptor, tp.NormedRotaryDescriptor)))
+    eps = {"eps": 1e-6} if cls is tp.NormedRotaryDescriptor else {}
+    desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element, **eps}))
     check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)))
 
 
@@ -100,7 +102,10 @@ def test_large_heads_tables_and_positions(pairs: Any) -> None:
     desc = tp.RotaryDescriptor(q_shape=(3, 130, 20, 160), k_heads=9, rotary_dim=128, pairs=pairs, element="bf16")
     positions = torch.randint(0, 2**20, (3, 130))
     check_plan(tp.plan(desc.replace(positions=True)), passes=("unit",), given={"positions": positions})
-    check_plan(tp.plan(desc.replace(positions=True, table_rows=40, out_of_bounds="error")), passes=("unit",))
+    looked_up = {"positions": True, "table_rows": 40, "out_of_bounds": "error"}
+    check_plan(tp.plan(desc.replace(**looked_up)), passes=("unit",))
+    normed = tp.NormedRotaryDescriptor(q_shape=desc.q_shape, k_heads=9, rotary_dim=128, pairs=pairs, element="bf16")
+    check_plan(tp.plan(normed.replace(**looked_up)))
 
 
 @pytest.mark.gpu
@@ -138,6 +143,35 @@ def test_derivatives_and_registration(device: str) -> None:
 CALL = (None, False, True, True, False)
 
 
+@pytest.mark.parametrize("seq_dim", [-2, -3])
+@pytest.mark.parametrize("keys", [True, False])
+def test_a_norm_before_the_rotation(keys: bool, seq_dim: int) -> None:
+    """As torch's rms_norm and then rotary; of slices of a packed qkv, with derivatives of both orders."""
+    q, k, _ = drawn(1, 4, 5, 8).split((2, 1, 2), 2)
+    tensors = [q, drawn(8), *((k, drawn(2, 8)[1]) if keys else ())]
+    if seq_dim == -2:
+        tensors = [t.transpose(1, 2) if t.dim() == 4 else t for t in tensors]
+    tensors = [t.requires_grad_() for t in tensors]
+    how: dict[str, Any] = {"inv_freq": FREQUENCIES[:3], "seq_dim": seq_dim}
+
+    def ours(q: Tensor, q_weight: Tensor, k: Any = None, k_weight: Any = None) -> Any:
+        return F.rotary(q, k, **how, q_weight=q_weight, k_weight=k_weight, eps=1e-3)
+
+    normed = [torch.nn.functional.rms_norm(x, (8,), w, 1e-3) for x, w in zip(tensors[::2], tensors[1::2], strict=True)]
+    torch.testing.assert_close(ours(*tensors), F.rotary(*normed, **how))
+    assert torch.autograd.gradcheck(ours, tensors)
+    assert torch.autograd.gradgradcheck(ours, tensors)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_registered_norm(device: str) -> None:
+    q, weight = drawn(1, 2, 3, 8).to(device).requires_grad_(), drawn(8).to(device).requires_grad_()
+    tables = [t.to(device) for t in (FREQUENCIES.expand(3, 4), FREQUENCIES.expand(3, 4))]
+    given = (q, None, weight, None, 1e-6, *tables, None, None, 1.0, None, True, True, False, False)
+    options = {"test_utils": ("test_schema", "test_faketensor", "test_autograd_registration")}
+    torch.library.opcheck(torch.ops.triplan.normed_rotary.default, given, **options)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_position_outside_the_tables(device: str) -> None:
     q, table, at = torch.ones(1, 2, 10, device=device), torch.ones(3, 4, device=device), torch.tensor([3, -1])
@@ -163,6 +197,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "short tables": ({"cos": T[:3], "sin": T[:3]}, "tables of 3 rows for 4 tokens"),
     "positions of another shape": ({"inv_freq": T[0], "positions": torch.arange(3)}, r"expected \(4,\) or \(2, 4\)"),
     "floating positions": ({"inv_freq": T[0], "positions": torch.ones(4)}, "int32/int64"),
+    "a weight of k alone": ({"k": Q, "inv_freq": T[0], "k_weight": T[0]}, "takes a weight of q"),
+    "a weight of another shape": ({"inv_freq": T[0], "q_weight": T[0]}, r"expected q_weight of \[8\]"),
     "tables with a gradient": ({"cos": T.clone().requires_grad_(), "sin": T}, "get no gradient"),
 }
 

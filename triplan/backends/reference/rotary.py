@@ -10,9 +10,10 @@ from torch import Tensor
 
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.common import bounds
-from triplan.descriptors import RotaryDescriptor
+from triplan.descriptors import NormedRotaryDescriptor
 from triplan.descriptors.fields import NO_BAD_INDEX
-from triplan.sku import PrecisionGuarantee
+from triplan.descriptors.rotary import AnyRotaryDescriptor
+from triplan.sku import ElementKind, PrecisionGuarantee
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 #: Roundings of a product of a sum: torch's cos and sin (2 units in the last place are 4 roundings), scale, the product,
@@ -23,12 +24,22 @@ ROUNDINGS = 2 * (4 + 3)
 LEAST = 2.0**-100
 
 
-def _guarantee(desc: RotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    found = bounds.rounded(desc.element, desc.element.compute, 0, ROUNDINGS, batch=True, order=True)
-    return bounds.of_outputs(desc, found)
+def _guarantee(desc: AnyRotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    normed = isinstance(desc, NormedRotaryDescriptor)
+    # Of a norm: products, a sum whose order is torch's, and six more; the root halves the errors of the sum.
+    roundings = ROUNDINGS + (desc.q_shape[3] + 12 if normed else 0)
+    found = {}
+    for o in desc.operands():
+        if o.name == "status":
+            found[o.name] = PrecisionGuarantee.exact(ElementKind.I64)
+        elif o.is_written:
+            relative, per_term = (roundings, 0) if o.name.endswith("_rstd") else (0, roundings)
+            compute = desc.element.compute
+            found[o.name] = bounds.rounded(o.element, compute, relative, per_term, batch=not normed, order=not normed)
+    return found
 
 
-def _angles(desc: RotaryDescriptor, x: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+def _angles(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
     """cos and sin of shape (batch, sequence, 1, pairs); which positions have no row of the tables."""
     batch, sequence = desc.q_shape[:2]
     positions = x["positions"] if desc.positions else torch.arange(sequence).expand(batch, sequence)
@@ -50,14 +61,14 @@ def _angles(desc: RotaryDescriptor, x: Mapping[str, Any]) -> tuple[Tensor, Tenso
     return cos, sin, bad
 
 
-def _pairs(desc: RotaryDescriptor, x: Tensor) -> tuple[Tensor, Tensor]:
+def _pairs(desc: AnyRotaryDescriptor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Views of the first and of the second elements of all pairs of ``x``."""
     if desc.pairs == "half":
         return x[..., : desc.half], x[..., desc.half : 2 * desc.half]
     return x[..., 0 : 2 * desc.half : 2], x[..., 1 : 2 * desc.half : 2]
 
 
-def _rotated(desc: RotaryDescriptor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(desc: AnyRotaryDescriptor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out = x.clone()
     (first, second), (of_first, of_second) = _pairs(desc, x), _pairs(desc, out)
     of_first.copy_(first * cos - second * sin)
@@ -65,39 +76,51 @@ def _rotated(desc: RotaryDescriptor, x: Tensor, cos: Tensor, sin: Tensor) -> Ten
     return out
 
 
-def _terms(desc: RotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
+def _terms(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """|x * cos| + |y * sin| and |y * cos| + |x * sin|; copied elements stand for themselves."""
     cos, sin, _ = _angles(desc, x)
     found = {}
     for name in _rotating(desc):
-        t = found[f"{name}_out"] = x[name].clone()
-        (first, second), (of_first, of_second) = _pairs(desc, x[name]), _pairs(desc, t)
+        values = _normed(desc, x, name)[0]
+        t = found[f"{name}_out"] = values.clone()
+        (first, second), (of_first, of_second) = _pairs(desc, values), _pairs(desc, t)
         of_first.copy_(first * cos.abs() + second * sin.abs())
         of_second.copy_(second * cos.abs() + first * sin.abs())
     return found
 
 
-def _inputs(desc: RotaryDescriptor, x: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _inputs(desc: AnyRotaryDescriptor, x: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Frequencies of 0, or so large that angles, and these times ``scale``, are normal numbers."""
     f = x.get("inv_freq")
     return {} if f is None else {"inv_freq": f.masked_fill(f.abs() < LEAST, 0)}
 
 
-def _rotating(desc: RotaryDescriptor) -> tuple[str, ...]:
+def _rotating(desc: AnyRotaryDescriptor) -> tuple[str, ...]:
     return ("q",) if desc.k_heads is None else ("q", "k")
 
 
-@reference(
-    op="rotary",
-    elements=FLOATS,
-    index_elements=("i32", "i64"),
-    guarantee=_guarantee,
-    checks=CheckRules(terms=_terms, inputs=_inputs),
-)
-def rotary(desc: RotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
+def _normed(desc: AnyRotaryDescriptor, x: Mapping[str, Any], name: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """What is rotated; and rstd by operand, if that is a norm."""
+    if not isinstance(desc, NormedRotaryDescriptor):
+        return x[name], {}
+    rstd = 1 / (x[name].square().mean(-1) + desc.eps).sqrt()
+    return x[name] * rstd.unsqueeze(-1) * x[f"{name}_weight"], {f"{name}_rstd": rstd}
+
+
+def _rotary(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
     cos, sin, bad = _angles(desc, x)
-    found = {f"{name}_out": _rotated(desc, x[name], cos, -sin if desc.inverse else sin) for name in _rotating(desc)}
+    sin = -sin if getattr(desc, "inverse", False) else sin
+    found: dict[str, Tensor] = {}
+    for name in _rotating(desc):
+        values, statistics = _normed(desc, x, name)
+        found |= {f"{name}_out": _rotated(desc, values, cos, sin), **statistics}
     if desc.out_of_bounds == "error":
         none = torch.tensor([[NO_BAD_INDEX]])
         found["status"] = none[0] if bad is None else torch.cat([bad.reshape(-1).nonzero(), none])[0]
     return found
+
+
+#: Squares of wide values would leave the range of f32.
+for _op, _passes in {"rotary": None, "normed_rotary": ("unit",)}.items():
+    _rules = CheckRules(terms=_terms, inputs=_inputs, passes=_passes)
+    reference(op=_op, elements=FLOATS, index_elements=("i32", "i64"), guarantee=_guarantee, checks=_rules)(_rotary)

@@ -12,21 +12,23 @@ from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, values
 from triplan.backends.triton.rotary import tiles_kernels as kernels
-from triplan.descriptors import Operand, RotaryDescriptor, packed_strides
+from triplan.descriptors import NormedRotaryDescriptor, Operand, packed_strides
 from triplan.descriptors.fields import NO_BAD_INDEX
+from triplan.descriptors.rotary import AnyRotaryDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 
-#: Bytes of a head's rotated elements in a program, and its most heads. Untuned.
-TILE_BYTES = 8192
-MOST_HEADS = 8
-#: Bytes of the first elements of pairs that a thread holds, as they are computed. Untuned.
-THREAD_BYTES = 64
+#: Heads that a program rotates at a time, and its warps, unless heads are long. Untuned.
+HEADS = 2
+WARPS = 4
+#: Warps of a multiprocessor that keep memory busy. Untuned.
+SM_WARPS = 32
 #: Elements of a head at most: one program holds all of them.
 MOST_ELEMENTS = 4096
 #: Roundings of a product of a sum: CUDA's cosf and sinf are within 2 units in the last place ("CUDA C++ Programming
 #: Guide", mathematical functions), which are 4 roundings; then scale, the product and the sum.
 ROUNDINGS = {False: 2, True: 4 + 3}
-TENSORS = ("q", "q_out", "k", "k_out", "cos", "sin", "inv_freq", "positions")
+#: The large operands.
+TENSORS = ("q", "q_out", "k", "k_out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,55 +40,81 @@ class Tile:
     warps: int
 
 
-def guarantee(desc: RotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Each result depends on one pair alone, so neither batch nor order changes its bits."""
-    compute = desc.element.compute
-    roundings = ROUNDINGS[desc.table_rows is None]
-    if compute is ElementKind.F64:
-        roundings += ROUNDINGS[True]  # the float64 oracle's own roundings
-    return bounds.of_outputs(desc, bounds.rounded(desc.element, compute, 0, roundings, batch=True, order=True))
+def guarantee(desc: AnyRotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """A rotation depends on one pair alone, so neither batch nor order changes its bits. A norm depends on its head, in
+    an order that the tile and the promised layouts decide.
+
+    Of a norm: the product and sum of squares, at most one rounding each, their mean and eps, whose errors the root
+    halves; the root (2 units in the last place are 4 roundings), and the products with rstd and weight.
+    """
+    compute, wide = desc.element.compute, desc.element.compute is ElementKind.F64
+    normed, length = isinstance(desc, NormedRotaryDescriptor), desc.q_shape[3]
+    rotated = ROUNDINGS[desc.table_rows is None] + (ROUNDINGS[True] if wide else 0)  # the float64 oracle's own too
+    rstd = ((length + 3) // 2 + 4) * (2 if wide else 1)
+    found = {}
+    for o in desc.operands():
+        if o.name == "status":
+            found[o.name] = PrecisionGuarantee.exact(ElementKind.I64)
+        elif o.is_written:
+            relative, per_term = (rstd, 0) if o.name.endswith("_rstd") else (0, rotated + (rstd + 4) * normed)
+            batch = numerics(desc) is not None
+            found[o.name] = bounds.rounded(o.element, compute, relative, per_term, batch=batch, order=not normed)
+    return found
 
 
-def applies(desc: RotaryDescriptor, target: Target) -> Support:
+def applies(desc: AnyRotaryDescriptor, target: Target) -> Support:
     if desc.q_shape[3] > MOST_ELEMENTS:
         return Support.no(f"heads of {desc.q_shape[3]} elements; takes {MOST_ELEMENTS} or fewer")
-    programs = sum(_counts(desc, _tile(desc))[1:]) * _counts(desc, _tile(desc))[0]
+    programs = _blocks(desc, _tile(desc)) * -(-max(desc.q_shape[2], desc.k_heads or 0) // _tile(desc).heads)
     return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
 
 
-def rank(desc: RotaryDescriptor, target: Target) -> float:
-    return LAUNCH_US + sum(o.nbytes for o in desc.operands() if o.name in TENSORS[:4]) / BYTES_PER_US
+def rank(desc: AnyRotaryDescriptor, target: Target) -> float:
+    return LAUNCH_US + sum(o.nbytes for o in desc.operands() if o.name in TENSORS) / BYTES_PER_US
 
 
-def numerics(desc: RotaryDescriptor) -> str:
-    return f"rotary.{desc.element}.{'angles' if desc.table_rows is None else 'table'}.v1"
+def numerics(desc: AnyRotaryDescriptor) -> str | None:
+    name = f"{desc.op}.{desc.element}.{'angles' if desc.table_rows is None else 'table'}.v1"
+    if not isinstance(desc, NormedRotaryDescriptor):
+        return name
+    # Which elements a thread loads together decides the order of a sum.
+    promises = [
+        f"{o.alignment}x{o.layout.stride_multiple}{'' if o.layout.unit_axis is None else o.layout.unit_axis}"
+        if not o.layout.packed
+        else f"packed{o.alignment}"
+        for o in desc.operands()
+        if o.name in TENSORS
+    ]
+    tile = _tile(desc)
+    return f"{name}.{desc.pairs}.{tile.tokens}x{tile.heads}w{tile.warps}.{','.join(promises)}"
 
 
-def layout(desc: RotaryDescriptor) -> str:
+def layout(desc: AnyRotaryDescriptor) -> str:
     return "packed" if all(o.layout.packed for o in desc.operands()) else "strided"
 
 
-def _tile(desc: RotaryDescriptor) -> Tile:
-    pairs = max(ceil_power(desc.half), ceil_power(desc.q_shape[3] - 2 * desc.half) // 2)
-    rows = max(TILE_BYTES // (2 * desc.element.itemsize * pairs), 1)
-    heads = min(ceil_power(max(desc.q_shape[2], desc.k_heads or 0)), MOST_HEADS, rows)
-    warps = rows * pairs * desc.element.compute.itemsize // (32 * THREAD_BYTES)
-    return Tile(rows // heads, heads, min(max(warps, 1), 16))
+def _tile(desc: AnyRotaryDescriptor) -> Tile:
+    """Each thread holds 16 bytes of either half of a head, so that no two compute the same angles; or one pair, where
+    each element of a head has an address of its own."""
+    pairs = ceil_power(ceil_power(desc.half) + ceil_power(desc.q_shape[3] - 2 * desc.half) // 2)
+    unit = all(o.layout.packed or o.layout.unit_axis == 3 for o in desc.operands() if o.name in TENSORS)
+    threads = max(pairs * desc.element.itemsize // 16 if unit else pairs, 1)
+    warps = min(max(threads // 32, WARPS), 16)
+    return Tile(max(32 * warps // threads, 1), HEADS, warps)
 
 
-def _counts(desc: RotaryDescriptor, tile: Tile) -> tuple[int, int, int]:
-    """(blocks of tokens, groups of q's heads, of k's)."""
-    batch, sequence, q_heads, _ = desc.q_shape
-    return -(-batch * sequence // tile.tokens), -(-q_heads // tile.heads), -(-(desc.k_heads or 0) // tile.heads)
+def _blocks(desc: AnyRotaryDescriptor, tile: Tile) -> int:
+    return -(-desc.q_shape[0] * desc.q_shape[1] // tile.tokens)
 
 
-def _groups_first(desc: RotaryDescriptor) -> bool:
-    """Whether neighbouring programs are to work on other heads of the same tokens, which then lie side by side."""
-    return desc.operand("q").layout.packed
+def _groups(desc: AnyRotaryDescriptor, tile: Tile, target: Target) -> int:
+    """Groups of heads: one, unless tokens are too few to keep the card busy."""
+    most = -(-max(desc.q_shape[2], desc.k_heads or 0, 1) // tile.heads)
+    return max(min(target.sm_count * SM_WARPS // tile.warps // max(_blocks(desc, tile), 1), most), 1)
 
 
-def _strides(o: Operand | None) -> tuple[Arg, ...] | None:
-    """The strides along all axes; None for a last one that is 1."""
+def _tensor(o: Operand | None) -> Arg:
+    """(address, strides), with None for a stride that is 1."""
     if o is None:
         return None
     last, known = len(o.shape) - 1, packed_strides(o.shape)
@@ -100,60 +128,68 @@ def _strides(o: Operand | None) -> tuple[Arg, ...] | None:
             return None
         return Stride(o.name, axis, divisibility=o.layout.stride_multiple)
 
-    return tuple(along(axis) for axis in range(last + 1))
+    return (values(o), tuple(along(axis) for axis in range(last + 1)))
 
 
-@kernel(
-    op="rotary",
-    name="tiles",
-    elements=("f16", "bf16", "f32", "f64"),
-    index_elements=("i32", "i64"),
-    guarantee=guarantee,
-    supports=applies,
-    rank=rank,
-    numerics=numerics,
-    layout=layout,
-)
-def tiles(desc: RotaryDescriptor, target: Target) -> list[Launch]:
+def tiles(desc: AnyRotaryDescriptor, target: Target) -> list[Launch]:
     status = Ptr("status", ElementKind.I64, 8) if desc.out_of_bounds == "error" else None
     before = [] if status is None else [fill_launch(status, 1, NO_BAD_INDEX)]
     batch, sequence, q_heads, length = desc.q_shape
     tile = _tile(desc)
-    blocks, of_q, of_k = _counts(desc, tile)
-    if status is not None:
-        of_q = max(of_q, 1)  # somebody must look at the positions
-    if not blocks * (of_q + of_k):
+    blocks, groups = _blocks(desc, tile), _groups(desc, tile, target)
+    if not blocks or (status is None and not (q_heads or desc.k_heads)):  # positions are looked at without heads too
         return before
-    operands = {o.name: o for o in desc.operands()}
-    tokens, rest = batch * sequence, length - 2 * desc.half
+    tensors = {o.name: _tensor(o) for o in desc.operands() if o.is_tensor}
+    tokens, rest, compute = batch * sequence, length - 2 * desc.half, desc.element.compute
     wide = tokens >= I32_LIMIT
-    args: dict[str, Arg] = {}
-    for name in TENSORS:
-        args[name] = values(operands[name]) if name in operands else None
-        args[f"{name}_strides"] = _strides(operands.get(name))
-    args |= {
+
+    def heads(name: str, count: int) -> Arg:
+        span, large = -(-count // (groups * tile.heads)) * tile.heads, count >= I32_LIMIT
+        found = (tensors.get(f"{name}{suffix}") for suffix in ("", "_out", "_weight", "_rstd"))
+        return (Int(count, large), Int(span, large, tile.heads), *found)
+
+    args: dict[str, Arg] = {
+        "q": heads("q", q_heads),
+        "k": None if desc.k_heads is None else heads("k", desc.k_heads),
+        **{name: tensors.get(name) for name in ("cos", "sin", "inv_freq", "positions")},
         "status": status,
         "tokens": Int(tokens, wide),
         "sequence": Int(sequence, wide),
-        "q_heads": Int(q_heads, q_heads >= I32_LIMIT),
-        "k_heads": Int(desc.k_heads or 0, (desc.k_heads or 0) >= I32_LIMIT),
         "half": Int(desc.half, False, power_of_two_in(desc.half)),
         "rest": Int(rest, False, power_of_two_in(rest)),
         "table_rows": Int(desc.table_rows or 0, (desc.table_rows or 0) >= 2**31),
         "blocks": Int(blocks),
-        "q_groups": Int(of_q),
-        "groups": Int(of_q + of_k),
-        "sign": Float(-1.0 if desc.inverse else 1.0, desc.element.compute),
-        "scale": Scalar("scale", desc.element.compute, 1) if "scale" in operands else None,
+        "groups": Int(groups),
+        "sign": Float(-1.0 if getattr(desc, "inverse", False) else 1.0, compute),
+        "scale": Scalar("scale", compute, 1) if desc.table_rows is None else None,
+        "eps": Float(desc.eps, compute) if isinstance(desc, NormedRotaryDescriptor) else None,
     }
     constants = {
-        "COMPUTE": TL[desc.element.compute],
+        "COMPUTE": TL[compute],
         "TOKENS": tile.tokens,
         "HEADS": tile.heads,
         "BLOCK": ceil_power(desc.half),
         "REST": ceil_power(rest) if rest else 0,
         "INTERLEAVED": desc.pairs == "interleaved",
         "CLAMP": desc.out_of_bounds == "clamp",
-        "GROUPS_FIRST": _groups_first(desc),
+        # (Triton cannot compare nested tuples with None.)
+        "KEYS": desc.k_heads is not None,
+        "TABLE": desc.table_rows is not None,
+        "POSITIONS": desc.positions,
+        "NORM": isinstance(desc, NormedRotaryDescriptor),
     }
-    return [*before, Launch(kernels.rotary_kernel, blocks * (of_q + of_k), args, constants, num_warps=tile.warps)]
+    return [*before, Launch(kernels.rotary_kernel, blocks * groups, args, constants, num_warps=tile.warps)]
+
+
+for _op in ("rotary", "normed_rotary"):
+    kernel(
+        op=_op,
+        name="tiles",
+        elements=("f16", "bf16", "f32", "f64"),
+        index_elements=("i32", "i64"),
+        guarantee=guarantee,
+        supports=applies,
+        rank=rank,
+        numerics=numerics,
+        layout=layout,
+    )(tiles)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: a program rotates a tile of heads of neighbouring tokens by angles that it finds once."""
+"""Rotary position embedding: a program finds the angles of a few tokens once, and rotates their heads by them."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -13,34 +13,22 @@ from triplan.backends.triton.common.rows_kernels import axis_offset
 @triton.jit
 def rotary_kernel(
     q,
-    q_out,
     k,
-    k_out,
     cos,
     sin,
     inv_freq,
     positions,
     status,
-    q_strides,
-    q_out_strides,
-    k_strides,
-    k_out_strides,
-    cos_strides,
-    sin_strides,
-    inv_freq_strides,
-    positions_strides,
     tokens,
     sequence,
-    q_heads,
-    k_heads,
     half,
     rest,
     table_rows,
     blocks,
-    q_groups,
     groups,
     sign,
     scale,
+    eps,
     COMPUTE: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -48,25 +36,24 @@ def rotary_kernel(
     REST: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     CLAMP: tl.constexpr,
-    GROUPS_FIRST: tl.constexpr,
+    KEYS: tl.constexpr,
+    TABLE: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    NORM: tl.constexpr,
 ):
     """out = (x * cos - y * sin, y * cos + x * sin) for each pair (x, y) of each head, with ``sign`` times sin.
 
-    q, q_out, k, k_out: (batch, sequence, heads, elements of a head), of which 2 * ``half`` are rotated and ``rest``
-    copied; k is None without keys. cos, sin: (batch, table_rows, half), or None, and inv_freq (half,) in their place.
-    positions: (batch, sequence) or None. Strides are in elements; one of None is 1.
+    q, k (with KEYS): (heads, heads of a group, x, out, and with NORM weight, rstd). x and out: (batch, sequence, heads,
+    elements of a head), of which 2 * ``half`` are rotated and ``rest`` are not; weight: (elements of a head,); rstd:
+    (batch, sequence, heads). cos, sin: (batch, table_rows, half) with TABLE, else inv_freq: (half,). positions: (batch,
+    sequence), with POSITIONS. Each tensor is (address, strides); a stride of None is 1.
 
-    There are ``blocks`` of TOKENS tokens of all sequences, and ``groups`` of HEADS heads, first those of q. Programs
-    that run together work on the groups of a block if GROUPS_FIRST, where these are neighbours in memory; else on the
-    blocks of a group.
+    There are ``blocks`` of TOKENS tokens of all sequences, and ``groups`` of heads, of which a program rotates HEADS at
+    a time.
     """
     pid = tl.program_id(0)
-    if GROUPS_FIRST:
-        block = pid // groups
-        group = pid % groups
-    else:
-        block = pid % blocks
-        group = pid // blocks
+    block = pid % blocks
+    group = pid // blocks
     token = block.to(tokens.dtype) * TOKENS + tl.arange(0, TOKENS)
     live = token < tokens
     b = token // sequence
@@ -74,45 +61,31 @@ def rotary_kernel(
     pair = tl.arange(0, BLOCK)
     used = pair < half
     position = s
-    if positions is not None:
-        at = axis_offset(b, positions_strides[0]) + axis_offset(s, positions_strides[1])
-        position = tl.load(positions + at, mask=live, other=0)
-    if cos is not None:
+    if POSITIONS:
+        position = tl.load(positions[0] + _offset(positions[1], b, s), mask=live, other=0)
+    if TABLE:
         row, inside = resolve(position, table_rows, live, False, CLAMP)
-        if status is not None and positions is not None:
+        if POSITIONS and status is not None:
             if group == 0:
                 report(status, live & (inside == 0), token)
         known = inside[:, None] & used[None, :]
-        at = axis_offset(b, cos_strides[0]) + axis_offset(row, cos_strides[1])
-        c = tl.load(cos + at[:, None] + axis_offset(pair, cos_strides[2])[None, :], mask=known, other=0).to(COMPUTE)
-        at = axis_offset(b, sin_strides[0]) + axis_offset(row, sin_strides[1])
-        d = tl.load(sin + at[:, None] + axis_offset(pair, sin_strides[2])[None, :], mask=known, other=0).to(COMPUTE)
+        c = tl.load(cos[0] + _offset(cos[1], b, row, pair), mask=known, other=0).to(COMPUTE)
+        d = tl.load(sin[0] + _offset(sin[1], b, row, pair), mask=known, other=0).to(COMPUTE)
     else:
-        frequency = tl.load(inv_freq + axis_offset(pair, inv_freq_strides[0]), mask=used, other=0)
+        frequency = tl.load(inv_freq[0] + axis_offset(pair, inv_freq[1][0]), mask=used, other=0)
         angle = position.to(COMPUTE)[:, None] * frequency[None, :]
         c = tl.cos(angle) * scale
         d = tl.sin(angle) * scale
     d *= sign
-    if group < q_groups:
-        head = group * HEADS + tl.arange(0, HEADS)
-        _rotate(
-            q, q_out, q_strides, q_out_strides, head, q_heads, b, s, live, c, d, half, rest, BLOCK, REST, INTERLEAVED
-        )
-    elif k is not None:
-        head = (group - q_groups) * HEADS + tl.arange(0, HEADS)
-        _rotate(
-            k, k_out, k_strides, k_out_strides, head, k_heads, b, s, live, c, d, half, rest, BLOCK, REST, INTERLEAVED
-        )
+    _rotate(q, group, b, s, live, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM)
+    if KEYS:
+        _rotate(k, group, b, s, live, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM)
 
 
 @triton.jit
 def _rotate(
-    x,
-    out,
-    x_strides,
-    out_strides,
-    head,
     heads,
+    group,
     b,
     s,
     live,
@@ -120,44 +93,78 @@ def _rotate(
     d,
     half,
     rest,
+    eps,
+    HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     REST: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """Rotate the heads ``head`` [HEADS] of the tokens (``b``, ``s``) [TOKENS] by c and d [TOKENS, BLOCK].
+    """Rotate the heads of group number ``group`` of the tokens (``b``, ``s``) [TOKENS] by c and d [TOKENS, BLOCK].
 
     Both results are one product, rounded, and one fused multiply-add: written so, no binary rounds otherwise.
     """
-    rows = (head < heads)[:, None, None] & live[None, :, None]
-    source = x + _heads(x_strides, head, b, s)
-    target = out + _heads(out_strides, head, b, s)
+    count, span, x, out, weight, rstd = heads
     c = c[None, :, :]
     d = d[None, :, :]
-    if INTERLEAVED:
-        column = tl.arange(0, 2 * BLOCK)[None, None, :]
-        known = rows & (column < 2 * half)
-        both = tl.load(source + axis_offset(column, x_strides[3]), mask=known, other=0).to(c.dtype)
-        first, second = tl.split(both.reshape(both.shape[0], both.shape[1], BLOCK, 2))
-        turned = tl.join(tl.fma(first, c, -(second * d)), tl.fma(second, c, first * d)).reshape(both.shape)
-        tl.store(target + axis_offset(column, out_strides[3]), turned.to(out.dtype.element_ty), mask=known)
-    else:
-        pair = tl.arange(0, BLOCK)[None, None, :]
-        known = rows & (pair < half)
-        first = tl.load(source + axis_offset(pair, x_strides[3]), mask=known, other=0).to(c.dtype)
-        second = tl.load(source + axis_offset(pair + half, x_strides[3]), mask=known, other=0).to(c.dtype)
-        turned = tl.fma(first, c, -(second * d)).to(out.dtype.element_ty)
-        tl.store(target + axis_offset(pair, out_strides[3]), turned, mask=known)
-        turned = tl.fma(second, c, first * d).to(out.dtype.element_ty)
-        tl.store(target + axis_offset(pair + half, out_strides[3]), turned, mask=known)
-    if REST:
-        column = tl.arange(0, REST)[None, None, :]
-        known = rows & (column < rest)
-        kept = tl.load(source + axis_offset(column + 2 * half, x_strides[3]), mask=known)
-        tl.store(target + axis_offset(column + 2 * half, out_strides[3]), kept, mask=known)
+    pair = tl.arange(0, BLOCK)[None, None, :]
+    both = tl.arange(0, 2 * BLOCK)[None, None, :]
+    other = tl.arange(0, REST if REST else 1)[None, None, :]
+    for first_head in range(group * span, tl.minimum((group + 1) * span, count), HEADS):
+        head = first_head + tl.arange(0, HEADS)
+        rows = (head < count)[:, None, None] & live[None, :, None]
+        source = x[0] + _heads(x[1], head, b, s)
+        target = out[0] + _heads(out[1], head, b, s)
+        if INTERLEAVED:
+            v = tl.load(source + axis_offset(both, x[1][3]), mask=rows & (both < 2 * half), other=0).to(c.dtype)
+        else:
+            v = tl.load(source + axis_offset(pair, x[1][3]), mask=rows & (pair < half), other=0).to(c.dtype)
+            w = tl.load(source + axis_offset(pair + half, x[1][3]), mask=rows & (pair < half), other=0).to(c.dtype)
+        if REST:
+            kept = tl.load(source + axis_offset(other + 2 * half, x[1][3]), mask=rows & (other < rest), other=0)
+        if NORM:
+            squares = tl.sum(v * v, 2)
+            if not INTERLEAVED:
+                squares += tl.sum(w * w, 2)
+            if REST:
+                kept = kept.to(c.dtype)
+                squares += tl.sum(kept * kept, 2)
+            scale = tl.rsqrt(squares / (2 * half + rest) + eps)[:, :, None]
+            tl.store(rstd[0] + _heads(rstd[1], head, b, s), scale, mask=rows)
+            if INTERLEAVED:
+                v *= scale * tl.load(weight[0] + axis_offset(both, weight[1][0]), mask=both < 2 * half, other=0)
+            else:
+                v *= scale * tl.load(weight[0] + axis_offset(pair, weight[1][0]), mask=pair < half, other=0)
+                w *= scale * tl.load(weight[0] + axis_offset(pair + half, weight[1][0]), mask=pair < half, other=0)
+            if REST:
+                kept *= scale * tl.load(
+                    weight[0] + axis_offset(other + 2 * half, weight[1][0]), mask=other < rest, other=0
+                )
+        if INTERLEAVED:
+            v, w = tl.split(v.reshape(v.shape[0], v.shape[1], BLOCK, 2))
+        turned = tl.fma(v, c, -(w * d)).to(out[0].dtype.element_ty)
+        turned_too = tl.fma(w, c, v * d).to(out[0].dtype.element_ty)
+        if INTERLEAVED:
+            turned = tl.join(turned, turned_too).reshape(HEADS, turned.shape[1], 2 * BLOCK)
+            tl.store(target + axis_offset(both, out[1][3]), turned, mask=rows & (both < 2 * half))
+        else:
+            tl.store(target + axis_offset(pair, out[1][3]), turned, mask=rows & (pair < half))
+            tl.store(target + axis_offset(pair + half, out[1][3]), turned_too, mask=rows & (pair < half))
+        if REST:
+            kept = kept.to(out[0].dtype.element_ty)
+            tl.store(target + axis_offset(other + 2 * half, out[1][3]), kept, mask=rows & (other < rest))
+
+
+@triton.jit
+def _offset(strides, b, s, column=None):
+    """Offsets of (b, s) [TOKENS], or of (b, s, column) [TOKENS, BLOCK]."""
+    offset = axis_offset(b, strides[0]) + axis_offset(s, strides[1])
+    if column is not None:
+        offset = offset[:, None] + axis_offset(column, strides[2])[None, :]
+    return offset
 
 
 @triton.jit
 def _heads(strides, head, b, s):
-    """Offsets of the first elements of heads [HEADS, TOKENS, 1]."""
-    token = axis_offset(b, strides[0]) + axis_offset(s, strides[1])
-    return axis_offset(head, strides[2])[:, None, None] + token[None, :, None]
+    """Offsets of heads [HEADS, TOKENS, 1]."""
+    return axis_offset(head, strides[2])[:, None, None] + _offset(strides, b, s)[None, :, None]
