@@ -32,6 +32,12 @@ def test_long_rows_have_the_same_bits_in_few_and_many() -> None:
     assert few.sku().numerics_id == many.sku().numerics_id
 
 
+@pytest.mark.parametrize("kernel", ["looped", "split"])
+def test_rows_of_no_elements_need_no_grid(kernel: str) -> None:
+    preference = tp.PlanPreference(kernel=kernel)
+    assert tp.plan(build("softmax", (2**40, 0)), target=H200, preference=preference).launches == ()
+
+
 @pytest.mark.gpu
 def test_rows_past_two_to_the_31st() -> None:
     free, _ = torch.cuda.mem_get_info()

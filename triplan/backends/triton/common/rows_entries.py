@@ -23,8 +23,6 @@ from triplan.descriptors.base import RowsDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import cached_property, fact
 
-#: Programs of one launch at most: the x extent of a CUDA grid.
-MOST_PROGRAMS = 2**31 - 1
 #: Blocks of one row at most, as each finishing program of a split merges them all at once. Untuned.
 MOST_BLOCKS = 4096
 #: Warps that a multiprocessor holds (compute capability 8.0 and 9.0).
@@ -124,8 +122,6 @@ class Entry(ABC):
     def supports(self, target: Target) -> Support:
         if self.own_tile is None:
             return Support.no(f"rows of {self.rows.n} elements do not fit in registers")
-        if self.programs() > MOST_PROGRAMS:
-            return Support.no(f"needs {self.programs()} programs; a grid holds at most {MOST_PROGRAMS}")
         for o in self.desc.operands():
             if not o.layout.packed and o.shape != self.desc.input_shape:
                 return Support.no(f"{o.name} is not promised packed: only operands of whole rows may have gaps")
