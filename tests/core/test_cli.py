@@ -258,17 +258,6 @@ def test_bad_descriptors_exit_2_with_one_line(text: str, named: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "args",
-    [("explain", "no/such/file"), ("explain", "-", "--target", "z80"), ("explain",), ("fly",), ("explain", "."), ()],
-    ids=lambda a: " ".join(a) or "none",
-)
-def test_bad_usage_exits_2_and_prints_nothing_on_stdout(args: tuple[str, ...]) -> None:
-    result = run(*args, stdin=DESC.to_json())
-    assert result.exit_code == 2
-    assert result.stderr or not args
-
-
 def test_bytes_that_are_no_text_exit_2(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     path.write_bytes(b"\xff\xfe{}")

@@ -32,6 +32,12 @@ def test_third_derivatives(name: str, device: str) -> None:
     assert gradgradcheck(lambda x: torch.autograd.grad((ours(x, *others) ** 3).sum(), x, create_graph=True), x)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_of_an_expanded_gradient(name: str, device: str) -> None:
+    ours, theirs, values = derivable(name, device)
+    torch.testing.assert_close(*(torch.autograd.grad(f(*values).sum(), values) for f in (ours, theirs)))
+
+
 @pytest.mark.parametrize("name", [*NAMES, *SHAPED])
 def test_func_transforms(name: str, device: str) -> None:
     ours, theirs, leaves = derivable(name, device)

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from cases.derivatives import LOSSES, ROWS, derivable
+from samples import same
 
+import triplan.functional as F  # noqa: N812
 from bench.functions import Call, Draw, calls
 from triplan.functional import _autocast
 
@@ -38,6 +41,27 @@ def test_autocast_follows_torchs_table(name: str, monkeypatch: pytest.MonkeyPatc
     expected = torch.float32 if name == "rms_norm" else given
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert call.ours(*call.given(False)).dtype == expected
+
+
+@pytest.mark.parametrize("name", [*ROWS, *LOSSES])
+def test_autocast_computes_in_f32(name: str, device: str) -> None:
+    """Where it converts at all; results and gradients are those of converted arguments."""
+    ours, _, leaves = derivable(name, device)
+    if "added" in name:  # the product of both results would be converted too
+        ours = lambda x, w, r: getattr(F, name.split()[0])(x, (4,), w, residual=r)[0]  # noqa: E731
+    element = torch.float32 if name.split()[0] in _autocast.CONVERTED[device] else torch.bfloat16
+    args = [a.detach().bfloat16().requires_grad_() for a in leaves]
+    wide = [a.detach().to(element).requires_grad_() for a in args]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = ours(*args)
+    wanted = ours(*wide)
+    assert out.dtype == element
+    assert out.grad_fn.name() == wanted.grad_fn.name()  # by the same route: cross_entropy's keeps no logits if it can
+    dout = torch.randn_like(out)
+    converted = [g.bfloat16() for g in torch.autograd.grad(wanted, wide, dout)]
+    same((out, *torch.autograd.grad(out, args, dout)), (wanted, *converted))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert ours(*leaves).dtype == torch.float64
 
 
 class Kept(Tensor):

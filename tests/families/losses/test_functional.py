@@ -193,19 +193,6 @@ def test_tables_have_no_gradient(what: str, device: str) -> None:
             f(x, target, reduction="byte_mean", **tables)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_autocast_computes_in_f32(name: str, device: str) -> None:
-    f, x = calls(name, device)[0], logits(device).detach().bfloat16().requires_grad_()
-    wide = x.detach().float().requires_grad_()
-    with torch.autocast(device, dtype=torch.bfloat16):
-        got = f(x)
-    assert got.dtype == torch.float32
-    assert got.grad_fn.name() == f(wide).grad_fn.name()  # by the same route, which keeps no logits if it can
-    torch.testing.assert_close(got, f(wide))
-    (grad,), (wanted,) = torch.autograd.grad(got.sum(), x), torch.autograd.grad(f(wide).sum(), wide)
-    torch.testing.assert_close(grad, wanted.bfloat16())
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
