@@ -233,7 +233,9 @@ class Case:
 
 
 def _short(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, list) else str(value)
+    if not isinstance(value, list):
+        return str(value)
+    return f"[{len(value)}]" if any(isinstance(v, list) for v in value) else "x".join(map(str, value))
 
 
 def _nbytes(o: Operand) -> int:
@@ -267,12 +269,16 @@ def ops_of(family: str) -> list[str]:
     return [op for op, own in _families().items() if own == family]
 
 
+def op_of(family: str, seed: int, number: int) -> str:
+    """The op of problem ``number`` of a seed."""
+    ops = ops_of(family)
+    random.Random(f"{family} {seed}").shuffle(ops)
+    return ops[number % len(ops)]
+
+
 def case(family: str, seed: int, number: int, target: tp.Target, most: int = MOST) -> Case:
     """Problem ``number`` of a seed. Every op has its turn; a problem that no kernel takes is drawn again."""
-    ops = ops_of(family)
-    order = random.Random(f"{family} {seed}")
-    order.shuffle(ops)
-    op = ops[number % len(ops)]
+    op = op_of(family, seed, number)
     for attempt in range(50):
         d = Draw(f"{op} {seed} {number} {attempt}", most)
         desc: tp.Descriptor = family_of(op).draw(op, d)
@@ -337,5 +343,6 @@ def _tensor(case: Case, o: Operand, extent: int, device: torch.device, g: torch.
     elif o.element.is_floating_point:
         flat = torch.randn(room, dtype=dtype, device=device, generator=g)
     else:
-        flat = torch.randint(0, 2, (room,), device=device, generator=g, dtype=dtype)
+        low, high = (0, 2) if dtype == torch.bool else (1, 4)  # integers are divided by, too
+        flat = torch.randint(low, high, (room,), device=device, generator=g, dtype=dtype)
     return flat.as_strided(o.shape, lies.strides, lies.offset)

@@ -1,21 +1,159 @@
-"""Draws of elementwise ops. An op joins by its line in ``FORMULAS`` of ``bench/elementwise.py``."""
+"""Draws of named elementwise ops, their gradients, and expressions. torch computes them by the functions of ``TORCH``.
+
+An op whose name torch has, with the same arguments, needs no line.
+"""
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.nn import functional
+
 import triplan as tp
-from bench.anywhere.drawing import Draw, Peer, described
-from bench.elementwise import FORMULAS
+from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from triplan.descriptors.elementwise.expr import gelu, operand, rsqrt, sigmoid, silu, tanh, where
+from triplan.descriptors.elementwise.expression import FUNCTIONS, number_of
+from triplan.descriptors.elementwise.problems import NAMED
+
+aten = torch.ops.aten
+#: Functions that are operators, which take numbers too.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "pow")},
+    **{f"bitwise_{name}": getattr(operator, f"{name}_") for name in ("and", "or")},
+    "bitwise_left_shift": operator.lshift,
+    "bitwise_right_shift": operator.rshift,
+    "bitwise_xor": operator.xor,
+    "div": operator.truediv,
+    "floor_divide": operator.floordiv,
+    "remainder": operator.mod,
+    "add_scaled": operator.add,
+    "sub_scaled": operator.sub,
+}
+#: torch's function, where it has another name or other arguments.
+TORCH: dict[str, Callable[..., Any]] = {
+    **OPERATORS,
+    "geglu": lambda x, y: functional.gelu(x) * y,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "glu": lambda x, y: x * torch.sigmoid(y),
+    "log1pexp": functional.softplus,
+    "nan_to_num": lambda x: torch.nan_to_num(x, 0.0, math.inf, -math.inf),
+    "normal_cdf": torch.special.ndtr,
+    "prelu": lambda x, y: torch.where(x > 0, x, x * y),
+    "reglu": lambda x, y: torch.relu(x) * y,
+    "relu_squared": lambda x: torch.relu(x).square(),
+    "round_decimals": torch.round,
+    "softcap_tanh": lambda x: 30.0 * torch.tanh(x / 30.0),
+    "swiglu": lambda x, y: functional.silu(x) * y,
+    "threshold": lambda x: functional.threshold(x, 0.0, 0.0),
+    "truncate_divide": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+}
+#: torch's kernels for gradients. Without one, autograd multiplies and adds as ``evaluated`` does.
+BACKWARD: dict[str, Callable[..., Any]] = {
+    "celu": lambda g, x: aten.elu_backward(g, 1.0, 1.0, 1.0, False, x),
+    "elu": lambda g, x: aten.elu_backward(g, 1.0, 1.0, 1.0, False, x),
+    "gelu": aten.gelu_backward,
+    "gelu_tanh": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+    "hardshrink": lambda g, x: aten.hardshrink_backward(g, x, 0.5),
+    "hardsigmoid": aten.hardsigmoid_backward,
+    "hardswish": aten.hardswish_backward,
+    "hardtanh": lambda g, x: aten.hardtanh_backward(g, x, -1.0, 1.0),
+    "leaky_relu": lambda g, x: aten.leaky_relu_backward(g, x, 0.01, False),
+    "logit": lambda g, x: aten.logit_backward(g, x, None),
+    "mish": aten.mish_backward,
+    "relu": lambda g, x: aten.threshold_backward(g, x, 0),
+    "relu6": lambda g, x: aten.hardtanh_backward(g, x, 0.0, 6.0),
+    "silu": aten.silu_backward,
+    "softplus": lambda g, x: aten.softplus_backward(g, x, 1.0, 20.0),
+    "softshrink": lambda g, x: aten.softshrink_backward(g, x, 0.5),
+}
+#: Expressions, over as many of six operands as they have arguments.
+EXPRESSIONS: tuple[Callable[..., Any], ...] = (
+    lambda a, b, c: silu(a) * b + c,
+    lambda a, b: gelu(a + b),
+    lambda a, b, c: where(a > b, a, b) * c,
+    lambda a, b, c, d: (a - b) * rsqrt(c * c + 1e-5) * d,
+    lambda a, b, c, d, e, f: tanh(a * b + c) * sigmoid(d) + gelu(e) * silu(f - a) - b,
+)
 
 
 def draw(op: str, d: Draw) -> tp.Descriptor:
-    element = d.element(op)
-    rows, n = d.matrix(d.bytes // (element.itemsize * (3 if op.endswith("_backward") else 2)))
-    return described(op, input_shape=(*d.folded(rows), n), element=element)
+    while True:
+        element = d.element(op)
+        if not (element.is_floating_point or op in FUNCTIONS or op == "expression"):
+            continue  # torch's activations take floats
+        numel = d.bytes // max(element.itemsize * 3, 4)
+        rows, n = d.matrix(max(numel, 1))
+        shape = (*d.folded(rows), n)
+        try:
+            if op == "expression":
+                return _expression(d, element, shape)
+            return described(op, input_shape=shape, **_fields(op, d, element, shape))
+        except tp.InvalidProblem:
+            continue  # the function does not take this element
+
+
+def _broadcast(d: Draw, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape``, or at times with extents of 1: a row vector, a column, or between."""
+    return shape if d.chance(0.6) else tuple(1 if d.chance(0.5) else n for n in shape)
+
+
+def _fields(op: str, d: Draw, element: tp.ElementKind, shape: tuple[int, ...]) -> dict[str, Any]:
+    others = "" if op.endswith("_backward") else "yz"[: NAMED[op].operands - 1]
+    fields: dict[str, Any] = {"element": element}
+    if op == "where":
+        fields = {"element": "bool", "y_element": element, "z_element": element}
+    if others == "y" and op in OPERATORS and d.chance(0.15):
+        return {**fields, "numbers": ("y",)}
+    return {**fields, **{f"{name}_shape": _broadcast(d, shape) for name in others}}
+
+
+def _expression(d: Draw, element: tp.ElementKind, shape: tuple[int, ...]) -> tp.Descriptor:
+    build = d.one_of(EXPRESSIONS)
+    names = "abcdef"[: build.__code__.co_argcount]
+    shapes = {name: (element, shape if name == "a" else _broadcast(d, shape)) for name in names}
+    return tp.ExpressionDescriptor.of(build(*map(operand, names)), **shapes)
+
+
+def complete(desc: Any, t: Tensors) -> None:
+    """What torch's backward reads of the forward op, in memory of its own."""
+    if desc.op in ("sigmoid_backward", "tanh_backward"):
+        t["saved"] = getattr(torch, desc.op.removesuffix("_backward"))(t["x"])
 
 
 def peers(desc: Any) -> dict[str, Peer]:
-    inputs = [o.name for o in desc.operands() if not o.is_written]
-    (output,) = (o.name for o in desc.operands() if o.is_written)
-    return {"torch": lambda t: {output: FORMULAS[desc.op](*(t[name] for name in inputs))}}
+    name = desc.op.removesuffix("_backward")
+    if desc.op in ("sigmoid_backward", "tanh_backward"):
+        saved = aten.sigmoid_backward if name == "sigmoid" else aten.tanh_backward
+        return {"torch": lambda t: {"dx": saved(t["dout"], t["saved"])}}
+    if desc.op.endswith("_backward") and name in BACKWARD:
+        return {"torch": lambda t: {"dx": BACKWARD[name](t["dout"], t["x"])}}
+    if desc.op.endswith("_backward") or desc.op == "expression":
+        return {"torch": lambda t: evaluated(desc, t)}
+    names = ("x", "y", "z")[: NAMED[desc.op].operands]
+    return {"torch": lambda t: {"out": torch_of(desc.op)(*(t[name] for name in names))}}
+
+
+def torch_of(name: str) -> Callable[..., Any]:
+    """torch's function of this name in the maths table."""
+    found: Callable[..., Any] = TORCH.get(name) or getattr(torch, name, None) or getattr(functional, name)
+    return found
+
+
+def evaluated(desc: Any, t: Tensors) -> Tensors:
+    """The tree, function by function, as autograd and eager code do."""
+    defaults = {i.name: i.default for i in desc.inputs_read()}
+    values: list[Any] = []
+    for name, *args in desc.tree.nodes:
+        if name == "operand":
+            values.append(defaults[args[0]] if t[args[0]] is None else t[args[0]])
+        elif name == "number":
+            values.append(number_of(args[0]))
+        else:
+            values.append(torch_of(name)(*(values[a] for a in args)))
+    outputs = [o for o in desc.operands() if o.is_written]
+    results = zip(outputs, desc.tree.results, strict=True)
+    return {o.name: torch.as_tensor(values[at]).to(o.element.torch).expand(o.shape) for o, (at, _) in results}

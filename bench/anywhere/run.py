@@ -128,16 +128,18 @@ def plans_of(c: Case, target: tp.Target) -> list[tp.Plan[Any, Any]]:
 def torchs_modes(c: Case) -> Iterator[None]:
     """torch as the problem asks: deterministic or not, and products of f32 in tf32 or not."""
     products, debugging = torch.backends.cuda.matmul, cast(Any, torch.utils.deterministic)
-    before = torch.are_deterministic_algorithms_enabled(), debugging.fill_uninitialized_memory, products.allow_tf32
-    torch.use_deterministic_algorithms(c.deterministic)
+    before = debugging.fill_uninitialized_memory, products.allow_tf32
     # Filling results before they are written is a debugging aid, not determinism.
     debugging.fill_uninitialized_memory = False
     products.allow_tf32 = str(getattr(c.desc, "math", None)) == "tf32"
+    if c.deterministic:  # the first call imports torch's compiler: seconds
+        torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        debugging.fill_uninitialized_memory, products.allow_tf32 = before[1:]
+        if c.deterministic:
+            torch.use_deterministic_algorithms(False)
+        debugging.fill_uninitialized_memory, products.allow_tf32 = before
 
 
 def peers_of(c: Case, compiled: bool, tiny: bool) -> dict[str, Peer]:
@@ -175,9 +177,11 @@ def mismatch(c: Case, run: Run, peer: Peer, t: Tensors, apart: float = SAME_WORK
     run(0)
     for name, want in wanted.items():
         got, want = t[name].double(), want.double().reshape(t[name].shape)
+        error = torch.where(want.isfinite(), got - want, 0.0)  # 16 bits overflow where f32 does not
         change = want - before[name].double() if name in before else want
         eps = torch.finfo(t[name].dtype).eps if t[name].is_floating_point() else 0.0
-        if not float((got - want).norm()) <= apart * float(change.norm()) + eps * float(want.norm()):  # NaN is bad
+        change, whole = (float(x.nan_to_num(0.0, 0.0, 0.0).norm()) for x in (change, want))
+        if not float(error.norm()) <= apart * change + eps * whole:  # NaN is bad
             return f"wrong: {name} differs from torch's"
     return ""
 
@@ -381,11 +385,14 @@ def run(
                 break
             drawn, plans, compiling = waiting.popleft()
             progress(drawn.name, len(rows), cases)
+            asked = time.perf_counter()
             for binary in compiling:
                 binary.wait(max(started + seconds - time.perf_counter(), 0.0))
             if not all(binary.ready() for binary in compiling):
                 break  # the time is over
-            rows.append(case_row(drawn, plans, device, iterations, warmup, compiled))
+            waited, begun = time.perf_counter() - asked, time.perf_counter()
+            row = case_row(drawn, plans, device, iterations, warmup, compiled)
+            rows.append({**row, "waited_s": round(waited, 3), "seconds": round(time.perf_counter() - begun, 3)})
             if device.type == "cuda" and torch.cuda.memory_reserved() > torch.cuda.mem_get_info()[1] // 3:
                 torch.cuda.empty_cache()
     finally:
