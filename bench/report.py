@@ -19,6 +19,8 @@ from rich.table import Table
 from triplan.facade.cache import versions as plan_versions
 
 Row = dict[str, Any]
+#: Ops that have colors of their own in a chart.
+MOST_COLORS = 20
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,9 @@ def _bars(axis: Any, chart: Chart, rows: Sequence[Row], cases: Sequence[str]) ->
 
 
 def _dots(axis: Any, chart: Chart, rows: Sequence[Row]) -> None:
-    for op in dict.fromkeys(str(r["op"]) for r in rows):
-        own = [r for r in rows if r["op"] == op]
+    ops = sorted({str(r["op"]) for r in rows})
+    for op in ops if len(ops) <= MOST_COLORS else [f"{len(ops)} ops"]:
+        own = [r for r in rows if r["op"] == op or len(ops) > MOST_COLORS]
         axis.scatter([r[chart.over] for r in own], [r[chart.field] for r in own], s=14, label=op)
     if chart.mark is not None:
         axis.axhline(chart.mark, color="black", linewidth=0.8, linestyle=":")

@@ -395,6 +395,8 @@ def run(
             rows.append({**row, "waited_s": round(waited, 3), "seconds": round(time.perf_counter() - begun, 3)})
             if device.type == "cuda" and torch.cuda.memory_reserved() > torch.cuda.mem_get_info()[1] // 3:
                 torch.cuda.empty_cache()
+    except KeyboardInterrupt:
+        pass  # what was timed is reported
     finally:
         if compilers:
             compilers.pool.terminate()
