@@ -35,7 +35,8 @@ def node(
     # Checkpoints compare what two calls save, of which one may be a replay and one not: it saves other tensors.
     program.refused.append("hooks(False) is not None")
     program.constants["hooks"] = hooks
-    lines = list(program.lines)
+    # What need not run within autograd's forward is faster outside.
+    lines, then = (list(program.lines), []) if program.calls_torch else ([], list(program.lines))
     # What autograd's ctx does in save_for_backward and so on, without the calls.
     if kept:
         lines.append(f"ctx.to_save = ({''.join(f'{name}, ' for name in kept)})")
@@ -44,15 +45,15 @@ def node(
     if constant:
         lines.append(f"ctx.non_differentiable = ({''.join(f'{program.name(t)}, ' for t in constant)})")
     lines.append(f"return {expression(outputs[0] if len(outputs) == 1 else tuple(outputs), program.name)}")
-    # Autograd looks at each tensor among its arguments. Those without a gradient come with the addresses, in a tuple.
+    # Autograd looks at each tensor among its arguments. All but those with a gradient come in a tuple.
     inputs = ", ".join(f"x{i}" for i in program.differentiable)
-    every = [f"{kind}{i}" for kind in "tx" for i in range(len(program.tensors))]
-    used = set(re.findall(r"\b[tx]\d+\b", " ".join(lines))).difference(inputs.split(", "))
-    others = "".join(f"{name}, " for name in every if name in used)
+    outside = r"\b[tx]\d+\b" if program.calls_torch else r"\b(?:[xn]\d+|hidden)\b"
+    used = dict.fromkeys(re.findall(outside, " ".join(lines)))
+    others = "".join(f"{v}, " for v in used if v not in inputs.split(", ") and v not in program.constants)
     if others:
         lines.insert(0, f"{others}= others")
     forward = generate(f"ctx, others, {inputs}", lines, {**program.constants, "index": outputs[0].get_device()})
-    then = [f"results = apply(({others}), {inputs})"]
+    then.append(f"results = apply(({others}), {inputs})")
     if isinstance(result, tuple):
         numbers = itertools.count()
         part = "results" if len(outputs) == 1 else "results[{}]"
@@ -89,12 +90,11 @@ def _apply(
     call = f"{grads}, {kept}" if saved else grads
     lines = [
         f"{kept}, = ctx.saved_tensors" if saved else "",
-        f"if is_grad_enabled() or modes(): return formula({call})",
+        f"if is_grad_enabled(): return formula({call})",
         f"found = replays.last({call})",
         f"return replays.call(({call},)) if found is None else found",
     ]
     constants = {"replays": replays, "formula": formula, "is_grad_enabled": torch.is_grad_enabled}
-    constants["modes"] = torch._C._len_torch_function_stack
     node: Any = type(
         f"triplan_{name}",
         (Function,),

@@ -36,6 +36,8 @@ Repeat = Callable[..., Any]
 #: Inductor's allocation: torch.empty_strided on the current device, without parsing of arguments.
 _empty: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
 _deterministic = torch._C._get_deterministic_algorithms
+#: Whether a mode of torch's functions is active, or the type of an argument overrides them: they see attributes read.
+_watched = torch._C._has_torch_function_variadic
 #: Bytes: buffers in one allocation begin at multiples of this, as torch's allocations do.
 _APART = 512
 #: Bytes at most of a constant tensor that a replay holds.
@@ -111,6 +113,8 @@ class Program:
         self._divide("scratch", [t for step in self._steps if isinstance(step, Step) for t in step.tensors()])
         #: For each tensor: the alignment that operands in it need, and whether one is written.
         self.alignments, self.written = [1] * len(self.tensors), [False] * len(self.tensors)
+        #: Whether the lines call ops of torch, which autograd must not see.
+        self.calls_torch = False
         self._overwritten: list[int] = []  # the tensors that ops of torch write
         #: The autocast dtypes of the kinds of device on which autocast is on.
         self._autocast = {
@@ -247,32 +251,35 @@ class Program:
         return f"{name}({', '.join((*args, *(f'{k}={self._literal(v)}' for k, v in kwargs.items())))})"
 
     def _repeat_op(self, op: TorchOp) -> None:
-        if id(op) in self._held:
+        if id(op) in self._held or self._copies(op):
             return
+        self.calls_torch = True
         call = self._call(op.func, list(map(self._literal, op.args)), op.kwargs)
         if op.func._schema.is_mutable:
-            self.lines.append(self._copy(op) + call)
+            self.lines.append(call)
             self._overwritten += [self.source(t)[0] for t in op.written() if not self.is_new(t)]
             return
         names = [self._new[t.untyped_storage()._cdata][0] for t in op.results]
         self.lines.append(f"{', '.join(names)} = {call}")
         self.lines += [f"{name}_at = {name}.data_ptr()" for name in names]
 
-    def _copy(self, op: TorchOp) -> str:
-        """A test of whether ``op`` is still to be done: a plain copy needs no more than the driver."""
+    def _copies(self, op: TorchOp) -> bool:
+        """Let the driver do ``op``, if it is a plain copy. Returns whether it is."""
         if copy_memory is None or op.func is not torch.ops.aten.copy_.default or len(op.args) != 2 or op.kwargs:
-            return ""
+            return False
         to, source = op.args
         if not self.is_new(to) or any(getattr(to, fact) != getattr(source, fact) for fact in ("dtype", "device")):
-            return ""
+            return False
         if (to.shape, to.stride()) != (source.shape, source.stride()) or not to.numel():
-            return ""
+            return False
         if not is_injective(to) or size_of(to) != to.nbytes:
-            return ""  # gaps between its elements are others' memory
-        self.constants["copy_memory"] = copy_memory
-        # It fails in a thread without a context, which torch creates.
+            return False  # gaps between its elements are others' memory
+        self.constants |= {"copy_memory": copy_memory, "copy": torch.no_grad()(Tensor.copy_)}
         self._ask_for_stream()
-        return f"if copy_memory({self._address(to)}, {self._address(source)}, {to.nbytes}, at): "
+        copied = f"copy_memory({self._address(to)}, {self._address(source)}, {to.nbytes}, at)"
+        # It fails in a thread without a context, which torch creates.
+        self.lines.append(f"if {copied}: copy({self.name(to)}, {self.name(source)})")
+        return True
 
     def _ask_for_stream(self) -> None:
         """Call it ``at`` in the lines that follow."""
@@ -377,6 +384,7 @@ class Program:
             "current_device": current_device,
             "forward_ad": forward_ad,
             "is_grad_enabled": torch.is_grad_enabled,
+            "watched": _watched,
             "enter": ENTER_HOOKS,
             "leave": EXIT_HOOKS,
         }
@@ -392,7 +400,7 @@ class Program:
             slots,
             then,
             parameters=self._parameters,
-            unreadable=self._unreadable,
+            unreadable=[*self._unreadable, f"watched({', '.join(self.reads)})"],
             refused=[" or ".join(refused)],
             constants=constants,
         )

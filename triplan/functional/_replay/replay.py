@@ -144,10 +144,6 @@ def _facts(args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-#: Whether a mode of torch's functions is active, or the type of a tensor among the arguments overrides them.
-_watched = torch._C._has_torch_function_variadic
-
-
 def _overrides(args: tuple[Any, ...]) -> bool:
     """Whether the type of a tensor among ``args`` overrides torch's functions, whatever modes are active."""
     return bool(_get_overloaded_args(args))
@@ -174,7 +170,7 @@ def replayed(function: F) -> F:
     required = required[at:]
     scope: dict[str, Any] = {"compiling": is_dynamo_compiling, "function": function}
     # Subclasses of Tensor that override torch's functions, or by default keep their type, see this one as torch's own.
-    scope |= {"watched": _watched, "overrides": _overrides, "override": handle_torch_function}
+    scope |= {"watched": torch._C._has_torch_function, "overrides": _overrides, "override": handle_torch_function}
     declared, is_named = [], False
     for p in parameters:
         if p.kind is p.KEYWORD_ONLY and not is_named:
@@ -201,11 +197,13 @@ def {function.__name__}({", ".join(declared)}):
     {by_axis}
     if compiling():
         return function({given})
-    if watched({names}):
-        call = ({names},)
-        return override({function.__name__}, call, {given}) if overrides(call) else function({given})
     found = replays.last({names})
-    return replays.call(({names},)) if found is None else found
+    if found is not None:
+        return found
+    call = ({names},)
+    if not watched(call):
+        return replays.call(call)
+    return override({function.__name__}, call, {given}) if overrides(call) else function({given})
 """
     exec(compile(source, f"<replays of {function.__name__}>", "exec"), scope)
     scope["plain"].__name__ = function.__name__
