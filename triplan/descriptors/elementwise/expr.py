@@ -12,6 +12,7 @@ from triplan.descriptors.elementwise.expression import Expr, Operand, operand as
 from triplan.descriptors.elementwise.functions import *  # noqa: F403
 from triplan.descriptors.elementwise.functions import (
     abs,
+    clamp,
     eq,
     expm1,
     isnan,
@@ -36,11 +37,12 @@ def frac(x: Expr) -> Expr:
     return x - trunc(x)
 
 
-def logit(x: Expr, eps: Operand = -1.0) -> Expr:
-    """A negative ``eps`` clamps nothing."""
-    lowest = where(eps < 0, -math.inf, eps) if isinstance(eps, Expr) else (-math.inf if eps < 0 else eps)
-    z = clamp(x, lowest, 1 - lowest)
-    return log(z / (1 - z))
+def logit(x: Expr) -> Expr:
+    return log(x / (1.0 - x))
+
+
+def logit_clamped(x: Expr, eps: Operand = 1e-6) -> Expr:
+    return logit(clamp(x, eps, 1 - eps))
 
 
 def nan_to_num(x: Expr, nan: Operand = 0.0, posinf: Operand = math.inf, neginf: Operand = -math.inf) -> Expr:
@@ -100,14 +102,14 @@ def mish(x: Expr) -> Expr:
 
 
 def hardswish(x: Expr) -> Expr:
-    return x * where(x < -3, 0, where(x > 3, 1, (x + 3) / 6))
+    return x * where(x <= -3, 0, where(x >= 3, 1, (x + 3) / 6))
 
 
 def hardsigmoid(x: Expr) -> Expr:
     return where(x <= -3, 0, where(x >= 3, 1, (x + 3) / 6))
 
 
-def hardtanh(x: Expr, min_val: Operand = -1.0, max_val: Operand = 1.0) -> Expr:
+def hardtanh(x: Expr, min_val: Operand = -1, max_val: Operand = 1) -> Expr:
     return where(x <= min_val, min_val, where(x >= max_val, max_val, x))
 
 
@@ -135,7 +137,7 @@ def logsigmoid(x: Expr) -> Expr:
     return -log1pexp(-x)
 
 
-def threshold(x: Expr, threshold: Operand = 0.0, value: Operand = 0.0) -> Expr:
+def threshold(x: Expr, threshold: Operand = 0, value: Operand = 0) -> Expr:
     return where(x <= threshold, value, x)
 
 
@@ -152,10 +154,6 @@ def add_scaled(x: Expr, y: Expr, alpha: Operand = 1) -> Expr:
 
 def sub_scaled(x: Expr, y: Expr, alpha: Operand = 1) -> Expr:
     return x - y * alpha
-
-
-def xlogy(x: Expr, y: Expr) -> Expr:
-    return where(isnan(y), y, x * log(where(eq(x, 0), 1, y)))
 
 
 def prelu(x: Expr, y: Expr) -> Expr:
@@ -179,11 +177,6 @@ def reglu(x: Expr, y: Expr) -> Expr:
 
 
 # --- ternary ---
-
-
-def clamp(x: Expr, y: Operand, z: Operand) -> Expr:
-    lower = where((x < y) | isnan(y), y, x)
-    return where((lower > z) | isnan(z), z, lower)
 
 
 def lerp(x: Expr, y: Expr, z: Expr) -> Expr:

@@ -23,10 +23,10 @@ neg = function("neg", NUMBER, "same", lambda g, v, x: (-g,))
 abs = function("abs", NUMBER, "same", lambda g, v, x: (g * sign(x),))
 sign: Function = function("sign", ANY, "same", arity=1)
 reciprocal = function("reciprocal", ANY, "float", lambda g, v, x: (-g * (v * v),))
-floor_divide = function("floor_divide", NUMBER, "same", arity=2)
-truncate_divide = function("truncate_divide", NUMBER, "same", arity=2)
-remainder = function("remainder", NUMBER, "same", lambda g, v, x, y: (g, -g * floor(x / y)))
-fmod = function("fmod", NUMBER, "same", lambda g, v, x, y: (g, -g * trunc(x / y)))
+floor_divide: Function = function("floor_divide", NUMBER, "same", arity=2)
+truncate_divide: Function = function("truncate_divide", NUMBER, "same", arity=2)
+remainder = function("remainder", NUMBER, "same", lambda g, v, x, y: (g, -g * floor_divide(x, y)))
+fmod = function("fmod", NUMBER, "same", lambda g, v, x, y: (g, -g * truncate_divide(x, y)))
 maximum = function("maximum", ANY, "same", lambda g, v, x, y: (_larger(g, x, y), _larger(g, y, x)))
 minimum = function("minimum", ANY, "same", lambda g, v, x, y: (_larger(g, y, x), _larger(g, x, y)))
 fmax = function("fmax", ANY, "same", lambda g, v, x, y: _chosen(g, (x >= y) | isnan(y)))
@@ -54,6 +54,13 @@ pow = function(
 )
 hypot = function("hypot", FLOAT, "same", lambda g, v, x, y: (g * (x / v), g * (y / v)), slope=1.0)
 
+xlogy = function(
+    "xlogy",
+    ANY,
+    "float",
+    lambda g, v, x, y: (where(eq(x, 0) & (y <= 0), 0, call("xlogy", g, y)), g * x / y),
+)
+
 # --- trigonometry ---
 sin = function("sin", ANY, "float", lambda g, v, x: (g * cos(x),), slope=1.0)
 cos: Function = function("cos", ANY, "float", lambda g, v, x: (-g * sin(x),), slope=1.0)
@@ -67,14 +74,14 @@ tanh = function("tanh", ANY, "float", lambda g, v, x: (g * (1 - v * v),))
 asinh = function("asinh", ANY, "float", lambda g, v, x: (g * rsqrt(x * x + 1),))
 acosh = function("acosh", ANY, "float", lambda g, v, x: (g * rsqrt(x * x - 1),))
 atanh = function("atanh", ANY, "float", lambda g, v, x: (g / (1 - x * x),))
-atan2 = function("atan2", ANY, "float", lambda g, v, x, y: (g * (y / (x * x + y * y)), -g * (x / (x * x + y * y))))
+atan2 = function("atan2", ANY, "float", lambda g, v, x, y: (_turned(g * y, x, y), _turned(-g * x, x, y)))
 
 # --- special functions ---
 erf = function("erf", ANY, "float", lambda g, v, x: (g * (2 / math.sqrt(math.pi) * exp(-x * x)),))
 erfc = function("erfc", ANY, "float", lambda g, v, x: (-g * (2 / math.sqrt(math.pi) * exp(-x * x)),))
-normal_cdf = function("normal_cdf", FLOAT, "same", lambda g, v, x: (g * ((2 * math.pi) ** -0.5 * exp(-0.5 * (x * x))),))
+normal_cdf = function("normal_cdf", ANY, "float", lambda g, v, x: (g * ((2 * math.pi) ** -0.5 * exp(-0.5 * (x * x))),))
 sigmoid = function("sigmoid", ANY, "float", lambda g, v, x: (g * (v * (1 - v)),))
-log1pexp = function("log1pexp", FLOAT, "same", lambda g, v, x: (g * sigmoid(x),))
+log1pexp = function("log1pexp", ANY, "float", lambda g, v, x: (g * sigmoid(x),))
 
 # --- rounding, tests ---
 floor: Function = function("floor", NUMBER, "same", arity=1)
@@ -105,6 +112,25 @@ bitwise_right_shift = function("bitwise_right_shift", "i", "same", arity=2)
 
 # --- selection ---
 where: Function = function("where", ANY, "select", lambda g, v, c, x, y: (None, where(c, g, 0), where(c, 0, g)))
+
+
+clamp = function(
+    "clamp",
+    ANY,
+    "same",
+    lambda g, v, x, y, z: (
+        where((x >= y) & (x <= z), g, 0),
+        where((x < y) & (y < z), g, 0),
+        where((x > z) | (z < y), g, 0),
+    ),
+    slope=1.0,
+)
+
+
+def _turned(part: Expr, x: Expr, y: Expr) -> Expr:
+    """``part`` over the squared distance; 0 at the origin."""
+    square = x * x + y * y
+    return where(eq(square, 0), 0, part / square)
 
 
 def _larger(g: Expr, x: Expr, y: Expr) -> Expr:

@@ -19,6 +19,8 @@ MAX_NODES = 10_000
 MAX_OPERANDS = 32
 BOOL, I64, F32, F64 = ElementKind.BOOL, ElementKind.I64, ElementKind.F32, ElementKind.F64
 PROMOTION = {"same": KINDS.DEFAULT, "float": KINDS.INT_TO_FLOAT, "bool": KINDS.ALWAYS_BOOL, "select": KINDS.DEFAULT}
+#: Functions of bool are those of 0 and 1, but for these.
+OF_BOOL = {"bitwise_not": "logical_not"}
 #: How torch ranks operands in promotion: a number yields to a tensor without dimensions, and that to other tensors.
 NUMBER, POINT, TENSOR = 0, 1, 2
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.elementwise.accuracy import function_error
+from triplan.backends.triton.elementwise.accuracy import FLUSHES, JUMPS, function_error
 from triplan.descriptors.elementwise.expression import FUNCTIONS
 from triplan.descriptors.elementwise.tree import Typed
 from triplan.sku import ElementKind
@@ -33,10 +33,17 @@ def propagated(
 
     ``errors``: of the arguments; they are rounded to the compute element besides, if they are wider.
     """
+    if name in JUMPS and typed.element.is_floating_point:
+        return _jumped(args[0], args[1], errors, value, typed.element.compute.unit_roundoff)
     exact = torch.stack([(e == 0).all() for e in errors]).all()
     if not typed.element.is_floating_point and bool(exact):
         return torch.zeros((), dtype=torch.float64)
     real = [a.to(torch.float64) for a in args]
+    if name in FLUSHES and typed.element.compute is ElementKind.F32:
+        tiny = torch.finfo(torch.float32).smallest_normal
+        errors = [
+            torch.maximum(e, torch.where(a.abs() < tiny, a.abs(), 0.0)) for a, e in zip(real, errors, strict=True)
+        ]
     found = _moved(name, call, args, real, list(errors), value.to(torch.float64))
     settled = torch.zeros((), dtype=torch.bool)
     for e in errors:
@@ -56,6 +63,16 @@ def propagated(
         found,
         torch.where(settled, math.inf, 0.0),
     )
+    return torch.nan_to_num(found, nan=math.inf, posinf=math.inf)
+
+
+def _jumped(x: Tensor, y: Tensor, errors: Sequence[Tensor], value: Tensor, unit: float) -> Tensor:
+    """Of trunc(x / y): the quotient is rounded before."""
+    rest = y.abs() - errors[1]
+    quotient = x / y
+    error = torch.where(rest > 0, (errors[0] + quotient.abs() * errors[1]) / rest, math.inf) + 2 * unit * quotient.abs()
+    ends = [(torch.trunc(quotient + s * error) - value).abs() for s in (-1, 1)]
+    found = torch.where(quotient.isfinite(), torch.maximum(*ends) + 2 * unit * value.abs(), error * 0)
     return torch.nan_to_num(found, nan=math.inf, posinf=math.inf)
 
 

@@ -12,6 +12,7 @@ from triplan.backends.reference.elementwise.errors import propagated
 from triplan.backends.reference.elementwise.maths import FUNCTIONS as MATHS
 from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments, number_of
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
+from triplan.descriptors.elementwise.tree import OF_BOOL
 from triplan.sku import ElementKind
 
 BOOL, F32, F64 = ElementKind.BOOL, ElementKind.F32, ElementKind.F64
@@ -75,7 +76,7 @@ def evaluated(
             narrows = not leaf and was is F64 and wanted.compute is F32
             error.append(bounds[a] + value.abs() * F32.unit_roundoff if narrows else bounds[a])
         whole = function.result == "same" and typed.common is BOOL
-        call = MATHS[name]
+        call = MATHS[OF_BOOL.get(name, name) if whole else name]
         value = call(*(a.to(torch.int8) for a in args)) if whole else call(*args)
         value = converted(value, element, False)
         values.append(value)

@@ -65,6 +65,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log10": torch.log10,
     "pow": _whole(_power, torch.pow),
     "hypot": torch.hypot,
+    "xlogy": torch.xlogy,
     "sin": torch.sin,
     "cos": torch.cos,
     "tan": torch.tan,
@@ -107,4 +108,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bitwise_left_shift": lambda x, y: _shift(x, y, True),
     "bitwise_right_shift": lambda x, y: _shift(x, y, False),
     "where": torch.where,
+    "clamp": lambda x, y, z: torch.clamp(x, y, z),
 }

@@ -1,5 +1,5 @@
 """Elementwise ops: a table of jit functions, trees of them as one function, and the few kernels that evaluate it."""
 
-from triplan.backends.triton.elementwise import flat, strided
+from triplan.backends.triton.elementwise import flat, rows, strided, transposed
 
-__all__ = ["flat", "strided"]
+__all__ = ["flat", "rows", "strided", "transposed"]

@@ -8,12 +8,12 @@ from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: Threads of a program, and 16-byte loads of the narrowest operand per thread. Untuned.
-THREADS, LOADS = 128, 2
+#: Threads of a program. Untuned.
+THREADS = 128
 
 
 def _block(desc: ElementwiseDescriptor) -> int:
-    return THREADS * LOADS * geometry.lanes(desc)
+    return THREADS * geometry.lanes(desc)
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:

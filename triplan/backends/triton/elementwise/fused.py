@@ -16,6 +16,7 @@ import triton.language as tl
 from triplan.backends.triton.elementwise import maths_kernels as maths
 from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments, number_of
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
+from triplan.descriptors.elementwise.tree import OF_BOOL
 from triplan.sku import ElementKind
 from triplan.sku.facts import fact
 
@@ -78,7 +79,8 @@ def text(desc: ElementwiseDescriptor) -> str:
                 else:
                     given.append(cast(f"v{a}", tree.types[a].element.compute, kind))
             short = typed.element.itemsize == 2 and held is ElementKind.F32 and hasattr(maths, f"short_{name}")
-            value = f"{'short_' if short else ''}{name}({', '.join(given)})"
+            called = OF_BOOL.get(name, name) if common is BOOL else name
+            value = f"{'short_' if short else ''}{called}({', '.join(given)})"
             returned = I8 if function.result == "same" and common is BOOL else common
             returned = BOOL if function.result in ("bool", "truth") else returned
             assert returned is not None

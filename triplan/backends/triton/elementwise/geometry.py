@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import triton.language as tl
 
-from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar, Stride
+from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar, Stride, power_of_two_in
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, padded
 from triplan.backends.triton.elementwise.fused import fused
@@ -75,7 +75,7 @@ def dims(desc: ElementwiseDescriptor) -> tuple[Dim, ...]:
     return tuple(merged)
 
 
-def stride_args(desc: ElementwiseDescriptor, along: Sequence[Dim], wide: bool) -> tuple[tuple[Arg, ...], ...]:
+def stride_args(desc: ElementwiseDescriptor, along: Sequence[Dim]) -> tuple[tuple[Arg, ...], ...]:
     """For each tensor its strides along ``along``, innermost first."""
     found = []
     for i, o in enumerate(tensors(desc)):
@@ -83,8 +83,12 @@ def stride_args(desc: ElementwiseDescriptor, along: Sequence[Dim], wide: bool) -
         for dim in along:
             s = dim.strides[i]
             multiple = o.layout.stride_multiple
-            strides.append(Stride(o.name, s.axis, divisibility=multiple) if isinstance(s, Along) else Int(s, True))
-        found.append(padded(strides, Int(0, True)))
+            strides.append(
+                Stride(o.name, s.axis, divisibility=multiple)
+                if isinstance(s, Along)
+                else Int(s, True, power_of_two_in(s))
+            )
+        found.append(padded(strides, Int(0, True, 16)))
     return tuple(found)
 
 
@@ -113,15 +117,19 @@ def constants(desc: ElementwiseDescriptor) -> dict[str, Any]:
     return {"FUNCTION": fused(desc), "POINT_TYPE": tl.int64 if is_wide(desc) else tl.int32}
 
 
+#: 16-byte loads of the narrowest operand per thread, and the elements that a thread may hold of all large operands.
+LOADS, HELD = 2, 64
+
+
 def lanes(desc: ElementwiseDescriptor) -> int:
-    """Elements in 16 bytes of the narrowest operand that is as large as the result."""
+    """Elements of each operand per thread: some 16-byte vectors of the narrowest of those as large as the result."""
     full = [o.element.itemsize for o in tensors(desc) if o.numel == desc.operands()[-1].numel]
-    return 16 // min(full)
+    found = LOADS * 16 // min(full)
+    while found * len(full) > HELD and found > 1:
+        found //= 2
+    return found
 
 
 def bytes_us(desc: ElementwiseDescriptor) -> float:
     """Microseconds of a kernel that moves each operand once."""
     return LAUNCH_US + sum(o.nbytes for o in tensors(desc)) / BYTES_PER_US
-
-
-Build = Callable[[ElementwiseDescriptor, Any], Any]

@@ -11,6 +11,20 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+# --- what libdevice flushes ---
+
+
+@triton.jit
+def _is_subnormal(x):
+    """Triton compiles libdevice to flush subnormal f32, which changes what is singular or rounded near 0."""
+    return (tl.abs(x) < 1.1754943508222875e-38) & (x.dtype == tl.float32)
+
+
+@triton.jit
+def _normal(x):
+    return tl.where(_is_subnormal(x), x * 16777216.0, x)
+
+
 # --- arithmetic ---
 
 
@@ -59,8 +73,10 @@ def reciprocal(x):
 def truncate_divide(x, y):
     """Integers divided by 0 give 0."""
     if x.dtype.is_int():
-        return tl.where(y == 0, 0, x // tl.where(y == 0, 1, y))
-    return trunc(div(x, y))
+        found = tl.where(y == 0, 0, x // tl.where(y == 0, 1, y))
+    else:
+        found = trunc(div(x, y))
+    return found
 
 
 @triton.jit
@@ -68,18 +84,26 @@ def floor_divide(x, y):
     """Rounded down. Of floats as Python and torch do it, from the remainder: x / y rounds up near an integer."""
     if x.dtype.is_int():
         quotient = truncate_divide(x, y)
-        return quotient - ((y != 0) & (quotient * y != x) & ((x < 0) != (y < 0))).to(x.dtype)
-    rest = libdevice.fmod(x, y)
-    quotient = div(x - rest, y)
-    quotient = tl.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
-    down = tl.floor(quotient)
-    down = tl.where(quotient - down > 0.5, down + 1, down)
-    return tl.where(y == 0, div(x, y), tl.where(quotient != 0, down, copysign(quotient * 0, div(x, y))))
+        found = quotient - ((y != 0) & (quotient * y != x) & ((x < 0) != (y < 0))).to(x.dtype)
+    else:
+        rest = fmod(x, y)
+        quotient = div(x - rest, y)
+        quotient = tl.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
+        down = tl.floor(quotient)
+        down = tl.where(quotient - down > 0.5, down + 1, down)
+        found = tl.where(quotient != 0, down, copysign(quotient * 0, div(x, y)))
+        found = tl.where(y == 0, div(x, y), found)
+    return found
 
 
 @triton.jit
 def fmod(x, y):
-    return x - truncate_divide(x, y) * y if x.dtype.is_int() else libdevice.fmod(x, y)
+    """Of f32 in f64, where its subnormal numbers are normal; the result is exact."""
+    if x.dtype.is_int():
+        found = x - truncate_divide(x, y) * y
+    else:
+        found = libdevice.fmod(x.to(tl.float64), y.to(tl.float64)).to(x.dtype)
+    return found
 
 
 @triton.jit
@@ -91,12 +115,12 @@ def remainder(x, y):
 
 @triton.jit
 def maximum(x, y):
-    return tl.where((x > y) | (x != x), x, y)
+    return tl.where((x >= y) | (x != x), x, y)
 
 
 @triton.jit
 def minimum(x, y):
-    return tl.where((x < y) | (x != x), x, y)
+    return tl.where((x <= y) | (x != x), x, y)
 
 
 @triton.jit
@@ -149,7 +173,7 @@ def expm1(x):
 
 @triton.jit
 def log(x):
-    return libdevice.log(x)
+    return libdevice.log(_normal(x)) - tl.where(_is_subnormal(x), 16.635532333438686, 0.0)
 
 
 @triton.jit
@@ -159,12 +183,12 @@ def log1p(x):
 
 @triton.jit
 def log2(x):
-    return libdevice.log2(x)
+    return libdevice.log2(_normal(x)) - tl.where(_is_subnormal(x), 24.0, 0.0)
 
 
 @triton.jit
 def log10(x):
-    return libdevice.log10(x)
+    return libdevice.log10(_normal(x)) - tl.where(_is_subnormal(x), 7.224719895935548, 0.0)
 
 
 @triton.jit
@@ -173,18 +197,25 @@ def pow(x, y):
         # Modulo 2**bits by squaring. A negative exponent leaves only what 1 / x**-y rounds to towards 0.
         odd = (y & 1) != 0
         small = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)).to(x.dtype)
-        result, base, rest = (x * 0 + 1).to(x.dtype), x, y
-        for _ in tl.static_range(x.dtype.primitive_bitwidth - 1):
-            result = tl.where((rest & 1) != 0, result * base, result)
+        found, base, rest = (x * 0 + 1).to(x.dtype), x, y
+        for _ in range(x.dtype.primitive_bitwidth - 1):
+            found = tl.where((rest & 1) != 0, found * base, found)
             base *= base
             rest >>= 1
-        return tl.where(y < 0, small, result)
-    return libdevice.pow(x, y)
+        found = tl.where(y < 0, small, found)
+    else:
+        found = libdevice.pow(x, y)
+    return found
 
 
 @triton.jit
 def hypot(x, y):
     return libdevice.hypot(x, y)
+
+
+@triton.jit
+def xlogy(x, y):
+    return tl.where((x == 0) & (y == y), 0.0, x * log(y))
 
 
 # --- trigonometry ---
@@ -275,14 +306,29 @@ def normal_cdf(x):
 
 
 @triton.jit
+def short_normal_cdf(x):
+    """exp(-x**2 / 2) * P(t) for x < 0, t = 1 / (1 + 0.38 |x|), and 1 minus that of -x for others.
+
+    P, of degree 5, is fitted to exp(x**2 / 2) * normal_cdf(x) in [-14.5, 0]: its relative error is at most 3.6e-5.
+    """
+    size = tl.abs(x)
+    t = libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1 + 0.38 * size)
+    p = tl.fma(t, tl.full(x.shape, -0.08993583216260533, tl.float32), 0.18889239024961985)
+    p = tl.fma(t, p, 0.091968241525125)
+    p = tl.fma(t, p, 0.15783270537514066)
+    tail = t * tl.fma(t, p, 0.15122485656650417) * tl.exp2(size * size * -0.7213475204444817)
+    return tl.where(x < 0, tail, 1 - tail)
+
+
+@triton.jit
 def sigmoid(x):
     return reciprocal(1 + libdevice.exp(-x))
 
 
 @triton.jit
 def short_sigmoid(x):
-    # Beyond 2**126 the division gives 0: the result is subnormal there.
-    return 1 / (1 + tl.exp(-x))
+    # Of divisors beyond 2**126 the division gives 0: the result is subnormal there.
+    return libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1 + tl.exp(-x))
 
 
 @triton.jit
@@ -296,12 +342,12 @@ def log1pexp(x):
 
 @triton.jit
 def floor(x):
-    return x if x.dtype.is_int() else tl.floor(x)
+    return x if x.dtype.is_int() else tl.where(_is_subnormal(x) & (x < 0), -1.0, tl.floor(x))
 
 
 @triton.jit
 def ceil(x):
-    return x if x.dtype.is_int() else tl.ceil(x)
+    return x if x.dtype.is_int() else tl.where(_is_subnormal(x) & (x > 0), 1.0, tl.ceil(x))
 
 
 @triton.jit
@@ -417,6 +463,11 @@ def bitwise_right_shift(x, y):
 
 
 # --- selection ---
+
+
+@triton.jit
+def clamp(x, y, z):
+    return minimum(maximum(x, y), z)
 
 
 @triton.jit

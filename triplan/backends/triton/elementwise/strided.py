@@ -32,7 +32,7 @@ def strided(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
     found = geometry.dims(desc)
     args = {
         **geometry.base_args(desc),
-        "strides": geometry.stride_args(desc, found, wide),
+        "strides": geometry.stride_args(desc, found),
         "sizes": padded((Int(d.size, wide) for d in found), Int(1, wide)),
         "numel": Int(numel, wide),
     }

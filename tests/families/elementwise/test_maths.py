@@ -1,0 +1,161 @@
+"""Every op of the maths table: values, dtypes and gradients as torch's, and every kernel's guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from cases import H200, compiles, required
+from cases.elementwise import ELEMENTS, SPECIAL, TAME, expression, problem, torchs
+from proofs import target
+
+import triplan as tp
+from triplan.backends.triton.elementwise.accuracy import SHORT
+from triplan.descriptors.elementwise.expression import FUNCTIONS
+from triplan.descriptors.elementwise.problems import NAMED
+from triplan.testing import check_plan
+
+Tensor = torch.Tensor
+CPU = tp.Target.cpu()
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
+#: torch leaves these results open, or they are undefined: division of integers by 0, shifts beyond the width.
+POSITIVE = {"floor_divide", "truncate_divide", "remainder", "fmod", "pow", "bitwise_left_shift", "bitwise_right_shift"}
+
+#: Integers that torch returns as they are, which the functional calls do, and a square that is no product in torch.
+ODD = {
+    ("nan_to_num", "i32"),
+    ("nan_to_num", "u8"),
+    ("nan_to_num", "bool"),
+    ("square", "bool"),
+    ("round_decimals", "i32"),
+}
+ODD |= {("round_decimals", "u8")}
+
+
+def operands(op: str, element: str, tame: bool = False) -> list[Tensor]:
+    """All pairs and triples of special values; small integers, positive where others are undefined."""
+    n = NAMED[op].operands
+    dtype = tp.ElementKind.of(element).torch
+    if dtype.is_floating_point:
+        points = torch.tensor(SPECIAL[: TAME if n > 1 and (tame or n > 2) else None], dtype=torch.float64)
+    else:
+        low = 1 if op in POSITIVE else 0 if element == "u8" else -5
+        points = torch.arange(low, 6)
+    grid = list(torch.meshgrid(*[points] * n, indexing="ij"))
+    if op == "where":
+        grid[0] = grid[0] > 0
+    return [
+        g.reshape(-1).contiguous().to(torch.bool if op == "where" and i == 0 else dtype) for i, g in enumerate(grid)
+    ]
+
+
+@pytest.mark.parametrize("op", NAMED)
+def test_values_and_dtypes_are_torchs(op: str) -> None:
+    compared = 0
+    for element in ("f64", "f32", "i32", "u8", "bool"):
+        given = operands(op, element)
+        if (op, element) in ODD:
+            continue
+        try:
+            wanted = torchs(op)(*given)
+        except (RuntimeError, NotImplementedError):
+            continue  # torch takes no such operands
+        desc = problem(op, element, given[0].shape)
+        assert desc.tree.results[0][1].torch == wanted.dtype, element
+        got = torch.empty_like(wanted)
+        names = ("x", "y", "z")
+        plan = tp.plan(desc, target=CPU)
+        plan.run(plan.args_type(**dict(zip(names, given, strict=False)), out=got))
+        if element != "f32":  # whose rounding some functions amplify; of f32 the dtype is compared
+            near = {"rtol": 2e-3, "atol": 1e-5} if wanted.dtype is torch.float32 else {}
+            torch.testing.assert_close(got, wanted, equal_nan=True, **near, msg=lambda m: f"{element}: {m}")
+        compared += got.numel()
+    assert compared
+
+
+@pytest.mark.parametrize("op", [op for op in NAMED if op not in FUNCTIONS or FUNCTIONS[op].gradient])
+def test_gradients_are_torchs(op: str) -> None:
+    root, names = expression(op)
+    given = [t.requires_grad_(t.is_floating_point()) for t in operands(op, "f64", True)]
+    out = torchs(op)(*given)
+    wrt = [n for n, t in zip(names, given, strict=True) if t.requires_grad]
+    dout = torch.linspace(1, 2, out.numel(), dtype=torch.float64)
+    wanted = torch.autograd.grad(out, [t for t in given if t.requires_grad], dout)
+    specs = {n: (t.dtype, t.shape) for n, t in zip(names, given, strict=True)}
+    plan = tp.plan(tp.ExpressionDescriptor.of(root, **specs).backward(wrt), target=CPU)
+    found = {f"d{n}": torch.empty_like(given[0], dtype=torch.float64) for n in wrt}
+    values = {n: t.detach() for n, t in zip(names, given, strict=True)}
+    read = {o.name: {**values, "dout": dout}[o.name] for o in plan.descriptor.operands() if not o.is_written}
+    plan.run(tp.ExpressionArgs(**read, **found))
+    for name, right in zip(wrt, wanted, strict=True):
+        # Where torch's own formula overflows or cancels infinities, ours may have the limit instead.
+        known = right.isfinite() if op in LIMITS else torch.ones_like(right, dtype=torch.bool)
+        for t in given:
+            known &= ~t.isnan()  # torch's kernels for one element and for vectors differ
+        torch.testing.assert_close(found[f"d{name}"][known], right[known], equal_nan=True)
+
+
+#: Ops of whose gradients torch's formulas are infinite or NaN at some special values where ours are not, or reversely.
+LIMITS = {"logit"}
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("op", NAMED)
+def test_the_guarantee_holds_interpreted(op: str) -> None:
+    """One float, one integer: what the interpreter runs of other elements are the same lines."""
+    assert _checked(op, ("f32", "i32"), "interpret") > 0
+
+
+@pytest.mark.parametrize("op", NAMED)
+def test_the_references_guarantee_holds(op: str) -> None:
+    assert _checked(op, ("bf16", "i64"), "cpu") > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("op", NAMED)
+def test_the_guarantee_holds_for_every_element(op: str, element: str) -> None:
+    _checked(op, (element,), "gpu")
+
+
+def _checked(op: str, elements: tuple[str, ...], where: str) -> int:
+    compared = 0
+    for element in elements:
+        descs: list[Any] = []
+        try:
+            descs.append(problem(op, element, (7, 111)))
+            descs.append(tp.UnaryBackwardDescriptor(op=f"{op}_backward", element=element, input_shape=(7, 111)))
+        except tp.InvalidProblem:
+            pass  # no such elements, or no gradient
+        for desc in descs:
+            compared += check_plan(tp.plan(desc, target=target(where)), runs=1 if where == "interpret" else 2).compared
+    return compared
+
+
+@compiles
+@pytest.mark.parametrize("element", ["f32", "bf16", "i32"])
+def test_every_function_compiles(element: str) -> None:
+    """Functions are inlined into kernels of many results; none spills. Of bf16, those that have a shorter form."""
+    x, y = tp.expr.operand("x"), tp.expr.operand("y")
+    inputs = {"x": (element, (4096,)), "y": (element, (4096,))}
+    results = {}
+    for name, f in sorted(FUNCTIONS.items()):
+        args = [x, y, x][: f.arity] if f.result != "select" else (tp.expr.lt(x, y), x, y)
+        if element != "bf16" or name in SHORT:
+            with suppress(tp.InvalidProblem):  # of other elements
+                tp.ExpressionDescriptor.of(f(*args), **inputs)
+                results[f"r_{name}"] = f(*args)
+    assert len(results) >= len(SHORT)
+    for names in batched(results, 20):
+        desc = tp.ExpressionDescriptor.of({n: results[n] for n in names}, **inputs)
+        (record,) = required(desc, "strided", H200).compile()
+        assert record.spill_bytes == 0
+        assert "call.uni" not in record.ptx
+
+
+def batched(items: Iterable[str], n: int) -> Iterator[list[str]]:
+    found = list(items)
+    return (found[i : i + n] for i in range(0, len(found), n))

@@ -1,0 +1,52 @@
+"""Elementwise functions of operands whose rows are contiguous or broadcast: tiles of rows and columns."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.offsets_kernels import unravel
+
+
+@triton.jit
+def rows_kernel(
+    inputs,
+    scalars,
+    outputs,
+    strides,
+    sizes,
+    rows,
+    columns,
+    FUNCTION: tl.constexpr,
+    ROWS_VARY: tl.constexpr,
+    COLUMNS_VARY: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """outputs[r, c] = FUNCTION(inputs[r, c], scalars), r over the points of ``sizes``, c < columns.
+
+    strides: of each input and output along ``sizes``, innermost first; along c it is 1, or 0 where COLUMNS_VARY is not
+    set. An operand that varies along one direction alone is loaded once for the other.
+    """
+    blocks = tl.cdiv(columns, BLOCK_COLUMNS)
+    row = (tl.program_id(0) // blocks).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = (tl.program_id(0) % blocks).to(POINT_TYPE) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    in_rows, in_columns = (row < rows)[:, None], (column < columns)[None, :]
+    values = ()
+    for i in tl.static_range(len(inputs)):
+        if ROWS_VARY[i] and COLUMNS_VARY[i]:
+            offset = unravel(row, sizes, strides[i])[:, None] + column[None, :]
+            value = tl.load(inputs[i] + offset, mask=in_rows & in_columns)
+        elif ROWS_VARY[i]:
+            value = tl.load(inputs[i] + unravel(row, sizes, strides[i])[:, None], mask=in_rows)
+        elif COLUMNS_VARY[i]:
+            value = tl.load(inputs[i] + column[None, :], mask=in_columns)
+        else:
+            value = tl.load(inputs[i])
+        values = values + (value,)
+    results = FUNCTION(values, scalars)
+    for i in tl.static_range(len(outputs)):
+        offset = unravel(row, sizes, strides[len(inputs) + i])[:, None] + column[None, :]
+        tl.store(outputs[i] + offset, results[i], mask=in_rows & in_columns)

@@ -1,0 +1,81 @@
+"""Kernel ``transposed``: some operands are contiguous along another axis than the result."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
+from triplan.backends.triton.common.offsets import padded
+from triplan.backends.triton.elementwise import geometry, transposed_kernels as kernels
+from triplan.backends.triton.elementwise.entries import elementwise
+from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
+from triplan.sku import SUPPORTED, Support, Target
+
+#: Rows and columns of a tile, and threads: 64 elements of 2 bytes are a whole cache line. Untuned.
+BLOCK, THREADS = 64, 128
+#: Time relative to ``flat``: tiles go through shared memory, and lines are read in parts. Untuned.
+SLOWDOWN = 1.2
+
+
+def _are_turned(desc: ElementwiseDescriptor, at: int) -> tuple[bool, ...]:
+    """Of each tensor, whether it is contiguous along dimension ``at`` instead of the innermost one."""
+    found = geometry.dims(desc)
+    return tuple(
+        s == 1 and inner not in (0, 1) and not o.is_written
+        for s, inner, o in zip(found[at].strides, found[-1].strides, geometry.tensors(desc), strict=True)
+    )
+
+
+def _turned(desc: ElementwiseDescriptor) -> int | None:
+    """The last dimension along which some input is contiguous that is not so along the innermost one."""
+    return next((at for at in reversed(range(len(geometry.dims(desc)) - 1)) if any(_are_turned(desc, at))), None)
+
+
+def _programs(desc: ElementwiseDescriptor, turned: int) -> int:
+    count = 1
+    for at, dim in enumerate(geometry.dims(desc)):
+        count *= -(-dim.size // BLOCK) if at == turned or at == len(geometry.dims(desc)) - 1 else dim.size
+    return count
+
+
+def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
+    turned = _turned(desc) if 0 not in desc.shape else None
+    if turned is None:
+        return Support.no("no input is promised contiguous along another axis than the result")
+    programs = _programs(desc, turned)
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+
+
+def rank(desc: ElementwiseDescriptor, target: Target) -> float:
+    turned = _turned(desc)
+    assert turned is not None
+    full = _programs(desc, turned) * BLOCK * BLOCK / desc.operands()[-1].numel
+    return SLOWDOWN * geometry.bytes_us(desc) * (1 + 0.3 * (full - 1))
+
+
+@elementwise("transposed", applies, rank)
+def transposed(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
+    found, turned, wide = geometry.dims(desc), _turned(desc), geometry.is_wide(desc)
+    assert turned is not None
+    row, column = found[turned], found[-1]
+    outer = [d for at, d in enumerate(found) if at not in (turned, len(found) - 1)]
+    known = [tuple(s if s in (0, 1) else None for s in d.strides) for d in (row, column)]
+    args = {
+        **geometry.base_args(desc),
+        "strides": geometry.stride_args(desc, outer),
+        "across": tuple(s[0] for s in geometry.stride_args(desc, [row])),
+        "along": tuple(s[0] for s in geometry.stride_args(desc, [column])),
+        "sizes": padded((Int(d.size, wide) for d in outer), Int(1, wide)),
+        "rows": Int(row.size, wide, power_of_two_in(row.size)),
+        "columns": Int(column.size, wide, power_of_two_in(column.size)),
+    }
+    constants = {
+        **geometry.constants(desc),
+        "ROW_STRIDES": known[0],
+        "COLUMN_STRIDES": known[1],
+        "TURNED": _are_turned(desc, turned),
+        "BLOCK_ROWS": BLOCK,
+        "BLOCK_COLUMNS": BLOCK,
+    }
+    launch = Launch(
+        kernels.transposed_kernel, _programs(desc, turned), args, constants, num_warps=THREADS // 32, fuses=False
+    )
+    return [launch]

@@ -1,0 +1,76 @@
+"""Elementwise functions of operands of which some are contiguous along another axis: tiles that are transposed."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.offsets_kernels import unravel
+
+
+@triton.jit
+def _steps(index, stride, KIND: tl.constexpr):
+    """index * stride, where KIND, if not None, is the stride."""
+    if KIND is None:
+        return index * stride
+    return index * KIND
+
+
+@triton.jit
+def _offset(base, row, column, across, along, ROW_STRIDE, COLUMN_STRIDE):
+    return base + _steps(row, across, ROW_STRIDE) + _steps(column, along, COLUMN_STRIDE)
+
+
+@triton.jit
+def transposed_kernel(
+    inputs,
+    scalars,
+    outputs,
+    strides,
+    across,
+    along,
+    sizes,
+    rows,
+    columns,
+    FUNCTION: tl.constexpr,
+    ROW_STRIDES: tl.constexpr,
+    COLUMN_STRIDES: tl.constexpr,
+    TURNED: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """outputs[m, r, c] = FUNCTION(inputs[m, r, c], scalars), m over the points of ``sizes``.
+
+    strides: of each input and output along ``sizes``, innermost first; across and along: along r and c, where
+    ROW_STRIDES and COLUMN_STRIDES do not say them. An input that is TURNED, of unit stride along r, is loaded as [c, r], so that
+    consecutive threads read consecutive elements, and transposed through shared memory.
+    """
+    column_blocks, row_blocks = tl.cdiv(columns, BLOCK_COLUMNS), tl.cdiv(rows, BLOCK_ROWS)
+    tile = tl.program_id(0)
+    matrix = (tile // (column_blocks * row_blocks)).to(POINT_TYPE)
+    row = ((tile // column_blocks) % row_blocks).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = (tile % column_blocks).to(POINT_TYPE) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    live = (row < rows)[:, None] & (column < columns)[None, :]
+    turned_live = (column < columns)[:, None] & (row < rows)[None, :]
+    values = ()
+    for i in tl.static_range(len(inputs)):
+        base = unravel(matrix, sizes, strides[i])
+        if TURNED[i]:
+            offset = _offset(
+                base, row[None, :], column[:, None], across[i], along[i], ROW_STRIDES[i], COLUMN_STRIDES[i]
+            )
+            value = tl.trans(tl.load(inputs[i] + offset, mask=turned_live))
+        else:
+            offset = _offset(
+                base, row[:, None], column[None, :], across[i], along[i], ROW_STRIDES[i], COLUMN_STRIDES[i]
+            )
+            value = tl.load(inputs[i] + offset, mask=live)
+        values = values + (value,)
+    results = FUNCTION(values, scalars)
+    for i in tl.static_range(len(outputs)):
+        j: tl.constexpr = len(inputs) + i
+        base = unravel(matrix, sizes, strides[j])
+        offset = _offset(base, row[:, None], column[None, :], across[j], along[j], ROW_STRIDES[j], COLUMN_STRIDES[j])
+        tl.store(outputs[i] + offset, results[i], mask=live)
