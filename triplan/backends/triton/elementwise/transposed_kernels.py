@@ -44,8 +44,8 @@ def transposed_kernel(
     """outputs[m, r, c] = FUNCTION(inputs[m, r, c], scalars), m over the points of ``sizes``.
 
     strides: of each input and output along ``sizes``, innermost first; across and along: along r and c, where
-    ROW_STRIDES and COLUMN_STRIDES do not say them. An input that is TURNED, of unit stride along r, is loaded as [c, r], so that
-    consecutive threads read consecutive elements, and transposed through shared memory.
+    ROW_STRIDES and COLUMN_STRIDES do not say them. An input that is TURNED, of unit stride along r, is loaded as
+    [c, r], so that consecutive threads read consecutive elements, and transposed through shared memory.
     """
     column_blocks, row_blocks = tl.cdiv(columns, BLOCK_COLUMNS), tl.cdiv(rows, BLOCK_ROWS)
     tile = tl.program_id(0)
