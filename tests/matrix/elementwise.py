@@ -19,6 +19,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             desc = described(op, n, tp.ElementKind(element))
             yield desc
             yield desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.is_tensor})
+    if op == "expression":
+        yield described(op, 4096, tp.ElementKind("bf16"), turned=True)
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:

@@ -14,6 +14,8 @@ from proofs.rows import Rows
 
 a, b = tp.expr.operand("a"), tp.expr.operand("b")
 OPS = tuple(op for op, desc in SAMPLES.items() if desc.category is tp.OpCategory.ELEMENTWISE)
+#: The columns of a problem whose operand a is contiguous along the rows.
+TURNED = 40
 
 
 class Elements(Rows):
@@ -21,25 +23,36 @@ class Elements(Rows):
 
     def _with(self, rows: torch.Tensor, order: torch.Tensor | None = None) -> Rows:
         found = {name: self.taken(name, t, rows, order).clone() for name, t in self.values.items()}
-        return Elements(described(self.desc.op, len(rows), self.desc.element), lambda: found)  # type: ignore[attr-defined]
+        desc: Any = self.desc
+        return Elements(described(desc.op, len(rows), desc.element, bool(desc.layouts)), partial(_laid, desc, found))
 
 
-def described(op: str, n: int, element: tp.ElementKind) -> Any:
-    if op == "expression":
-        root = a * (tp.expr.sigmoid(a) if element.is_floating_point else a) + b
-        return tp.ExpressionDescriptor.of(root, a=(element, (n,)), b=(element, (n,)))
-    return tp.descriptor_types()[op](op=op, input_shape=(n,), element=element)
+def described(op: str, n: int, element: tp.ElementKind, turned: bool = False) -> Any:
+    if op != "expression":
+        return tp.descriptor_types()[op](op=op, input_shape=(n,), element=element)
+    shape = (n, TURNED) if turned else (n,)
+    root = a * (tp.expr.sigmoid(a) if element.is_floating_point else a) + b
+    desc = tp.ExpressionDescriptor.of(root, a=(element, shape), b=(element, shape))
+    return desc.replace(layouts={"a": tp.Layout.strided(unit_axis=0)} if turned else {})
 
 
-def values(desc: tp.Descriptor, n: int, element: tp.ElementKind, kind: Kind) -> Values:
+def _laid(desc: tp.Descriptor, values: Values) -> Values:
+    """``values`` in the layouts of ``desc``."""
+    return {
+        name: t.t().contiguous().t() if desc.operand(name).layout.unit_axis == 0 else t for name, t in values.items()
+    }
+
+
+def values(desc: Any, element: tp.ElementKind, kind: Kind) -> Values:
     g = torch.Generator().manual_seed(0)
-    return {o.name: draw((n,), element, kind, 1, g) for o in desc.operands() if o.is_tensor and not o.is_written}
+    read = [o.name for o in desc.operands() if o.is_tensor and not o.is_written]
+    return _laid(desc, {name: draw(desc.operand(name).shape, element, kind, 1, g) for name in read})
 
 
-def problem(op: str, n: int, element: tp.ElementKind, kind: Kind) -> Rows:
-    desc = described(op, n, element)
-    return Elements(desc, partial(values, desc, n, element, kind))
+def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, turned: bool = False) -> Rows:
+    desc = described(op, max(n // TURNED, 16) if turned else n, element, turned)
+    return Elements(desc, partial(values, desc, element, kind))
 
 
 for _op in OPS:
-    joins(_op)(partial(problem, _op))
+    joins(_op, *([{"turned": False}, {"turned": True}] if _op == "expression" else []))(partial(problem, _op))

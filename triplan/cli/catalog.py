@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from triplan.backends import TABLE, KernelRow, KernelTable
-from triplan.descriptors import AxisField, Descriptor, ShapeField, descriptor_types
+from triplan.descriptors import AxisField, Descriptor, Layout, ShapeField, descriptor_types
 from triplan.errors import InvalidProblem
 from triplan.sku import ArchSku, ElementKind, IndexElementKind, OpCategory, PrecisionGuarantee, Target
 
@@ -109,7 +109,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     nothing if the annotations do not say what the required fields may hold.
     """
     if hasattr(cls, "example"):  # no annotation could tell
-        yield cls.example(fixed.get("element", ElementKind.F32))
+        yield from _turned(cls.example(fixed.get("element", ElementKind.F32)))
         return
     required: dict[str, Any] = {}
     options: dict[str, list[Any]] = {}
@@ -126,9 +126,16 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
             required[name] = _value(info.annotation, info.metadata)
     for chosen in itertools.product(*options.values()):
         try:
-            yield cls(**required, **dict(zip(options, chosen, strict=True)), **fixed)
+            found = cls(**required, **dict(zip(options, chosen, strict=True)), **fixed)
+            yield from _turned(found) if cls.category is OpCategory.ELEMENTWISE else (found,)
         except InvalidProblem:
             continue
+
+
+def _turned(desc: Descriptor) -> Iterator[Descriptor]:
+    """``desc``, and with a first operand that is contiguous along another axis, for kernels that transpose."""
+    yield desc
+    yield desc.replace(layouts={desc.operands()[0].name: Layout.strided(unit_axis=0)})
 
 
 def _choices(annotation: Any) -> list[Any]:

@@ -12,9 +12,7 @@ from triplan.backends.triton.common.offsets_kernels import unravel
 @triton.jit
 def _steps(index, stride, KIND: tl.constexpr):
     """index * stride, where KIND, if not None, is the stride."""
-    if KIND is None:
-        return index * stride
-    return index * KIND
+    return index * stride if KIND is None else index * KIND
 
 
 @triton.jit
