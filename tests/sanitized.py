@@ -33,6 +33,8 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
         fields = known(sample, element=element, accumulate=accumulate)
         desc = sample.replace(**fewer, **fields) if fields else type(sample).example(element)
         bare = desc.replace(**known(desc, reads_c0=False, saves_pre=False, y_shape=None, z_shape=None))
+        if entry == "transposed" and op == "expression":
+            bare = desc.replace(layouts={"x": tp.Layout.strided(unit_axis=0)})
         plan = pinned(desc, entry, target) or pinned(bare, entry, target)
         if plan is not None and (accumulate or op == "index_put"):
             yield plan

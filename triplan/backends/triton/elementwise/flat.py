@@ -33,7 +33,7 @@ def flat(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
     numel, block = desc.operands()[-1].numel, _block(desc)
     if numel == 0:
         return []
-    (dim,) = geometry.dims(desc) or (geometry.Dim(1, (0,) * len(geometry.tensors(desc))),)
+    (dim,) = geometry.dims(desc) or (geometry.blank(desc),)
     return [
         Launch(
             kernels.flat_kernel,

@@ -75,6 +75,11 @@ def dims(desc: ElementwiseDescriptor) -> tuple[Dim, ...]:
     return tuple(merged)
 
 
+def blank(desc: ElementwiseDescriptor) -> Dim:
+    """A dimension of one element."""
+    return Dim(1, (0,) * len(tensors(desc)))
+
+
 def stride_args(desc: ElementwiseDescriptor, along: Sequence[Dim]) -> tuple[tuple[Arg, ...], ...]:
     """For each tensor its strides along ``along``, innermost first."""
     found = []

@@ -17,9 +17,13 @@ SLOWDOWN = 1.02
 IDLE = 0.3
 
 
+def _dims(desc: ElementwiseDescriptor) -> tuple[geometry.Dim, ...]:
+    return geometry.dims(desc) or (geometry.blank(desc),)
+
+
 def tile(desc: ElementwiseDescriptor) -> tuple[int, int]:
     """(rows, columns) of a program's tile: the widest of those that leave the fewest lanes idle."""
-    elements, columns = THREADS * geometry.lanes(desc), geometry.dims(desc)[-1].size
+    elements, columns = THREADS * geometry.lanes(desc), _dims(desc)[-1].size
     widths = [w for w in (elements, elements // 2, elements // 4, elements // 8) if w <= ceil_power(columns)]
     width = min(widths or [ceil_power(columns)], key=lambda w: (-(-columns // w) * w, -w))
     return elements // width, width
@@ -27,17 +31,17 @@ def tile(desc: ElementwiseDescriptor) -> tuple[int, int]:
 
 def _programs(desc: ElementwiseDescriptor) -> int:
     height, width = tile(desc)
-    columns = geometry.dims(desc)[-1].size
+    columns = _dims(desc)[-1].size
     return -(-(desc.operands()[-1].numel // max(columns, 1)) // height) * -(-columns // width)
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
-    found = geometry.dims(desc)
+    found = _dims(desc)
     written = [o.is_written for o in geometry.tensors(desc)]
-    if not found or 0 in desc.shape:
+    if 0 in desc.shape:
         return Support.no("there is no row")
     for stride, writes in zip(found[-1].strides, written, strict=True):
-        if stride != 1 and (writes or stride != 0):
+        if stride != 1 and ((writes and found[-1].size > 1) or stride != 0):
             return Support.no("a row is not promised contiguous or broadcast")
     programs = _programs(desc)
     return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
@@ -51,7 +55,7 @@ def rank(desc: ElementwiseDescriptor, target: Target) -> float:
 
 @elementwise("rows", applies, rank)
 def rows(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
-    *outer, inner = geometry.dims(desc)
+    *outer, inner = _dims(desc)
     wide = geometry.is_wide(desc)
     height, width = tile(desc)
     count = desc.operands()[-1].numel // inner.size

@@ -29,7 +29,14 @@ def _turned(desc: ElementwiseDescriptor) -> int | None:
     return next((at for at in reversed(range(len(geometry.dims(desc)) - 1)) if any(_are_turned(desc, at))), None)
 
 
-def _programs(desc: ElementwiseDescriptor, turned: int) -> int:
+def _is_promised(desc: ElementwiseDescriptor) -> bool:
+    """Whether some input is contiguous along an axis that may have any extent, 1 included, but not along the rows."""
+    inner = geometry.dims(desc)[-1].strides if geometry.dims(desc) else ()
+    found = zip(geometry.tensors(desc), inner, strict=False)
+    return any(not o.is_written and o.layout.unit_axis is not None and s not in (0, 1) for o, s in found)
+
+
+def _programs(desc: ElementwiseDescriptor, turned: int | None) -> int:
     count = 1
     for at, dim in enumerate(geometry.dims(desc)):
         count *= -(-dim.size // BLOCK) if at == turned or at == len(geometry.dims(desc)) - 1 else dim.size
@@ -37,8 +44,8 @@ def _programs(desc: ElementwiseDescriptor, turned: int) -> int:
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
-    turned = _turned(desc) if 0 not in desc.shape else None
-    if turned is None:
+    turned = _turned(desc)
+    if 0 in desc.shape or not _is_promised(desc):
         return Support.no("no input is promised contiguous along another axis than the result")
     programs = _programs(desc, turned)
     return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
@@ -46,7 +53,6 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
     turned = _turned(desc)
-    assert turned is not None
     full = _programs(desc, turned) * BLOCK * BLOCK / desc.operands()[-1].numel
     return SLOWDOWN * geometry.bytes_us(desc) * (1 + 0.3 * (full - 1))
 
@@ -54,8 +60,7 @@ def rank(desc: ElementwiseDescriptor, target: Target) -> float:
 @elementwise("transposed", applies, rank)
 def transposed(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
     found, turned, wide = geometry.dims(desc), _turned(desc), geometry.is_wide(desc)
-    assert turned is not None
-    row, column = found[turned], found[-1]
+    row, column = geometry.blank(desc) if turned is None else found[turned], found[-1]
     outer = [d for at, d in enumerate(found) if at not in (turned, len(found) - 1)]
     known = [tuple(s if s in (0, 1) else None for s in d.strides) for d in (row, column)]
     args = {
@@ -71,7 +76,7 @@ def transposed(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
         **geometry.constants(desc),
         "ROW_STRIDES": known[0],
         "COLUMN_STRIDES": known[1],
-        "TURNED": _are_turned(desc, turned),
+        "TURNED": (False,) * len(row.strides) if turned is None else _are_turned(desc, turned),
         "BLOCK_ROWS": BLOCK,
         "BLOCK_COLUMNS": BLOCK,
     }
