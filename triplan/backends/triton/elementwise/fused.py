@@ -40,7 +40,11 @@ def cast(value: str, held: ElementKind, wanted: ElementKind) -> str:
     """Text of ``value``, held as one compute element, as another."""
     if held is wanted:
         return value
-    return f"({value} != 0)" if wanted is BOOL else f"{value}.to({TYPES[wanted]})"
+    if wanted is BOOL:
+        return f"({value} != 0)"
+    # By way of f32, as torch converts integers; Triton's interpreter cannot do it at once.
+    by = ".to(tl.float32)" if wanted.compute is not wanted and not held.is_floating_point else ""
+    return f"{value}{by}.to({TYPES[wanted]})"
 
 
 def text(desc: ElementwiseDescriptor) -> str:
