@@ -710,10 +710,11 @@ def test_streams_and_capture() -> None:
             torch.cuda._sleep(20_000_000)
             x.fill_(3.0)
             del answers[:]
-            found = work()[0]
+            found = work()
         assert all(answers)
         stream.synchronize()
-        assert torch.equal(found, torch.full_like(x, 1 / 32))
+        assert torch.equal(found[0], torch.full_like(x, 1 / 32))
+        assert torch.equal(found[1], torch.full_like(x, 6.0))
         graph = torch.cuda.CUDAGraph()
         del answers[:]
         with torch.cuda.graph(graph):
