@@ -298,7 +298,19 @@ class _Recipe:
         self._again = _again(op_args, op_results, saved, hidden)
         self.backwards = Replays(self.formula)
         constant_outputs = [t for t in outputs if not t.requires_grad or geometry(t) in constant]
-        self.repeat = node(self.formula, self.backwards, self.op.name, program, kept, outputs, constant_outputs, result)
+        given = [how for s, how in zip(saved, self._saved, strict=True) if s is not None]
+        self.repeat = node(
+            self.formula,
+            self.backwards,
+            self.op.name,
+            program,
+            kept,
+            outputs,
+            constant_outputs,
+            result,
+            saves_alike=len({how.at for how in given}) == len(given)
+            and not any(how.views or how.part for how in given),
+        )
 
     def _argument(self, a: Any, program: Program) -> _Argument | None:
         if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) and t.requires_grad for t in a):
