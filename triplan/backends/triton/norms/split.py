@@ -16,6 +16,7 @@ from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
 from triplan.backends.triton.norms.shared import NormEntry
+from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Support, Target
 
 
@@ -24,6 +25,11 @@ class NormSplit(SplitRows, NormEntry):
         (kernels.norm_partial_kernel, kernels.norm_finish_kernel),
         (norm_parameters_kernel, kernels.norm_backward_finish_kernel),
     )
+
+    def __init__(self, desc: NormDescriptor) -> None:
+        super().__init__(desc)
+        if self.backward:
+            self.version = 4
 
     def find_tile(self) -> Tile:
         return self.partials_tile() if self.backward else self.finish()[0]
@@ -54,7 +60,11 @@ class NormSplit(SplitRows, NormEntry):
     def reduce(self) -> Launch:
         # In f64, sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
         registers = registers_for(self.tile, 2) if self.element is ElementKind.F64 else 0
-        return self.accumulate(registers) if self.backward else super().reduce()
+        if not self.backward:
+            return super().reduce()
+        # sum(g * hat) in one instruction would round another product in each half of a warp. Both halves then write
+        # their sum, different in the last bit, to one address, and which stays is not defined (racecheck).
+        return replace(self.accumulate(registers), fuses=False)
 
 
 NormSplit.register()
