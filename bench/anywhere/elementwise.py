@@ -1,6 +1,7 @@
 """Draws of named elementwise ops, their gradients, and expressions. torch computes them by the functions of ``TORCH``.
 
-An op whose name torch has, with the same arguments, needs no line.
+An op whose name torch has, with the same arguments, needs no line. One that torch lacks is composed of torch's, function
+by function.
 """
 
 from __future__ import annotations
@@ -131,16 +132,16 @@ def peers(desc: Any) -> dict[str, Peer]:
         return {"torch": lambda t: {"dx": saved(t["dout"], t["saved"])}}
     if desc.op.endswith("_backward") and name in BACKWARD:
         return {"torch": lambda t: {"dx": BACKWARD[name](t["dout"], t["x"])}}
-    if desc.op.endswith("_backward") or desc.op == "expression":
+    if torch_of(desc.op) is None:  # a gradient, an expression
         return {"torch": lambda t: evaluated(desc, t)}
     names = ("x", "y", "z")[: NAMED[desc.op].operands]
-    return {"torch": lambda t: {"out": torch_of(desc.op)(*(t[name] for name in names))}}
+    function: Any = torch_of(desc.op)
+    return {"torch": lambda t: {"out": function(*(t[name] for name in names))}}
 
 
-def torch_of(name: str) -> Callable[..., Any]:
-    """torch's function of this name in the maths table."""
-    found: Callable[..., Any] = TORCH.get(name) or getattr(torch, name, None) or getattr(functional, name)
-    return found
+def torch_of(name: str) -> Callable[..., Any] | None:
+    """torch's function of this name."""
+    return TORCH.get(name) or getattr(torch, name, None) or getattr(functional, name, None)
 
 
 def evaluated(desc: Any, t: Tensors) -> Tensors:
@@ -153,7 +154,8 @@ def evaluated(desc: Any, t: Tensors) -> Tensors:
         elif name == "number":
             values.append(number_of(args[0]))
         else:
-            values.append(torch_of(name)(*(values[a] for a in args)))
+            function: Any = torch_of(name)
+            values.append(function(*(values[a] for a in args)))
     outputs = [o for o in desc.operands() if o.is_written]
     results = zip(outputs, desc.tree.results, strict=True)
     return {o.name: torch.as_tensor(values[at]).to(o.element.torch).expand(o.shape) for o, (at, _) in results}
