@@ -6,7 +6,7 @@ What this module relies on (``tests/core/test_launcher.py`` fails if it changes)
   inductor launches Triton kernels from torch 2.7 on. ``types`` has one letter for each kernel parameter, without
   constexprs. It compiles no launcher for a signature. It supports neither tensor maps nor hooks nor scratch memory.
   It holds Python's lock, also while it waits for room in the GPU's queue (docs/replay.md, "Limits"). Triton's launcher
-  does not, and takes 1.4 us more (H200).
+  does not; its Python function takes 1.4 us more (H200).
 - Triton 3.6 to 3.9 give a kernel two more parameters than its signature has. Both are pointers, and null if the kernel
   needs no scratch memory. ``_parameters`` counts the parameters in the PTX; loading fails on any other number.
 - Triton's own launcher, in 3.6 to 3.9, for kernels with tensor maps, under a profiler, and where torch has no static
