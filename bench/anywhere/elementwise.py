@@ -1,7 +1,6 @@
 """Draws of named elementwise ops, their gradients, and expressions. torch computes them by the functions of ``TORCH``.
 
-An op whose name torch has, with the same arguments, needs no line. One that torch lacks is composed of torch's, function
-by function.
+An op whose name torch has, with the same arguments, needs no line. One that torch lacks is composed of torch's.
 """
 
 from __future__ import annotations
