@@ -83,6 +83,12 @@ def rotated(x: Tensor, _: None, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
+def embedded(index: Tensor, weight: Tensor, norm_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of a table: their norm, and they."""
+    found = tf.embedding(index, weight)
+    return tf.rms_norm(found, norm_weight.shape, norm_weight, 1e-5), found
+
+
 def calls(d: Draw) -> dict[str, Call]:
     """Every function and module, by name."""
     ours: Any = importlib.import_module("triplan.functional")
@@ -108,6 +114,9 @@ def calls(d: Draw) -> dict[str, Call]:
         "matmul": Call(ours.matmul, torch.matmul, (d.values(4, d.m, d.n), matrix), (0, 1)),
         "addmm": Call(ours.addmm, torch.addmm, (b, x, square), (0, 1, 2)),
         "linear": Call(ours.linear, tf.linear, (x, square, b), (0, 1, 2)),
+        "embedding_rms_norm": Call(
+            lambda *a: ours.embedding_rms_norm(*a)[0], lambda *a: embedded(*a)[0], (rows, x, w), (1, 2)
+        ),
         "rotary": Call(ours.rotary, rotated, (heads, None, *angles(d)), (0,)),
         "gather": Call(ours.gather, torch.gather, (x, 0, wide), (0,)),
         "scatter": Call(ours.scatter, torch.scatter, (x, 0, once, d.x), (0, 3)),
@@ -138,6 +147,14 @@ def calls(d: Draw) -> dict[str, Call]:
     for name in ("LayerNorm", "RMSNorm"):
         mine, its = (getattr(m, name)(d.n).to(d.device, d.dtype) for m in (modules, torch.nn))
         found[f"nn.{name}"] = Call(mine, its, (x,), (0,))
+    table = modules.FusedEmbeddingRMSNorm(d.m, d.n, device=d.device, dtype=d.dtype)
+
+    def looked_up(i: Tensor, weight: Tensor, norm_weight: Tensor) -> Tensor:
+        given = {"weight": weight, "norm_weight": norm_weight}
+        out: Tensor = torch.func.functional_call(table, given, (i,))[0]
+        return out
+
+    found["nn.FusedEmbeddingRMSNorm"] = Call(looked_up, lambda *a: embedded(*a)[0], (rows, x, w), (1, 2))
     turn = modules.RotaryEmbedding(ROTATED, device=d.device)
     found["nn.RotaryEmbedding"] = Call(turn, lambda x: rotated(x, None, *angles(d)), (heads,), (0,))
     found["nn.CrossEntropyLoss"] = Call(modules.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(), (x, target), (0,))

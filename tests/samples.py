@@ -39,7 +39,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         ),
         tp.IndexAddDescriptor(add_dim=0, **WRITTEN),
         tp.IndexPutDescriptor(out_shape=(5, 4, 32), index_shape=(6,), num_indices=1, element="f32"),
-        *(TYPES[op](**TABLE) for op in ("embedding", "embedding_backward")),
+        *(TYPES[op](**TABLE) for op in ("embedding", "embedding_backward", "normed_embedding")),
         tp.GemmDescriptor(**PRODUCT, **EVERYTHING),
         tp.BatchedGemmDescriptor(batch=3, **PRODUCT, **EVERYTHING),
         tp.GemmBackwardDescriptor(**PRODUCT, wants_dbias=True),

@@ -41,7 +41,7 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
     rows = d.bytes / (row * width)
     count, rows = (d.extent(max(round(n * 4 / 5), 1), max(round(n), 1)) for n in (rows * ratio, rows))
     sizes: dict[str, Any]
-    if op.startswith("embedding"):
+    if "embedding" in op:
         sizes = {"index_shape": d.folded(count), "num_embeddings": rows, "embedding_dim": width}
     elif op == "index_put":
         out: tuple[int, ...] = (rows, width)
@@ -83,6 +83,8 @@ def peers(desc: Any) -> dict[str, Peer]:
     if desc.op == "embedding_backward":
         found: dict[str, Peer] = {"torch": lambda t: _embedding_backward(desc, t)}
         return {**found, "torch index_add": lambda t: _added(desc, t)} if desc.accumulate else found
+    if desc.op == "normed_embedding":
+        return {"torch": lambda t: _normed(desc, t)}
     call = _calls(desc)
     (name,) = (o.name for o in desc.operands() if o.is_written)
     return {"torch": lambda t: {name: call(t)}}
@@ -126,3 +128,10 @@ def _embedding_backward(desc: Any, t: Tensors) -> Tensors:
 def _added(desc: Any, t: Tensors) -> Tensors:
     rows = t["dout"].reshape(-1, desc.embedding_dim)
     return {"dweight": t["dweight"].index_add_(0, t["index"].reshape(-1), rows)}
+
+
+def _normed(desc: Any, t: Tensors) -> Tensors:
+    rows = embedding(t["index"], t["weight"])
+    wide = rows.to(desc.element.compute.torch)
+    rstd = (wide.square().mean(-1) + desc.eps).rsqrt()
+    return {"rows": rows, "out": (wide * rstd.unsqueeze(-1) * t["norm_weight"]).to(rows.dtype), "rstd": rstd}

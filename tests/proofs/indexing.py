@@ -11,7 +11,7 @@ from samples import ACCUMULATING, SAMPLES, known
 from torch import Tensor
 
 import triplan as tp
-from proofs import Kind, Outputs, Problem, Variant, draw, joins
+from proofs import Drawn, Kind, Outputs, Problem, Variant, draw, joins
 
 WIDTH, TABLE = 32, 10
 #: Positions g and g + GROUPS belong together: a full index has lanes of one contribution at either.
@@ -104,3 +104,44 @@ def make(op: str, n: int, element: tp.ElementKind, kind: Kind, **options: Any) -
 
 for _op in OPS:
     joins(_op, *([{"accumulate": False}, {"accumulate": True}] if _op == "index_put" else []))(partial(make, _op))
+
+
+class NormedEmbedding(Drawn):
+    """Rows of a table and their norms; another order of contributions is one of the columns."""
+
+    def parts(self) -> Iterator[Variant]:
+        n = len(self.values["index"])
+        for kept in (torch.tensor([n - 1]), torch.arange(0, n, 2), torch.arange(n).flip(0)[: n // 3 + 1]):
+            found = {**self.values, "index": self.values["index"][kept]}
+            yield Variant(
+                NormedEmbedding(self.desc.replace(index_shape=(len(kept),)), lambda found=found: found),
+                joined,
+                lambda out, kept=kept: joined({name: t[kept] for name, t in out.items()}),
+            )
+
+    def reordered(self) -> Variant:
+        order = torch.randperm(self.values["norm_weight"].numel(), generator=torch.Generator().manual_seed(1))
+        found = {name: t if name == "index" else t[..., order] for name, t in self.values.items()}
+        columns = lambda out: joined({n: t if n == "rstd" else t[..., order] for n, t in out.items()})  # noqa: E731
+        return Variant(NormedEmbedding(self.desc, lambda: found), joined, columns)
+
+
+def joined(out: Outputs) -> Tensor:
+    return torch.cat([t.flatten().double() for t in out.values()])
+
+
+@joins("normed_embedding")
+def normed(n: int, element: tp.ElementKind, kind: Kind) -> NormedEmbedding:
+    desc = SAMPLES["normed_embedding"].replace(index_shape=(n,), embedding_dim=1030, element=element)
+
+    def values() -> dict[str, Tensor]:
+        g = torch.Generator().manual_seed(0)
+        table = torch.randn(9, 1030, generator=g, dtype=torch.float64)
+        table *= 2.0 ** torch.randint(-6, 7, table.shape, generator=g)
+        return {
+            "weight": table.to(element.torch),
+            "index": torch.randint(0, 9, (n,), generator=g),
+            "norm_weight": torch.randn(1030, generator=g).to(element.torch),
+        }
+
+    return NormedEmbedding(desc, values)

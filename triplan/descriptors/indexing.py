@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
 from triplan.descriptors.base import Descriptor, PlannedBy, check_bad_index
 from triplan.descriptors.fields import MAX_RANK, AxisField, Extent, IndexValueField, OutOfBounds, Shape
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         IndexPutPlan,
         IndexSelectBackwardPlan,
         IndexSelectPlan,
+        NormedEmbeddingPlan,
         ScatterAddPlan,
         ScatterPlan,
         ScatterReducePlan,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GatherBackwardDescriptor", "GatherDescriptor", "IndexingDescriptor"]
 __all__ += ["IndexSelectBackwardDescriptor", "IndexSelectDescriptor"]
-__all__ += ["EmbeddingBackwardDescriptor", "EmbeddingDescriptor"]
+__all__ += ["EmbeddingBackwardDescriptor", "EmbeddingDescriptor", "NormedEmbeddingDescriptor"]
 __all__ += ["IndexAddDescriptor", "IndexPutDescriptor"]
 __all__ += ["ScatterAddDescriptor", "ScatterDescriptor", "ScatterReduceDescriptor"]
 
@@ -341,6 +342,40 @@ class EmbeddingDescriptor(IndexingDescriptor, PlannedBy["EmbeddingPlan"]):
         return _fields(
             args.weight, args.index, index_shape=args.index, num_embeddings=rows, embedding_dim=width, **options
         )
+
+
+class NormedEmbeddingDescriptor(IndexingDescriptor, PlannedBy["NormedEmbeddingPlan"]):
+    """``rows[..., :] = weight[index[...], :]`` and their RMSNorm, ``out = rows * rstd * norm_weight`` with
+    ``rstd = 1 / sqrt(mean(rows**2) + eps)``, in one launch.
+
+    ``rstd`` (one a row, in f32, or f64 for f64) is written for the backward, which is rms_norm_backward and then
+    embedding_backward. The limits of the tolerance are those of rms_norm.
+
+    Attributes:
+        eps: what is added to the mean square.
+    """
+
+    op: Literal["normed_embedding"] = "normed_embedding"
+    index_shape: Annotated[Shape, Field(max_length=MAX_RANK - 1)]
+    num_embeddings: Extent
+    embedding_dim: Extent
+    eps: Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda eps: eps + 0.0)] = 1e-5
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        batch, shape = tuple(range(len(self.index_shape))), (*self.index_shape, self.embedding_dim)
+        return (
+            Operand("weight", Role.INPUT, self.element, (self.num_embeddings, self.embedding_dim)),
+            self._index(self.index_shape, self.num_embeddings, batch),
+            Operand("norm_weight", Role.INPUT, self.element, (self.embedding_dim,)),
+            Operand("rows", Role.OUTPUT, self.element, shape, batch_axes=batch),
+            Operand("out", Role.OUTPUT, self.element, shape, batch_axes=batch),
+            Operand("rstd", Role.OUTPUT, self.element.compute, self.index_shape, batch_axes=batch),
+            *self._status(),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return EmbeddingDescriptor.fields_from_args(args, **options)
 
 
 class EmbeddingBackwardDescriptor(IndexingDescriptor, PlannedBy["EmbeddingBackwardPlan"]):

@@ -19,6 +19,7 @@ from triplan.descriptors import (
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
+    NormedEmbeddingDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
     ScatterReduceDescriptor,
@@ -28,6 +29,7 @@ from triplan.facade.plan import Plan
 __all__ = ["GatherArgs", "GatherBackwardArgs", "GatherBackwardPlan", "GatherPlan"]
 __all__ += ["IndexSelectArgs", "IndexSelectBackwardArgs", "IndexSelectBackwardPlan", "IndexSelectPlan"]
 __all__ += ["EmbeddingArgs", "EmbeddingBackwardArgs", "EmbeddingBackwardPlan", "EmbeddingPlan"]
+__all__ += ["NormedEmbeddingArgs", "NormedEmbeddingPlan"]
 __all__ += ["IndexAddArgs", "IndexAddPlan"]
 __all__ += ["IndexPutArgs", "IndexPutPlan"]
 __all__ += ["ScatterArgs", "ScatterPlan"]
@@ -168,3 +170,18 @@ class EmbeddingBackwardArgs:
 
 class EmbeddingBackwardPlan(Plan[EmbeddingBackwardDescriptor, EmbeddingBackwardArgs]):
     descriptor_type, args_type = EmbeddingBackwardDescriptor, EmbeddingBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class NormedEmbeddingArgs:
+    weight: Tensor
+    index: Tensor
+    norm_weight: Tensor
+    rows: Tensor
+    out: Tensor
+    rstd: Tensor
+    status: Tensor | None = None
+
+
+class NormedEmbeddingPlan(Plan[NormedEmbeddingDescriptor, NormedEmbeddingArgs]):
+    descriptor_type, args_type = NormedEmbeddingDescriptor, NormedEmbeddingArgs

@@ -23,7 +23,7 @@ import triplan.functional as F  # noqa: N812
 Tensor = torch.Tensor
 REFUSALS = Path(__file__).with_name("refusals.txt")
 #: Functions that torch does not have, or of which it has no samples.
-OTHERS = {"gather_with_grad", "l2_norm", "relu_squared", "rotary"}
+OTHERS = {"embedding_rms_norm", "gather_with_grad", "l2_norm", "relu_squared", "rotary"}
 NAMES = sorted({name.removesuffix("_") for name in F.__all__} - OTHERS)
 #: Sums of so many terms that they cancel: their error is measured against the sum of magnitudes.
 PRODUCTS = {"addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm"}

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from triplan.backends.table import Compute, Guarantee, reference
+from triplan.backends.table import CheckRules, Compute, Guarantee, reference
 from triplan.backends.triton.common.bounds import (
     EXACT,
     compounded,
     guarantee,
     of_outputs,
+    rounded,
     smallest_subnormal,
     tolerance,
 )
@@ -29,6 +30,7 @@ from triplan.descriptors import (
     IndexPutDescriptor,
     IndexSelectBackwardDescriptor,
     IndexSelectDescriptor,
+    NormedEmbeddingDescriptor,
     ScatterAddDescriptor,
     ScatterDescriptor,
     ScatterReduceDescriptor,
@@ -273,6 +275,31 @@ def embedding(desc: EmbeddingDescriptor, x: Mapping[str, Any]) -> Outputs:
     else:
         rows = torch.where(valid[..., None], x["weight"][at], torch.zeros((), dtype=x["weight"].dtype))
     return _with_status(desc, {"out": rows}, valid)
+
+
+def _normed(desc: NormedEmbeddingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Rows are copied. A rounding for each addition to the sum of squares, and 12 for all else."""
+    roundings, compute = desc.embedding_dim + 12, desc.element.compute
+    found = {name: rounded(desc.operand(name).element, compute, roundings) for name in ("out", "rstd")}
+    return {**of_outputs(desc, PrecisionGuarantee.exact(desc.element)), **found}
+
+
+#: Squares of wide values would leave the range of f32.
+_RULES = CheckRules(terms=CheckRules.no_terms, passes=("unit",), integers=lambda desc: False)
+
+
+@reference(
+    op="normed_embedding",
+    elements=ADDED[:4],
+    index_elements=tuple(IndexElementKind),
+    guarantee=_normed,
+    checks=_RULES,
+)
+def normed_embedding(desc: NormedEmbeddingDescriptor, x: Mapping[str, Any]) -> Outputs:
+    found = embedding(desc, x)
+    rows = found["out"]
+    rstd = 1 / (rows.square().mean(-1) + desc.eps).sqrt()
+    return {**found, "rows": rows, "out": rows * rstd.unsqueeze(-1) * x["norm_weight"], "rstd": rstd}
 
 
 @_declare("embedding_backward", ADDED, _sums)

@@ -1,0 +1,40 @@
+"""An embedding and its RMSNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from triplan import functional
+
+__all__ = ["FusedEmbeddingRMSNorm"]
+
+Tensor = torch.Tensor
+
+
+class FusedEmbeddingRMSNorm(torch.nn.Embedding):
+    """torch.nn.Embedding and torch.nn.RMSNorm of its rows, by ``functional.embedding_rms_norm``.
+
+    The parameters are ``weight``, of (num_embeddings, embedding_dim), and ``norm_weight``, of (embedding_dim,).
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        eps: float = 1e-5,
+        padding_idx: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, device=device, dtype=dtype)
+        self.eps = eps
+        self.norm_weight = torch.nn.Parameter(torch.ones(embedding_dim, device=device, dtype=dtype))
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """(the norm, the rows), each of the shape of ``input`` followed by ``embedding_dim``."""
+        return functional.embedding_rms_norm(input, self.weight, self.norm_weight, self.eps, self.padding_idx)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, eps={self.eps}"
