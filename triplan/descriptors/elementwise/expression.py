@@ -17,6 +17,18 @@ Number = bool | int | float
 Node = tuple[str | int, ...]
 
 
+def _unary(name: str) -> Callable[[Expr], Expr]:
+    return lambda x: call(name, x)
+
+
+def _binary(name: str) -> Callable[[Expr, Operand], Expr]:
+    return lambda x, y: call(name, x, y)
+
+
+def _reversed(name: str) -> Callable[[Expr, Operand], Expr]:
+    return lambda x, y: call(name, y, x)
+
+
 class Expr:
     """An immutable node. ``==`` compares identities; ``tp.expr.eq`` builds the comparison of values."""
 
@@ -31,83 +43,25 @@ class Expr:
     def __bool__(self) -> bool:
         raise InvalidProblem("an expression has no truth value; use tp.expr.where, & and |")
 
-    def __add__(self, y: Operand) -> Expr:
-        return call("add", self, y)
-
-    def __radd__(self, y: Operand) -> Expr:
-        return call("add", y, self)
-
-    def __sub__(self, y: Operand) -> Expr:
-        return call("sub", self, y)
-
-    def __rsub__(self, y: Operand) -> Expr:
-        return call("sub", y, self)
-
-    def __mul__(self, y: Operand) -> Expr:
-        return call("mul", self, y)
-
-    def __rmul__(self, y: Operand) -> Expr:
-        return call("mul", y, self)
-
-    def __truediv__(self, y: Operand) -> Expr:
-        return call("div", self, y)
-
-    def __rtruediv__(self, y: Operand) -> Expr:
-        return call("div", y, self)
-
-    def __floordiv__(self, y: Operand) -> Expr:
-        return call("floor_divide", self, y)
-
-    def __rfloordiv__(self, y: Operand) -> Expr:
-        return call("floor_divide", y, self)
-
-    def __mod__(self, y: Operand) -> Expr:
-        return call("remainder", self, y)
-
-    def __rmod__(self, y: Operand) -> Expr:
-        return call("remainder", y, self)
-
-    def __pow__(self, y: Operand) -> Expr:
-        return call("pow", self, y)
-
-    def __rpow__(self, y: Operand) -> Expr:
-        return call("pow", y, self)
-
-    def __and__(self, y: Operand) -> Expr:
-        return call("bitwise_and", self, y)
-
-    def __or__(self, y: Operand) -> Expr:
-        return call("bitwise_or", self, y)
-
-    def __xor__(self, y: Operand) -> Expr:
-        return call("bitwise_xor", self, y)
-
-    def __lshift__(self, y: Operand) -> Expr:
-        return call("bitwise_left_shift", self, y)
-
-    def __rshift__(self, y: Operand) -> Expr:
-        return call("bitwise_right_shift", self, y)
-
-    def __lt__(self, y: Operand) -> Expr:
-        return call("lt", self, y)
-
-    def __le__(self, y: Operand) -> Expr:
-        return call("le", self, y)
-
-    def __gt__(self, y: Operand) -> Expr:
-        return call("gt", self, y)
-
-    def __ge__(self, y: Operand) -> Expr:
-        return call("ge", self, y)
-
-    def __neg__(self) -> Expr:
-        return call("neg", self)
-
-    def __abs__(self) -> Expr:
-        return call("abs", self)
-
-    def __invert__(self) -> Expr:
-        return call("bitwise_not", self)
+    __add__, __radd__ = _binary("add"), _reversed("add")
+    __sub__, __rsub__ = _binary("sub"), _reversed("sub")
+    __mul__, __rmul__ = _binary("mul"), _reversed("mul")
+    __truediv__, __rtruediv__ = _binary("div"), _reversed("div")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _reversed("floor_divide")
+    __mod__, __rmod__ = _binary("remainder"), _reversed("remainder")
+    __pow__, __rpow__ = _binary("pow"), _reversed("pow")
+    __and__ = _binary("bitwise_and")
+    __or__ = _binary("bitwise_or")
+    __xor__ = _binary("bitwise_xor")
+    __lshift__ = _binary("bitwise_left_shift")
+    __rshift__ = _binary("bitwise_right_shift")
+    __lt__ = _binary("lt")
+    __le__ = _binary("le")
+    __gt__ = _binary("gt")
+    __ge__ = _binary("ge")
+    __neg__ = _unary("neg")
+    __abs__ = _unary("abs")
+    __invert__ = _unary("bitwise_not")
 
 
 Operand = Expr | bool | int | float

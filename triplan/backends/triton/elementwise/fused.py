@@ -12,6 +12,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from triplan.backends.triton.elementwise import maths_kernels as maths
 from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments, number_of
@@ -84,7 +85,7 @@ def text(desc: ElementwiseDescriptor) -> str:
                     given.append(cast(f"v{a}", tree.types[a].element.compute, kind))
             short = typed.element.itemsize == 2 and held is ElementKind.F32 and hasattr(maths, f"short_{name}")
             called = OF_BOOL.get(name, name) if common is BOOL else name
-            value = f"{'short_' if short else ''}{called}({', '.join(given)})"
+            value = _called(f"{'short_' if short else ''}{called}", given)
             returned = I8 if function.result == "same" and common is BOOL else common
             returned = BOOL if function.result in ("bool", "truth") else returned
             assert returned is not None
@@ -95,6 +96,13 @@ def text(desc: ElementwiseDescriptor) -> str:
         value = cast(f"v{at}", tree.types[at].element.compute, element)
         out.append(f"{value}.to(tl.int8)" if element is BOOL else value)
     return "\n".join(["def fused(values, scalars):", *lines, f"    return ({', '.join(out)},)", ""])
+
+
+def _called(name: str, args: list[str]) -> str:
+    if name in maths.OPERATORS:
+        return f"({args[0]} {maths.OPERATORS[name]} {args[1]})"
+    module = next((f"{m}." for m, names in maths.NATIVE.items() if name in names.split()), "")
+    return f"{module}{name}({', '.join(args)})" if name != "neg" else f"(-{args[0]})"
 
 
 def _constant(written: str, element: ElementKind) -> str:
@@ -118,7 +126,7 @@ def _function(source: str, name: str) -> Any:
     # linecache drops entries whose file is gone, unless they have no modification time.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     names = {n: v for n, v in vars(maths).items() if n.removeprefix("short_") in FUNCTIONS}
-    scope: dict[str, Any] = {**names, "tl": tl, "__name__": __name__}
+    scope: dict[str, Any] = {**names, "tl": tl, "libdevice": libdevice, "__name__": __name__}
     exec(compile(source, filename, "exec"), scope)
     return triton.jit(scope[name])
 

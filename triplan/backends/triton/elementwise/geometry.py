@@ -135,6 +135,6 @@ def lanes(desc: ElementwiseDescriptor) -> int:
     return found
 
 
-def bytes_us(desc: ElementwiseDescriptor) -> float:
-    """Microseconds of a kernel that moves each operand once."""
-    return LAUNCH_US + sum(o.nbytes for o in tensors(desc)) / BYTES_PER_US
+def bytes_us(desc: ElementwiseDescriptor, slowdown: float = 1.0) -> float:
+    """Microseconds of a kernel that moves each operand once, ``slowdown`` times as slowly as ``flat``."""
+    return LAUNCH_US + slowdown * sum(o.nbytes for o in tensors(desc)) / BYTES_PER_US

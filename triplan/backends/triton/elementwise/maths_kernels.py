@@ -1,5 +1,7 @@
 """The maths table's functions as Triton computes them: each of values of one type, f32 and f64 or integers.
 
+Python's operators (``OPERATORS``) and functions of libdevice and of Triton's language (``NATIVE``) need no line here.
+
 ``short_NAME``, if there is one, computes results that are stored in 16 bits: in f32, with fewer instructions. bool is
 computed as i8. ``accuracy.py`` has the errors.
 """
@@ -10,6 +12,31 @@ computed as i8. ``accuracy.py`` has the errors.
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+
+#: Functions that are operators.
+OPERATORS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+    "logical_and": "&",
+    "logical_or": "|",
+    "logical_xor": "^",
+}
+#: Functions that need no line of their own, by the module that has them.
+NATIVE = {
+    "libdevice": "exp exp2 expm1 log1p hypot sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh atan2 erf "
+    "erfc copysign",
+    "tl": "where",
+}
 
 # --- what libdevice flushes ---
 
@@ -29,29 +56,9 @@ def _normal(x):
 
 
 @triton.jit
-def add(x, y):
-    return x + y
-
-
-@triton.jit
-def sub(x, y):
-    return x - y
-
-
-@triton.jit
-def mul(x, y):
-    return x * y
-
-
-@triton.jit
 def div(x, y):
     # ``/`` of f32 is div.full.f32, which is wrong by 2 ulp, and gives 0 for divisors beyond 2**126.
     return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
-
-
-@triton.jit
-def neg(x):
-    return -x
 
 
 @triton.jit
@@ -91,7 +98,7 @@ def floor_divide(x, y):
         quotient = tl.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
         down = tl.floor(quotient)
         down = tl.where(quotient - down > 0.5, down + 1, down)
-        found = tl.where(quotient != 0, down, copysign(quotient * 0, div(x, y)))
+        found = tl.where(quotient != 0, down, libdevice.copysign(quotient * 0, div(x, y)))
         found = tl.where(y == 0, div(x, y), found)
     return found
 
@@ -133,11 +140,6 @@ def fmin(x, y):
     return tl.where((x <= y) | (y != y), x, y)
 
 
-@triton.jit
-def copysign(x, y):
-    return libdevice.copysign(x, y)
-
-
 # --- roots, exponentials, logarithms ---
 
 
@@ -152,33 +154,13 @@ def rsqrt(x):
 
 
 @triton.jit
-def exp(x):
-    return libdevice.exp(x)
-
-
-@triton.jit
 def short_exp(x):
     return tl.exp(x)
 
 
 @triton.jit
-def exp2(x):
-    return libdevice.exp2(x)
-
-
-@triton.jit
-def expm1(x):
-    return libdevice.expm1(x)
-
-
-@triton.jit
 def log(x):
     return libdevice.log(_normal(x)) - tl.where(_is_subnormal(x), 16.635532333438686, 0.0)
-
-
-@triton.jit
-def log1p(x):
-    return libdevice.log1p(x)
 
 
 @triton.jit
@@ -209,94 +191,11 @@ def pow(x, y):
 
 
 @triton.jit
-def hypot(x, y):
-    return libdevice.hypot(x, y)
-
-
-@triton.jit
 def xlogy(x, y):
     return tl.where((x == 0) & (y == y), 0.0, x * log(y))
 
 
-# --- trigonometry ---
-
-
-@triton.jit
-def sin(x):
-    return libdevice.sin(x)
-
-
-@triton.jit
-def cos(x):
-    return libdevice.cos(x)
-
-
-@triton.jit
-def tan(x):
-    return libdevice.tan(x)
-
-
-@triton.jit
-def asin(x):
-    return libdevice.asin(x)
-
-
-@triton.jit
-def acos(x):
-    return libdevice.acos(x)
-
-
-@triton.jit
-def atan(x):
-    return libdevice.atan(x)
-
-
-@triton.jit
-def sinh(x):
-    return libdevice.sinh(x)
-
-
-@triton.jit
-def cosh(x):
-    return libdevice.cosh(x)
-
-
-@triton.jit
-def tanh(x):
-    return libdevice.tanh(x)
-
-
-@triton.jit
-def asinh(x):
-    return libdevice.asinh(x)
-
-
-@triton.jit
-def acosh(x):
-    return libdevice.acosh(x)
-
-
-@triton.jit
-def atanh(x):
-    return libdevice.atanh(x)
-
-
-@triton.jit
-def atan2(x, y):
-    return libdevice.atan2(x, y)
-
-
 # --- special functions ---
-
-
-@triton.jit
-def erf(x):
-    return libdevice.erf(x)
-
-
-@triton.jit
-def erfc(x):
-    return libdevice.erfc(x)
 
 
 @triton.jit
@@ -376,53 +275,8 @@ def isfinite(x):
 
 
 @triton.jit
-def eq(x, y):
-    return x == y
-
-
-@triton.jit
-def ne(x, y):
-    return x != y
-
-
-@triton.jit
-def lt(x, y):
-    return x < y
-
-
-@triton.jit
-def le(x, y):
-    return x <= y
-
-
-@triton.jit
-def gt(x, y):
-    return x > y
-
-
-@triton.jit
-def ge(x, y):
-    return x >= y
-
-
-@triton.jit
 def logical_not(x):
     return x == 0
-
-
-@triton.jit
-def logical_and(x, y):
-    return x & y
-
-
-@triton.jit
-def logical_or(x, y):
-    return x | y
-
-
-@triton.jit
-def logical_xor(x, y):
-    return x ^ y
 
 
 # --- bits ---
@@ -431,21 +285,6 @@ def logical_xor(x, y):
 @triton.jit
 def bitwise_not(x):
     return x ^ (x * 0 - 1)
-
-
-@triton.jit
-def bitwise_and(x, y):
-    return x & y
-
-
-@triton.jit
-def bitwise_or(x, y):
-    return x | y
-
-
-@triton.jit
-def bitwise_xor(x, y):
-    return x ^ y
 
 
 @triton.jit
@@ -468,8 +307,3 @@ def bitwise_right_shift(x, y):
 @triton.jit
 def clamp(x, y, z):
     return minimum(maximum(x, y), z)
-
-
-@triton.jit
-def where(condition, x, y):
-    return tl.where(condition, x, y)

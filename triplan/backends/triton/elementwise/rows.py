@@ -50,7 +50,7 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
     height, width = tile(desc)
     idle = _programs(desc) * height * width / desc.operands()[-1].numel - 1
-    return SLOWDOWN * (1 + IDLE * idle) * geometry.bytes_us(desc)
+    return geometry.bytes_us(desc, SLOWDOWN * (1 + IDLE * idle))
 
 
 @elementwise("rows", applies, rank)

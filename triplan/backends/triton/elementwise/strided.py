@@ -21,7 +21,7 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
-    return SLOWDOWN * geometry.bytes_us(desc)
+    return geometry.bytes_us(desc, SLOWDOWN)
 
 
 @elementwise("strided", applies, rank)
