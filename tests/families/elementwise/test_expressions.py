@@ -134,8 +134,13 @@ def test_every_geometry(case: str, where: str) -> None:
     kernels = ("reference",) if where == "cpu" else ("flat", "rows", "transposed", "strided")
     plans = [p for k in kernels if (p := pinned(desc, k, target(where)))]
     assert kernel in {p.sku().kernel for p in plans} | ({kernel} if where == "cpu" else set())
+    bits = []
     for plan in plans:
         assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+        placed = args_for(desc, plan.target.device_type, values="special")
+        plan.run(placed.args)
+        bits.append(torch.nan_to_num(placed.host().out, 9.0))
+        assert torch.equal(bits[0], bits[-1])  # as their equal numerics ids say
 
 
 def test_select_takes_the_kernel_of_the_geometry() -> None:

@@ -122,15 +122,15 @@ def constants(desc: ElementwiseDescriptor) -> dict[str, Any]:
     return {"FUNCTION": fused(desc), "POINT_TYPE": tl.int64 if is_wide(desc) else tl.int32}
 
 
-#: 16-byte loads of the narrowest operand per thread, and the elements that a thread may hold of all large operands.
+#: 16-byte loads of the narrowest operand per thread, and the elements that a thread may hold of all operands.
 LOADS, HELD = 2, 64
 
 
 def lanes(desc: ElementwiseDescriptor) -> int:
     """Elements of each operand per thread: some 16-byte vectors of the narrowest of those as large as the result."""
     full = [o.element.itemsize for o in tensors(desc) if o.numel == desc.operands()[-1].numel]
-    found = LOADS * 16 // min(full)
-    while found * len(full) > HELD and found > 1:
+    found, count = LOADS * 16 // min(full), len(tensors(desc))
+    while found * count > HELD and found > 1:
         found //= 2
     return found
 
