@@ -133,7 +133,10 @@ def hardware_facts() -> int:
 def lines_an_op(family: str) -> int:
     """Lines of every module of the family, in all rooms of the library, for each of its ops."""
     own = [p for p in files(ROOT / "triplan") if family in p.relative_to(ROOT).with_suffix("").parts]
-    return round(lines(own) / list(ops().values()).count(family))
+    folder = ROOT / "triplan" / "descriptors" / family  # of a table family: a line or a function an op
+    table = re.compile(r"^\w+(?:: Function)? = function\(|^def [a-z]", re.MULTILINE)
+    tabled = [len(table.findall(p.read_text())) for p in (folder / "functions.py", folder / "expr.py") if p.exists()]
+    return round(lines(own) / (sum(tabled) or list(ops().values()).count(family)))
 
 
 def table() -> Iterator[tuple[str, object, str]]:

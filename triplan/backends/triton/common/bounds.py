@@ -82,6 +82,16 @@ def tolerance(
     )
 
 
+def running(out: ElementKind, compute: ElementKind) -> Tolerance:
+    """The tolerance of a result whose error is computed at the actual values, in units of roundoff: sum|terms|."""
+    u = compute.unit_roundoff or ElementKind.F32.unit_roundoff
+    return Tolerance(
+        rtol=narrowing(out, compute),
+        ctol=u * (1 + out.unit_roundoff),
+        underflow=smallest_subnormal(out) if out.is_floating_point else 0.0,
+    )
+
+
 def guarantee(
     accumulator: ElementKind,
     tolerance: Tolerance,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from triplan.backends.triton.common import bounds
 from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.sku import ElementKind, PrecisionGuarantee, Tolerance
+from triplan.sku import ElementKind, PrecisionGuarantee
 from triplan.sku.facts import fact
 
 #: Functions without an error of their own.
@@ -106,14 +106,9 @@ def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
     for name, (at, element), relative in zip(outputs, desc.tree.results, static_errors(desc), strict=True):
         compute = desc.tree.types[at].element.compute
         if relative == 0.0:
-            tolerance = Tolerance()
+            tolerance = bounds.EXACT
         elif relative is None:
-            u = compute.unit_roundoff or ElementKind.F32.unit_roundoff
-            tolerance = Tolerance(
-                rtol=bounds.narrowing(element, compute),
-                ctol=u * (1 + element.unit_roundoff),
-                underflow=bounds.smallest_subnormal(element) if element.is_floating_point else 0.0,
-            )
+            tolerance = bounds.running(element, compute)
         else:
             relative *= 2 if compute is ElementKind.F64 else 1  # the float64 oracle has errors, too
             tolerance = bounds.tolerance(element, compute, relative=relative, lost=(bounds.flushed(compute),))
