@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triplan.backends.triton.common import bounds
-from triplan.backends.triton.elementwise.accuracy import FLUSHES, JUMPS, function_error
+from triplan.backends.triton.elementwise.accuracy import FLUSHES, JUMPS, function_error, lost
 from triplan.descriptors.elementwise.expression import FUNCTIONS
 from triplan.descriptors.elementwise.tree import Typed
 from triplan.sku import ElementKind
@@ -54,7 +53,7 @@ def propagated(
         own = function_error(name, typed.element)
         if own:
             # The float64 oracle has errors, too; they matter only beside those of f64.
-            found = found + own * (2 if compute is ElementKind.F64 else 1) * size + bounds.flushed(compute)
+            found = found + own * (2 if compute is ElementKind.F64 else 1) * size + lost(compute)
         if compute is not ElementKind.F64:
             found = torch.where(value.isfinite() & (size > torch.finfo(compute.torch).max), math.inf, found)
     # Exact arguments give exact infinities and NaNs; of others nothing is known.

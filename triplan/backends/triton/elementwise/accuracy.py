@@ -78,6 +78,11 @@ def function_error(name: str, element: ElementKind) -> float:
     return 2 * ulp * compute.unit_roundoff
 
 
+def lost(compute: ElementKind) -> float:
+    """What flushing an argument or a result takes from a result: near 0 no slope is above 2."""
+    return 2 * bounds.flushed(compute)
+
+
 @fact
 def static_errors(desc: ElementwiseDescriptor) -> tuple[float | None, ...]:
     """The relative error of each result; None if it depends on the values."""
@@ -111,7 +116,7 @@ def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
             tolerance = bounds.running(element, compute)
         else:
             relative *= 2 if compute is ElementKind.F64 else 1  # the float64 oracle has errors, too
-            tolerance = bounds.tolerance(element, compute, relative=relative, lost=(bounds.flushed(compute),))
+            tolerance = bounds.tolerance(element, compute, relative=relative, lost=(lost(compute),))
         found[name] = (
             bounds.guarantee(compute, tolerance, batch=True, order=True)
             if compute.is_floating_point

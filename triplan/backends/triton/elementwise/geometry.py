@@ -122,8 +122,10 @@ def constants(desc: ElementwiseDescriptor) -> dict[str, Any]:
     return {"FUNCTION": fused(desc), "POINT_TYPE": tl.int64 if is_wide(desc) else tl.int32}
 
 
-#: 16-byte loads of the narrowest operand per thread, and the elements that a thread may hold of all operands.
-LOADS, HELD = 2, 64
+#: 16-byte loads of the narrowest operand per thread: 1 and 2 are equal for flat operands, 2 is best for rows (H200).
+LOADS = 2
+#: Elements that a thread may hold of all operands together. Untuned.
+HELD = 64
 
 
 def lanes(desc: ElementwiseDescriptor) -> int:
