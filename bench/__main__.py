@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import determinism, elementwise, gemm, host, losses, norms, rotary, rows, softmax
+from bench import attention, determinism, elementwise, gemm, host, losses, norms, rotary, rows, softmax
 from bench.anywhere import run as anywhere
 from bench.anywhere.drawing import FAMILIES
 from bench.indexing import run as indexing
@@ -19,7 +19,7 @@ from bench.indexing.cases import DTYPES
 
 #: Timed runs and runs before them, unless the command line says otherwise.
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
-REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1)}
+REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2)}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
@@ -27,6 +27,7 @@ HELP = {
     "rowwise": "softmax, norms, cross-entropy and elementwise ops against torch and torch.compile, on GPUs",
     "anywhere": "drawn problems of one family against torch and against every other kernel, on a GPU",
     "rotary": "rotary embedding of q and k against torch and torch.compile, on GPUs",
+    "attention": "attention against torch's flash and cuDNN backends, on a GPU",
     "host": "host time of planning and launching, and of every function beside torch's",
 }
 
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     of["gemm"].add_argument("--dtype", choices=sorted(gemm.DTYPES), default="float16")
     of["gemm"].add_argument("--sweep", action="store_true", help="also time every tile of every kernel")
     of["gemm"].add_argument("--cases", default="", metavar="TEXT", help="only cases whose name contains TEXT")
+    of["attention"].add_argument("--cases", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     of["rowwise"].add_argument("--sweep", action="store_true", help="time tiles of every kernel, not other libraries")
     of["rowwise"].add_argument(
         "--cases", nargs="+", default=[], metavar="TEXT", help="only cases whose name contains one of these"
@@ -106,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report = indexing.run(options.dtype, *timing, progress)
             elif options.name == "gemm":
                 report = gemm.run(options.dtype, *timing, options.sweep, options.cases, progress)
+            elif options.name == "attention":
+                report = attention.run(*timing, options.cases, progress)
             elif options.name == "rowwise":
                 families = (softmax, norms, losses, elementwise)
                 cases = [case for family in families for case in family.cases(tiny)]

@@ -89,6 +89,11 @@ def embedded(index: Tensor, weight: Tensor, norm_weight: Tensor) -> tuple[Tensor
     return tf.rms_norm(found, norm_weight.shape, norm_weight, 1e-5), found
 
 
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """torch's attention of (batch, length, heads, width)."""
+    return tf.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+
+
 def calls(d: Draw) -> dict[str, Call]:
     """Every function and module, by name."""
     ours: Any = importlib.import_module("triplan.functional")
@@ -100,8 +105,19 @@ def calls(d: Draw) -> dict[str, Call]:
     vector, mask, bag = d.distinct(d.m), d.positions(d.m, d.n, of=2).bool(), d.positions(4, d.m // 2, of=d.m)
     first, second, whole = d.values(4, d.m, d.n), d.values(4, d.n, d.m), d.values(4, d.m, d.m)
     heads = d.values(d.m, d.n, ROTATED)
+
+    def lengths() -> Tensor:
+        return d.values(2, d.m, 4, 16)
+
     found: dict[str, Call] = {
         "relu_squared": Call(ours.relu_squared, lambda x: tf.relu(x).square(), (x,), (0,)),
+        "attention": Call(lambda *t: ours.attention(*t)[0], _attention, (lengths(), lengths(), lengths()), (0, 1, 2)),
+        "scaled_dot_product_attention": Call(
+            ours.scaled_dot_product_attention,
+            tf.scaled_dot_product_attention,
+            (lengths(), lengths(), lengths()),
+            (0, 1, 2),
+        ),
         "softmax": Call(ours.softmax, torch.softmax, (x, -1), (0,)),
         "log_softmax": Call(ours.log_softmax, torch.log_softmax, (x, -1), (0,)),
         "layer_norm": Call(ours.layer_norm, tf.layer_norm, (x, shape, w, b), (0, 2, 3)),

@@ -18,6 +18,7 @@ SOFTMAXES = ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward
 NORMS = tuple(f"{name}_norm{suffix}" for name in ("rms", "layer", "l2") for suffix in ("", "_backward"))
 LOSSES = ("cross_entropy_backward", "nll_loss", "nll_loss_backward")
 PRODUCT = {"m": 5, "n": 32, "k": 9, "element": "f32"}
+HEADS = {"batch": 2, "queries": 2, "keys": 3, "heads": 4, "key_heads": 2, "head_dim": 32, "element": "f32"}
 EVERYTHING = {"epilogue": "bias", "reads_c0": True, "saves_pre": True}
 READ = {"out_shape": (6, 32), "src_dim_size": 9, "element": "f32"}
 WRITTEN = {"src_shape": (6, 32), "out_dim_size": 9, "element": "f32"}
@@ -53,6 +54,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.BinaryDescriptor(op="swiglu", **MATRIX),
         tp.TernaryDescriptor(op="addcmul", z_shape=(5, 1), **MATRIX),
         tp.ExpressionDescriptor.of(a * tp.expr.sigmoid(a) + b, a=("f32", (5, 32)), b=("f32", (5, 1))),
+        *(TYPES[op](**HEADS) for op in ("attention", "attention_backward")),
     )
 }
 #: The op of ``SAMPLES`` that stands for each op of a table family: they share a descriptor, and every kernel.

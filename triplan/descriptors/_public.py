@@ -1,5 +1,6 @@
 """The names of this package that ``triplan`` lists too."""
 
+from triplan.descriptors.attention import *
 from triplan.descriptors.base import *
 from triplan.descriptors.elementwise import *
 from triplan.descriptors.gemm import *

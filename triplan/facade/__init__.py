@@ -1,5 +1,6 @@
 """What users hold: plans, their args, workspaces, caches."""
 
+from triplan.facade.attention import *
 from triplan.facade.cache import *
 from triplan.facade.elementwise import *
 from triplan.facade.gemm import *

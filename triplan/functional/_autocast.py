@@ -21,6 +21,7 @@ _on = torch._C._is_any_autocast_enabled
 _OPS = {
     **{name: (name,) for name in ("mm", "bmm", "addmm", "addbmm", "baddbmm", "linear", "matmul")},
     **{name: (name,) for name in ("rms_norm", "layer_norm", "nll_loss")},
+    "scaled_dot_product_attention": ("scaled_dot_product_attention",),
     "l2_norm": ("norm.ScalarOpt_dim",),
     "softmax": ("softmax.int",),
     "log_softmax": ("log_softmax.int",),

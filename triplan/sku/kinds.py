@@ -49,6 +49,7 @@ class OpCategory(_Name):
     GEMM = "gemm"
     ROWWISE = "rowwise"
     ELEMENTWISE = "elementwise"
+    ATTENTION = "attention"
     CUSTOM = "custom"
 
 

@@ -328,7 +328,9 @@ def wrong_results(desc: Descriptor, args: Any, guarantees: Mapping[str, Precisio
             continue
         narrows = not g.accumulator.is_floating_point or g.accumulator.unit_roundoff < element.unit_roundoff
         after = COARSER.get(element)
-        bits = PRECISION[element] - 1 if narrows else LEAST_PRECISION if after is None else PRECISION[after]
+        # One bit fewer, or two where terms are rounded to the element too, as attention's probabilities are.
+        fewer = 2 if g.tolerance.ctol >= element.unit_roundoff else 1
+        bits = PRECISION[element] - fewer if narrows else LEAST_PRECISION if after is None else PRECISION[after]
         less = {"bits": to_bits(wide[name], bits).to(element.torch)}
         if (within := element if narrows else after) is not None:
             less["coarse"] = rounded(computed(desc, args, within.torch))[name]

@@ -1,0 +1,152 @@
+"""Attention: the reference against torch, kernels against the reference, and what a careless formula gets wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import H200, places, required
+from proofs import run, target
+from torch.nn import functional
+
+import triplan as tp
+from triplan.testing import check_plan, check_refusals
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
+OPS = ("attention", "attention_backward")
+SIZES: dict[str, Any] = {"batch": 2, "queries": 9, "keys": 21, "heads": 4, "key_heads": 2, "head_dim": 16}
+#: What changes a kernel, or the keys that it walks over.
+CASES: dict[str, dict[str, Any]] = {
+    "all keys": {},
+    "end": {"causal": True},
+    "start": {"causal": True, "align": "start"},
+    "more queries than keys": {"causal": True, "queries": 21, "keys": 9},
+    "window": {"window_left": 3, "window_right": 2},
+    "softcap": {"softcap": 2.0, "causal": True},
+    "bool mask": {"mask": "bool"},
+    "f32 mask": {"mask": "f32", "window_left": 5},
+    "no key": {"keys": 0},
+    "no query": {"queries": 0},
+    "widths": {"head_dim": 40, "value_dim": 24},
+    "several tiles": {"queries": 140, "keys": 150, "heads": 2, "causal": True, "window_left": 90},
+}
+PLACES = places("tiles")
+
+
+def build(op: str, element: str = "f32", strided: bool = False, **fields: Any) -> Any:
+    """``strided``: any strides; 0 too, but of what follows from other inputs and could not, if its values repeated."""
+    desc = tp.descriptor_types()[op](**{**SIZES, "element": element, **fields})
+    if not strided:
+        return desc
+    layouts: dict[str, Any] = {o.name: "strided" for o in desc.operands() if o.is_tensor}
+    for o in desc.operands():
+        if o.name in ("out", "lse"):
+            layouts[o.name] = tp.Layout.strided(unit_axis=len(o.shape) - 1, stride_multiple=2)
+    return desc.replace(layouts=layouts)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_every_case(where: str, kernel: str | None, op: str, case: str) -> None:
+    """Elements and layouts take turns with the cases, but on a GPU."""
+    elements, number = ("bf16", "f32", "f16", "f64", "tf32"), list(CASES).index(case)
+    for element in elements if where == "gpu" else (elements[number % 5], elements[(number + 1) % 5]):
+        options = {"element": "f32", "math": "tf32"} if element == "tf32" else {"element": element}
+        if (element, case) != ("f64", "bool mask") or where == "cpu":  # Triton's compiler fails
+            desc = build(op, strided=(number + len(element)) % 2 == 0, **options, **CASES[case])
+            check_plan(required(desc, kernel, target(where)), runs=2, seed=number)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if "no" not in c])
+def test_the_reference_is_torchs(case: str) -> None:
+    """With a mask that says in so many words which keys a query sees."""
+    desc = build("attention", "f64", **CASES[case])
+    g = torch.Generator().manual_seed(0)
+    values = {o.name: torch.randn(o.shape, generator=g).double() for o in desc.operands() if o.is_tensor}
+    at = torch.arange(desc.keys) - torch.arange(desc.queries)[:, None]
+    at = at - (desc.keys - desc.queries if desc.align == "end" else 0)
+    bias = torch.zeros(at.shape, dtype=torch.float64)
+    if desc.causal:
+        bias[at > 0] = -torch.inf
+    if desc.window_right is not None:
+        bias[at > desc.window_right] = -torch.inf
+    if desc.window_left is not None:
+        bias[at < -desc.window_left] = -torch.inf
+    if desc.mask == "bool":
+        values["mask"] = values["mask"] > -1
+        bias = torch.where(values["mask"], bias, -torch.inf)
+    elif desc.mask == "f32":
+        values["mask"] = values["mask"].float()
+        bias = bias + values["mask"]
+    got = run(tp.plan(desc, target="cpu"), values)
+    q, k, v = (values[name].transpose(1, 2) for name in "qkv")
+    if desc.softcap:  # torch has none
+        s = desc.softcap * torch.tanh(q @ k.repeat_interleave(2, 1).mT / 4 / desc.softcap) + bias
+        out = torch.softmax(s, -1).nan_to_num(0) @ v.repeat_interleave(2, 1)
+    else:
+        out = functional.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+    torch.testing.assert_close(got["out"], out.transpose(1, 2))
+
+
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_infinities_and_nan_stay_in_their_rows(where: str, kernel: str | None) -> None:
+    """A row of q that holds NaN or makes a score infinite is NaN; scores of -inf alone make 0 and -inf."""
+    desc = build("attention", batch=1, heads=1, key_heads=1, queries=4, keys=3, mask="f32")
+    values = {o.name: torch.ones(o.shape) for o in desc.operands() if o.is_tensor and o.role == "input"}
+    values["q"][0, 0, 0, 0], values["q"][0, 1, 0, 0] = torch.nan, torch.inf
+    values["mask"][0, 0, 2] = -torch.inf
+    got = run(required(desc, kernel, target(where)), values)
+    assert got["out"][0, :2].isnan().all()
+    assert not got["out"][0, 2].any()
+    assert (got["out"][0, 3] == 1).all()
+    assert got["lse"][0, 0, :2].isnan().all()
+    assert got["lse"][0, 0, 2] == -torch.inf
+
+
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_steep_scores_do_not_overflow(where: str, kernel: str | None) -> None:
+    """Of thousands, growing and falling along the keys: exponentials of what a running maximum has left behind."""
+    desc = build("attention", batch=1, heads=2, key_heads=1, queries=2, keys=300, mask="f32")
+    values = {o.name: torch.zeros(o.shape) for o in desc.operands() if o.is_tensor and o.role == "input"}
+    values["mask"][0, 0], values["mask"][0, 1] = torch.linspace(-3e4, 3e4, 300), torch.linspace(3e4, -3e4, 300)
+    values["v"][0, :, 0] = torch.arange(300.0)[:, None]
+    got = run(required(desc, kernel, target(where)), values)
+    torch.testing.assert_close(got["out"][0, :, :, 0], torch.tensor([[299.0, 0.0]] * 2))
+    torch.testing.assert_close(got["lse"][0], torch.full((2, 2), 3e4))
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("op", OPS)
+def test_refusals(op: str) -> None:
+    assert check_refusals(required(build(op, mask="f32"), "tiles", target("interpret"))) > 50
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key_heads": 3}, "key_heads"),
+        ({"head_dim": 0}, "head_dim"),
+        ({"causal": True, "window_right": 1}, "window_right"),
+        ({"mask": "i8"}, "mask"),
+        ({"math": "f32"}, "math"),
+        ({"softcap": -1.0}, "softcap"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_fields_that_make_no_sense(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.InvalidProblem, match=message):
+        build("attention", **change)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fields", "message"),
+    [
+        ("tiles", {"head_dim": 264}, "up to 256"),
+        ("tiles", {"element": "f64", "mask": "bool"}, "mask of f64"),
+    ],
+)
+def test_what_kernels_refuse(kernel: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.Unsupported, match=message):
+        required(build("attention", **fields), kernel, H200)

@@ -1,0 +1,95 @@
+"""attention and scaled_dot_product_attention: torch's results and gradients, opcheck, torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import triplan as tp
+from triplan.functional import attention, scaled_dot_product_attention
+
+Q, K = (2, 4, 5, 8), (2, 4, 7, 8)
+THREE = torch.zeros(2, 3, 7, 8)
+#: Shapes of query, key and value, and the other arguments.
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": (Q, K, (2, 4, 7, 6), {}),
+    "causal": (Q, K, K, {"is_causal": True}),
+    "shared heads": (Q, (2, 2, 7, 8), (2, 2, 7, 8), {"enable_gqa": True, "scale": 0.3}),
+    "bool mask": (Q, K, K, {"attn_mask": torch.arange(35).reshape(5, 7) % 3 > 0}),
+    "bias": (Q, K, K, {"attn_mask": torch.linspace(-1, 1, 70).reshape(2, 1, 5, 7)}),
+    "nothing to see": (Q, K, K, {"attn_mask": torch.arange(5)[:, None].expand(5, 7) > 1}),
+    "one head": (Q[1:], K[1:], K[1:], {"is_causal": True}),
+    "matrices": (Q[2:], K[2:], K[2:], {}),
+    "two batch axes": ((3, *Q), (3, *K), (3, *K), {"attn_mask": torch.arange(7) % 5 > 0}),
+    "broadcast": (Q, (1, 1, 7, 8), (4, 7, 8), {}),
+}
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"causal": True, "softcap": 1.5},
+    {"window_left": 1, "window_right": 1, "align": "start", "scale": -0.4},
+)
+
+
+def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=g).to(device, dtype).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_as_torch(case: str, device: str) -> None:
+    *shapes, options = CASES[case]
+    given = drawn(*shapes, dtype=torch.float32, device=device)
+    options = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    got = scaled_dot_product_attention(*given, **options)
+    wanted = functional.scaled_dot_product_attention(*given, **options)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    grads = [torch.autograd.grad(out, given, torch.ones_like(wanted).cumsum(-1)) for out in (got, wanted)]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["causal, capped", "window"])
+def test_gradients(options: dict[str, Any]) -> None:
+    """First and second derivatives by differences."""
+    given = drawn((1, 3, 2, 4), (1, 4, 1, 4), (1, 4, 1, 4))
+    torch.autograd.gradcheck(lambda *t: attention(*t, **options)[0], given)
+    torch.autograd.gradgradcheck(lambda *t: attention(*t, **options)[0], given)
+
+
+def test_gradient_of_a_mask() -> None:
+    given = drawn((1, 3, 2, 4), (1, 4, 1, 4), (1, 4, 1, 4), (3, 4))
+    torch.autograd.gradcheck(lambda q, k, v, m: attention(q, k, v, mask=m)[0], given)
+
+
+def test_opcheck_and_compile(device: str, fresh_compiler: None) -> None:
+    q, k, v = given = drawn((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6), dtype=torch.float32, device=device)
+    how = (0.5, True, "end", 3, None, 0.0)
+    torch.library.opcheck(torch.ops.triplan.attention.default, (q, k, v, None, *how))
+    out, lse = attention(q.detach(), k.detach(), v.detach())
+    rest = (out, q.detach(), k.detach(), v.detach(), out, lse, None, None, False, "end", None, None, 0.0)
+    torch.library.opcheck(torch.ops.triplan.attention_backward.default, rest)
+    call = torch.compile(lambda *t: attention(*t, causal=True)[0], fullgraph=True)
+    torch.testing.assert_close(call(*given), attention(*given, causal=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"dropout_p": 0.1}, tp.Unsupported, "dropout_p"),
+        ({"is_causal": True, "attn_mask": torch.ones(7, 7)}, RuntimeError, "is_causal"),
+        ({"key": torch.zeros(2, 4, 7, 9)}, RuntimeError, "do not fit"),
+        ({"value": torch.zeros(K, dtype=torch.float16)}, RuntimeError, "one dtype"),
+        ({"attn_mask": torch.ones(7, 7, dtype=torch.int64)}, RuntimeError, "mask"),
+        (
+            {"key": THREE, "value": THREE, "enable_gqa": True},
+            RuntimeError,
+            "multiple",
+        ),
+    ],
+    ids=["dropout", "mask and causal", "width", "dtype", "mask's dtype", "heads"],
+)
+def test_refusals(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {name: torch.zeros(K) for name in ("query", "key", "value")} | change
+    with pytest.raises(error, match=message):
+        scaled_dot_product_attention(**given)

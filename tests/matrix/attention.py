@@ -1,0 +1,30 @@
+"""Attention: the usual widths of heads, causal or not, with all that a kernel may be asked for; strided operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import triplan as tp
+from matrix import Build, Patterns, compiles, planned
+
+SIZES: dict[str, Any] = {"batch": 4, "queries": 4096, "keys": 4096, "heads": 32, "key_heads": 8, "causal": True}
+
+
+def problems(op: str) -> Iterator[tp.Descriptor]:
+    cls = tp.descriptor_types()[op]
+    base = cls(**SIZES, head_dim=128, element="bf16")
+    yield from (base, base.replace(head_dim=64), base.replace(head_dim=256, element="f16"))
+    yield base.replace(head_dim=192, value_dim=128)
+    unit = tp.Layout.strided(unit_axis=3, alignment=16, stride_multiple=8)
+    shaped = {o.name: unit for o in base.operands() if len(o.shape) == 4}
+    yield base.replace(head_dim=96, causal=False, keys=4099, window_left=512, layouts=shaped)
+
+
+def asks(desc: Any, entry: str, name: str) -> Patterns:
+    return ((r"wgmma\.mma_async|mma\.sync",) if desc.element.itemsize == 2 else (), ())
+
+
+@compiles("attention", "attention_backward")
+def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    return planned(op, entry, target, problems(op), asks)

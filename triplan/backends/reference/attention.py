@@ -1,0 +1,170 @@
+"""Attention in plain torch, from its definition: shares no computation with the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triplan.backends.table import CheckRules, reference
+from triplan.backends.triton.attention.guarantees import errors, guarantee
+from triplan.descriptors import AttentionBackwardDescriptor, AttentionDescriptor
+from triplan.descriptors.attention import AttendingDescriptor
+from triplan.sku import ElementKind, PrecisionGuarantee
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+Tensors = Mapping[str, Any]
+
+
+def _scale(desc: AttendingDescriptor, x: Tensors) -> float:
+    found: float | None = x.get("scale")
+    return float(desc.head_dim**-0.5) if found is None else found
+
+
+def _by_head(desc: AttendingDescriptor, t: Tensor) -> Tensor:
+    """Keys or values as (batch, heads, keys, width): each query head's own."""
+    return t.transpose(1, 2).repeat_interleave(desc.group, 1)
+
+
+def _visible(desc: AttendingDescriptor, x: Tensors) -> Tensor:
+    """Which queries see which keys, (queries, keys) or (batch, heads, queries, keys)."""
+    distance = torch.arange(desc.keys) - torch.arange(desc.queries)[:, None] - desc.shift
+    found = torch.ones(desc.queries, desc.keys, dtype=torch.bool)
+    if desc.window_left is not None:
+        found &= distance >= -desc.window_left
+    if desc.right is not None:
+        found &= distance <= desc.right
+    return found & x["mask"] if desc.mask is ElementKind.BOOL else found
+
+
+def _scores(desc: AttendingDescriptor, x: Tensors) -> tuple[Tensor, Tensor | None]:
+    """Scores (batch, heads, queries, keys), -inf where a query does not see a key; and with a softcap its tanh."""
+    s = _scale(desc, x) * (x["q"].transpose(1, 2) @ _by_head(desc, x["k"]).mT)
+    bent = None
+    if desc.softcap:
+        bent = torch.tanh(s / desc.softcap)
+        s = desc.softcap * bent
+    if desc.mask is not None and desc.mask is not ElementKind.BOOL:
+        s = s + x["mask"].to(s.dtype)
+    return s.masked_fill(~_visible(desc, x), -torch.inf), bent
+
+
+def _softmax(s: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and lse of scores; 0 and -inf for a row of -inf."""
+    if s.shape[-1] == 0:
+        return s, s.new_full(s.shape[:-1], -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    top = top.masked_fill(top == -torch.inf, 0)
+    e = (s - top).exp()
+    total = e.sum(-1, keepdim=True)
+    return e / total.masked_fill(total == 0, 1), (top + total.log()).squeeze(-1)
+
+
+def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
+    """exp(s - lse); 0 in rows whose lse is -inf."""
+    return (s - lse.masked_fill(lse == -torch.inf, torch.inf)[..., None].to(s.dtype)).exp()
+
+
+def _slopes(desc: AttentionBackwardDescriptor, x: Tensors, p: Tensor, bent: Tensor | None) -> Tensor:
+    """The derivative by each scaled score, before the softcap."""
+    dout, out = x["dout"].transpose(1, 2), x["out"].transpose(1, 2)
+    ds = p * (dout @ _by_head(desc, x["v"]).mT - (dout * out).sum(-1, keepdim=True))
+    found: Tensor = ds if bent is None else ds * (1 - bent * bent)
+    return found
+
+
+def _grouped(desc: AttentionBackwardDescriptor, t: Tensor) -> Tensor:
+    """Of (batch, heads, keys, width), the sums over the query heads of each head of k and v."""
+    found: Tensor = t.reshape(len(t), desc.key_heads, desc.group, *t.shape[2:]).sum(2).transpose(1, 2)
+    return found
+
+
+# --- what checks must know ---
+
+
+def _magnitude(desc: AttendingDescriptor, x: Tensors) -> Tensor:
+    """E of the error analysis for each score; 0 where a query does not see a key."""
+    found: Tensor
+    found = abs(_scale(desc, x)) * (x["q"].abs().transpose(1, 2) @ _by_head(desc, x["k"].abs()).mT) + desc.softcap
+    if desc.mask is not None and desc.mask is not ElementKind.BOOL:
+        found = found + x["mask"].abs()
+    return found.masked_fill(~_visible(desc, x) | (found == torch.inf), 0)
+
+
+def _terms(desc: AttentionDescriptor, x: Tensors) -> Tensors:
+    s, _ = _scores(desc, x)
+    p, lse = _softmax(s)
+    most = _magnitude(desc, x).amax(-1, keepdim=True) if desc.keys else s.sum(-1, keepdim=True)
+    known = errors(desc, "out")
+    each = p * (1 + 2 * known.weight * most) + known.lost / known.of_terms * s.isfinite()
+    out = each @ _by_head(desc, x["v"].abs())
+    return {"out": out.transpose(1, 2), "lse": 1 + most.squeeze(-1) + lse.masked_fill(lse == -torch.inf, 0).abs()}
+
+
+def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
+    dout, out = x["dout"].transpose(1, 2), x["out"].transpose(1, 2)
+    s, bent = _scores(desc, x)
+    p, seen = _probabilities(s, x["lse"]), s.isfinite()
+    size = _magnitude(desc, x) + x["lse"].masked_fill(x["lse"] == -torch.inf, 0).abs()[..., None]
+    ds = (_slopes(desc, x, p, bent)).abs()
+    b = dout.abs() @ _by_head(desc, x["v"].abs()).mT + (dout * out).abs().sum(-1, keepdim=True)
+
+    def of_ds(name: str) -> Tensor:
+        known = errors(desc, name)
+        lost = known.lost / known.of_terms
+        whole: Tensor = ds + ((known.share + 2 * known.weight * size) * p + lost * seen) * b + lost * seen
+        return whole * abs(_scale(desc, x))
+
+    known = errors(desc, "dv")
+    of_p = p * (1 + 2 * known.weight * size) + known.lost / known.of_terms * seen
+    return {
+        "dq": (of_ds("dq") @ _by_head(desc, x["k"].abs())).transpose(1, 2),
+        "dk": _grouped(desc, of_ds("dk").mT @ x["q"].abs().transpose(1, 2)),
+        "dv": _grouped(desc, of_p.mT @ dout.abs()),
+    }
+
+
+def _results(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
+    """``out`` and ``lse`` are results of the forward op."""
+    wide = {name: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for name, t in x.items()}
+    p, lse = _softmax(_scores(desc, wide)[0])
+    out = (p @ _by_head(desc, wide["v"])).transpose(1, 2)
+    return {"out": out.contiguous().to(x["out"].dtype), "lse": lse.to(x["lse"].dtype)}
+
+
+# --- ops ---
+
+
+def _on_the_cpu(desc: AttendingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Never batch-invariant: torch may divide sums into blocks that depend on the batch."""
+    return guarantee(desc, batch=False)
+
+
+@reference(
+    op="attention",
+    elements=FLOATS,
+    guarantee=_on_the_cpu,
+    checks=CheckRules(_terms, passes=("unit",), signed=True),
+)
+def attention(desc: AttentionDescriptor, x: Tensors) -> Tensors:
+    p, lse = _softmax(_scores(desc, x)[0])
+    return {"out": (p @ _by_head(desc, x["v"])).transpose(1, 2), "lse": lse}
+
+
+@reference(
+    op="attention_backward",
+    elements=FLOATS,
+    guarantee=_on_the_cpu,
+    checks=CheckRules(_backward_terms, _results, ("unit",), signed=True),
+)
+def attention_backward(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
+    s, bent = _scores(desc, x)
+    p = _probabilities(s, x["lse"])
+    ds = _slopes(desc, x, p, bent) * _scale(desc, x)
+    return {
+        "dq": (ds @ _by_head(desc, x["k"])).transpose(1, 2),
+        "dk": _grouped(desc, ds.mT @ x["q"].transpose(1, 2)),
+        "dv": _grouped(desc, p.mT @ x["dout"].transpose(1, 2)),
+    }

@@ -1,0 +1,171 @@
+"""Operands of attention as kernel arguments, tiles of the kernels that read through pointers, and costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, Stride
+from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import TL, ceil_power
+from triplan.descriptors import Operand, packed_strides
+from triplan.descriptors.attention import AttendingDescriptor
+from triplan.sku import SUPPORTED, ArchSku, ElementKind, MathPrecision, Support, Target
+
+D = TypeVar("D", bound=AttendingDescriptor)
+#: Elements of the kernels that read through pointers.
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+#: The widest head that they hold in registers and shared memory.
+MOST_WIDTH = 256
+#: Positions are counted in 32 bits, and a sum of three of them must fit.
+MOST_LENGTH = 2**29
+#: TFLOP/s that kernels by pointers reach, by element and architecture. Untuned.
+TERAFLOPS = {
+    MathPrecision.F16: {ArchSku.SM90A: 350.0, ArchSku.SM80: 150.0},
+    MathPrecision.BF16: {ArchSku.SM90A: 350.0, ArchSku.SM80: 150.0},
+    MathPrecision.TF32: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
+    MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
+    MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
+}
+#: Operations per microsecond in 1 TFLOP/s.
+TERA_PER_US = 10**6
+#: log2(e): scores are in base-2 logarithms.
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Queries and keys of a step, and how a program computes them."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def arithmetic(desc: AttendingDescriptor) -> str:
+    """Which tiles suit: those of tensor cores for 16 bits (``half``) or ``tf32``, else of ``scalar`` multiply-adds."""
+    if desc.element.itemsize == 2:
+        return "half"
+    return "tf32" if desc.multiplicands is MathPrecision.TF32 else "scalar"
+
+
+def padded_width(desc: AttendingDescriptor) -> int:
+    """64, 128 or 256: what holds a key and a value."""
+    return max(64, ceil_power(max(desc.head_dim, desc.values)))
+
+
+def pointer(o: Operand) -> Ptr:
+    """The operand's address, known to be aligned to 16 bytes or to its element. Booleans are read as bytes."""
+    element = o.element.bits if o.element is ElementKind.BOOL else o.element
+    return Ptr(o.name, element, 16 if o.alignment >= 16 else o.element.itemsize)
+
+
+def strides(o: Operand) -> tuple[Arg, ...]:
+    """Strides of (batch, head, row, element), the last None for 1; of (batch, head, row), which lse has.
+
+    Those of a packed operand are known.
+    """
+    width = max(16 // o.element.itemsize, 1)
+    axes = {"lse": (0, 1, 2), "mask": (0, 1, 2, 3)}.get(o.name, (0, 2, 1, 3))
+    unit = o.layout.packed or o.layout.unit_axis == 3
+    multiple = o.shape[-1] if o.layout.packed else o.layout.stride_multiple
+    known = width if len(axes) == 4 and multiple % width == 0 else 1
+    found: list[Arg] = []
+    for axis in axes:
+        if axis == 3 and unit:
+            found.append(None)
+        elif o.layout.packed:
+            found.append(Int(packed_strides(o.shape)[axis], wide=True, divisibility=known))
+        else:
+            found.append(Stride(o.name, axis, divisibility=known if unit else 1))
+    return tuple(found)
+
+
+def arguments(desc: AttendingDescriptor, names: Sequence[str]) -> dict[str, Arg]:
+    """The operands ``names`` with their strides, the mask, and all numbers."""
+    args: dict[str, Arg] = {}
+    for name in names:
+        o = desc.operand(name)
+        args |= {name: pointer(o), f"{name}_strides": strides(o)}
+    mask = next((o for o in desc.operands() if o.name == "mask"), None)
+    whole = desc.queries + desc.keys
+    return {
+        **args,
+        "mask": None if mask is None else pointer(mask),
+        "mask_strides": None if mask is None else strides(mask),
+        "scale": Scalar("scale", desc.element.compute, desc.head_dim**-0.5),
+        "softcap": Float(desc.softcap, desc.element.compute),
+        "queries": Int(desc.queries),
+        "keys": Int(desc.keys),
+        "heads": Int(desc.heads),
+        "group": Int(desc.group),
+        "shift": Int(desc.shift),
+        "left": Int(min(desc.window_left or 0, whole)),
+        "right": Int(min(desc.right or 0, whole)),
+    }
+
+
+def constants(desc: AttendingDescriptor, tile: Tile) -> dict[str, object]:
+    """The constexprs that the kernels share."""
+    compute = desc.element.compute
+    return {
+        "HEAD": desc.head_dim,
+        "VALUE": desc.values,
+        "BLOCK_Q": tile.queries,
+        "BLOCK_K": tile.keys,
+        "BLOCK_D": max(ceil_power(desc.head_dim), 16),
+        "BLOCK_V": max(ceil_power(desc.values), 16),
+        "CAPPED": desc.softcap > 0,
+        "MASK": None if desc.mask is None else "bool" if desc.mask is ElementKind.BOOL else "float",
+        "LEFT": desc.window_left is not None,
+        "RIGHT": desc.right is not None,
+        "UNIT": 1.0 if compute is ElementKind.F64 else LOG2_E,
+        "PRECISION": "tf32" if desc.multiplicands is MathPrecision.TF32 else "ieee",
+        "ACC": TL[compute],
+    }
+
+
+def supports(desc: D, programs_of: Callable[[D], int]) -> Support:
+    """Whether 32 bits count positions and programs, and registers hold a head's width."""
+    if max(desc.head_dim, desc.values) > MOST_WIDTH:
+        return Support.no(f"heads of {desc.head_dim} and {desc.values} elements; it holds up to {MOST_WIDTH}")
+    if desc.element is ElementKind.F64 and desc.mask is ElementKind.BOOL:
+        return Support.no("takes a mask of f64 for f64: Triton's compiler fails where a bool decides an operand of f64")
+    if max(desc.queries, desc.keys) >= MOST_LENGTH:
+        return Support.no(f"{desc.queries} queries and {desc.keys} keys; it counts fewer than {MOST_LENGTH}")
+    if (programs := programs_of(desc)) >= 2**31:
+        return Support.no(f"{programs} programs; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def pairs(desc: AttendingDescriptor) -> float:
+    """Pairs of a query and a key that it sees, of one head of one sequence, without the mask."""
+    every = desc.queries * desc.keys
+    if desc.right is None and desc.window_left is None:
+        return every
+    # Of each query, an average over the positions where the window leaves the keys.
+    if desc.window_left is None or desc.right is None:
+        return max(every / 2, 1.0) if desc.queries <= 2 * desc.keys else every
+    return min(float(every), desc.queries * (desc.window_left + desc.right + 1.0))
+
+
+def cost_us(desc: AttendingDescriptor, target: Target, products: int, rate: float, tile: int) -> float:
+    """Estimated microseconds of ``products`` matrix products of the problem at ``rate`` TFLOP/s of a whole card.
+
+    ``tile``: queries of a program; fewer programs than multiprocessors leave some idle.
+    """
+    width = (desc.head_dim + desc.values) / 2
+    work = 2.0 * products * desc.batch * desc.heads * pairs(desc) * width / (rate * TERA_PER_US)
+    programs = desc.batch * desc.heads * max(math.ceil(desc.queries / tile), 1)
+    sms = max(target.sm_count, 1)
+    nbytes = sum(o.nbytes for o in desc.operands() if o.is_tensor and o.name != "mask")
+    idle = max(sms / max(programs, 1), 1.0)
+    return card.LAUNCH_US + max(work * idle, nbytes / card.BYTES_PER_US)
+
+
+def layout(desc: AttendingDescriptor) -> str:
+    """The SKU's layout: whether all operands are packed."""
+    return "packed" if all(o.layout.packed for o in desc.operands() if o.is_tensor) else "strided"

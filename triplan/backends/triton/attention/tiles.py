@@ -1,0 +1,88 @@
+"""Kernel ``tiles``: attention with one tile of queries of one head per program, read through pointers at any strides.
+
+The tile does not depend on the batch, the heads or the number of queries: a row keeps its bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.table import kernel
+from triplan.backends.triton.attention import arguments
+from triplan.backends.triton.attention.arguments import (
+    ELEMENTS,
+    TERAFLOPS,
+    Tile,
+    arithmetic,
+    constants,
+    cost_us,
+    layout,
+    padded_width,
+)
+from triplan.backends.triton.attention.guarantees import guarantee
+from triplan.backends.triton.attention.tiles_kernels import attention_tiles_kernel
+from triplan.backends.triton.common import card
+from triplan.descriptors import AttentionDescriptor
+from triplan.descriptors.attention import AttendingDescriptor
+from triplan.sku import Support, Target
+
+#: Tiles by kind of arithmetic and the width of a head, padded to a power of two: the largest found that do not spill
+#: registers (sm80 and sm90a, causal). Their speed is untuned.
+TILES = {
+    "half": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 64, 8, 2)},
+    "tf32": {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 16, 4, 2)},
+    "scalar": {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)},
+}
+
+
+def tile_of(desc: AttendingDescriptor) -> Tile:
+    return TILES[arithmetic(desc)][padded_width(desc)]
+
+
+def programs_of(desc: AttentionDescriptor) -> int:
+    return math.ceil(desc.queries / tile_of(desc).queries) * desc.batch * desc.heads
+
+
+def supports(desc: AttentionDescriptor, target: Target) -> Support:
+    return arguments.supports(desc, programs_of)
+
+
+def rank(desc: AttentionDescriptor, target: Target) -> float:
+    """Estimated microseconds."""
+    rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
+    return cost_us(desc, target, 2, rate, tile_of(desc).queries)
+
+
+def numerics(desc: AttendingDescriptor) -> str:
+    """All that the bits of a row depend on, besides what it and its keys hold."""
+    edges = "".join("-" if side is None else "w" for side in (desc.window_left, desc.right))
+    widths = f"{desc.head_dim}.{desc.values}.{desc.keys % tile_of(desc).keys > 0:d}"
+    return f"{desc.op}-tiles.{desc.element}.{desc.multiplicands}.{widths}.{edges}.{desc.softcap}.{desc.mask}.v1"
+
+
+@kernel(
+    op="attention",
+    name="tiles",
+    elements=ELEMENTS,
+    supports=supports,
+    rank=rank,
+    guarantee=guarantee,
+    numerics=numerics,
+    layout=layout,
+)
+def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
+    if desc.operand("lse").numel == 0:
+        return []
+    tile = tile_of(desc)
+    return [
+        Launch(
+            attention_tiles_kernel,
+            programs_of(desc),
+            arguments.arguments(desc, ("q", "k", "v", "out", "lse")),
+            {**constants(desc, tile), "EDGE": desc.keys % tile.keys > 0},
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            max_registers=card.MAX_THREAD_REGISTERS,
+        )
+    ]

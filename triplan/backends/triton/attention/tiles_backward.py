@@ -1,0 +1,125 @@
+"""Kernel ``tiles`` of the backward op: dq by tiles of queries, then dk and dv by tiles of keys; no atomics."""
+
+from __future__ import annotations
+
+import math
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
+from triplan.backends.table import kernel
+from triplan.backends.triton.attention import arguments
+from triplan.backends.triton.attention.arguments import (
+    ELEMENTS,
+    TERAFLOPS,
+    Tile,
+    arithmetic,
+    constants,
+    cost_us,
+    layout,
+    padded_width,
+)
+from triplan.backends.triton.attention.guarantees import guarantee
+from triplan.backends.triton.attention.tiles import numerics
+from triplan.backends.triton.attention.tiles_backward_kernels import attention_dkdv_kernel, attention_dq_kernel
+from triplan.backends.triton.common import card
+from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
+from triplan.sku import Support, Target
+
+#: Matrix products: scores and slopes are computed twice.
+PRODUCTS = 7
+
+
+#: Tiles of dq, and of dk and dv, as ``TILES`` of the forward op.
+TILES = {
+    "half": {
+        64: (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
+        128: (Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
+        256: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
+    },
+    "tf32": {
+        64: (Tile(64, 32, 4, 1), Tile(32, 64, 8, 1)),
+        128: (Tile(32, 16, 4, 1), Tile(32, 64, 8, 1)),
+        256: (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
+    },
+    "scalar": {
+        64: (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
+        128: (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
+        256: (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
+    },
+}
+
+
+def tiles_of(desc: AttentionBackwardDescriptor) -> tuple[Tile, Tile]:
+    return TILES[arithmetic(desc)][padded_width(desc)]
+
+
+def programs_of(desc: AttentionBackwardDescriptor) -> tuple[int, int]:
+    of_queries, of_keys = tiles_of(desc)
+    return (
+        math.ceil(desc.queries / of_queries.queries) * desc.batch * desc.heads,
+        math.ceil(desc.keys / of_keys.keys) * desc.batch * desc.key_heads,
+    )
+
+
+def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
+    return arguments.supports(desc, lambda d: max(programs_of(d)))
+
+
+def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
+    """Estimated microseconds."""
+    rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
+    return card.LAUNCH_US + cost_us(desc, target, PRODUCTS, rate, tiles_of(desc)[0].queries)
+
+
+def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
+    """Bytes of sum(dout * out) of each query; without a query one, so that there is an address."""
+    lse = desc.operand("lse")
+    return max(lse.nbytes, lse.element.itemsize if desc.operand("dk").numel else 0)
+
+
+@kernel(
+    op="attention_backward",
+    name="tiles",
+    elements=ELEMENTS,
+    supports=supports,
+    rank=rank,
+    workspace=workspace,
+    guarantee=guarantee,
+    numerics=numerics,
+    layout=layout,
+)
+def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
+    of_queries, of_keys = tiles_of(desc)
+    lse = desc.operand("lse")
+    known = packed_strides(lse.shape)
+    delta: dict[str, Arg] = {
+        "delta": Scratch(0, lse.element),
+        "delta_strides": tuple(Int(s, wide=True) for s in known),
+    }
+    found = []
+    if lse.numel:
+        args = arguments.arguments(desc, ("dout", "q", "k", "v", "out", "lse", "dq"))
+        found.append(
+            Launch(
+                attention_dq_kernel,
+                programs_of(desc)[0],
+                {**args, **delta},
+                {**constants(desc, of_queries), "EDGE": desc.keys % of_queries.keys > 0},
+                num_warps=of_queries.warps,
+                num_stages=of_queries.stages,
+                max_registers=card.MAX_THREAD_REGISTERS,
+            )
+        )
+    if desc.operand("dk").numel:
+        args = arguments.arguments(desc, ("dout", "q", "k", "v", "lse", "dk", "dv"))
+        found.append(
+            Launch(
+                attention_dkdv_kernel,
+                programs_of(desc)[1],
+                {**args, **delta},
+                constants(desc, of_keys),
+                num_warps=of_keys.warps,
+                num_stages=of_keys.stages,
+                max_registers=card.MAX_THREAD_REGISTERS,
+            )
+        )
+    return found

@@ -1,0 +1,125 @@
+"""Kernel of ``tiles``: attention with one tile of queries of one head per program, read through pointers.
+
+A program walks over the keys with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867; Dao et al.,
+FlashAttention, arXiv 2205.14135). What a row's block of keys adds does not depend on the other rows of its tile, and a
+block of which it sees no key changes nothing: its bits do not depend on the number of queries.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.attention.shared_kernels import (
+    exponential,
+    head_pointer,
+    keys_of,
+    load_tile,
+    logarithm,
+    scores_of,
+    store_tile,
+)
+from triplan.backends.triton.common.rows_kernels import finite_shift
+
+
+@triton.jit
+def attention_tiles_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    mask,
+    scale,
+    q_strides,
+    k_strides,
+    v_strides,
+    out_strides,
+    lse_strides,
+    mask_strides,
+    queries,
+    keys,
+    heads,
+    group,
+    softcap,
+    shift,
+    left,
+    right,
+    HEAD: tl.constexpr,
+    VALUE: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CAPPED: tl.constexpr,
+    MASK: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    EDGE: tl.constexpr,
+    UNIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """out = softmax(scores) @ v and lse of BLOCK_Q queries of one head, in blocks of BLOCK_K keys.
+
+    ``q``, ``k``, ``v``, ``out`` (batch, row, head, HEAD or VALUE) of f16, bf16, f32 or f64; ``lse`` (batch, head,
+    query), and the arithmetic, in ACC; ``mask`` (batch, head, query, key) or None. Strides are (batch, head, row,
+    element), the last None for 1. The others: see ``scores_of``.
+    """
+    tiles = tl.cdiv(queries, BLOCK_Q)
+    program = tl.program_id(0)
+    # With a causal mask, the last tile has the most keys: programs start with the longest.
+    first = (tiles - 1 - program % tiles) * BLOCK_Q
+    batch = program // tiles // heads
+    head = program // tiles % heads
+    query = first + tl.arange(0, BLOCK_Q)
+    q = head_pointer(q, q_strides, batch, head)
+    k = head_pointer(k, k_strides, batch, head // group)
+    v = head_pointer(v, v_strides, batch, head // group)
+    out = head_pointer(out, out_strides, batch, head)
+    if MASK is not None:
+        mask = head_pointer(mask, mask_strides, batch, head)
+    x = load_tile(q, q_strides, query, queries, HEAD, BLOCK_D, False)
+    top = tl.full((BLOCK_Q,), -float("inf"), ACC)
+    total = tl.zeros((BLOCK_Q,), ACC)
+    acc = tl.zeros((BLOCK_Q, BLOCK_V), ACC)
+    start, end = keys_of(first, first + BLOCK_Q - 1, keys, shift, left, right, BLOCK_K, LEFT, RIGHT)
+    for at in range(start, end, BLOCK_K):
+        key = at + tl.arange(0, BLOCK_K)
+        y = load_tile(k, k_strides, key, keys, HEAD, BLOCK_D, True)
+        product = tl.dot(x, y, input_precision=PRECISION, out_dtype=ACC)
+        s, _ = scores_of(
+            product,
+            query[:, None],
+            key[None, :],
+            mask,
+            mask_strides,
+            queries,
+            keys,
+            scale,
+            softcap,
+            shift,
+            left,
+            right,
+            CAPPED,
+            MASK,
+            LEFT,
+            RIGHT,
+            EDGE,
+            UNIT,
+        )
+        new = tl.maximum(top, tl.max(s, 1))
+        base = finite_shift(new)
+        p = exponential(s - base[:, None])
+        factor = exponential(top - base)
+        total = total * factor + tl.sum(p, 1)
+        z = load_tile(v, v_strides, key, keys, VALUE, BLOCK_V, False)
+        acc = tl.dot(p.to(z.dtype), z, acc * factor[:, None], input_precision=PRECISION, out_dtype=ACC)
+        top = new
+    # A row that has seen no key: 0 and -inf.
+    acc = acc / tl.where(total == 0, 1.0, total)[:, None]
+    store_tile(out, out_strides, query, queries, acc, VALUE, BLOCK_V)
+    at = head_pointer(lse, lse_strides, batch, head)
+    found = (finite_shift(top) + logarithm(total)) / UNIT
+    tl.store(at + query.to(tl.int64) * lse_strides[2], found, mask=query < queries)

@@ -1,0 +1,184 @@
+"""Attention, ``out = softmax(scale * q @ k.T + mask) @ v`` for each head, and its gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from triplan.descriptors.base import Descriptor, PlannedBy
+from triplan.descriptors.fields import Extent, NonNegative
+from triplan.descriptors.operand import Operand, OperandKind, Role
+from triplan.sku import Element, ElementKind, MathPrecision, OpCategory, OptionalElement, OptionalMath, field
+
+if TYPE_CHECKING:
+    from triplan.facade.attention import AttentionBackwardPlan, AttentionPlan
+
+__all__ = ["AttendingDescriptor", "AttentionBackwardDescriptor", "AttentionDescriptor"]
+
+
+class AttendingDescriptor(Descriptor):
+    """Fields that attention and its backward op share.
+
+    Query i stands at position ``i`` among the keys, or with ``align`` ``"end"`` at ``i + keys - queries``. It sees key
+    j if ``j <= position`` (``causal``), ``j >= position - window_left``, ``j <= position + window_right``, and the mask
+    allows it. A query that sees no key has the result 0 and the lse -inf; its gradients are 0.
+
+    Attributes:
+        batch: number of sequences.
+        queries, keys: their lengths.
+        heads: heads of q; a multiple of ``key_heads``. Consecutive heads share a head of k and v.
+        key_heads: heads of k and v.
+        head_dim: elements of a query and of a key.
+        value_dim: elements of a value; by default ``head_dim``.
+        element: element of q, k, v and out. f16 and bf16 are computed in f32, and the probabilities are rounded to the
+            element before they multiply the values.
+        math: precision of the multiplicands of f32: by default f32, or tf32.
+        causal: whether a query sees no key after its position.
+        align: whether the first query stands at the first key (``start``, as torch's ``is_causal`` has it), or the last
+            at the last (``end``, as FlashAttention has it, and as a cache of keys needs it).
+        window_left, window_right: keys that a query sees before and after its position; None: all. With ``causal``,
+            ``window_right`` is None.
+        softcap: c > 0 replaces each scaled score s by ``c * tanh(s / c)``, before the mask; 0: none.
+        mask: element of the operand ``mask``: ``bool`` (True: the query sees the key), or f32 or ``element`` for what
+            is added to the scaled score. None: there is no mask.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.ATTENTION
+
+    batch: Extent
+    queries: Extent
+    keys: Extent
+    heads: Extent
+    key_heads: Extent
+    head_dim: Extent
+    value_dim: Extent | None = None
+    element: Element
+    math: OptionalMath = field(default=None)
+    causal: bool = False
+    align: Literal["start", "end"] = "end"
+    window_left: NonNegative | None = None
+    window_right: NonNegative | None = None
+    softcap: Annotated[float, Field(ge=0, lt=1e30), AfterValidator(lambda cap: cap + 0.0)] = 0.0
+    mask: OptionalElement = field(default=None)
+
+    def check_problem(self) -> None:
+        if self.key_heads == 0 or self.heads % self.key_heads:
+            raise ValueError(f"heads = {self.heads}: must be a multiple of key_heads = {self.key_heads}, above 0")
+        if self.head_dim == 0 or self.values == 0:
+            raise ValueError(f"head_dim, value_dim = {self.head_dim}, {self.values}: must be above 0")
+        if self.math not in (None, *((MathPrecision.TF32,) if self.element is ElementKind.F32 else ())):
+            raise ValueError(f"math = {self.math}: must be None, or tf32 for f32")
+        if self.causal and self.window_right is not None:
+            raise ValueError(f"window_right = {self.window_right}: a causal query sees no key after its position")
+        if self.mask not in (None, ElementKind.BOOL, ElementKind.F32, self.element):
+            raise ValueError(f"mask = {self.mask}: must be bool, f32 or {self.element}")
+
+    @property
+    def values(self) -> int:
+        """Elements of a value."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a head of k and v."""
+        return self.heads // self.key_heads
+
+    @property
+    def shift(self) -> int:
+        """The position of query 0 among the keys."""
+        return self.keys - self.queries if self.align == "end" else 0
+
+    @property
+    def right(self) -> int | None:
+        """Keys that a query sees after its position; None: all."""
+        return 0 if self.causal else self.window_right
+
+    @property
+    def multiplicands(self) -> MathPrecision:
+        """The precision that factors of products are rounded to."""
+        return self.math or MathPrecision(self.element.value)
+
+    def _queries(self, name: str, role: Role, width: int) -> Operand:
+        shape = (self.batch, self.queries, self.heads, width)
+        return Operand(name, role, self.element, shape, batch_axes=(0, 1, 2))
+
+    def _keys(self, name: str, role: Role, width: int) -> Operand:
+        return Operand(name, role, self.element, (self.batch, self.keys, self.key_heads, width), batch_axes=(0,))
+
+    def _lse(self, role: Role) -> Operand:
+        return Operand("lse", role, self.element.compute, (self.batch, self.heads, self.queries), batch_axes=(0, 1, 2))
+
+    def _others(self) -> tuple[Operand, ...]:
+        shape = (self.batch, self.heads, self.queries, self.keys)
+        return (
+            *(() if self.mask is None else (Operand("mask", Role.INPUT, self.mask, shape, batch_axes=(0,)),)),
+            Operand("scale", Role.INPUT, self.element.compute, kind=OperandKind.HOST_SCALAR, optional=True),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        batch, queries, heads, head_dim = args.q.shape
+        _, keys, key_heads, values = args.v.shape
+        mask = getattr(args, "mask", None)
+        return {
+            "batch": batch,
+            "queries": queries,
+            "keys": keys,
+            "heads": heads,
+            "key_heads": key_heads,
+            "head_dim": head_dim,
+            "value_dim": None if values == head_dim else values,
+            "element": args.q.dtype,
+            "mask": None if mask is None else mask.dtype,
+            **options,
+        }
+
+
+class AttentionDescriptor(AttendingDescriptor, PlannedBy["AttentionPlan"]):
+    """``out = softmax(scale * q @ k.T + mask) @ v`` for each sequence and head, and ``lse``, the logarithm of each
+    query's sum of exponentials (torch's scaled_dot_product_attention, FlashAttention).
+
+    Operands: ``q`` (batch, queries, heads, head_dim), ``k`` (batch, keys, key_heads, head_dim), ``v`` (batch, keys,
+    key_heads, value_dim), ``out`` (batch, queries, heads, value_dim), ``lse`` (batch, heads, queries) in f32, f64 for
+    f64; ``mask`` (batch, heads, queries, keys), which stride 0 broadcasts. ``scale`` is an Arg; None means
+    ``head_dim ** -0.5``. Another order of the axes in memory is a matter of strides, never a copy.
+    """
+
+    op: Literal["attention"] = "attention"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            self._queries("q", Role.INPUT, self.head_dim),
+            self._keys("k", Role.INPUT, self.head_dim),
+            self._keys("v", Role.INPUT, self.values),
+            self._queries("out", Role.OUTPUT, self.values),
+            self._lse(Role.OUTPUT),
+            *self._others(),
+        )
+
+
+class AttentionBackwardDescriptor(AttendingDescriptor, PlannedBy["AttentionBackwardPlan"]):
+    """Gradients of attention: with ``p = exp(s - lse)`` of the scores s, ``ds = p * (dout @ v.T - sum(dout * out))``,
+    ``dq = scale * ds @ k``, ``dk = scale * ds.T @ q`` and ``dv = p.T @ dout``; the gradient of a head of k or v that
+    query heads share is the sum over these.
+
+    Operands: ``dout``, ``q``, ``k``, ``v``, ``out`` and ``lse`` as attention has them, ``dq``, ``dk`` and ``dv`` of the
+    shapes of q, k and v; ``mask`` and ``scale`` as in attention. With a softcap, ds has its derivative as a factor.
+    """
+
+    op: Literal["attention_backward"] = "attention_backward"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            self._queries("dout", Role.INPUT, self.values),
+            self._queries("q", Role.INPUT, self.head_dim),
+            self._keys("k", Role.INPUT, self.head_dim),
+            self._keys("v", Role.INPUT, self.values),
+            self._queries("out", Role.INPUT, self.values),
+            self._lse(Role.INPUT),
+            self._queries("dq", Role.OUTPUT, self.head_dim),
+            self._keys("dk", Role.OUTPUT, self.head_dim),
+            self._keys("dv", Role.OUTPUT, self.values),
+            *self._others(),
+        )

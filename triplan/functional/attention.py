@@ -1,0 +1,326 @@
+"""Attention, on plans (docs/attention.md): ``attention``, and ``scaled_dot_product_attention`` with torch's arguments.
+
+The backward is a registered op of its own. Its derivative, and attention with a mask that requires grad, are in plain
+torch, with memory for all scores: both are rare.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from triplan.errors import Unsupported
+from triplan.facade import AttentionBackwardPlan, AttentionPlan
+from triplan.functional._autocast import narrowed
+from triplan.functional._ops import Recorded
+from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
+from triplan.functional._shapes import broadcast, check_same_device, require
+
+__all__ = ["attention", "scaled_dot_product_attention"]
+
+Tensor = torch.Tensor
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class How(NamedTuple):
+    """What both ops take besides tensors; the fields of their descriptors."""
+
+    scale: float | None
+    causal: bool
+    align: str
+    left: int | None
+    right: int | None
+    softcap: float
+
+
+HOW = "float? scale, bool causal, str align, int? left, int? right, float softcap"
+
+
+# --- what is checked ---
+
+
+def _check(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+    check_same_device(name, q, k, v, *(() if mask is None else (mask,)))
+    if q.dtype not in _DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise RuntimeError(
+            f"{name}(): expected query, key and value of one dtype, f16, bf16, f32 or f64, but got {q.dtype}, "
+            f"{k.dtype} and {v.dtype}"
+        )
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, q.dtype):
+        raise RuntimeError(f"{name}(): expected a mask of bool, f32 or query's dtype, but got {mask.dtype}")
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != 4:
+            raise RuntimeError(f"attention(): {name} must be (batch, length, heads, width), got {t.dim()} axes")
+    (b, _, h, d), (_, n, g, _) = q.shape, k.shape
+    require(
+        k.size(0) == b and v.size(0) == b and k.size(3) == d and v.size(1) == n and v.size(2) == g,
+        lambda: f"attention(): q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not fit together",
+    )
+    require(g > 0 and h % max(g, 1) == 0, lambda: f"attention(): {h} heads of q are no multiple of the {g} of k and v")
+
+
+# --- registered ops ---
+
+
+def _fields(how: How) -> dict[str, Any]:
+    found: dict[str, Any] = {"causal": how.causal, "align": how.align, "softcap": how.softcap}
+    return found | {"window_left": how.left, "window_right": how.right}
+
+
+def _operands(mask: Tensor | None, **operands: Tensor) -> dict[str, Tensor]:
+    return operands if mask is None else {**operands, "mask": mask}
+
+
+def _empty(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *how: Any) -> tuple[Tensor, Tensor]:
+    b, m, h, _ = q.shape
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((b, m, h, v.size(3))), q.new_empty((b, h, m), dtype=wide)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
+    how = How(*options)
+    out, lse = _empty(q, k, v, mask)
+    scalars = {} if how.scale is None else {"scale": how.scale}
+    run(AttentionPlan, _operands(mask, q=q, k=k, v=v, out=out, lse=lse), scalars=scalars, **_fields(how))
+    return out, lse
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, mask, *ctx.how = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, out, lse, mask)
+
+
+def _grad(ctx: Any, dout: Tensor, _: Any) -> Any:
+    q, k, v, out, lse, mask = ctx.saved_tensors
+    return *_attention_backward(dout, q, k, v, out, lse, mask, *ctx.how), *(None,) * (len(ctx.how) + 1)
+
+
+def _empty_gradients(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Each packed: strides of q, k and v need not be of a dense tensor."""
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    how = How(*options)
+    dq, dk, dv = found = _empty_gradients(dout, q, k, v)
+    operands = _operands(mask, dout=dout, q=q, k=k, v=v, out=out, lse=lse, dq=dq, dk=dk, dv=dv)
+    run(AttentionBackwardPlan, operands, scalars={} if how.scale is None else {"scale": how.scale}, **_fields(how))
+    return found
+
+
+def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    dout, q, k, v, _, _, mask, *ctx.how = inputs
+    ctx.save_for_backward(dout, q, k, v, mask)
+
+
+def _backward_grad(ctx: Any, of_dq: Tensor, of_dk: Tensor, of_dv: Tensor) -> Any:
+    """The derivative of the backward as a function of dout, q, k and v alone: out and lse follow from these.
+
+    With ds = p * (dp - sum(p * dp)), dp = dout @ v.T, and g the gradient that comes to ds: p's is r, dp's is e.
+    """
+    dout, q, k, v, mask = ctx.saved_tensors
+    how, dtype = How(*ctx.how), q.dtype
+    group = q.size(2) // k.size(2)
+    dout, q, of_dq = (t.transpose(1, 2).to(_wide(dtype)) for t in (dout, q, of_dq))
+    k, v, of_dk, of_dv = (_repeated(t, group).to(_wide(dtype)) for t in (k, v, of_dk, of_dv))
+    s, bent = _scores(q, k, mask, how)
+    p, scale = _softmax(s), _scale(q, how)
+
+    def centred(t: Tensor) -> Tensor:
+        return p * (t - (p * t).sum(-1, keepdim=True))
+
+    dp = dout @ v.mT
+    ds = centred(dp)
+    slope = 1 if bent is None else 1 - bent * bent
+    incoming = scale * (of_dq @ k.mT + q @ of_dk.mT)
+    g = incoming * slope
+    e = centred(g)
+    r = g * (dp - (p * dp).sum(-1, keepdim=True)) - (p * g).sum(-1, keepdim=True) * dp + dout @ of_dv.mT
+    to_s = centred(r) * slope
+    if bent is not None:
+        to_s = to_s - incoming * ds * bent * slope * (2 / how.softcap)
+    ds = ds * slope
+    to_dout = (p @ of_dv + e @ v).transpose(1, 2)
+    to_q = (scale * (to_s @ k + ds @ of_dk)).transpose(1, 2)
+    to_k, to_v = (_summed(t, group) for t in (scale * (to_s.mT @ q + ds.mT @ of_dq), e.mT @ dout))
+    return *(t.to(dtype) for t in (to_dout, to_q, to_k, to_v)), *(None,) * (len(ctx.how) + 3)
+
+
+_attention = Recorded(
+    "attention",
+    f"(Tensor q, Tensor k, Tensor v, Tensor? mask, {HOW}) -> (Tensor, Tensor)",
+    _forward,
+    _empty,
+    setup=_setup,
+    backward=_grad,
+)
+_attention_backward = Recorded(
+    "attention_backward",
+    f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? mask, {HOW}) "
+    "-> (Tensor, Tensor, Tensor)",
+    _backward,
+    _empty_gradients,
+    setup=_backward_setup,
+    backward=_backward_grad,
+)
+
+
+# --- in plain torch: (batch, heads, length, width), in the compute dtype ---
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _repeated(t: Tensor, group: int) -> Tensor:
+    return t.transpose(1, 2).repeat_interleave(group, 1)
+
+
+def _summed(t: Tensor, group: int) -> Tensor:
+    """The inverse of ``_repeated`` for gradients."""
+    b, h, *rest = t.shape
+    found: Tensor = t.reshape(b, h // group, group, *rest).sum(2).transpose(1, 2)
+    return found
+
+
+def _scale(q: Tensor, how: How) -> float:
+    return float(q.size(-1) ** -0.5) if how.scale is None else how.scale
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, how: How) -> tuple[Tensor, Tensor | None]:
+    """Scores, and the tanh of the softcap."""
+    s, bent = _scale(q, how) * (q @ k.mT), None
+    if how.softcap:
+        bent = torch.tanh(s / how.softcap)
+        s = how.softcap * bent
+    m, n = s.shape[-2:]
+    at = torch.arange(n, device=s.device) - torch.arange(m, device=s.device)[:, None]
+    at = at - (n - m if how.align == "end" else 0)
+    right = 0 if how.causal else how.right
+    if right is not None:
+        s = s.masked_fill(at > right, -torch.inf)
+    if how.left is not None:
+        s = s.masked_fill(at < -how.left, -torch.inf)
+    if mask is not None:
+        s = s.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else s + mask.to(s.dtype)
+    return s, bent
+
+
+def _softmax(s: Tensor) -> Tensor:
+    """Probabilities; 0 in rows of -inf, and with gradients of 0 there."""
+    alive = (s != -torch.inf).any(-1, keepdim=True)
+    return torch.where(alive, torch.softmax(torch.where(alive, s, 0), -1), 0)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: How) -> tuple[Tensor, Tensor]:
+    """out and lse, differentiable in everything."""
+    group, dtype = q.size(2) // k.size(2), q.dtype
+    q, k, v = (t.to(_wide(dtype)) for t in (q.transpose(1, 2), _repeated(k, group), _repeated(v, group)))
+    s, _ = _scores(q, k, mask, how)
+    return (_softmax(s) @ v).transpose(1, 2).to(dtype), s.detach().logsumexp(-1)
+
+
+# --- functions ---
+
+
+@replayed
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    align: Literal["start", "end"] = "end",
+    window_left: int | None = None,
+    window_right: int | None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """``softmax(scale * q @ k.T + mask) @ v`` for each head, and lse, the logarithms of the sums of exponentials.
+
+    ``q`` (batch, queries, heads, width), ``k`` and ``v`` (batch, keys, key_heads, width; v's may differ), of f16, bf16,
+    f32 or f64 and any strides; heads is a multiple of key_heads. ``mask`` broadcasts to (batch, heads, queries, keys):
+    bool, where True lets a query see a key, or f32 or q's dtype, which is added. ``scale``: by default
+    ``width ** -0.5``.
+
+    Query i stands at key i, or with ``align="end"`` the last query at the last key. With ``causal`` it sees no key
+    after its own; ``window_left`` and ``window_right`` bound how many it sees on each side. ``softcap`` c > 0 replaces
+    each score s by ``c * tanh(s / c)``. A query that sees no key gives 0, and lse -inf.
+
+    Returns (batch, queries, heads, width of v) in q's dtype, and (batch, heads, queries) in f32 (f64 for f64), which
+    has no gradient. Differentiable in q, k and v any number of times, and in ``mask``, in plain torch with memory for
+    all scores. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit.
+    """
+    q, k, v = narrowed("scaled_dot_product_attention", q, k, v)
+    _check("attention", q, k, v, mask)
+    _check_shapes(q, k, v)
+    if mask is not None:
+        mask = mask.expand(q.size(0), q.size(2), q.size(1), k.size(1))
+    return _attend(q, k, v, mask, How(scale, causal, align, window_left, window_right, softcap))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: How) -> tuple[Tensor, Tensor]:
+    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+        return _plain(q, k, v, mask, how)
+    if mask is not None and mask.dtype == torch.bool and q.dtype == torch.float64:
+        # No kernel takes a mask of bools for f64.
+        mask = torch.where(mask, 0.0, -torch.inf).to(q.dtype)
+    found: tuple[Tensor, Tensor] = _attention(q, k, v, mask, *how)
+    return found
+
+
+@replayed
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention of (..., heads, length, width) (torch.nn.functional.scaled_dot_product_attention).
+
+    ``attn_mask`` (bool, f32 or query's dtype) broadcasts to (..., heads, queries, keys). ``is_causal`` aligns the first
+    query with the first key. With ``enable_gqa``, heads of ``query`` are a multiple of those of ``key`` and ``value``.
+    All else is as in ``attention``. Under autocast it is computed in the autocast dtype. Raises ``RuntimeError`` for
+    arguments that do not fit, ``Unsupported`` (a ``NotImplementedError``) for ``dropout_p`` other than 0.
+    """
+    name = "scaled_dot_product_attention"
+    if dropout_p:
+        raise Unsupported(f"{name}(): dropout_p = {dropout_p}: only 0 is supported")
+    if attn_mask is not None and is_causal:
+        raise RuntimeError(f"{name}(): Explicit attn_mask should not be set when is_causal=True")
+    query, key, value = narrowed(name, query, key, value)
+    _check(name, query, key, value, attn_mask)
+    if min(query.dim(), key.dim(), value.dim()) < 2:
+        raise RuntimeError(f"{name}(): query, key and value must all be at least 2 dimensional")
+    rank = max(query.dim(), key.dim(), value.dim(), 4)
+    given = [t.reshape((1,) * (rank - t.dim()) + tuple(t.shape)) for t in (query, key, value)]
+    heads = [t.size(-3) for t in given]
+    shared = 1 if enable_gqa else 0
+    lead = broadcast(*(t.shape[: -2 - shared] for t in given))
+    whole = [(*lead, *t.shape[len(lead) :]) for t in given]
+    if not enable_gqa:
+        heads = [lead[-1]] * 3
+    q, k, v = (t.expand(w).reshape(-1, *w[-3:]).transpose(1, 2) for t, w in zip(given, whole, strict=True))
+    _check_shapes(q, k, v)
+    mask = attn_mask
+    if mask is not None:
+        full = (*whole[0][:-3], heads[0], query.size(-2), key.size(-2))
+        mask = mask.expand(full).reshape(-1, *full[-3:]) if len(full) > 4 else mask.expand(full)
+    out, _ = _attend(q, k, v, mask, How(scale, is_causal, "start", None, None, 0.0))
+    rank = max(query.dim(), key.dim(), value.dim())
+    shape = (*whole[0][:-3], heads[0], query.size(-2), value.size(-1))
+    return out.transpose(1, 2).reshape(shape[len(shape) - rank :])
