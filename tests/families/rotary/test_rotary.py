@@ -133,7 +133,8 @@ def test_derivatives_and_registration(device: str) -> None:
     op = torch.ops.triplan.rotary.default
     torch.library.opcheck(op, (q, k, None, None, frequencies, at, 1.5, None, True, True, False, False))
     table = frequencies.expand(4, 4)
-    options = {"test_utils": ("test_schema", "test_faketensor", "test_autograd_registration")}
+    # Without k the second result is empty, and so is its gradient.
+    options = {"test_utils": ("test_schema", "test_aot_dispatch_dynamic")}
     torch.library.opcheck(op, (q, None, table, table, None, None, 1.0, *CALL), **options)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k), ours(q, k))

@@ -26,6 +26,8 @@ def rotary_kernel(
     table_rows,
     blocks,
     groups,
+    q_groups,
+    tiles,
     sign,
     scale,
     eps,
@@ -36,6 +38,7 @@ def rotary_kernel(
     REST: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     CLAMP: tl.constexpr,
+    GROUPS_FIRST: tl.constexpr,
     KEYS: tl.constexpr,
     TABLE: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -43,17 +46,22 @@ def rotary_kernel(
 ):
     """out = (x * cos - y * sin, y * cos + x * sin) for each pair (x, y) of each head, with ``sign`` times sin.
 
-    q, k (with KEYS): (heads, heads of a group, x, out, and with NORM weight, rstd). x and out: (batch, sequence, heads,
+    q, k (with KEYS): (heads, x, out, and with NORM weight, rstd). x and out: (batch, sequence, heads,
     elements of a head), of which 2 * ``half`` are rotated and ``rest`` are not; weight: (elements of a head,); rstd:
     (batch, sequence, heads). cos, sin: (batch, table_rows, half) with TABLE, else inv_freq: (half,). positions: (batch,
     sequence), with POSITIONS. Each tensor is (address, strides); a stride of None is 1.
 
-    There are ``blocks`` of TOKENS tokens of all sequences, and ``groups`` of heads, of which a program rotates HEADS at
-    a time.
+    There are ``blocks`` of TOKENS tokens of all sequences, and ``groups`` of ``tiles`` times HEADS heads, first
+    ``q_groups`` of q. Neighbouring programs work on the groups of a block, with GROUPS_FIRST, else on the blocks of a
+    group.
     """
     pid = tl.program_id(0)
-    block = pid % blocks
-    group = pid // blocks
+    if GROUPS_FIRST:
+        block = pid // groups
+        group = pid % groups
+    else:
+        block = pid % blocks
+        group = pid // blocks
     token = block.to(tokens.dtype) * TOKENS + tl.arange(0, TOKENS)
     live = token < tokens
     b = token // sequence
@@ -77,15 +85,64 @@ def rotary_kernel(
         c = tl.cos(angle) * scale
         d = tl.sin(angle) * scale
     d *= sign
-    _rotate(q, group, b, s, live, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM)
-    if KEYS:
-        _rotate(k, group, b, s, live, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM)
+    if group < q_groups:
+        _rotate(q, group, tiles, b, s, live, c, d, half, rest, eps, not TABLE, HEADS, BLOCK, REST, INTERLEAVED, NORM)
+    elif KEYS:
+        _rotate(
+            k,
+            group - q_groups,
+            tiles,
+            b,
+            s,
+            live,
+            c,
+            d,
+            half,
+            rest,
+            eps,
+            not TABLE,
+            HEADS,
+            BLOCK,
+            REST,
+            INTERLEAVED,
+            NORM,
+        )
 
 
 @triton.jit
 def _rotate(
     heads,
     group,
+    tiles,
+    b,
+    s,
+    live,
+    c,
+    d,
+    half,
+    rest,
+    eps,
+    LOOPS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    REST: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Rotate the ``tiles`` tiles of heads of a group; without LOOPS one, which takes fewer registers."""
+    if LOOPS:
+        for i in range(tiles):
+            head = (group * tiles + i) * HEADS
+            _rotate_tile(heads, head, b, s, live, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM)
+    else:
+        head = group * HEADS
+        _rotate_tile(heads, head, b, s, live, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM)
+
+
+@triton.jit
+def _rotate_tile(
+    heads,
+    first_head,
     b,
     s,
     live,
@@ -100,59 +157,56 @@ def _rotate(
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Rotate the heads of group number ``group`` of the tokens (``b``, ``s``) [TOKENS] by c and d [TOKENS, BLOCK].
+    """Rotate HEADS heads of the tokens (``b``, ``s``) [TOKENS] by c and d [TOKENS, BLOCK].
 
     Both results are one product, rounded, and one fused multiply-add: written so, no binary rounds otherwise.
     """
-    count, span, x, out, weight, rstd = heads
+    count, x, out, weight, rstd = heads
     c = c[None, :, :]
     d = d[None, :, :]
     pair = tl.arange(0, BLOCK)[None, None, :]
     both = tl.arange(0, 2 * BLOCK)[None, None, :]
     other = tl.arange(0, REST if REST else 1)[None, None, :]
-    for first_head in range(group * span, tl.minimum((group + 1) * span, count), HEADS):
-        head = first_head + tl.arange(0, HEADS)
-        rows = (head < count)[:, None, None] & live[None, :, None]
-        source = x[0] + _heads(x[1], head, b, s)
-        target = out[0] + _heads(out[1], head, b, s)
-        if INTERLEAVED:
-            v = tl.load(source + axis_offset(both, x[1][3]), mask=rows & (both < 2 * half), other=0).to(c.dtype)
-        else:
-            v = tl.load(source + axis_offset(pair, x[1][3]), mask=rows & (pair < half), other=0).to(c.dtype)
-            w = tl.load(source + axis_offset(pair + half, x[1][3]), mask=rows & (pair < half), other=0).to(c.dtype)
+    head = first_head + tl.arange(0, HEADS)
+    rows = (head < count)[:, None, None] & live[None, :, None]
+    source = x[0] + _heads(x[1], head, b, s)
+    target = out[0] + _heads(out[1], head, b, s)
+    if INTERLEAVED:
+        v = tl.load(source + axis_offset(both, x[1][3]), mask=rows & (both < 2 * half), other=0).to(c.dtype)
+    else:
+        v = tl.load(source + axis_offset(pair, x[1][3]), mask=rows & (pair < half), other=0).to(c.dtype)
+        w = tl.load(source + axis_offset(pair + half, x[1][3]), mask=rows & (pair < half), other=0).to(c.dtype)
+    if REST:
+        kept = tl.load(source + axis_offset(other + 2 * half, x[1][3]), mask=rows & (other < rest), other=0)
+    if NORM:
+        squares = tl.sum(v * v, 2)
+        if not INTERLEAVED:
+            squares += tl.sum(w * w, 2)
         if REST:
-            kept = tl.load(source + axis_offset(other + 2 * half, x[1][3]), mask=rows & (other < rest), other=0)
-        if NORM:
-            squares = tl.sum(v * v, 2)
-            if not INTERLEAVED:
-                squares += tl.sum(w * w, 2)
-            if REST:
-                kept = kept.to(c.dtype)
-                squares += tl.sum(kept * kept, 2)
-            scale = tl.rsqrt(squares / (2 * half + rest) + eps)[:, :, None]
-            tl.store(rstd[0] + _heads(rstd[1], head, b, s), scale, mask=rows)
-            if INTERLEAVED:
-                v *= scale * tl.load(weight[0] + axis_offset(both, weight[1][0]), mask=both < 2 * half, other=0)
-            else:
-                v *= scale * tl.load(weight[0] + axis_offset(pair, weight[1][0]), mask=pair < half, other=0)
-                w *= scale * tl.load(weight[0] + axis_offset(pair + half, weight[1][0]), mask=pair < half, other=0)
-            if REST:
-                kept *= scale * tl.load(
-                    weight[0] + axis_offset(other + 2 * half, weight[1][0]), mask=other < rest, other=0
-                )
+            kept = kept.to(c.dtype)
+            squares += tl.sum(kept * kept, 2)
+        scale = tl.rsqrt(squares / (2 * half + rest) + eps)[:, :, None]
+        tl.store(rstd[0] + _heads(rstd[1], head, b, s), scale, mask=rows)
         if INTERLEAVED:
-            v, w = tl.split(v.reshape(v.shape[0], v.shape[1], BLOCK, 2))
-        turned = tl.fma(v, c, -(w * d)).to(out[0].dtype.element_ty)
-        turned_too = tl.fma(w, c, v * d).to(out[0].dtype.element_ty)
-        if INTERLEAVED:
-            turned = tl.join(turned, turned_too).reshape(HEADS, turned.shape[1], 2 * BLOCK)
-            tl.store(target + axis_offset(both, out[1][3]), turned, mask=rows & (both < 2 * half))
+            v *= scale * tl.load(weight[0] + axis_offset(both, weight[1][0]), mask=both < 2 * half, other=0)
         else:
-            tl.store(target + axis_offset(pair, out[1][3]), turned, mask=rows & (pair < half))
-            tl.store(target + axis_offset(pair + half, out[1][3]), turned_too, mask=rows & (pair < half))
+            v *= scale * tl.load(weight[0] + axis_offset(pair, weight[1][0]), mask=pair < half, other=0)
+            w *= scale * tl.load(weight[0] + axis_offset(pair + half, weight[1][0]), mask=pair < half, other=0)
         if REST:
-            kept = kept.to(out[0].dtype.element_ty)
-            tl.store(target + axis_offset(other + 2 * half, out[1][3]), kept, mask=rows & (other < rest))
+            kept *= scale * tl.load(weight[0] + axis_offset(other + 2 * half, weight[1][0]), mask=other < rest, other=0)
+    if INTERLEAVED:
+        v, w = tl.split(v.reshape(v.shape[0], v.shape[1], BLOCK, 2))
+    turned = tl.fma(v, c, -(w * d)).to(out[0].dtype.element_ty)
+    turned_too = tl.fma(w, c, v * d).to(out[0].dtype.element_ty)
+    if INTERLEAVED:
+        turned = tl.join(turned, turned_too).reshape(HEADS, turned.shape[1], 2 * BLOCK)
+        tl.store(target + axis_offset(both, out[1][3]), turned, mask=rows & (both < 2 * half))
+    else:
+        tl.store(target + axis_offset(pair, out[1][3]), turned, mask=rows & (pair < half))
+        tl.store(target + axis_offset(pair + half, out[1][3]), turned_too, mask=rows & (pair < half))
+    if REST:
+        kept = kept.to(out[0].dtype.element_ty)
+        tl.store(target + axis_offset(other + 2 * half, out[1][3]), kept, mask=rows & (other < rest))
 
 
 @triton.jit
