@@ -21,7 +21,6 @@ from triplan.descriptors.elementwise.expression import (
     Function,
     Node,
     flattened,
-    leaf,
     operand,
     rebuilt,
 )
@@ -114,13 +113,6 @@ class Input(NamedTuple):
     @property
     def rank(self) -> int:
         return NUMBER if self.shape is None else TENSOR if self.shape else POINT
-
-
-class Output(NamedTuple):
-    """A result: its name and the element it is stored as."""
-
-    name: str
-    element: ElementKind
 
 
 class ElementwiseDescriptor(Descriptor):
@@ -465,8 +457,3 @@ class ExpressionDescriptor(ElementwiseDescriptor, PlannedBy["ExpressionPlan"]):
         read = {str(n[1]) for n in nodes if n[0] == "operand"}
         specs = {n: s for n, s in specs.items() if n in read or n in wrt}
         return ExpressionDescriptor.of(found, {f"d{n}": specs[n][0] for n in wrt}, **specs)
-
-
-def number(value: float) -> Expr:
-    """A number that is compiled in."""
-    return leaf(value)
