@@ -97,7 +97,7 @@ LIMITS = {"logit"}
 @pytest.mark.interpret
 @pytest.mark.parametrize("op", NAMED)
 def test_the_guarantee_holds_interpreted(op: str) -> None:
-    """One float, one integer: what the interpreter runs of other elements are the same lines. The short forms in f16."""
+    """One float, one integer, and f16 for short forms: what other elements run are the same lines."""
     assert _checked(op, ("f32", "i32", *(("f16",) if op in SHORT else ())), "interpret") > 0
 
 
