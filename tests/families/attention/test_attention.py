@@ -117,6 +117,39 @@ def test_steep_scores_do_not_overflow(where: str, kernel: str | None) -> None:
     torch.testing.assert_close(got["lse"][0], torch.full((2, 2), 3e4))
 
 
+#: What decides the tiles and blocks of the Hopper kernels, and which of them are masked.
+HOPPER: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "all keys": {},
+    "odd lengths": {"queries": 333, "keys": 517},
+    "odd lengths, end": {"queries": 333, "keys": 589, "causal": True},
+    "odd lengths, start": {"queries": 517, "keys": 333, "causal": True, "align": "start"},
+    "queries that see no key": {"queries": 517, "keys": 133, "causal": True},
+    "few": {"queries": 3, "keys": 5, "causal": True, "align": "start"},
+    "one query": {"queries": 1, "keys": 700},
+    "widths": {"head_dim": 80, "value_dim": 40, "causal": True},
+    "narrow": {"head_dim": 32, "value_dim": 48},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)")
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("case", HOPPER)
+@pytest.mark.parametrize("op", OPS)
+def test_hopper_kernels(op: str, case: str, width: int) -> None:
+    """On few multiprocessors, so that a program has several tiles; also with heads before rows in memory."""
+    number = list(HOPPER).index(case)
+    few = tp.Target.current().replace(sm_count=1 + number % 4)
+    fields = {"queries": 384, "keys": 384, "head_dim": width, **HOPPER[case]}
+    heads_first = tp.Layout.strided(unit_axis=3, alignment=16, stride_multiple=8)
+    for element, strided in (("bf16", False), ("f16", True)):
+        desc = build(op, element, **fields)
+        layouts = {o.name: heads_first for o in desc.operands() if len(o.shape) == 4} if strided else {}
+        for seed in range(3):  # other scales: 0, below 0
+            check_plan(required(desc.replace(layouts=layouts), "wgmma", few), runs=2, seed=seed)
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize("op", OPS)
 def test_refusals(op: str) -> None:
@@ -145,6 +178,11 @@ def test_fields_that_make_no_sense(change: dict[str, Any], message: str) -> None
     [
         ("tiles", {"head_dim": 264}, "up to 256"),
         ("tiles", {"element": "f64", "mask": "bool"}, "mask of f64"),
+        ("wgmma", {"causal": True, "element": "bf16"}, "position"),
+        ("wgmma", {"softcap": 1.0, "element": "bf16"}, "softcap"),
+        ("wgmma", {"window_left": 1, "element": "bf16"}, "window"),
+        ("wgmma", {"head_dim": 20, "element": "bf16"}, "20 elements"),
+        ("wgmma", {"keys": 0, "element": "bf16"}, "no keys"),
     ],
 )
 def test_what_kernels_refuse(kernel: str, fields: dict[str, Any], message: str) -> None:

@@ -21,7 +21,8 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 MOST_WIDTH = 256
 #: Positions are counted in 32 bits, and a sum of three of them must fit.
 MOST_LENGTH = 2**29
-#: TFLOP/s that kernels by pointers reach, by element and architecture. Untuned.
+#: TFLOP/s that kernels by pointers reach, by element and architecture: for bf16 on sm90a, forward, about those in
+#: ``bench/results/attention-nvidia-h200.csv``; the others untuned.
 TERAFLOPS = {
     MathPrecision.F16: {ArchSku.SM90A: 350.0, ArchSku.SM80: 150.0},
     MathPrecision.BF16: {ArchSku.SM90A: 350.0, ArchSku.SM80: 150.0},

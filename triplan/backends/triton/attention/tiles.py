@@ -69,6 +69,7 @@ def numerics(desc: AttendingDescriptor) -> str:
     rank=rank,
     guarantee=guarantee,
     numerics=numerics,
+    priority=1,  # after wgmma, whose bits are others
     layout=layout,
 )
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:

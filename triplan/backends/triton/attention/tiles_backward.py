@@ -85,6 +85,7 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     workspace=workspace,
     guarantee=guarantee,
     numerics=numerics,
+    priority=1,  # after wgmma, whose bits are others
     layout=layout,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:

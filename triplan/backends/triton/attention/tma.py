@@ -1,0 +1,99 @@
+"""What the Hopper kernels share: tensor maps of the operands, and which problems TMA can serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from triplan.backends.runtime.gluon import gl
+from triplan.backends.runtime.launch import TensorMap
+from triplan.backends.table import kernel
+from triplan.backends.triton.attention.guarantees import guarantee
+from triplan.descriptors import Operand
+from triplan.descriptors.attention import AttendingDescriptor
+from triplan.sku import SUPPORTED, ArchSku, ElementKind, PrecisionGuarantee, Support
+from triplan.sku.facts import fact
+
+_GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
+#: Queries or keys of a tile.
+TILE = 128
+#: Bytes of the L2 cache for the heads whose tiles come together.
+SECTION_BYTES = 32 << 20
+#: Elements that TMA moves at least at once, in 16 bytes.
+VECTOR = 8
+
+#: ``kernel`` for one that reads by TMA and multiplies by wgmma.
+hopper_kernel = partial(
+    kernel, elements=("f16", "bf16"), archs=(ArchSku.SM90A,), features=("gluon", "tma"), interpretable=False
+)
+
+
+@fact
+def tensor_map(name: str, element: ElementKind, rows: int, width: int) -> TensorMap:
+    """The map of (batch, row, head, element) in blocks of ``rows`` rows of one head."""
+    block = (1, rows, 1, width)
+    return TensorMap(
+        name, element, block, shared=gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_ELEMENT[element])
+    )
+
+
+def width_of(desc: AttendingDescriptor) -> int:
+    """Elements of a head's rows in shared memory: TMA fills with 0 what a head lacks."""
+    return 64 if max(desc.head_dim, desc.values) <= 64 else 128
+
+
+def shift_of(desc: AttendingDescriptor) -> int:
+    """The position of query 0; without a causal mask no position matters."""
+    return desc.shift if desc.causal else 0
+
+
+def is_invariant(desc: AttendingDescriptor) -> bool:
+    """Whether the number of queries does not decide if the kernels apply: it moves the first query's position."""
+    return not (desc.causal and desc.align == "end")
+
+
+def hopper_guarantee(desc: AttendingDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    return guarantee(desc, is_invariant(desc))
+
+
+def section_heads(desc: AttendingDescriptor, rows: int) -> int:
+    """Heads of which two operands of ``rows`` rows fit the L2 cache together: a power of two."""
+    fitting = SECTION_BYTES // max(2 * rows * width_of(desc) * desc.element.itemsize, 1)
+    return 1 << min(max(fitting, 1).bit_length() - 1, 20)
+
+
+def unmappable(o: Operand) -> str:
+    """Why TMA cannot map an operand; empty if it can."""
+    if o.alignment < 16:
+        return f"{o.name} is promised an alignment of {o.alignment} bytes; 16 are needed"
+    if o.shape[-1] % VECTOR:
+        return f"{o.name} has rows of {o.shape[-1]} elements; TMA moves {VECTOR} at once"
+    if o.layout.packed:
+        return ""
+    if o.layout.unit_axis != 3:
+        return f"{o.name} is promised no unit stride along its last axis"
+    if any(o.shape[axis] > 1 for axis in o.layout.zero_axes):
+        return f"{o.name} has a stride of 0"
+    if o.layout.stride_multiple % VECTOR:
+        return f"{o.name} is promised stride_multiple={o.layout.stride_multiple}; {VECTOR} is needed"
+    return ""
+
+
+def supports(desc: AttendingDescriptor) -> Support:
+    """Whether the kernels have what is asked for, and TMA can read and write the operands."""
+    asked = {"a softcap": desc.softcap > 0, "a mask": desc.mask is not None}
+    asked["a window"] = desc.window_left is not None or desc.window_right is not None
+    if missing := next((name for name, on in asked.items() if on), ""):
+        return Support.no(f"has no {missing.removeprefix('a ')}")
+    if max(desc.head_dim, desc.values) > 128:
+        return Support.no(f"heads of {desc.head_dim} and {desc.values} elements; it holds up to 128")
+    if desc.keys == 0:
+        return Support.no("there are no keys, and TMA maps no empty tensor")
+    if shift_of(desc) % TILE:
+        return Support.no(f"the first query's position, {shift_of(desc)}, is no multiple of {TILE}")
+    if not desc.operand("lse").layout.packed:
+        return Support.no("lse is not promised to be packed")
+    mapped = (o for o in desc.operands() if len(o.shape) == 4)
+    if reason := next((reason for o in mapped if (reason := unmappable(o))), ""):
+        return Support.no(f"reads and writes by TMA: {reason}")
+    return SUPPORTED

@@ -1,0 +1,86 @@
+"""Kernel ``wgmma``: attention on Hopper by TMA and wgmma, warp-specialised and persistent."""
+
+from __future__ import annotations
+
+import math
+
+from triplan.backends.runtime.launch import Int, Launch, Scalar
+from triplan.backends.triton.attention import arguments
+from triplan.backends.triton.attention.arguments import cost_us, layout, pointer
+from triplan.backends.triton.attention.tma import (
+    TILE,
+    hopper_guarantee,
+    hopper_kernel,
+    is_invariant,
+    section_heads,
+    shift_of,
+    supports as can_map,
+    tensor_map,
+    width_of,
+)
+from triplan.backends.triton.attention.wgmma_kernels import attention_wgmma_kernel
+from triplan.descriptors import AttentionDescriptor
+from triplan.sku import ElementKind, Support, Target
+
+#: Keys of a block, and slots of the rings of K and V.
+BLOCK, STAGES = 128, 2
+#: TFLOP/s by the width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
+TERAFLOPS = {64: 430.0, 128: 640.0}
+
+
+def tiles_of(desc: AttentionDescriptor) -> int:
+    """Tiles of each head."""
+    return math.ceil(desc.queries / TILE)
+
+
+def supports(desc: AttentionDescriptor, target: Target) -> Support:
+    return can_map(desc) and arguments.supports(desc, lambda d: tiles_of(d) * d.batch * d.heads)
+
+
+def rank(desc: AttentionDescriptor, target: Target) -> float:
+    """Estimated microseconds."""
+    return cost_us(desc, target, 2, TERAFLOPS[width_of(desc)], TILE)
+
+
+def numerics(desc: AttentionDescriptor) -> str | None:
+    """A row's blocks of keys end at multiples of BLOCK: nothing else decides its bits."""
+    if not is_invariant(desc):
+        return None
+    return f"attention-wgmma.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"
+
+
+@hopper_kernel(
+    op="attention",
+    name="wgmma",
+    supports=supports,
+    rank=rank,
+    guarantee=hopper_guarantee,
+    numerics=numerics,
+    layout=layout,
+)
+def wgmma(desc: AttentionDescriptor, target: Target) -> list[Launch]:
+    lse = desc.operand("lse")
+    if lse.numel == 0:
+        return []
+    width, heads = width_of(desc), desc.batch * desc.heads
+    rows = {"q": TILE // 2, "k": BLOCK, "v": BLOCK, "out": TILE // 2}
+    return [
+        Launch(
+            attention_wgmma_kernel,
+            min(tiles_of(desc) * heads, target.sm_count),
+            {
+                **{name: tensor_map(name, desc.element, n, width) for name, n in rows.items()},
+                "lse": pointer(lse),
+                "scale": Scalar("scale", ElementKind.F32, desc.head_dim**-0.5),
+                "tiles": Int(tiles_of(desc)),
+                "heads": Int(heads),
+                "section": Int(section_heads(desc, desc.keys) * desc.group),
+                "of_sequence": Int(desc.heads),
+                "group": Int(desc.group),
+                "keys": Int(desc.keys),
+                "shift": Int(shift_of(desc)),
+            },
+            {"WIDTH": width, "BLOCK": BLOCK, "STAGES": STAGES, "CAUSAL": desc.causal, "TREE": width == 64},
+            num_warps=4,
+        )
+    ]

@@ -1,0 +1,153 @@
+"""Kernel ``wgmma`` of the backward op: three launches, for the numbers of rows, dk and dv, and dq; no atomics."""
+
+from __future__ import annotations
+
+import math
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scalar, Scratch
+from triplan.backends.triton.attention import arguments
+from triplan.backends.triton.attention.arguments import cost_us, layout, pointer, strides
+from triplan.backends.triton.attention.tma import (
+    TILE,
+    hopper_guarantee,
+    hopper_kernel,
+    is_invariant,
+    section_heads,
+    shift_of,
+    supports as can_map,
+    tensor_map,
+    width_of,
+)
+from triplan.backends.triton.attention.wgmma_backward_dq_kernels import attention_wgmma_dq_kernel
+from triplan.backends.triton.attention.wgmma_backward_kernels import (
+    attention_rows_kernel,
+    attention_wgmma_dkdv_kernel,
+)
+from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import ceil_power
+from triplan.descriptors import AttentionBackwardDescriptor
+from triplan.sku import ElementKind, Support, Target
+
+#: Rows of a warpgroup.
+ROWS = 64
+#: Slots of the rings by the width of a head: of dk and dv, as many as fit.
+STAGES = {64: 4, 128: 3}
+DQ_STAGES = 2
+#: TFLOP/s of seven products, by the width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
+TERAFLOPS = {64: 510.0, 128: 650.0}
+PRODUCTS = 7
+
+
+def tiles_of(desc: AttentionBackwardDescriptor) -> int:
+    """Tiles of queries of each head."""
+    return math.ceil(desc.queries / TILE)
+
+
+def key_tiles(desc: AttentionBackwardDescriptor) -> int:
+    return math.ceil(desc.keys / TILE)
+
+
+def rows_bytes(desc: AttentionBackwardDescriptor) -> int:
+    """Bytes of one number for each row of the tiles of queries."""
+    return desc.batch * desc.heads * tiles_of(desc) * TILE * 4
+
+
+def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
+    """Bytes of sum(dout * out) and of lse in base-2 logarithms."""
+    return 2 * rows_bytes(desc)
+
+
+def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
+    if desc.operand("lse").numel == 0:
+        return Support.no("there are no queries, and TMA maps no empty tensor")
+    if rows_bytes(desc) >= 2**33:
+        return Support.no(f"{desc.batch * desc.heads * desc.queries} rows are counted in 31 bits")
+    found = arguments.supports(desc, lambda d: max(tiles_of(d) * d.heads, key_tiles(d) * d.key_heads) * d.batch * 2)
+    return can_map(desc) and found
+
+
+def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
+    """Estimated microseconds."""
+    return 2 * card.LAUNCH_US + cost_us(desc, target, PRODUCTS, TERAFLOPS[width_of(desc)], TILE)
+
+
+def numerics(desc: AttentionBackwardDescriptor) -> str | None:
+    """Gradients of a sequence and a head depend on nothing else."""
+    if not is_invariant(desc):
+        return None
+    return f"attention_backward-wgmma.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"
+
+
+@hopper_kernel(
+    op="attention_backward",
+    name="wgmma",
+    supports=supports,
+    rank=rank,
+    workspace=workspace,
+    guarantee=hopper_guarantee,
+    numerics=numerics,
+    layout=layout,
+)
+def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
+    width, tiles = width_of(desc), tiles_of(desc)
+    heads, key_heads = desc.batch * desc.heads, desc.batch * desc.key_heads
+    dout, out, lse = (desc.operand(name) for name in ("dout", "out", "lse"))
+    numbers: dict[str, Arg] = {
+        "delta": Scratch(0, ElementKind.F32),
+        "lse2": Scratch(rows_bytes(desc), ElementKind.F32),
+    }
+    rows = Launch(
+        attention_rows_kernel,
+        heads * tiles * (TILE // ROWS),
+        {
+            "dout": pointer(dout),
+            "out": pointer(out),
+            "lse": pointer(lse),
+            **numbers,
+            "dout_strides": strides(dout),
+            "out_strides": strides(out),
+            "lse_strides": strides(lse),
+            "queries": Int(desc.queries),
+            "heads": Int(desc.heads),
+            "blocks": Int(tiles * (TILE // ROWS)),
+        },
+        {"VALUE": desc.values, "BLOCK_V": max(ceil_power(desc.values), 16), "BLOCK": ROWS},
+    )
+
+    def maps(height: int, *names: str) -> dict[str, Arg]:
+        return {name: tensor_map(name, desc.element, height, width) for name in names}
+
+    shared: dict[str, Arg] = {**numbers, "scale": Scalar("scale", ElementKind.F32, desc.head_dim**-0.5)}
+    shared |= {"group": Int(desc.group), "shift": Int(shift_of(desc))}
+    of_keys = Launch(
+        attention_wgmma_dkdv_kernel,
+        min(key_tiles(desc) * key_heads, target.sm_count),
+        {
+            **maps(ROWS, "q", "k", "v", "dout", "dk", "dv"),
+            **shared,
+            "tiles": Int(key_tiles(desc)),
+            "heads": Int(key_heads),
+            "section": Int(section_heads(desc, desc.queries * desc.group)),
+            "of_sequence": Int(desc.key_heads),
+            "blocks": Int(tiles * (TILE // ROWS)),
+        },
+        {"WIDTH": width, "STAGES": STAGES[width], "CAUSAL": desc.causal},
+        num_warps=4,
+    )
+    of_queries = Launch(
+        attention_wgmma_dq_kernel,
+        min(tiles * heads, target.sm_count),
+        {
+            **maps(ROWS, "q", "dout", "dq"),
+            **maps(TILE, "k", "v"),
+            **shared,
+            "tiles": Int(tiles),
+            "heads": Int(heads),
+            "section": Int(section_heads(desc, desc.keys) * desc.group),
+            "of_sequence": Int(desc.heads),
+            "keys": Int(desc.keys),
+        },
+        {"WIDTH": width, "STAGES": DQ_STAGES, "CAUSAL": desc.causal},
+        num_warps=4,
+    )
+    return [rows, of_keys, of_queries]

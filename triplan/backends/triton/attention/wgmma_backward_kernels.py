@@ -1,0 +1,331 @@
+"""Kernels of ``wgmma`` of the backward op: gradients of attention on Hopper (Gluon), persistent and warp-specialised.
+
+``attention_rows_kernel`` prepares each query's numbers. Then ``attention_wgmma_dkdv_kernel`` computes dk and dv by
+tiles of keys, and ``attention_wgmma_dq_kernel`` (``wgmma_backward_dq_kernels``) dq by tiles of queries; both compute
+the scores anew. One warp loads by TMA, two warpgroups multiply, each 64 rows of a tile. Each gradient is accumulated by
+one program in a fixed order: no atomics.
+
+The position ``shift`` of row 0 is a multiple of a tile. The numbers of rows beyond the queries, up to a whole tile, are
+inf and 0: their probabilities are 0.
+"""
+
+# mypy: ignore-errors
+# (Triton's and Gluon's languages are not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.runtime.gluon import (
+    fence_async_shared,
+    gl,
+    gluon,
+    load_tile as load_block,
+    mbarrier,
+    store_tile as store_block,
+    store_wait,
+    thread_barrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triplan.backends.triton.attention.shared_kernels import head_pointer, load_tile
+from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, following, matrix
+
+#: Keys of a tile.
+TILE = gl.constexpr(128)
+
+
+@triton.jit
+def attention_rows_kernel(
+    dout,
+    out,
+    lse,
+    delta,
+    lse2,
+    dout_strides,
+    out_strides,
+    lse_strides,
+    queries,
+    heads,
+    blocks,
+    VALUE: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """delta = sum(dout * out) and lse2 = lse / ln(2) of each row: (heads of all batches, ``blocks`` * BLOCK) of f32.
+
+    0 and +inf for rows beyond the queries; lse2 is +inf too where a query sees no key.
+    """
+    program = tl.program_id(0)
+    head = program // blocks % heads
+    batch = program // blocks // heads
+    query = program % blocks * BLOCK + tl.arange(0, BLOCK)
+    x = load_tile(head_pointer(dout, dout_strides, batch, head), dout_strides, query, queries, VALUE, BLOCK_V, False)
+    y = load_tile(head_pointer(out, out_strides, batch, head), out_strides, query, queries, VALUE, BLOCK_V, False)
+    at = head_pointer(lse, lse_strides, batch, head) + query.to(tl.int64) * lse_strides[2]
+    known = tl.load(at, mask=query < queries, other=-float("inf"))
+    to = (program // blocks).to(tl.int64) * (blocks * BLOCK) + query
+    tl.store(delta + to, tl.sum(x.to(tl.float32) * y.to(tl.float32), 1))
+    tl.store(lse2 + to, tl.where(known == -float("inf"), float("inf"), known * LOG2_E))
+
+
+@gluon.jit
+def key_tile(index, sizes):
+    """(first key, key head among those of all batches) of tile number ``index``; with a causal mask longest first.
+
+    ``sizes``: tiles of keys, key heads of all batches, heads of a section, key heads of a sequence, query heads that
+    share one, blocks of rows, position of row 0.
+    """
+    tiles, heads, section, _, _, _, _ = sizes
+    per = tiles * section
+    first = index // per * section
+    n = gl.minimum(heads - first, section)
+    within = index % per
+    return within // n * TILE, first + within % n
+
+
+@gluon.jit
+def first_block(key, sizes, CAUSAL: gl.constexpr):
+    """The first block of rows that see some of the keys from ``key`` on."""
+    _, _, _, _, _, blocks, shift = sizes
+    found = key * 0
+    if CAUSAL:
+        found = gl.minimum(gl.maximum(key - shift, 0) // ROWS, blocks)
+    return found
+
+
+@gluon.jit
+def load_dkdv(q, k, v, dout, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
+    """The loading warp: K and V of each tile, Q and dout block after block through the ring."""
+    sq, so, sk, sv, q_full, o_full, empty, kv_full, kv_empty = ring
+    tiles, heads, _, of_sequence, group, blocks, _ = sizes
+    slot = 0
+    phase = 1
+    turn = 0
+    for index in range(gl.program_id(0), tiles * heads, gl.num_programs(0)):
+        key, head = key_tile(index, sizes)
+        batch = head // of_sequence
+        own = head % of_sequence
+        for w in gl.static_range(2):
+            mbarrier.wait(kv_empty.index(w), (turn & 1) ^ 1)
+            mbarrier.expect(kv_full.index(w), 2 * ROWS * WIDTH * 2)
+            load_block(k, [batch, key + w * ROWS, own, 0], kv_full.index(w), sk.index(w))
+            load_block(v, [batch, key + w * ROWS, own, 0], kv_full.index(w), sv.index(w))
+        for member in range(group):
+            for m in range(first_block(key, sizes, CAUSAL), blocks):
+                row = m * ROWS
+                mbarrier.wait(empty.index(slot), phase)
+                mbarrier.expect(q_full.index(slot), ROWS * WIDTH * 2)
+                load_block(q, [batch, row, own * group + member, 0], q_full.index(slot), sq.index(slot))
+                mbarrier.expect(o_full.index(slot), ROWS * WIDTH * 2)
+                load_block(dout, [batch, row, own * group + member, 0], o_full.index(slot), so.index(slot))
+                slot, phase = following(slot, phase, STAGES)
+        turn += 1
+
+
+@gluon.jit
+def step_dkdv(
+    dk,
+    dv,
+    known,
+    rows,
+    after,
+    ring,
+    scale,
+    slot,
+    phase,
+    key,
+    position,
+    WHICH: gl.constexpr,
+    WIDTH: gl.constexpr,
+    STAGES: gl.constexpr,
+    MASK: gl.constexpr,
+):
+    """One block of rows: dv += p.T @ dout and dk += ds.T @ q for 64 keys; ``known`` are the rows' (lse2, delta).
+
+    Those of the block at ``after`` are read while the last products run: once the next ones do, they take all that
+    shared memory and its ports can give.
+    """
+    sq, so, sk, sv, q_full, o_full, empty, _, _ = ring
+    lse2, delta = rows
+    of_lse, of_delta = known
+    S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
+    A: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
+    P: gl.constexpr = gl.DotOperandLayout(0, A, 2)
+    columns: gl.constexpr = gl.SliceLayout(0, S)
+    qs = matrix(sq.index(slot), ROWS, WIDTH)
+    os = matrix(so.index(slot), ROWS, WIDTH)
+    mbarrier.wait(q_full.index(slot), phase)
+    s = gl.zeros((ROWS, ROWS), gl.float32, S)
+    s = warpgroup_mma(matrix(sk.index(WHICH), ROWS, WIDTH), qs.permute((1, 0)), s, use_acc=False, is_async=True)
+    mbarrier.wait(o_full.index(slot), phase)
+    dp = gl.zeros((ROWS, ROWS), gl.float32, S)
+    dp = warpgroup_mma(matrix(sv.index(WHICH), ROWS, WIDTH), os.permute((1, 0)), dp, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    x = gl.exp2(s * scale - of_lse[None, :])
+    if MASK:
+        keys = key + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
+        positions = position + gl.arange(0, ROWS, layout=columns)
+        x = gl.where(keys[:, None] <= positions[None, :], x, 0.0)
+    p = gl.convert_layout(x.to(qs.dtype), P)
+    dv = warpgroup_mma(p, os, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=(dp,))
+    y = (x * (dp - of_delta[None, :])).to(qs.dtype)
+    dk = warpgroup_mma(gl.convert_layout(y, P), qs, dk, is_async=True)
+    at = after + gl.arange(0, ROWS, layout=columns)
+    of_lse = gl.load(lse2 + at)
+    of_delta = gl.load(delta + at)
+    dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+    mbarrier.arrive(empty.index(slot), count=1)
+    slot, phase = following(slot, phase, STAGES)
+    return dk, dv, of_lse, of_delta, slot, phase
+
+
+@gluon.jit
+def multiply_dkdv(
+    dk_map,
+    dv_map,
+    lse2,
+    delta,
+    scale,
+    ring,
+    sizes,
+    WHICH: gl.constexpr,
+    WIDTH: gl.constexpr,
+    STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):
+    """A multiplying warpgroup: 64 keys of each of this program's tiles, and all rows that see them."""
+    _, _, sk, sv, _, _, _, kv_full, kv_empty = ring
+    tiles, heads, _, of_sequence, group, blocks, shift = sizes
+    S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
+    A: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
+    columns: gl.constexpr = gl.SliceLayout(0, S)
+    slot = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
+    turn = 0
+    for index in range(gl.program_id(0), tiles * heads, gl.num_programs(0)):
+        first, head = key_tile(index, sizes)
+        key = first + WHICH * ROWS
+        begin = first_block(first, sizes, CAUSAL)
+        plain = begin
+        if CAUSAL:
+            plain = gl.minimum(blocks, gl.cdiv(gl.maximum(first + TILE - 1 - shift, 0), ROWS))
+        dk = gl.zeros((ROWS, WIDTH), gl.float32, A)
+        dv = gl.zeros((ROWS, WIDTH), gl.float32, A)
+        # Rows of a head lie together: those of the block after a head's last are the next head's.
+        at = (head * group * blocks + gl.minimum(begin, blocks - 1)) * ROWS + gl.arange(0, ROWS, layout=columns)
+        of_lse = gl.load(lse2 + at)
+        of_delta = gl.load(delta + at)
+        mbarrier.wait(kv_full.index(WHICH), turn & 1)
+        for member in range(group):
+            of_head = (head * group + member) * blocks
+            for m in range(begin, plain):
+                after = of_head + m + 1
+                after = gl.where(m + 1 < blocks, after, gl.where(member + 1 < group, after + begin, of_head))
+                dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
+                    dk,
+                    dv,
+                    (of_lse, of_delta),
+                    (lse2, delta),
+                    after * ROWS,
+                    ring,
+                    scale,
+                    slot,
+                    phase,
+                    key,
+                    m * ROWS + shift,
+                    WHICH,
+                    WIDTH,
+                    STAGES,
+                    True,
+                )
+            for m in range(plain, blocks):
+                after = of_head + m + 1
+                after = gl.where(m + 1 < blocks, after, gl.where(member + 1 < group, after + begin, of_head))
+                dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
+                    dk,
+                    dv,
+                    (of_lse, of_delta),
+                    (lse2, delta),
+                    after * ROWS,
+                    ring,
+                    scale,
+                    slot,
+                    phase,
+                    key,
+                    0,
+                    WHICH,
+                    WIDTH,
+                    STAGES,
+                    False,
+                )
+        # Through the slots of K and V, which no product reads any more.
+        thread_barrier()
+        matrix(sv.index(WHICH), ROWS, WIDTH).store(dv.to(dv_map.dtype))
+        matrix(sk.index(WHICH), ROWS, WIDTH).store((dk * scale * LN_2).to(dk_map.dtype))
+        fence_async_shared()
+        thread_barrier()
+        store_block(dv_map, [head // of_sequence, key, head % of_sequence, 0], sv.index(WHICH))
+        store_block(dk_map, [head // of_sequence, key, head % of_sequence, 0], sk.index(WHICH))
+        store_wait(0)
+        mbarrier.arrive(kv_empty.index(WHICH), count=1)
+        turn += 1
+
+
+@gluon.jit
+def attention_wgmma_dkdv_kernel(
+    q,
+    k,
+    v,
+    dout,
+    dk,
+    dv,
+    lse2,
+    delta,
+    scale,
+    tiles,
+    heads,
+    section,
+    of_sequence,
+    group,
+    blocks,
+    shift,
+    WIDTH: gl.constexpr,
+    STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):
+    """dk = scale * ds.T @ q and dv = p.T @ dout in tiles of 128 keys, over the query heads that share these.
+
+    ``q`` to ``dv`` are tensor maps (batch, row, head, WIDTH at most) of f16 or bf16 in blocks of 64 rows; ``lse2`` and
+    ``delta`` from ``attention_rows_kernel``. ``tiles`` to ``shift``: see ``key_tile``.
+
+    Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
+    """
+    sq = gl.allocate_shared_memory(q.dtype, [STAGES] + q.block_type.shape, q.layout)
+    so = gl.allocate_shared_memory(q.dtype, [STAGES] + q.block_type.shape, q.layout)
+    sk = gl.allocate_shared_memory(k.dtype, [2] + k.block_type.shape, k.layout)
+    sv = gl.allocate_shared_memory(v.dtype, [2] + v.block_type.shape, v.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    o_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    kv_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(o_full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(kv_full.index(i), count=1)
+        mbarrier.init(kv_empty.index(i), count=1)
+    ring = (sq, so, sk, sv, q_full, o_full, empty, kv_full, kv_empty)
+    sizes = (tiles, heads, section, of_sequence, group, blocks, shift)
+    scale = scale * LOG2_E
+    gl.warp_specialize(
+        [
+            (multiply_dkdv, (dk, dv, lse2, delta, scale, ring, sizes, 0, WIDTH, STAGES, CAUSAL)),
+            (multiply_dkdv, (dk, dv, lse2, delta, scale, ring, sizes, 1, WIDTH, STAGES, CAUSAL)),
+            (load_dkdv, (q, k, v, dout, ring, sizes, WIDTH, STAGES, CAUSAL)),
+        ],
+        [4, 1],  # warps of the second and the third partition
+        [240, 24],  # registers of their threads
+    )
