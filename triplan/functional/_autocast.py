@@ -7,6 +7,7 @@ autocast dtype; losses, softmax and norms in f32. f64 stays f64.
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,7 @@ _on = torch._C._is_any_autocast_enabled
 
 
 #: The ops of torch that a function of ours stands for; conversion of any of them converts its operands.
-_OPS = {
+_OPS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("mm", "bmm", "addmm", "addbmm", "baddbmm", "linear", "matmul")},
     **{name: (name,) for name in ("rms_norm", "layer_norm", "nll_loss")},
     "scaled_dot_product_attention": ("scaled_dot_product_attention",),
@@ -27,6 +28,12 @@ _OPS = {
     "log_softmax": ("log_softmax.int",),
     "cross_entropy": ("cross_entropy_loss", "nll_loss"),
 }
+#: Elementwise functions that torch may compute in f32; of the others it converts for, promotion does the same.
+_WIDENED = re.compile(r"aten::((acos|asin|cosh|expm?1?|log(2|10|1p)?|pow|reciprocal|rsqrt|sinh|softplus|tan)\b(?!_).*)")
+for _op in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+    if (_found := _WIDENED.fullmatch(_op)) is not None:
+        _OPS[_found[2]] = (*_OPS.get(_found[2], ()), _found[1])
+_OPS["prelu"] = ("_prelu_kernel",)
 #: The functions whose operands the installed torch converts, by kind of device.
 CONVERTED = {
     kind: frozenset(

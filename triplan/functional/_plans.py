@@ -76,10 +76,12 @@ def run(
     if check:
         operands = {**operands, "status": torch.empty(1, dtype=torch.int64, device=device)}
         options["out_of_bounds"] = "error"
-    facts = tuple(
+    facts: tuple[Any, ...] = tuple(
         (name, tuple(map(_Facts.of, v)) if isinstance(v, (list, tuple)) else _Facts.of(v))
         for name, v in operands.items()
     )
+    # Of a scalar the type alone: 1 == 1.0, but 1 is not 0.5.
+    facts += tuple((name, 0.5 if isinstance(v, float) else 1) for name, v in (scalars or {}).items())
     hashed: Any = plan_class  # to mypy, a class with a generic base is not
     desc = _describe(hashed, facts, tuple(options.items()))
     plan = PLANS.get(desc, target=Target.of(device))

@@ -24,6 +24,7 @@ Tensor = torch.Tensor
 REFUSALS = Path(__file__).with_name("refusals.txt")
 #: Functions that torch does not have, or of which it has no samples.
 OTHERS = {"embedding_rms_norm", "gather_with_grad", "l2_norm", "relu_squared", "rotary"}
+OTHERS |= {"attention", "expression", "geglu", "reglu", "softcap_tanh", "swiglu"}
 NAMES = sorted({name.removesuffix("_") for name in F.__all__} - OTHERS)
 #: Sums of so many terms that they cancel: their error is measured against the sum of magnitudes.
 PRODUCTS = {"addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm"}
@@ -37,7 +38,8 @@ def variants(name: str) -> Iterator[Any]:
     """torch's OpInfos of a function; those of a plain test of its own (triton_optimized) have no autograd."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    found = [op for op in op_db if op.name.removeprefix("nn.functional.") == name and op.supports_autograd]
+    named = [op for op in op_db if op.name.removeprefix("nn.functional.") == name]
+    found = [op for op in named if op.supports_autograd] or named
     assert found, f"torch has no samples of {name}: add it to OTHERS"
     yield from found
 
@@ -77,8 +79,9 @@ class Samples:
     def __init__(self, name: str, device: str) -> None:
         self.name, self.device = name, device
         call = getattr(F, name)
-        # torch's samples of embeddings have the table first.
-        self.ours = (lambda x, i, *args, **k: call(i, x, *args, **k)) if name.startswith("embedding") else call
+        # torch's samples of embeddings have the table first, those of where the condition second.
+        swapped = name.startswith("embedding") or name == "where"
+        self.ours = (lambda x, i, *args, **k: call(i, x, *args, **k)) if swapped else call
         self.in_place = getattr(F, f"{name}_", None)
         self.refused: Counter[str] = Counter()
 
@@ -106,7 +109,7 @@ class Samples:
                 if self.name in PRODUCTS:
                     terms = op(*(a.abs() if isinstance(a, Tensor) else a for a in args), **kwargs).clamp(min=1)
             self.result(sample, expected, own.dtype, terms)
-            if recorded and own.requires_grad:
+            if recorded and own.requires_grad and op.supports_autograd:
                 self.gradient(op, sample)
             if dtype in (torch.float64, torch.int64):
                 self.writing(op, sample, expected, own.dtype)
@@ -145,7 +148,7 @@ class Samples:
                 close(out, expected, dtype)
 
             self.attempt("out=", check)
-        if self.in_place is not None and expected.shape == args[0].shape:
+        if self.in_place is not None and (expected.shape, dtype) == (args[0].shape, args[0].dtype):
 
             def update() -> None:
                 assert self.in_place(*args, **kwargs) is args[0]

@@ -88,7 +88,8 @@ def test_derivatives_of_the_functional_call(name: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_registered_op_passes_opcheck(name: str, device: str) -> None:
     x = torch.randn(5, 7, device=device, requires_grad=True)
-    torch.library.opcheck(getattr(torch.ops.triplan, name).default, (x,))
+    torch.library.opcheck(torch.ops.triplan.expression_1_1.default, (x, f"{name} t", []))
+    torch.library.opcheck(torch.ops.triplan.expression_2_1.default, (x, x[0], "add_scaled ttn", [2.5]))
     compiled = torch.compile(getattr(F, name), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), getattr(F, name)(x))
 

@@ -156,6 +156,14 @@ def sub_scaled(x: Expr, y: Expr, alpha: Operand = 1) -> Expr:
     return x - y * alpha
 
 
+def clamp_min(x: Expr, y: Expr) -> Expr:
+    return where((x < y) | isnan(y), y, x)
+
+
+def clamp_max(x: Expr, y: Expr) -> Expr:
+    return where((x > y) | isnan(y), y, x)
+
+
 def prelu(x: Expr, y: Expr) -> Expr:
     return where(x > 0, x, x * y)
 

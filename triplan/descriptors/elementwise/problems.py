@@ -278,13 +278,19 @@ class _SeveralDescriptor(NamedDescriptor):
         numbers: which of y and z are numbers in Args instead of tensors.
     """
 
+    @property
+    def _is_wide(self) -> bool:
+        """Whether a tensor is f64: its numbers are, too."""
+        given = (getattr(self, f"{n}_element") for n in NAMES[1 : NAMED[self.op].operands] if n not in self.numbers)  # type: ignore[attr-defined]
+        return self.element is F64 or F64 in given
+
     def _tensors(self) -> tuple[Input, ...]:
         found = [*super()._tensors()]
         for name in NAMES[1 : NAMED[self.op].operands]:
             element: ElementKind = getattr(self, f"{name}_element") or self.element
             shape = getattr(self, f"{name}_shape")
             if name in self.numbers:  # type: ignore[attr-defined]
-                element = (F64 if self.element is F64 else F32) if element.is_floating_point else I64
+                element = (F64 if self._is_wide else F32) if element.is_floating_point else I64
                 found.append(Input(name, element, None))
             else:
                 found.append(Input(name, element, self.input_shape if shape is None else shape))
@@ -296,7 +302,7 @@ class _SeveralDescriptor(NamedDescriptor):
         numbers = []
         for name in (n for n in NAMES[1:] if f"{n}_shape" in cls.model_fields):
             value = getattr(args, name)
-            if isinstance(value, torch.Tensor):
+            if not isinstance(value, (bool, int, float)):
                 found |= {f"{name}_element": value.dtype, f"{name}_shape": tuple(value.shape)}
             else:
                 numbers.append(name)
@@ -429,15 +435,17 @@ class ExpressionDescriptor(ElementwiseDescriptor, PlannedBy["ExpressionPlan"]):
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
         results = options.pop("results")
-        given = results if isinstance(results, Mapping) else {"out": results}
+        given = {"out": results} if isinstance(results, Expr) else dict(results)
         nodes, roots = flattened(given.values())
         inputs: list[tuple[str, Any, Any]] = []
-        for name in (str(n[1]) for n in nodes if n[0] == "operand"):
+        names = [str(n[1]) for n in nodes if n[0] == "operand"]
+        real = "f64" if any(getattr(getattr(args, n), "dtype", None) is torch.float64 for n in names) else "f32"
+        for name in names:
             value = getattr(args, name)
-            if isinstance(value, torch.Tensor):
+            if not isinstance(value, (bool, int, float)):
                 inputs.append((name, value.dtype, tuple(value.shape)))
             else:
-                inputs.append((name, "f32" if isinstance(value, float) else "i64", None))
+                inputs.append((name, real if isinstance(value, float) else "i64", None))
         outs = [(name, at, getattr(args, name).dtype) for name, at in zip(given, roots, strict=True)]
         return {"inputs": inputs, "nodes": nodes, "results": outs, **options}
 

@@ -1,0 +1,152 @@
+"""The functions of the tables against torch: hostile values, strides, promotion, expressions of one's own, modules.
+
+torch's own samples of each function are in tests/contracts/functional/test_opinfo.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.functional import DEVICES
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan import nn
+from triplan.functional.elementwise import activations, maths
+
+Tensor = torch.Tensor
+HOSTILE = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.3,
+    -0.3,
+    2.5,
+    -2.5,
+    30.0,
+    -30.0,
+    1e-30,
+    1e30,
+    float("inf"),
+    -float("inf"),
+    float("nan"),
+]
+#: The operands of functions that take more than numbers of one kind.
+OPERANDS: dict[str, Any] = {
+    "where": lambda x, y, z: (x > 0, y, z),
+    **dict.fromkeys(("lerp", "addcmul", "addcdiv", "clamp"), lambda *operands: operands),
+    "threshold": lambda x, y, z: (x, 0.5, -2.0),
+    "prelu": lambda x, y, z: (x, y[:1]),
+}
+#: torch's gelu(inf) on the CPU is NaN in some widths.
+NOT_THERE = {"gelu": float("inf")}
+ONE = sorted({n.removesuffix("_") for n in (*maths.__all__, *activations.__all__)})
+ONE = [n for n in ONE if hasattr(torch, n) or hasattr(torch.nn.functional, n)]
+BITS = [n for n in ONE if n.startswith("bitwise")]
+
+
+def arguments(name: str, x: Tensor, y: Tensor, z: Tensor) -> tuple[Any, ...]:
+    if name in OPERANDS:
+        found: tuple[Any, ...] = OPERANDS[name](x, y, z)
+        return found
+    schema = getattr(F, name).__signature__.parameters.values()
+    return (x, y)[: sum(p.default is p.empty for p in schema)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16], ids=str)
+@pytest.mark.parametrize("name", [n for n in ONE if n != "glu"])
+def test_hostile_values(name: str, dtype: torch.dtype, device: str) -> None:
+    x = torch.tensor([v for v in HOSTILE if v != NOT_THERE.get(name)], dtype=torch.float64)
+    x = (x if dtype.is_floating_point else x.nan_to_num(7).clamp(-9, 9)).to(dtype)
+    args = arguments(name, x, x.flip(0).roll(3), x.roll(5))
+    theirs = getattr(torch.nn.functional if name in activations.__all__ else torch, name)
+    try:
+        expected = theirs(*args)
+    except RuntimeError:
+        return  # OpInfo has what torch takes
+    got = getattr(F, name)(*(a.to(device) if isinstance(a, Tensor) else a for a in args)).cpu()
+    torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "operands",
+    [
+        pytest.param(lambda x: (x.t(), x.t()), id="permuted"),
+        pytest.param(lambda x: (x.t(), x[:, 0]), id="permuted-row"),
+        pytest.param(lambda x: (x[0].expand(5, -1), x[0].expand(5, -1)), id="expanded"),
+        pytest.param(lambda x: (x.t(), x.t().contiguous()), id="two-orders"),
+        pytest.param(lambda x: (x[:, ::2], 2.5), id="gaps"),
+        pytest.param(lambda x: (x[None, :, None, None, None, None, None, None, :], x[0]), id="nine-axes"),
+    ],
+)
+def test_results_are_strided_as_torchs(operands: Any) -> None:
+    args = operands(torch.randn(5, 6))
+    got, expected = F.add(*args), torch.add(*args)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("other", [2, 2.5, True, torch.tensor(2.5, dtype=torch.float64), torch.tensor(3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64], ids=str)
+def test_promotion(dtype: torch.dtype, other: Any) -> None:
+    x = torch.arange(4).to(dtype)
+    for ours, theirs in ((F.mul, torch.mul), (F.div, torch.div), (F.lt, torch.lt)):
+        got, expected = ours(x, other), theirs(x, other)
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected)
+
+
+def test_in_place_follows_torch() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        F.mul_(torch.arange(3), 2.5)
+    with pytest.raises(RuntimeError, match="broadcast shape"):
+        F.add_(x[0], x)
+    overlapping = torch.arange(6.0)
+    expected = overlapping[1:] + overlapping[:-1]
+    assert torch.equal(F.add_(overlapping[1:], overlapping[:-1]), expected)  # as if all were read first
+    leaf = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: F.silu(F.exp_(t * 1.0), inplace=True), leaf)
+    with pytest.raises(RuntimeError, match="leaf"):
+        F.exp_(leaf)
+
+
+def gate(a: Any, b: Any, c: Any) -> Any:
+    return tp.expr.silu(a) * b + c, a * b
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_expression_of_ones_own(device: str) -> None:
+    a, b = (torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for s in ((3, 4), (4,)))
+    first, second = F.expression(gate, a, b, 0.7)
+    torch.testing.assert_close((first, second), (torch.nn.functional.silu(a) * b + 0.7, a * b))
+    assert torch.autograd.gradcheck(lambda a, b: F.expression(gate, a, b, 0.7), (a, b))
+    assert torch.autograd.gradgradcheck(lambda a, b: F.expression(gate, a, b, 0.7), (a, b))
+    compiled = torch.compile(lambda a, b: F.expression(gate, a, b, 0.7)[0], fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(a, b), first)
+    p = tp.expr.operand("p")
+    torch.testing.assert_close(F.expression(p * tp.expr.operand("q"), q=b, p=a), a * b)
+    with pytest.raises(TypeError, match="no operand is a tensor"):
+        F.expression(gate, 1.0, 2.0, 3.0)
+
+
+def test_no_gradient_that_nobody_asked_for() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    out = F.pow(x.abs(), y)
+    assert out.grad_fn is not None
+    assert [edge[0] is not None for edge in out.grad_fn.next_functions[:2]] == [True, False]
+    assert not F.lt(x, y).requires_grad
+
+
+@pytest.mark.parametrize("name", [n for n in nn.elementwise.__all__ if hasattr(torch.nn, n)])
+def test_modules(name: str) -> None:
+    args = (0.5, -1.0) if name == "Threshold" else ()
+    ours, theirs = getattr(nn, name)(*args), getattr(torch.nn, name)(*args)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert repr(ours) == repr(theirs)

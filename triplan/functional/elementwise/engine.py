@@ -1,0 +1,219 @@
+"""One registered op for all elementwise functions: a formula, its tensors and its numbers.
+
+A formula is text, so that graphs hold it: ``"add tn"`` is the named op ``add`` of a tensor and a number; any other tree
+is JSON (``Formula.text``). ``triplan::expression_{N}_{K}`` takes N tensors and gives K results. The gradients of a
+formula are a formula again, which the same op computes in one launch, so that it has derivatives of any order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._prims_common import compute_elementwise_output_strides
+
+from triplan.descriptors.elementwise.derivatives import gradients
+from triplan.descriptors.elementwise.expression import Expr, flattened, operand, rebuilt
+from triplan.descriptors.elementwise.problems import NAMED, NAMES
+from triplan.descriptors.elementwise.tree import NUMBER, POINT, TENSOR, checked
+from triplan.facade import BinaryPlan, ExpressionPlan, TernaryPlan, UnaryPlan
+from triplan.functional._ops import Recorded
+from triplan.functional._plans import run
+from triplan.functional._shapes import broadcast, check_same_device
+from triplan.sku import ElementKind
+from triplan.sku.facts import fact
+
+Tensor = torch.Tensor
+Number = bool | int | float
+PLANS: tuple[Any, ...] = (UnaryPlan, BinaryPlan, TernaryPlan)
+#: Descriptors have this many axes at most; operands of more are flattened.
+_MAX_RANK = 8
+#: Bytes.
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A tree over tensors and numbers, by their names in order, and its results with the elements that are asked for.
+
+    Attributes:
+        named: the op that it is, if every operand of a named op stands in its place and the first is a tensor.
+    """
+
+    tensors: tuple[str, ...]
+    numbers: tuple[str, ...]
+    results: tuple[tuple[str, Expr, ElementKind | None], ...]
+    named: str | None = None
+
+    @property
+    def text(self) -> str:
+        nodes, roots = flattened(root for _, root, _ in self.results)
+        results = [
+            (name, at, None if e is None else e.value) for (name, _, e), at in zip(self.results, roots, strict=True)
+        ]
+        return json.dumps([self.tensors, self.numbers, nodes, results], separators=(",", ":"))
+
+
+@fact
+def formula(text: str) -> Formula:
+    """What ``text`` says."""
+    if text.startswith("["):
+        tensors, numbers, nodes, results = json.loads(text)
+        values = rebuilt(nodes)
+        found = tuple((name, values[at], None if e is None else ElementKind(e)) for name, at, e in results)
+        return Formula(tuple(tensors), tuple(numbers), found)
+    op, kinds = text.split()
+    named = NAMED[op]
+    operands = [*zip((*NAMES[: named.operands], *named.parameters), kinds, strict=False)]
+    root: Expr = named.build(*(operand(name) for name, _ in operands))
+    tensors = tuple(name for name, kind in operands if kind == "t")
+    numbers = tuple(name for name, kind in operands if kind == "n")
+    is_named = kinds[0] == "t" and "t" not in kinds[named.operands :]
+    return Formula(tensors, numbers, (("out", root, None),), op if is_named else None)
+
+
+@fact
+def gradient(text: str, wrt: tuple[tuple[str, ElementKind], ...]) -> tuple[Formula, str, tuple[bool, ...]]:
+    """The formula of the gradients of the operands ``wrt``, its text, and which of them are not 0 everywhere.
+
+    Its first tensors are those of the formula, then the gradients of its results, as far as they are read.
+    """
+    of = formula(text)
+    found = gradients({name: root for name, root, _ in of.results}, [name for name, _ in wrt])
+    results = tuple((f"d{name}", found[f"d{name}"], element) for name, element in wrt)
+    moving = tuple(root.name != "number" for _, root, _ in results)
+    results = tuple(r for r, moves in zip(results, moving, strict=True) if moves)
+    nodes, _ = flattened(root for _, root, _ in results)
+    read = {str(n[1]) for n in nodes if n[0] == "operand"}
+    given = (*of.tensors, *(f"d{name}" for name, _, _ in of.results))
+    made = Formula(tuple(n for n in given if n in read), tuple(n for n in of.numbers if n in read), results)
+    return made, made.text, moving
+
+
+def _number(value: Number) -> ElementKind:
+    return ElementKind.F32 if isinstance(value, float) else ElementKind.I64
+
+
+@fact
+def elements(text: str, operands: tuple[tuple[ElementKind, int], ...]) -> tuple[ElementKind, ...]:
+    """The elements of the results for operands of these elements and ranks."""
+    of = formula(text)
+    names = (*of.tensors, *of.numbers)
+    nodes, roots = flattened(root for _, root, _ in of.results)
+    asked = [(at, e) for at, (_, _, e) in zip(roots, of.results, strict=True)]
+    try:
+        tree = checked(nodes, dict(zip(names, operands, strict=True)), asked)
+    except ValueError as e:
+        raise NotImplementedError(f"{of.named or 'expression'}(): {e}") from None
+    return tuple(e for _, e in tree.results)
+
+
+def dtypes(text: str, tensors: Sequence[Tensor], numbers: Sequence[Number]) -> list[torch.dtype]:
+    """The dtypes of the results."""
+    ranks = [(ElementKind.of(t.dtype), TENSOR if t.dim() else POINT) for t in tensors]
+    return [e.torch for e in elements(text, (*ranks, *((_number(n), NUMBER) for n in numbers)))]
+
+
+def _new(text: str, tensors: Sequence[Tensor], numbers: Sequence[Number]) -> list[Tensor]:
+    """The results, not yet written, with torch's strides."""
+    check_same_device(formula(text).named or "expression", *tensors)
+    shape = broadcast(*(t.shape for t in tensors))
+    strides = compute_elementwise_output_strides(*(t.expand(shape) for t in tensors))
+    return [tensors[0].new_empty_strided(shape, strides, dtype=d) for d in dtypes(text, tensors, numbers)]
+
+
+def fill(outs: Sequence[Tensor], text: str, tensors: Sequence[Tensor], numbers: Sequence[Number]) -> None:
+    """Write the results of the formula into ``outs``, by one launch."""
+    of = formula(text)
+    shape = outs[0].shape
+    if len(shape) > _MAX_RANK:
+        flat = [torch.empty(o.numel(), dtype=o.dtype, device=o.device) for o in outs]
+        fill(flat, text, [t if not t.dim() else t.expand(shape).reshape(-1) for t in tensors], numbers)
+        for o, f in zip(outs, flat, strict=True):
+            o.copy_(f.view(shape))
+        return
+    # The layout of a tensor without axes cannot say that it is aligned less.
+    tensors = [t.clone() if not t.dim() and t.data_ptr() % _ALIGNMENT else t for t in tensors]
+    operands = dict(zip(of.tensors, tensors, strict=True))
+    scalars = dict(zip(of.numbers, numbers, strict=True))
+    options: dict[str, Any]
+    if of.named is not None:
+        plan, options = PLANS[NAMED[of.named].operands - 1], {"op": of.named}
+    else:
+        plan, options = ExpressionPlan, {"results": tuple((name, root) for name, root, _ in of.results)}
+    operands |= {name: out for (name, _, _), out in zip(of.results, outs, strict=True)}
+    run(plan, operands, scalars=scalars, **options)
+
+
+# --- the registered ops ---
+
+
+def _compute(n: int, k: int, run_it: bool, *args: Any) -> Any:
+    tensors, (text, numbers) = args[:n], args[n:]
+    outs = _new(text, tensors, numbers)
+    if run_it:
+        fill(outs, text, tensors, numbers)
+    return outs[0] if k == 1 else tuple(outs)
+
+
+def _setup(n: int, ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:n])
+    ctx.text, ctx.numbers = inputs[n:]
+
+
+def _backward(n: int, ctx: Any, *grads: Any) -> Any:
+    saved, of = ctx.saved_tensors, formula(ctx.text)
+    shape = broadcast(*(t.shape for t in saved))
+    needed = [i for i in range(n) if ctx.needs_input_grad[i]]
+    # A gradient that is summed over broadcast axes is rounded to its operand's dtype after that.
+    like = next(g for g in grads if g is not None).dtype
+    wrt = tuple((of.tensors[i], ElementKind.of(saved[i].dtype if saved[i].shape == shape else like)) for i in needed)
+    made, text, moving = gradient(ctx.text, wrt)
+    given = dict(zip(of.tensors, saved, strict=True))
+    given |= {f"d{name}": g for (name, _, _), g in zip(of.results, grads, strict=True)}
+    numbers = dict(zip(of.numbers, ctx.numbers, strict=True))
+    found: Any = ()
+    if made.results:
+        tensors = [given[name] for name in made.tensors]
+        found = op(len(tensors), len(made.results))(*tensors, text, [numbers[name] for name in made.numbers])
+    results = iter(found if isinstance(found, tuple) else (found,))
+    total: list[Tensor | None] = [None] * (n + 2)
+    for i, moves in zip(needed, moving, strict=True):
+        if moves:
+            total[i] = next(results).sum_to_size(saved[i].shape).to(saved[i].dtype)
+        else:
+            total[i] = torch.zeros_like(saved[i])
+    return tuple(total)
+
+
+#: Those that compiled code finds; others are registered when they are first called.
+_OPS: dict[tuple[int, int], Recorded] = {}
+
+
+def op(n: int, k: int) -> Recorded:
+    """The op of ``n`` tensors and ``k`` results."""
+    found = _OPS.get((n, k))
+    return _register(n, k) if found is None else found
+
+
+def _register(n: int, k: int) -> Recorded:
+    tensors = ", ".join(f"Tensor t{i}" for i in range(n))
+    results = "Tensor" if k == 1 else f"({', '.join(['Tensor'] * k)})"
+    made = Recorded(
+        f"expression_{n}_{k}",
+        f"({tensors}, str formula, Scalar[] numbers) -> {results}",
+        partial(_compute, n, k, True),
+        partial(_compute, n, k, False),
+        setup=partial(_setup, n),
+        backward=partial(_backward, n),
+    )
+    return _OPS.setdefault((n, k), made)
+
+
+for _n in range(1, 9):
+    for _k in range(1, 4):
+        _register(_n, _k)

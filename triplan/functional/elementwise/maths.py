@@ -1,0 +1,172 @@
+"""Functions of numbers by torch's names: a line is what torch's arguments mean as a named op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triplan.errors import shown
+from triplan.functional.elementwise.table import both, function
+
+# fmt: off
+__all__ = [
+    "abs", "abs_", "acos", "acos_", "acosh", "acosh_", "add", "add_", "addcdiv", "addcdiv_", "addcmul",
+    "addcmul_", "asin", "asin_", "asinh", "asinh_", "atan", "atan2", "atan2_", "atan_", "atanh", "atanh_",
+    "bitwise_and", "bitwise_and_", "bitwise_left_shift", "bitwise_left_shift_", "bitwise_not", "bitwise_not_",
+    "bitwise_or", "bitwise_or_", "bitwise_right_shift", "bitwise_right_shift_", "bitwise_xor", "bitwise_xor_",
+    "ceil", "ceil_", "clamp", "clamp_", "clamp_max", "clamp_max_", "clamp_min", "clamp_min_", "copysign",
+    "copysign_", "cos", "cos_", "cosh", "cosh_", "div", "div_", "eq", "eq_", "erf", "erf_", "erfc", "erfc_",
+    "exp", "exp2", "exp2_", "exp_", "expm1", "expm1_", "floor", "floor_", "floor_divide", "floor_divide_", "fmax",
+    "fmin", "fmod", "fmod_", "frac", "frac_", "ge", "ge_", "gt", "gt_", "hypot", "hypot_", "isfinite", "isinf",
+    "isnan", "le", "le_", "lerp", "lerp_", "log", "log1p", "log1p_", "log2", "log2_", "log10", "log10_", "log_",
+    "logical_and", "logical_and_", "logical_not", "logical_not_", "logical_or", "logical_or_", "logical_xor",
+    "logical_xor_", "logit", "logit_", "lt", "lt_", "maximum", "minimum", "mul", "mul_", "nan_to_num",
+    "nan_to_num_", "ne", "ne_", "neg", "neg_", "pow", "pow_", "reciprocal", "reciprocal_", "remainder",
+    "remainder_", "round", "round_", "rsqrt", "rsqrt_", "sigmoid", "sigmoid_", "sign", "sign_", "sin", "sin_",
+    "sinh", "sinh_", "sqrt", "sqrt_", "square", "square_", "sub", "sub_", "tan", "tan_", "tanh", "tanh_", "trunc",
+    "trunc_", "where", "xlogy", "xlogy_",
+]
+# fmt: on
+
+
+def _scaled(op: str, input: Any, other: Any, alpha: Any) -> tuple[Any, ...]:
+    given = [o.dtype if isinstance(o, Tensor) else torch.tensor(o).dtype for o in (input, other)]
+    if isinstance(alpha, bool) and any(d is not torch.bool for d in given):
+        raise RuntimeError("Boolean alpha only supported for Boolean results.")
+    if isinstance(alpha, float) and not any(d.is_floating_point for d in given):
+        raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
+    return (op, input, other) if alpha == 1 else (f"{op}_scaled", input, other, alpha)
+
+
+def _divided(input: Any, other: Any, rounding_mode: str | None) -> tuple[Any, ...]:
+    ops = {None: "div", "floor": "floor_divide", "trunc": "truncate_divide"}
+    if rounding_mode not in ops:
+        raise RuntimeError(
+            f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{shown(rounding_mode)}'"
+        )
+    return ops[rounding_mode], input, other
+
+
+def _power(input: Any, exponent: Any) -> tuple[Any, ...]:
+    whole = isinstance(input, Tensor) and not input.is_floating_point()
+    if whole and isinstance(exponent, int) and exponent < 0:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
+    return "pow", input, exponent
+
+
+def _rounded(input: Tensor, decimals: int) -> tuple[Any, ...]:
+    if decimals == 0:
+        return "round", input
+    if not input.is_floating_point():
+        raise NotImplementedError(f"round(): decimals of {input.dtype}: only floating-point tensors have them")
+    return "round_decimals", input, 10.0 ** max(decimals, 0), 10.0 ** max(-decimals, 0)
+
+
+def _finite(input: Tensor, nan: float | None, posinf: float | None, neginf: float | None) -> tuple[Any, ...]:
+    if not input.is_floating_point():
+        return "bitwise_or", input, False if input.dtype is torch.bool else 0
+    limits = torch.finfo(input.dtype)
+    highest, lowest = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+    return "nan_to_num", input, 0.0 if nan is None else float(nan), float(highest), float(lowest)
+
+
+def _clamped(input: Tensor, min: Any, max: Any) -> tuple[Any, ...]:
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    if min is None or max is None:
+        return ("clamp_max", input, max) if min is None else ("clamp_min", input, min)
+    return "clamp", input, min, max
+
+
+square, square_ = both("square", lambda input: ("pow", input, 2) if input.dtype is torch.bool else ("square", input))
+logit, logit_ = both(
+    "logit", lambda input, eps=None: ("logit", input) if eps is None else ("logit_clamped", input, eps)
+)
+round, round_ = both("round", lambda input, *, decimals=0: _rounded(input, decimals))
+nan_to_num, nan_to_num_ = both(
+    "nan_to_num", lambda input, nan=None, posinf=None, neginf=None: _finite(input, nan, posinf, neginf)
+)
+add, add_ = both("add", lambda input, other, *, alpha=1: _scaled("add", input, other, alpha))
+sub, sub_ = both("sub", lambda input, other, *, alpha=1: _scaled("sub", input, other, alpha))
+div, div_ = both("div", lambda input, other, *, rounding_mode=None: _divided(input, other, rounding_mode))
+pow, pow_ = both("pow", lambda input, exponent: _power(input, exponent))
+where = function("where", lambda condition, input, other: ("where", condition, input, other))
+clamp, clamp_ = both("clamp", lambda input, min=None, max=None: _clamped(input, min, max))
+clamp_min, clamp_min_ = both("clamp_min", lambda input, min: ("clamp_min", input, min))
+clamp_max, clamp_max_ = both("clamp_max", lambda input, max: ("clamp_max", input, max))
+lerp, lerp_ = both("lerp", lambda input, end, weight: ("lerp", input, end, weight))
+addcmul, addcmul_ = both(
+    "addcmul", lambda input, tensor1, tensor2, *, value=1: ("addcmul", input, tensor1, tensor2, value)
+)
+addcdiv, addcdiv_ = both(
+    "addcdiv", lambda input, tensor1, tensor2, *, value=1: ("addcdiv", input, tensor1, tensor2, value)
+)
+abs, abs_ = both("abs", lambda input: ("abs", input))
+neg, neg_ = both("neg", lambda input: ("neg", input))
+sign, sign_ = both("sign", lambda input: ("sign", input))
+reciprocal, reciprocal_ = both("reciprocal", lambda input: ("reciprocal", input))
+sqrt, sqrt_ = both("sqrt", lambda input: ("sqrt", input))
+rsqrt, rsqrt_ = both("rsqrt", lambda input: ("rsqrt", input))
+exp, exp_ = both("exp", lambda input: ("exp", input))
+exp2, exp2_ = both("exp2", lambda input: ("exp2", input))
+expm1, expm1_ = both("expm1", lambda input: ("expm1", input))
+log, log_ = both("log", lambda input: ("log", input))
+log1p, log1p_ = both("log1p", lambda input: ("log1p", input))
+log2, log2_ = both("log2", lambda input: ("log2", input))
+log10, log10_ = both("log10", lambda input: ("log10", input))
+sin, sin_ = both("sin", lambda input: ("sin", input))
+cos, cos_ = both("cos", lambda input: ("cos", input))
+tan, tan_ = both("tan", lambda input: ("tan", input))
+asin, asin_ = both("asin", lambda input: ("asin", input))
+acos, acos_ = both("acos", lambda input: ("acos", input))
+atan, atan_ = both("atan", lambda input: ("atan", input))
+sinh, sinh_ = both("sinh", lambda input: ("sinh", input))
+cosh, cosh_ = both("cosh", lambda input: ("cosh", input))
+tanh, tanh_ = both("tanh", lambda input: ("tanh", input))
+asinh, asinh_ = both("asinh", lambda input: ("asinh", input))
+acosh, acosh_ = both("acosh", lambda input: ("acosh", input))
+atanh, atanh_ = both("atanh", lambda input: ("atanh", input))
+erf, erf_ = both("erf", lambda input: ("erf", input))
+erfc, erfc_ = both("erfc", lambda input: ("erfc", input))
+sigmoid, sigmoid_ = both("sigmoid", lambda input: ("sigmoid", input))
+floor, floor_ = both("floor", lambda input: ("floor", input))
+ceil, ceil_ = both("ceil", lambda input: ("ceil", input))
+trunc, trunc_ = both("trunc", lambda input: ("trunc", input))
+frac, frac_ = both("frac", lambda input: ("frac", input))
+logical_not, logical_not_ = both("logical_not", lambda input: ("logical_not", input))
+bitwise_not, bitwise_not_ = both("bitwise_not", lambda input: ("bitwise_not", input))
+isnan = function("isnan", lambda input: ("isnan", input), out=False)
+isinf = function("isinf", lambda input: ("isinf", input), out=False)
+isfinite = function("isfinite", lambda input: ("isfinite", input), out=False)
+mul, mul_ = both("mul", lambda input, other: ("mul", input, other))
+floor_divide, floor_divide_ = both("floor_divide", lambda input, other: ("floor_divide", input, other))
+remainder, remainder_ = both("remainder", lambda input, other: ("remainder", input, other))
+fmod, fmod_ = both("fmod", lambda input, other: ("fmod", input, other))
+atan2, atan2_ = both("atan2", lambda input, other: ("atan2", input, other))
+hypot, hypot_ = both("hypot", lambda input, other: ("hypot", input, other))
+copysign, copysign_ = both("copysign", lambda input, other: ("copysign", input, other))
+xlogy, xlogy_ = both("xlogy", lambda input, other: ("xlogy", input, other))
+eq, eq_ = both("eq", lambda input, other: ("eq", input, other))
+ne, ne_ = both("ne", lambda input, other: ("ne", input, other))
+lt, lt_ = both("lt", lambda input, other: ("lt", input, other))
+le, le_ = both("le", lambda input, other: ("le", input, other))
+gt, gt_ = both("gt", lambda input, other: ("gt", input, other))
+ge, ge_ = both("ge", lambda input, other: ("ge", input, other))
+logical_and, logical_and_ = both("logical_and", lambda input, other: ("logical_and", input, other))
+logical_or, logical_or_ = both("logical_or", lambda input, other: ("logical_or", input, other))
+logical_xor, logical_xor_ = both("logical_xor", lambda input, other: ("logical_xor", input, other))
+bitwise_and, bitwise_and_ = both("bitwise_and", lambda input, other: ("bitwise_and", input, other))
+bitwise_or, bitwise_or_ = both("bitwise_or", lambda input, other: ("bitwise_or", input, other))
+bitwise_xor, bitwise_xor_ = both("bitwise_xor", lambda input, other: ("bitwise_xor", input, other))
+bitwise_left_shift, bitwise_left_shift_ = both(
+    "bitwise_left_shift", lambda input, other: ("bitwise_left_shift", input, other)
+)
+bitwise_right_shift, bitwise_right_shift_ = both(
+    "bitwise_right_shift", lambda input, other: ("bitwise_right_shift", input, other)
+)
+maximum = function("maximum", lambda input, other: ("maximum", input, other))
+minimum = function("minimum", lambda input, other: ("minimum", input, other))
+fmax = function("fmax", lambda input, other: ("fmax", input, other))
+fmin = function("fmin", lambda input, other: ("fmin", input, other))

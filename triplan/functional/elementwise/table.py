@@ -1,0 +1,188 @@
+"""How a line of the tables in ``maths`` and ``activations`` becomes a public function."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import can_safe_cast_to
+from torch.compiler import is_compiling
+
+from triplan.facade.check import check_storage, may_overlap
+from triplan.functional._autocast import widened
+from triplan.functional._ops import _refuse_unwritable, _unwatched
+from triplan.functional._replay.replay import replayed
+from triplan.functional._shapes import broadcast
+from triplan.functional._watching import needs_grad, transformed
+from triplan.functional.elementwise.engine import Number, dtypes, fill, op
+
+Tensor = torch.Tensor
+#: What a line gives for a call: the named op, its operands and its parameters.
+Line = Callable[..., tuple[Any, ...]]
+#: Ops by their text, with the signature.
+TABLE: dict[str, Callable[..., Tensor]] = {}
+
+
+def operands_of(name: str, operands: Sequence[Any]) -> tuple[str, list[Tensor], list[Number]]:
+    """Of each operand ``t`` for a tensor or ``n`` for a number, then the tensors and the numbers.
+
+    A bool becomes a tensor: no number that a kernel takes is one. A tensor without dimensions may be on the CPU.
+    """
+    given = [o for o in operands if isinstance(o, Tensor)]
+    if not given:
+        raise TypeError(f"{name}(): no operand is a tensor")
+    device = next((t.device for t in given if t.dim()), given[0].device)
+    kinds = ""
+    tensors: list[Tensor] = []
+    numbers: list[Number] = []
+    for o in operands:
+        if isinstance(o, Tensor):
+            on_host = o.dim() == 0 and o.device != device and o.device.type == "cpu"
+            tensors.append(o.to(device) if on_host else o)
+        elif isinstance(o, bool):
+            tensors.append(torch.full((), o, dtype=torch.bool, device=device))
+        elif isinstance(o, (int, float, torch.SymInt, torch.SymFloat)):
+            numbers.append(o)  # type: ignore[arg-type]
+            kinds += "n"
+            continue
+        else:
+            raise TypeError(f"{name}(): an operand is a Tensor or a number, not {type(o).__name__}")
+        kinds += "t"
+    return kinds, tensors, numbers
+
+
+def run_line(name: str, line: Sequence[Any], out: Tensor | None = None, target: Tensor | None = None) -> Tensor:
+    """The result of a line: new, in ``out``, or in place of ``target``."""
+    kinds, tensors, numbers = operands_of(name, line[1:])
+    return call(name, f"{line[0]} {kinds}", list(widened(name, *tensors)), numbers, out, target)
+
+
+def call(
+    name: str, text: str, tensors: list[Tensor], numbers: list[Number], out: Tensor | None, target: Tensor | None
+) -> Tensor:
+    """The formula's only result: new, in ``out``, or in place of ``target``."""
+    if out is None and target is None:
+        found: Tensor = op(len(tensors), 1)(*tensors, text, numbers)
+        return found
+    written = out if target is None else target
+    assert written is not None
+    recorded = target is not None and (needs_grad((target, *tensors)) or transformed())
+    result: Tensor | None = None
+    if is_compiling() or recorded:
+        # What the backward reads must not be overwritten.
+        kept = [t.clone() if t is target else t for t in tensors]
+        result = op(len(kept), 1)(*kept, text, numbers)
+        dtype, shape = result.dtype, result.shape
+    else:
+        (dtype,), shape = dtypes(text, tensors, numbers), broadcast(*(t.shape for t in tensors))
+    if not can_safe_cast_to(cast_from=dtype, cast_to=written.dtype):  # torch.can_cast breaks dynamo's graphs
+        raise RuntimeError(f"{name}(): result type {dtype} can't be cast to the desired output type {written.dtype}")
+    if target is None:
+        _check_out(name, written, tensors, shape)
+    elif written.shape != shape:
+        raise RuntimeError(
+            f"{name}(): output with shape {list(written.shape)} doesn't match the broadcast shape {list(shape)}"
+        )
+    if result is None and _unwatched((written, *tensors)):
+        _refuse_unwritable(name, written)
+        for t in (written, *tensors):
+            check_storage(name, "an argument", t)
+        apart = all(_is_same(t, written) or not may_overlap(written, t) for t in tensors)
+        if apart and dtype == written.dtype and written.device == tensors[0].device:
+            fill([written], text, tensors, numbers)
+            return written
+    return written.copy_(op(len(tensors), 1)(*tensors, text, numbers) if result is None else result)
+
+
+def _is_same(t: Tensor, written: Tensor) -> bool:
+    """Whether each element is read from where it is written."""
+    return (t.data_ptr(), t.shape, t.stride(), t.dtype) == (
+        written.data_ptr(),
+        written.shape,
+        written.stride(),
+        written.dtype,
+    )
+
+
+def _check_out(name: str, out: Tensor, tensors: list[Tensor], shape: torch.Size) -> None:
+    """torch's rules for ``out=`` of elementwise ops; resizes ``out``."""
+    if needs_grad((out, *tensors)):
+        raise RuntimeError(
+            f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the "
+            "arguments requires grad."
+        )
+    if transformed():
+        raise RuntimeError(f"{name}(): out=... is not supported within torch.func transforms or forward AD")
+    if out.device != tensors[0].device:
+        raise RuntimeError(f"{name}(): Expected out tensor to be on device {tensors[0].device}, but got {out.device}")
+    if out.shape != shape:
+        if out.numel():
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does "
+                f"not match the required output shape {list(shape)}.",
+                stacklevel=5,
+            )
+        out.resize_(shape)
+
+
+# --- public functions ---
+
+
+def _named(function: Any, name: str, parameters: Sequence[inspect.Parameter], doc: str, line: Line) -> Any:
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = line.__module__
+    function.__doc__ = doc
+    function.__signature__ = inspect.Signature(list(parameters), return_annotation="Tensor")
+    return replayed(function)
+
+
+def _annotated(p: inspect.Parameter) -> inspect.Parameter:
+    if p.default is p.empty:
+        return p.replace(annotation="Tensor")
+    return p
+
+
+def function(name: str, line: Line, *, inplace: bool = False, out: bool = True) -> Callable[..., Tensor]:
+    """The function ``name`` of a line of the table: with ``out=``, or ``inplace=`` as torch.nn.functional has it."""
+    given = [_annotated(p) for p in inspect.signature(line).parameters.values()]
+    added = []
+    if inplace:
+        added.append(inspect.Parameter("inplace", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False))
+    if out:
+        added.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None))
+    positional = [p for p in given if p.kind is not p.KEYWORD_ONLY]
+    keywords = [p for p in given if p.kind is p.KEYWORD_ONLY]
+    count = len(positional)
+
+    def call(*args: Any, out: Tensor | None = None, **options: Any) -> Tensor:
+        made = line(*args[:count], **options)
+        return run_line(name, made, out, args[0] if len(args) > count and args[count] else None)
+
+    doc = (
+        f"``{name}`` as in torch, by one kernel; also of derivatives. docs/elementwise.md has what all such ops share."
+    )
+    parameters = [*positional, *added[: 1 if inplace else 0], *keywords, *added[1 if inplace else 0 :]]
+    TABLE[name] = made = _named(call, name, parameters, doc, line)
+    return made  # type: ignore[no-any-return]
+
+
+def in_place(name: str, line: Line) -> Callable[..., Tensor]:
+    """The function ``name_``, which writes its first argument and returns it."""
+
+    def call(*args: Any, **options: Any) -> Tensor:
+        if not isinstance(args[0], Tensor):
+            raise TypeError(f"{name}_(): the first argument must be a Tensor")
+        return run_line(name, line(*args, **options), None, args[0])
+
+    parameters = [_annotated(p) for p in inspect.signature(line).parameters.values()]
+    doc = f"``{name}`` in place of its first argument, as the method of torch's tensors."
+    TABLE[f"{name}_"] = made = _named(call, f"{name}_", parameters, doc, line)
+    return made  # type: ignore[no-any-return]
+
+
+def both(name: str, line: Line) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """``name`` and ``name_``."""
+    return function(name, line), in_place(name, line)
