@@ -49,12 +49,16 @@ def nothing_watches(args: Sequence[Any], *, modes: int = 0) -> bool:
         return False
     if torch._C._len_torch_function_stack() or torch._C._get_tracing_state():
         return False
-    return all(torch._C._dispatch_keys(t).raw_repr() == _plain_keys(t.device.type) for t in tensors_in(args))
+    inference = torch.is_inference_mode_enabled()
+    return all(
+        torch._C._dispatch_keys(t).raw_repr() == _plain_keys(t.device.type, inference and t.is_inference())
+        for t in tensors_in(args)
+    )
 
 
 @fact
-def _plain_keys(device_type: str) -> int:
+def _plain_keys(device_type: str, inference: bool) -> int:
     if device_type not in ("cpu", "cuda"):
         return -1
-    with torch.inference_mode(False):
+    with torch.inference_mode(inference):
         return int(torch._C._dispatch_keys(torch.empty(0, device=device_type)).raw_repr())

@@ -257,6 +257,43 @@ def test_composed_calls_save_what_their_gradients_need(answers: list[bool], devi
     assert answers == [True] * 3  # of softmax too
 
 
+@pytest.mark.parametrize("case", ["mean", "weighted bags"])
+def test_second_derivatives_of_composed_calls(case: str, answers: list[bool], device: str) -> None:
+    """Of tensors with hooks, one of which is computed from the other."""
+    i, found = torch.tensor([[0, 2, 2, 3], [1, 1, 0, 3]], device=device).repeat(2, 1), list[Any]()
+
+    @replayed
+    def composition(x: Tensor, y: Tensor) -> Tensor:
+        return COMPOSED[case](x, y, i, i)
+
+    for _ in range(4):
+        torch.manual_seed(0)
+        x = torch.randn(4, 4, dtype=torch.float64, device=device, requires_grad=True)
+        x.register_hook(lambda g: g * 2)
+        (first,) = torch.autograd.grad(composition(x, x * x).pow(2).sum(), x, create_graph=True)
+        found.append([first, *torch.autograd.grad(first.sum(), x)])
+    torch.testing.assert_close(found[-1], found[0])
+
+
+def test_a_result_that_is_a_view_can_be_written(answers: list[bool], device: str) -> None:
+    x, y, index = leaf(4, 4, device=device), leaf(4, 4, device=device), torch.tensor([0, 2, 1, 3], device=device)
+    for _ in range(4):
+        result = functional.index_put(x, (None, index), y)
+        result.mul_(3)
+    assert answers[-1]
+    assert torch.equal(result, y[:, index] * 3)
+    assert torch.equal(torch.autograd.grad(result.sum(), y)[0], torch.full_like(y, 3))
+
+
+def test_inference_of_calls_that_make_tensors(answers: list[bool], device: str) -> None:
+    x, index = leaf(4, 4, device=device), torch.tensor([1, 2], device=device)
+    for _ in range(4):
+        with torch.inference_mode():
+            result = functional.index_fill(x, 1, index, 2.0)
+    assert answers[-1]
+    assert torch.equal(result, x.detach().index_fill(1, index, 2.0))
+
+
 @replayed
 def unconverted(x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):

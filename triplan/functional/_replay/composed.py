@@ -97,7 +97,9 @@ class Composition:
         given: list[Tensor] = []
         for t, like in zip(saved, self._likes, strict=True):
             if t is not None and torch.is_grad_enabled():
-                given.append(t)
+                # Own nodes: else a gradient of one of them would count what others that depend on it receive, and
+                # the hooks of the caller's tensors would run twice.
+                given.append(t.view_as(t))
             else:  # the gradients do not depend on the values of what was not saved
                 given.append((like.zeros() if t is None else t.detach()).requires_grad_(like.requires_grad))
         with torch.enable_grad(), self._autocast():

@@ -88,6 +88,7 @@ class Program:
         self._new: dict[int, tuple[str, Tensor]] = {}  # by storage: the variable, and the tensor that it holds
         self._scales: dict[int, str] = {}  # by identity: floats among the arguments that may be scales
         self._held: set[int] = set()  # identities of the ops whose results are constants
+        self._owned: dict[int, str] = {}  # by identity: variables of tensors that autograd takes for no views
         self._compare(args)
         #: Numbers of the tensors that require a gradient.
         self.differentiable = [i for i, t in enumerate(self.tensors) if t.requires_grad]
@@ -221,6 +222,8 @@ class Program:
         """The expression of a tensor."""
         if t is None:
             return "None"
+        if id(t) in self._owned:
+            return self._owned[id(t)]
         if (storage := self._allocated(t)) is not None:
             name, known = self._new[storage]
             views = self.record.path(known, t)
@@ -234,6 +237,12 @@ class Program:
         for view in views:
             name = self._call(view.func, (name, *map(self._literal, view.args)), view.kwargs)
         return name
+
+    def own(self, t: Tensor) -> None:
+        """Make ``t``, which may be a view of a new tensor, one that autograd takes for none."""
+        if not (name := self.name(t)).isidentifier():
+            self._owned[id(t)] = f"n{len(self._new) + len(self._owned)}"
+            self.lines.append(f"{self._owned[id(t)]} = {name}.data")
 
     def _literal(self, value: Any) -> str:
         """The expression of an argument of a torch op."""

@@ -148,7 +148,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        count = len(self.steps)
         result = func(*args, **kwargs)
+        # A plan ran within the op, as one does for tensors that watch: repeated, both would run.
+        self.is_repeatable &= len(self.steps) == count
         results = tuple(result) if isinstance(result, (list, tuple)) else () if result is None else (result,)
         if not _DEPENDS_ON_VALUES.isdisjoint(func.tags):
             self.is_repeatable = False

@@ -290,6 +290,8 @@ class _Recipe:
         program = Program(args, record, outputs, hidden, scales=False)
         if any(program.written) or not all(program.is_new(t) for t in outputs):
             raise NotRepeatable
+        for t in outputs:
+            program.own(t)  # a node's result that is a view could not be written in place
         self._arguments = [self._argument(a, program) for a in op_args]
         self._tensors, self._differentiable = len(program.tensors), program.differentiable
         self._needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in op_args)
