@@ -33,7 +33,7 @@ _WIDENED = re.compile(r"aten::((acos|asin|cosh|expm?1?|log(2|10|1p)?|pow|recipro
 for _op in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
     if (_found := _WIDENED.fullmatch(_op)) is not None:
         _OPS[_found[2]] = (*_OPS.get(_found[2], ()), _found[1])
-_OPS["prelu"] = ("_prelu_kernel",)
+_OPS["prelu"] = ("prelu",)
 #: The functions whose operands the installed torch converts, by kind of device.
 CONVERTED = {
     kind: frozenset(

@@ -14,6 +14,7 @@ from cases.functional import DEVICES
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
+from triplan.functional import _autocast
 from triplan.functional.elementwise import activations, maths
 
 Tensor = torch.Tensor
@@ -150,3 +151,11 @@ def test_modules(name: str) -> None:
     x = torch.randn(4, 6)
     torch.testing.assert_close(ours(x), theirs(x))
     assert repr(ours) == repr(theirs)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("prelu", torch.bfloat16), ("exp", torch.float32)])
+def test_autocast_as_where_torch_converts(name: str, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_autocast.CONVERTED, "cpu", _autocast.CONVERTED["cuda"] | {name})
+    x = torch.randn(4, 3, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert getattr(F, name)(*((x, torch.ones(3)) if name == "prelu" else (x,))).dtype == expected

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from triplan.errors import shown
+from triplan.functional._autocast import narrowed
 from triplan.functional._shapes import axis
 from triplan.functional.elementwise.table import Line, function, in_place
 
@@ -37,6 +38,7 @@ def _typed(op: str, input: Tensor, *numbers: float) -> tuple[Any, ...]:
 
 
 def _prelu(input: Tensor, weight: Tensor) -> tuple[Any, ...]:
+    input, weight = narrowed("prelu", input, weight)
     channels = input.shape[1] if input.dim() > 1 else 1
     if weight.numel() != 1 and (weight.dim() != 1 or weight.shape[0] != channels):
         raise RuntimeError(

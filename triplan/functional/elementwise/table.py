@@ -57,7 +57,9 @@ def operands_of(name: str, operands: Sequence[Any]) -> tuple[str, list[Tensor], 
 def run_line(name: str, line: Sequence[Any], out: Tensor | None = None, target: Tensor | None = None) -> Tensor:
     """The result of a line: new, in ``out``, or in place of ``target``."""
     kinds, tensors, numbers = operands_of(name, line[1:])
-    return call(name, f"{line[0]} {kinds}", list(widened(name, *tensors)), numbers, out, target)
+    if name != "prelu":  # which its line has narrowed
+        tensors = list(widened(name, *tensors))
+    return call(name, f"{line[0]} {kinds}", tensors, numbers, out, target)
 
 
 def call(
