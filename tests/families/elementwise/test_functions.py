@@ -15,7 +15,7 @@ import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
 from triplan.functional import _autocast
-from triplan.functional.elementwise import activations, maths
+from triplan.functional.elementwise import activations, engine, maths
 
 Tensor = torch.Tensor
 HOSTILE = [
@@ -135,12 +135,14 @@ def test_an_expression_of_ones_own(device: str) -> None:
         F.expression(gate, 1.0, 2.0, 3.0)
 
 
-def test_no_gradient_that_nobody_asked_for() -> None:
-    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
-    out = F.pow(x.abs(), y)
-    assert out.grad_fn is not None
-    assert [edge[0] is not None for edge in out.grad_fn.next_functions[:2]] == [True, False]
-    assert not F.lt(x, y).requires_grad
+def test_gradients_are_one_launch_of_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[int] = []
+    fill = engine.fill
+    monkeypatch.setattr(engine, "fill", lambda outs, *args: (launches.append(len(outs)), fill(outs, *args)))
+    for y in (torch.rand(3), torch.rand(3, requires_grad=True)):
+        F.pow(torch.rand(3, requires_grad=True), y).sum().backward()
+    assert launches == [1, 1, 1, 2]  # forward, x; forward, x and y
+    assert not F.lt(torch.rand(3, requires_grad=True), 1).requires_grad
 
 
 @pytest.mark.parametrize("name", [n for n in nn.elementwise.__all__ if hasattr(torch.nn, n)])
