@@ -294,6 +294,19 @@ def test_inference_of_calls_that_make_tensors(answers: list[bool], device: str) 
     assert torch.equal(result, x.detach().index_fill(1, index, 2.0))
 
 
+class Real(float):
+    """As numpy.float64 is."""
+
+
+@pytest.mark.parametrize("kind", [float, Real])
+def test_zeros_keep_their_signs(kind: type[float], answers: list[bool], device: str) -> None:
+    x, index = torch.ones(2, 4, device=device), torch.tensor([1, 2], device=device)
+    for value in (0.0, 0.0, 0.0, -0.0, -0.0, -0.0, 0.0):
+        result = functional.index_fill(x, 1, index, kind(value))
+        assert bool(result[0, 1].signbit()) == (str(value) == "-0.0")
+    assert answers[-1]
+
+
 @replayed
 def unconverted(x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):

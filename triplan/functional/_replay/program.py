@@ -437,8 +437,8 @@ def _differs(read: str, name: str, value: Any) -> str:
     one object each, and are told by that. A list may have changed since.
     """
     tests = [f"type({read}) is not type_{name}", f"{read} != {name}"]
-    if type(value) is float and value == 0:
-        tests.append(f"repr({read}) != '{value}'")
+    if isinstance(value, float) and value == 0:
+        tests.append(f"repr({read}) != {repr(value)!r}")
     return " or ".join(tests) if isinstance(value, list) else f"{read} is not {name} and ({' or '.join(tests)})"
 
 
