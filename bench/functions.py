@@ -22,6 +22,16 @@ SIZES = ((64, 256, torch.bfloat16), (8, 64, torch.float32))
 ROTATED = 32
 
 
+def _fused(x: Any, y: Any, bias: Any) -> Any:
+    """An expression of one's own."""
+    expr = importlib.import_module("triplan").expr
+    return expr.silu(x + bias) * y
+
+
+def _fused_by_torch(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+    return tf.silu(x + bias) * y
+
+
 @dataclass(frozen=True)
 class Draw:
     """Draws arguments: matrices of ``m`` rows of ``n`` elements, and what goes with them."""
@@ -124,6 +134,7 @@ def calls(d: Draw) -> dict[str, Call]:
         "exp": Call(ours.exp, torch.exp, (x,), (0,)),
         "clamp": Call(ours.clamp, torch.clamp, (x, -0.5, 0.5), (0,)),
         "gelu": Call(ours.gelu, tf.gelu, (x,), (0,)),
+        "expression": Call(partial(ours.expression, _fused), _fused_by_torch, (x, d.x, b), (0, 1, 2)),
         "swiglu": Call(ours.swiglu, lambda x, y: tf.silu(x) * y, (x, d.x), (0, 1)),
         "nn.LeakyReLU": Call(modules.LeakyReLU(0.2), torch.nn.LeakyReLU(0.2), (x,), (0,)),
         "softmax": Call(ours.softmax, torch.softmax, (x, -1), (0,)),

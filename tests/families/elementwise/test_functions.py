@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from cases.functional import DEVICES
+from replaying import replays_on_cpu
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
 from triplan.functional import _autocast
 from triplan.functional.elementwise import activations, engine, maths
+from triplan.functional.elementwise.table import TABLE
 
 Tensor = torch.Tensor
 HOSTILE = [
@@ -71,6 +73,19 @@ def test_hostile_values(name: str, dtype: torch.dtype, device: str) -> None:
         return  # OpInfo has what torch takes
     got = getattr(F, name)(*(a.to(device) if isinstance(a, Tensor) else a for a in args)).cpu()
     torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_repeated_calls_are_replayed(name: str) -> None:
+    bare = name.removesuffix("_")
+    x, y, z = (torch.arange(1.0, 7).roll(i) / 8 for i in range(3))
+    if bare in BITS:
+        x, y = x.mul(8).int(), y.mul(8).int()
+    args = arguments(bare, x, y, z)
+    with replays_on_cpu() as answers:
+        first, *_, last = ([answers.clear(), getattr(F, name)(args[0].clone(), *args[1:])][1] for _ in range(4))
+    assert answers == [True]
+    torch.testing.assert_close(last, first, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(
