@@ -3,10 +3,10 @@
 A family joins by ``@compiles(*ops)`` over a function that yields ``Build``s of an entry, in a module of this package.
 Of other ops the problems of the proofs are built.
 
-Thousands of binaries follow. Those that are built cover them: of each kernel function, for each architecture, every
-constant, parameter type and promise of divisibility at least once, and every tile with every element; of each entry,
-every element. Registers spill because of tiles and elements, and vector widths follow from types and promises, so
-that what would break one of the others breaks one of those.
+Thousands of binaries follow. Those that are built cover them. Of each kernel function, for each architecture: every
+constant, parameter type, promise of divisibility, element and tile. For one architecture or the other: every tile with
+every element, and every element of each entry. Registers spill because of tiles and elements, and vector widths follow
+from types and promises, so that what would break one of the others breaks one of those.
 """
 
 from __future__ import annotations
@@ -79,27 +79,36 @@ class Binary:
     def sizes(self) -> Iterator[Hashable]:
         """What registers depend on: every tile for every element, every function for every element and area."""
         s = self.source
-        sizes = tuple((n, v) for n, v in s.constexprs if isinstance(v, int) and v > 1)
         elements = frozenset(t for _, t in s.signature if str(t).startswith(("*f", "*b", "tensordesc")))
         functions = tuple(v.__name__ for _, v in s.constexprs if hasattr(v, "__name__"))
-        area = prod(v for n, v in sizes if str(n).startswith("BLOCK")) // s.num_warps
-        yield sizes, elements, s.num_warps, s.num_stages
+        area = prod(v for n, v in self.tile if str(n).startswith("BLOCK")) // s.num_warps
+        yield self.tile, elements, s.num_warps, s.num_stages
         yield functions, elements
         yield functions, area
 
+    @property
+    def tile(self) -> tuple[tuple[str, int], ...]:
+        """The constants that are sizes."""
+        return tuple((n, v) for n, v in self.source.constexprs if isinstance(v, int) and v > 1)
+
     def facets(self, most: bool) -> set[Hashable]:
-        """What building it shows; all that is to be shown is the union over binaries."""
+        """What building it shows; all that is to be shown is the union over binaries.
+
+        Those of few binaries are one of each kernel for each architecture, and of each element for either.
+        """
         s = self.source
-        found: set[Hashable] = {(s.name, self.arch, self.element), *((*e, self.arch) for e in self.entries)}
+        found: set[Hashable] = {(s.name, self.arch), (s.name, self.element), *((*e, self.arch) for e in self.entries)}
         if not self.may_spill:
-            found.add((s.name, self.arch, self.element, "spills"))
+            found |= {(s.name, self.arch, "spills"), (s.name, self.element, "spills")}
         if most:
-            found |= {(self.arch, *user) for user in self.users}
+            found |= {(s.name, self.arch, self.element), *self.users}
             found |= {(self.arch, *user, s.name) for user in self.unordered}
         if most and not self.may_spill:
             parts = (*s.signature, *((n, _shown(v)) for n, v in s.constexprs), *s.attrs, s.max_registers, s.overlaps)
             found |= {(s.name, self.arch, "part", part) for part in parts}
-            found |= {(s.name, self.arch, "sizes", x) for x in self.sizes()}
+            found.add((s.name, self.arch, self.element, "spills"))
+            found.add((s.name, self.arch, "tile", self.tile, s.num_warps, s.num_stages))
+            found |= {(s.name, "sizes", x) for x in self.sizes()}
         return found
 
 
@@ -172,10 +181,15 @@ Size = Literal["few", "cover", "all"]
 
 
 @cache
+def _picked(of: str, size: Size) -> tuple[Binary, ...]:
+    every = [b for arch in TARGETS for b in binaries(of, arch)]
+    found = range(len(every)) if size == "all" else cover([b.facets(size == "cover") for b in every])
+    return tuple(every[i] for i in found)
+
+
 def picked(of: str, arch: str, size: Size) -> tuple[Binary, ...]:
-    """Those binaries of a family that are built."""
-    every = binaries(of, arch)
-    return every if size == "all" else tuple(every[i] for i in cover([b.facets(size == "cover") for b in every]))
+    """Those binaries of a family that are built for an architecture."""
+    return tuple(b for b in _picked(of, size) if b.arch == arch)
 
 
 def chosen(op: str, entry: str, arch: str, size: Size) -> list[Binary]:
