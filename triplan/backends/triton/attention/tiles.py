@@ -28,9 +28,9 @@ from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import Support, Target
 
 #: Tiles by kind of arithmetic and the width of a head, padded to a power of two: the largest found that do not spill
-#: registers (sm80 and sm90a, causal). Their speed is untuned.
+#: registers (sm80 and sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned.
 TILES = {
-    "half": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 64, 8, 2)},
+    "half": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 32, 8, 3)},
     "tf32": {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 16, 4, 2)},
     "scalar": {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)},
 }
