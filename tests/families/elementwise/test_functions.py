@@ -15,8 +15,10 @@ from replaying import replays_on_cpu
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
+from triplan.descriptors.elementwise.expression import FUNCTIONS, flattened
+from triplan.descriptors.elementwise.problems import NAMED
 from triplan.functional import _autocast
-from triplan.functional.elementwise import activations, engine, maths
+from triplan.functional.elementwise import activations, docs, engine, maths
 from triplan.functional.elementwise.table import TABLE
 
 Tensor = torch.Tensor
@@ -158,6 +160,22 @@ def test_gradients_are_one_launch_of_those_asked_for(monkeypatch: pytest.MonkeyP
         F.pow(torch.rand(3, requires_grad=True), y).sum().backward()
     assert launches == [1, 1, 1, 2]  # forward, x; forward, x and y
     assert not F.lt(torch.rand(3, requires_grad=True), 1).requires_grad
+
+
+@pytest.mark.parametrize("op", [op for op in NAMED if op not in (*FUNCTIONS, "nan_to_num", "selu")])  # == and * 1.0
+def test_formulas_of_docstrings_are_the_trees(op: str) -> None:
+    named = NAMED[op]
+    operands = {n: tp.expr.operand(n) for n in (*"xyz"[: named.operands], *named.parameters)}
+    built = named.build(*operands.values())
+    assert flattened([eval(docs.written(built), {**vars(tp.expr), **operands})]) == flattened([built])
+
+
+def test_docstrings_say_the_formula_the_domain_and_the_gradient() -> None:
+    assert "``out = where(input <= 0, 0, input)``" in F.relu.__doc__
+    assert "``dinput = where(input <= 0, 0, g)``" in F.relu.__doc__  # 0 at the kink
+    assert "where(input == other, 0.5 * g, g)" in F.maximum.__doc__
+    assert "Domain: -1 <= input <= 1" in F.asin.__doc__
+    assert "``dother = g * alpha``" in F.add.__doc__
 
 
 @pytest.mark.parametrize("name", [n for n in nn.elementwise.__all__ if hasattr(torch.nn, n)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -11,7 +9,7 @@ import torch
 from triplan.errors import shown
 from triplan.functional._autocast import narrowed
 from triplan.functional._shapes import axis
-from triplan.functional.elementwise.table import Line, function, in_place
+from triplan.functional.elementwise.table import function, in_place
 
 # fmt: off
 __all__ = [
@@ -67,65 +65,42 @@ def _gated(op: str, input: Tensor, other: Tensor | None) -> tuple[Any, ...]:
     return _halves(op, input, -1) if other is None else (op, input, other)
 
 
-def _floats(line: Line) -> Line:
-    """``line``, which refuses what is no floating-point tensor."""
-
-    @wraps(line)
-    def checked(input: Tensor, *args: Any, **options: Any) -> tuple[Any, ...]:
-        found = line(input, *args, **options)
-        if not input.is_floating_point():
-            raise NotImplementedError(f"{found[0]}(): expected a floating-point tensor, but got {input.dtype}")
-        return found
-
-    return checked
-
-
-def _activation(name: str, line: Line) -> Callable[..., Tensor]:
-    """With ``inplace=``, as torch.nn.functional has it."""
-    return function(name, _floats(line), inplace=True, out=False)
-
-
-def _pure(name: str, line: Line) -> Callable[..., Tensor]:
-    return function(name, _floats(line))
-
-
-relu = function("relu", lambda input: ("relu", input), inplace=True, out=False)
-relu_ = in_place("relu", lambda input: ("relu", input))
-relu6 = function("relu6", lambda input: ("relu6", input), inplace=True, out=False)
-leaky_relu = _activation("leaky_relu", lambda input, negative_slope=0.01: ("leaky_relu", input, negative_slope))
-leaky_relu_ = in_place("leaky_relu", lambda input, negative_slope=0.01: ("leaky_relu", input, negative_slope))
-elu = _activation("elu", lambda input, alpha=1.0: ("elu", input, alpha))
+relu = function("relu", inplace=True)
+relu_ = in_place("relu")
+relu6 = function("relu6", inplace=True)
+leaky_relu = function("leaky_relu", floats=True, inplace=True)
+leaky_relu_ = in_place("leaky_relu")
+elu = function("elu", lambda input, alpha=1.0: ("elu", input, alpha), floats=True, inplace=True)
 elu_ = in_place("elu", lambda input, alpha=1.0: ("elu", input, alpha))
-selu = _activation("selu", lambda input: ("selu", input))
-selu_ = in_place("selu", lambda input: ("selu", input))
-celu = _activation("celu", lambda input, alpha=1.0: ("celu", input, alpha))
-celu_ = in_place("celu", lambda input, alpha=1.0: ("celu", input, alpha))
-silu = _activation("silu", lambda input: ("silu", input))
-mish = _activation("mish", lambda input: ("mish", input))
-hardswish = _activation("hardswish", lambda input: ("hardswish", input))
-hardsigmoid = _activation("hardsigmoid", lambda input: ("hardsigmoid", input))
+selu = function("selu", floats=True, inplace=True)
+selu_ = in_place("selu")
+celu = function("celu", floats=True, inplace=True)
+celu_ = in_place("celu")
+silu = function("silu", floats=True, inplace=True)
+mish = function("mish", floats=True, inplace=True)
+hardswish = function("hardswish", floats=True, inplace=True)
+hardsigmoid = function("hardsigmoid", floats=True, inplace=True)
 hardtanh = function(
     "hardtanh",
     lambda input, min_val=-1.0, max_val=1.0: _typed("hardtanh", input, min_val, max_val),
     inplace=True,
-    out=False,
 )
 hardtanh_ = in_place("hardtanh", lambda input, min_val=-1.0, max_val=1.0: _typed("hardtanh", input, min_val, max_val))
 threshold = function(
-    "threshold", lambda input, threshold, value: _typed("threshold", input, threshold, value), inplace=True, out=False
+    "threshold", lambda input, threshold, value: _typed("threshold", input, threshold, value), inplace=True
 )
 threshold_ = in_place("threshold", lambda input, threshold, value: _typed("threshold", input, threshold, value))
-gelu = _pure("gelu", lambda input, approximate="none": _gelu(input, approximate))
-hardshrink = _pure("hardshrink", lambda input, lambd=0.5: ("hardshrink", input, lambd))
-softshrink = _pure("softshrink", lambda input, lambd=0.5: ("softshrink", input, lambd))
-tanhshrink = function("tanhshrink", lambda input: ("tanhshrink", input), out=False)
-softplus = _pure("softplus", lambda input, beta=1.0, threshold=20.0: ("softplus", input, beta, threshold))
-softsign = function("softsign", lambda input: ("softsign", input), out=False)
-logsigmoid = _pure("logsigmoid", lambda input: ("logsigmoid", input))
-prelu = _pure("prelu", lambda input, weight: _prelu(input, weight))
-glu = _pure("glu", lambda input, dim=-1: _halves("glu", input, dim))
-relu_squared = function("relu_squared", _floats(lambda input: ("relu_squared", input)))
-softcap_tanh = function("softcap_tanh", _floats(lambda input, cap=30.0: ("softcap_tanh", input, cap)))
-swiglu = function("swiglu", _floats(lambda input, other=None: _gated("swiglu", input, other)))
-geglu = function("geglu", _floats(lambda input, other=None: _gated("geglu", input, other)))
-reglu = function("reglu", _floats(lambda input, other=None: _gated("reglu", input, other)))
+gelu = function("gelu", lambda input, approximate="none": _gelu(input, approximate), floats=True)
+hardshrink = function("hardshrink", floats=True)
+softshrink = function("softshrink", floats=True)
+tanhshrink = function("tanhshrink", out=False)
+softplus = function("softplus", floats=True)
+softsign = function("softsign", out=False)
+logsigmoid = function("logsigmoid", floats=True)
+prelu = function("prelu", lambda input, weight: _prelu(input, weight), floats=True)
+glu = function("glu", lambda input, dim=-1: _halves("glu", input, dim), floats=True)
+relu_squared = function("relu_squared", floats=True)
+softcap_tanh = function("softcap_tanh", floats=True)
+swiglu = function("swiglu", lambda input, other=None: _gated("swiglu", input, other), floats=True)
+geglu = function("geglu", lambda input, other=None: _gated("geglu", input, other), floats=True)
+reglu = function("reglu", lambda input, other=None: _gated("reglu", input, other), floats=True)

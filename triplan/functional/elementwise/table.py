@@ -5,18 +5,21 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch._prims_common import can_safe_cast_to
 from torch.compiler import is_compiling
 
+from triplan.descriptors.elementwise.problems import NAMED
 from triplan.facade.check import check_storage, may_overlap
 from triplan.functional._autocast import widened
 from triplan.functional._ops import _refuse_unwritable, _unwatched
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast
 from triplan.functional._watching import needs_grad, transformed
+from triplan.functional.elementwise.docs import documented
 from triplan.functional.elementwise.engine import Number, dtypes, fill, op
 
 Tensor = torch.Tensor
@@ -133,58 +136,84 @@ def _check_out(name: str, out: Tensor, tensors: list[Tensor], shape: torch.Size)
 # --- public functions ---
 
 
-def _named(function: Any, name: str, parameters: Sequence[inspect.Parameter], doc: str, line: Line) -> Any:
+def _plain(name: str) -> Line:
+    """The line of the named op ``name``: its operands, then its parameters."""
+    named, kind = NAMED[name], inspect.Parameter.POSITIONAL_OR_KEYWORD
+    operands = [inspect.Parameter(n, kind) for n in ("input", "other")[: named.operands]]
+    parameters = [inspect.Parameter(n, kind, default=value) for n, value in named.parameters.items()]
+
+    def line(*args: Any) -> tuple[Any, ...]:
+        return (name, *args)
+
+    line.__signature__ = inspect.Signature([*operands, *parameters])  # type: ignore[attr-defined]
+    return line
+
+
+def _parameters(line: Line) -> list[inspect.Parameter]:
+    given = inspect.signature(line).parameters.values()
+    return [p.replace(annotation="Tensor") if p.default is p.empty else p for p in given]
+
+
+def _named(function: Any, name: str, parameters: Sequence[inspect.Parameter], doc: str) -> Callable[..., Tensor]:
     function.__name__ = function.__qualname__ = name
-    function.__module__ = line.__module__
+    function.__module__ = "triplan.functional"
     function.__doc__ = doc
     function.__signature__ = inspect.Signature(list(parameters), return_annotation="Tensor")
-    return replayed(function)
+    made: Callable[..., Tensor] = replayed(function)
+    TABLE[name] = made
+    return made
 
 
-def _annotated(p: inspect.Parameter) -> inspect.Parameter:
-    if p.default is p.empty:
-        return p.replace(annotation="Tensor")
-    return p
+def _of_floats(line: Line) -> Line:
+    """``line``, which refuses what is no floating-point tensor."""
+
+    @wraps(line)
+    def checked(input: Tensor, *args: Any, **options: Any) -> tuple[Any, ...]:
+        found = line(input, *args, **options)
+        if not input.is_floating_point():
+            raise NotImplementedError(f"{found[0]}(): expected a floating-point tensor, but got {input.dtype}")
+        return found
+
+    return checked
 
 
-def function(name: str, line: Line, *, inplace: bool = False, out: bool = True) -> Callable[..., Tensor]:
-    """The function ``name`` of a line of the table: with ``out=``, or ``inplace=`` as torch.nn.functional has it."""
-    given = [_annotated(p) for p in inspect.signature(line).parameters.values()]
-    added = []
-    if inplace:
-        added.append(inspect.Parameter("inplace", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False))
-    if out:
-        added.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None))
+def function(
+    name: str, line: Line | None = None, *, inplace: bool = False, out: bool = True, floats: bool = False
+) -> Callable[..., Tensor]:
+    """The function ``name`` of a line of the table; without one, it is the named op ``name``.
+
+    It has ``out=``, or ``inplace=`` as torch.nn.functional has it; ``floats``: it takes nothing else.
+    """
+    made, out = line or _plain(name), out and not inplace
+    made = _of_floats(made) if floats else made
+    given = _parameters(made)
     positional = [p for p in given if p.kind is not p.KEYWORD_ONLY]
-    keywords = [p for p in given if p.kind is p.KEYWORD_ONLY]
-    count = len(positional)
+    count, keywords = len(positional), given[len(positional) :]
+    if inplace:
+        positional.append(inspect.Parameter("inplace", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False))
+    if out:
+        keywords.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None))
 
     def call(*args: Any, out: Tensor | None = None, **options: Any) -> Tensor:
-        made = line(*args[:count], **options)
-        return run_line(name, made, out, args[0] if len(args) > count and args[count] else None)
+        target = args[0] if len(args) > count and args[count] else None
+        return run_line(name, made(*args[:count], **options), out, target)
 
-    doc = (
-        f"``{name}`` as in torch, by one kernel; also of derivatives. docs/elementwise.md has what all such ops share."
-    )
-    parameters = [*positional, *added[: 1 if inplace else 0], *keywords, *added[1 if inplace else 0 :]]
-    TABLE[name] = made = _named(call, name, parameters, doc, line)
-    return made  # type: ignore[no-any-return]
+    return _named(call, name, [*positional, *keywords], documented(name, [p.name for p in given], out, inplace))
 
 
-def in_place(name: str, line: Line) -> Callable[..., Tensor]:
+def in_place(name: str, line: Line | None = None) -> Callable[..., Tensor]:
     """The function ``name_``, which writes its first argument and returns it."""
+    made = line or _plain(name)
 
     def call(*args: Any, **options: Any) -> Tensor:
         if not isinstance(args[0], Tensor):
             raise TypeError(f"{name}_(): the first argument must be a Tensor")
-        return run_line(name, line(*args, **options), None, args[0])
+        return run_line(name, made(*args, **options), None, args[0])
 
-    parameters = [_annotated(p) for p in inspect.signature(line).parameters.values()]
     doc = f"``{name}`` in place of its first argument, as the method of torch's tensors."
-    TABLE[f"{name}_"] = made = _named(call, f"{name}_", parameters, doc, line)
-    return made  # type: ignore[no-any-return]
+    return _named(call, f"{name}_", _parameters(made), doc)
 
 
-def both(name: str, line: Line) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def both(name: str, line: Line | None = None) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """``name`` and ``name_``."""
     return function(name, line), in_place(name, line)
