@@ -14,23 +14,13 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 #: Functions that are operators.
-OPERATORS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "bitwise_xor": "^",
-    "logical_and": "&",
-    "logical_or": "|",
-    "logical_xor": "^",
-}
+OPERATORS = dict(
+    zip(
+        "add sub mul eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor".split(),
+        "+ - * == != < <= > >= & | ^ & | ^".split(),
+        strict=True,
+    )
+)
 #: Functions that need no line of their own, by the module that has them.
 NATIVE = {
     "libdevice": "exp exp2 expm1 log1p hypot sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh atan2 erf "
@@ -52,6 +42,8 @@ def _normal(x):
     return tl.where(_is_subnormal(x), x * 16777216.0, x)
 
 
+# fmt: off
+
 # --- arithmetic ---
 
 
@@ -62,18 +54,11 @@ def div(x, y):
 
 
 @triton.jit
-def abs(x):
-    return tl.where(x < 0, -x, x) if x.dtype.is_int() else tl.abs(x)
-
-
+def abs(x): return tl.where(x < 0, -x, x) if x.dtype.is_int() else tl.abs(x)
 @triton.jit
-def sign(x):
-    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
-
-
+def sign(x): return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 @triton.jit
-def reciprocal(x):
-    return div(tl.full((), 1, x.dtype), x)
+def reciprocal(x): return div(tl.full((), 1, x.dtype), x)
 
 
 @triton.jit
@@ -121,56 +106,27 @@ def remainder(x, y):
 
 
 @triton.jit
-def maximum(x, y):
-    return tl.where((x >= y) | (x != x), x, y)
-
-
+def maximum(x, y): return tl.where((x >= y) | (x != x), x, y)
 @triton.jit
-def minimum(x, y):
-    return tl.where((x <= y) | (x != x), x, y)
-
-
+def minimum(x, y): return tl.where((x <= y) | (x != x), x, y)
 @triton.jit
-def fmax(x, y):
-    return tl.where((x >= y) | (y != y), x, y)
-
-
+def fmax(x, y): return tl.where((x >= y) | (y != y), x, y)
 @triton.jit
-def fmin(x, y):
-    return tl.where((x <= y) | (y != y), x, y)
-
+def fmin(x, y): return tl.where((x <= y) | (y != y), x, y)
 
 # --- roots, exponentials, logarithms ---
-
-
 @triton.jit
-def sqrt(x):
-    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
-
-
+def sqrt(x): return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 @triton.jit
-def rsqrt(x):
-    return reciprocal(sqrt(x))
-
-
+def rsqrt(x): return reciprocal(sqrt(x))
 @triton.jit
-def short_exp(x):
-    return tl.exp(x)
-
-
+def short_exp(x): return tl.exp(x)
 @triton.jit
-def log(x):
-    return libdevice.log(_normal(x)) - tl.where(_is_subnormal(x), 16.635532333438686, 0.0)
-
-
+def log(x): return libdevice.log(_normal(x)) - tl.where(_is_subnormal(x), 16.635532333438686, 0.0)
 @triton.jit
-def log2(x):
-    return libdevice.log2(_normal(x)) - tl.where(_is_subnormal(x), 24.0, 0.0)
-
-
+def log2(x): return libdevice.log2(_normal(x)) - tl.where(_is_subnormal(x), 24.0, 0.0)
 @triton.jit
-def log10(x):
-    return libdevice.log10(_normal(x)) - tl.where(_is_subnormal(x), 7.224719895935548, 0.0)
+def log10(x): return libdevice.log10(_normal(x)) - tl.where(_is_subnormal(x), 7.224719895935548, 0.0)
 
 
 @triton.jit
@@ -191,13 +147,9 @@ def pow(x, y):
 
 
 @triton.jit
-def xlogy(x, y):
-    return tl.where((x == 0) & (y == y), 0.0, x * log(y))
-
+def xlogy(x, y): return tl.where((x == 0) & (y == y), 0.0, x * log(y))
 
 # --- special functions ---
-
-
 @triton.jit
 def normal_cdf(x):
     """The share of a normal distribution below x; erfc keeps the digits of its tail."""
@@ -220,8 +172,7 @@ def short_normal_cdf(x):
 
 
 @triton.jit
-def sigmoid(x):
-    return reciprocal(1 + libdevice.exp(-x))
+def sigmoid(x): return reciprocal(1 + libdevice.exp(-x))
 
 
 @triton.jit
@@ -235,56 +186,27 @@ def log1pexp(x):
     """log(1 + exp(x)) without overflow."""
     return tl.where(x > 0, x, 0) + libdevice.log1p(libdevice.exp(-tl.abs(x)))
 
-
 # --- rounding, tests ---
-
-
 @triton.jit
-def floor(x):
-    return x if x.dtype.is_int() else tl.where(_is_subnormal(x) & (x < 0), -1.0, tl.floor(x))
-
-
+def floor(x): return x if x.dtype.is_int() else tl.where(_is_subnormal(x) & (x < 0), -1.0, tl.floor(x))
 @triton.jit
-def ceil(x):
-    return x if x.dtype.is_int() else tl.where(_is_subnormal(x) & (x > 0), 1.0, tl.ceil(x))
-
-
+def ceil(x): return x if x.dtype.is_int() else tl.where(_is_subnormal(x) & (x > 0), 1.0, tl.ceil(x))
 @triton.jit
-def round(x):
-    return x if x.dtype.is_int() else libdevice.rint(x)
-
-
+def round(x): return x if x.dtype.is_int() else libdevice.rint(x)
 @triton.jit
-def trunc(x):
-    return x if x.dtype.is_int() else libdevice.trunc(x)
-
-
+def trunc(x): return x if x.dtype.is_int() else libdevice.trunc(x)
 @triton.jit
-def isnan(x):
-    return x != x
-
-
+def isnan(x): return x != x
 @triton.jit
-def isinf(x):
-    return (x * 0 != 0) & (x == x)
-
-
+def isinf(x): return (x * 0 != 0) & (x == x)
 @triton.jit
-def isfinite(x):
-    return x * 0 == 0
-
-
+def isfinite(x): return x * 0 == 0
 @triton.jit
-def logical_not(x):
-    return x == 0
-
+def logical_not(x): return x == 0
 
 # --- bits ---
-
-
 @triton.jit
-def bitwise_not(x):
-    return x ^ (x * 0 - 1)
+def bitwise_not(x): return x ^ (x * 0 - 1)
 
 
 @triton.jit
@@ -300,10 +222,7 @@ def bitwise_right_shift(x, y):
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
     return x >> tl.where(inside, y, x.dtype.primitive_bitwidth - 1).to(x.dtype)
 
-
 # --- selection ---
-
-
 @triton.jit
-def clamp(x, y, z):
-    return minimum(maximum(x, y), z)
+def clamp(x, y, z): return minimum(maximum(x, y), z)
+# fmt: on
