@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import attention, determinism, elementwise, gemm, host, losses, norms, rotary, rows, softmax
+from bench import attention, determinism, elementwise, gemm, host, losses, norms, rotary, rows, scans, softmax
 from bench.anywhere import run as anywhere
 from bench.anywhere.drawing import FAMILIES
 from bench.indexing import run as indexing
@@ -24,7 +24,7 @@ HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
     "gemm": "matrix products against torch, on a GPU",
-    "rowwise": "softmax, norms, cross-entropy and elementwise ops against torch and torch.compile, on GPUs",
+    "rowwise": "softmax, norms, cross-entropy, scans and elementwise ops against torch and torch.compile, on GPUs",
     "anywhere": "drawn problems of one family against torch and against every other kernel, on a GPU",
     "rotary": "rotary embedding of q and k against torch and torch.compile, on GPUs",
     "attention": "attention against torch's flash and cuDNN backends, on a GPU",
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             elif options.name == "attention":
                 report = attention.run(*timing, options.cases, progress)
             elif options.name == "rowwise":
-                families = (softmax, norms, losses, elementwise)
+                families = (softmax, norms, losses, elementwise, scans)
                 cases = [case for family in families for case in family.cases(tiny)]
                 report = rows.run(cases, *timing, options.sweep, options.cases, progress)
             elif options.name == "rotary":

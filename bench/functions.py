@@ -139,6 +139,8 @@ def calls(d: Draw) -> dict[str, Call]:
         "nn.LeakyReLU": Call(modules.LeakyReLU(0.2), torch.nn.LeakyReLU(0.2), (x,), (0,)),
         "softmax": Call(ours.softmax, torch.softmax, (x, -1), (0,)),
         "log_softmax": Call(ours.log_softmax, torch.log_softmax, (x, -1), (0,)),
+        "cumsum": Call(ours.cumsum, torch.cumsum, (x, -1), (0,)),
+        "cumprod": Call(ours.cumprod, torch.cumprod, (x, -1), (0,)),
         "layer_norm": Call(ours.layer_norm, tf.layer_norm, (x, shape, w, b), (0, 2, 3)),
         "rms_norm": Call(ours.rms_norm, tf.rms_norm, (x, shape, w, 1e-5), (0, 2)),
         "l2_norm": Call(lambda x: ours.l2_norm(x), lambda x: tf.normalize(x, dim=-1), (x,), (0,)),

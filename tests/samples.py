@@ -46,6 +46,8 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.GemmBackwardDescriptor(**PRODUCT, wants_dbias=True),
         *(TYPES[op](softmax_axis=1, **MATRIX) for op in SOFTMAXES),
         *(TYPES[op](**MATRIX) for op in (*NORMS, "scale_gradient")),
+        *(tp.ScanDescriptor(op=op, scan_axis=1, **MATRIX) for op in tp.ScanDescriptor.ops()),
+        tp.CumprodBackwardDescriptor(scan_axis=1, **MATRIX),
         *(TYPES[op](table_rows=9, positions=True, **TURNED) for op in ("rotary", "normed_rotary")),
         tp.CrossEntropyDescriptor(reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True, **MATRIX),
         *(TYPES[op](reduction="byte_mean", weight=True, **MATRIX) for op in LOSSES),

@@ -28,6 +28,10 @@ ROWS = (
     "layer_norm added",
     "l2_norm",
     "l2_norm across",
+    "cumsum",
+    "cumsum across",
+    "cumprod",
+    "cumprod across",
 )
 
 
@@ -42,8 +46,9 @@ def rows(
 
     x, n = tensor(*shape), shape[-1]
     op, _, how = name.partition(" ")
-    ours, theirs = getattr(F, op), getattr(functional, "normalize" if op == "l2_norm" else op)
-    if op.endswith("softmax") or op == "l2_norm":
+    scans = op.startswith("cum")
+    ours, theirs = getattr(F, op), getattr(torch if scans else functional, "normalize" if op == "l2_norm" else op)
+    if scans or op.endswith("softmax") or op == "l2_norm":
         dim = 1 if how == "across" else -1
         return (lambda x: ours(x, dim)), (lambda x: theirs(x, dim=dim)), [x]
     if how == "added":

@@ -10,4 +10,5 @@ from triplan.descriptors.losses import *
 from triplan.descriptors.norms import *
 from triplan.descriptors.operand import *
 from triplan.descriptors.rotary import *
+from triplan.descriptors.scans import *
 from triplan.descriptors.softmax import *

@@ -10,6 +10,7 @@ from triplan.facade.norms import *
 from triplan.facade.plan import *
 from triplan.facade.prepared import *
 from triplan.facade.rotary import *
+from triplan.facade.scans import *
 from triplan.facade.softmax import *
 from triplan.facade.tune import *
 from triplan.facade.workspace import *

@@ -185,6 +185,11 @@ class Entry(ABC):
         return Launch(which, grid, taken, constants, tile.warps, max_registers=registers)
 
     @classmethod
+    def elements_of(cls, op: str) -> tuple[str, ...]:
+        """The elements of which ``op`` has the entry."""
+        return ("f16", "bf16", "f32", "f64")
+
+    @classmethod
     def register(cls, *ops: str) -> None:
         """Add the entry to the kernel table, for each of ``ops``; by default for its own."""
         of: Callable[[Any], Entry] = fact(cls)
@@ -192,7 +197,7 @@ class Entry(ABC):
             kernel(
                 op=op,
                 name=cls.name,
-                elements=("f16", "bf16", "f32", "f64"),
+                elements=cls.elements_of(op),
                 index_elements=cls.index_elements,
                 guarantee=lambda desc: of(desc).guarantee(),
                 supports=lambda desc, target: of(desc).supports(target),

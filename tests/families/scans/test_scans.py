@@ -1,0 +1,118 @@
+"""Cumulative sums and products: torch's rules for dtypes and layouts, zeros, reversed scans, long rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import H200
+from cases.rows import PLACES
+from proofs import target
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan.testing import check_plan
+
+FUNCTIONS = ("cumsum", "cumprod")
+LAYOUTS = {
+    "packed": lambda x: x,
+    "transposed": lambda x: x.transpose(0, 2),
+    "every other": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(4, -1, -1),
+    "scalar": lambda x: x[0, 0, 0],
+    "empty": lambda x: x[:, :0],
+    "nine axes": lambda x: x[(None,) * 6],
+}
+#: (of the input, asked for)
+DTYPES = [(d, None) for d in (torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int32)]
+DTYPES += [(torch.float16, torch.float32), (torch.float64, torch.int16), (torch.int64, torch.int8)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_any_layout_and_axis(name: str, layout: str) -> None:
+    x = LAYOUTS[layout](torch.linspace(-1.5, 1.5, 4 * 5 * 6, dtype=torch.float64).reshape(4, 5, 6))
+    for dim in range(-max(x.dim(), 1), max(x.dim(), 1)):
+        torch.testing.assert_close(getattr(F, name)(x, dim), getattr(torch, name)(x, dim))
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), DTYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_dtypes(name: str, dtype: torch.dtype, wanted: torch.dtype | None) -> None:
+    x = torch.tensor([[3, 1, -2, 1, 0, 2], [1, 2, 3, 1, 2, 1]]).abs().to(dtype)
+    got, expected = (getattr(module, name)(x, 1, dtype=wanted) for module in (F, torch))
+    torch.testing.assert_close(got, expected)
+    out = torch.empty_like(expected)
+    assert getattr(F, name)(x, 1, out=out) is out
+    torch.testing.assert_close(out, expected)
+
+
+def test_integers_wrap() -> None:
+    x = torch.full((3,), 2**62)
+    assert torch.equal(F.cumsum(x, 0), torch.cumsum(x, 0))
+
+
+@pytest.mark.parametrize("zeros", [[], [2], [0], [5], [1, 4], [0, 1, 2, 3, 4, 5]])
+def test_gradients_of_products_with_zeros(zeros: list[int]) -> None:
+    x = torch.tensor([1.5, -2.0, 0.5, 3.0, -1.0, 0.25], dtype=torch.float64)
+    x[zeros] = 0
+    g = torch.linspace(1, 2, 6, dtype=torch.float64)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    F.cumprod(ours, 0).backward(g)
+    torch.cumprod(theirs, 0).backward(g)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize(("name", "args"), [("cumsum", (1, True)), ("cumprod", (1,)), ("cumprod_backward", (1,))])
+def test_opcheck(name: str, args: tuple[Any, ...]) -> None:
+    tensors = [torch.randn(3, 4, requires_grad=True) for _ in range(3 if name == "cumprod_backward" else 1)]
+    torch.library.opcheck(getattr(torch.ops.triplan, name).default, (*tensors, *args))
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "error"),
+    [
+        (torch.zeros(2, 3), {"dim": 2}, IndexError),
+        (torch.zeros(2, 3, dtype=torch.complex64), {"dim": 0}, RuntimeError),
+        (torch.zeros(2, 3), {"dim": 0, "out": torch.zeros(2, 3, requires_grad=True)}, RuntimeError),
+    ],
+)
+def test_refusals(x: torch.Tensor, options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        F.cumsum(x, **options)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_kernels(where: str, kernel: str | None, axis: int) -> None:
+    """Rows of several blocks, along both axes and from both ends, of any strides. (The proofs have packed rows.)"""
+    lengths = {None: 100, "rows": 100, "looped": 5000, "split": 13_000}
+    cases = [("cumsum", True, "packed"), ("cumsum", False, "strided"), ("cumprod_backward", False, "packed")]
+    for op, reverse, layout in cases[: 2 if kernel == "split" else 3]:
+        n = min(lengths[kernel], 2200 if op == "cumprod_backward" else 13_000)
+        options: dict[str, Any] = {"reverse": True} if reverse else {}
+        shape = (n, 3) if axis == 0 else (3, n)
+        desc = tp.descriptor_types()[op](op=op, input_shape=shape, scan_axis=axis, element="f32", **options)
+        desc = desc.replace(layouts={o.name: layout for o in desc.operands()})
+        plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+        assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+def test_the_same_element_of_the_same_row_whatever_the_batch() -> None:
+    strict = tp.PlanPreference(batch_invariant=True)
+    for n in (100, 10_000, 100_000):
+        of = [
+            tp.ScanDescriptor(op="cumsum", input_shape=(rows, n), scan_axis=1, element="bf16") for rows in (1, 40_000)
+        ]
+        few, many = (tp.plan(desc, target=H200, preference=strict).sku() for desc in of)
+        assert few.kernel == many.kernel
+        assert few.numerics_id == many.numerics_id
+
+
+def test_few_long_rows_are_divided() -> None:
+    """(1, 2**28): a program for each block; the workspace is one element a block."""
+    plan = tp.plan(tp.ScanDescriptor(op="cumsum", input_shape=(1, 2**28), scan_axis=1, element="f32"), target=H200)
+    assert plan.sku().kernel == "split"
+    assert plan.workspace_size() == 4 * 2**28 // 4096
+    assert [launch.grid for launch in plan.launches] == [2**16, 1, 2**16]

@@ -1,0 +1,34 @@
+"""Scans: short rows, rows that fill registers, long ones, and rows side by side, from either end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import triplan as tp
+from matrix import VECTORS, Build, Patterns, compiles, planned
+
+SIZES = ((4096, 96), (4096, 4096), (512, 32768), (512, 30001))
+
+
+def problems(op: str) -> Iterator[tp.Descriptor]:
+    cls: Any = tp.descriptor_types()[op]
+    options = ({"reverse": False}, {"reverse": True}) if op != "cumprod_backward" else ({},)
+    for i, element in enumerate(("bf16", "f32", "f64", *(("i64",) if op != "cumprod_backward" else ()))):
+        for j, size in enumerate(SIZES):
+            yield cls(op=op, input_shape=size, scan_axis=1, element=element, **options[(i + j) % len(options)])
+        desc = cls(op=op, input_shape=(64, 1000, 304), scan_axis=1, element=element, **options[-1])
+        yield desc
+        yield desc.replace(layouts={o.name: "strided" for o in desc.operands()})
+
+
+def asks(desc: Any, entry: str, name: str) -> Patterns:
+    rows = desc.scan_axis == len(desc.input_shape) - 1
+    packed = rows and all(o.layout.packed for o in desc.operands()) and desc.input_shape[-1] % 4096 == 0
+    totals = entry == "split" and name == "scan_looped_kernel"  # there are few
+    return ((VECTORS,) if packed and not totals else (), ())
+
+
+@compiles("cumsum", "cumprod", "cumprod_backward")
+def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    return planned(op, entry, target, problems(op), asks)

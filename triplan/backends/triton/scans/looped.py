@@ -1,0 +1,33 @@
+"""``looped`` of scans: a program walks along rows of any length and carries the result so far."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.rows import Tile, warps_for
+from triplan.backends.triton.common.rows_entries import RESIDENT_WARPS, LoopedRows
+from triplan.backends.triton.scans import looped_kernels as kernels
+from triplan.backends.triton.scans.shared import ScanEntry
+from triplan.sku import Target
+
+#: Microseconds of a step of the loop, which waits for its loads and for the step before. Untuned.
+STEP_US = 1.0
+
+
+class ScanLooped(LoopedRows, ScanEntry):
+    priority = 2
+
+    def find_tile(self) -> Tile:
+        tile = self.rows.block_tile(2 if self.backward else 1)
+        block = min(tile.block, self.most() // tile.rows)
+        return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
+
+    def us(self, target: Target) -> float:
+        at_once = RESIDENT_WARPS // self.tile.warps * max(target.sm_count, 1)
+        waves, steps = -(-self.programs() // at_once), -(-self.rows.n // self.tile.block)
+        return super().us(target) + STEP_US * waves * steps
+
+    def main(self) -> list[Launch]:
+        return [self.launch(kernels.cumprod_backward_looped_kernel if self.backward else kernels.scan_looped_kernel)]
+
+
+ScanLooped.register()

@@ -1,0 +1,95 @@
+"""Scans, entry ``looped``: rows of any length, block by block, each element read once and written once.
+
+Operands of shape [outer, lanes, n], their strides and ``blocks``: see ``common/rows_kernels``.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.rows_kernels import axis_offset, group_lanes, row_pointers
+from triplan.backends.triton.scans.shared_kernels import combine, compose, edge, or_identity, scan
+
+
+@triton.jit
+def scan_looped_kernel(
+    x,
+    out,
+    x_strides,
+    out_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    PRODUCT: tl.constexpr,
+    REVERSE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[k] = x[0] + ... + x[k] along each row; with REVERSE, x[k] + ... + x[n - 1]; with PRODUCT, products.
+
+    x, out: [outer, lanes, n] of f16, bf16, f32, f64 or i64; they may be the same memory. A program walks along ROWS
+    rows by blocks of BLOCK elements.
+    """
+    outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    at = row_pointers(x, x_strides, outer, sizes, lane)
+    to = row_pointers(out, out_strides, outer, sizes, lane)
+    carried = tl.full((ROWS, 1), PRODUCT, COMPUTE)
+    steps = tl.cdiv(n, BLOCK)
+    for step in range(steps):
+        block = step
+        if REVERSE:
+            block = steps - 1 - step
+        col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+        live = (lane < lanes) & (col < n)
+        v = tl.load(at + axis_offset(col, x_strides[2]), mask=live, other=0).to(COMPUTE)
+        y = combine(carried, scan(or_identity(v, live, PRODUCT), PRODUCT, REVERSE), PRODUCT)
+        tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+        carried = edge(y, BLOCK, REVERSE)
+
+
+@triton.jit
+def cumprod_backward_looped_kernel(
+    dout,
+    x,
+    out,
+    dx,
+    dout_strides,
+    x_strides,
+    out_strides,
+    dx_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """dx[k] = out[k - 1] * s[k], where s[k] = dout[k] + x[k + 1] * s[k + 1], along each row.
+
+    dout, x, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64. A program walks along ROWS rows, from their end, by
+    blocks of BLOCK elements, and carries the first s of the block before.
+    """
+    outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    dout_at = row_pointers(dout, dout_strides, outer, sizes, lane)
+    x_at = row_pointers(x, x_strides, outer, sizes, lane)
+    out_at = row_pointers(out, out_strides, outer, sizes, lane)
+    to = row_pointers(dx, dx_strides, outer, sizes, lane)
+    inside = lane < lanes
+    carried = tl.zeros((ROWS, 1), COMPUTE)
+    steps = tl.cdiv(n, BLOCK)
+    for step in range(steps):
+        col = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        live = inside & (col < n)
+        b = tl.load(dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0).to(COMPUTE)
+        a = tl.load(x_at + axis_offset(col + 1, x_strides[2]), mask=inside & (col + 1 < n), other=0).to(COMPUTE)
+        y = tl.load(out_at + axis_offset(col - 1, out_strides[2]), mask=live & (col > 0), other=0).to(COMPUTE)
+        y = or_identity(y, col > 0, True)
+        a, b = tl.associative_scan((a, b), 1, compose, reverse=True)
+        s = b + a * carried
+        tl.store(to + axis_offset(col, dx_strides[2]), (y * s).to(dx.dtype.element_ty), mask=live)
+        carried = edge(s, BLOCK, True)

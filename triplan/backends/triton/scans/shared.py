@@ -1,0 +1,60 @@
+"""What all kernels of scans share: constants and guarantees."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.rows_entries import Entry
+from triplan.descriptors import CumprodBackwardDescriptor, Operand, ScanDescriptor
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
+
+#: The ops that integers have too.
+SCANS = ("cumsum", "cumprod")
+#: Elements of a tile at most, which some arrays of f32 must fit with in registers. Untuned.
+MOST = 4096
+
+
+class ScanEntry(Entry):
+    desc: ScanDescriptor | CumprodBackwardDescriptor
+    ops: ClassVar[tuple[str, ...]] = (*SCANS, "cumprod_backward")
+    in_order = False  # no operand has one element a row
+    late = ("x", "dout", "out")  # each element is read once, for the results
+
+    @classmethod
+    def elements_of(cls, op: str) -> tuple[str, ...]:
+        return (*super().elements_of(op), *(("i64",) if op in SCANS else ()))
+
+    def axis(self) -> int:
+        return self.desc.scan_axis
+
+    def most(self) -> int:
+        """Elements of a tile at most."""
+        return MOST * 4 // self.compute.itemsize // (2 if self.backward else 1)
+
+    def constants(self) -> dict[str, Any]:
+        return {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": getattr(self.desc, "reverse", False)}
+
+    def invariant(self) -> bool:
+        """Whether batch invariance is claimed."""
+        return self.rows.invariant
+
+    def depth(self) -> int:
+        """Additions on the path of a term at most. However a tile's scan is divided among threads, its elements are
+        combined by one addition fewer than there are; then each further tile adds one."""
+        return self.tile.block + -(-self.rows.n // self.tile.block)
+
+    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
+        """A sum is of its terms, each rounded by ``depth`` additions. A product of k elements is rounded k - 1 times,
+        however it is divided. A term of the backward is a product of at most n elements, and is rounded by a product
+        and an addition wherever it is combined."""
+        n, depth, batch = self.rows.n, self.depth(), self.invariant()
+        if not self.element.is_floating_point:  # modulo 2**64 any order is right
+            return bounds.guarantee(ElementKind.I64, bounds.EXACT, math_precision=MathPrecision.EXACT, batch=batch)
+        relative, per_term = {"cumsum": (0, depth), "cumprod": (n, 1)}.get(self.desc.op, (1, n + 2 * depth))
+        flushes = n + 2 * depth if self.backward else 0
+        return bounds.rounded(o.element, self.compute, relative, per_term, flushes=flushes, batch=batch)
+
+    def numerics(self) -> str | None:
+        found = super().numerics() if self.invariant() else None
+        return f"{found}.reverse" if found and getattr(self.desc, "reverse", False) else found
