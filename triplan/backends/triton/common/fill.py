@@ -19,17 +19,17 @@ STRIDED_BLOCK = 512
 
 def fill_launch(pointer: Arg, numel: int, value: int, operand: Operand | None = None) -> Launch:
     """Set ``numel`` elements at ``pointer`` to ``value``: packed, or ``operand``'s in its layout."""
-    return _flat_launch(kernels.fill_kernel, {"out": pointer}, {"VALUE": value}, numel, operand)
+    return elements_launch(kernels.fill_kernel, {"out": pointer}, {"VALUE": value}, numel, operand)
 
 
 def fold_launch(sums: Scratch, operand: Operand, keep: bool) -> Launch:
     """Round ``sums``, packed and of the operand's shape, into the operand; with ``keep``, add to what it holds."""
-    return _flat_launch(
+    return elements_launch(
         kernels.fold_kernel, {"sums": sums, "out": values(operand)}, {"KEEP": keep}, operand.numel, operand
     )
 
 
-def _flat_launch(
+def elements_launch(
     kernel: Any, args: dict[str, Arg], constexprs: dict[str, Any], numel: int, operand: Operand | None
 ) -> Launch:
     """One launch over ``numel`` elements; the layout is the operand's, or packed where it is None."""

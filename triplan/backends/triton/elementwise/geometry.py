@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton.language as tl
 
-from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar, Stride, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, padded
+from triplan.backends.triton.common.strides import Along, known_strides, stride_arg
 from triplan.backends.triton.elementwise.fused import fused
-from triplan.descriptors import Operand, packed_strides
+from triplan.descriptors import Operand
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
 from triplan.sku import ElementKind
 from triplan.sku.facts import fact
-
-
-class Along(NamedTuple):
-    """A stride that only the tensor tells: that of its axis."""
-
-    axis: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +25,6 @@ class Dim:
 
     size: int
     strides: tuple[int | Along, ...]
-
-
-def _strides(o: Operand, rank: int) -> list[int | Along]:
-    """The stride of ``o`` along each axis of a result of ``rank`` axes."""
-    known = packed_strides(o.shape)
-    found: list[int | Along] = [0] * (rank - len(o.shape))
-    for axis, n in enumerate(o.shape):
-        if n == 1 or axis in o.layout.zero_axes:
-            found.append(0)
-        elif o.layout.packed:
-            found.append(known[axis])
-        else:
-            found.append(1 if axis == o.layout.unit_axis else Along(axis))
-    return found
 
 
 def tensors(desc: ElementwiseDescriptor) -> tuple[Operand, ...]:
@@ -58,7 +39,7 @@ def dims(desc: ElementwiseDescriptor) -> tuple[Dim, ...]:
     The axis along which the first result has unit stride is innermost.
     """
     shape, operands = desc.shape, tensors(desc)
-    strides = [_strides(o, len(shape)) for o in operands]
+    strides = [known_strides(o, len(shape)) for o in operands]
     found = [Dim(n, tuple(s[a] for s in strides)) for a, n in enumerate(shape) if n != 1]
     first = next(i for i, o in enumerate(operands) if o.is_written)
     found.sort(key=lambda d: d.strides[first] == 1)
@@ -82,19 +63,9 @@ def blank(desc: ElementwiseDescriptor) -> Dim:
 
 def stride_args(desc: ElementwiseDescriptor, along: Sequence[Dim]) -> tuple[tuple[Arg, ...], ...]:
     """For each tensor its strides along ``along``, innermost first."""
-    found = []
-    for i, o in enumerate(tensors(desc)):
-        strides: list[Arg] = []
-        for dim in along:
-            s = dim.strides[i]
-            multiple = o.layout.stride_multiple
-            strides.append(
-                Stride(o.name, s.axis, divisibility=multiple)
-                if isinstance(s, Along)
-                else Int(s, True, power_of_two_in(s))
-            )
-        found.append(padded(strides, Int(0, True, 16)))
-    return tuple(found)
+    return tuple(
+        padded([stride_arg(o, dim.strides[i]) for dim in along], Int(0, True, 16)) for i, o in enumerate(tensors(desc))
+    )
 
 
 def base_args(desc: ElementwiseDescriptor) -> dict[str, Arg]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
-from triplan.backends.triton.common.offsets import ceil_power, padded
+from triplan.backends.triton.common.offsets import padded
+from triplan.backends.triton.common.strides import Along, row_tile
 from triplan.backends.triton.elementwise import geometry, rows_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
@@ -30,7 +31,7 @@ def _are_vectors(desc: ElementwiseDescriptor) -> bool:
             continue
         for dim in found[:-1]:
             s = dim.strides[i]
-            if (o.layout.stride_multiple if isinstance(s, geometry.Along) else s) * o.element.itemsize % 16:
+            if (o.layout.stride_multiple if isinstance(s, Along) else s) * o.element.itemsize % 16:
                 return False
     return True
 
@@ -42,9 +43,7 @@ def _threads(desc: ElementwiseDescriptor) -> int:
 def tile(desc: ElementwiseDescriptor) -> tuple[int, int]:
     """(rows, columns) of a program's tile: the widest of those that leave the fewest lanes idle."""
     elements, columns = _threads(desc) * geometry.lanes(desc), _dims(desc)[-1].size
-    widths = [w for w in (elements, elements // 2, elements // 4, elements // 8) if w <= ceil_power(columns)]
-    width = min(widths or [ceil_power(columns)], key=lambda w: (-(-columns // w) * w, -w))
-    return elements // width, width
+    return row_tile(elements, columns)
 
 
 def _programs(desc: ElementwiseDescriptor) -> int:

@@ -1,0 +1,43 @@
+"""Strides that are known when planning or read from the tensor, and tiles of rows: for kernels over any layout."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triplan.backends.runtime.launch import Arg, Int, Stride, power_of_two_in
+from triplan.backends.triton.common.offsets import ceil_power
+from triplan.descriptors import Operand, packed_strides
+
+
+class Along(NamedTuple):
+    """A stride that only the tensor tells: that of its axis."""
+
+    axis: int
+
+
+def known_strides(o: Operand, rank: int) -> list[int | Along]:
+    """The stride of ``o`` along each axis of a result of ``rank`` axes; 0 where it is broadcast."""
+    known = packed_strides(o.shape)
+    found: list[int | Along] = [0] * (rank - len(o.shape))
+    for axis, n in enumerate(o.shape):
+        if n == 1 or axis in o.layout.zero_axes:
+            found.append(0)
+        elif o.layout.packed:
+            found.append(known[axis])
+        else:
+            found.append(1 if axis == o.layout.unit_axis else Along(axis))
+    return found
+
+
+def stride_arg(o: Operand, stride: int | Along) -> Arg:
+    """The stride as a kernel argument, with the divisibility that the layout promises."""
+    if isinstance(stride, Along):
+        return Stride(o.name, stride.axis, divisibility=o.layout.stride_multiple)
+    return Int(stride, True, power_of_two_in(stride))
+
+
+def row_tile(elements: int, columns: int) -> tuple[int, int]:
+    """(rows, columns) of a tile of ``elements``: the widest of those that leave the fewest lanes idle."""
+    widths = [w for w in (elements, elements // 2, elements // 4, elements // 8) if w <= ceil_power(columns)]
+    width = min(widths or [ceil_power(columns)], key=lambda w: (-(-columns // w) * w, -w))
+    return elements // width, width
