@@ -187,7 +187,7 @@ def replayed(function: F) -> F:
         scope |= {"with_axis": _with_axis}
         values = ", ".join(f"{p.name}={p.name}" for p in parameters)
         absent = " or ".join(f"{name} is None" for name in required)
-        by_axis = f"if {absent} or axis is not None: return with_axis({function.__name__}, axis, {required}, {values})"
+        by_axis = f"if {absent} or axis is not None: return with_axis(this, axis, {required}, {values})"
     names = ", ".join(p.name for p in parameters)
     given = ", ".join(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters)
     source = f"""
@@ -203,9 +203,10 @@ def {function.__name__}({", ".join(declared)}):
     call = ({names},)
     if not watched(call):
         return replays.call(call)
-    return override({function.__name__}, call, {given}) if overrides(call) else function({given})
+    return override(this, call, {given}) if overrides(call) else function({given})
 """
     exec(compile(source, f"<replays of {function.__name__}>", "exec"), scope)
+    scope["this"] = scope[function.__name__]  # whose name may be a parameter's, too: pad(input, pad)
     scope["plain"].__name__ = function.__name__
     replays = scope["replays"] = Replays(scope["plain"])
     made: Any = update_wrapper(scope[function.__name__], function)
