@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import attention, determinism, elementwise, gemm, host, losses, norms, rotary, rows, scans, softmax
+from bench import attention, copies, determinism, elementwise, gemm, host, losses, norms, rotary, rows, scans, softmax
 from bench.anywhere import run as anywhere
 from bench.anywhere.drawing import FAMILIES
 from bench.indexing import run as indexing
@@ -19,7 +19,7 @@ from bench.indexing.cases import DTYPES
 
 #: Timed runs and runs before them, unless the command line says otherwise.
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
-REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2)}
+REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1)}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
@@ -28,6 +28,7 @@ HELP = {
     "anywhere": "drawn problems of one family against torch and against every other kernel, on a GPU",
     "rotary": "rotary embedding of q and k against torch and torch.compile, on GPUs",
     "attention": "attention against torch's flash and cuDNN backends, on a GPU",
+    "copies": "copies, transposes, joins and fills against torch and torch.compile, on GPUs",
     "host": "host time of planning and launching, and of every function beside torch's",
 }
 
@@ -114,8 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 families = (softmax, norms, losses, elementwise, scans)
                 cases = [case for family in families for case in family.cases(tiny)]
                 report = rows.run(cases, *timing, options.sweep, options.cases, progress)
-            elif options.name == "rotary":
-                report = rows.run(rotary.cases(tiny), *timing, False, (), progress, "rotary")
+            elif options.name in ("copies", "rotary"):
+                listed = copies.cases(tiny) if options.name == "copies" else rotary.cases(tiny)
+                report = rows.run(listed, *timing, False, (), progress, options.name)
             else:
                 report = determinism.run(*timing, options.rows, progress)
     report.show(console)

@@ -24,6 +24,8 @@ READ = {"out_shape": (6, 32), "src_dim_size": 9, "element": "f32"}
 WRITTEN = {"src_shape": (6, 32), "out_dim_size": 9, "element": "f32"}
 TABLE = {"index_shape": (2, 3), "num_embeddings": 9, "embedding_dim": 32, "element": "f32"}
 TURNED = {"q_shape": (2, 4, 3, 8), "k_heads": 2, "rotary_dim": 4, "element": "f32"}
+#: Copies, with what they do along the axes.
+COPIES = {"copy": (), "roll": (0, 3), "tril": (1,), "pad": (0, 0, 2, 1)}
 
 #: Operands of an expression.
 a, b = tp.expr.operand("a"), tp.expr.operand("b")
@@ -56,6 +58,9 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.BinaryDescriptor(op="swiglu", **MATRIX),
         tp.TernaryDescriptor(op="addcmul", z_shape=(5, 1), **MATRIX),
         tp.ExpressionDescriptor.of(a * tp.expr.sigmoid(a) + b, a=("f32", (5, 32)), b=("f32", (5, 1))),
+        *(TYPES[op](op=op, amounts=by, **MATRIX) for op, by in COPIES.items()),
+        tp.FillDescriptor(element="f32", out_shape=(5, 32)),
+        tp.ArangeDescriptor(element="f32", count=32),
         *(TYPES[op](**HEADS) for op in ("attention", "attention_backward")),
     )
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from cases import pinned
-from samples import ACCUMULATING, SAMPLES, known
+from samples import ACCUMULATING, COPIES, SAMPLES, known
 
 import triplan as tp
 from triplan.testing import args_for
@@ -33,7 +33,7 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
         fields = known(sample, element=element, accumulate=accumulate)
         desc = sample.replace(**fewer, **fields) if fields else type(sample).example(element)
         bare = desc.replace(**known(desc, reads_c0=False, saves_pre=False, y_shape=None, z_shape=None))
-        if entry == "transposed" and op == "expression":
+        if entry == "transposed" and op in ("expression", *COPIES):
             bare = desc.replace(layouts={"x": tp.Layout.strided(unit_axis=0)})
         plan = pinned(desc, entry, target) or pinned(bare, entry, target)
         if plan is not None and (accumulate or op == "index_put"):

@@ -439,8 +439,9 @@ def test_rowwise_smoke(tmp_path: Path, sweep: bool) -> None:
     assert {row["contestant"] for row in found} == ({"reference"} if sweep else {"torch", "torch.compile", "triplan"})
 
 
-def test_rotary_smoke(tmp_path: Path) -> None:
-    found, _ = smoke(tmp_path, ["rotary", *ON_CPU], "rotary-cpu-smoke")
+@pytest.mark.parametrize("bench", ["copies", "rotary"])
+def test_smoke_against_torch(tmp_path: Path, bench: str) -> None:
+    found, _ = smoke(tmp_path, [bench, *ON_CPU], f"{bench}-cpu-smoke")
     assert {row["contestant"] for row in found} == {"torch", "triplan"}
 
 

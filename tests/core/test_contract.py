@@ -195,7 +195,7 @@ def changed(desc: tp.Descriptor, name: str) -> object:
     if isinstance(value, bool):
         return not value
     if isinstance(value, tuple):
-        return (*value[:-1], value[-1] + 1)
+        return (*value[:-1], value[-1] + 1) if value else None
     if name.endswith("_axis"):
         return 1 - value
     return 1 if name.endswith("_dim") and name != "embedding_dim" else value + 1

@@ -19,12 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
+from triplan.functional._watching import tensors_in
 
 Tensor = torch.Tensor
 REFUSALS = Path(__file__).with_name("refusals.txt")
 #: Functions that torch does not have, or of which it has no samples.
 OTHERS = {"embedding_rms_norm", "gather_with_grad", "l2_norm", "relu_squared", "rotary"}
 OTHERS |= {"attention", "expression", "geglu", "reglu", "softcap_tanh", "swiglu"}
+OTHERS |= {"cast", "copy", "fill", "zero"}
 NAMES = sorted({name.removesuffix("_") for name in F.__all__} - OTHERS)
 #: Sums of so many terms that they cancel: their error is measured against the sum of magnitudes.
 PRODUCTS = {"addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm"}
@@ -85,7 +87,7 @@ def stated(op: Any, dtype: torch.dtype) -> Any:
 
 
 def gradients(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> list[Tensor | None]:
-    leaves = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.requires_grad]
+    leaves = [t for t in tensors_in((*args, *kwargs.values())) if t.requires_grad]
     weights = torch.linspace(0.5, 1.5, result.numel(), dtype=result.dtype, device=result.device)
     return list(torch.autograd.grad(result, leaves, weights.reshape(result.shape), allow_unused=True))
 

@@ -298,7 +298,8 @@ def test_tolerances_tell_wrong_results_apart(op: str, entry: str) -> None:
             if all(caught.values()):
                 break
         assert [wrong for wrong, found in caught.items() if not found] == [], plan.key
-        assert {rule for rule, _, _ in caught} >= {"missing", "neighbour"}, plan.key
+        reads = any(o.is_tensor and not o.is_written for o in desc.operands())
+        assert not reads or {rule for rule, _, _ in caught} >= {"missing", "neighbour"}, plan.key
 
 
 # --- bit_stable_on_same_hardware ---

@@ -1,0 +1,67 @@
+"""Draws of copies: converted, rolled, flipped and padded tensors of any rank, triangles, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import triplan as tp
+from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from triplan.descriptors import CopyDescriptor
+
+#: Conversions that ``copy`` is drawn with: of these elements, to the others.
+CONVERTED = {"f32": ("bf16", "f16"), "bf16": ("f32",), "f16": ("f32",), "f64": ("f32",), "i64": ("i32", "f32")}
+
+
+def draw(op: str, d: Draw) -> tp.Descriptor:
+    element = d.element(op)
+    numel = max(d.bytes // element.itemsize, 1)
+    if op == "arange":
+        return described(op, element=element, count=d.extent(numel * 4 // 5, numel))
+    if op == "fill":
+        rows, n = d.matrix(numel)
+        return described(op, element=element, out_shape=(*d.folded(rows), n))
+    rows, n = d.matrix(max(numel // 2, 1))
+    shape = (*d.folded(rows), n)
+    fields: dict[str, Any] = {}
+    if op == "copy" and d.chance(0.4):
+        fields["out_element"] = d.one_of((element.value, *CONVERTED.get(element.value, ())))
+    elif op == "flip":
+        fields["amounts"] = tuple(int(d.chance(0.5)) for _ in shape)
+    elif op == "roll":
+        fields["amounts"] = tuple(d.extent(1, m) for m in shape)
+    elif op == "pad":
+        fields["amounts"] = (0, 0) * (len(shape) - 2) + tuple(d.extent(0, 8) for _ in range(4))
+    elif op in ("tril", "triu"):
+        fields["amounts"] = (d.extent(0, max(shape[-1] // 2, 1)),)
+    return described(op, element=element, input_shape=shape, **fields)
+
+
+def peers(desc: Any) -> dict[str, Peer]:
+    if desc.op == "fill":
+        return {"torch": lambda t: {"out": torch.full_like(t["out"], t["value"])}}
+    if desc.op == "arange":
+        return {"torch": lambda t: {"out": _arange(t, desc.count)}}
+    axes, amounts, dtype = range(len(desc.input_shape)), desc.by_axis, desc.result.torch
+    pairs = [n for a in reversed(axes) for n in amounts[2 * a : 2 * a + 2]]
+    functions: dict[str, Callable[[Tensors], torch.Tensor]] = {
+        "copy": lambda t: (
+            t["out"].new_empty(t["out"].shape).copy_(t["x"]) if t["x"].dtype == dtype else t["x"].to(dtype)
+        ),
+        "flip": lambda t: t["x"].flip([a for a in axes if amounts[a]]),
+        "roll": lambda t: t["x"].roll(amounts, list(axes)),
+        "pad": lambda t: torch.constant_pad_nd(t["x"], pairs, t["value"]),
+        "tril": lambda t: t["x"].tril(amounts[0]),
+        "triu": lambda t: t["x"].triu(amounts[0]),
+    }
+    assert functions.keys() == {*CopyDescriptor.ops(), "pad"}
+    return {"torch": lambda t: {"out": functions[desc.op](t)}}
+
+
+def _arange(t: Tensors, count: int) -> torch.Tensor:
+    start, step, out = t["start"], t["step"], t["out"]
+    if out.dtype is torch.bool:  # torch has none of these
+        return torch.arange(count, device=out.device).mul_(step).add_(start).bool()
+    return torch.arange(start, start + count * step, step, dtype=out.dtype, device=out.device)

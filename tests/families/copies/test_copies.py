@@ -1,0 +1,249 @@
+"""Copies: every kernel against its reference, in the layouts that choose it; functional calls against torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases.functional import DEVICES
+from samples import same
+from torch.library import opcheck
+from torch.nn import functional as tf
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan.testing import check_plan
+
+Tensor = torch.Tensor
+Call = tuple[Callable[..., Tensor], Callable[..., Tensor]]
+TRIPLAN: Any = torch.ops.triplan
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
+
+# --- plans ---
+
+SHAPE = (2, 5, 40)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "x turned": {"x": tp.Layout.strided(unit_axis=1)},
+    "out turned": {"out": tp.Layout.strided(unit_axis=1)},
+    "x across": {"x": tp.Layout.strided(unit_axis=0)},
+    "strided": {"x": "strided", "out": "strided"},
+    "expanded": {"x": tp.Layout.strided(zero_axes=(1,), unit_axis=2)},
+}
+CONVERSIONS = (("f64", "f16"), ("f32", "bf16"), ("bf16", "i32"), ("f32", "bool"), ("bool", "f16"), ("i64", "i8"))
+AMOUNTS = {"flip": (0, 1, 1), "roll": (1, -2, 33), "tril": (1,), "triu": (-2,), "pad": (1, 0, -1, 2, 3, -4)}
+
+
+def problems() -> Iterator[tp.Descriptor]:
+    for element in ("i8", "bf16", "f32", "i64"):
+        yield from (
+            tp.CopyDescriptor(op="copy", element=element, input_shape=SHAPE, layouts=x) for x in LAYOUTS.values()
+        )
+    for element, other in CONVERSIONS:
+        for how in ("packed", "x turned"):
+            desc = tp.CopyDescriptor(op="copy", element=element, input_shape=SHAPE, layouts=LAYOUTS[how])
+            yield desc.replace(out_element=other)
+    for op, amounts in AMOUNTS.items():
+        cls: Any = tp.descriptor_types()[op]
+        for layouts in LAYOUTS.values():
+            yield cls(op=op, element="bf16", input_shape=SHAPE, amounts=amounts, layouts=layouts)
+    yield from (tp.PadDescriptor(element=e, input_shape=(3,), amounts=(-1, 2)) for e in ("f64", "i16", "bool"))
+    yield tp.PadDescriptor(element="f32", input_shape=(0, 2), amounts=(2, 1, 0, 0))
+    yield tp.CopyDescriptor(op="triu", element="f32", input_shape=(3, 1), amounts=(-1,))
+    for element in ("bf16", "f64", "u8", "bool", "i64"):
+        yield tp.FillDescriptor(element=element, out_shape=(3, 70), layouts={"out": "strided"})
+        yield tp.ArangeDescriptor(element=element, count=70)
+
+
+def checked(target: tp.Target | None, runs: int) -> int:
+    """Plans of the problems with each kernel that takes them."""
+    count = 0
+    for desc in problems():
+        for entry in tp.TABLE.rows(desc.op):
+            try:
+                plan = tp.plan(desc, target=target, kernel=entry.name)
+            except tp.Unsupported:
+                continue
+            check_plan(plan, runs=runs)
+            count += 1
+    return count
+
+
+def test_references_are_right_in_every_layout() -> None:
+    assert checked(tp.Target.cpu(), 1) == len([*problems()])
+
+
+@pytest.mark.interpret
+def test_kernels_are_right_in_every_layout() -> None:
+    assert checked(tp.Target.cpu(interpret=True), 1) > 1.3 * len([*problems()])
+
+
+@pytest.mark.gpu
+def test_kernels_are_right_on_the_gpu() -> None:
+    assert checked(None, 2) > 1.3 * len([*problems()])
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "reason"),
+    [
+        ("flip", {"amounts": (2, 0, 0)}, "0 or 1"),
+        ("roll", {"amounts": (1,)}, "roll of rank 3 has 3"),
+        ("tril", {"input_shape": (4,)}, "takes matrices"),
+        ("roll", {"out_element": "f16"}, "only copy converts"),
+        ("pad", {"amounts": (0, 0, -3, -3, 0, 0)}, "leave out more"),
+    ],
+)
+def test_problems_without_a_meaning_are_refused(op: str, fields: dict[str, Any], reason: str) -> None:
+    cls: Any = tp.descriptor_types()[op]
+    with pytest.raises(tp.InvalidProblem, match=reason):
+        cls(op=op, **{"element": "f32", "input_shape": SHAPE, **fields})
+
+
+@pytest.mark.parametrize(
+    ("layouts", "kernel"), [({}, "rows"), ({"x": tp.Layout.strided(unit_axis=0, stride_multiple=8)}, "transposed")]
+)
+def test_select_turns_tiles_where_axes_differ(layouts: Any, kernel: str) -> None:
+    desc = tp.CopyDescriptor(op="copy", element="bf16", input_shape=(8192, 8192), layouts=layouts)
+    plan = tp.plan(desc, target="h200")
+    assert plan.sku().kernel == kernel
+    # Moves share binaries by the width of elements.
+    others = [tp.plan(desc.replace(element=e), target="h200").launches[0].source() for e in ("f16", "i16")]
+    assert {plan.launches[0].source()} == set(others)
+
+
+# --- functional ---
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "packed": lambda x: x,
+    "permuted": lambda x: x.permute(3, 0, 2, 1),
+    "sliced": lambda x: x[:, ::2, 1:, ::3],
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "empty": lambda x: x[:0],
+}
+#: Of a tensor of four axes.
+CALLS: dict[str, Call] = {
+    "clone": (F.clone, torch.clone),
+    "contiguous": (F.contiguous, lambda x: x.contiguous()),
+    "channels_last": (
+        lambda x: F.contiguous(x, torch.channels_last),
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+    ),
+    "expand_copy": (lambda x: F.expand_copy(x, (2, *x.shape)), lambda x: x.expand(2, *x.shape)),
+    "permute_copy": (lambda x: F.permute_copy(x, (2, 0, 3, 1)), lambda x: x.permute(2, 0, 3, 1)),
+    "transpose_copy": (lambda x: F.transpose_copy(x, 1, -1), lambda x: x.transpose(1, -1)),
+    "flip": (lambda x: F.flip(x, (1, -1)), lambda x: x.flip(1, -1)),
+    "roll": (lambda x: F.roll(x, (1, 2, 3), (0, 1, 0)), lambda x: x.roll((1, 2, 3), (0, 1, 0))),
+    "roll all": (lambda x: F.roll(x, -3), lambda x: x.roll(-3)),
+    "cat": (lambda x: F.cat([x, x[:, :1], x], 1), lambda x: torch.cat([x, x[:, :1], x], 1)),
+    "stack": (lambda x: F.stack([x, x], -1), lambda x: torch.stack([x, x], -1)),
+    "tril": (lambda x: F.tril(x, 1), lambda x: x.tril(1)),
+    "triu_": (lambda x: F.triu_(x * 1, -1), lambda x: (x * 1).triu_(-1)),
+    "copy_": (lambda x: F.copy_(x * 1, x[:1]), lambda x: (x * 1).copy_(x[:1])),
+    "pad": (lambda x: F.pad(x, (1, 2, -1, 3), value=2), lambda x: tf.pad(x, (1, 2, -1, 3), value=2)),
+    "fill_": (lambda x: F.fill_(x * 1, 3) + x, lambda x: (x * 1).fill_(3) + x),
+    "zero_": (lambda x: F.zero_(x * 1), lambda x: (x * 1).zero_()),
+    "full_like": (lambda x: F.full_like(x, 2), lambda x: torch.full_like(x, 2)),
+}
+#: These take their strides from torch.
+PLACED = ("clone", "contiguous", "channels_last", "full_like", "zero_", "copy_", "triu_")
+
+
+def drawn(dtype: torch.dtype, device: str) -> Tensor:
+    found = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+    return (found * 4).to(dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_equal_torchs(name: str, view: str, device: str) -> None:
+    ours, theirs = CALLS[name]
+    for dtype in (torch.bfloat16, torch.int64, torch.bool, torch.complex64):
+        if dtype.is_complex and name in ("pad", "fill_", "zero_", "full_like"):
+            continue
+        x = VIEWS[view](drawn(dtype, device))
+        got, expected = ours(x), theirs(x)
+        same(got, expected)
+        assert name not in PLACED or got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_equal_torchs(name: str, device: str) -> None:
+    ours, theirs = CALLS[name]
+    leaves = [drawn(torch.float64, device).requires_grad_() for _ in range(2)]
+    results = [call(x * x) for call, x in zip((ours, theirs), leaves, strict=True)]
+    assert results[0].requires_grad == results[1].requires_grad
+    if results[0].requires_grad:
+        weights = torch.randn(results[0].shape, dtype=torch.float64, device=device)
+        grads = [torch.autograd.grad(r, x, weights, create_graph=True)[0] for r, x in zip(results, leaves, strict=True)]
+        same(grads[0].detach(), grads[1].detach())
+        twice = [torch.autograd.grad(g.square().sum(), x)[0] for g, x in zip(grads, leaves, strict=True)]
+        torch.testing.assert_close(*twice)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_conversions_equal_torchs(device: str) -> None:
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool)
+    for given in dtypes:
+        x = drawn(given, device).mT
+        for wanted in dtypes:
+            same(F.cast(x, wanted), x.to(wanted))
+            same(F.full_like(x, 2, dtype=wanted), torch.full_like(x, 2, dtype=wanted))
+            same(F.cat([x, x.to(wanted)]), torch.cat([x, x.to(wanted)]))
+    assert F.cast(x, x.dtype) is x
+    fp8 = drawn(torch.float32, device).to(torch.float8_e4m3fn)
+    same(F.clone(fp8.mT).view(torch.uint8), fp8.mT.view(torch.uint8))
+    conjugated = drawn(torch.complex128, device).mH
+    same(F.clone(conjugated).resolve_conj(), conjugated.resolve_conj())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_that_are_given(device: str) -> None:
+    x = drawn(torch.float32, device)
+    out = torch.empty(0, device=device)
+    assert F.cat([x, x], 1, out=out) is out
+    same(out, torch.cat([x, x], 1))
+    same(F.permute_copy(x, (3, 2, 1, 0), out=torch.empty(5, 4, 3, 2, device=device)), x.permute(3, 2, 1, 0))
+    square = drawn(torch.float32, device)[0, 0, :4, :4].contiguous()
+    same(F.copy_(square.clone(), (kept := square.clone()).t()), kept.t())
+    same(F.copy_(square, square.t()), kept.t())  # which overlaps
+    deep = torch.randn([2] * 10, device=device)[:, 1:].permute(*reversed(range(10)))
+    same(F.clone(deep), deep)
+    same(F.fill_(deep, 2.0), torch.full_like(deep, 2.0))
+
+
+def test_refusals_say_why() -> None:
+    x = torch.zeros(2, 3)
+    for call, error, reason in (
+        (lambda: F.pad(x, (1, 1), "reflect"), NotImplementedError, "only 'constant'"),
+        (lambda: F.pad(x, (-2, -2)), RuntimeError, "leaves"),
+        (lambda: F.flip(x, (0, -2)), RuntimeError, "multiple times"),
+        (lambda: F.roll(x, (1, 2), (0,)), RuntimeError, "must align"),
+        (lambda: F.cat([x, x.t()]), RuntimeError, "must match"),
+        (lambda: F.stack([x, x.t()]), RuntimeError, "equal size"),
+        (lambda: F.tril(x[0]), RuntimeError, "at least 2"),
+        (lambda: F.copy_(x, torch.zeros(3, 3)), RuntimeError, "broadcast|match"),
+        (lambda: F.fill_(x.to(torch.int8), 300), RuntimeError, "without overflow"),
+        (lambda: F.fill_(x.to(torch.complex64), 1), NotImplementedError, "not supported"),
+        (lambda: F.cast(x.to(torch.complex64), torch.float32), NotImplementedError, "not converted"),
+    ):
+        with pytest.raises(error, match=reason):
+            call()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ops_are_registered_as_torch_expects(device: str) -> None:
+    x = drawn(torch.float32, device)[0].contiguous().requires_grad_()
+    for op, args in (
+        (TRIPLAN.cat_2, (x, x.detach(), 1)),
+        (TRIPLAN.move, (x, "pad", [0, 1, 2, 0, 0, 0], 2.5)),
+        (TRIPLAN.triangle, (x, True, 1)),
+        (TRIPLAN.copy, (x, x[:1])),
+        (TRIPLAN.cast, (x, torch.bfloat16, torch.preserve_format)),
+        (TRIPLAN.contiguous, (x.mT,)),
+        (TRIPLAN.fill, (x, 2.0)),
+    ):
+        opcheck(op, args)

@@ -1,0 +1,46 @@
+"""Results that are computed from numbers alone."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.offsets_kernels import unravel
+
+
+@triton.jit
+def numbers_kernel(
+    start,
+    step,
+    out,
+    numel,
+    sizes,
+    strides,
+    NUMBER_TYPE: tl.constexpr,
+    CAST: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    FLAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[i] = start + i * step, or start without a step.
+
+    start, step: numbers of NUMBER_TYPE; out: numel elements of any type, bool as i8, packed if FLAT, else of ``sizes``
+    and ``strides``, innermost dimension first. CAST as ``moves_kernels.converted`` has it.
+    """
+    first = tl.program_id(0).to(POINT_TYPE) * BLOCK
+    point = first + tl.arange(0, BLOCK)
+    value = tl.full((BLOCK,), start, NUMBER_TYPE)
+    if step is not None:
+        value += point.to(NUMBER_TYPE) * tl.full((BLOCK,), step, NUMBER_TYPE)
+    if CAST == "bool":
+        value = value != 0
+    elif CAST == "f32":
+        value = value.to(tl.float32)
+    value = value.to(out.dtype.element_ty)
+    at = out + point if FLAT else out + unravel(point, sizes, strides)
+    # A mask of a length that is no multiple of 16 bytes would narrow all stores.
+    if first + BLOCK <= numel:
+        tl.store(at, value)
+    else:
+        tl.store(at, value, mask=point < numel)

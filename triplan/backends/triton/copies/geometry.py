@@ -1,0 +1,194 @@
+"""Dimensions of a copy, as few as maps and layouts allow, and its operands as kernel arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import triton.language as tl
+
+from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar, power_of_two_in
+from triplan.backends.table import kernel
+from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL
+from triplan.backends.triton.common.strides import Along, known_strides, stride_arg
+from triplan.backends.triton.copies.moves_kernels import FLIP, PAD, ROLL
+from triplan.descriptors import CopyDescriptor, PadDescriptor
+from triplan.descriptors.copies import MoveDescriptor
+from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku.facts import fact
+
+BOOL, I8, F32, F64 = ElementKind.BOOL, ElementKind.I8, ElementKind.F32, ElementKind.F64
+ELEMENTS = tuple(e for e in ElementKind if not e.value.startswith("fp8"))
+OPS = (*CopyDescriptor.ops(), *PadDescriptor.ops())
+#: Elements that Triton's language does not name in ``offsets.TL``.
+TYPES = {**TL, ElementKind.F16: tl.float16, ElementKind.BF16: tl.bfloat16, ElementKind.U8: tl.uint8, BOOL: tl.int1}
+#: What an op does to positions, as the kernels have it.
+MAPS = {"flip": FLIP.value, "roll": ROLL.value, "pad": PAD.value}
+
+
+class Dim(NamedTuple):
+    """A dimension of the result.
+
+    Attributes:
+        size: its extent.
+        map: what the op does to positions along it, one of MAPS; 0 for nothing.
+        amount: by how much.
+        extent: that of x.
+        x, out: their strides; 0 where x is broadcast.
+    """
+
+    size: int
+    map: int
+    amount: int
+    extent: int
+    x: int | Along
+    out: int | Along
+
+
+@fact
+def dims(desc: MoveDescriptor) -> tuple[Dim, ...]:
+    """The dimensions, innermost last: adjacent ones without a map are merged where both operands allow it.
+
+    The axis along which out has unit stride is innermost. Those of a matrix of which a triangle is kept stay apart.
+    """
+    x, out = desc.operand("x"), desc.operand("out")
+    rank, triangle = len(x.shape), desc.op in ("tril", "triu")
+    found = []
+    for a, (n, s, t) in enumerate(zip(out.shape, known_strides(x, rank), known_strides(out, rank), strict=True)):
+        extent, amount, map_ = x.shape[a], 0, 0
+        if desc.op == "pad" and any(desc.by_axis[2 * a : 2 * a + 2]):
+            map_, amount = MAPS["pad"], desc.by_axis[2 * a]
+        elif desc.op in ("flip", "roll") and extent > 1 and desc.by_axis[a] % extent:
+            map_, amount = MAPS[desc.op], desc.by_axis[a] % extent
+        if n != 1 or map_ or (triangle and a >= rank - 2):
+            found.append(Dim(n, map_, amount, extent, s, t))
+    if triangle:
+        return (*_merged(found[:-2]), *found[-2:])
+    found.sort(key=lambda d: d.out == 1)
+    return _merged(found)
+
+
+def _merged(found: Sequence[Dim]) -> tuple[Dim, ...]:
+    merged: list[Dim] = []
+    for d in found:
+        outer = merged[-1] if merged else d
+        plain = bool(merged) and not outer.map and not d.map
+        if plain and all(
+            isinstance(s, int) and isinstance(t, int) and s == t * d.size
+            for s, t in ((outer.x, d.x), (outer.out, d.out))
+        ):
+            merged[-1] = Dim(outer.size * d.size, 0, 0, outer.size * d.size, d.x, d.out)
+        else:
+            merged.append(d)
+    return tuple(merged)
+
+
+BLANK = Dim(1, 0, 0, 1, 0, 0)
+
+
+def inner(desc: MoveDescriptor) -> Dim:
+    """The innermost dimension."""
+    return (dims(desc) or (BLANK,))[-1]
+
+
+def is_wide(desc: MoveDescriptor) -> bool:
+    """Whether points are numbered in 64 bits."""
+    return max(desc.operand("x").numel, desc.operand("out").numel) >= I32_LIMIT
+
+
+def dim_arg(desc: MoveDescriptor, d: Dim) -> tuple[Arg, ...]:
+    """A dimension as the kernels take it."""
+    wide = is_wide(desc)
+    return (
+        Int(d.size, wide, power_of_two_in(d.size)),
+        Int(d.amount, wide, power_of_two_in(d.amount)),
+        Int(d.extent, wide, power_of_two_in(d.extent)),
+        stride_arg(desc.operand("x"), d.x),
+        stride_arg(desc.operand("out"), d.out),
+    )
+
+
+def outer_args(desc: MoveDescriptor, outer: Sequence[Dim]) -> tuple[tuple[Arg, ...], tuple[int, ...]]:
+    """(``dims``, ``MAPS``) of the kernels: innermost first, padded to a length of RANKS."""
+    found = [*reversed(outer)] or [BLANK]
+    width = next(r for r in RANKS if r >= len(found))
+    found += [BLANK] * (width - len(found))
+    return tuple(dim_arg(desc, d) for d in found), tuple(d.map for d in found)
+
+
+def converts(desc: MoveDescriptor) -> str:
+    """CAST of the kernels."""
+    if desc.result is desc.element:
+        return "none"
+    if desc.result is BOOL:
+        return "bool"
+    return "f32" if desc.result.compute is not desc.result and desc.element is not F32 else "direct"
+
+
+def base_args(desc: MoveDescriptor) -> dict[str, Arg]:
+    """``x``, ``value``, ``out`` and ``diagonal``. Moves without conversion are of integers: elements share binaries."""
+
+    def pointer(name: str) -> Ptr:
+        o = desc.operand(name)
+        element = o.element.bits if converts(desc) == "none" else I8 if o.element is BOOL else o.element
+        return Ptr(name, element, o.alignment)
+
+    value = next((o for o in desc.operands() if o.name == "value"), None)
+    return {
+        "x": pointer("x"),
+        "value": None if value is None else Scalar("value", value.element, 0),
+        "out": pointer("out"),
+        "diagonal": Int(desc.by_axis[0], True) if desc.op in ("tril", "triu") else None,
+    }
+
+
+def constants(desc: MoveDescriptor) -> dict[str, Any]:
+    return {
+        "TRIANGLE": {"tril": 1, "triu": -1}.get(desc.op, 0),
+        "VALUE_TYPE": TYPES[desc.element] if desc.op == "pad" else None,
+        "CAST": converts(desc),
+        "POINT_TYPE": tl.int64 if is_wide(desc) else tl.int32,
+    }
+
+
+def bytes_us(desc: MoveDescriptor, slowdown: float) -> float:
+    """Microseconds of a kernel that writes the result and reads as much of x, ``slowdown`` times as long as a copy."""
+    out = desc.operand("out")
+    moved = out.nbytes + min(desc.operand("x").numel, out.numel) * desc.element.itemsize
+    return LAUNCH_US + slowdown * moved / BYTES_PER_US
+
+
+@fact
+def guarantee(desc: MoveDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Bits are moved, or each element is rounded by itself, at most twice: to f32, then to the result."""
+    element, out = desc.element, desc.result
+    if out is element or not out.is_floating_point:
+        return {"out": PrecisionGuarantee.exact(out)}
+    roundings = F32.unit_roundoff if converts(desc) == "f32" else 0.0
+    tolerance = bounds.tolerance(out, F64, relative=roundings)
+    return {"out": bounds.guarantee(out.compute, tolerance, batch=True, order=True)}
+
+
+def numerics(desc: MoveDescriptor) -> str:
+    """Equal for all kernels: each moves the same bits, and converts in the same way."""
+    return f"copies.{desc.op}.{desc.element}.{desc.result}.v1"
+
+
+def layout(desc: MoveDescriptor) -> str:
+    return "packed" if all(o.layout.packed for o in desc.operands() if o.is_tensor) else "strided"
+
+
+def copies(
+    name: str, supports: Callable[[Any, Target], Support], rank: Callable[[Any, Target], float]
+) -> Callable[[Any], Any]:
+    """Register the decorated function, which builds the launches, as the entry ``name`` of every copy."""
+
+    def register(build: Any) -> Any:
+        for op in OPS:
+            how: dict[str, Any] = {"guarantee": guarantee, "numerics": numerics, "layout": layout}
+            kernel(op=op, name=name, elements=ELEMENTS, supports=supports, rank=rank, **how)(build)
+        return build
+
+    return register

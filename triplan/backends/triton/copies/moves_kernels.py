@@ -1,0 +1,82 @@
+"""What the kernels of copies share: where an element comes from, and how it is loaded and converted."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+#: What happens to positions along a dimension; 0: nothing. Triton takes tuples of numbers, not of text.
+FLIP, ROLL, PAD = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+
+
+@triton.jit
+def source(i, dim, MAP: tl.constexpr):
+    """The position in x, along one dimension, of the result's position ``i``. ``dim``: (size, amount, extent, ...)."""
+    at = i
+    if MAP == FLIP:
+        at = dim[2] - 1 - i
+    elif MAP == ROLL:
+        at = i - dim[1]
+        at = tl.where(at < 0, at + dim[2], at)
+    elif MAP == PAD:
+        at = i - dim[1]
+    return at
+
+
+@triton.jit
+def is_inside(at, dim, MAP: tl.constexpr):
+    """Whether x has position ``at``."""
+    found = at == at
+    if MAP == PAD:
+        found = (at >= 0) & (at < dim[2])
+    return found
+
+
+@triton.jit
+def place(point, dims, MAPS: tl.constexpr):
+    """(offset in x, offset in out, whether x has it) of ``point``, numbered row-major over ``dims``.
+
+    ``dims``: (size, amount, extent of x, stride of x, stride of out) of each dimension, innermost first. Offsets have
+    the type of the strides, i64.
+    """
+    x_at = (point * 0).to(dims[0][3].dtype)
+    out_at = x_at
+    inside = point == point
+    for d in tl.static_range(len(dims)):
+        i = point % dims[d][0]
+        point = point // dims[d][0]
+        at = source(i, dims[d], MAPS[d])
+        inside = inside & is_inside(at, dims[d], MAPS[d])
+        x_at += at * dims[d][3]
+        out_at += i * dims[d][4]
+    return x_at, out_at, inside
+
+
+@triton.jit
+def outside(x, value, VALUE_TYPE: tl.constexpr):
+    """What stands where x has no element, in the type that x is read as: 0, or ``value`` as VALUE_TYPE."""
+    element: tl.constexpr = x.dtype.element_ty
+    if value is None:
+        found = tl.full((), 0, element)
+    elif VALUE_TYPE == tl.float64:
+        found = tl.full((), value, tl.float64).to(element, bitcast=True)
+    elif VALUE_TYPE.is_floating():
+        found = tl.full((), value, tl.float32).to(VALUE_TYPE).to(element, bitcast=True)
+    elif VALUE_TYPE == tl.int1:
+        found = (tl.full((), value, tl.int64) != 0).to(element)
+    else:
+        found = tl.full((), value, tl.int64).to(element)
+    return found
+
+
+@triton.jit
+def converted(value, out, CAST: tl.constexpr):
+    """``value`` as an element of ``out``. CAST: "none", "bool" (held as i8), "f32" (by way of it), or "direct"."""
+    if CAST == "bool":
+        value = (value != 0).to(tl.int8)
+    elif CAST == "f32":
+        value = value.to(tl.float32).to(out.dtype.element_ty)
+    elif CAST == "direct":
+        value = value.to(out.dtype.element_ty)
+    return value

@@ -1,0 +1,81 @@
+"""Kernel ``rows``: tiles of rows, as wide as both operands are contiguous; a packed copy is one row."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.triton.common.strides import Along, row_tile
+from triplan.backends.triton.copies import geometry, rows_kernels as kernels
+from triplan.descriptors.copies import MoveDescriptor
+from triplan.sku import SUPPORTED, Support, Target
+
+#: Threads of a program, and bytes of its narrower operand that each holds: as elementwise's rows, on an H200.
+THREADS, BYTES = 128, 32
+#: Time relative to a packed copy: of rows that are no whole 16-byte vectors, as elementwise's; of elements one by one,
+#: where a stride or a map parts them, as elementwise's ``strided``.
+ODD_SLOWDOWN, SINGLE_SLOWDOWN = 1.25, 2.3
+#: Time of a lane that a mask leaves idle, relative to one that moves elements. Untuned.
+IDLE = 0.3
+
+
+def tile(desc: MoveDescriptor) -> tuple[int, int]:
+    """(rows, columns) of a program's tile."""
+    elements = THREADS * BYTES // min(desc.element.itemsize, desc.result.itemsize)
+    return row_tile(elements, geometry.inner(desc).size)
+
+
+def _rows(desc: MoveDescriptor) -> int:
+    return desc.operand("out").numel // max(geometry.inner(desc).size, 1)
+
+
+def _programs(desc: MoveDescriptor) -> int:
+    height, width = tile(desc)
+    return -(-_rows(desc) // height) * -(-geometry.inner(desc).size // width)
+
+
+def _slowdown(desc: MoveDescriptor) -> float:
+    found = geometry.dims(desc) or (geometry.BLANK,)
+    if found[-1].map or found[-1].out != 1 or found[-1].x not in (0, 1):
+        return SINGLE_SLOWDOWN
+    for name in ("x", "out"):
+        o = desc.operand(name)
+        for dim in found[:-1]:
+            s = dim.x if name == "x" else dim.out
+            if (o.layout.stride_multiple if isinstance(s, Along) else s) * o.element.itemsize % 16:
+                return ODD_SLOWDOWN
+    return 1.0
+
+
+def applies(desc: MoveDescriptor, target: Target) -> Support:
+    programs = _programs(desc)
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+
+
+def rank(desc: MoveDescriptor, target: Target) -> float:
+    height, width = tile(desc)
+    idle = _programs(desc) * height * width / max(desc.operand("out").numel, 1) - 1
+    return geometry.bytes_us(desc, _slowdown(desc) * (1 + IDLE * max(idle, 0)))
+
+
+@geometry.copies("rows", applies, rank)
+def rows(desc: MoveDescriptor, target: Target) -> list[Launch]:
+    if desc.operand("out").numel == 0:
+        return []
+    *outer, inner = geometry.dims(desc) or (geometry.BLANK,)
+    dims, maps = geometry.outer_args(desc, outer)
+    height, width = tile(desc)
+    args = {
+        **geometry.base_args(desc),
+        "dims": dims,
+        "along": geometry.dim_arg(desc, inner),
+        "rows": Int(_rows(desc), geometry.is_wide(desc)),
+    }
+    constants = {
+        **geometry.constants(desc),
+        "MAPS": maps,
+        "MAP": inner.map,
+        "X_UNIT": inner.x == 1,
+        "OUT_UNIT": inner.out == 1,
+        "BLOCK_ROWS": height,
+        "BLOCK_COLUMNS": width,
+    }
+    return [Launch(kernels.rows_kernel, _programs(desc), args, constants, num_warps=THREADS // 32)]

@@ -1,0 +1,67 @@
+"""Copies in tiles of rows and columns; each row's place is computed from its number."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.copies.moves_kernels import converted, is_inside, outside, place, source
+
+
+@triton.jit
+def rows_kernel(
+    x,
+    value,
+    out,
+    dims,
+    along,
+    rows,
+    diagonal,
+    MAPS: tl.constexpr,
+    MAP: tl.constexpr,
+    X_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    TRIANGLE: tl.constexpr,
+    VALUE_TYPE: tl.constexpr,
+    CAST: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """out[r, c] = x[m(r), m(c)], or ``value`` (0 without one) where x has no such element; r over the points of dims.
+
+    dims: (size, amount, extent of x, stride of x, stride of out) of each dimension of the rows, innermost first; along:
+    the same of the columns, whose strides are 1 where X_UNIT and OUT_UNIT say so. MAPS and MAP name m. With TRIANGLE 1
+    (-1) elements with c - i > diagonal (<) are 0, i the position along dims[0].
+    """
+    columns = along[0]
+    blocks = tl.cdiv(columns, BLOCK_COLUMNS)
+    first_row = (tl.program_id(0) // blocks).to(POINT_TYPE) * BLOCK_ROWS
+    first_column = (tl.program_id(0) % blocks).to(POINT_TYPE) * BLOCK_COLUMNS
+    row, column = first_row + tl.arange(0, BLOCK_ROWS), first_column + tl.arange(0, BLOCK_COLUMNS)
+    x_row, out_row, row_inside = place(row, dims, MAPS)
+    at = source(column, along, MAP)
+    inside = row_inside[:, None] & is_inside(at, along, MAP)[None, :]
+    x_at = x_row[:, None] + (at[None, :] if X_UNIT else (at * along[3])[None, :])
+    out_at = out_row[:, None] + (column[None, :] if OUT_UNIT else (column * along[4])[None, :])
+    if value is None and TRIANGLE == 0:
+        # Only the last tiles are masked: a mask of a length that is no multiple of 16 bytes narrows loads and stores.
+        if (first_row + BLOCK_ROWS <= rows) & (first_column + BLOCK_COLUMNS <= columns):
+            tl.store(out + out_at, converted(tl.load(x + x_at), out, CAST))
+        else:
+            live = (row < rows)[:, None] & (column < columns)[None, :]
+            tl.store(out + out_at, converted(tl.load(x + x_at, mask=live), out, CAST), mask=live)
+    elif TRIANGLE == 0:
+        live = (row < rows)[:, None] & (column < columns)[None, :]
+        loaded = tl.load(x + x_at, mask=live & inside, other=outside(x, value, VALUE_TYPE))
+        tl.store(out + out_at, converted(loaded, out, CAST), mask=live)
+    else:
+        live = (row < rows)[:, None] & (column < columns)[None, :]
+        position = row % dims[0][0]
+        nearest = first_column if TRIANGLE == 1 else first_column + BLOCK_COLUMNS - 1
+        # Whole parts of rows are left unread: a mask that differs between columns would narrow the loads.
+        needed = (nearest - position) * TRIANGLE <= diagonal * TRIANGLE
+        loaded = tl.load(x + x_at, mask=live & needed[:, None], other=0)
+        keep = (column[None, :] - position[:, None]) * TRIANGLE <= diagonal * TRIANGLE
+        tl.store(out + out_at, tl.where(keep, loaded, 0), mask=live)

@@ -1,0 +1,89 @@
+"""Kernel ``transposed``: x is contiguous along another axis than the result."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.offsets import ceil_power
+from triplan.backends.triton.copies import geometry, transposed_kernels as kernels
+from triplan.descriptors.copies import MoveDescriptor
+from triplan.sku import SUPPORTED, Support, Target
+
+#: (rows and columns of a tile, threads), for elements of up to 2 bytes and for others: as elementwise's, on an H200.
+WIDE_TILE, TILE = (128, 256), (64, 128)
+#: Rows or columns of a tile, if there are so few, and how long its other side may be; such a tile is half as large,
+#: because 16 x 1024 spills. Untuned.
+NARROW, LONG = (4, 16), 1024
+#: Time relative to a packed copy, as elementwise's.
+SLOWDOWN = 1.04
+#: Time of a lane that a mask leaves idle, relative to one that moves elements. Untuned.
+IDLE = 0.3
+
+
+def _turned(desc: MoveDescriptor) -> int | None:
+    """The last dimension along which x is contiguous, if the result is so along the innermost and x is not."""
+    found = geometry.dims(desc)
+    if not found or found[-1].out != 1 or found[-1].x in (0, 1):
+        return None
+    return next((at for at in reversed(range(len(found) - 1)) if found[at].x == 1), None)
+
+
+def _tile(desc: MoveDescriptor, turned: int) -> tuple[int, int, int]:
+    """(rows, columns, threads)."""
+    found = geometry.dims(desc)
+    block, threads = WIDE_TILE if max(desc.element.itemsize, desc.result.itemsize) <= 2 else TILE
+    rows, columns = (min(block, ceil_power(found[at].size)) for at in (turned, -1))
+    for narrow in NARROW:
+        if rows <= narrow:
+            return narrow, min(block * block // (2 * narrow), LONG), threads
+        if columns <= narrow:
+            return min(block * block // (2 * narrow), LONG), narrow, threads
+    return block, block, threads
+
+
+def _programs(desc: MoveDescriptor, turned: int) -> int:
+    found, (rows, columns, _) = geometry.dims(desc), _tile(desc, turned)
+    count = -(-found[turned].size // rows) * -(-found[-1].size // columns)
+    for at, dim in enumerate(found[:-1]):
+        count *= 1 if at == turned else dim.size
+    return count
+
+
+def applies(desc: MoveDescriptor, target: Target) -> Support:
+    turned = _turned(desc)
+    if turned is None or desc.operand("out").numel == 0:
+        return Support.no("x is not promised contiguous along another axis than the result")
+    if desc.op in ("tril", "triu") and turned != len(geometry.dims(desc)) - 2:
+        return Support.no("x is contiguous along a batch axis of its matrices")
+    programs = _programs(desc, turned)
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+
+
+def rank(desc: MoveDescriptor, target: Target) -> float:
+    turned = _turned(desc)
+    assert turned is not None
+    rows, columns, _ = _tile(desc, turned)
+    full = _programs(desc, turned) * rows * columns / desc.operand("out").numel
+    return geometry.bytes_us(desc, SLOWDOWN * (1 + IDLE * (full - 1)))
+
+
+@geometry.copies("transposed", applies, rank)
+def transposed(desc: MoveDescriptor, target: Target) -> list[Launch]:
+    found, turned = geometry.dims(desc), _turned(desc)
+    assert turned is not None
+    rows, columns, threads = _tile(desc, turned)
+    dims, maps = geometry.outer_args(desc, [d for at, d in enumerate(found[:-1]) if at != turned])
+    args = {
+        **geometry.base_args(desc),
+        "dims": dims,
+        "across": geometry.dim_arg(desc, found[turned]),
+        "along": geometry.dim_arg(desc, found[-1]),
+    }
+    constants = {
+        **geometry.constants(desc),
+        "MAPS": maps,
+        "ACROSS": found[turned].map,
+        "ALONG": found[-1].map,
+        "BLOCK_ROWS": rows,
+        "BLOCK_COLUMNS": columns,
+    }
+    return [Launch(kernels.transposed_kernel, _programs(desc, turned), args, constants, num_warps=threads // 32)]
