@@ -118,6 +118,32 @@ def test_promotion(dtype: torch.dtype, other: Any) -> None:
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=str)
+def test_the_default_dtype_of_the_moment_counts(default: torch.dtype) -> None:
+    x, large = torch.arange(4), torch.tensor([2**24 + 1])
+    calls: dict[str, tuple[Any, ...]] = {
+        "mul": (x, 2.5),
+        "sqrt": (x,),
+        "div": (x, x + 1),
+        "where": (x > 1, x, 0.3),
+        "lt": (large, 2.0**24 + 0.5),
+        "pow": (1.5, x),
+        "add": (x, 2),
+    }
+    before = torch.get_default_dtype()
+    with replays_on_cpu() as answers:
+        try:
+            for _ in range(3):
+                for dtype in (before, before, before, default):
+                    torch.set_default_dtype(dtype)
+                    for name, args in calls.items():
+                        got, expected = getattr(F, name)(*args), getattr(torch, name)(*args)
+                        torch.testing.assert_close(got, expected, msg=name)
+        finally:
+            torch.set_default_dtype(before)
+    assert any(answers)
+
+
 def test_in_place_follows_torch() -> None:
     x = torch.arange(6.0).reshape(2, 3)
     with pytest.raises(RuntimeError, match="can't be cast"):

@@ -144,7 +144,13 @@ def _typed(name: str, args: tuple[Typed, ...], wide: bool) -> Typed:
 
 @cache
 def promoted(kind: Any, operands: tuple[tuple[ElementKind, int], ...]) -> tuple[ElementKind, ElementKind]:
-    """torch's elements to compute in and of the result: (the arguments' common one, the result's)."""
+    """torch's elements to compute in and of the result: (the arguments' common one, the result's).
+
+    f32 stands for torch's default dtype, whatever that is: a descriptor means the same at all times.
+    """
+    real = any(e.is_floating_point for e, _ in operands)
+    if (real or kind is KINDS.INT_TO_FLOAT) and not any(e.is_floating_point and rank for e, rank in operands):
+        return F32, BOOL if kind is KINDS.ALWAYS_BOOL else F32
     stand_ins = [
         torch.empty((1,) * (rank == TENSOR), dtype=e.torch, device="meta")
         if rank != NUMBER

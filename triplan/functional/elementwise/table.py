@@ -16,6 +16,7 @@ from triplan.descriptors.elementwise.problems import NAMED
 from triplan.facade.check import check_storage, may_overlap
 from triplan.functional._autocast import widened
 from triplan.functional._ops import _refuse_unwritable, _unwatched
+from triplan.functional._replay.recording import setting
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast
 from triplan.functional._watching import needs_grad, transformed
@@ -62,7 +63,22 @@ def run_line(name: str, line: Sequence[Any], out: Tensor | None = None, target: 
     kinds, tensors, numbers = operands_of(name, line[1:])
     if name != "prelu":  # which its line has narrowed
         tensors = list(widened(name, *tensors))
-    return call(name, f"{line[0]} {kinds}", tensors, numbers, out, target)
+    text = f"{line[0]} {kinds}"
+    return call(name, text, _in_default_dtype(text, tensors, numbers), numbers, out, target)
+
+
+def _in_default_dtype(text: str, tensors: list[Tensor], numbers: list[Number]) -> list[Tensor]:
+    """``tensors``, converted to torch's default dtype if promotion gives it to them; for formulas it is float32."""
+    if any(t.is_floating_point() for t in tensors):
+        return tensors
+    default = torch.get_default_dtype() if is_compiling() else setting(torch.get_default_dtype)
+    if default is torch.float32 or not (
+        any(isinstance(n, (float, torch.SymFloat)) for n in numbers)
+        or dtypes(text, tensors, numbers)[0].is_floating_point
+    ):
+        return tensors
+    selects = text.startswith("where ")
+    return [t if i == 0 and selects else t.to(default) for i, t in enumerate(tensors)]
 
 
 def call(
