@@ -50,8 +50,13 @@ def always_checks(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def _types(value: Any) -> Any:
+    """The types in ``value``: an axis of 1.0 or True is refused, though it equals 1."""
+    return tuple(map(_types, value)) if isinstance(value, tuple) else type(value)
+
+
 @fact
-def _describe(plan: Any, facts: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Any:
+def _describe(plan: Any, facts: tuple[Any, ...], options: tuple[tuple[str, Any], ...], types: Any) -> Any:
     return plan.descriptor_type.from_args(SimpleNamespace(**dict(facts)), **dict(options))
 
 
@@ -83,7 +88,7 @@ def run(
     # Of a scalar the type alone: 1 == 1.0, but 1 is not 0.5.
     facts += tuple((name, 0.5 if isinstance(v, float) else 1) for name, v in (scalars or {}).items())
     hashed: Any = plan_class  # to mypy, a class with a generic base is not
-    desc = _describe(hashed, facts, tuple(options.items()))
+    desc = _describe(hashed, facts, tuple(options.items()), _types(tuple(options.values())))
     plan = PLANS.get(desc, target=Target.of(device))
     scalars = scalars or {}
     args = plan.args_type(**operands, **scalars)

@@ -18,11 +18,11 @@ _facts: weakref.WeakSet[Any] = weakref.WeakSet()
 def fact(function: Callable[P, R]) -> Callable[P, R]:
     """Cache a pure function of hashable arguments, and drop the least recently used result beyond ``MAX_FACTS``.
 
-    A function that is decorated already is returned unchanged.
+    A function that is decorated already is returned unchanged. Of arguments the type counts, too: 1 is not 1.0.
     """
     if function in _facts:
         return function
-    cached = functools.lru_cache(maxsize=MAX_FACTS)(function)
+    cached = functools.lru_cache(maxsize=MAX_FACTS, typed=True)(function)
     _facts.add(cached)
     return cast(Callable[P, R], cached)
 

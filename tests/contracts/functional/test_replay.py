@@ -312,6 +312,18 @@ def test_zeros_keep_their_signs(kind: type[float], answers: list[bool], device: 
     assert answers[-1]
 
 
+@pytest.mark.parametrize("name", ["softmax", "cumsum"])
+def test_an_axis_of_another_type_is_refused_whatever_came_before(name: str, answers: list[bool], device: str) -> None:
+    x, call = torch.ones(2, 4, device=device), getattr(functional, name)
+    for axis in (1, 1, 1, 1.0, 1, 1.0):
+        if isinstance(axis, float):
+            with pytest.raises(ValueError, match="valid integer"):
+                call(x, axis)
+        else:
+            call(x, axis)
+    assert any(answers)
+
+
 @replayed
 def unconverted(x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
