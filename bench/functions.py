@@ -18,6 +18,8 @@ Tensor = torch.Tensor
 #: (rows, width, dtype) of the calls: so small that the device is rarely slower than the host.
 SIZES = ((64, 256, torch.bfloat16), (8, 64, torch.float32))
 
+#: Functions of numbers alone, which are not replayed.
+WITHOUT_TENSORS = ("arange", "full", "ones", "zeros")
 #: Elements of a head that is rotated.
 ROTATED = 32
 
@@ -189,6 +191,9 @@ def calls(d: Draw) -> dict[str, Call]:
         "fill_": Call(ours.fill_, Tensor.fill_, (d.x, 2.5)),
         "flip": Call(ours.flip, torch.flip, (x, (1,)), (0,)),
         "full_like": Call(ours.full_like, torch.full_like, (x, 2.5)),
+        "masked_fill": Call(ours.masked_fill, torch.masked_fill, (x, mask, 2.5), (0,)),
+        "masked_fill_": Call(ours.masked_fill_, Tensor.masked_fill_, (d.x, mask, 2.5)),
+        "tile": Call(ours.tile, torch.tile, (x, (2, 3)), (0,)),
         "ones_like": Call(ours.ones_like, torch.ones_like, (x,)),
         "pad": Call(ours.pad, tf.pad, (x, (1, 2)), (0,)),
         "permute_copy": Call(ours.permute_copy, torch.permute_copy, (x, (1, 0)), (0,)),
@@ -206,6 +211,11 @@ def calls(d: Draw) -> dict[str, Call]:
     for name in ("LayerNorm", "RMSNorm"):
         mine, its = (getattr(m, name)(d.n).to(d.device, d.dtype) for m in (modules, torch.nn))
         found[f"nn.{name}"] = Call(mine, its, (x,), (0,))
+    for name, width in {"ConstantPad": 1.5, "ZeroPad": None}.items():
+        for axes in (1, 2, 3):
+            given = ((1, 2) * axes, *(() if width is None else (width,)))
+            mine, its = (getattr(m, f"{name}{axes}d")(*given) for m in (modules, torch.nn))
+            found[f"nn.{name}{axes}d"] = Call(mine, its, (d.values(2, 3, 4, d.m, d.n),), (0,))
     table = modules.FusedEmbeddingRMSNorm(d.m, d.n, device=d.device, dtype=d.dtype)
 
     def looked_up(i: Tensor, weight: Tensor, norm_weight: Tensor) -> Tensor:

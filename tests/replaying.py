@@ -124,4 +124,5 @@ def replays_on_cpu() -> Iterator[list[bool]]:
 def forget() -> None:
     """Drop all replays."""
     for name in functional.__all__:
-        getattr(functional, name).replays.forget()
+        if hasattr(function := getattr(functional, name), "replays"):
+            function.replays.forget()

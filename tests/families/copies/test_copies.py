@@ -141,6 +141,9 @@ CALLS: dict[str, Call] = {
     "tril": (lambda x: F.tril(x, 1), lambda x: x.tril(1)),
     "triu_": (lambda x: F.triu_(x * 1, -1), lambda x: (x * 1).triu_(-1)),
     "copy_": (lambda x: F.copy_(x * 1, x[:1]), lambda x: (x * 1).copy_(x[:1])),
+    "tile": (lambda x: F.tile(x, (2, 1, 3)), lambda x: x.tile(2, 1, 3)),
+    "masked_fill": (lambda x: F.masked_fill(x, x[:1].bool(), 1), lambda x: x.masked_fill(x[:1].bool(), 1)),
+    "masked_fill_": (lambda x: F.masked_fill_(x * 1, x[:1].bool(), 1), lambda x: (x * 1).masked_fill_(x[:1].bool(), 1)),
     "pad": (lambda x: F.pad(x, (1, 2, -1, 3), value=2), lambda x: tf.pad(x, (1, 2, -1, 3), value=2)),
     "fill_": (lambda x: F.fill_(x * 1, 3) + x, lambda x: (x * 1).fill_(3) + x),
     "zero_": (lambda x: F.zero_(x * 1), lambda x: (x * 1).zero_()),
@@ -161,7 +164,7 @@ def drawn(dtype: torch.dtype, device: str) -> Tensor:
 def test_calls_equal_torchs(name: str, view: str, device: str) -> None:
     ours, theirs = CALLS[name]
     for dtype in (torch.bfloat16, torch.int64, torch.bool, torch.complex64):
-        if dtype.is_complex and name in ("pad", "fill_", "zero_", "full_like"):
+        if dtype.is_complex and name in ("pad", "fill_", "zero_", "full_like", "masked_fill", "masked_fill_"):
             continue
         x = VIEWS[view](drawn(dtype, device))
         got, expected = ours(x), theirs(x)
@@ -228,6 +231,9 @@ def test_refusals_say_why() -> None:
         (lambda: F.copy_(x, torch.zeros(3, 3)), RuntimeError, "broadcast|match"),
         (lambda: F.fill_(x.to(torch.int8), 300), RuntimeError, "without overflow"),
         (lambda: F.fill_(x.to(torch.complex64), 1), NotImplementedError, "not supported"),
+        (lambda: F.masked_fill(x, x, 1), RuntimeError, "boolean masks"),
+        (lambda: F.masked_fill_(x[:1], x.bool(), 1), RuntimeError, "broadcast shape"),
+        (lambda: F.masked_fill(x, x.bool(), x[0]), RuntimeError, "0-dimensional"),
         (lambda: F.cast(x.to(torch.complex64), torch.float32), NotImplementedError, "not converted"),
     ):
         with pytest.raises(error, match=reason):
@@ -247,3 +253,21 @@ def test_ops_are_registered_as_torch_expects(device: str) -> None:
         (TRIPLAN.fill, (x, 2.0)),
     ):
         opcheck(op, args)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_numbers_without_a_tensor(device: str) -> None:
+    same(F.zeros(2, 3, device=device), torch.zeros(2, 3, device=device))
+    same(F.ones((2, 3), dtype=torch.int8, device=device), torch.ones((2, 3), dtype=torch.int8, device=device))
+    for value in (True, 3, 0.1):
+        same(F.full((4,), value, device=device), torch.full((4,), value, device=device))
+    out = torch.empty(0, device=device)
+    assert F.full((2, 2), 3, out=out) is out
+    same(out, torch.full((2, 2), 3.0, device=device))
+    for given in ((5,), (2, 9, 3), (5, -1, -2), (0.5, 3.0), (1, 2.5, 0.5), (3, 3), (1e9, 1e9 + 7)):
+        for dtype in (None, torch.float64, torch.bfloat16, torch.int32):
+            same(F.arange(*given, dtype=dtype, device=device), torch.arange(*given, dtype=dtype, device=device))
+    assert F.zeros(3, requires_grad=True, device=device).requires_grad
+    for wrong, reason in (((0, 3, 0), "nonzero"), ((0, 3, -1), "sign")):
+        with pytest.raises(RuntimeError, match=reason):
+            F.arange(*wrong)

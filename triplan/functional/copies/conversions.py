@@ -12,7 +12,7 @@ from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast, check_same_device
 from triplan.functional.copies.engine import Tensor, write
 
-__all__ = ["cast", "clone", "contiguous", "copy_", "expand_copy", "permute_copy", "t_copy", "transpose_copy"]
+__all__ = ["cast", "clone", "contiguous", "copy_", "expand_copy", "permute_copy", "t_copy", "tile", "transpose_copy"]
 
 
 def _cast_kernel(x: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
@@ -143,3 +143,14 @@ def t_copy(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 def expand_copy(input: Tensor, size: Sequence[int], *, implicit: bool = False, out: Tensor | None = None) -> Tensor:
     """``input`` broadcast to ``size``, contiguous: as ``torch.expand_copy``. Its gradient is a sum."""
     return _contiguous.into(out, input.expand(tuple(size)))
+
+
+@replayed
+def tile(input: Tensor, dims: Sequence[int]) -> Tensor:
+    """``input`` repeated ``dims`` times along its axes, aligned at the last: as ``torch.tile``."""
+    rank = max(len(dims), input.dim())
+    counts = [1] * (rank - len(dims)) + list(dims)
+    shape = [1] * (rank - input.dim()) + list(input.shape)
+    pairs = input.reshape([n for size in shape for n in (1, size)])
+    repeated = pairs.expand([n for pair in zip(counts, shape, strict=True) for n in pair])
+    return _contiguous(repeated).view([r * n for r, n in zip(counts, shape, strict=True)])
