@@ -18,7 +18,7 @@ from triplan import nn
 from triplan.descriptors.elementwise.expression import FUNCTIONS, flattened
 from triplan.descriptors.elementwise.problems import NAMED
 from triplan.functional import _autocast
-from triplan.functional.elementwise import activations, docs, engine, maths
+from triplan.functional.elementwise import activations, docs, engine, maths, packed
 from triplan.functional.elementwise.table import TABLE
 
 Tensor = torch.Tensor
@@ -202,6 +202,39 @@ def test_docstrings_say_the_formula_the_domain_and_the_gradient() -> None:
     assert "where(input == other, 0.5 * g, g)" in F.maximum.__doc__
     assert "Domain: -1 <= input <= 1" in F.asin.__doc__
     assert "``dother = g * alpha``" in F.add.__doc__
+
+
+@pytest.mark.parametrize("name", ["swiglu", "geglu", "reglu", "glu"])
+def test_gradients_of_a_packed_gate_are_one_launch_into_one_tensor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, written = getattr(F, name), list[tuple[int, int]]()
+    fill = packed.fill
+    monkeypatch.setattr(
+        packed, "fill", lambda outs, *args: (written.append((len(outs), outs[0].stride(0))), fill(outs, *args))
+    )
+    x = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
+    gate(x).sum().backward()
+    assert written == [(1, 4), (2, 8)]
+    assert torch.autograd.gradcheck(gate, x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(gate, x)
+    compiled = torch.compile(gate, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), (x.grad,))
+
+
+@pytest.mark.parametrize("op", ["packed_gate", "packed_gate_backward"])
+def test_packed_gates_pass_opcheck(op: str) -> None:
+    args = (torch.randn(5, 8, requires_grad=True), 1, "swiglu tt")
+    grad = (torch.randn(5, 4, requires_grad=True),) * op.endswith("backward")
+    torch.library.opcheck(getattr(torch.ops.triplan, op).default, (*grad, *args))
+
+
+def test_packed_gates_along_another_axis_are_replayed() -> None:
+    with replays_on_cpu() as answers:
+        for _ in range(4):
+            x = torch.randn(3, 6, 4, requires_grad=True)
+            got, expected = F.glu(x, 1), torch.nn.functional.glu(x, 1)
+            g = torch.randn_like(got)
+            torch.testing.assert_close(torch.autograd.grad(got, x, g), torch.autograd.grad(expected, x, g))
+    assert answers[-2:] == [True, True]
 
 
 @pytest.mark.parametrize("name", [n for n in nn.elementwise.__all__ if hasattr(torch.nn, n)])

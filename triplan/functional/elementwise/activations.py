@@ -9,6 +9,8 @@ import torch
 from triplan.errors import shown
 from triplan.functional._autocast import narrowed
 from triplan.functional._shapes import axis
+from triplan.functional._watching import needs_grad, transformed
+from triplan.functional.elementwise.packed import PACKED, halves
 from triplan.functional.elementwise.table import function, in_place
 
 # fmt: off
@@ -50,17 +52,20 @@ def _prelu(input: Tensor, weight: Tensor) -> tuple[Any, ...]:
     return "prelu", input, weight.reshape(-1, *[1] * (input.dim() - 2))
 
 
-def _halves(op: str, input: Tensor, dim: int) -> tuple[Any, ...]:
+def _halves(op: str, input: Tensor, dim: int) -> tuple[Any, ...] | Tensor:
     if input.dim() == 0:
         raise RuntimeError(f"{op} does not support 0-dimensional tensors")
     at = axis(dim, input.dim())
     n = input.shape[at]
     if n % 2:
         raise RuntimeError(f"Halving dimension must be even, but dimension {dim} is size {n}")
-    return op, input.narrow(at, 0, n // 2), input.narrow(at, n // 2, n // 2)
+    if input.is_floating_point() and needs_grad((input,)) and not transformed():
+        found: Tensor = PACKED(input, at, f"{op} tt")
+        return found
+    return (op, *halves(input, at))
 
 
-def _gated(op: str, input: Tensor, other: Tensor | None) -> tuple[Any, ...]:
+def _gated(op: str, input: Tensor, other: Tensor | None) -> tuple[Any, ...] | Tensor:
     """``input`` and ``other``, or the halves of the last axis of ``input``."""
     return _halves(op, input, -1) if other is None else (op, input, other)
 

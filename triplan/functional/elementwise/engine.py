@@ -118,7 +118,7 @@ def dtypes(text: str, tensors: Sequence[Tensor], numbers: Sequence[Number]) -> l
     return [e.torch for e in elements(text, (*ranks, *((_number(n), NUMBER) for n in numbers)))]
 
 
-def _new(text: str, tensors: Sequence[Tensor], numbers: Sequence[Number]) -> list[Tensor]:
+def new(text: str, tensors: Sequence[Tensor], numbers: Sequence[Number]) -> list[Tensor]:
     """The results, not yet written, with torch's strides."""
     check_same_device(formula(text).named or "expression", *tensors)
     shape = broadcast(*(t.shape for t in tensors))
@@ -154,7 +154,7 @@ def fill(outs: Sequence[Tensor], text: str, tensors: Sequence[Tensor], numbers: 
 
 def _compute(n: int, k: int, run_it: bool, *args: Any) -> Any:
     tensors, (text, numbers) = args[:n], args[n:]
-    outs = _new(text, tensors, numbers)
+    outs = new(text, tensors, numbers)
     if run_it:
         fill(outs, text, tensors, numbers)
     return outs[0] if k == 1 else tuple(outs)

@@ -24,8 +24,8 @@ from triplan.functional.elementwise.docs import documented
 from triplan.functional.elementwise.engine import Number, dtypes, fill, op
 
 Tensor = torch.Tensor
-#: What a line gives for a call: the named op, its operands and its parameters.
-Line = Callable[..., tuple[Any, ...]]
+#: What a line gives for a call: the named op, its operands and its parameters; or its result, which autograd records.
+Line = Callable[..., tuple[Any, ...] | Tensor]
 #: Ops by their text, with the signature.
 TABLE: dict[str, Callable[..., Tensor]] = {}
 
@@ -58,8 +58,14 @@ def operands_of(name: str, operands: Sequence[Any]) -> tuple[str, list[Tensor], 
     return kinds, tensors, numbers
 
 
-def run_line(name: str, line: Sequence[Any], out: Tensor | None = None, target: Tensor | None = None) -> Tensor:
+def run_line(
+    name: str, line: tuple[Any, ...] | Tensor, out: Tensor | None = None, target: Tensor | None = None
+) -> Tensor:
     """The result of a line: new, in ``out``, or in place of ``target``."""
+    if isinstance(line, Tensor):
+        if out is not None:
+            _check_out(name, out, [line], line.shape)  # refuses what autograd records
+        return line
     kinds, tensors, numbers = operands_of(name, line[1:])
     if name != "prelu":  # which its line has narrowed
         tensors = list(widened(name, *tensors))
@@ -184,9 +190,9 @@ def _of_floats(line: Line) -> Line:
     """``line``, which refuses what is no floating-point tensor."""
 
     @wraps(line)
-    def checked(input: Tensor, *args: Any, **options: Any) -> tuple[Any, ...]:
+    def checked(input: Tensor, *args: Any, **options: Any) -> tuple[Any, ...] | Tensor:
         found = line(input, *args, **options)
-        if not input.is_floating_point():
+        if not isinstance(found, Tensor) and not input.is_floating_point():
             raise NotImplementedError(f"{found[0]}(): expected a floating-point tensor, but got {input.dtype}")
         return found
 
