@@ -150,6 +150,17 @@ def products(device: str, dtype: torch.dtype = torch.float64, how: str = "packed
     }
 
 
+# --- copies ---
+
+#: Ours and torch's, of two tensors of one shape.
+COPIES: dict[str, tuple[Function, Function]] = {
+    "cat": (lambda x, y: F.cat([x, y], 1), lambda x, y: torch.cat([x, y], 1)),
+    "pad": (lambda x, y: F.pad(x, (1, -1), value=2.0) * y, lambda x, y: functional.pad(x, (1, -1), value=2.0) * y),
+    "tril": (lambda x, y: F.tril(x, 1) * y, lambda x, y: x.tril(1) * y),
+    "copy_": (lambda x, y: F.copy_(x * y, y), lambda x, y: (x * y).copy_(y)),
+    "masked_fill": (lambda x, y: F.masked_fill(x, y > 0, 2.0) * y, lambda x, y: x.masked_fill(y > 0, 2.0) * y),
+}
+
 # --- one call of each ---
 
 #: (shape, smoothing, weighted) of a loss, by the third word of its name.
@@ -162,7 +173,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], float, bool]] = {
 SHAPED = [f"{name} {shape}" for name in LOSSES[:3] for shape in SHAPES if shape]
 PRODUCTS = ("mm", "bmm", "addmm", "addmm_row", "addmm_column", "linear", "linear_batch", "linear_no_bias")
 PRODUCTS += ("matmul_broadcast",)
-NAMES = (*FIXED, *ROWS, *LOSSES, *PRODUCTS)
+NAMES = (*FIXED, *ROWS, *LOSSES, *PRODUCTS, *COPIES)
 
 
 def derivable(
@@ -174,6 +185,10 @@ def derivable(
         return on_copies(call, call.ours), on_copies(call, call.theirs), call.copies(requires_grad=True)
     if name in ROWS:
         return rows(name, device, shape=shape)
+    if name in COPIES:
+        g = torch.Generator().manual_seed(0)
+        drawn = (torch.randn(shape, generator=g, dtype=torch.float64).to(device).requires_grad_() for _ in range(2))
+        return *COPIES[name], [*drawn]
     if name in PRODUCTS:
         ours, theirs, tensors, keywords = products(device)[name]
         leaves = [t[tuple(slice(3) for _ in t.shape)].detach().clone().requires_grad_() for t in tensors]

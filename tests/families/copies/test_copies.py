@@ -218,6 +218,13 @@ def test_results_that_are_given(device: str) -> None:
     same(F.fill_(deep, 2.0), torch.full_like(deep, 2.0))
 
 
+def test_any_number_of_tensors_is_joined() -> None:
+    many = [torch.full((2, i % 3), float(i)) for i in range(40)]
+    same(F.cat(many, 1), torch.cat(many, 1))
+    compiled = torch.compile(lambda *t: F.cat(t, 1), backend="eager", fullgraph=True)
+    same(compiled(*many), torch.cat(many, 1))
+
+
 def test_refusals_say_why() -> None:
     x = torch.zeros(2, 3)
     for call, error, reason in (
@@ -271,3 +278,15 @@ def test_numbers_without_a_tensor(device: str) -> None:
     for wrong, reason in (((0, 3, 0), "nonzero"), ((0, 3, -1), "sign")):
         with pytest.raises(RuntimeError, match=reason):
             F.arange(*wrong)
+
+
+@pytest.mark.gpu
+def test_more_than_two_billion_elements() -> None:
+    """Offsets of 64 bits: packed, transposed, padded."""
+    if torch.cuda.mem_get_info()[0] < 16 << 30:
+        pytest.skip("needs 16 GiB")
+    x = torch.arange(2**16 + 8, device="cuda").to(torch.uint8).repeat(2**15 + 8, 1)
+    assert torch.equal(F.clone(x), x)
+    assert torch.equal(F.t_copy(x), x.t())
+    assert torch.equal(F.pad(x, (1, -2), value=3)[:, 1:], x[:, :-2])
+    assert int(F.fill_(x, 7).amin()) == 7

@@ -61,6 +61,8 @@ def _joined_back(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     return *found, None
 
 
+#: Tensors that one op in a compiled graph joins.
+_MOST = 16
 #: By the number of tensors: compiled code finds these, others are registered when they are first called.
 _CAT: dict[int, Recorded] = {}
 
@@ -74,7 +76,7 @@ def _cat_op(n: int) -> Recorded:
     return found
 
 
-for _n in range(1, 17):
+for _n in range(1, _MOST + 1):
     _cat_op(_n)
 
 
@@ -96,7 +98,14 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -
 def _cat(given: Sequence[Tensor], dim: int, out: Tensor | None, tensors: Sequence[Tensor]) -> Tensor:
     dtype = reduce(torch.promote_types, (t.dtype for t in tensors))
     whole: list[Tensor] = [converted(given[0], dtype), *given[1:]] if given[0].dtype != dtype else list(given)
-    return composed("cat", out, whole, lambda: _cat_op(len(whole))(*whole, dim))
+    return composed("cat", out, whole, lambda: _all(whole, dim))
+
+
+def _all(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    if torch.compiler.is_compiling() and len(tensors) > _MOST:  # dynamo registers no ops
+        return _all([_all(tensors[i : i + _MOST], dim) for i in range(0, len(tensors), _MOST)], dim)
+    found: Tensor = _cat_op(len(tensors))(*tensors, dim)
+    return found
 
 
 @replayed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.copies import geometry, transposed_kernels as kernels
 from triplan.descriptors.copies import MoveDescriptor
@@ -86,4 +87,14 @@ def transposed(desc: MoveDescriptor, target: Target) -> list[Launch]:
         "BLOCK_ROWS": rows,
         "BLOCK_COLUMNS": columns,
     }
-    return [Launch(kernels.transposed_kernel, _programs(desc, turned), args, constants, num_warps=threads // 32)]
+    return [
+        Launch(
+            kernels.transposed_kernel,
+            _programs(desc, turned),
+            args,
+            constants,
+            num_warps=threads // 32,
+            # With masks of their own, ptxas would spill a few registers to fit another program (Triton 3.9, sm80).
+            max_registers=None if desc.op == "copy" else MAX_THREAD_REGISTERS,
+        )
+    ]
