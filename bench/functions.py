@@ -34,6 +34,11 @@ def _fused_by_torch(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
     return tf.silu(x + bias) * y
 
 
+def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """torch's own is new, and takes the same way."""
+    return tf.cross_entropy(tf.linear(x, weight), target)
+
+
 @dataclass(frozen=True)
 class Draw:
     """Draws arguments: matrices of ``m`` rows of ``n`` elements, and what goes with them."""
@@ -147,6 +152,9 @@ def calls(d: Draw) -> dict[str, Call]:
         "rms_norm": Call(ours.rms_norm, tf.rms_norm, (x, shape, w, 1e-5), (0, 2)),
         "l2_norm": Call(lambda x: ours.l2_norm(x), lambda x: tf.normalize(x, dim=-1), (x,), (0,)),
         "cross_entropy": Call(ours.cross_entropy, tf.cross_entropy, (x, target), (0,)),
+        "linear_cross_entropy": Call(
+            ours.linear_cross_entropy, _linear_cross_entropy, (x, d.x, d.positions(d.m, of=d.m)), (0, 1)
+        ),
         "nll_loss": Call(ours.nll_loss, tf.nll_loss, (x, target), (0,)),
         "mm": Call(ours.mm, torch.mm, (x, square), (0, 1)),
         "bmm": Call(ours.bmm, torch.bmm, (d.values(4, d.m, d.n), d.values(4, d.n, d.m)), (0, 1)),
@@ -226,6 +234,13 @@ def calls(d: Draw) -> dict[str, Call]:
     found["nn.FusedEmbeddingRMSNorm"] = Call(looked_up, lambda *a: embedded(*a)[0], (rows, x, w), (1, 2))
     turn = modules.RotaryEmbedding(ROTATED, device=d.device)
     found["nn.RotaryEmbedding"] = Call(turn, lambda x: rotated(x, None, *angles(d)), (heads,), (0,))
+    projected = modules.LinearCrossEntropyLoss(d.n, d.m, device=d.device, dtype=d.dtype)
+
+    def projecting(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(projected, {"linear.weight": weight}, (x, target))
+        return out
+
+    found["nn.LinearCrossEntropyLoss"] = Call(projecting, _linear_cross_entropy, (x, d.x, rows), (0, 1))
     found["nn.CrossEntropyLoss"] = Call(modules.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(), (x, target), (0,))
     return found
 

@@ -23,8 +23,19 @@ from triplan.backends.triton.losses.looped import Loop
 SHAPES = ((8192, 32768), (8192, 131072))
 
 
-def cases(tiny: bool = False) -> list[CrossEntropyCase]:
-    """Every dtype and shape, with and without the backward; ``tiny`` shrinks them for a smoke test."""
+#: Elements of a row that a linear layer makes the logits of.
+FEATURES = 4096
+
+
+def cases(tiny: bool = False) -> list[Case]:
+    """Every dtype and shape, with and without the backward; ``tiny`` shrinks them for a smoke test. And the loss of a
+    linear layer's output."""
+    rows, classes = (4, 64) if tiny else SHAPES[1]
+    linear = LinearCrossEntropyCase("linear_cross_entropy", rows, classes, torch.bfloat16, 8 if tiny else FEATURES)
+    return [linear, *_of_logits(tiny)]
+
+
+def _of_logits(tiny: bool) -> list[CrossEntropyCase]:
     return [
         CrossEntropyCase("cross_entropy", rows >> 11 if tiny else rows, n >> 9 if tiny else n, dtype, gradient)
         for dtype in DTYPES
@@ -137,3 +148,76 @@ class CrossEntropyCase(Case):
         if self.gradient and block <= 32768:
             for warps in (8, 16):
                 yield with_tile(rows.CrossEntropyRows, f"rows {block} w{warps}", Tile(1, block, warps))
+
+
+@dataclass(frozen=True)
+class LinearCrossEntropyCase(Case):
+    """The loss of a linear layer's output and the gradients of input and weight, from input and target."""
+
+    features: int
+    in_sweep = False
+
+    @property
+    def bytes(self) -> int:
+        """Input and weight, and their gradients; what matters is the products."""
+        return 2 * (self.rows + self.n) * self.features * self.dtype.itemsize
+
+    def make(self, device: torch.device, generator: torch.Generator) -> Buffers:
+        def values(*shape: int) -> Tensor:
+            return torch.randn(*shape, dtype=self.dtype, device=device, generator=generator)
+
+        target = torch.randint(0, self.n, (self.rows,), device=device, generator=generator)
+        return Buffers(
+            {"x": values(self.rows, self.features), "w": values(self.n, self.features) / 64, "target": target}
+        )
+
+    def descriptor(self) -> tp.Descriptor:
+        raise NotImplementedError("several plans")
+
+    def spoil(self, b: Buffers) -> None:
+        """Results are new tensors."""
+
+    def planned(self, buffers: list[Buffers], device: torch.device, kernel: str | None = None) -> tuple[str, Run, int]:
+        ours = importlib.import_module("triplan.functional").linear_cross_entropy
+        run = self._runner(buffers, lambda x, w, t: ours(x, w, t))
+
+        def kept(i: int) -> Any:
+            buffers[i].tensors["dx"], buffers[i].tensors["dw"] = found = run(i)
+            return found
+
+        return "chunks", kept, 0
+
+    def peers(self, buffers: list[Buffers], device: torch.device, tiny: bool) -> list[tuple[str, Run]]:
+        ours = importlib.import_module("triplan.functional")
+        ways: dict[str, Callable[..., Tensor]] = {
+            "torch": lambda x, w, t: functional.cross_entropy(functional.linear(x, w), t),
+            "triplan by logits": lambda x, w, t: ours.cross_entropy(ours.linear(x, w), t),
+        }
+        try:
+            liger = importlib.import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
+            ways["liger"] = lambda x, w, t: liger(x, w, t)
+        except ImportError:
+            pass
+        return [(name, self._runner(buffers, way)) for name, way in ways.items()]
+
+    def _runner(self, buffers: list[Buffers], loss: Callable[..., Any]) -> Run:
+        given = [(b.x.detach().requires_grad_(), b.w.detach().requires_grad_(), b.target) for b in buffers]
+
+        def run(i: int) -> Any:
+            x, w, target = given[i]
+            found = loss(x, w, target)
+            return torch.autograd.grad(found[0] if isinstance(found, tuple) else found, (x, w))
+
+        return run
+
+    def mismatch(self, b: Buffers) -> str:
+        at = self.compared(b.x.device)
+        x, w, target = b.x[at].double().requires_grad_(), b.w.double(), b.target[at]
+        losses = functional.cross_entropy(functional.linear(x, w), target, reduction="sum") / self.rows
+        (wanted,) = torch.autograd.grad(losses, x)
+        # Logits, their gradients and the result are rounded.
+        eps = 4 * torch.finfo(self.dtype).eps
+        return wrong_elements("dx", b.tensors["dx"][at].double(), wanted, eps, wanted.square().mean().sqrt())
+
+    def swept(self) -> Iterator[type[Entry]]:
+        return iter(())

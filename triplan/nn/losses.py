@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor, nn
 
 from triplan import functional
 from triplan.functional.losses.shared import legacy
 
-__all__ = ["CrossEntropyLoss"]
+__all__ = ["CrossEntropyLoss", "LinearCrossEntropyLoss"]
 
 
 class CrossEntropyLoss(nn.Module):
@@ -46,6 +49,58 @@ class CrossEntropyLoss(nn.Module):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
             bytes=self.bytes,
+        )
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}, ignore_index={self.ignore_index}, label_smoothing={self.label_smoothing}"
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """A linear layer and its ``functional.linear_cross_entropy``, without the logits of all rows
+    (torch.nn.LinearCrossEntropyLoss, whose state dicts it loads).
+
+    ``linear`` has the weight (num_classes, in_features) and, with ``bias``, a bias. ``out_features``: further axes of
+    the loss; with any, all logits exist. The other arguments are those of ``functional.linear_cross_entropy``.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: object = None,
+        softcap: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.num_classes, self.out_features = num_classes, tuple(out_features)
+        columns = math.prod(self.out_features, start=num_classes)
+        self.linear = nn.Linear(in_features, columns, bias=bias, device=device, dtype=dtype)
+        self.reduction, self.ignore_index, self.label_smoothing = reduction, ignore_index, label_smoothing
+        self.softcap = softcap
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        shape, bias = (self.num_classes, *self.out_features), self.linear.bias
+        return functional.linear_cross_entropy(
+            input,
+            self.linear.weight.reshape(*shape, self.linear.in_features) if self.out_features else self.linear.weight,
+            target,
+            linear_bias=bias.reshape(shape) if bias is not None else None,
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            softcap=self.softcap,
         )
 
     def extra_repr(self) -> str:
