@@ -19,7 +19,7 @@ from bench.indexing.cases import DTYPES
 
 #: Timed runs and runs before them, unless the command line says otherwise.
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
-REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1)}
+REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1), "elementwise": (10, 1)}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
@@ -29,6 +29,7 @@ HELP = {
     "rotary": "rotary embedding of q and k against torch and torch.compile, on GPUs",
     "attention": "attention against torch's flash and cuDNN backends, on a GPU",
     "copies": "copies, transposes, joins and fills against torch and torch.compile, on GPUs",
+    "elementwise": "elementwise functions and a fused expression against torch and torch.compile, on GPUs",
     "host": "host time of planning and launching, and of every function beside torch's",
 }
 
@@ -115,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 families = (softmax, norms, losses, elementwise, scans)
                 cases = [case for family in families for case in family.cases(tiny)]
                 report = rows.run(cases, *timing, options.sweep, options.cases, progress)
+            elif options.name == "elementwise":
+                report = elementwise.run(*timing, progress)
             elif options.name in ("copies", "rotary"):
                 listed = copies.cases(tiny) if options.name == "copies" else rotary.cases(tiny)
                 report = rows.run(listed, *timing, False, (), progress, options.name)
