@@ -33,10 +33,10 @@ def scan_totals_kernel(
     x: [outer, lanes, n] of f16, bf16, f32, f64 or i64; totals: [rows, blocks] of COMPUTE.
     """
     row = tl.program_id(0) // blocks
-    col = (tl.program_id(0) % blocks).to(n.dtype) * BLOCK + tl.arange(0, BLOCK)
+    col = (tl.program_id(0) % blocks).to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]
     at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
     v = tl.load(at + axis_offset(col, x_strides[2]), mask=col < n, other=0, eviction_policy="evict_last")
-    v = or_identity(v.to(COMPUTE), col < n, PRODUCT)[None, :]
+    v = or_identity(v.to(COMPUTE), col < n, PRODUCT)
     if PRODUCT:
         total = edge(scan(v, PRODUCT, False), BLOCK, False)
     else:
