@@ -17,6 +17,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def large(op: str) -> Iterator[tp.Descriptor]:
     """Problems of ``op`` of the sizes ``LARGE``, in each element."""
     cls = descriptor_types()[op]
     fields = cls.model_fields
-    for element in ELEMENTS:
+    for element in () if op == "expression" else ELEMENTS:  # the named ops stand for its sizes
         for rows, n in LARGE:
             if "m" in fields:
                 for k in (64, n):
@@ -63,7 +64,11 @@ def large(op: str) -> Iterator[tp.Descriptor]:
                     yield cls(op=op, m=rows, n=min(n, 16384), k=min(k, 16384), element=element, **extra)
             elif "input_shape" in fields:
                 extra = {"softmax_axis": 1} if "softmax_axis" in fields else {}
-                yield cls(op=op, input_shape=(rows, n), element=element, **extra)
+                if op == "where":  # its first operand selects
+                    extra = {"y_element": element, "z_element": element}
+                taken = "bool" if op == "where" else element
+                with suppress(tp.InvalidProblem):  # a function that does not take this element
+                    yield cls(op=op, input_shape=(rows, n), element=taken, **extra)
             elif "embedding_dim" in fields:
                 yield cls(op=op, index_shape=(rows,), num_embeddings=50304, embedding_dim=n, element=element)
             elif op == "index_put":
