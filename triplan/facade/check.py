@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from types import NoneType
@@ -251,6 +252,8 @@ def _separate_boxes(a: torch.Tensor, b: torch.Tensor) -> bool:
     delta, remainder = divmod(b.data_ptr() - a.data_ptr(), a.element_size())
     if remainder:
         return False
+    if axes and delta % math.gcd(*(s for s, _ in axes)):
+        return True  # no steps lead from an element of one to an element of the other: single columns
     low, high = (a, b) if delta >= 0 else (b, a)
     delta = abs(delta)
     separate, room = False, None

@@ -17,6 +17,7 @@ import triplan.functional as F  # noqa: N812
 from triplan import nn
 from triplan.descriptors.elementwise.expression import FUNCTIONS, flattened
 from triplan.descriptors.elementwise.problems import NAMED
+from triplan.facade.check import may_overlap
 from triplan.functional import _autocast
 from triplan.functional.elementwise import activations, docs, engine, maths, packed
 from triplan.functional.elementwise.table import TABLE
@@ -218,6 +219,13 @@ def test_gradients_of_a_packed_gate_are_one_launch_into_one_tensor(name: str, mo
     assert torch.autograd.gradgradcheck(gate, x)
     compiled = torch.compile(gate, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), (x.grad,))
+
+
+def test_halves_of_one_column_each_have_gradients() -> None:
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    assert not may_overlap(x[:, :1], x[:, 1:])
+    assert may_overlap(x[:, :1], x[1:, :1])
+    assert torch.autograd.gradcheck(F.glu, x)
 
 
 @pytest.mark.parametrize("op", ["packed_gate", "packed_gate_backward"])
