@@ -53,7 +53,7 @@ def drawn(op: str, count: int) -> list[tp.Descriptor]:
 
 
 def large(op: str) -> Iterator[tp.Descriptor]:
-    """Problems of ``op`` of the sizes ``LARGE``, in each element."""
+    """Problems of ``op`` of the sizes ``LARGE``, in each element; none where shapes are not rows and columns."""
     cls = descriptor_types()[op]
     fields = cls.model_fields
     for element in () if op == "expression" else ELEMENTS:  # the named ops stand for its sizes
@@ -63,7 +63,7 @@ def large(op: str) -> Iterator[tp.Descriptor]:
                     extra = {"batch": 4} if "batch" in fields else {}
                     yield cls(op=op, m=rows, n=min(n, 16384), k=min(k, 16384), element=element, **extra)
             elif "input_shape" in fields:
-                extra = {"softmax_axis": 1} if "softmax_axis" in fields else {}
+                extra = {name: 1 for name in ("softmax_axis", "scan_axis") if name in fields}
                 if op == "where":  # its first operand selects
                     extra = {"y_element": element, "z_element": element}
                 taken = "bool" if op == "where" else element
@@ -78,7 +78,9 @@ def large(op: str) -> Iterator[tp.Descriptor]:
                 dims = {f: 0 for f in fields if f.endswith("_dim")}
                 sizes = {f: 1024 for f in fields if f.endswith("_dim_size")}
                 shapes = {f: (rows, n) for f in fields if f in ("out_shape", "src_shape")}
-                yield cls(op=op, **shapes, **dims, **sizes, element=element)
+                given = {"op": op, **shapes, **dims, **sizes, "element": element}
+                if all(name in given for name, field in fields.items() if field.is_required()):
+                    yield cls(**given)
 
 
 def plain(value: Any) -> Any:

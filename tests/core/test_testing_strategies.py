@@ -68,6 +68,12 @@ def test_problems_are_valid_varied_and_within_budget(op: str) -> None:
     assert len(kinds) >= 6, kinds
 
 
+@pytest.mark.parametrize("cls", sorted(set(tp.descriptor_types().values()), key=str), ids=lambda cls: cls.__name__)
+def test_problems_of_every_class_are_drawn(cls: type[tp.Descriptor]) -> None:
+    """Hypothesis refuses some bounds: attention's softcap is below 1e30, which is no f32."""
+    assert len(sample(cls, 10, max_bytes=4096)) == 10
+
+
 class _Flavour(str, Enum):
     SWEET = "sweet"
     SOUR = "sour"

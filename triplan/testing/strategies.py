@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import struct
 import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
@@ -165,10 +166,16 @@ def _field(
         lowest = 0 if low is None else int(low)
         return st.integers(lowest, lowest + 3 if high is None else min(int(high), lowest + 3))
     if annotation is float:
-        return st.floats(0.0 if low is None else low, 1.0 if high is None else high, width=32)
+        # With ``width``, Hypothesis refuses bounds that are no f32.
+        return st.floats(_f32(0.0 if low is None else low), _f32(1.0 if high is None else high), width=32)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return st.sampled_from(list(annotation))
     return st.just(_DEFAULT)
+
+
+def _f32(x: float) -> float:
+    found: float = struct.unpack("f", struct.pack("f", x))[0]
+    return found
 
 
 def _largest(max_bytes: int) -> int:
