@@ -56,8 +56,16 @@ def ops() -> dict[str, str]:
 
 
 def names(path: Path, used: bool) -> Iterator[str]:
-    """The classes that the module defines, and its strings in quotes; with ``used`` every name of its code."""
-    for node in ast.walk(tree(path)):
+    """The classes that the module defines, and its strings in quotes; with ``used`` every name of its code.
+
+    ``OpCategory`` lists families, some of which have the name of an op.
+    """
+    nodes: list[ast.AST] = [*tree(path).body]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.ClassDef) and node.name == "OpCategory":
+            continue
+        nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.ClassDef):
             yield node.name
         elif isinstance(node, (ast.Name, ast.Attribute)) and used:
