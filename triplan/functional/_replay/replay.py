@@ -31,9 +31,9 @@ from triplan.functional._watching import nothing_watches, on_gpu, tensors_in, tr
 
 Tensor = torch.Tensor
 F = TypeVar("F", bound=Callable[..., Any])
-#: Replays kept for one function, as shapes may change at every call. Untuned.
+#: The most replays of one function: shapes may change at every call, and memory is bounded. Untuned.
 _MAX_REPLAYS = 1024
-#: Replays of calls of equal shapes, which differ in strides, dtypes or alignment.
+#: The most replays of calls of equal shapes, which differ in strides, dtypes or alignment.
 _MAX_ALIKE = 8
 
 
@@ -66,7 +66,7 @@ class Replays:
         """Drop all replays."""
         self._alike: dict[tuple[Any, ...], list[Repeat]] = {}
         self._count = 0
-        #: Calls that came, by their facts: how many of them may still be recorded.
+        #: By the facts of a call that has been made: how many more such calls may be recorded.
         self._came: dict[tuple[Any, ...], int] = {}
         #: The replay that was taken last. Callers try it first.
         self.last: Repeat = _no_repeat
@@ -100,7 +100,7 @@ class Replays:
         if repeat is None:
             self._came[facts] = 0
             return result
-        # Some calls pass no guard, not even their own: with NaN as a scale, or of tensors that overlap.
+        # The guard of some replays refuses even the call they are of: with NaN as a scale, or tensors that overlap.
         self._came[facts] = self._came.get(facts, _MAX_ALIKE) - 1
         if self._count >= _MAX_REPLAYS:
             self.forget()
@@ -116,7 +116,7 @@ def _no_repeat(*args: Any) -> None:
 
 
 def _own(a: Any) -> Any:
-    """A list or float that is no other object: lists may change, and floats are told apart by identity."""
+    """A copy of a list or a float: a caller may change its list, and floats are told apart by identity."""
     return list(a) if type(a) is list else float(repr(a)) if type(a) is float else a
 
 

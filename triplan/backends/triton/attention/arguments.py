@@ -19,7 +19,7 @@ D = TypeVar("D", bound=AttendingDescriptor)
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: The widest head that they hold in registers and shared memory.
 MOST_WIDTH = 256
-#: Positions are counted in 32 bits, and a sum of three of them must fit.
+#: The longest sequence, exclusive: a sum of three positions must fit in 32 bits.
 MOST_LENGTH = 2**29
 #: TFLOP/s that kernels by pointers reach, by element and architecture: for bf16 on sm90a, forward, about those in
 #: ``bench/results/attention-nvidia-h200.csv``; the others untuned.
@@ -47,14 +47,14 @@ class Tile:
 
 
 def arithmetic(desc: AttendingDescriptor) -> str:
-    """Which tiles suit: those of tensor cores for 16 bits (``half``) or ``tf32``, else of ``scalar`` multiply-adds."""
+    """What multiplies: tensor cores in 16 bits (``half``) or in ``tf32``, or ``scalar`` multiply-adds."""
     if desc.element.itemsize == 2:
         return "half"
     return "tf32" if desc.multiplicands is MathPrecision.TF32 else "scalar"
 
 
 def padded_width(desc: AttendingDescriptor) -> int:
-    """64, 128 or 256: what holds a key and a value."""
+    """The power of two, at least 64, that is as wide as the wider of a key and a value."""
     return max(64, ceil_power(max(desc.head_dim, desc.values)))
 
 
@@ -147,7 +147,7 @@ def pairs(desc: AttendingDescriptor) -> float:
     every = desc.queries * desc.keys
     if desc.right is None and desc.window_left is None:
         return every
-    # Of each query, an average over the positions where the window leaves the keys.
+    # Bounded on one side: about half of all pairs. With few keys most queries may see all of them.
     if desc.window_left is None or desc.right is None:
         return max(every / 2, 1.0) if desc.queries <= 2 * desc.keys else every
     return min(float(every), desc.queries * (desc.window_left + desc.right + 1.0))
@@ -165,8 +165,3 @@ def cost_us(desc: AttendingDescriptor, target: Target, products: int, rate: floa
     nbytes = sum(o.nbytes for o in desc.operands() if o.is_tensor and o.name != "mask")
     idle = max(sms / max(programs, 1), 1.0)
     return card.LAUNCH_US + max(work * idle, nbytes / card.BYTES_PER_US)
-
-
-def layout(desc: AttendingDescriptor) -> str:
-    """The SKU's layout: whether all operands are packed."""
-    return "packed" if all(o.layout.packed for o in desc.operands() if o.is_tensor) else "strided"

@@ -17,12 +17,12 @@ from triplan.backends.triton.attention.arguments import (
     arithmetic,
     constants,
     cost_us,
-    layout,
     padded_width,
 )
 from triplan.backends.triton.attention.guarantees import guarantee
 from triplan.backends.triton.attention.tiles_kernels import attention_tiles_kernel
 from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionDescriptor
 from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import Support, Target

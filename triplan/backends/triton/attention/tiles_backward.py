@@ -14,17 +14,17 @@ from triplan.backends.triton.attention.arguments import (
     arithmetic,
     constants,
     cost_us,
-    layout,
     padded_width,
 )
 from triplan.backends.triton.attention.guarantees import guarantee
 from triplan.backends.triton.attention.tiles import numerics
 from triplan.backends.triton.attention.tiles_backward_kernels import attention_dkdv_kernel, attention_dq_kernel
 from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import Support, Target
 
-#: Matrix products: scores and slopes are computed twice.
+#: Matrix products: both launches compute the scores and the probabilities' gradients.
 PRODUCTS = 7
 
 
@@ -71,7 +71,7 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
 
 
 def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
-    """Bytes of sum(dout * out) of each query; without a query one, so that there is an address."""
+    """Bytes of sum(dout * out) of each query; without queries those of one, so that kernels get an address."""
     lse = desc.operand("lse")
     return max(lse.nbytes, lse.element.itemsize if desc.operand("dk").numel else 0)
 

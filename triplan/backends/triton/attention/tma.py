@@ -17,12 +17,12 @@ from triplan.sku.facts import fact
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
 #: Queries or keys of a tile.
 TILE = 128
-#: Bytes of the L2 cache for the heads whose tiles come together.
+#: Bytes of the L2 cache that the heads whose tiles run at the same time may fill.
 SECTION_BYTES = 32 << 20
-#: Elements that TMA moves at least at once, in 16 bytes.
+#: Elements of 16 bytes, the smallest unit that TMA moves: strides and rows are multiples of it.
 VECTOR = 8
 
-#: ``kernel`` for one that reads by TMA and multiplies by wgmma.
+#: The decorator ``kernel``, with what every kernel that reads by TMA and multiplies by wgmma has.
 hopper_kernel = partial(
     kernel, elements=("f16", "bf16"), archs=(ArchSku.SM90A,), features=("gluon", "tma"), interpretable=False
 )
@@ -38,7 +38,7 @@ def tensor_map(name: str, element: ElementKind, rows: int, width: int) -> Tensor
 
 
 def width_of(desc: AttendingDescriptor) -> int:
-    """Elements of a head's rows in shared memory: TMA fills with 0 what a head lacks."""
+    """Elements of a head in shared memory: 64 or 128. TMA fills the columns that a head lacks with 0."""
     return 64 if max(desc.head_dim, desc.values) <= 64 else 128
 
 
@@ -67,7 +67,7 @@ def unmappable(o: Operand) -> str:
     if o.alignment < 16:
         return f"{o.name} is promised an alignment of {o.alignment} bytes; 16 are needed"
     if o.shape[-1] % VECTOR:
-        return f"{o.name} has rows of {o.shape[-1]} elements; TMA moves {VECTOR} at once"
+        return f"{o.name} has rows of {o.shape[-1]} elements; TMA needs a multiple of {VECTOR}"
     if o.layout.packed:
         return ""
     if o.layout.unit_axis != 3:
@@ -75,7 +75,7 @@ def unmappable(o: Operand) -> str:
     if any(o.shape[axis] > 1 for axis in o.layout.zero_axes):
         return f"{o.name} has a stride of 0"
     if o.layout.stride_multiple % VECTOR:
-        return f"{o.name} is promised stride_multiple={o.layout.stride_multiple}; {VECTOR} is needed"
+        return f"{o.name} is promised stride_multiple={o.layout.stride_multiple}; a multiple of {VECTOR} is needed"
     return ""
 
 

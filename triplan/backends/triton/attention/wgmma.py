@@ -6,7 +6,7 @@ import math
 
 from triplan.backends.runtime.launch import Int, Launch, Scalar
 from triplan.backends.triton.attention import arguments
-from triplan.backends.triton.attention.arguments import cost_us, layout, pointer
+from triplan.backends.triton.attention.arguments import cost_us, pointer
 from triplan.backends.triton.attention.tma import (
     TILE,
     hopper_guarantee,
@@ -19,6 +19,7 @@ from triplan.backends.triton.attention.tma import (
     width_of,
 )
 from triplan.backends.triton.attention.wgmma_kernels import attention_wgmma_kernel
+from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionDescriptor
 from triplan.sku import ElementKind, Support, Target
 

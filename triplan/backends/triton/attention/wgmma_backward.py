@@ -1,4 +1,4 @@
-"""Kernel ``wgmma`` of the backward op: three launches, for the numbers of rows, dk and dv, and dq; no atomics."""
+"""Kernel ``wgmma`` of the backward op: launches for delta and lse of each row, dk and dv, and dq; no atomics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scalar, Scratch
 from triplan.backends.triton.attention import arguments
-from triplan.backends.triton.attention.arguments import cost_us, layout, pointer, strides
+from triplan.backends.triton.attention.arguments import cost_us, pointer, strides
 from triplan.backends.triton.attention.tma import (
     TILE,
     hopper_guarantee,
@@ -24,13 +24,13 @@ from triplan.backends.triton.attention.wgmma_backward_kernels import (
     attention_wgmma_dkdv_kernel,
 )
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import ceil_power
+from triplan.backends.triton.common.offsets import ceil_power, layout
 from triplan.descriptors import AttentionBackwardDescriptor
 from triplan.sku import ElementKind, Support, Target
 
 #: Rows of a warpgroup.
 ROWS = 64
-#: Slots of the rings by the width of a head: of dk and dv, as many as fit.
+#: Slots of the rings of the launch for dk and dv, by the width of a head: as many as shared memory holds.
 STAGES = {64: 4, 128: 3}
 DQ_STAGES = 2
 #: TFLOP/s of seven products, by the width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
@@ -48,7 +48,7 @@ def key_tiles(desc: AttentionBackwardDescriptor) -> int:
 
 
 def rows_bytes(desc: AttentionBackwardDescriptor) -> int:
-    """Bytes of one number for each row of the tiles of queries."""
+    """Bytes of one f32 for each query, padded to whole tiles."""
     return desc.batch * desc.heads * tiles_of(desc) * TILE * 4
 
 
@@ -72,7 +72,7 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
 
 
 def numerics(desc: AttentionBackwardDescriptor) -> str | None:
-    """Gradients of a sequence and a head depend on nothing else."""
+    """The gradients of one head of one sequence depend on no other."""
     if not is_invariant(desc):
         return None
     return f"attention_backward-wgmma.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"

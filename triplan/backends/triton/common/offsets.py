@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Ptr, Stride
-from triplan.descriptors import Operand, packed_strides
+from triplan.descriptors import Descriptor, Operand, packed_strides
 from triplan.sku import ElementKind
 
 #: Triton's type of each element that kernels compute in.
@@ -33,6 +33,11 @@ def bits(operand: Operand) -> Ptr:
 def values(operand: Operand) -> Ptr:
     """The operand's address, read as its element."""
     return Ptr(operand.name, operand.element, operand.alignment)
+
+
+def layout(desc: Descriptor) -> str:
+    """The SKU's layout: whether all tensors are promised packed."""
+    return "packed" if all(o.layout.packed for o in desc.operands() if o.is_tensor) else "strided"
 
 
 def extent_int(n: int) -> Int:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import L2_BYTES
-from triplan.backends.triton.common.offsets import TL, ceil_power, padded_bytes, values
+from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows, Tile, again_us, waves_us
 from triplan.descriptors import Operand, Role
 from triplan.descriptors.base import RowsDescriptor
@@ -205,7 +205,7 @@ class Entry(ABC):
                 workspace=lambda desc, target: sum(of(desc).arrays().values()),
                 numerics=lambda desc: of(desc).numerics(),
                 priority=cls.priority,
-                layout=lambda desc: "packed" if all(o.layout.packed for o in desc.operands()) else "strided",
+                layout=layout,
             )(lambda desc, target: of(desc).launches(target))
 
 

@@ -10,7 +10,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, values
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, layout, values
 from triplan.backends.triton.rotary import tiles_kernels as kernels
 from triplan.descriptors import NormedRotaryDescriptor, Operand, packed_strides
 from triplan.descriptors.fields import NO_BAD_INDEX
@@ -26,10 +26,11 @@ WARPS = 4
 ANGLE_TILES = 4
 #: Warps of a multiprocessor that keep memory busy. Untuned.
 SM_WARPS = 32
-#: Elements of a head at most: one program holds all of them.
+#: The longest head, in elements: one program holds it whole.
 MOST_ELEMENTS = 4096
-#: Roundings of a product of a sum: CUDA's cosf and sinf are within 2 units in the last place ("CUDA C++ Programming
-#: Guide", mathematical functions), which are 4 roundings; then scale, the product and the sum.
+#: Roundings of each of the two products of a result, by whether the kernel computes the angles. From a table: the
+#: product and the sum. Computed: also the scale, and 4 for cosf or sinf, which are within 2 units in the last place
+#: ("CUDA C++ Programming Guide", mathematical functions).
 ROUNDINGS = {False: 2, True: 4 + 3}
 #: The large operands.
 TENSORS = ("q", "q_out", "k", "k_out")
@@ -91,10 +92,6 @@ def numerics(desc: AnyRotaryDescriptor) -> str | None:
     ]
     tile = _tile(desc)
     return f"{name}.{desc.pairs}.{tile.tokens}x{tile.heads}w{tile.warps}.{','.join(promises)}"
-
-
-def layout(desc: AnyRotaryDescriptor) -> str:
-    return "packed" if all(o.layout.packed for o in desc.operands()) else "strided"
 
 
 def _tile(desc: AnyRotaryDescriptor) -> Tile:
