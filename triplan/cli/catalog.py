@@ -20,6 +20,8 @@ from triplan.sku import ArchSku, ElementKind, IndexElementKind, OpCategory, Prec
 #: One target for each architecture; an entry supports an architecture if its ``supports`` accepts this target.
 TARGETS = {ArchSku.SM80: Target.sm80(), ArchSku.SM90A: Target.sm90a(), ArchSku.CPU: Target.cpu()}
 FLAGS = ("deterministic", "bit_stable_on_same_hardware", "batch_invariant", "order_invariant")
+#: Categories whose kernels may take an operand that is contiguous along another axis than the others.
+TRANSPOSING = (OpCategory.ELEMENTWISE, OpCategory.COPIES)
 #: Extents of the example: the inner one is long enough for kernels that move whole rows.
 OUTER, INNER = 8, 64
 
@@ -127,7 +129,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     for chosen in itertools.product(*options.values()):
         try:
             found = cls(**required, **dict(zip(options, chosen, strict=True)), **fixed)
-            yield from _turned(found) if cls.category is OpCategory.ELEMENTWISE else (found,)
+            yield from _turned(found) if cls.category in TRANSPOSING else (found,)
         except InvalidProblem:
             continue
 

@@ -20,7 +20,7 @@ from triplan.sku import ElementKind, FrozenModel
 #: Fields that every descriptor has, and that a description of one op need not repeat.
 COMMON = ("op", "schema_version")
 _ATTRIBUTES = re.compile(r"\n*Attributes:\n((?:(?:    .*)?(?:\n|$))*)")
-_ENTRY = re.compile(r"^(\w[\w, ]*?)(?: \([^)]*\))?: (.*(?:\n    .*)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^(\w[\w, ]*?)(?: \(.*?\))?: (.*(?:\n    .*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
