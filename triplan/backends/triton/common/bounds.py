@@ -22,6 +22,12 @@ from triplan.sku.facts import fact
 MOST_EXPONENT = {ElementKind.F32: 104, ElementKind.F64: 746}
 #: The tolerance of elements that are copied, or added modulo 2^n.
 EXACT = Tolerance()
+#: Relative error of a multiplicand that is truncated: tf32 keeps 11 bits, the two parts of tf32x3 keep 22.
+TRUNCATION = {MathPrecision.TF32: 2.0**-10, MathPrecision.TF32X3: 2.0**-20}
+#: Relative error of a tf32x3 product without the product of both second parts.
+TF32X3_OMITTED = 2.0**-20
+#: By how much the magnitudes of the two parts of a tf32x3 multiplicand exceed its own.
+TF32X3_PARTS = 2.0**-8
 
 
 def compounded(exponent: float) -> float:
@@ -54,6 +60,31 @@ def flushed(element: ElementKind) -> float:
 def narrowing(out: ElementKind, compute: ElementKind) -> float:
     """The relative error of rounding a result of ``compute`` to ``out``; 0 if they are the same."""
     return out.unit_roundoff if out is not compute else 0.0
+
+
+def product_error(element: ElementKind, math_precision: MathPrecision, k: int, roundings: int) -> float:
+    """The error, relative to sum|terms|, of k products accumulated by tensor cores, and ``roundings`` more.
+
+    Accumulation. Tensor cores add the products of one step (k at least 4) to the accumulator: they align all addends to
+    the largest one and truncate below its last bit. Each addend, and the sum, is off by one unit in the last place, not
+    by half of one (Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, 2021). So the relative
+    error is (1 + 2u)^n - 1 with n = k + k / 4 and ``roundings``. It also covers fused multiply-adds, which round.
+
+    Multiplicands. tf32 truncates each to 11 bits. tf32x3 truncates twice, which leaves 22 bits, omits the product of
+    the two second parts, and accumulates three times as many products.
+
+    In f64 the oracle is no more precise than the kernel: its own error doubles the bound.
+    """
+    compute = element.compute
+    x3 = math_precision is MathPrecision.TF32X3
+    addends = 3 * k if x3 else k
+    accumulated = compounded((addends + addends // 4 + roundings) * math.log1p(2 * compute.unit_roundoff))
+    if compute is ElementKind.F64:
+        accumulated *= 2
+    if x3:
+        accumulated *= 1 + TF32X3_PARTS
+    truncated = TRUNCATION.get(math_precision, 0.0)
+    return ((1 + truncated) ** 2 + (TF32X3_OMITTED if x3 else 0.0)) * (1 + accumulated) - 1
 
 
 def tolerance(

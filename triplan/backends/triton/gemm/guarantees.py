@@ -18,49 +18,25 @@ ACTIVATION_SLOPE = 1.13
 ACTIVATION_ROUNDINGS = 16
 #: Roundings by alpha, beta, bias and their additions.
 EPILOGUE_ROUNDINGS = 8
-#: Relative error of a multiplicand that is truncated: tf32 keeps 11 bits, the two parts of tf32x3 keep 22.
-TRUNCATION = {MathPrecision.TF32: 2.0**-10, MathPrecision.TF32X3: 2.0**-20}
-#: Relative error of a tf32x3 product without the product of both second parts.
-TF32X3_OMITTED = 2.0**-20
-#: By how much the magnitudes of the two parts of a tf32x3 multiplicand exceed its own.
-TF32X3_PARTS = 2.0**-8
 #: Largest |alpha| and |beta| for which the tolerance covers underflow: both scale the absolute loss.
 MAX_SCALE = 4
 
 
 @fact
 def tolerance(element: ElementKind, out: ElementKind, math_precision: MathPrecision, k: int) -> Tolerance:
-    """Worst case of k products accumulated by tensor cores, then alpha, beta, bias and an activation.
+    """Worst case of k products accumulated by tensor cores (``bounds.product_error``), then alpha, beta, bias and an
+    activation.
 
-    Accumulation. Tensor cores add the products of one step (k at least 4) to the accumulator: they align all addends to
-    the largest one and truncate below its last bit. Each addend, and the sum, is off by one unit in the last place, not
-    by half of one (Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, 2021). So the relative
-    error is (1 + 2u)^n - 1 with n = k + k / 4 and a few for the epilogue. It also covers fused multiply-adds, which
-    round.
-
-    Multiplicands. tf32 truncates each to 11 bits, and subnormal ones to multiples of 2**-136. tf32x3 truncates twice,
-    which leaves 22 bits, omits the product of the two second parts, and accumulates three times as many products; a
-    multiplicand below 2**-116, whose second part is subnormal, counts as if it were 2**-116. Elsewhere a subnormal
-    multiplicand counts as the smallest normal one, because tensor cores align products that are not normalised.
-
-    In f64 the oracle is no more precise than the kernel: its own error doubles the bound.
+    tf32 makes subnormal multiplicands multiples of 2**-136. A multiplicand of tf32x3 below 2**-116, whose second part
+    is subnormal, counts as if it were 2**-116. Elsewhere a subnormal multiplicand counts as the smallest normal one,
+    because tensor cores align products that are not normalised.
     """
     compute = element.compute
-    u = compute.unit_roundoff
-    x3 = math_precision is MathPrecision.TF32X3
-    addends = 3 * k if x3 else k
-    accumulated = bounds.compounded((addends + addends // 4 + EPILOGUE_ROUNDINGS) * math.log1p(2 * u))
-    if compute is ElementKind.F64:
-        accumulated *= 2
-    if x3:
-        accumulated *= 1 + TF32X3_PARTS
-    truncated = TRUNCATION.get(math_precision, 0.0)
-    omitted = TF32X3_OMITTED if x3 else 0.0
-    multiplied = ((1 + truncated) ** 2 + omitted) * (1 + accumulated) - 1
+    multiplied = bounds.product_error(element, math_precision, k, EPILOGUE_ROUNDINGS)
     return bounds.tolerance(
         out,
         compute,
-        per_term=ACTIVATION_SLOPE * multiplied + ACTIVATION_ROUNDINGS * u,
+        per_term=ACTIVATION_SLOPE * multiplied + ACTIVATION_ROUNDINGS * compute.unit_roundoff,
         # Tensor cores and approximations may flush results in f32.
         lost=(MAX_SCALE * (k + EPILOGUE_ROUNDINGS) * bounds.flushed(compute),),
     )
