@@ -152,6 +152,8 @@ def _field(
             return st.integers(0, drawn[mark.of] - 1) if drawn[mark.of] else st.none()
         if isinstance(mark, ExtentField):
             return extents(_largest(max_bytes))
+    if origin is tuple and ... not in get_args(annotation):
+        return st.tuples(*(_field(cls, part, [], drawn, max_bytes) for part in get_args(annotation)))
     if origin is Literal:
         return st.sampled_from(get_args(annotation))
     if annotation is ElementKind:
