@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from triplan.facade import Plan, PlanCache, Workspace
-from triplan.functional._replay.recording import Step, recording
+from triplan.functional._replay.recording import Step, recording, setting
 from triplan.sku import Target
 from triplan.sku.facts import fact
 
@@ -43,6 +43,28 @@ class _Facts:
 
     def element_size(self) -> int:
         return self.dtype.itemsize
+
+
+_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def _of_products() -> bool:
+    if _precision is not None:  # once this setting is set, torch refuses to read the legacy flag
+        return bool(_precision("cuda", "matmul") == "tf32")
+    return torch._C._get_cublas_allow_tf32()
+
+
+def _of_convolutions() -> bool:
+    return bool(_precision("cuda", "conv") == "tf32") if _precision is not None else torch._C._get_cudnn_allow_tf32()
+
+
+#: Whether torch's settings let f32 multiply in tf32 on CUDA.
+_TF32 = {"matmul": _of_products, "conv": _of_convolutions}
+
+
+def tf32_allowed(t: torch.Tensor, op: Literal["matmul", "conv"]) -> bool:
+    """Whether torch's settings let the products of ``t`` multiply in tf32: of f32, on CUDA."""
+    return t.dtype == torch.float32 and t.is_cuda and bool(setting(_TF32[op]))
 
 
 def always_checks(device: torch.device) -> bool:

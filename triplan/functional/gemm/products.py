@@ -17,8 +17,7 @@ from triplan.facade.check import check_storage
 from triplan.functional._autocast import narrowed
 from triplan.functional._forward import Linearity
 from triplan.functional._ops import Op, Recorded
-from triplan.functional._plans import run
-from triplan.functional._replay.recording import setting
+from triplan.functional._plans import run, tf32_allowed
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_same_device, require
 from triplan.functional._watching import transformed
@@ -30,18 +29,6 @@ Gradients = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: Multiplied exactly into i32, of which the result keeps the low byte, as torch does. Signs do not change that byte.
 _BYTES = (torch.int8, torch.uint8)
-_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
-
-
-def _tf32_allowed(t: Tensor) -> bool:
-    """Whether torch's settings let f32 products on CUDA multiply in tf32."""
-    return t.dtype == torch.float32 and t.is_cuda and setting(_multiplies_in_tf32)
-
-
-def _multiplies_in_tf32() -> bool:
-    if _precision is not None:  # once this setting is set, torch refuses to read the legacy flag
-        return bool(_precision("cuda", "matmul") == "tf32")
-    return torch._C._get_cublas_allow_tf32()
 
 
 def _check_factors(op: str, first: Tensor, second: Tensor, *others: Tensor) -> None:
@@ -84,7 +71,7 @@ def _run_product(
     if bias is not None:
         operands["bias"] = bias
         options["epilogue"] = "bias"
-    if _tf32_allowed(a):
+    if tf32_allowed(a, "matmul"):
         options["math"] = "tf32"
     run(GemmPlan if a.dim() == 2 else BatchedGemmPlan, operands, scalars=scalars, **options)
 
@@ -171,7 +158,7 @@ def _run_backward(
     operands |= {"b": b, "da": da} if to_a else {}
     operands |= {"db": db} if to_b else {}
     operands |= {"dbias": dbias} if to_bias else {}
-    options: dict[str, Any] = {"math": "tf32"} if _tf32_allowed(dc) else {}
+    options: dict[str, Any] = {"math": "tf32"} if tf32_allowed(dc, "matmul") else {}
     scalars = {"alpha": alpha} if alpha != 1 and (to_a or to_b) else {}
     run(GemmBackwardPlan, operands, scalars=scalars, **options)
     return found
