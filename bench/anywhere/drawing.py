@@ -6,11 +6,13 @@ A family's module has
 - ``peers(desc)``: functions of the operands, by name, that compute what ``desc`` describes and return the results by
   operand;
 - if an input follows from others, ``complete(desc, t)``, which writes it;
-- if not every element of every operand must be moved, ``floor_us(desc)``: the least time on an H200.
+- if not every element of every operand must be moved, ``floor_us(desc)``: the least time on an H200;
+- if operands of four axes do not lie in memory as their shapes are written, ``ORDER``: their axes, outermost first.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -160,8 +162,12 @@ class Memory:
         return Layout.of(o.shape, self.strides, (1 << 9) + self.offset * o.element.itemsize, o.element.itemsize)
 
 
-def memory(o: Operand, style: Style, gap: int = 8) -> Memory:
-    """Where ``o`` lies; packed if it has too few axes for ``style``."""
+def memory(o: Operand, style: Style, gap: int = 8, order: Sequence[int] = ()) -> Memory:
+    """Where ``o`` lies; packed if it has too few axes for ``style``. ``order``: its axes in memory, outermost first."""
+    if order:
+        turned = memory(dataclasses.replace(o, shape=tuple(o.shape[a] for a in order)), style, gap)
+        found = [turned.strides[order.index(a)] for a in range(len(order))]
+        return dataclasses.replace(turned, strides=tuple(found))
     shape, strides = o.shape, packed_strides(o.shape)
     if style == "unaligned" and o.numel:
         return Memory(style, strides, 1)
@@ -285,10 +291,10 @@ def case(family: str, seed: int, number: int, target: tp.Target, most: int = MOS
         if any(0 in o.shape for o in desc.operands()):
             continue
         packed = d.chance(PACKED_PART)
-        gap = d.one_of((1, 8, 64))
+        gap, order = d.one_of((1, 8, 64)), getattr(family_of(op), "ORDER", ())
         # Only what can be large lies in other ways: a view of a few elements is rarely a user's.
         lying = {
-            o.name: memory(o, "packed" if packed else d.weighed(STYLES), gap)
+            o.name: memory(o, "packed" if packed else d.weighed(STYLES), gap, order if len(o.shape) == 4 else ())
             for o in desc.operands()
             if o.kind is OperandKind.TENSOR and (packed or len(o.shape) > 1)
         }

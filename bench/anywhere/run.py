@@ -126,16 +126,18 @@ def plans_of(c: Case, target: tp.Target) -> list[tp.Plan[Any, Any]]:
 
 @contextmanager
 def torchs_modes(c: Case) -> Iterator[None]:
-    """torch as the problem asks: deterministic or not, and products of f32 in tf32 or not."""
+    """torch as the problem asks: deterministic or not, products of f32 in tf32 or not; cuDNN times its algorithms."""
     products, debugging = torch.backends.cuda.matmul, cast(Any, torch.utils.deterministic)
     before = debugging.fill_uninitialized_memory, products.allow_tf32
     # Filling results before they are written is a debugging aid, not determinism.
     debugging.fill_uninitialized_memory = False
-    products.allow_tf32 = str(getattr(c.desc, "math", None)) == "tf32"
+    products.allow_tf32 = tf32 = str(getattr(c.desc, "math", None)) == "tf32"
+    flags: Any = torch.backends.cudnn.flags  # untyped in torch
     if c.deterministic:  # the first call imports torch's compiler: seconds
         torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with flags(enabled=True, benchmark=True, deterministic=c.deterministic, allow_tf32=tf32):
+            yield
     finally:
         if c.deterministic:
             torch.use_deterministic_algorithms(False)
