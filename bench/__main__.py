@@ -6,12 +6,27 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import attention, copies, determinism, elementwise, gemm, host, losses, norms, rotary, rows, scans, softmax
+from bench import (
+    attention,
+    conv,
+    copies,
+    determinism,
+    elementwise,
+    gemm,
+    host,
+    losses,
+    norms,
+    rotary,
+    rows,
+    scans,
+    softmax,
+)
 from bench.anywhere import run as anywhere
 from bench.anywhere.drawing import FAMILIES
 from bench.indexing import run as indexing
@@ -20,6 +35,9 @@ from bench.indexing.cases import DTYPES
 #: Timed runs and runs before them, unless the command line says otherwise.
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
 REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1), "elementwise": (10, 1)}
+REPEATS |= {"conv": (10, 1)}
+#: Benches of one family's cases.
+ONE_FAMILY: dict[str, Any] = {"conv": conv, "copies": copies, "rotary": rotary}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
@@ -28,6 +46,7 @@ HELP = {
     "anywhere": "drawn problems of one family against torch and against every other kernel, on a GPU",
     "rotary": "rotary embedding of q and k against torch and torch.compile, on GPUs",
     "attention": "attention against torch's flash and cuDNN backends, on a GPU",
+    "conv": "convolutions and their gradients against cuDNN, on GPUs",
     "copies": "copies, transposes, joins and fills against torch and torch.compile, on GPUs",
     "elementwise": "elementwise functions and a fused expression against torch and torch.compile, on GPUs",
     "host": "host time of planning and launching, and of every function beside torch's",
@@ -118,8 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report = rows.run(cases, *timing, options.sweep, options.cases, progress)
             elif options.name == "elementwise":
                 report = elementwise.run(*timing, progress)
-            elif options.name in ("copies", "rotary"):
-                listed = copies.cases(tiny) if options.name == "copies" else rotary.cases(tiny)
+            elif options.name in ONE_FAMILY:
+                listed = ONE_FAMILY[options.name].cases(tiny)
                 report = rows.run(listed, *timing, False, (), progress, options.name)
             else:
                 report = determinism.run(*timing, options.rows, progress)

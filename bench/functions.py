@@ -161,6 +161,8 @@ def calls(d: Draw) -> dict[str, Call]:
         "matmul": Call(ours.matmul, torch.matmul, (d.values(4, d.m, d.n), matrix), (0, 1)),
         "addmm": Call(ours.addmm, torch.addmm, (b, x, square), (0, 1, 2)),
         "linear": Call(ours.linear, tf.linear, (x, square, b), (0, 1, 2)),
+        "conv1d": Call(ours.conv1d, tf.conv1d, (d.values(2, 16, d.n), d.values(16, 16, 3)), (0, 1)),
+        "conv2d": Call(ours.conv2d, tf.conv2d, (d.values(2, 8, d.m, 8), d.values(8, 8, 3, 3), d.values(8)), (0, 1, 2)),
         "embedding_rms_norm": Call(
             lambda *a: ours.embedding_rms_norm(*a)[0], lambda *a: embedded(*a)[0], (rows, x, w), (1, 2)
         ),

@@ -24,6 +24,8 @@ READ = {"out_shape": (6, 32), "src_dim_size": 9, "element": "f32"}
 WRITTEN = {"src_shape": (6, 32), "out_dim_size": 9, "element": "f32"}
 TABLE = {"index_shape": (2, 3), "num_embeddings": 9, "embedding_dim": 32, "element": "f32"}
 TURNED = {"q_shape": (2, 4, 3, 8), "k_heads": 2, "rotary_dim": 4, "element": "f32"}
+FILTERED = {"batch": 2, "in_channels": 6, "height": 4, "width": 5, "out_channels": 6, "kernel": (3, 2), "groups": 2}
+FILTERED |= {"stride": (1, 2), "padding": (1, 0, 0, 1), "element": "f32"}
 #: Copies, with what they do along the axes.
 COPIES = {"copy": (), "roll": (0, 3), "tril": (1,), "pad": (0, 0, 2, 1)}
 
@@ -61,6 +63,8 @@ SAMPLES: dict[str, tp.Descriptor] = {
         *(TYPES[op](op=op, amounts=by, **MATRIX) for op, by in COPIES.items()),
         tp.FillDescriptor(element="f32", out_shape=(5, 32)),
         tp.ArangeDescriptor(element="f32", count=32),
+        tp.Conv2dDescriptor(has_bias=True, **FILTERED),
+        *(TYPES[op](**FILTERED) for op in ("conv2d_backward_input", "conv2d_backward_weight")),
         *(TYPES[op](**HEADS) for op in ("attention", "attention_backward")),
     )
 }

@@ -150,14 +150,21 @@ def products(device: str, dtype: torch.dtype = torch.float64, how: str = "packed
     }
 
 
-# --- copies ---
+# --- copies and convolutions ---
+
+
+def _convolved(conv2d: Function) -> Function:
+    """Of an image without a batch, filtered by one that is made of the other tensor, with a bias."""
+    return lambda x, y: conv2d(x, y[None, :, :2, :2], y[0, 0, :1], (1, 2), 1)
+
 
 #: Ours and torch's, of two tensors of one shape.
-COPIES: dict[str, tuple[Function, Function]] = {
+PAIRS: dict[str, tuple[Function, Function]] = {
     "cat": (lambda x, y: F.cat([x, y], 1), lambda x, y: torch.cat([x, y], 1)),
     "pad": (lambda x, y: F.pad(x, (1, -1), value=2.0) * y, lambda x, y: functional.pad(x, (1, -1), value=2.0) * y),
     "tril": (lambda x, y: F.tril(x, 1) * y, lambda x, y: x.tril(1) * y),
     "copy_": (lambda x, y: F.copy_(x * y, y), lambda x, y: (x * y).copy_(y)),
+    "conv2d": (_convolved(F.conv2d), _convolved(functional.conv2d)),
     "masked_fill": (lambda x, y: F.masked_fill(x, y > 0, 2.0) * y, lambda x, y: x.masked_fill(y > 0, 2.0) * y),
 }
 
@@ -173,7 +180,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], float, bool]] = {
 SHAPED = [f"{name} {shape}" for name in LOSSES[:3] for shape in SHAPES if shape]
 PRODUCTS = ("mm", "bmm", "addmm", "addmm_row", "addmm_column", "linear", "linear_batch", "linear_no_bias")
 PRODUCTS += ("matmul_broadcast",)
-NAMES = (*FIXED, *ROWS, *LOSSES, *PRODUCTS, *COPIES)
+NAMES = (*FIXED, *ROWS, *LOSSES, *PRODUCTS, *PAIRS)
 
 
 def derivable(
@@ -185,10 +192,10 @@ def derivable(
         return on_copies(call, call.ours), on_copies(call, call.theirs), call.copies(requires_grad=True)
     if name in ROWS:
         return rows(name, device, shape=shape)
-    if name in COPIES:
+    if name in PAIRS:
         g = torch.Generator().manual_seed(0)
         drawn = (torch.randn(shape, generator=g, dtype=torch.float64).to(device).requires_grad_() for _ in range(2))
-        return *COPIES[name], [*drawn]
+        return *PAIRS[name], [*drawn]
     if name in PRODUCTS:
         ours, theirs, tensors, keywords = products(device)[name]
         leaves = [t[tuple(slice(3) for _ in t.shape)].detach().clone().requires_grad_() for t in tensors]

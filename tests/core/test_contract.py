@@ -175,6 +175,8 @@ CHANGED: dict[str, object] = {
     "nodes": (("operand", "a"), ("tanh", 0), ("mul", 0, 1), ("operand", "b"), ("add", 2, 3)),
     "results": (("out", 2, "f32"),),
     "rotary_dim": 6,
+    "in_channels": 8,
+    "out_channels": 8,
     "pairs": "interleaved",
     "table_element": None,
     "heads": 8,

@@ -162,5 +162,5 @@ def test_where_batch_invariance_is_required_rank_chooses_within_one_numerics(op:
                 takes = entry.supports(desc, tp.Target.preset("h200"))
                 if takes and all(g.batch_invariant for g in entry.guarantee(desc).values()):
                     found.setdefault(entry.priority, set()).add(entry.numerics(desc))
-            assert found
+            assert found or not any(o.batch_axes for o in desc.operands())
             assert all(len(numerics) == 1 and None not in numerics for numerics in found.values()), found

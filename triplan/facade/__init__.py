@@ -2,6 +2,7 @@
 
 from triplan.facade.attention import *
 from triplan.facade.cache import *
+from triplan.facade.conv import *
 from triplan.facade.copies import *
 from triplan.facade.elementwise import *
 from triplan.facade.gemm import *

@@ -21,6 +21,7 @@ _on = torch._C._is_any_autocast_enabled
 #: The ops of torch that a function of ours stands for; conversion of any of them converts its operands.
 _OPS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("mm", "bmm", "addmm", "addbmm", "baddbmm", "linear", "matmul")},
+    **{name: (name,) for name in ("conv1d", "conv2d")},
     **{name: (name,) for name in ("rms_norm", "layer_norm", "nll_loss", "cumsum", "cumprod")},
     "scaled_dot_product_attention": ("scaled_dot_product_attention",),
     "l2_norm": ("norm.ScalarOpt_dim",),

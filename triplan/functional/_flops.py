@@ -1,4 +1,4 @@
-"""What torch's FlopCounterMode counts for our ops: 2 * m * n * k for matrix products, as torch; nothing for others."""
+"""What torch's FlopCounterMode counts for our ops: 2 for each product of a matrix product or convolution, as torch."""
 
 from __future__ import annotations
 
@@ -30,6 +30,24 @@ def register() -> None:
     @register_flop_formula(torch.ops.triplan.broadcast_bmm)
     def batches(a: Shape, b: Shape, *rest: Any, **options: Any) -> int:
         return int(2 * math.prod(broadcast(a[:-2], b[:-2])) * math.prod(a[-2:]) * b[-1])
+
+    # An element of the smaller side of each product meets every tap and channel of a filter.
+    for name, filters, sides in (
+        ("conv2d", 1, None),
+        ("conv2d_backward_input", 1, 0),
+        ("conv2d_backward_weight", None, 1),
+    ):
+        _convolution(name, filters, sides)
+
+
+def _convolution(name: str, filters: int | None, results: int | None) -> None:
+    """2 * the elements of a convolution's result * those of a filter; None: of what the op returns."""
+
+    @register_flop_formula(getattr(torch.ops.triplan, name))
+    def flops(*args: Any, out_shape: Shape, **options: Any) -> int:
+        filter_shape = out_shape if filters is None else args[filters]
+        result = out_shape if results is None else args[results]
+        return int(2 * math.prod(result) * math.prod(filter_shape[1:]))
 
 
 def _product(name: str, first: int, second: int, axis: int) -> None:

@@ -50,6 +50,7 @@ class OpCategory(_Name):
     ROWWISE = "rowwise"
     ELEMENTWISE = "elementwise"
     ATTENTION = "attention"
+    CONV = "conv"
     COPIES = "copies"
     CUSTOM = "custom"
 

@@ -29,7 +29,7 @@ OTHERS |= {"attention", "expression", "geglu", "reglu", "softcap_tanh", "swiglu"
 OTHERS |= {"cast", "copy", "fill", "zero"}
 NAMES = sorted({name.removesuffix("_") for name in F.__all__} - OTHERS)
 #: Sums of so many terms that they cancel: their error is measured against the sum of magnitudes.
-PRODUCTS = {"addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm"}
+PRODUCTS = {"addbmm", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "linear", "matmul", "mm"}
 #: Ops for which torch's own tests state a tolerance.
 AMPLIFIED = {"scaled_dot_product_attention"}
 #: What a refusal may be. Anything else, KernelInternal too, is a fault.

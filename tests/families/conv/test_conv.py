@@ -1,0 +1,203 @@
+"""Convolutions beside torch's: paddings, strides, groups, layouts, settings; problems of any shape by every kernel."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from cases import H200, places
+from hypothesis import given, settings, strategies as st
+from proofs import target
+from torch.utils.flop_counter import FlopCounterMode
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan.testing import check_plan, descriptors
+
+Tensor = torch.Tensor
+torchs = torch.nn.functional
+OPS = ("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+#: (shape of the input, of the weight, options)
+CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": ((2, 3, 6, 7), (4, 3, 3, 2), {}),
+    "padded": ((2, 3, 4, 5), (4, 3, 3, 3), {"padding": (2, 1)}),
+    "strided": ((2, 3, 8, 7), (4, 3, 3, 2), {"stride": (2, 3), "padding": 1}),
+    "dilated": ((1, 2, 9, 8), (3, 2, 3, 2), {"dilation": (2, 3), "stride": 2}),
+    "grouped": ((2, 6, 5, 5), (4, 3, 2, 2), {"groups": 2, "stride": [2]}),
+    "depthwise": ((2, 3, 5, 5), (6, 1, 3, 3), {"groups": 3, "padding": 1}),
+    "same": ((1, 2, 5, 6), (3, 2, 4, 3), {"padding": "same", "dilation": (1, 2)}),
+    "valid": ((1, 2, 5, 6), (3, 2, 5, 6), {"padding": "valid"}),
+    "points": ((2, 5, 3, 3), (4, 5, 1, 1), {"stride": 2}),
+    "no batch": ((3, 4, 5), (2, 3, 2, 2), {}),
+    "empty": ((0, 3, 4, 5), (2, 3, 2, 2), {}),
+    "row": ((2, 4, 9), (6, 2, 3), {"groups": 2, "stride": 2, "padding": 1}),
+    "row, same": ((4, 9), (3, 4, 4), {"padding": "same"}),
+}
+
+
+@pytest.mark.parametrize("layout", ["first", "last", "gaps"])
+@pytest.mark.parametrize("name", CALLS)
+def test_results_and_gradients_are_torchs(name: str, layout: str) -> None:
+    shape, filters, options = CALLS[name]
+    x, w, bias = drawn(*shape), drawn(*filters, seed=1), drawn(filters[0], seed=2)
+    if layout == "last":
+        x, w = (t.movedim(1, -1).contiguous().movedim(-1, 1) if t.dim() > 3 else t for t in (x, w))
+    elif layout == "gaps":
+        x, w = (torch.stack((t, t), -1)[..., 1] for t in (x, w))
+    ours, theirs = (getattr(m, "conv1d" if len(filters) == 3 else "conv2d") for m in (F, torchs))
+    got, expected = ours(x, w, bias, **options), theirs(x, w, bias, **options)
+    torch.testing.assert_close(got, expected)
+    g = torch.randn_like(expected)
+    torch.testing.assert_close(*(torch.autograd.grad(out, (x, w, bias), g) for out in (got, expected)))
+    torch.testing.assert_close(ours(x, w, **options), theirs(x, w, **options))
+
+
+@pytest.mark.parametrize("last", [*itertools.product((False, True), repeat=2)], ids=str)
+def test_channels_are_last_where_those_of_a_factor_are(last: tuple[bool, bool]) -> None:
+    factors = drawn(2, 3, 5, 6), drawn(4, 3, 2, 2)
+    x, w = (
+        t.contiguous(memory_format=torch.channels_last) if is_last else t
+        for t, is_last in zip(factors, last, strict=True)
+    )
+    out = F.conv2d(x, w)
+    assert out.is_contiguous(memory_format=torch.channels_last) == any(last)
+    assert out.is_contiguous() != any(last)
+    assert out.stride() == torchs.conv2d(x, w).stride()
+
+
+def test_registration() -> None:
+    x, w, bias, how = drawn(2, 4, 5, 6), drawn(6, 2, 3, 2), drawn(6), ([2, 1], [1, 0, 0, 1], [1, 2], 2)
+    ops = torch.ops.triplan
+    out = ops.conv2d(x, w, bias, *how).detach().requires_grad_()
+    for op, args in (
+        (ops.conv2d, (x, w, bias)),
+        (ops.conv2d, (x, w, None)),
+        (ops.conv2d_backward_input, (out, w, [5, 6])),
+        (ops.conv2d_backward_weight, (x, out, [3, 2])),
+    ):
+        torch.library.opcheck(op.default, (*args, *how))
+
+
+def test_settings_of_torch() -> None:
+    """Autocast converts all; f32 in tf32 is the cards' alone; FLOPs are counted as torch counts them."""
+    x, w, bias = (t.detach().float() for t in (drawn(2, 3, 5, 6), drawn(4, 3, 2, 2), drawn(4)))
+    with torch.autocast("cpu", torch.bfloat16):
+        got, expected = F.conv2d(x, w, bias), torchs.conv2d(x, w, bias)
+    assert got.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(got, expected)
+    counts = []
+    for conv2d in (F.conv2d, torchs.conv2d):
+        leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+        with FlopCounterMode(display=False) as counter:
+            conv2d(*leaves, padding=1).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+X, W = torch.zeros(1, 4, 5, 5), torch.zeros(6, 2, 3, 3)
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "channels": ({"groups": 1}, RuntimeError, "to have 2 channels, but got 4"),
+    "filters": ({"groups": 4}, RuntimeError, "given groups=4"),
+    "no groups": ({"groups": 0}, RuntimeError, "given groups=0"),
+    "rank": ({"input": X[0, 0]}, RuntimeError, "3D .unbatched. or 4D .batched. input"),
+    "bias": ({"bias": torch.zeros(2)}, RuntimeError, r"bias is \[2\]; \[6\] is expected"),
+    "dtypes": ({"weight": W.double()}, RuntimeError, "one dtype is expected"),
+    "integers": ({"input": X.int(), "weight": W.int()}, tp.Unsupported, "torch.int32 is not supported"),
+    "kernel": ({"dilation": 3}, RuntimeError, "padded input size per channel: 5; the kernel reaches over 7"),
+    "stride": ({"stride": 0}, RuntimeError, r"stride \(0, 0\) is below 1"),
+    "padding": ({"padding": -1}, RuntimeError, r"padding \(-1, .* is below 0"),
+    "numbers": ({"stride": (1, 2, 3)}, RuntimeError, "a list of 2 values, but got stride="),
+    "name of a padding": ({"padding": "full"}, RuntimeError, "'same' and 'valid' are known"),
+    "same": ({"padding": "same", "stride": 2}, RuntimeError, "not supported for strided"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case: str) -> None:
+    given, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        F.conv2d(**{"input": X, "weight": W, "groups": 2, **given})
+
+
+FIELDS: dict[str, Any] = {"batch": 2, "in_channels": 4, "height": 5, "width": 5, "out_channels": 6, "kernel": (3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"groups": 3}, "groups = 3: must divide in_channels = 4"),
+        ({"dilation": (1, 3)}, "reaches over 7 of 5 padded elements of width"),
+        ({"math": "tf32x3"}, "must be None, or tf32 for f32"),
+    ],
+)
+def test_descriptors_that_contradict_themselves(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.InvalidProblem, match=message):
+        tp.Conv2dDescriptor(**{**FIELDS, "element": "f32", **fields})
+
+
+def test_an_image_has_the_same_bits_in_every_batch() -> None:
+    """Of any size; the gradient of weight, a sum over images, has parts of a fixed number of pixels."""
+    big = {**FIELDS, "in_channels": 256, "out_channels": 64, "height": 56, "width": 56, "element": "bf16"}
+    for op in OPS[:2]:
+        of = (tp.descriptor_types()[op](**{**big, "batch": n}) for n in (1, 7, 512))
+        skus = [tp.plan(desc, target=H200, batch_invariant=True).sku() for desc in of]
+        assert len({(sku.kernel, sku.numerics_id) for sku in skus}) == 1
+    plan = tp.plan(tp.Conv2dBackwardWeightDescriptor(**{**big, "batch": 64}), target=H200)
+    assert plan.precision_guarantee().deterministic
+    parts, rest = divmod(plan.workspace_size(), 4 * 256 * 64 * 9)
+    assert parts > 1
+    assert rest == 0
+    with pytest.raises(tp.Unsupported, match="it counts fewer than"):
+        tp.plan(tp.Conv2dDescriptor(**{**big, "batch": 1 << 20}), target=H200)
+
+
+@pytest.mark.parametrize("element", ["bf16", "f32"])
+@pytest.mark.parametrize(("where", "kernel"), places("tiles"))
+@settings(max_examples=6)
+@given(data=st.data())
+def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
+    cls = tp.descriptor_types()[data.draw(st.sampled_from(OPS))]
+    desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element}))
+    check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)), runs=1)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("op", OPS)
+def test_several_tiles_and_parts(op: str) -> None:
+    """More pixels, filters and channels than a tile has; so many pixels that the gradient of weight has parts."""
+    fields = {**FIELDS, "kernel": (2, 1), "in_channels": 80, "out_channels": 72, "batch": 1, "padding": (1, 0, 0, 0)}
+    if op == "conv2d_backward_weight":
+        fields |= {"in_channels": 3, "out_channels": 5, "height": 40, "width": 30, "stride": (1, 2)}
+    plan = tp.plan(tp.descriptor_types()[op](**fields, element="f32"), target=target("interpret"))
+    assert (plan.workspace_size() > 0) == (op == "conv2d_backward_weight")
+    assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+LARGE: dict[str, dict[str, Any]] = {
+    "blocks": {"in_channels": 136, "out_channels": 144, "height": 30, "width": 29},
+    "first layer": {"in_channels": 3, "out_channels": 64, "stride": (2, 2), "kernel": (7, 7)},
+    "groups": {"in_channels": 192, "out_channels": 64, "groups": 2, "stride": (2, 1), "dilation": (2, 1)},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("size", LARGE)
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64", "tf32"])
+def test_large_problems(element: str, size: str, op: str) -> None:
+    """Several tiles of every axis, channels last and first."""
+    fields = {**FIELDS, "height": 33, "width": 20, "padding": (1, 1, 2, 0), "batch": 3, **LARGE[size]}
+    kind = {"element": "f32", "math": "tf32"} if element == "tf32" else {"element": element}
+    desc = tp.descriptor_types()[op](**kind, **fields)
+    for of in (desc, desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})):
+        assert check_plan(tp.plan(of), passes=("unit",)).compared

@@ -1,0 +1,41 @@
+"""Convolution: many channels, few, and groups; channels last and first; strides and gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import triplan as tp
+from matrix import Build, Patterns, compiles, planned
+
+LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+SIZES: dict[str, Any] = {"batch": 64, "height": 56, "width": 56, "kernel": (3, 3), "padding": (1, 1, 1, 1)}
+#: Copies of 16 bytes from memory to shared memory, which run while tiles are multiplied.
+COPIES = r"cp\.async\.cg\.shared\.global \[[^\]]+\], \[[^\]]+\], 0x10"
+
+
+def problems(op: str) -> Iterator[tp.Descriptor]:
+    cls: Any = tp.descriptor_types()[op]
+    kinds = [{"element": element} for element in ("f16", "bf16", "f32", "f64")]
+    for kind in (*kinds, {"element": "f32", "math": "tf32"}):
+        for channels, more in ((256, {}), (3, {"stride": (2, 2)}), (64, {"groups": 2, "dilation": (2, 2)})):
+            desc = cls(**kind, in_channels=channels, out_channels=128, **SIZES, **more)
+            last = {} if channels == 64 else {o.name: LAST for o in desc.operands() if len(o.shape) == 4}
+            yield desc.replace(layouts=last)
+
+
+def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
+    if desc.in_channels != 256 or name == "conv2d_fold_kernel":
+        return (), ()
+    found = [COPIES]
+    if desc.element.itemsize == 2 or desc.math:
+        found.append(r"wgmma\.mma_async" if arch == "sm90a" else r"mma\.sync")
+    if desc.element is tp.ElementKind.F64 or (desc.math and desc.op == "conv2d_backward_weight"):
+        found.remove(COPIES)  # one stage; wgmma takes pixels of tf32 side by side, so they are transposed on the way
+    return tuple(found), ()
+
+
+@compiles("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
+def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    return planned(op, entry, target, problems(op), partial(asks, target.arch.value))

@@ -1,0 +1,108 @@
+"""Convolutions for the proofs: contributions are the channels that a pixel sums, or the images that a weight does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triplan as tp
+from proofs import Drawn, Kind, Values, Variant, draw, joins
+
+HEIGHT, WIDTH, KERNEL = 4, 5, (2, 2)
+#: Images of what sums channels, and channels and filters of a group of what sums images or is not summed.
+IMAGES, FEW, FILTERS = 3, 3, 5
+#: Operands with an axis of images.
+OF_IMAGES = ("x", "dout", "out", "dx")
+
+
+class Convolution(Drawn):
+    def parts(self) -> Iterator[Variant]:
+        """Other images: one, fewer in another order, more. What sums images has no batch."""
+        for kept in ([IMAGES - 1], [2, 0], [1, 2, 0, 0, 1]):
+            yield self._variant(dict.fromkeys(OF_IMAGES, (0, torch.tensor(kept))), batch=len(kept))
+
+    def reordered(self) -> Variant:
+        return self._variant(channel_orders(self.desc, shuffled(summed(self.desc))))
+
+    def _variant(self, order: dict[str, tuple[int, Tensor]], **fields: Any) -> Variant:
+        def taken(values: Any) -> dict[str, Tensor]:
+            return {name: t.index_select(*order[name]) if name in order else t for name, t in values.items()}
+
+        (name,) = (o.name for o in self.desc.operands() if o.is_written)
+        other = Convolution(self.desc.replace(**fields), lambda: taken(self.values))
+        return Variant(other, lambda out: out[name], lambda out: taken(out)[name] if fields else out[name])
+
+
+def summed(desc: Any) -> int:
+    """Images, or channels or filters of a group."""
+    return int({"conv2d": desc.channels, "conv2d_backward_input": desc.filters}.get(desc.op, desc.batch))
+
+
+def shuffled(n: int) -> Tensor:
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    return order if n > 2 else torch.arange(n).flip(0)
+
+
+def channel_orders(desc: Any, order: Tensor) -> dict[str, tuple[int, Tensor]]:
+    """By operand: the axis that is summed, and its order where that of a group is ``order``."""
+    whole = torch.cat([g * len(order) + order for g in range(desc.groups)])
+    if desc.op == "conv2d":
+        return {"x": (1, whole), "weight": (1, order)}
+    if desc.op == "conv2d_backward_input":
+        return {"dout": (1, whole), "weight": (0, whole)}
+    return {"x": (0, order), "dout": (0, order)}
+
+
+def values(desc: Any, kind: Kind, n: int) -> Values:
+    """Numbers of a kind; of cancelling ones the second half of what is summed opposes the first, all shuffled."""
+    g = torch.Generator().manual_seed(0)
+    inputs = [o for o in desc.operands() if not o.is_written]
+    found = {o.name: draw(o.shape, desc.element, kind, n, g) for o in inputs}
+    if kind == "huge" and desc.element is tp.ElementKind.F64:
+        # The oracle's range is no wider: what overflows in it depends on the order.
+        found = {name: t * 2.0**-520 for name, t in found.items()}
+    if kind == "cancelling":
+        half = torch.arange(summed(desc)) % (summed(desc) // 2)
+        sign = torch.arange(summed(desc)) < summed(desc) // 2
+        order = shuffled(summed(desc))
+        for i, (name, (axis, at)) in enumerate(channel_orders(desc, half[order]).items()):
+            found[name] = found[name].index_select(axis, at)
+            if i == 0:
+                signs = (sign[order].repeat(len(at) // len(order)) * 2 - 1).to(found[name].dtype)
+                found[name] = found[name] * signs.view([-1 if a == axis else 1 for a in range(4)])
+        if "bias" in found:
+            found["bias"] = found["bias"] * 2.0**-10  # small beside what is rounded off
+    return found
+
+
+def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, groups: int = 1, **fields: Any) -> Convolution:
+    even = max(n // 4, 4) // 2 * 2
+    sizes = {"batch": IMAGES, "channels": FEW, "filters": FILTERS}
+    sizes[{"conv2d": "channels", "conv2d_backward_input": "filters"}.get(op, "batch")] = even
+    if op != "conv2d":
+        fields.pop("has_bias", None)
+    cls: Any = tp.descriptor_types()[op]
+    desc = cls(
+        batch=sizes["batch"],
+        in_channels=sizes["channels"] * groups,
+        out_channels=sizes["filters"] * groups,
+        height=HEIGHT,
+        width=WIDTH,
+        kernel=KERNEL,
+        groups=groups,
+        element=element,
+        **fields,
+    )
+    return Convolution(desc, partial(values, desc, kind, n))
+
+
+for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
+    joins(
+        _op,
+        {"has_bias": True},
+        {"groups": 2, "stride": (2, 1), "padding": (1, 0, 1, 1), "dilation": (1, 2)},
+    )(partial(problem, _op))

@@ -1,0 +1,250 @@
+"""Kernels of ``tiles``: convolution as a matrix product whose factors are read where they lie, through pointers.
+
+A row of the product is a pixel of the result, a column one of its channels, and a term a tap of the filters and a
+channel that is summed ("implicit GEMM"; Chetlur et al., cuDNN, arXiv 1410.0759). Padding is loads that are masked off.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def offset(index, stride):
+    """``index * stride`` in i64; a ``stride`` of None is 1."""
+    return index.to(tl.int64) if stride is None else index.to(tl.int64) * stride
+
+
+@triton.jit
+def first(index, stride, padding):
+    """The row (or column) of x that tap 0 reads for a result; a ``stride`` of None is 1."""
+    return (index if stride is None else index * stride) - padding
+
+
+@triton.jit
+def position(at, tap, dilation, stride, extent, TRANSPOSED: tl.constexpr):
+    """The row (or column) that a tap of the filters reads, and whether there is one.
+
+    ``at`` is that of tap 0; TRANSPOSED: what the gradient of x reads, times ``stride``, of which None is 1.
+    """
+    if TRANSPOSED:
+        up = at - tap * dilation
+        found = up if stride is None else up // stride
+        inside = (up >= 0) & (found < extent)
+        if stride is not None:
+            inside = inside & (up % stride == 0)
+    else:
+        found = at + tap * dilation
+        inside = (found >= 0) & (found < extent)
+    return found, inside
+
+
+@triton.jit
+def conv2d_tiles_kernel(
+    source,
+    weight,
+    bias,
+    out,
+    source_strides,
+    weight_strides,
+    bias_stride,
+    out_strides,
+    pixels,
+    rows,
+    columns,
+    source_rows,
+    source_columns,
+    features,
+    channels,
+    own_weights,
+    taps,
+    kernel_columns,
+    stride_rows,
+    stride_columns,
+    above,
+    left,
+    dilation_rows,
+    dilation_columns,
+    tiles_m,
+    tiles_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FLAT: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """out[pixel, feature] = bias[feature] + sum over (tap, channel) of source[pixel at tap, channel] * weight: BLOCK_M
+    pixels by BLOCK_N features of one group.
+
+    ``source`` and ``out`` (image, channel, row, column) of f16, bf16, f32 or f64, their strides in this order, None for
+    1; ``weight`` (feature, channel, tap row, tap column), its groups ``own_weights`` apart along its first axis in
+    memory; sums in ACC. ``features`` and ``channels`` are those of a group. TRANSPOSED: the gradient of x; features are
+    then x's channels. FLAT: a step takes BLOCK_K pairs of a tap and a channel; else channels of one tap, whose
+    addresses are next to each other where the stride of channels is 1.
+    """
+    program = tl.program_id(0)
+    group = program // (tiles_m * tiles_n)
+    pixel = program // tiles_n % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    feature = program % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    image, row, column = pixel // (rows * columns), pixel // columns % rows, pixel % columns
+    in_pixels, in_features = (pixel < pixels)[:, None], (feature < features)[None, :]
+    at_row, at_column = row + above, column + left
+    if not TRANSPOSED:
+        at_row, at_column = first(row, stride_rows, above), first(column, stride_columns, left)
+    source += offset(group * channels, source_strides[1])
+    weight += offset(group * own_weights, weight_strides[0])
+    images = source + offset(image, source_strides[0])[:, None]
+    filters = weight + offset(feature, weight_strides[1 if TRANSPOSED else 0])[None, :]
+    depth = tl.arange(0, BLOCK_K)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    blocks = tl.cdiv(channels, BLOCK_K)
+    steps = tl.cdiv(taps * channels, BLOCK_K) if FLAT else taps * blocks
+    for step in range(steps):
+        if FLAT:
+            term = step * BLOCK_K + depth
+            tap, channel = term // channels, term % channels
+            inside = term < taps * channels
+            y, in_rows = position(
+                at_row[:, None], (tap // kernel_columns)[None, :], dilation_rows, stride_rows, source_rows, TRANSPOSED
+            )
+            x, in_columns = position(
+                at_column[:, None],
+                (tap % kernel_columns)[None, :],
+                dilation_columns,
+                stride_columns,
+                source_columns,
+                TRANSPOSED,
+            )
+        else:
+            tap, channel = step // blocks, step % blocks * BLOCK_K + depth
+            inside = channel < channels
+            y, in_rows = position(
+                at_row[:, None], tap // kernel_columns, dilation_rows, stride_rows, source_rows, TRANSPOSED
+            )
+            x, in_columns = position(
+                at_column[:, None], tap % kernel_columns, dilation_columns, stride_columns, source_columns, TRANSPOSED
+            )
+        at = images + offset(y, source_strides[2]) + offset(x, source_strides[3])
+        at = at + offset(channel, source_strides[1])[None, :]
+        a = tl.load(at, mask=in_pixels & in_rows & in_columns & inside[None, :], other=0.0)
+        at = filters + offset(channel, weight_strides[0 if TRANSPOSED else 1])[:, None]
+        if FLAT:
+            at += offset(tap // kernel_columns, weight_strides[2])[:, None]
+            at += offset(tap % kernel_columns, weight_strides[3])[:, None]
+        else:
+            at += offset(tap // kernel_columns, weight_strides[2]) + offset(tap % kernel_columns, weight_strides[3])
+        b = tl.load(at, mask=inside[:, None] & in_features, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=ACC)
+    whole = group * features + feature
+    if bias is not None:
+        acc += tl.load(bias + offset(whole, bias_stride), mask=feature < features, other=0.0).to(ACC)[None, :]
+    at = out + (offset(image, out_strides[0]) + offset(row, out_strides[2]) + offset(column, out_strides[3]))[:, None]
+    at = at + offset(whole, out_strides[1])[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=in_pixels & in_features)
+
+
+@triton.jit
+def conv2d_weight_kernel(
+    x,
+    dout,
+    out,
+    x_strides,
+    dout_strides,
+    out_strides,
+    part_stride,
+    pixels,
+    each,
+    rows,
+    columns,
+    height,
+    width,
+    filters,
+    channels,
+    groups,
+    taps,
+    kernel_columns,
+    stride_rows,
+    stride_columns,
+    above,
+    left,
+    dilation_rows,
+    dilation_columns,
+    tiles_m,
+    tiles_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """out[filter, channel, tap] = sum over ``each`` pixels of dout[pixel, filter] * x[pixel at tap, channel]: BLOCK_M
+    filters by BLOCK_N channels of one group, one tap, and one part of the pixels.
+
+    ``x`` and ``dout`` (image, channel, row, column) of f16, bf16, f32 or f64; ``out`` (part, filter, channel, tap row,
+    tap column), its parts ``part_stride`` apart. Strides are in this order, None for 1; ``filters`` and ``channels``
+    those of a group.
+    """
+    program = tl.program_id(0)
+    channel = program % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    program = program // tiles_n
+    own = program % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    program = program // tiles_m
+    tap = program % taps
+    group = program // taps % groups
+    part = program // taps // groups
+    tap_row, tap_column = tap // kernel_columns, tap % kernel_columns
+    in_filters, in_channels = (own < filters)[None, :], (channel < channels)[None, :]
+    whole = group * filters + own
+    dout += offset(whole, dout_strides[1])[None, :]
+    x += offset(group * channels + channel, x_strides[1])[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    last = tl.minimum((part + 1) * each, pixels)
+    for start in range(part * each, last, BLOCK_K):
+        pixel = start + tl.arange(0, BLOCK_K)
+        image, row, column = pixel // (rows * columns), pixel // columns % rows, pixel % columns
+        inside = pixel < last
+        at = offset(image, dout_strides[0]) + offset(row, dout_strides[2]) + offset(column, dout_strides[3])
+        a = tl.load(dout + at[:, None], mask=inside[:, None] & in_filters, other=0.0)
+        y = first(row, stride_rows, above) + tap_row * dilation_rows
+        z = first(column, stride_columns, left) + tap_column * dilation_columns
+        inside = inside & (y >= 0) & (y < height) & (z >= 0) & (z < width)
+        at = offset(image, x_strides[0]) + offset(y, x_strides[2]) + offset(z, x_strides[3])
+        b = tl.load(x + at[:, None], mask=inside[:, None] & in_channels, other=0.0)
+        acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION, out_dtype=ACC)
+    at = out + part.to(tl.int64) * part_stride + offset(tap_row, out_strides[2]) + offset(tap_column, out_strides[3])
+    at = at + offset(whole, out_strides[0])[:, None] + offset(channel, out_strides[1])[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(own < filters)[:, None] & in_channels)
+
+
+@triton.jit
+def conv2d_fold_kernel(
+    parts,
+    out,
+    out_strides,
+    elements,
+    count,
+    channels,
+    kernel_rows,
+    kernel_columns,
+    BLOCK: tl.constexpr,
+):
+    """out = the sum of ``count`` ``parts``, in their order: BLOCK of ``elements``.
+
+    ``parts`` (part, filter, tap row, tap column, channel), packed, in the accumulator; ``out`` (filter, channel, tap
+    row, tap column).
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < elements
+    acc = tl.load(parts + at, mask=inside, other=0.0)
+    for part in range(1, count):
+        acc += tl.load(parts + part * elements.to(tl.int64) + at, mask=inside, other=0.0)
+    channel, rest = at % channels, at // channels
+    column, rest = rest % kernel_columns, rest // kernel_columns
+    row, rest = rest % kernel_rows, rest // kernel_rows
+    place = offset(rest, out_strides[0]) + offset(channel, out_strides[1])
+    place += offset(row, out_strides[2]) + offset(column, out_strides[3])
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
