@@ -221,6 +221,10 @@ def calls(d: Draw) -> dict[str, Call]:
     for name in ("LayerNorm", "RMSNorm"):
         mine, its = (getattr(m, name)(d.n).to(d.device, d.dtype) for m in (modules, torch.nn))
         found[f"nn.{name}"] = Call(mine, its, (x,), (0,))
+    for name, sides in {"Conv1d": (d.n,), "Conv2d": (d.m, 8)}.items():
+        mine, its = (getattr(m, name)(16, 16, 3).to(d.device, d.dtype) for m in (modules, torch.nn))
+        its.load_state_dict(mine.state_dict())
+        found[f"nn.{name}"] = Call(mine, its, (d.values(2, 16, *sides),), (0,))
     for name, width in {"ConstantPad": 1.5, "ZeroPad": None}.items():
         for axes in (1, 2, 3):
             given = ((1, 2) * axes, *(() if width is None else (width,)))

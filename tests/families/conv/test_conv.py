@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
+import triplan.nn
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -101,6 +102,18 @@ def test_settings_of_torch() -> None:
             conv2d(*leaves, padding=1).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("name", ["Conv1d", "Conv2d"])
+def test_modules_load_torchs_parameters(name: str) -> None:
+    options: dict[str, Any] = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2, "dtype": torch.float64}
+    ours, theirs = (getattr(m, name)(4, 6, 3, **options) for m in (triplan.nn, torch.nn))
+    ours.load_state_dict(theirs.state_dict())
+    x = drawn(2, 4, *(7,) * int(name[4]))
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert repr(ours) == repr(theirs)
+    with pytest.raises(tp.Unsupported, match=r"padding_mode = 'circular'.*only zeros"):
+        getattr(triplan.nn, name)(4, 6, 3, padding_mode="circular", dtype=torch.float64)(x)
 
 
 X, W = torch.zeros(1, 4, 5, 5), torch.zeros(6, 2, 3, 3)
