@@ -56,6 +56,8 @@ class Composition:
         self._autocast = partial(torch.autocast, kind, dtype, enabled=on)
         if sum(t.nbytes for t in (*program.tensors, *outputs)) > _MAX_TRIED:
             raise NotRepeatable
+        if program.record.draws:
+            raise NotRepeatable  # it would draw other numbers
         for step in program.record.steps:
             if isinstance(step, TorchOp) and torch.Tag.nondeterministic_seeded in step.func.tags:
                 raise NotRepeatable  # it would draw other numbers

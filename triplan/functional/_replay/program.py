@@ -86,10 +86,12 @@ class Program:
         self.constants: dict[str, Any] = {"empty": _empty, "stream": current_stream}
         self.lines: list[str] = []
         self._new: dict[int, tuple[str, Tensor]] = {}  # by storage: the variable, and the tensor that it holds
-        self._scales: dict[int, str] = {}  # by identity: floats among the arguments that may be scales
+        #: By identity: floats among the arguments that may be scales, and what is drawn.
+        self._scales: dict[int, str] = {}
         self._held: set[int] = set()  # identities of the ops whose results are constants
         self._owned: dict[int, str] = {}  # by identity: variables of tensors that autograd takes for no views
         self._compare(args)
+        self._draw()
         #: Numbers of the tensors that require a gradient.
         self.differentiable = [i for i, t in enumerate(self.tensors) if t.requires_grad]
         ops = [step for step in self._steps if isinstance(step, TorchOp)]
@@ -155,6 +157,16 @@ class Program:
                     name = f"other{len(self.constants)}"
                     self.constants |= {name: item, f"type_{name}": type(item)}
                     self.refused.append(_differs(read, name, item))
+
+    def _draw(self) -> None:
+        """Numbers that each call draws, as ``d0``, ``d1`` and so on."""
+        count = 0
+        for i, (draw, values) in enumerate(self.record.draws):
+            names = [f"d{count + j}" for j in range(len(values))]
+            count += len(values)
+            self.constants[f"draw{i}"] = draw
+            self.lines.append(f"{', '.join(names)}, = draw{i}()")
+            self._scales |= {id(v): name for v, name in zip(values, names, strict=True)}
 
     def _allocated(self, t: Tensor) -> int | None:
         """The storage of ``t``, if the call allocated it."""

@@ -139,6 +139,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
         self.views: dict[tuple[Any, ...], View] = {}
         self.settings: dict[Callable[[], Any], Any] = {}
         self.differentiated: list[tuple[Any, tuple[Any, ...], Any]] = []  # (op, arguments, result)
+        #: Functions that draw numbers, and what each drew.
+        self.draws: list[tuple[Callable[[], tuple[int, ...]], tuple[int, ...]]] = []
         self.is_repeatable = True
 
     @classmethod
@@ -222,3 +224,16 @@ def setting(read: Callable[[], Any]) -> Any:
     if (record := _thread.recording) is not None:
         record.settings[read] = value
     return value
+
+
+class Drawn(int):
+    """A number that every call has another of. It is told by identity, as the numbers of a call may be equal."""
+
+
+def drawn(draw: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    """``draw()``; a replay of the call under way calls ``draw`` again. The numbers may be scalars of plans, no more."""
+    found = draw()
+    if (record := _thread.recording) is not None:
+        found = tuple(map(Drawn, found))
+        record.draws.append((draw, found))
+    return found

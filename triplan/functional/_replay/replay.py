@@ -26,7 +26,7 @@ from torch.overrides import _get_overloaded_args, handle_torch_function
 from triplan.functional._replay.composed import Composition
 from triplan.functional._replay.node import hooks, node
 from triplan.functional._replay.program import SPECIAL, NotRepeatable, Program, Repeat, expression
-from triplan.functional._replay.recording import Recording, View, geometry, recording
+from triplan.functional._replay.recording import Drawn, Recording, TorchOp, View, geometry, recording
 from triplan.functional._watching import nothing_watches, on_gpu, tensors_in, transformed
 
 Tensor = torch.Tensor
@@ -279,6 +279,8 @@ class _Recipe:
         ctx = _Context()
         self.op.setup(ctx, op_args, op_result)
         self._attributes = {k: v for k, v in vars(ctx).items() if k not in ("saved_tensors", "constant_results")}
+        if any(isinstance(v, Drawn) for a in self._attributes.values() for v in (a if isinstance(a, list) else (a,))):
+            raise NotRepeatable  # other numbers in each call
         saved = ctx.saved_tensors
         constant = [geometry(t) for t in ctx.constant_results]
         outputs = [t for t in (result if isinstance(result, tuple) else (result,)) if t is not None]
@@ -287,8 +289,12 @@ class _Recipe:
         self._shapes = [None if geometry(t) in constant else (t.shape, t.dtype) for t in op_results]
         returned = [geometry(t) for t, found in zip(op_results, self._results, strict=True) if found is not None]
         fresh = [s for s in saved if s is not None and s.untyped_storage()._cdata in record.fresh]
-        hidden = [s for s in fresh if geometry(s) not in returned]
-        program = Program(args, record, outputs, hidden, scales=False)
+        fresh = [s for s in fresh if geometry(s) not in returned]
+        touched = {t.untyped_storage()._cdata for op in record.steps if isinstance(op, TorchOp) for t in op.tensors()}
+        #: Saved tensors that torch's ops work on, such as a seed that torch draws: no part of another tensor.
+        apart = [s for s in fresh if s.untyped_storage()._cdata in touched]
+        hidden = [s for s in fresh if s.untyped_storage()._cdata not in touched]
+        program = Program(args, record, (*outputs, *apart), hidden, scales=False)
         if any(program.written) or not all(program.is_new(t) for t in outputs):
             raise NotRepeatable
         for t in outputs:
@@ -297,7 +303,7 @@ class _Recipe:
         self._tensors, self._differentiable = len(program.tensors), program.differentiable
         self._needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in op_args)
         kept: list[str] = []
-        self._saved = [self._keep(s, kept, op_results, outputs, hidden, program) for s in saved]
+        self._saved = [self._keep(s, kept, op_results, outputs, hidden, apart, program) for s in saved]
         self._again = _again(op_args, op_results, saved, hidden)
         self.backwards = Replays(self.formula)
         constant_outputs = [t for t in outputs if not t.requires_grad or geometry(t) in constant]
@@ -332,6 +338,7 @@ class _Recipe:
         op_results: Sequence[Tensor],
         outputs: Sequence[Tensor],
         hidden: Sequence[Tensor],
+        apart: Sequence[Tensor],
         program: Program,
     ) -> _Saved:
         """How ``s``, which the op saved, follows from what the node saves, which ``kept`` lists as expressions."""
@@ -352,6 +359,8 @@ class _Recipe:
         for t, found in zip(op_results, self._results, strict=True):
             if found is not None and geometry(t) == geometry(s):
                 return _Saved(at(program.name(outputs[found.output])), found.views, True)
+        if any(t is s for t in apart):
+            return _Saved(at(program.name(s)), [])
         raise NotRepeatable
 
     def formula(self, *call: Tensor | None) -> tuple[Any, ...]:
