@@ -22,6 +22,7 @@ from bench import (
     host,
     losses,
     norms,
+    random,
     rotary,
     rows,
     scans,
@@ -35,9 +36,9 @@ from bench.indexing.cases import DTYPES
 #: Timed runs and runs before them, unless the command line says otherwise.
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
 REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1), "elementwise": (10, 1)}
-REPEATS |= {"conv": (10, 1)}
+REPEATS |= {"conv": (10, 1), "random": (10, 1)}
 #: Benches of one family's cases.
-ONE_FAMILY: dict[str, Any] = {"conv": conv, "copies": copies, "rotary": rotary}
+ONE_FAMILY: dict[str, Any] = {"conv": conv, "copies": copies, "random": random, "rotary": rotary}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
@@ -48,6 +49,7 @@ HELP = {
     "attention": "attention against torch's flash and cuDNN backends, on a GPU",
     "conv": "convolutions and their gradients against cuDNN, on GPUs",
     "copies": "copies, transposes, joins and fills against torch and torch.compile, on GPUs",
+    "random": "random numbers and dropout against torch and torch.compile, on GPUs",
     "elementwise": "elementwise functions and a fused expression against torch and torch.compile, on GPUs",
     "host": "host time of planning and launching, and of every function beside torch's",
 }

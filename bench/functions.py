@@ -19,7 +19,14 @@ Tensor = torch.Tensor
 SIZES = ((64, 256, torch.bfloat16), (8, 64, torch.float32))
 
 #: Functions of numbers alone, which are not replayed.
-WITHOUT_TENSORS = ("arange", "full", "ones", "zeros")
+WITHOUT_TENSORS = ("arange", "full", "ones", "rand", "randint", "randn", "zeros")
+#: Functions that differ in a number, an op or an axis from one that is not here.
+ALIKE = (
+    *("bernoulli_", "dropout2d", "dropout3d", "exponential_", "nn.Dropout1d", "nn.Dropout2d", "nn.Dropout3d", "normal"),
+    *("randint_like", "randn_like", "random_", "trunc_normal_", "uniform_"),
+)
+#: Drops nothing, in the way that other probabilities are.
+RARE = 1e-12
 #: Elements of a head that is rotated.
 ROTATED = 32
 
@@ -215,6 +222,22 @@ def calls(d: Draw) -> dict[str, Call]:
         "tril_": Call(ours.tril_, Tensor.tril_, (d.x,)),
         "triu": Call(ours.triu, torch.triu, (x, 1), (0,)),
         "triu_": Call(ours.triu_, Tensor.triu_, (d.x, 1)),
+        # Of random numbers those that are certain, as tests compare them.
+        "bernoulli": Call(ours.bernoulli, torch.bernoulli, (mask.to(d.dtype),)),
+        "bernoulli_": Call(ours.bernoulli_, Tensor.bernoulli_, (d.x, 1.0)),
+        "exponential_": Call(lambda x: ours.exponential_(x).mul_(0), lambda x: x.exponential_().mul_(0), (d.x,)),
+        "normal": Call(ours.normal, torch.normal, (x, 0.0)),
+        "normal_": Call(ours.normal_, Tensor.normal_, (d.x, 2.0, 0.0)),
+        "rand_like": Call(lambda x: ours.rand_like(x).mul_(0), lambda x: torch.rand_like(x).mul_(0), (x,)),
+        "randn_like": Call(lambda x: ours.randn_like(x).mul_(0), lambda x: torch.randn_like(x).mul_(0), (x,)),
+        "randint_like": Call(ours.randint_like, torch.randint_like, (x, 5, 6)),
+        "random_": Call(ours.random_, Tensor.random_, (d.x, 5, 6)),
+        "trunc_normal_": Call(ours.trunc_normal_, torch.nn.init.trunc_normal_, (d.x, 0.0, 1.0, 2.0, 2.0)),
+        "uniform_": Call(ours.uniform_, Tensor.uniform_, (d.x, 2.0, 2.0)),
+        "dropout": Call(ours.dropout, tf.dropout, (x, RARE), (0,)),
+        "dropout1d": Call(ours.dropout1d, tf.dropout1d, (first, RARE), (0,)),
+        "dropout2d": Call(ours.dropout2d, tf.dropout2d, (first[None], RARE), (0,)),
+        "dropout3d": Call(ours.dropout3d, tf.dropout3d, (first[None, None], RARE), (0,)),
         "zero_": Call(ours.zero_, Tensor.zero_, (d.x,)),
         "zeros_like": Call(ours.zeros_like, torch.zeros_like, (x,)),
     }
@@ -230,6 +253,9 @@ def calls(d: Draw) -> dict[str, Call]:
             given = ((1, 2) * axes, *(() if width is None else (width,)))
             mine, its = (getattr(m, f"{name}{axes}d")(*given) for m in (modules, torch.nn))
             found[f"nn.{name}{axes}d"] = Call(mine, its, (d.values(2, 3, 4, d.m, d.n),), (0,))
+    for name, t in {"": x, "1d": first, "2d": first[None], "3d": first[None, None]}.items():
+        mine, its = (getattr(m, f"Dropout{name}")(RARE) for m in (modules, torch.nn))
+        found[f"nn.Dropout{name}"] = Call(mine, its, (t,), (0,))
     table = modules.FusedEmbeddingRMSNorm(d.m, d.n, device=d.device, dtype=d.dtype)
 
     def looked_up(i: Tensor, weight: Tensor, norm_weight: Tensor) -> Tensor:

@@ -65,6 +65,10 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.ArangeDescriptor(element="f32", count=32),
         tp.Conv2dDescriptor(has_bias=True, **FILTERED),
         *(TYPES[op](**FILTERED) for op in ("conv2d_backward_input", "conv2d_backward_weight")),
+        *(
+            tp.RandomDescriptor(op=op, out_shape=(5, 32), element="f32", state="device")
+            for op in tp.RandomDescriptor.ops()
+        ),
         *(TYPES[op](**HEADS) for op in ("attention", "attention_backward")),
     )
 }

@@ -440,7 +440,7 @@ def test_rowwise_smoke(tmp_path: Path, sweep: bool) -> None:
     assert {row["contestant"] for row in found} == contestants
 
 
-@pytest.mark.parametrize("bench", ["conv", "copies", "elementwise", "rotary"])
+@pytest.mark.parametrize("bench", ["conv", "copies", "elementwise", "random", "rotary"])
 def test_smoke_against_torch(tmp_path: Path, bench: str) -> None:
     found, _ = smoke(tmp_path, [bench, *ON_CPU], f"{bench}-cpu-smoke")
     assert {row["contestant"] for row in found if "seconds" not in row} == {"torch", "triplan"}

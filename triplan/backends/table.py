@@ -67,7 +67,7 @@ class CheckRules:
             leaves out have none: their errors are relative to the result. None: what the reference gives for these
             values, which is right if the op is linear in its floating inputs.
         inputs: from the descriptor and the drawn CPU inputs by operand, those that take other values: statistics, which
-            follow from other inputs, and inputs of a limited range.
+            follow from other inputs, and inputs of a limited range. Host scalars, too.
         passes: the kinds of values of which no intermediate result leaves the element's range; None: all.
         integers: whether small integers must give exact results, up to one rounding into the element; None: if
             contributions are summed by index (``duplicates`` is ``sum``).

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
-from typing_extensions import Self
-
 from triplan.descriptors import (
     BinaryDescriptor,
     ExpressionDescriptor,
@@ -14,15 +9,13 @@ from triplan.descriptors import (
     UnaryBackwardDescriptor,
     UnaryDescriptor,
 )
-from triplan.facade.plan import Plan
-from triplan.sku.facts import fact
+from triplan.facade.plan import NamedArgs, Plan
 
 __all__ = [
     "BinaryArgs",
     "BinaryPlan",
     "ExpressionArgs",
     "ExpressionPlan",
-    "NamedArgs",
     "TernaryArgs",
     "TernaryPlan",
     "UnaryArgs",
@@ -30,33 +23,6 @@ __all__ = [
     "UnaryBackwardPlan",
     "UnaryPlan",
 ]
-
-
-class NamedArgs:
-    """Tensors and numbers by the names of a descriptor's operands: ``BinaryArgs(x=x, y=2.0, out=out)``.
-
-    An instance is a frozen dataclass of these fields. A name that was not given reads as None.
-    """
-
-    __slots__ = ()
-
-    def __new__(cls, **operands: Any) -> Self:
-        made: Any = cls if dataclasses.is_dataclass(cls) else _with_fields(cls, tuple(operands))
-        found: Self = object.__new__(made)
-        return found
-
-    def __init__(self, **operands: Any) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
-
-
-@fact
-def _with_fields(cls: type[NamedArgs], names: tuple[str, ...]) -> type[NamedArgs]:
-    """A subclass of ``cls`` with the fields ``names``."""
-    return dataclasses.make_dataclass(cls.__name__, names, bases=(cls,), frozen=True, slots=True)
 
 
 class UnaryArgs(NamedArgs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import textwrap
 from collections.abc import Callable
@@ -40,9 +41,9 @@ from triplan.sku import (
     Target,
     TargetName,
 )
-from triplan.sku.facts import cached_property
+from triplan.sku.facts import cached_property, fact
 
-__all__ = ["Plan", "plan", "plan_type"]
+__all__ = ["NamedArgs", "Plan", "plan", "plan_type"]
 
 D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A")
@@ -406,3 +407,30 @@ def plan(desc: Descriptor, **request: Unpack[Request]) -> Plan[Any, Any]: ...
 def plan(desc: Any, **request: Unpack[Request]) -> Any:
     """Select a plan for any descriptor; its ``op`` says which Plan class. Takes and raises as ``Plan.select``."""
     return plan_type(getattr(desc, "op", desc)).select(desc, **request)
+
+
+class NamedArgs:
+    """Tensors and numbers by the names of a descriptor's operands: ``BinaryArgs(x=x, y=2.0, out=out)``.
+
+    An instance is a frozen dataclass of these fields. A name that was not given reads as None.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, **operands: Any) -> Self:
+        made: Any = cls if dataclasses.is_dataclass(cls) else _with_fields(cls, tuple(operands))
+        found: Self = object.__new__(made)
+        return found
+
+    def __init__(self, **operands: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+@fact
+def _with_fields(cls: type[NamedArgs], names: tuple[str, ...]) -> type[NamedArgs]:
+    """A subclass of ``cls`` with the fields ``names``."""
+    return dataclasses.make_dataclass(cls.__name__, names, bases=(cls,), frozen=True, slots=True)

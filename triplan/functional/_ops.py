@@ -175,16 +175,19 @@ class Op(Recorded):
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., Grads],
         linearity: Linearity | None = None,
+        keeps_strides: bool = False,
     ) -> None:
-        """``parameters`` is in the schema language; the first is a Tensor whose dtype and device the result has.
+        """``parameters`` is in the schema language; the first is a Tensor whose dtype and device the result has, with
+        ``keeps_strides`` its strides, too, as ``torch.empty_like`` has them (else the result is contiguous).
 
         Ops that change a copy of their first argument have ``update(out, *args)`` instead of ``fill``, and get ``op_``.
         """
-        self.shape, self.update = shape, update
+        self.shape, self.update, self._keeps_strides = shape, update, keeps_strides
         self.fill = fill or self._copy_and_update
 
         def fake(like: Tensor, *args: Any) -> Tensor:
-            return like.new_empty(shape(like, *args))
+            size = shape(like, *args)
+            return torch.empty_like(like) if keeps_strides else like.new_empty(size)
 
         signature = f"({parameters}) -> Tensor"
         super().__init__(name, signature, self._compute, fake, setup=setup, backward=backward, linearity=linearity)
@@ -199,7 +202,9 @@ class Op(Recorded):
     # --- kernels: below autograd, on real tensors ---
 
     def _compute(self, like: Tensor, *args: Any) -> Tensor:
-        out = torch.empty(self.shape(like, *args), dtype=like.dtype, device=like.device)
+        size = self.shape(like, *args)
+        plain = None if self._keeps_strides else torch.empty(size, dtype=like.dtype, device=like.device)
+        out = torch.empty_like(like) if plain is None else plain
         self.fill(out, like, *args)
         return out
 

@@ -7,6 +7,7 @@ from triplan.nn.elementwise import *
 from triplan.nn.indexing import *
 from triplan.nn.losses import *
 from triplan.nn.norms import *
+from triplan.nn.random import *
 from triplan.nn.rotary import *
 
 _export(__name__)

@@ -52,6 +52,7 @@ class OpCategory(_Name):
     ATTENTION = "attention"
     CONV = "conv"
     COPIES = "copies"
+    RANDOM = "random"
     CUSTOM = "custom"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -142,7 +143,9 @@ def args_for(
         drawn = vars(placed.host())
         read = {o.name: drawn[o.name] for o in desc.operands() if o.role is not Role.OUTPUT}
         for name, content in follows(desc, read).items():
-            if name not in given:
+            if name not in regions:  # a host scalar
+                placed.args = dataclasses.replace(placed.args, **{name: content})
+            elif name not in given:
                 write(regions[name].tensor, content.to(device))
                 regions[name].remember()
     return placed

@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import triplan.nn
-from bench.functions import WITHOUT_TENSORS, Call, Draw, calls
+from bench.functions import ALIKE, WITHOUT_TENSORS, Call, Draw, calls
 from triplan import functional
 from triplan.functional._replay import composed, program, replay as _replay
 from triplan.functional._replay.recording import Recording, recording
@@ -33,8 +33,9 @@ from triplan.nn import elementwise as nn_elementwise
 
 Tensor = torch.Tensor
 Args = tuple[Any, ...]
-NAMES = sorted(calls(Draw(6, 8, torch.float32, torch.device("cpu"))))
-RECORDED = [name for name, call in calls(Draw(6, 8, torch.float32, torch.device("cpu"))).items() if call.grads]
+SMALL = {n: call for n, call in calls(Draw(6, 8, torch.float32, torch.device("cpu"))).items() if n not in ALIKE}
+NAMES = sorted(SMALL)
+RECORDED = [name for name, call in SMALL.items() if call.grads]
 #: Each function, and with a leaf that requires a gradient each that has one.
 RECORDINGS = [*((name, False) for name in NAMES), *((name, True) for name in RECORDED)]
 
@@ -89,10 +90,12 @@ def given_to(name: str, args: Args) -> Args:
 
 
 def test_every_function_and_module_is_timed_and_tested_here() -> None:
-    """One factory makes the elementwise functions. Some are here; ``families/elementwise`` replays each of them."""
+    """One factory makes the elementwise functions. Some are here; ``families/elementwise`` replays each of them, and
+    ``families/random`` those that are like another one here."""
     public = set(functional.__all__) | {f"nn.{name}" for name in triplan.nn.__all__}
     made = {*TABLE, *(f"nn.{name}" for name in nn_elementwise.__all__)}
-    assert public - made - set(WITHOUT_TENSORS) <= set(NAMES)
+    assert public - made - {*WITHOUT_TENSORS, *ALIKE} <= set(NAMES)
+    assert set(ALIKE) <= public
     assert {"add", "add_", "gelu", "where"} <= made & set(NAMES)
     replays = {name for name in functional.__all__ if hasattr(getattr(functional, name), "replays")}
     assert replays == set(functional.__all__) - set(WITHOUT_TENSORS)
@@ -479,7 +482,7 @@ def test_transforms_go_the_long_way(name: str, answers: list[bool], device: str)
         result: Tensor = function(*(x if i == at else a for i, a in enumerate(args)))
         return result
 
-    mapped = torch.func.vmap(of)(torch.stack([args[at]] * 2))[1]
+    mapped = torch.func.vmap(of, randomness="different")(torch.stack([args[at]] * 2))[1]
     torch.testing.assert_close(mapped, of(args[at]))
     forget()
     leaf = args[at].clone().requires_grad_()

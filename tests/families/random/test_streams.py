@@ -1,0 +1,220 @@
+"""Streams of random numbers: Philox's published words, which an element gets, shards, accuracy, distributions.
+
+Statistical tests draw from fixed seeds, so that they pass or fail for good; each would fail for one seed in a million.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from cases.functional import DEVICES
+from proofs import target
+from samples import same
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan.backends.reference.random import philox
+from triplan.backends.triton.common.philox_kernels import minus_log
+from triplan.backends.triton.random.shared_kernels import NUMBERS, circle
+
+Tensor = torch.Tensor
+OPS: dict[str, dict[str, float]] = {
+    "uniform": {"low": -1.0, "high": 3.0},
+    "normal": {"mean": 0.5, "std": 2.0},
+    "exponential": {"lambd": 1.5},
+    "randint": {"low": -7, "high": 1000},
+    "bernoulli_p": {"p": 0.3},
+}
+#: Of a normal distribution, what lies further from 0 than this is one in a million; of Kolmogorov's, above this.
+Z, KOLMOGOROV = 4.892, math.sqrt(math.log(2e6) / 2)
+WHERE = [pytest.param("cpu"), pytest.param("interpret", marks=pytest.mark.interpret)]
+WHERE.append(pytest.param("gpu", marks=pytest.mark.gpu))
+
+
+def drawn(
+    op: str,
+    shape: tuple[int, ...],
+    first: int = 0,
+    where: str = "cpu",
+    *,
+    seed: int = 1,
+    offset: int = 0,
+    element: str = "f32",
+    kernel: str | None = None,
+    **fields: Any,
+) -> Tensor:
+    desc = tp.RandomDescriptor(op=op, element=element, out_shape=shape, **fields)
+    plan = tp.plan(desc, target=target(where), kernel=kernel)
+    out = torch.empty(shape, dtype=desc.element.torch, device=plan.target.device_type)
+    numbers = {**OPS[op], "seed": seed, "offset": offset, "first": first}
+    plan.run(plan.args_type(**numbers, out=out))
+    return out.cpu()
+
+
+# --- words ---
+
+#: Random123's known answers (kat_vectors, philox4x32 10): counter, key, words.
+ANSWERS = (
+    ((0,) * 4, (0,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+)
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), ANSWERS)
+def test_published_words(counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]) -> None:
+    assert tuple(int(w) for w in philox([torch.tensor(c) for c in counter], key)) == words
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kernel", ["groups", "elements"])
+def test_which_word_an_element_gets(kernel: str, where: str) -> None:
+    """The document's definition. (The upper half of a counter is that of 64-bit numbers, two to a counter.)"""
+    seed, offset, start = 0x299F31D0_A4093822, 0x03707344_13198A2E, 0x05A308D3_243F6A88
+    halves = [n & 0xFFFFFFFF for n in (offset, offset >> 32)]
+    key = (seed & 0xFFFFFFFF, seed >> 32)
+    found = [philox([torch.tensor(n) for n in (c & 0xFFFFFFFF, c >> 32, *halves)], key) for c in (start, start + 1)]
+    words = [int(w) for four in found for w in four]
+    given = {"seed": seed, "offset": offset, "kernel": None if where == "cpu" else kernel}
+    unit = drawn("uniform", (7,), 4 * start + 1, where, **given)
+    expected = torch.tensor([(w >> 8) * 2.0**-24 for w in words[1:]])
+    torch.testing.assert_close(unit, torch.addcmul(torch.tensor(-1.0), expected, torch.tensor(4.0)), rtol=0, atol=2e-7)
+    whole = drawn("randint", (3,), 2 * start + 1, where, element="i64", **given)
+    pairs = [(words[i + 1] << 32 | words[i]) * 1007 >> 64 for i in (2, 4, 6)]
+    assert whole.tolist() == [n - 7 for n in pairs]
+
+
+# --- shards ---
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("op", OPS)
+def test_a_shard_has_the_bits_of_the_whole(op: str, where: str) -> None:
+    """Any part, at any place in any vector: consecutive elements by both kernels, and blocks of matrices."""
+    for element in ("f32", "bf16", "f64") if where != "interpret" else ("f32",):
+        whole = drawn(op, (6, 50), where=where, element=element)
+        for first in range(5):
+            part = drawn(op, (97,), first, where, element=element)
+            same(part, whole.flatten()[first : first + 97])
+            if where != "cpu":
+                same(drawn(op, (97,), first, where, element=element, kernel="elements"), part)
+        block = drawn(op, (3, 21), 2 * 50 + 13, where, element=element, global_shape=(6, 50))
+        same(block, whole[2:5, 13:34])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_shards_of_functional_calls(device: str) -> None:
+    def drop(x: Tensor, first: int) -> Tensor:
+        return F.dropout(x, 0.4, generator=torch.Generator(device).manual_seed(3), first=first)
+
+    x = torch.randn(8, 9, device=device)
+    whole = drop(x, 0)
+    same(torch.cat([drop(x[:3], 0), drop(x[3:], 27)]), whole)
+    same(drop(x.t().contiguous().t(), 0), whole)  # the index is that of the shape, whatever the strides
+
+
+# --- accuracy ---
+
+
+@triton.jit
+def evaluated(words, log, cos, sin, unit, UNIFORM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The functions of each of BLOCK words (u32), and ``uniform`` of [0, 1) in the type of ``unit``."""
+    at = tl.arange(0, BLOCK)
+    word = tl.load(words + at).to(tl.uint32, bitcast=True)
+    x, y = circle(word)
+    tl.store(log + at, minus_log(word))
+    tl.store(cos + at, x)
+    tl.store(sin + at, y)
+    found = UNIFORM(word, None, (0.0, 1.0), unit.dtype.element_ty)
+    tl.store(unit + at, found.to(unit.dtype.element_ty))
+
+
+@pytest.mark.parametrize("where", WHERE[1:])
+def test_errors_of_the_functions(where: str) -> None:
+    """f32, in ulp, where they are least accurate: the ends, the seam of the logarithm's two ways, quadrants."""
+    near = [0, 2**32 - 64, 0xB504F400 - 32, *(2**29 * i - 32 for i in range(1, 8))]
+    words = torch.cat([torch.arange(n, n + 64) for n in near])
+    words = torch.cat([words, torch.randint(2**32, (8192 - len(words),), generator=torch.Generator().manual_seed(0))])
+    device = target(where).device_type
+    given = words.to(torch.int32).to(device)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        outs = [torch.empty(8192, device=device) for _ in range(3)]
+        unit = torch.empty(8192, dtype=dtype, device=device)
+        evaluated[(1,)](given, *outs, unit, NUMBERS["uniform"], 8192, enable_fp_fusion=False)
+        assert 0 <= float(unit.min()) <= float(unit.max()) < 1
+    log, cos, sin = (t.cpu().double() for t in outs)
+    u, turn = (words.double() + 0.5) * 2.0**-32, words.double() * 2.0**-32
+    quarter = (turn * 4).round()
+    rest = (turn - quarter / 4) * (2 * math.pi)
+    exact = torch.stack([rest.cos(), -rest.sin(), -rest.cos(), rest.sin()])
+    cosine, sine = (exact.roll(n, 0).gather(0, quarter.long()[None] % 4)[0] for n in (0, 1))
+    for got, expected in ((log, -torch.where(u < 0.5, u.log(), torch.log1p(u - 1))), (cos, cosine), (sin, sine)):
+        ulp = torch.ldexp(torch.ones_like(expected), torch.frexp(expected)[1] - 24)
+        assert float(((got - expected).abs() / ulp).max()) <= 3
+
+
+# --- distributions ---
+
+COUNT = 2**16
+
+
+def distance(values: Tensor, below: Callable[[Tensor], Tensor]) -> float:
+    """Kolmogorov's and Smirnov's sqrt(n) * D against the distribution function ``below``."""
+    x = below(values.double().flatten().sort().values)
+    steps = torch.arange(len(x) + 1, dtype=torch.float64) / len(x)
+    return math.sqrt(len(x)) * max(float((x - steps[:-1]).max()), float((steps[1:] - x).max()))
+
+
+DISTRIBUTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "uniform": lambda x: (x + 1) / 4,
+    "normal": lambda x: torch.special.ndtr((x - 0.5) / 2),
+    "exponential": lambda x: -torch.expm1(-1.5 * x),
+}
+
+
+@pytest.mark.parametrize("op", DISTRIBUTIONS)
+def test_distributions(op: str) -> None:
+    for element, seed in (("f32", 1), ("f64", -5), ("f32", 2**40)):
+        assert distance(drawn(op, (COUNT,), seed=seed, element=element), DISTRIBUTIONS[op]) < KOLMOGOROV
+    assert distance(drawn(op, (COUNT,)) * 1.05, DISTRIBUTIONS[op]) > KOLMOGOROV  # it can fail
+
+
+def test_integers_and_choices() -> None:
+    counts = torch.bincount((drawn("randint", (COUNT,), element="i32") + 7).long(), minlength=1007).double()
+    square = float(((counts - COUNT / 1007).square() / (COUNT / 1007)).sum())
+    assert abs(square - 1006) < Z * math.sqrt(2 * 1006)
+    ones = float(drawn("bernoulli_p", (COUNT,)).sum())
+    assert abs(ones - 0.3 * COUNT) < Z * math.sqrt(0.3 * 0.7 * COUNT)
+    p = torch.linspace(0, 1, COUNT, dtype=torch.float64)
+    chosen = F.bernoulli(p, generator=torch.Generator().manual_seed(0))
+    assert abs(float((chosen - p).sum())) < Z * math.sqrt(float((p * (1 - p)).sum()))
+    assert not bool(chosen[0])
+    assert bool(chosen[-1])
+
+
+def related() -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Pairs of draws that must not be correlated."""
+    for op in ("uniform", "normal", "exponential"):
+        x = drawn(op, (COUNT,))
+        yield from ((f"{op} lag {n}", x[:-n], x[n:]) for n in (1, 2, 3, 4, 8, 1024))
+        if op == "normal":  # both of a pair have one radius
+            yield "squares", x[::2].sub(0.5).square(), x[1::2].sub(0.5).square()
+        yield from ((f"{op} lanes {i} {j}", x[i::4], x[j::4]) for i in range(4) for j in range(i))
+        yield f"{op} seeds", x, drawn(op, (COUNT,), seed=2)
+        yield from ((f"{op} offset {n}", x, drawn(op, (COUNT,), offset=n)) for n in (1, 4, 2**32, -(2**63)))
+
+
+def test_no_correlation() -> None:
+    for name, a, b in related():
+        z = float(torch.corrcoef(torch.stack([a.double(), b.double()]))[0, 1]) * math.sqrt(len(a))
+        assert abs(z) < Z, name

@@ -1,0 +1,102 @@
+"""Words of Philox4x32-10 by position in a stream, and what several families make of them.
+
+Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011); docs/random.md says which word an element gets. f32
+calls no library and contracts nothing but what is written as ``tl.fma`` (launch with ``fuses=False``), so that the bits
+are those of every GPU.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def as_i64(x):
+    """A scalar as i64: in the interpreter it is as narrow as its value."""
+    return tl.full((), x, tl.int64)
+
+
+@triton.jit
+def state_of(state):
+    """(seed, offset) as i64 scalars. state: (seed, offset), or (address of both,)."""
+    if len(state) == 1:
+        seed, offset = tl.load(state[0]), tl.load(state[0] + 1)
+    else:
+        seed, offset = as_i64(state[0]), as_i64(state[1])
+    return seed, offset
+
+
+@triton.jit
+def words_of(seed, offset, counter):
+    """The four u32 words of each ``counter`` (i64, of any shape) in the stream of i64 scalars ``seed`` and ``offset``.
+
+    The key is the seed, counter words 0 and 1 are ``counter``, 2 and 3 are ``offset``; low halves first. ``tl.philox``
+    gives the same words, but multiplies twice for the halves of a product, which here is one IMAD.WIDE.
+    """
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    c2, c3 = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        low, high = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c2 = (high >> 32).to(tl.uint32) ^ c1 ^ k0, (low >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1, c3 = high.to(tl.uint32), low.to(tl.uint32)
+        k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
+        k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def polynomial(x, COEFFICIENTS):
+    """sum(COEFFICIENTS[i] * x**(n - 1 - i)), by Horner's rule in x's type. COEFFICIENTS: a tuple of n numbers."""
+    found = tl.full(x.shape, COEFFICIENTS[0], x.dtype)
+    for i in tl.static_range(1, len(COEFFICIENTS)):
+        found = tl.fma(found, x, tl.full((), COEFFICIENTS[i], x.dtype))  # a number alone would be one of f32
+    return found
+
+
+@triton.jit
+def _minus_log_f32(word):
+    """-log(u), u = (word + 1/2) * 2**-32, within 3 ulp, by the polynomial of Cephes (logf.c).
+
+    Near 1 from 1 - u, which f32 holds where it does not hold u.
+    """
+    u = tl.fma(word.to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
+    rest = tl.fma((word ^ 0xFFFFFFFF).to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
+    bits = u.to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F3504F3) >> 23  # of u = m * 2**exponent, sqrt(1/2) <= m < sqrt(2)
+    near = word >= 0xB504F400
+    f = tl.where(near, -rest, (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0)
+    e = tl.where(near, 0, exponent).to(tl.float32)
+    p = polynomial(
+        f,
+        (
+            7.0376836292e-2,
+            -1.1514610310e-1,
+            1.1676998740e-1,
+            -1.2420140846e-1,
+            1.4249322787e-1,
+            -1.6668057665e-1,
+            2.0000714765e-1,
+            -2.4999993993e-1,
+            3.3333331174e-1,
+        ),
+    )
+    square = f * f
+    p = tl.fma(p * f, square, e * -2.12194440e-4)  # log(2) in two parts: the larger times e is exact
+    p = tl.fma(square, -0.5, p)
+    return -tl.fma(e, 0.693359375, f + p)
+
+
+@triton.jit
+def minus_log(word):
+    """-log(u), u in (0, 1): the middle of the interval of 2**-32 that ``word`` numbers, or of 2**-52 for 64-bit words.
+
+    So it is never 0 nor infinite: of 32 bits, from 2**-33 to 22.9.
+    """
+    if word.dtype == tl.uint32:
+        found = _minus_log_f32(word)
+    else:
+        found = -tl.log(tl.fma((word >> 12).to(tl.float64), 2.220446049250313e-16, 1.1102230246251565e-16))
+    return found

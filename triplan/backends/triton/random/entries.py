@@ -1,0 +1,140 @@
+"""How the kernels of random numbers join the kernel table, and their common arguments and guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import triton.language as tl
+
+from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar
+from triplan.backends.table import kernel
+from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.offsets import I32_LIMIT, layout, padded
+from triplan.backends.triton.common.strides import known_strides, stride_arg
+from triplan.backends.triton.random.shared_kernels import NUMBERS
+from triplan.descriptors import Operand, RandomDescriptor
+from triplan.descriptors.random import INTEGERS, PARAMETERS
+from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, Tolerance
+
+#: Roundings on the path of a term, f32. uniform: of low, of high - low, the sum. normal: the logarithm, 3 ulp (6),
+#: halved by the root, which rounds once; the angle and its functions, 3 ulp (6); two products and a sum; mean and std.
+#: exponential: the logarithm, the rate, the product. dropout: the scale, the product. (tests/families/random holds the
+#: functions to their errors.)
+ROUNDINGS = {"uniform": 3, "normal": 16, "exponential": 8, "dropout": 2}
+#: Elements a microsecond that one evaluation of Philox for each would give; one for four elements is hidden. Untuned.
+ELEMENTS_PER_US = 2e5
+
+
+def guarantee(desc: RandomDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """An element depends on its index alone, whatever the batch is; at another index it is another number."""
+    roundings, compute = ROUNDINGS.get(desc.op), desc.element.compute
+    if roundings is None:
+        return {"out": PrecisionGuarantee.exact(desc.element).replace(order_invariant=False)}
+    kept = {"kept": PrecisionGuarantee.exact(ElementKind.I64)} if desc.keeps_state else {}
+    if compute is ElementKind.F64:
+        roundings *= 2  # the float64 oracle's own too
+    relative, per_term = (0, roundings) if desc.op in ("uniform", "normal") else (roundings, 0)
+    if desc.op == "uniform" and desc.element.itemsize == 2:  # it is rounded down, by a unit in the last place
+        u = desc.element.unit_roundoff
+        found = Tolerance(ctol=2 * u, underflow=bounds.smallest_subnormal(desc.element))
+        return {"out": bounds.guarantee(compute, found, batch=True)}
+    return {"out": bounds.rounded(desc.element, compute, relative, per_term, batch=True), **kept}
+
+
+def numerics(desc: RandomDescriptor) -> str:
+    """Equal for all kernels: each makes an element of the same words, by the same function."""
+    return f"random.{desc.op}.{desc.element}.v1"
+
+
+def fits(desc: RandomDescriptor, programs: int) -> Support:
+    """Whether a kernel of so many programs takes the operands."""
+    if any(not o.layout.packed for o in desc.operands() if o.name in ("state", "kept")):
+        return Support.no("takes state and kept packed")
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+
+
+def pointer(o: Operand) -> Ptr:
+    """The operand's address; bool is written as i8."""
+    return Ptr(o.name, ElementKind.I8 if o.element is ElementKind.BOOL else o.element, o.alignment)
+
+
+def arguments(desc: RandomDescriptor) -> dict[str, Arg]:
+    operands = {o.name: o for o in desc.operands()}
+    state: Arg = (
+        (Ptr("state", ElementKind.I64, operands["state"].alignment),)
+        if "state" in operands
+        else (Scalar("seed", ElementKind.I64, 0), Scalar("offset", ElementKind.I64, 0))
+    )
+    numel = operands["out"].numel
+    return {
+        "out": pointer(operands["out"]),
+        "x": pointer(operands["x"]) if "x" in operands else None,
+        "parameters": tuple(Scalar(name, operands[name].element, 0) for name in PARAMETERS[desc.op]) or None,
+        "state": state,
+        "kept": pointer(operands["kept"]) if "kept" in operands else None,
+        "first": Scalar("first", ElementKind.I64, 0),
+        "numel": Int(numel, numel >= I32_LIMIT),
+    }
+
+
+def strides(found: Sequence[Arg]) -> tuple[Arg, ...]:
+    return padded(found, Int(0, True, 16))
+
+
+def geometry(desc: RandomDescriptor) -> dict[str, Arg]:
+    """Sizes and strides, from the innermost axis outwards."""
+    operands = {o.name: o for o in desc.operands()}
+    wide = operands["out"].numel >= I32_LIMIT
+
+    def of(o: Operand) -> tuple[Arg, ...]:
+        return strides([stride_arg(o, s) for s in known_strides(o, len(o.shape))])
+
+    return {
+        "sizes": padded([Int(n, wide) for n in desc.out_shape], Int(1, wide)),
+        "out_strides": of(operands["out"]),
+        "x_strides": of(operands["x"]) if "x" in operands else None,
+    }
+
+
+def constants(desc: RandomDescriptor) -> dict[str, Any]:
+    return {
+        "NUMBER": NUMBERS[desc.op],
+        "PAIRED": desc.op == "normal",
+        "WIDE": desc.is_wide,
+        "POINT_TYPE": tl.int64 if desc.operand("out").numel >= I32_LIMIT else tl.int32,
+    }
+
+
+def cost(desc: RandomDescriptor, evaluations: int) -> float:
+    """Microseconds of a kernel that evaluates Philox so many times."""
+    return LAUNCH_US + max(
+        sum(o.nbytes for o in desc.operands() if o.is_tensor) / BYTES_PER_US, evaluations / ELEMENTS_PER_US
+    )
+
+
+def entry(
+    name: str,
+    supports: Callable[[RandomDescriptor, Target], Support],
+    rank: Callable[[RandomDescriptor, Target], float],
+) -> Callable[[Any], Any]:
+    """Register the decorated function, which builds the launches, as the entry ``name`` of every op."""
+
+    def register(build: Any) -> Any:
+        for op in RandomDescriptor.ops():
+            kernel(
+                op=op,
+                name=name,
+                elements=[
+                    e for e in ElementKind if not e.value.startswith("fp8") and (e.is_floating_point or op in INTEGERS)
+                ],
+                guarantee=guarantee,
+                supports=supports,
+                rank=rank,
+                numerics=numerics,
+                layout=layout,
+            )(build)
+        return build
+
+    return register

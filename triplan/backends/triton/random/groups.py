@@ -1,0 +1,33 @@
+"""Kernel ``groups``: consecutive elements of a stream, each of whose counters is evaluated once for all of them."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.random import groups_kernels as kernels
+from triplan.backends.triton.random.entries import arguments, constants, cost, entry, fits, geometry
+from triplan.descriptors import RandomDescriptor
+from triplan.sku import Support, Target
+
+#: Elements per program of 4 warps. Untuned.
+BLOCK = 1024
+
+
+def _programs(desc: RandomDescriptor) -> int:
+    """Elements of the first counter may belong to what precedes the tensor."""
+    return -(-(desc.operand("out").numel + 3) // BLOCK)
+
+
+def applies(desc: RandomDescriptor, target: Target) -> Support:
+    if desc.global_shape is not None and desc.global_shape[1:] != desc.out_shape[1:]:
+        return Support.no("its elements are not consecutive ones of the whole tensor")
+    return fits(desc, _programs(desc))
+
+
+@entry("groups", applies, lambda desc, target: cost(desc, desc.operand("out").numel // 4))
+def groups(desc: RandomDescriptor, target: Target) -> list[Launch]:
+    if desc.operand("out").numel == 0:
+        return []
+    packed = all(o.layout.packed for o in desc.operands())
+    args = {**arguments(desc), **(dict.fromkeys(("sizes", "out_strides", "x_strides")) if packed else geometry(desc))}
+    made = {**constants(desc), "BLOCK": BLOCK}
+    return [Launch(kernels.groups_kernel, _programs(desc), args, made, num_warps=4, fuses=False)]

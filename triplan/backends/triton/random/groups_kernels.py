@@ -1,0 +1,75 @@
+"""Random numbers of consecutive indices: one evaluation of Philox for all elements of a counter."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.offsets_kernels import unravel
+from triplan.backends.triton.common.philox_kernels import as_i64
+from triplan.backends.triton.random.shared_kernels import keep, pairs
+
+
+@triton.jit
+def _write(out, x, parameters, state, places, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK):
+    sizes, out_strides, x_strides = places
+    to, of = point, point
+    if sizes is not None:
+        to = unravel(point, sizes, out_strides)
+        if x is not None:
+            of = unravel(point, sizes, x_strides)
+    # Words are made within the branch: of those made before, both branches' layouts would go through shared memory.
+    a, b = pairs(state, counter, WIDE)
+    given = None
+    if x is not None:
+        given = tl.load(x + of, mask=live)
+    if PAIRED:
+        first, second = NUMBER(a, b, parameters)
+        found = tl.join(first, second).reshape(BLOCK)
+    else:
+        found = NUMBER(tl.join(a, b).reshape(BLOCK), given, parameters, out.dtype.element_ty)
+    tl.store(out + to, found.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def groups_kernel(
+    out,
+    x,
+    parameters,
+    state,
+    kept,
+    first,
+    numel,
+    sizes,
+    out_strides,
+    x_strides,
+    NUMBER: tl.constexpr,
+    PAIRED: tl.constexpr,
+    WIDE: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[i] = NUMBER(word of first + i, x[i], parameters), i < numel.
+
+    out, x (None if there is none): packed, with None for sizes and strides, or with strides of ``sizes``, both from the
+    innermost axis outwards. state: (seed, offset), or (a tensor of both,); kept, if not None, gets it.
+    A counter serves 4 elements, 2 if WIDE. Where ``first`` is no multiple of that, the elements of a counter are not
+    those of one vector: then all blocks are masked, else only the last, as masks narrow accesses.
+    """
+    keep(kept, state)
+    places = (sizes, out_strides, x_strides)
+    SHARED: tl.constexpr = 2 if WIDE else 4
+    start = tl.program_id(0).to(POINT_TYPE) * BLOCK
+    first = as_i64(first)
+    skipped = (first & (SHARED - 1)).to(POINT_TYPE)
+    ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
+    group = tl.program_id(0).to(tl.int64) * (BLOCK // SHARED) + tl.arange(0, BLOCK // SHARED)
+    counter = ((first >> (1 if WIDE else 2)) + group) & ALL
+    point = start + tl.arange(0, BLOCK)
+    if (skipped == 0) & (start + BLOCK <= numel):
+        _write(out, x, parameters, state, places, counter, point, None, NUMBER, PAIRED, WIDE, BLOCK)
+    else:
+        point -= skipped
+        live = (point >= 0) & (point < numel)
+        _write(out, x, parameters, state, places, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK)

@@ -1,0 +1,178 @@
+"""Random numbers of the words of Philox (common/philox_kernels.py).
+
+Products and sums are written as ``tl.fma`` or not contracted, square roots are rounded to nearest, and f32 calls no
+library: so the bits are those of every GPU. ``NUMBERS`` has the jit function of each op, of (words, x, parameters, the
+element of the result); that of ``normal`` takes the two words of a pair of elements and returns both.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.philox_kernels import as_i64, minus_log, polynomial, state_of, words_of
+
+
+@triton.jit
+def pairs(state, counter, WIDE):
+    """(a, b): the first and the second word of each pair, of the shape of ``counter`` (i64).
+
+    Of 32 bits: two pairs a counter, along a new last axis. WIDE: of 64 bits, one pair a counter.
+    """
+    seed, offset = state_of(state)
+    w0, w1, w2, w3 = words_of(seed, offset, counter)
+    if WIDE:
+        a = (w1.to(tl.uint64) << 32) | w0.to(tl.uint64)
+        b = (w3.to(tl.uint64) << 32) | w2.to(tl.uint64)
+    else:
+        a, b = tl.join(w0, w2), tl.join(w1, w3)
+    return a, b
+
+
+@triton.jit
+def keep(kept, state):
+    """kept = (seed, offset), by the first program; kept may be None."""
+    if kept is not None:
+        if tl.program_id(0) == 0:
+            seed, offset = state_of(state)
+            tl.store(kept, seed)
+            tl.store(kept + 1, offset)
+
+
+@triton.jit
+def circle(word):
+    """(cos, sin) of 2 * pi * u, u = word * 2**-32 or 2**-64: of an angle of at most pi / 4, by the
+    polynomials of Cephes (sinf.c, sin.c), and the quadrant."""
+    if word.dtype == tl.uint32:
+        quadrant = (word + 0x20000000) >> 30
+        a = (word - (quadrant << 30)).to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09
+        square = a * a
+        p = polynomial(square, (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
+        q = polynomial(square, (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
+    else:
+        quadrant = (word + 0x2000000000000000) >> 62
+        a = (word - (quadrant << 62)).to(tl.int64, bitcast=True).to(tl.float64) * 3.406121580086554e-19
+        square = a * a
+        p = polynomial(
+            square,
+            (
+                1.58962301576546568060e-10,
+                -2.50507477628578072866e-8,
+                2.75573136213857245213e-6,
+                -1.98412698295895385996e-4,
+                8.33333333332211858878e-3,
+                -1.66666666666666307295e-1,
+            ),
+        )
+        q = polynomial(
+            square,
+            (
+                -1.13585365213876817300e-11,
+                2.08757008419747316778e-9,
+                -2.75573141792967388112e-7,
+                2.48015872888517045348e-5,
+                -1.38888888888730564116e-3,
+                4.16666666666665929218e-2,
+            ),
+        )
+    sin = tl.fma(p * square, a, a)
+    cos = tl.fma(q, square * square, tl.fma(square, -0.5, 1.0))
+    turns = (quadrant & 1) != 0
+    x, y = tl.where(turns, sin, cos), tl.where(turns, cos, sin)
+    return tl.where(((quadrant + 1) & 2) != 0, -x, x), tl.where((quadrant & 2) != 0, -y, y)
+
+
+@triton.jit
+def before(x):
+    """The largest number below ``x``, a finite number of its type."""
+    BITS: tl.constexpr = tl.core.get_int_dtype(x.dtype.primitive_bitwidth, True)
+    bits = x.to(BITS, bitcast=True)
+    least = tl.full((), 1, BITS) << (x.dtype.primitive_bitwidth - 1)  # of the sign alone
+    found = tl.where(x == 0, least + 1, tl.where(x > 0, bits - 1, bits + 1))
+    return found.to(x.dtype, bitcast=True)
+
+
+# --- numbers ---
+
+
+@triton.jit
+def uniform(word, x, parameters, OUT):
+    """low + u * (high - low), rounded down to OUT, and below high though that sum may round up to it."""
+    if word.dtype == tl.uint32:
+        u = (word >> 8).to(tl.float32) * 5.960464477539063e-08
+    else:
+        u = (word >> 11).to(tl.float64) * 1.1102230246251565e-16
+    low, high = tl.full((), parameters[0], tl.float64), tl.full((), parameters[1], tl.float64)
+    lowest = low.to(u.dtype)
+    v = tl.fma(u, (high - low).to(u.dtype), lowest)
+    v = tl.minimum(v, tl.maximum(before(high.to(u.dtype)), lowest))
+    if OUT.primitive_bitwidth == 16:
+        rounded = v.to(OUT)
+        v = tl.where(rounded.to(tl.float32) > v, before(rounded), rounded)
+    return v
+
+
+@triton.jit
+def normal(a, b, parameters):
+    """(mean + std * r * cos(t), mean + std * r * sin(t)), r = sqrt(-2 * log(u)) of word a, t = 2 * pi * u of b."""
+    square = 2.0 * minus_log(a)
+    if square.dtype == tl.float32:
+        r = tl.sqrt_rn(square)
+    else:
+        r = tl.sqrt(square)  # rounds to nearest
+    x, y = circle(b)
+    mean = tl.full((), parameters[0], tl.float64).to(r.dtype)
+    std = tl.full((), parameters[1], tl.float64).to(r.dtype)
+    return tl.fma(r * x, std, mean), tl.fma(r * y, std, mean)
+
+
+@triton.jit
+def exponential(word, x, parameters, OUT):
+    found = minus_log(word)
+    return found * (1.0 / tl.full((), parameters[0], tl.float64)).to(found.dtype)
+
+
+@triton.jit
+def randint(word, x, parameters, OUT):
+    """low + the upper 64 bits of word * (high - low): without a loop, and so nearly without bias."""
+    low, high = as_i64(parameters[0]), as_i64(parameters[1])
+    span = tl.sub(high, low, sanitize_overflow=False).to(tl.uint64, bitcast=True)
+    above = tl.umulhi(word, word * 0 + span).to(tl.int64, bitcast=True)
+    found = tl.add(above, low, sanitize_overflow=False)
+    if OUT.is_floating() and OUT.primitive_bitwidth == 16:
+        found = found.to(tl.float32)
+    return found
+
+
+@triton.jit
+def _below(word, p):
+    """Whether word * 2**-32 < p, a scalar: words are compared with an integer."""
+    limit = tl.minimum(tl.maximum(tl.full((), p, tl.float64), 0.0), 1.0) * 4294967296.0
+    return word.to(tl.int64) < tl.ceil(limit).to(tl.int64)
+
+
+@triton.jit
+def _one(chosen, OUT):
+    """1 where ``chosen``, else 0; of f32 for every float."""
+    return tl.where(chosen, 1.0, 0.0) if OUT.is_floating() else tl.where(chosen, 1, 0)
+
+
+@triton.jit
+def bernoulli_p(word, x, parameters, OUT):
+    return _one(_below(word, parameters[0]), OUT)
+
+
+@triton.jit
+def bernoulli(word, x, parameters, OUT):
+    return _one(word.to(tl.float64) < x.to(tl.float64) * 4294967296.0, OUT)
+
+
+@triton.jit
+def dropout(word, x, parameters, OUT):
+    wide = x.to(tl.float64) if OUT == tl.float64 else x.to(tl.float32)
+    scale = (1.0 / (1.0 - tl.full((), parameters[0], tl.float64))).to(wide.dtype)
+    return tl.where(_below(word, parameters[0]), 0.0, wide * scale)
+
+
+NUMBERS = {f.__name__: f for f in (uniform, normal, exponential, randint, bernoulli_p, bernoulli, dropout)}

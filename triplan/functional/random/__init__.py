@@ -1,0 +1,2 @@
+from triplan.functional.random.dropout import *
+from triplan.functional.random.numbers import *

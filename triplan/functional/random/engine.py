@@ -1,0 +1,139 @@
+"""Seeds and offsets from a ``torch.Generator``, and the registered ops that draw with them.
+
+A call advances the generator. On a GPU its state is read on the host, which waits for nothing. Where that would freeze
+what is drawn (while a CUDA graph is captured, and in compiled code), and on the CPU, torch draws a seed and an offset
+into a tensor. Element i of a result depends on seed, offset and ``first + i`` alone (docs/random.md).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from triplan.backends.runtime.launcher import is_capturing
+from triplan.descriptors.random import INTEGERS, PARAMETERS
+from triplan.facade import RandomPlan
+from triplan.functional._ops import Op
+from triplan.functional._plans import run
+from triplan.functional._replay.recording import drawn, recording, setting
+from triplan.functional._watching import nothing_watches, transformed
+
+Tensor = torch.Tensor
+Number = bool | int | float
+#: (a tensor of both or None, seed, offset): what a call draws with.
+State = tuple[Tensor | None, int, int]
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+#: Descriptors have this many axes at most.
+_MAX_RANK = 8
+#: What a call adds to a generator's offset, which torch requires to be a multiple of 4.
+_STEP = 4
+_advancing = threading.Lock()
+
+
+def _advance(generator: torch.Generator) -> tuple[int, int]:
+    """The seed and the offset of the next call, as i64.
+
+    The offset gets its highest bit set. torch's kernels have the number of a thread in these words of the counter,
+    which never reaches that bit: no number of theirs comes again in ours.
+    """
+    with _advancing:
+        offset = generator.get_offset()
+        generator.set_offset(offset + _STEP)
+    return (generator.initial_seed() + 2**63) % 2**64 - 2**63, offset - 2**63
+
+
+def _reads_on_host(t: Tensor) -> bool:
+    """Whether a generator's state can be read without waiting, and without freezing them."""
+    if not t.is_cuda or torch.compiler.is_compiling() or setting(is_capturing):
+        return False
+    return nothing_watches([t], modes=recording() is not None) and not transformed()
+
+
+def next_state(t: Tensor, generator: torch.Generator | None) -> State:
+    """What a call that writes a tensor like ``t`` draws with. The generator moves on."""
+    if _reads_on_host(t):
+        of = torch.cuda.default_generators[t.get_device()] if generator is None else generator
+        if of.device.type != "cuda":
+            raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{of.device.type}'")
+        seed, offset = drawn(partial(_advance, of))
+        return None, seed, offset
+    if torch.compiler.is_compiling() or transformed():
+        given: dict[str, Any] = {} if generator is None else {"generator": generator}  # dynamo takes no None
+        return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=t.device, **given), 0, 0
+    return torch.empty(2, dtype=torch.int64, device=t.device).random_(generator=generator), 0, 0
+
+
+# --- registered ops ---
+
+
+def run_plan(op: str, operands: dict[str, Tensor], state: State, first: int, numbers: dict[str, Number]) -> None:
+    """The plan of ``op``, on views of few axes."""
+    of, seed, offset = state
+    tensors = [operands[name] for name in ("x", "out") if name in operands]
+    if all(t.is_contiguous() for t in tensors):
+        operands = {name: t.view(-1) for name, t in operands.items()}
+    elif tensors[0].dim() > _MAX_RANK:
+        out = operands["out"]
+        packed = {name: t.contiguous() for name, t in operands.items()}
+        run_plan(op, packed, state, first, numbers)
+        out.copy_(packed["out"])
+        return
+    scalars: dict[str, Any] = dict(numbers)
+    if of is None:
+        scalars |= {"seed": seed, "offset": offset}
+    else:
+        operands["state"] = of
+    if first:
+        scalars["first"] = first
+    run(RandomPlan, operands, scalars=scalars, op=op)
+
+
+def require_floats(name: str, t: Tensor) -> None:
+    if t.dtype not in _FLOATS:
+        raise NotImplementedError(f"{name}(): {t.dtype} is not supported, only f16, bf16, f32 and f64")
+
+
+def _fill(out: Tensor, state: Tensor | None, seed: int, offset: int, op: str, numbers: Any, first: int) -> None:
+    run_plan(op, {"out": out}, (state, seed, offset), first, dict(zip(PARAMETERS[op], numbers, strict=True)))
+
+
+def fillable(target: Tensor, state: Tensor | None, seed: int, offset: int, op: str, *how: Any) -> Sequence[int]:
+    if op not in INTEGERS:
+        require_floats(op, target)
+    elif target.dtype not in (*_FLOATS, *_INTEGERS):
+        raise NotImplementedError(f"{op}(): {target.dtype} is not supported")
+    return target.shape
+
+
+filled = Op(
+    "random",
+    "Tensor target, Tensor? state, int seed, int offset, str op, Scalar[] parameters, SymInt first",
+    shape=fillable,
+    update=_fill,
+    setup=lambda ctx, inputs, output: None,
+    backward=lambda ctx, g: (torch.zeros_like(g), *(None,) * 6),
+)
+
+
+def _choose(out: Tensor, x: Tensor, state: Tensor | None, seed: int, offset: int, first: int) -> None:
+    run_plan("bernoulli", {"x": x, "out": out}, (state, seed, offset), first, {})
+
+
+def _choosable(x: Tensor, *how: Any) -> Sequence[int]:
+    require_floats("bernoulli", x)
+    return x.shape
+
+
+chosen = Op(
+    "bernoulli",
+    "Tensor x, Tensor? state, int seed, int offset, SymInt first",
+    shape=_choosable,
+    fill=_choose,
+    setup=lambda ctx, inputs, output: None,
+    backward=lambda ctx, g: (torch.zeros_like(g), *(None,) * 4),
+)
