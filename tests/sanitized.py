@@ -22,7 +22,7 @@ from triplan.testing import args_for
 def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan[Any, Any]]:
     """The entry's plans of the op's sample, with two contributions to a sum by index, for each of its elements.
 
-    Where the entry does not take the sample: without ``c0`` and ``pre``, and with operands of one shape.
+    Where the entry does not take the sample: without ``c0`` and ``pre``, with operands of one shape, or depthwise.
     """
     (row,) = (e for e in tp.TABLE.rows(op) if e.name == entry)
     sample = SAMPLES[op]
@@ -32,7 +32,7 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
     for element, accumulate in product(sorted(row.elements), (True, False)):
         fields = known(sample, element=element, accumulate=accumulate)
         desc = sample.replace(**fewer, **fields) if fields else type(sample).example(element)
-        bare = desc.replace(**known(desc, reads_c0=False, saves_pre=False, y_shape=None, z_shape=None))
+        bare = desc.replace(**known(desc, reads_c0=False, saves_pre=False, y_shape=None, z_shape=None, groups=6))
         if entry == "transposed" and op in ("expression", *COPIES):
             bare = desc.replace(layouts={"x": tp.Layout.strided(unit_axis=0)})
         plan = pinned(desc, entry, target) or pinned(bare, entry, target)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import triplan as tp
-from matrix import Build, Patterns, compiles, planned
+from matrix import VECTORS, Build, Patterns, compiles, planned
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 SIZES: dict[str, Any] = {"batch": 64, "height": 56, "width": 56, "kernel": (3, 3), "padding": (1, 1, 1, 1)}
@@ -19,13 +19,16 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     cls: Any = tp.descriptor_types()[op]
     kinds = [{"element": element} for element in ("f16", "bf16", "f32", "f64")]
     for kind in (*kinds, {"element": "f32", "math": "tf32"}):
-        for channels, more in ((256, {}), (3, {"stride": (2, 2)}), (64, {"groups": 2, "dilation": (2, 2)})):
+        few, parted = {"stride": (2, 2)}, {"groups": 2, "dilation": (2, 2)}
+        for channels, more in ((256, {}), (3, few), (64, parted), (128, {"groups": 128})):
             desc = cls(**kind, in_channels=channels, out_channels=128, **SIZES, **more)
             last = {} if channels == 64 else {o.name: LAST for o in desc.operands() if len(o.shape) == 4}
             yield desc.replace(layouts=last)
 
 
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
+    if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
+        return ((VECTORS,) if desc.element.itemsize <= 4 else ()), ()
     if desc.in_channels != 256 or name == "conv2d_fold_kernel":
         return (), ()
     found = [COPIES]

@@ -1,4 +1,7 @@
-"""Convolutions for the proofs: contributions are the channels that a pixel sums, or the images that a weight does."""
+"""Convolutions for the proofs: contributions are the channels that a pixel sums, or the images that a weight does.
+
+Of a depthwise convolution a pixel sums the taps of one row.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,14 @@ class Convolution(Drawn):
 
 
 def summed(desc: Any) -> int:
-    """Images, or channels or filters of a group."""
+    """Images, or channels or filters of a group, or taps if it has one of each."""
+    if is_depthwise(desc) and desc.op != "conv2d_backward_weight":
+        return int(desc.kernel[1])
     return int({"conv2d": desc.channels, "conv2d_backward_input": desc.filters}.get(desc.op, desc.batch))
+
+
+def is_depthwise(desc: Any) -> bool:
+    return bool(desc.channels == desc.filters == 1)
 
 
 def shuffled(n: int) -> Tensor:
@@ -49,6 +58,10 @@ def shuffled(n: int) -> Tensor:
 
 def channel_orders(desc: Any, order: Tensor) -> dict[str, tuple[int, Tensor]]:
     """By operand: the axis that is summed, and its order where that of a group is ``order``."""
+    if is_depthwise(desc) and desc.op == "conv2d":
+        return {"weight": (3, order), "x": (3, order)}
+    if is_depthwise(desc) and desc.op == "conv2d_backward_input":
+        return {"weight": (3, order), "dout": (3, len(order) - 1 - order.flip(0))}
     whole = torch.cat([g * len(order) + order for g in range(desc.groups)])
     if desc.op == "conv2d":
         return {"x": (1, whole), "weight": (1, order)}
@@ -79,24 +92,27 @@ def values(desc: Any, kind: Kind, n: int) -> Values:
     return found
 
 
-def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, groups: int = 1, **fields: Any) -> Convolution:
+def problem(
+    op: str, n: int, element: tp.ElementKind, kind: Kind, depthwise: bool = False, **fields: Any
+) -> Convolution:
     even = max(n // 4, 4) // 2 * 2
-    sizes = {"batch": IMAGES, "channels": FEW, "filters": FILTERS}
-    sizes[{"conv2d": "channels", "conv2d_backward_input": "filters"}.get(op, "batch")] = even
+    groups = fields.get("groups", 1)
+    sizes: dict[str, Any] = {"batch": IMAGES, "in_channels": FEW * groups, "out_channels": FILTERS * groups}
+    sizes |= {"height": HEIGHT, "width": WIDTH, "kernel": KERNEL}
+    if depthwise:
+        sizes |= {"out_channels": FEW, "groups": FEW}
+    if op == "conv2d_backward_weight":
+        sizes["batch"] = even
+    elif depthwise:  # each image of x, or of dout, is a row of one pixel for each tap; what is written is one pixel
+        back = op == "conv2d_backward_input"
+        sizes |= {"height": 1, "width": 1 if back else even, "kernel": (1, even)}
+        sizes["padding"] = (0, 0, even - 1, even - 1) if back else (0,) * 4
+    else:
+        sizes["in_channels" if op == "conv2d" else "out_channels"] = even * groups
     if op != "conv2d":
         fields.pop("has_bias", None)
     cls: Any = tp.descriptor_types()[op]
-    desc = cls(
-        batch=sizes["batch"],
-        in_channels=sizes["channels"] * groups,
-        out_channels=sizes["filters"] * groups,
-        height=HEIGHT,
-        width=WIDTH,
-        kernel=KERNEL,
-        groups=groups,
-        element=element,
-        **fields,
-    )
+    desc = cls(**{**sizes, **fields}, element=element)
     return Convolution(desc, partial(values, desc, kind, n))
 
 
@@ -105,4 +121,5 @@ for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
         _op,
         {"has_bias": True},
         {"groups": 2, "stride": (2, 1), "padding": (1, 0, 1, 1), "dilation": (1, 2)},
+        {"depthwise": True},
     )(partial(problem, _op))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from triplan.backends import TABLE, KernelRow, KernelTable
-from triplan.descriptors import AxisField, Descriptor, Layout, ShapeField, descriptor_types
+from triplan.descriptors import AxisField, Descriptor, DivisorField, Layout, ShapeField, descriptor_types
 from triplan.errors import InvalidProblem
 from triplan.sku import ArchSku, ElementKind, IndexElementKind, OpCategory, PrecisionGuarantee, Target
 
@@ -107,8 +107,8 @@ def _supported(
 def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     """Small valid descriptors of ``cls``: the defaults first, then every combination of its options.
 
-    Options are the axes and the boolean and literal fields: a kernel may support only one of their values. Yields
-    nothing if the annotations do not say what the required fields may hold.
+    Options are the axes, the boolean and literal fields, and numbers that divide extents: a kernel may support only one
+    of their values. Yields nothing if the annotations do not say what the required fields may hold.
     """
     if hasattr(cls, "example"):  # no annotation could tell
         yield from _turned(cls.example(fixed.get("element", ElementKind.F32)))
@@ -119,8 +119,8 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     for name, info in cls.model_fields.items():
         if name in fixed or name in ("op", "schema_version", "layouts"):
             continue
-        axis = any(isinstance(mark, AxisField) for mark in info.metadata)
-        choices = axes if axis else _choices(info.annotation)
+        axis, divisor = (any(isinstance(m, kind) for m in info.metadata) for kind in (AxisField, DivisorField))
+        choices = axes if axis else [1, INNER] if divisor else _choices(info.annotation)
         if choices:
             default = choices[0] if info.is_required() else info.default
             options[name] = [default, *(c for c in choices if c != default)]

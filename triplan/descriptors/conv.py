@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from triplan.descriptors.base import Descriptor, PlannedBy
-from triplan.descriptors.fields import Extent, to_tuple
+from triplan.descriptors.fields import DivisorField, Extent, to_tuple
 from triplan.descriptors.operand import Operand, Role
 from triplan.sku import Element, ElementKind, MathPrecision, OpCategory, OptionalMath, field
 
@@ -58,7 +58,7 @@ class Conv2dProblem(Descriptor):
     stride: Pair = field(default=(1, 1))
     padding: Sides = field(default=(0, 0, 0, 0))
     dilation: Pair = field(default=(1, 1))
-    groups: _Positive = 1
+    groups: Annotated[_Positive, DivisorField(("in_channels", "out_channels"))] = 1
     math: OptionalMath = field(default=None)
 
     def check_problem(self) -> None:

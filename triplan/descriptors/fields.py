@@ -11,7 +11,16 @@ from pydantic import BeforeValidator, Field
 if TYPE_CHECKING:
     from triplan.sku.model import Converted
 
-__all__ = ["AxisField", "Extent", "ExtentField", "IndexValueField", "OutOfBounds", "Shape", "ShapeField"]
+__all__ = [
+    "AxisField",
+    "DivisorField",
+    "Extent",
+    "ExtentField",
+    "IndexValueField",
+    "OutOfBounds",
+    "Shape",
+    "ShapeField",
+]
 
 MAX_RANK = 8
 
@@ -41,6 +50,13 @@ class IndexValueField:
     """A position along an axis whose size is in field ``of``."""
 
     of: str
+
+
+@dataclass(frozen=True, slots=True)
+class DivisorField:
+    """A number, at least 1, that divides the extents in the fields ``of``."""
+
+    of: tuple[str, ...]
 
 
 def to_tuple(value: Any) -> Any:

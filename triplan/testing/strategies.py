@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import struct
 import types
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +15,7 @@ from triplan.backends import TABLE
 from triplan.descriptors import (
     AxisField,
     Descriptor,
+    DivisorField,
     ExtentField,
     IndexValueField,
     Layout,
@@ -150,6 +152,9 @@ def _field(
             return st.integers(0, len(drawn[mark.of]) - 1)
         if isinstance(mark, IndexValueField):
             return st.integers(0, drawn[mark.of] - 1) if drawn[mark.of] else st.none()
+        if isinstance(mark, DivisorField):
+            whole = math.gcd(*(drawn[name] for name in mark.of))
+            return st.sampled_from([1, *(n for n in range(1, whole + 1) if whole % n == 0)])
         if isinstance(mark, ExtentField):
             return extents(_largest(max_bytes))
     if origin is tuple and ... not in get_args(annotation):

@@ -174,12 +174,13 @@ def test_an_image_has_the_same_bits_in_every_batch() -> None:
 
 
 @pytest.mark.parametrize("element", ["bf16", "f32"])
-@pytest.mark.parametrize(("where", "kernel"), places("tiles"))
+@pytest.mark.parametrize(("where", "kernel"), places("tiles", "depthwise"))
 @settings(max_examples=6)
 @given(data=st.data())
 def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
     cls = tp.descriptor_types()[data.draw(st.sampled_from(OPS))]
-    desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element}))
+    fixed = {"in_channels": 5, "out_channels": 5, "groups": 5} if kernel == "depthwise" else {}
+    desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element, **fixed}))
     check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)), runs=1)
 
 
@@ -190,15 +191,19 @@ def test_several_tiles_and_parts(op: str) -> None:
     fields = {**FIELDS, "kernel": (2, 1), "in_channels": 80, "out_channels": 72, "batch": 1, "padding": (1, 0, 0, 0)}
     if op == "conv2d_backward_weight":
         fields |= {"in_channels": 3, "out_channels": 5, "height": 40, "width": 30, "stride": (1, 2)}
-    plan = tp.plan(tp.descriptor_types()[op](**fields, element="f32"), target=target("interpret"))
-    assert (plan.workspace_size() > 0) == (op == "conv2d_backward_weight")
-    assert check_plan(plan, runs=1, passes=("unit",)).compared
+    deep = {**fields, "groups": 80, "in_channels": 80, "out_channels": 80, "height": 90, "width": 50, "stride": (2, 1)}
+    for each in (fields, deep):
+        plan = tp.plan(tp.descriptor_types()[op](**each, element="f32"), target=target("interpret"))
+        assert plan.sku().kernel == ("tiles" if each is fields else "depthwise")
+        assert (plan.workspace_size() > 0) == (op == "conv2d_backward_weight")
+        assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 LARGE: dict[str, dict[str, Any]] = {
     "blocks": {"in_channels": 136, "out_channels": 144, "height": 30, "width": 29},
     "first layer": {"in_channels": 3, "out_channels": 64, "stride": (2, 2), "kernel": (7, 7)},
+    "depthwise": {"in_channels": 72, "out_channels": 72, "groups": 72, "kernel": (5, 7), "stride": (2, 1)},
     "groups": {"in_channels": 192, "out_channels": 64, "groups": 2, "stride": (2, 1), "dilation": (2, 1)},
 }
 

@@ -1,0 +1,145 @@
+"""Kernels of ``depthwise``: convolution of each channel by itself. Nothing is shared between channels, so there is no
+matrix product: a thread multiplies and adds for a few pixels of a few channels, which are adjacent in memory if
+channels are last."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.conv.shared_kernels import first, offset, position
+
+
+@triton.jit
+def conv2d_depthwise_kernel(
+    source,
+    weight,
+    bias,
+    out,
+    source_strides,
+    weight_strides,
+    bias_stride,
+    out_strides,
+    rows,
+    columns,
+    source_rows,
+    source_columns,
+    channels,
+    taps,
+    kernel_columns,
+    stride_rows,
+    stride_columns,
+    above,
+    left,
+    dilation_rows,
+    dilation_columns,
+    tiles_rows,
+    tiles_columns,
+    tiles_channels,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """out[pixel, channel] = bias[channel] + sum over taps of source[pixel at tap, channel] * weight[channel, tap]:
+    BLOCK_C channels of TILE_ROWS by TILE_COLUMNS pixels of one image.
+
+    ``source`` and ``out`` (image, channel, row, column) of f16, bf16, f32 or f64; ``weight`` (channel, 1, tap row, tap
+    column); strides in this order, None for 1; sums in ACC. TRANSPOSED: the gradient of x. A tile is a square so that
+    the taps of its pixels read the same lines of the L1 cache.
+    """
+    program = tl.program_id(0)
+    channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)
+    program = program // tiles_channels
+    lane = tl.arange(0, TILE_ROWS * TILE_COLUMNS)
+    column = program % tiles_columns * TILE_COLUMNS + lane % TILE_COLUMNS
+    program = program // tiles_columns
+    row = program % tiles_rows * TILE_ROWS + lane // TILE_COLUMNS
+    image = program // tiles_rows
+    inside = channel < channels
+    at_row, at_column = row + above, column + left
+    if not TRANSPOSED:
+        at_row, at_column = first(row, stride_rows, above), first(column, stride_columns, left)
+    lanes = source + offset(image, source_strides[0]) + offset(channel, source_strides[1])[None, :]
+    weights = weight + offset(channel, weight_strides[0])
+    acc = tl.zeros((TILE_ROWS * TILE_COLUMNS, BLOCK_C), ACC)
+    for tap in range(taps):
+        tap_row, tap_column = tap // kernel_columns, tap % kernel_columns
+        y, in_rows = position(at_row, tap_row, dilation_rows, stride_rows, source_rows, TRANSPOSED)
+        x, in_columns = position(at_column, tap_column, dilation_columns, stride_columns, source_columns, TRANSPOSED)
+        at = lanes + (offset(y, source_strides[2]) + offset(x, source_strides[3]))[:, None]
+        a = tl.load(at, mask=(in_rows & in_columns)[:, None] & inside[None, :], other=0.0).to(ACC)
+        at = weights + offset(tap_row, weight_strides[2]) + offset(tap_column, weight_strides[3])
+        acc += a * tl.load(at, mask=inside, other=0.0).to(ACC)[None, :]
+    if bias is not None:
+        acc += tl.load(bias + offset(channel, bias_stride), mask=inside, other=0.0).to(ACC)[None, :]
+    at = out + offset(image, out_strides[0]) + offset(channel, out_strides[1])[None, :]
+    at = at + (offset(row, out_strides[2]) + offset(column, out_strides[3]))[:, None]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=((row < rows) & (column < columns))[:, None] & inside[None, :])
+
+
+@triton.jit
+def conv2d_depthwise_weight_kernel(
+    x,
+    dout,
+    out,
+    x_strides,
+    dout_strides,
+    out_strides,
+    part_stride,
+    pixels,
+    each,
+    rows,
+    columns,
+    height,
+    width,
+    channels,
+    kernel_rows,
+    kernel_columns,
+    stride_rows,
+    stride_columns,
+    above,
+    left,
+    dilation_rows,
+    dilation_columns,
+    tiles_channels,
+    TAPS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """out[channel, tap] = sum over ``each`` pixels of dout[pixel, channel] * x[pixel at tap, channel]: BLOCK_C
+    channels, the taps of one row of the filters (TAPS, of which ``kernel_columns`` exist), one part of the pixels.
+
+    ``x`` and ``dout`` (image, channel, row, column) of f16, bf16, f32 or f64; ``out`` (part, channel, 1, tap row, tap
+    column), its parts ``part_stride`` apart; strides in this order, None for 1. Each of BLOCK_P lanes sums its pixels,
+    and the lanes are added last: dout is read once for the taps of a row.
+    """
+    program = tl.program_id(0)
+    tap_row = program % kernel_rows
+    program = program // kernel_rows
+    channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)
+    part = program // tiles_channels
+    tap_column = tl.arange(0, TAPS)
+    inside, in_taps = channel < channels, tap_column < kernel_columns
+    of_dout = dout + offset(channel, dout_strides[1])[None, :]
+    of_x = x + offset(channel, x_strides[1])[None, None, :]
+    acc = tl.zeros((TAPS, BLOCK_P, BLOCK_C), ACC)
+    last = tl.minimum((part + 1) * each, pixels)
+    for start in range(part * each, last, BLOCK_P):
+        pixel = start + tl.arange(0, BLOCK_P)
+        image, row, column = pixel // (rows * columns), pixel // columns % rows, pixel % columns
+        found = pixel < last
+        at = offset(image, dout_strides[0]) + offset(row, dout_strides[2]) + offset(column, dout_strides[3])
+        g = tl.load(of_dout + at[:, None], mask=found[:, None] & inside[None, :], other=0.0).to(ACC)
+        y = first(row, stride_rows, above) + tap_row * dilation_rows
+        z = first(column, stride_columns, left)[None, :] + (tap_column * dilation_columns)[:, None]
+        found = (found & (y >= 0) & (y < height))[None, :] & in_taps[:, None] & (z >= 0) & (z < width)
+        at = (offset(image, x_strides[0]) + offset(y, x_strides[2]))[None, :] + offset(z, x_strides[3])
+        a = tl.load(of_x + at[:, :, None], mask=found[:, :, None] & inside[None, None, :], other=0.0).to(ACC)
+        acc += a * g[None, :, :]
+    at = out + part.to(tl.int64) * part_stride + offset(tap_row, out_strides[2])
+    at = at + offset(tap_column, out_strides[3])[:, None] + offset(channel, out_strides[0])[None, :]
+    tl.store(at, tl.sum(acc, 1).to(out.dtype.element_ty), mask=in_taps[:, None] & inside[None, :])

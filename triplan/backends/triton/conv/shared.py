@@ -1,0 +1,185 @@
+"""What the kernels of convolution have in common: sizes, arguments, guarantees, and sums that are made in parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, Stride, power_of_two_in
+from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.offsets import values
+from triplan.backends.triton.conv import shared_kernels as kernels
+from triplan.descriptors import Operand, packed_strides
+from triplan.descriptors.conv import Conv2dProblem
+from triplan.sku import SUPPORTED, MathPrecision, PrecisionGuarantee, Support
+
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+#: Rows, columns and positions are counted in 32 bits, and a sum of a few of them must fit.
+MOST = 2**29
+#: Blocks of pixels of a part at least. Untuned.
+LEAST_BLOCKS = 16
+#: Elements that a program of the fold writes.
+FOLD_BLOCK = 512
+
+
+def of_weight(desc: Conv2dProblem) -> bool:
+    return desc.op == "conv2d_backward_weight"
+
+
+def pixels(desc: Conv2dProblem) -> int:
+    """Pixels of the result; of dout for the gradient of weight, which sums them."""
+    extents = (desc.height, desc.width) if desc.op == "conv2d_backward_input" else desc.out_extents
+    return desc.batch * math.prod(extents)
+
+
+def counted(desc: Conv2dProblem, programs: int) -> Support:
+    """Whether 32 bits count what a kernel counts."""
+    weights = desc.out_channels * desc.channels * desc.taps
+    sizes = (pixels(desc), weights, desc.in_channels, desc.out_channels)
+    reach = (*desc.padding, *(d * k for d, k in zip(desc.dilation, desc.kernel, strict=True)), *desc.stride)
+    if max(*sizes, desc.height * desc.stride[0], desc.width * desc.stride[1], *reach) >= MOST:
+        return Support.no(f"{max(*sizes, *reach)} pixels, weights or taps; it counts fewer than {MOST}")
+    if programs >= 2**31:
+        return Support.no(f"{programs} programs; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def guaranteed(
+    desc: Conv2dProblem, precision: MathPrecision, terms: int, roundings: int
+) -> Mapping[str, PrecisionGuarantee]:
+    """Of ``terms`` products accumulated in a fixed order, and ``roundings`` more.
+
+    A pixel is accumulated in one order, wherever it lies in its tile: images do not change each other's bits. The
+    gradient of weight is a sum over all images.
+    """
+    compute = desc.element.compute
+    tolerance = bounds.tolerance(
+        desc.element,
+        compute,
+        per_term=bounds.product_error(desc.element, precision, terms, roundings),
+        lost=((terms + roundings) * bounds.flushed(compute),),
+    )
+    found = bounds.guarantee(compute, tolerance, math_precision=precision, batch=not of_weight(desc))
+    return bounds.of_outputs(desc, found)
+
+
+def layout(desc: Conv2dProblem) -> str:
+    return "packed" if all(o.layout.packed for o in desc.operands()) else "strided"
+
+
+# --- arguments ---
+
+
+def strides(o: Operand) -> tuple[Arg, ...]:
+    """None for 1."""
+    known, last = packed_strides(o.shape), len(o.shape) - 1
+
+    def along(axis: int) -> Arg:
+        if o.layout.packed:
+            return None if axis == last else Int(known[axis], True, power_of_two_in(known[axis]))
+        if axis in o.layout.zero_axes:
+            return Int(0, True, 16)
+        return None if axis == o.layout.unit_axis else Stride(o.name, axis, divisibility=o.layout.stride_multiple)
+
+    return tuple(along(axis) for axis in range(last + 1))
+
+
+def count(n: int) -> Int:
+    """A number that masks compare with: they are of whole vectors if it is divisible by their length."""
+    return Int(n, False, power_of_two_in(n))
+
+
+def geometry(desc: Conv2dProblem) -> dict[str, Arg]:
+    """Where the taps of a filter lie; strides of 1 are None."""
+    steps = (None, None) if desc.stride == (1, 1) else desc.stride
+    return {
+        "kernel_columns": Int(desc.kernel[1]),
+        "stride_rows": None if steps[0] is None else Int(steps[0]),
+        "stride_columns": None if steps[1] is None else Int(steps[1]),
+        "above": Int(desc.padding[0]),
+        "left": Int(desc.padding[2]),
+        "dilation_rows": Int(desc.dilation[0]),
+        "dilation_columns": Int(desc.dilation[1]),
+    }
+
+
+def of_pixels(desc: Conv2dProblem) -> dict[str, Arg]:
+    """Operands and extents of what writes pixels: the result, or the gradient of x."""
+    back = desc.op == "conv2d_backward_input"
+    source, out = (desc.operand(name) for name in (("dout", "dx") if back else ("x", "out")))
+    weight = desc.operand("weight")
+    bias = next((o for o in desc.operands() if o.name == "bias"), None)
+    return {
+        "source": values(source),
+        "weight": values(weight),
+        "bias": None if bias is None else values(bias),
+        "out": values(out),
+        "source_strides": strides(source),
+        "weight_strides": strides(weight),
+        "bias_stride": None if bias is None else strides(bias)[0],
+        "out_strides": strides(out),
+        "rows": Int(out.shape[2]),
+        "columns": Int(out.shape[3]),
+        "source_rows": Int(source.shape[2]),
+        "source_columns": Int(source.shape[3]),
+    }
+
+
+# --- sums over pixels, in parts ---
+
+
+def parts_of(desc: Conv2dProblem, block: int, programs: int, busy: int, most: int) -> tuple[int, int]:
+    """Parts of the pixels, and the pixels of each, a multiple of ``block``.
+
+    So many that ``programs`` for each become ``busy``, but ``most`` at most. The same for all targets: bits depend on
+    it.
+    """
+    blocks = -(-pixels(desc) // block)
+    parts = max(min(-(-busy // max(programs, 1)), blocks // LEAST_BLOCKS, most), 1)
+    each = max(-(-blocks // parts), 1)
+    return max(-(-blocks // each), 1), each * block
+
+
+def parts_bytes(desc: Conv2dProblem, parts: int) -> int:
+    """Bytes of the parts' sums, if there are several."""
+    return parts * desc.operand("dweight").numel * desc.element.compute.itemsize if parts > 1 else 0
+
+
+def of_parts(desc: Conv2dProblem, parts: int, each: int) -> dict[str, Arg]:
+    """Operands and extents of what sums pixels. Several parts are written (part, filter, tap, channel)."""
+    x, dout, out = (desc.operand(name) for name in ("x", "dout", "dweight"))
+    apart = (count(desc.taps * desc.channels), None, count(desc.kernel[1] * desc.channels), count(desc.channels))
+    return {
+        "x": values(x),
+        "dout": values(dout),
+        "out": Scratch(0, desc.element.compute) if parts > 1 else values(out),
+        "x_strides": strides(x),
+        "dout_strides": strides(dout),
+        "out_strides": apart if parts > 1 else strides(out),
+        "part_stride": count(out.numel),
+        "pixels": Int(pixels(desc)),
+        "each": count(each),
+        "rows": Int(desc.out_extents[0]),
+        "columns": Int(desc.out_extents[1]),
+        "height": Int(desc.height),
+        "width": Int(desc.width),
+    }
+
+
+def fold(desc: Conv2dProblem, parts: int) -> list[Launch]:
+    """The launch that adds several parts in their order."""
+    if parts == 1:
+        return []
+    out = desc.operand("dweight")
+    args: dict[str, Arg] = {
+        "parts": Scratch(0, desc.element.compute),
+        "out": values(out),
+        "out_strides": strides(out),
+        "elements": count(out.numel),
+        "count": Int(parts),
+        "channels": count(desc.channels),
+        "kernel_rows": Int(desc.kernel[0]),
+        "kernel_columns": Int(desc.kernel[1]),
+    }
+    grid = -(-out.numel // FOLD_BLOCK)
+    return [Launch(kernels.conv2d_fold_kernel, grid, args, {"BLOCK": FOLD_BLOCK}, num_warps=4)]

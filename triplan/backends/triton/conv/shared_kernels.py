@@ -1,0 +1,67 @@
+"""What the kernels of convolution share: where a tap reads, and the sum of parts."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def offset(index, stride):
+    """``index * stride`` in i64; a ``stride`` of None is 1."""
+    return index.to(tl.int64) if stride is None else index.to(tl.int64) * stride
+
+
+@triton.jit
+def first(index, stride, padding):
+    """The row (or column) of x that tap 0 reads for a result; a ``stride`` of None is 1."""
+    return (index if stride is None else index * stride) - padding
+
+
+@triton.jit
+def position(at, tap, dilation, stride, extent, TRANSPOSED: tl.constexpr):
+    """The row (or column) that a tap of the filters reads, and whether there is one.
+
+    ``at`` is that of tap 0; TRANSPOSED: what the gradient of x reads, times ``stride``, of which None is 1.
+    """
+    if TRANSPOSED:
+        up = at - tap * dilation
+        found = up if stride is None else up // stride
+        inside = (up >= 0) & (found < extent)
+        if stride is not None:
+            inside = inside & (up % stride == 0)
+    else:
+        found = at + tap * dilation
+        inside = (found >= 0) & (found < extent)
+    return found, inside
+
+
+@triton.jit
+def conv2d_fold_kernel(
+    parts,
+    out,
+    out_strides,
+    elements,
+    count,
+    channels,
+    kernel_rows,
+    kernel_columns,
+    BLOCK: tl.constexpr,
+):
+    """out = the sum of ``count`` ``parts``, in their order: BLOCK of ``elements``.
+
+    ``parts`` (part, filter, tap row, tap column, channel), packed, in the accumulator; ``out`` (filter, channel, tap
+    row, tap column).
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < elements
+    acc = tl.load(parts + at, mask=inside, other=0.0)
+    for part in range(1, count):
+        acc += tl.load(parts + part * elements.to(tl.int64) + at, mask=inside, other=0.0)
+    channel, rest = at % channels, at // channels
+    column, rest = rest % kernel_columns, rest // kernel_columns
+    row, rest = rest % kernel_rows, rest // kernel_rows
+    place = offset(rest, out_strides[0]) + offset(channel, out_strides[1])
+    place += offset(row, out_strides[2]) + offset(column, out_strides[3])
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
