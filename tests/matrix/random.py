@@ -7,33 +7,29 @@ from collections.abc import Iterator
 import triplan as tp
 from matrix import Build, Patterns, compiles, planned
 
-#: A thread's elements leave as 16 bytes, of integers of the widest kind as 8.
+#: The elements of a counter leave together; those of 8 bytes and more as a vector.
 VECTOR = r"st\.global\.v[24]\.b(32|64)"
-#: What may differ between architectures: approximations, and products that are contracted where the compiler likes.
-#: (f64 takes libdevice's logarithm, and divides the parameters.)
+#: What may differ between architectures. (f64 takes libdevice's logarithm.)
 INEXACT = r"\.approx|\.ftz|div\.full"
 
 
 def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
-    for element in ("f16", "bf16", "f32", "f64") if entry == "groups" or op in ("normal", "randint") else ("f32",):
+    every = op == "normal" or (entry == "groups" and op in ("uniform", "dropout"))
+    for element in ("f16", "bf16", "f32", "f64") if every else ("bf16", "f32"):
         yield tp.RandomDescriptor(op=op, element=element, out_shape=(2**24,), state="device")
     yield tp.RandomDescriptor(op=op, element="f32", out_shape=(2**32,), keeps_state=op == "dropout")
     block = tp.RandomDescriptor(op=op, element="bf16", out_shape=(64, 100), global_shape=(64, 400))
     for desc in (block, block.replace(global_shape=None)):
-        yield desc.replace(
-            layouts={name: "strided" for name in ("x", "out") if name in {o.name for o in desc.operands()}}
-        )
-    if op in ("randint", "bernoulli_p"):
-        yield from (tp.RandomDescriptor(op=op, element=e, out_shape=(2**24,)) for e in ("i64", "i32", "u8", "bool"))
+        yield desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.name in ("x", "out")})
+    for element in {"randint": ("i64", "u8"), "bernoulli_p": ("bool",)}.get(op, ()):
+        yield tp.RandomDescriptor(op=op, element=element, out_shape=(2**24,))
 
 
 def asks(desc: tp.RandomDescriptor, entry: str, name: str) -> Patterns:
-    lacks = (
-        (INEXACT,)
-        if desc.element != "f64" and desc.op in ("uniform", "normal", "bernoulli", "bernoulli_p", "randint")
-        else ()
-    )
-    return ((VECTOR,) if desc.operand("out").layout.packed and entry == "groups" else (), lacks)
+    out = desc.operand("out")
+    together = out.element.itemsize * (2 if desc.is_wide else 4)
+    is_vector = out.layout.packed and entry == "groups" and together >= 8
+    return (VECTOR,) if is_vector else (), () if desc.element == "f64" else (INEXACT,)
 
 
 @compiles(*tp.RandomDescriptor.ops())

@@ -325,6 +325,7 @@ def test_captured_graphs_draw_anew() -> None:
     with torch.cuda.stream(side):
         for _ in range(3):
             torch.autograd.grad(F.dropout(x, 0.5).sum(), x)
+            F.rand_like(x.detach())
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         y, z = F.dropout(x, 0.5), F.rand_like(x.detach())

@@ -123,6 +123,14 @@ def test_shards_of_functional_calls(device: str) -> None:
     same(drop(x.t().contiguous().t(), 0), whole)  # the index is that of the shape, whatever the strides
 
 
+def test_one_binary_wherever_seeds_are() -> None:
+    """Eager calls have them on the host, captured ones on the device: a capture may not compile."""
+    for element in ("bf16", "f64", "f32"):
+        desc = tp.RandomDescriptor(op="dropout", element=element, out_shape=(2**20,))
+        kinds = (desc, desc.replace(keeps_state=True), desc.replace(state="device"))
+        assert len({tp.plan(d, target="h200").launches[0].source() for d in kinds}) == 1
+
+
 # --- accuracy ---
 
 

@@ -65,6 +65,8 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.T
     if isinstance(arg, Stride):
         return tensor.stride(arg.axis)
     assert isinstance(arg, Ptr)
+    if arg.element.itemsize != tensor.element_size():  # stands in for an address that the kernel does not use
+        return torch.empty(1, dtype=arg.element.torch)
     return tensor.detach().view(arg.element.torch)
 
 

@@ -20,12 +20,24 @@ def as_i64(x):
 
 @triton.jit
 def state_of(state):
-    """(seed, offset) as i64 scalars. state: (seed, offset), or (address of both,)."""
-    if len(state) == 1:
-        seed, offset = tl.load(state[0]), tl.load(state[0] + 1)
-    else:
-        seed, offset = as_i64(state[0]), as_i64(state[1])
-    return seed, offset
+    """(seed, offset) as i64 scalars, of state = (address, seed, offset, place).
+
+    place: 0, both are given; 1, both are loaded from the address; 2, both are given, and ``keep`` writes them there.
+    One binary serves all three: calls that a graph captures, which have them on the device, may not compile.
+    """
+    address, seed, offset, place = state
+    loaded = place == 1
+    seed = tl.load(address, mask=loaded, other=as_i64(seed))
+    return seed, tl.load(address + 1, mask=loaded, other=as_i64(offset))
+
+
+@triton.jit
+def keep(state):
+    """Write seed and offset to the address in ``state``, if it says so, in the first program."""
+    address, seed, offset, place = state
+    is_kept = (place == 2) & (tl.program_id(0) == 0)
+    tl.store(address, as_i64(seed), mask=is_kept)
+    tl.store(address + 1, as_i64(offset), mask=is_kept)
 
 
 @triton.jit

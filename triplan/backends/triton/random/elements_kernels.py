@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.offsets_kernels import unravel
-from triplan.backends.triton.common.philox_kernels import as_i64
-from triplan.backends.triton.random.shared_kernels import keep, pairs
+from triplan.backends.triton.common.philox_kernels import as_i64, keep
+from triplan.backends.triton.random.shared_kernels import pairs
 
 
 @triton.jit
@@ -17,7 +17,6 @@ def elements_kernel(
     x,
     parameters,
     state,
-    kept,
     first,
     numel,
     sizes,
@@ -34,7 +33,7 @@ def elements_kernel(
 
     Sizes and strides run from the innermost dimension outwards; the other arguments are those of ``groups_kernel``.
     """
-    keep(kept, state)
+    keep(state)
     point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     live = point < numel
     index = unravel(point, sizes, index_strides) + as_i64(first)

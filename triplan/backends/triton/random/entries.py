@@ -62,18 +62,17 @@ def pointer(o: Operand) -> Ptr:
 
 def arguments(desc: RandomDescriptor) -> dict[str, Arg]:
     operands = {o.name: o for o in desc.operands()}
-    state: Arg = (
-        (Ptr("state", ElementKind.I64, operands["state"].alignment),)
-        if "state" in operands
-        else (Scalar("seed", ElementKind.I64, 0), Scalar("offset", ElementKind.I64, 0))
-    )
+    # One binary for all places of seed and offset (see ``state_of``): an unused address is that of the result.
+    i64 = ElementKind.I64
+    place, name = (1, "state") if "state" in operands else (2, "kept") if "kept" in operands else (0, "out")
+    given: tuple[Arg, ...] = (Scalar("seed", i64, 0), Scalar("offset", i64, 0))
+    state = (Ptr(name, i64, i64.itemsize), *((Int(0, True),) * 2 if place == 1 else given), Int(place))
     numel = operands["out"].numel
     return {
         "out": pointer(operands["out"]),
         "x": pointer(operands["x"]) if "x" in operands else None,
         "parameters": tuple(Scalar(name, operands[name].element, 0) for name in PARAMETERS[desc.op]) or None,
         "state": state,
-        "kept": pointer(operands["kept"]) if "kept" in operands else None,
         "first": Scalar("first", ElementKind.I64, 0),
         "numel": Int(numel, numel >= I32_LIMIT),
     }

@@ -30,4 +30,7 @@ def groups(desc: RandomDescriptor, target: Target) -> list[Launch]:
     packed = all(o.layout.packed for o in desc.operands())
     args = {**arguments(desc), **(dict.fromkeys(("sizes", "out_strides", "x_strides")) if packed else geometry(desc))}
     made = {**constants(desc), "BLOCK": BLOCK}
-    return [Launch(kernels.groups_kernel, _programs(desc), args, made, num_warps=4, fuses=False)]
+    # The strides of eight axes: ptxas would spill to raise occupancy.
+    most = None if packed else 255
+    grid = _programs(desc)
+    return [Launch(kernels.groups_kernel, grid, args, made, num_warps=4, max_registers=most, fuses=False)]

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.common.offsets_kernels import unravel
-from triplan.backends.triton.common.philox_kernels import as_i64
-from triplan.backends.triton.random.shared_kernels import keep, pairs
+from triplan.backends.triton.common.philox_kernels import as_i64, keep
+from triplan.backends.triton.random.shared_kernels import pairs
 
 
 @triton.jit
@@ -38,7 +38,6 @@ def groups_kernel(
     x,
     parameters,
     state,
-    kept,
     first,
     numel,
     sizes,
@@ -53,11 +52,11 @@ def groups_kernel(
     """out[i] = NUMBER(word of first + i, x[i], parameters), i < numel.
 
     out, x (None if there is none): packed, with None for sizes and strides, or with strides of ``sizes``, both from the
-    innermost axis outwards. state: (seed, offset), or (a tensor of both,); kept, if not None, gets it.
+    innermost axis outwards. state: as ``state_of`` has it.
     A counter serves 4 elements, 2 if WIDE. Where ``first`` is no multiple of that, the elements of a counter are not
     those of one vector: then all blocks are masked, else only the last, as masks narrow accesses.
     """
-    keep(kept, state)
+    keep(state)
     places = (sizes, out_strides, x_strides)
     SHARED: tl.constexpr = 2 if WIDE else 4
     start = tl.program_id(0).to(POINT_TYPE) * BLOCK
@@ -66,7 +65,8 @@ def groups_kernel(
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
     group = tl.program_id(0).to(tl.int64) * (BLOCK // SHARED) + tl.arange(0, BLOCK // SHARED)
     counter = ((first >> (1 if WIDE else 2)) + group) & ALL
-    point = start + tl.arange(0, BLOCK)
+    # Vectors of a counter's elements: those of two would change threads through shared memory.
+    point = tl.max_contiguous(start + tl.arange(0, BLOCK), SHARED)
     if (skipped == 0) & (start + BLOCK <= numel):
         _write(out, x, parameters, state, places, counter, point, None, NUMBER, PAIRED, WIDE, BLOCK)
     else:

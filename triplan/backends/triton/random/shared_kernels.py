@@ -31,16 +31,6 @@ def pairs(state, counter, WIDE):
 
 
 @triton.jit
-def keep(kept, state):
-    """kept = (seed, offset), by the first program; kept may be None."""
-    if kept is not None:
-        if tl.program_id(0) == 0:
-            seed, offset = state_of(state)
-            tl.store(kept, seed)
-            tl.store(kept + 1, offset)
-
-
-@triton.jit
 def circle(word):
     """(cos, sin) of 2 * pi * u, u = word * 2**-32 or 2**-64: of an angle of at most pi / 4, by the
     polynomials of Cephes (sinf.c, sin.c), and the quadrant."""
