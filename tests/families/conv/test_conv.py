@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases import H200, places
+from cases import H200, WHERE, places
 from hypothesis import given, settings, strategies as st
-from proofs import target
+from proofs import FAMILIES, run, target
 from torch.utils.flop_counter import FlopCounterMode
 
 import triplan as tp
@@ -164,7 +164,7 @@ def test_an_image_has_the_same_bits_in_every_batch() -> None:
         of = (tp.descriptor_types()[op](**{**big, "batch": n}) for n in (1, 7, 512))
         skus = [tp.plan(desc, target=H200, batch_invariant=True).sku() for desc in of]
         assert len({(sku.kernel, sku.numerics_id) for sku in skus}) == 1
-    plan = tp.plan(tp.Conv2dBackwardWeightDescriptor(**{**big, "batch": 64}), target=H200)
+    plan = tp.plan(tp.Conv2dBackwardWeightDescriptor(**{**big, "batch": 64}), target=H200, kernel="tiles")
     assert plan.precision_guarantee().deterministic
     parts, rest = divmod(plan.workspace_size(), 4 * 256 * 64 * 9)
     assert parts > 1
@@ -174,13 +174,17 @@ def test_an_image_has_the_same_bits_in_every_batch() -> None:
 
 
 @pytest.mark.parametrize("element", ["bf16", "f32"])
-@pytest.mark.parametrize(("where", "kernel"), places("tiles", "depthwise"))
+@pytest.mark.parametrize(("where", "kernel"), places("tiles", "depthwise", "converted"))
 @settings(max_examples=6)
 @given(data=st.data())
 def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
     cls = tp.descriptor_types()[data.draw(st.sampled_from(OPS))]
-    fixed = {"in_channels": 5, "out_channels": 5, "groups": 5} if kernel == "depthwise" else {}
-    desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element, **fixed}))
+    fixed: dict[str, Any] = {"element": element}
+    if kernel == "depthwise":
+        fixed |= {"in_channels": 5, "out_channels": 5, "groups": 5}
+    if kernel == "converted":  # channels first
+        fixed |= {"in_channels": 6, "out_channels": 4, "height": 5, "width": 4, "kernel": (2, 2), "layouts": {}}
+    desc = data.draw(descriptors(cls, 1 << 11, fixed=fixed))
     check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)), runs=1)
 
 
@@ -192,11 +196,36 @@ def test_several_tiles_and_parts(op: str) -> None:
     if op == "conv2d_backward_weight":
         fields |= {"in_channels": 3, "out_channels": 5, "height": 40, "width": 30, "stride": (1, 2)}
     deep = {**fields, "groups": 80, "in_channels": 80, "out_channels": 80, "height": 90, "width": 50, "stride": (2, 1)}
-    for each in (fields, deep):
-        plan = tp.plan(tp.descriptor_types()[op](**each, element="f32"), target=target("interpret"))
-        assert plan.sku().kernel == ("tiles" if each is fields else "depthwise")
-        assert (plan.workspace_size() > 0) == (op == "conv2d_backward_weight")
+    for kernel, each in {"tiles": fields, "converted": fields, "depthwise": deep}.items():
+        desc = tp.descriptor_types()[op](**each, element="f32")
+        plan = tp.plan(desc, target=target("interpret"), kernel=kernel)
+        assert (plan.workspace_size() > 0) == (op == "conv2d_backward_weight" or kernel == "converted")
         assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("op", OPS)
+def test_copies_change_no_bits(op: str, where: str) -> None:
+    """Kernels of one numerics_id."""
+    for element in (tp.ElementKind.F32, tp.ElementKind.BF16):
+        problem = FAMILIES[op].make(80, element, "cancelling")
+        plans = [tp.plan(problem.desc, target=target(where), kernel=kernel) for kernel in ("tiles", "converted")]
+        assert len({plan.sku().numerics_id for plan in plans}) == 1
+        (name, first), (_, second) = (next(iter(run(plan, problem.values).items())) for plan in plans)
+        assert torch.equal(first, second), name
+
+
+def test_what_is_selected() -> None:
+    """Depthwise has a kernel of its own; channels first are copied where that pays."""
+    big = {**FIELDS, "batch": 64, "in_channels": 256, "out_channels": 256, "height": 56, "width": 56}
+    deep = {**big, "groups": 256}
+    for op in OPS:
+        cls = tp.descriptor_types()[op]
+        for fields, wanted in ((big, "converted"), (deep, "depthwise"), (FIELDS, "tiles")):
+            assert tp.plan(cls(**fields, element="bf16"), target=H200).sku().kernel == wanted
+        desc = cls(**big, element="bf16")
+        last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
+        assert tp.plan(last, target=H200).sku().kernel == "tiles"
 
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)

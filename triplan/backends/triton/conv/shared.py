@@ -70,18 +70,24 @@ def layout(desc: Conv2dProblem) -> str:
 # --- arguments ---
 
 
+def channels_apart(desc: Conv2dProblem) -> tuple[Operand, ...]:
+    """Operands of several channels and pixels (or taps) whose channels are not promised to be adjacent."""
+    tensors = (o for o in desc.operands() if len(o.shape) == 4 and o.shape[1] > 1 and math.prod(o.shape[2:]) > 1)
+    return tuple(o for o in tensors if o.layout.packed or o.layout.unit_axis != 1)
+
+
 def strides(o: Operand) -> tuple[Arg, ...]:
     """None for 1."""
-    known, last = packed_strides(o.shape), len(o.shape) - 1
+    known = packed_strides(o.shape)
 
     def along(axis: int) -> Arg:
         if o.layout.packed:
-            return None if axis == last else Int(known[axis], True, power_of_two_in(known[axis]))
+            return None if known[axis] == 1 else Int(known[axis], True, power_of_two_in(known[axis]))
         if axis in o.layout.zero_axes:
             return Int(0, True, 16)
         return None if axis == o.layout.unit_axis else Stride(o.name, axis, divisibility=o.layout.stride_multiple)
 
-    return tuple(along(axis) for axis in range(last + 1))
+    return tuple(along(axis) for axis in range(len(o.shape)))
 
 
 def count(n: int) -> Int:

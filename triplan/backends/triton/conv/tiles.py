@@ -22,6 +22,8 @@ TERAFLOPS = {
     MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
     MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
 }
+#: How many times as long products take whose factors are read element by element. Untuned.
+SCATTERED = 8.0
 #: Operations per microsecond in 1 TFLOP/s.
 TERA_PER_US = 10**6
 #: Programs that keep any card busy, and parts of the gradient of weight at most. Untuned.
@@ -124,6 +126,8 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
         terms *= tile.k
     products = m * tile.m * n * tile.n * desc.groups * terms
     work = 2.0 * products / (TERAFLOPS[desc.multiplicands].get(target.arch, 1.0) * TERA_PER_US)
+    if any(not o.is_written for o in shared.channels_apart(desc)):
+        work *= SCATTERED
     idle = max(target.sm_count / max(programs(desc), 1), 1.0)
     nbytes = sum(o.nbytes for o in desc.operands())
     return card.LAUNCH_US + max(work * idle, nbytes / card.BYTES_PER_US)
