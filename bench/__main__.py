@@ -22,6 +22,7 @@ from bench import (
     host,
     losses,
     norms,
+    optim,
     random,
     rotary,
     rows,
@@ -36,7 +37,7 @@ from bench.indexing.cases import DTYPES
 #: Timed runs and runs before them, unless the command line says otherwise.
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
 REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1), "elementwise": (10, 1)}
-REPEATS |= {"conv": (10, 1), "random": (10, 1)}
+REPEATS |= {"conv": (10, 1), "random": (10, 1), "optim": (10, 1)}
 #: Benches of one family's cases.
 ONE_FAMILY: dict[str, Any] = {"conv": conv, "copies": copies, "random": random, "rotary": rotary}
 HELP = {
@@ -51,6 +52,7 @@ HELP = {
     "copies": "copies, transposes, joins and fills against torch and torch.compile, on GPUs",
     "random": "random numbers and dropout against torch and torch.compile, on GPUs",
     "elementwise": "elementwise functions and a fused expression against torch and torch.compile, on GPUs",
+    "optim": "steps of optimizers against torch's fused and foreach ones, on a GPU",
     "host": "host time of planning and launching, and of every function beside torch's",
 }
 
@@ -139,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report = rows.run(cases, *timing, options.sweep, options.cases, progress)
             elif options.name == "elementwise":
                 report = elementwise.run(*timing, progress)
+            elif options.name == "optim":
+                report = optim.run(*timing, progress)
             elif options.name in ONE_FAMILY:
                 listed = ONE_FAMILY[options.name].cases(tiny)
                 report = rows.run(listed, *timing, False, (), progress, options.name)

@@ -26,6 +26,7 @@ TABLE = {"index_shape": (2, 3), "num_embeddings": 9, "embedding_dim": 32, "eleme
 TURNED = {"q_shape": (2, 4, 3, 8), "k_heads": 2, "rotary_dim": 4, "element": "f32"}
 FILTERED = {"batch": 2, "in_channels": 6, "height": 4, "width": 5, "out_channels": 6, "kernel": (3, 2), "groups": 2}
 FILTERED |= {"stride": (1, 2), "padding": (1, 0, 0, 1), "element": "f32"}
+LISTED = {"sizes": (5, 0, 33), "scaled": True, "element": "f32"}
 #: Copies, with what they do along the axes.
 COPIES = {"copy": (), "roll": (0, 3), "tril": (1,), "pad": (0, 0, 2, 1)}
 
@@ -70,6 +71,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
             for op in tp.RandomDescriptor.ops()
         ),
         *(TYPES[op](**HEADS) for op in ("attention", "attention_backward")),
+        *(TYPES[op](**LISTED) for op in ("adam", "sgd", "lion")),
     )
 }
 #: The op of ``SAMPLES`` that stands for each op of a table family: they share a descriptor, and every kernel.

@@ -26,6 +26,7 @@ PACKAGES = (
     "triplan.facade",
     "triplan.functional",
     "triplan.nn",
+    "triplan.optim",
     "triplan.sku",
     "triplan.testing",
 )

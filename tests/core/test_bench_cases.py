@@ -440,6 +440,11 @@ def test_rowwise_smoke(tmp_path: Path, sweep: bool) -> None:
     assert {row["contestant"] for row in found} == contestants
 
 
+def test_optim_smoke(tmp_path: Path) -> None:
+    found, _ = smoke(tmp_path, ["optim", *ON_CPU], "optim-cpu-smoke")
+    assert {row["contestant"] for row in found} == {"torch foreach", "torch fused", "triplan"}
+
+
 @pytest.mark.parametrize("bench", ["conv", "copies", "elementwise", "random", "rotary"])
 def test_smoke_against_torch(tmp_path: Path, bench: str) -> None:
     found, _ = smoke(tmp_path, [bench, *ON_CPU], f"{bench}-cpu-smoke")

@@ -26,7 +26,7 @@ SHARED = {
     "triplan/descriptors": {"base", "fields", "layout", "meanings", "operand"},
     "triplan/backends/reference": {"run"},
     "triplan/backends/triton": {"common"},
-    "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tune", "workspace"},
+    "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tables", "tune", "workspace"},
     "triplan/functional": {"_autocast", "_flops", "_forward", "_ops", "_plans", "_replay", "_shapes", "_watching"},
     "tests/families": set(),
     "bench": {

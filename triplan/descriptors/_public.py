@@ -11,6 +11,7 @@ from triplan.descriptors.layout import *
 from triplan.descriptors.losses import *
 from triplan.descriptors.norms import *
 from triplan.descriptors.operand import *
+from triplan.descriptors.optim import *
 from triplan.descriptors.random import *
 from triplan.descriptors.rotary import *
 from triplan.descriptors.scans import *

@@ -167,6 +167,8 @@ class Descriptor(FrozenModel):
             if not o.is_tensor or value is None or o.shape == ():
                 continue
             tensors = value if o.kind is OperandKind.TENSOR_LIST else [value]
+            if isinstance(tensors[0], (list, tuple)):
+                continue  # pieces of a vector lie anywhere: nothing is promised of it
             found = [Layout.of(t.shape, t.stride(), t.data_ptr(), t.element_size()) for t in tensors]
             layouts[o.name] = found[0] if len(set(found)) == 1 else Layout.strided()
         return bare.replace(layouts=layouts)

@@ -9,6 +9,7 @@ from triplan.facade.gemm import *
 from triplan.facade.indexing import *
 from triplan.facade.losses import *
 from triplan.facade.norms import *
+from triplan.facade.optim import *
 from triplan.facade.plan import *
 from triplan.facade.prepared import *
 from triplan.facade.random import *

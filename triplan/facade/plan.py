@@ -74,7 +74,8 @@ class Plan(Preparing, Generic[D, A]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _PLANS.update(dict.fromkeys(cls.descriptor_type.ops(), cls))
+        if hasattr(cls, "descriptor_type"):  # not an intermediate base
+            _PLANS.update(dict.fromkeys(cls.descriptor_type.ops(), cls))
 
     def __init__(self) -> None:
         raise TypeError(f"use {type(self).__name__}.select(descriptor, ...)")

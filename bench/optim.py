@@ -1,0 +1,110 @@
+"""Steps of optimizers over a model's parameters, against torch's fused and foreach ones: device and host time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triplan.optim as ours
+from bench import timing
+from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.timing import Contestant
+
+COLUMNS = (
+    Column("case", "case"),
+    Column("contestant", "contestant"),
+    Column("device_us", "us", ".1f"),
+    Column("gb_s", "GB/s", ".0f"),
+    Column("host_us", "host us", ".1f"),
+    Column("of_torch", "x torch", ".2f"),
+    Column("note", "note"),
+)
+CHARTS = (Chart("device_us", "device time of a step"),)
+
+
+def gpt2() -> list[tuple[int, ...]]:
+    """The 148 parameters of GPT-2 124M."""
+    d, block = 768, []
+    for _ in range(12):
+        block += [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,), (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,)]
+    return [(50257, d), (1024, d), *block, (d,), (d,)]
+
+
+#: Shapes of the parameters.
+MODELS: dict[str, list[tuple[int, ...]]] = {
+    "12 x 4096^2": [(4096, 4096)] * 12,
+    "GPT-2 124M": gpt2(),
+    "5000 x 1000": [(1000,)] * 5000,
+    "skewed": [(1 << 27,), *((17,) for _ in range(400))],
+}
+TINY = {"tiny": [(7, 5), (3,), (), (0,), (130,)]}
+#: By name: ours, torch's, their arguments, and bytes read and written per byte of f32 parameter.
+STEPS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], int]] = {
+    "AdamW": (ours.AdamW, torch.optim.AdamW, {"lr": 1e-3}, 7),
+    "SGD with momentum": (ours.SGD, torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}, 5),
+}
+
+
+def run(
+    iterations: int, warmup: int, device: torch.device, tiny: bool, progress: Callable[[str, int, int], None]
+) -> Report:
+    """Time a step of each optimizer over each model."""
+    models, started = TINY if tiny else MODELS, time.perf_counter()
+    rows: list[Row] = []
+    pairs = [(model, name) for model in models for name in STEPS]
+    for done, (model, name) in enumerate(pairs):
+        progress(f"{name}, {model}", done, len(pairs))
+        rows += case_rows(name, model, models[model], iterations, warmup, device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    settings = {"iterations": iterations, "warmup": warmup, "device": device.type, "tiny": tiny}
+    settings["seconds"] = time.perf_counter() - started
+    label = (
+        "" if device.type == "cuda" else "CPU SMOKE TEST: reference backend, tiny sizes; no measurement of any kernel"
+    )
+    stem = f"optim-{hardware_slug(device)}{'-smoke' if tiny else ''}"
+    return Report(stem, "steps of optimizers, f32", label, COLUMNS, CHARTS, settings, rows)
+
+
+def case_rows(
+    name: str, model: str, shapes: Sequence[tuple[int, ...]], iterations: int, warmup: int, device: torch.device
+) -> list[Row]:
+    make, peer, options, moved = STEPS[name]
+    theirs = {**options, "capturable": True} if peer is torch.optim.AdamW and device.type == "cuda" else options
+    makers: dict[str, Callable[[list[Tensor]], Any]] = {
+        "triplan": lambda ps: make(ps, **options),
+        "torch foreach": lambda ps: peer(ps, foreach=True, **theirs),
+        "torch fused": lambda ps: peer(ps, fused=True, **theirs),
+    }
+    nbytes = moved * sum(torch.Size(shape).numel() for shape in shapes) * 4
+    found: list[Row] = []
+    for contestant, maker in makers.items():  # one after another: states of large models do not fit side by side
+        params = [torch.zeros(shape, device=device, requires_grad=True) for shape in shapes]
+        for p in params:
+            p.grad = torch.full_like(p, 1e-3)
+        optimizer = maker(params)
+        one = Contestant(contestant, partial(_step, optimizer), 1)
+        timed = timing.times([one], iterations, warmup, device)[0]
+        device_us = timed.median_us
+        host_us = timing.host_times([one.calls(10)])[0].median_us
+        found.append(
+            {
+                "case": f"{name}, {model}",
+                "contestant": contestant,
+                "device_us": device_us,
+                "gb_s": nbytes / device_us / 1e3,
+                "host_us": host_us,
+                "note": timed.not_captured,
+            }
+        )
+    times = [float(str(row["device_us"])) for row in found]
+    return [{**found[0], "of_torch": min(times[1:]) / times[0]}, *found[1:]]
+
+
+def _step(optimizer: Any, i: int) -> None:
+    optimizer.step()

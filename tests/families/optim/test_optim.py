@@ -1,0 +1,307 @@
+"""Optimizers against torch.optim in float64, over lists of tensors of any sizes; state dicts, refusals, repeats."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import triplan as tp
+import triplan.optim as ours
+from triplan.backends.triton.common.tables import CHUNK, chunk_table, tables
+from triplan.errors import InvalidProblem
+from triplan.sku import interpreting
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+#: Empty, of one element, odd, a chunk, more than one.
+SHAPES = ((0,), (), (7, 11), (CHUNK,), (3, CHUNK // 2 + 1)) if not interpreting() else ((0,), (), (7, 11), (CHUNK + 5,))
+STEPS = 12 if not interpreting() else 3
+U = 2.0**-24
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p.sub_(group["lr"] * ((b1 * m + (1 - b1) * p.grad).sign() + group["weight_decay"] * p))
+                m.mul_(b2).add_(p.grad, alpha=1 - b2)
+
+
+ADAM = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
+    "adamw": (ours.AdamW, torch.optim.AdamW, ADAM),
+    "adam": (ours.Adam, torch.optim.Adam, ADAM | {"maximize": True}),
+    "amsgrad": (ours.AdamW, torch.optim.AdamW, ADAM | {"amsgrad": True}),
+    "sgd": (ours.SGD, torch.optim.SGD, {"lr": 1e-2, "weight_decay": 0.1}),
+    "dampening": (ours.SGD, torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.3, "maximize": True}),
+    "nesterov": (ours.SGD, torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    "lion": (ours.Lion, Lion, {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}),
+}
+
+
+def drawn(seed: int, device: str) -> list[Tensor]:
+    """Tensors of SHAPES; the last is a view that is not aligned, the matrix lies transposed in memory."""
+    g = torch.Generator().manual_seed(seed)
+    found = [torch.randn(shape, generator=g).to(device) for shape in SHAPES]
+    found[2] = found[2].t().contiguous().t()
+    found[-1] = torch.cat((torch.zeros(1, device=device), found[-1].flatten()))[1:].view(SHAPES[-1])
+    return found
+
+
+def trained(name: str, device: str, steps: int = STEPS) -> tuple[list[Tensor], list[Tensor], Any, Any]:
+    """Parameters after ``steps`` of ours, and of torch's in float64; the second tensor has no gradient every third."""
+    make, peer, options = CASES[name]
+    params = [p.requires_grad_() for p in drawn(0, device)]
+    wide = [p.detach().double().requires_grad_() for p in params]
+    mine, other = make(params, **options), peer(wide, **options)
+    for step in range(steps):
+        for i, (p, w, g) in enumerate(zip(params, wide, drawn(step + 1, device), strict=True)):
+            p.grad, w.grad = (None, None) if i == 1 and step % 3 == 2 else (g, g.double())
+        for optimizer in (mine, other):
+            optimizer.param_groups[0]["lr"] = 1e-2 / (step + 1)
+            optimizer.step()
+    return params, wide, mine, other
+
+
+def close(params: list[Tensor], wide: list[Tensor], steps: int) -> None:
+    """A step adds a few roundings of a number below 8, and of the update, which is below it."""
+    for p, w in zip(params, wide, strict=True):
+        torch.testing.assert_close(p.detach().double(), w.detach(), rtol=0, atol=steps * 16 * 8 * U)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_torchs(name: str, device: str) -> None:
+    params, wide, _, _ = trained(name, device)
+    close(params, wide, STEPS)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("name", ["adamw", "nesterov", "lion"])
+def test_interpreted_steps_are_torchs(name: str) -> None:
+    params, wide, _, _ = trained(name, "cpu")
+    close(params, wide, STEPS)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["adamw", "amsgrad", "nesterov"])
+def test_state_dicts_go_both_ways(name: str, device: str) -> None:
+    """Three steps of one, and from its state dict three more of the other: as six of torch's in float64."""
+    make, peer, options = CASES[name]
+    for first, second in ((make, peer), (peer, make), (make, make)):
+        params = [p.requires_grad_() for p in drawn(0, device)]
+        wide = [p.detach().double().requires_grad_() for p in params]
+        begun, oracle = first(params, **options), peer(wide, **options)
+        for step in range(6):
+            if step == 3:
+                kept = copy.deepcopy(begun.state_dict())
+                begun = second(params, **options)
+                begun.load_state_dict(kept)
+            for p, w, g in zip(params, wide, drawn(step + 1, device), strict=True):
+                p.grad, w.grad = g, g.double()
+            begun.step()
+            oracle.step()
+        close(params, wide, 6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_restored_state_gives_the_same_bits(device: str) -> None:
+    make, _, options = CASES["adamw"]
+    ends = []
+    for restored in (False, True):
+        params = [p.requires_grad_() for p in drawn(0, device)]
+        optimizer = make(params, **options)
+        for step in range(4):
+            if restored and step == 2:
+                kept = copy.deepcopy(optimizer.state_dict())
+                optimizer = make(params, **options)
+                optimizer.load_state_dict(kept)
+            for p, g in zip(params, drawn(step + 1, device), strict=True):
+                p.grad = g
+            optimizer.step()
+        ends.append([p.detach().clone() for p in params])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_a_grad_scaler_sets(device: str) -> None:
+    """Scaled gradients give the unscaled step; an infinity leaves parameters, states and steps as they are."""
+    make, _, options = CASES["adamw"]
+    ends = []
+    for scaled in (False, True):
+        params = [p.requires_grad_() for p in drawn(0, device)]
+        optimizer = make(params, **options)
+        for step in range(3):
+            if scaled:
+                optimizer.grad_scale = torch.tensor(1024.0, device=device)
+                optimizer.found_inf = torch.tensor(float(step == 1), device=device)
+            for p, g in zip(params, drawn(step + 1, device), strict=True):
+                p.grad = g * 1024 if scaled else g
+            if scaled or step != 1:
+                optimizer.step()
+        ends.append([*(p.detach() for p in params), *(optimizer.state[p]["step"] for p in params)])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_lr_as_a_tensor_closures_and_schedulers(device: str) -> None:
+    ends = []
+    for lr in (1e-2, torch.tensor(1e-2, dtype=torch.float64, device=device)):
+        p = torch.ones(5, device=device, requires_grad=True)
+        optimizer = ours.AdamW([{"params": [p], "weight_decay": 0.0}], lr=lr)
+
+        def closure(p: Tensor = p, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = (p**2).sum()
+            loss.backward()
+            return loss
+
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for _ in range(3):
+            loss: Any = optimizer.step(closure)
+            schedule.step()
+        ends.append((p.detach().clone(), loss.item()))
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="learning rate: -1"):
+        ours.AdamW([torch.ones(1)], lr=-1.0)
+    with pytest.raises(ValueError, match="Nesterov"):
+        ours.SGD([torch.ones(1)], nesterov=True)
+    p = torch.ones(3, requires_grad=True)
+    p.grad = torch.ones(3).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse"):
+        ours.AdamW([p]).step()
+    p = torch.ones(6)[::2].requires_grad_()
+    p.grad = torch.ones(3)
+    with pytest.raises(InvalidProblem, match="gaps between the elements of a param"):
+        ours.AdamW([p]).step()
+    with pytest.raises(InvalidProblem, match="updates take f32, bf16 and f16"):
+        tp.AdamDescriptor(element="f64", sizes=(1,))
+
+
+def listed(sizes: tuple[int, ...] = (3, 0, 5)) -> tuple[tp.AdamPlan, dict[str, Any]]:
+    plan = tp.plan(tp.AdamDescriptor(element="f32", sizes=sizes), target="cpu")
+    streams: dict[str, Any] = {
+        name: [torch.ones(n) for n in sizes] for name in ("param", "grad", "exp_avg", "exp_avg_sq")
+    }
+    return plan, {**streams, "steps": torch.zeros(len(sizes)), "hyper": torch.full((5,), 0.5, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"grad": [torch.ones(3), torch.ones(0)]}, "grad is 2 tensors; a sequence of 3"),
+        ({"grad": torch.ones(8)}, "but grad is Tensor; all are lists, or none"),
+        ({"grad": [torch.ones(3), torch.ones(0), torch.ones(4)]}, r"grad\[2\] has 4 elements; 5"),
+        ({"grad": [torch.ones(3), torch.ones(0), torch.ones(5).half()]}, r"grad\[2\] has dtype"),
+        ({"grad": [torch.ones(6)[::2], torch.ones(0), torch.ones(5)]}, r"grad\[0\] has strides \(2,\)"),
+        ({"steps": None}, "steps is missing"),
+        ({"found_inf": torch.zeros(1)}, "found_inf was passed"),
+    ],
+)
+def test_lists_that_are_refused(change: dict[str, Any], said: str) -> None:
+    plan, given = listed()
+    assert plan.can_implement(tp.AdamArgs(**given))
+    with pytest.raises(InvalidProblem, match=said):
+        plan.run(tp.AdamArgs(**given | change))
+
+
+def test_memory_that_is_written_is_shared_with_nothing() -> None:
+    plan, given = listed()
+    whole = torch.ones(12)
+    for name, at in (("exp_avg", 0), ("grad", 4), ("param", 2)):
+        pieces = [whole[:3], torch.ones(0), whole[at : at + 5]] if name == "exp_avg" else given[name]
+        if name != "exp_avg":
+            pieces = [whole[:3] if name == "grad" else torch.ones(3), torch.ones(0), whole[at : at + 5]]
+        other = {"exp_avg": [whole[6:9], torch.ones(0), torch.ones(5)]} if name != "exp_avg" else {}
+        with pytest.raises(InvalidProblem, match="shares memory"):
+            plan.run(tp.AdamArgs(**given | other | {name: pieces}))
+    twice = [whole[:3], torch.ones(0), whole[:5]]  # gradients are only read
+    assert plan.can_implement(tp.AdamArgs(**given | {"grad": twice}))
+
+
+def test_chunks_cover_each_element_once() -> None:
+    sizes = (0, 1, 77, 256, 517)
+    seen = [torch.zeros(n) for n in sizes]
+    for tensor, number in chunk_table(sizes, 256).t().tolist():
+        part = seen[tensor][number * 256 : (number + 1) * 256]
+        assert part.numel()
+        part += 1
+    assert all(bool((s == 1).all()) for s in seen)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_takes_the_lr_of_its_tensor() -> None:
+    """Replays are steps: with the addresses of the step before the capture, and the numbers on the device."""
+    lr = torch.tensor(1e-2, dtype=torch.float64, device="cuda")
+    ends = []
+    for captured in (False, True):
+        params = [p.requires_grad_() for p in drawn(0, "cuda")]
+        optimizer = ours.AdamW(params, lr=lr.fill_(1e-2))
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                optimizer.step()
+        for step in range(3):
+            lr.fill_(1e-2 / (step + 1))
+            graph.replay() if captured else optimizer.step()
+        ends.append([*(p.detach().clone() for p in params), optimizer.state[params[0]]["step"].clone()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.gpu
+def test_thousands_of_tensors_are_two_launches() -> None:
+    params = [torch.ones(17, device="cuda", requires_grad=True) for _ in range(5000)]
+    optimizer = ours.SGD(params, lr=1e-2, momentum=0.9)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        optimizer.step()
+    assert sum(event.count for event in found.key_averages() if "kernel" in event.key) <= 2
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 5), (0,), (2 * CHUNK + 1, 1, CHUNK)])
+def test_tables_by_launches_are_those_that_are_copied(sizes: tuple[int, ...]) -> None:
+    table, addresses = tables(sizes, 2), [[16 * i for i in range(len(sizes))], [2**40 + i for i in range(len(sizes))]]
+    copied, filled = (torch.zeros(table.nbytes, dtype=torch.uint8) for _ in range(2))
+    table.write(copied, sizes, addresses)
+    table.fill(filled, sizes, addresses)
+    assert torch.equal(copied, filled)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_parameters_and_states_may_be_replaced(device: str) -> None:
+    """``p.data = ...`` moves a parameter, and a state may be put in its place by hand: the step sees both."""
+    ends = []
+    for replaced in (False, True):
+        p = torch.ones(5, device=device, requires_grad=True)
+        optimizer = ours.SGD([p], lr=0.1, momentum=0.9)
+        for step in range(3):
+            p.grad = torch.ones_like(p)
+            if replaced and step == 1:
+                kept = p.detach().clone(), optimizer.state[p]["momentum_buffer"].clone()
+                p.data.fill_(7.0)
+                p.data, optimizer.state[p]["momentum_buffer"] = kept
+            optimizer.step()
+        ends.append(p.detach().clone())
+    assert torch.equal(*ends)

@@ -1,0 +1,75 @@
+"""Optimizer steps for the proofs: an empty tensor, one of one element, and others of which some make chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triplan as tp
+from proofs import Drawn, Kind, Outputs, Values, Variant, draw, follows, joins
+
+
+class Lists(Drawn):
+    def parts(self) -> Iterator[Variant]:
+        """Some of the tensors, in another order; the last alone."""
+        count = len(self.desc.sizes)  # type: ignore[attr-defined]
+        yield self._variant([count - 1])
+        yield self._variant(list(range(count))[::-2])
+
+    def reordered(self) -> Variant:
+        """Elements in another order, also between tensors, whose steps are equal."""
+        total = sum(self.desc.sizes)  # type: ignore[attr-defined]
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(1))
+        streams = self.desc.streams  # type: ignore[attr-defined]
+
+        def permuted(values: Any) -> Values:
+            return {name: t[order] if name in streams else t for name, t in values.items()}
+
+        return Variant(Lists(self.desc, lambda: permuted(self.values)), joined, lambda out: joined(permuted(out)))
+
+    def _variant(self, kept: list[int]) -> Variant:
+        desc: Any = self.desc
+
+        def taken(values: Any) -> dict[str, Tensor]:
+            def some(name: str, t: Tensor) -> Tensor:
+                parts = t.split(list(desc.sizes)) if name in desc.streams else t.split(1) if name == "steps" else ()
+                return torch.cat([parts[i] for i in kept]) if parts else t
+
+            return {name: some(name, t) for name, t in values.items()}
+
+        fewer = desc.replace(sizes=tuple(desc.sizes[i] for i in kept))
+        return Variant(Lists(fewer, lambda: taken(self.values)), joined, lambda out: joined(taken(out)))
+
+
+def joined(out: Outputs) -> Tensor:
+    return torch.cat([t.double() for _, t in sorted(out.items())])
+
+
+def values(desc: Any, kind: Kind) -> Values:
+    g = torch.Generator().manual_seed(0)
+    found = {
+        o.name: draw(o.shape, o.element, kind, 1, g)
+        if o.name in desc.streams
+        else torch.zeros(o.shape).to(o.element.torch)
+        for o in desc.operands()
+    }
+    return found | follows(desc, found) | {"steps": torch.full((len(desc.sizes),), 2.0)}
+
+
+def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Lists:
+    cls: Any = tp.descriptor_types()[op]
+    desc = cls(element=element, sizes=(0, 1, n, 3 * n + 7), **fields)
+    return Lists(desc, partial(values, desc, kind))
+
+
+WIDE = {"grad_element": "f32", "state_element": "bf16"}
+for _op, _options in {
+    "adam": ({"amsgrad": True, "decoupled": False}, {"maximize": True, "scaled": True}, WIDE),
+    "sgd": ({"nesterov": True}, {"momentum": False, "scaled": True}, WIDE),
+    "lion": ({}, {"scaled": True}, WIDE),
+}.items():
+    joins(_op, *_options)(partial(problem, _op))

@@ -1,0 +1,91 @@
+"""Tables in the workspace, by which one launch covers tensors of any sizes that lie anywhere.
+
+A plan's tables are the chunks, which follow from the sizes, and the addresses of the tensors, which the run's args say.
+``facade/tables.py`` writes them; kernels read them with ``tables_kernels``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from triplan.backends.runtime.launch import Scratch
+from triplan.sku import ElementKind
+from triplan.sku.facts import fact
+
+#: A grid holds fewer programs, and the chunk table's entries are i32.
+LIMIT = 2**31
+#: Elements of one chunk: 64 KiB of f32. torch's fused optimizers have 65536 elements; smaller ones balance better.
+#: Untuned.
+CHUNK = 16384
+
+
+def chunks(sizes: Sequence[int]) -> int:
+    """How many chunks tensors of ``sizes`` elements have: as many programs."""
+    return sum(-(-n // CHUNK) for n in sizes)
+
+
+def chunk_table(sizes: Sequence[int], chunk: int) -> torch.Tensor:
+    """i32 [2, programs] on the CPU: the tensor and the number of each chunk of ``chunk`` elements, in order.
+
+    Each program has one chunk, so that a large tensor has many and an empty one none. Raises ``ValueError`` if there
+    are 2**31 chunks or more.
+    """
+    counts = torch.tensor([-(-n // chunk) for n in sizes], dtype=torch.int64)
+    total = int(counts.sum())
+    if total >= LIMIT:
+        raise ValueError(f"{total} chunks of {chunk} elements; a grid holds fewer than {LIMIT}")
+    tensor = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    number = torch.arange(total) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    return torch.stack((tensor, number)).to(torch.int32)
+
+
+class Tables:
+    """Where a plan's tables lie in the workspace: i64 sizes, i64 addresses [streams, tensors], i32 chunks."""
+
+    def __init__(self, sizes: tuple[int, ...], streams: int) -> None:
+        self._tensors, even = len(sizes), -(-len(sizes) // 2) * 2  # 16 bytes are a multiple of what each part has
+        self._addresses_at, self._streams = 8 * even, streams
+        self._chunks_at = self._addresses_at + 8 * (-(-streams * len(sizes) // 2) * 2)
+        self.programs = chunks(sizes)
+        self.nbytes = self._chunks_at + 8 * self.programs
+        self.args = {
+            "chunks": Scratch(self._chunks_at, ElementKind.I32),
+            "sizes": Scratch(0, ElementKind.I64),
+            "addresses": Scratch(self._addresses_at, ElementKind.I64),
+        }
+
+    def write(self, memory: torch.Tensor, sizes: tuple[int, ...], addresses: Sequence[Sequence[int]]) -> None:
+        """Fill ``memory``, bytes on the CPU."""
+        words = memory[: self._chunks_at].view(torch.int64)
+        words[: self._tensors] = torch.tensor(sizes, dtype=torch.int64)
+        first = self._addresses_at // 8
+        flat = words[first : first + self._streams * self._tensors].view(self._streams, self._tensors)
+        flat.copy_(torch.tensor(addresses, dtype=torch.int64).view(self._streams, self._tensors))
+        memory[self._chunks_at :].view(torch.int32).view(2, -1).copy_(_chunk_table(sizes))
+
+    def fill(self, memory: torch.Tensor, sizes: tuple[int, ...], addresses: Sequence[Sequence[int]]) -> None:
+        """The same by many tiny launches, whose parameters hold the values: a CUDA graph keeps these, and copies
+        nothing from memory of the host."""
+        words, chunk = memory[: self._chunks_at].view(torch.int64), memory[self._chunks_at :].view(torch.int32)
+        tensor, number = chunk.view(2, -1)
+        done, first = 0, self._addresses_at // 8
+        for i, n in enumerate(sizes):
+            count = -(-n // CHUNK)
+            words[i].fill_(n)
+            for stream, own in enumerate(addresses):
+                words[first + stream * len(sizes) + i].fill_(own[i])
+            tensor[done : done + count].fill_(i)
+            torch.arange(count, out=number[done : done + count])
+            done += count
+
+
+@fact
+def _chunk_table(sizes: tuple[int, ...]) -> torch.Tensor:
+    return chunk_table(sizes, CHUNK)
+
+
+@fact
+def tables(sizes: tuple[int, ...], streams: int) -> Tables:
+    return Tables(sizes, streams)

@@ -1,0 +1,49 @@
+"""Kernels that walk lists of tensors: a table of chunks and a table of addresses, both in device memory."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def chunk_of(chunks, sizes, CHUNK: tl.constexpr):
+    """(tensor, first element, elements) of this program's chunk.
+
+    chunks: i32 [2, programs], of a tensor and the number of a chunk in it; sizes: i64 [tensors].
+    """
+    program = tl.program_id(0).to(tl.int64)
+    tensor = tl.load(chunks + program).to(tl.int64)
+    first = tl.load(chunks + tl.num_programs(0) + program).to(tl.int64) * CHUNK
+    return tensor, first, tl.minimum(tl.load(sizes + tensor) - first, CHUNK).to(tl.int32)
+
+
+@triton.jit
+def address_of(addresses, stream: tl.constexpr, tensor, tensors):
+    """addresses: i64 [streams, tensors]."""
+    return tl.load(addresses + stream * tensors + tensor)
+
+
+@triton.jit
+def load_stream(address, offset, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
+    """Elements of TYPE at ``address``, as f32. WHOLE: the address is a multiple of 16 and the mask is true.
+
+    Without the promise of alignment, Triton emits no vector loads from an address that it has read from memory.
+    """
+    pointer = address.to(tl.pointer_type(TYPE))
+    if WHOLE:
+        x = tl.load(tl.multiple_of(pointer, 16) + offset)
+    else:
+        x = tl.load(pointer + offset, mask=mask, other=0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def store_stream(address, offset, value, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
+    """The store of what ``load_stream`` loads."""
+    pointer = address.to(tl.pointer_type(TYPE))
+    if WHOLE:
+        tl.store(tl.multiple_of(pointer, 16) + offset, value.to(TYPE))
+    else:
+        tl.store(pointer + offset, value.to(TYPE), mask=mask)

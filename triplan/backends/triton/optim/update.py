@@ -1,0 +1,131 @@
+"""Kernel ``update``: one launch counts the steps, one updates all tensors; a program has one chunk of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import triton.language as tl
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr
+from triplan.backends.table import kernel
+from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.tables import CHUNK, LIMIT, chunks, tables
+from triplan.backends.triton.optim import update_kernels as kernels
+from triplan.descriptors.optim import UpdateDescriptor
+from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+
+TYPES = {ElementKind.F32: tl.float32, ElementKind.BF16: tl.bfloat16, ElementKind.F16: tl.float16}
+ELEMENTS = tuple(str(element) for element in TYPES)
+#: Bytes of the narrowest stream that a thread holds at once: one vector. With two, Adam of f32 takes 72 registers
+#: instead of 48, and fewer programs are resident.
+VECTOR = 16
+WARPS = 4
+#: Steps that a program counts. Untuned.
+COUNTED = 1024
+#: The rules: their functions and, by field, the bits of FLAGS.
+RULES: Mapping[str, tuple[Any, Any, Mapping[str, int]]] = {
+    "adam": (kernels.adam_scalars, kernels.adam, {"decoupled": 1, "amsgrad": 2}),
+    "sgd": (kernels.sgd_scalars, kernels.sgd, {"momentum": 4, "nesterov": 8}),
+    "lion": (kernels.lion_scalars, kernels.lion, {}),
+}
+
+
+def guarantee(desc: UpdateDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """An element's update depends on its own values and its tensor's step alone. Errors are computed at the values."""
+    return {
+        o.name: bounds.guarantee(
+            ElementKind.F32,
+            bounds.EXACT if o.name == "steps" else bounds.running(o.element, ElementKind.F32),
+            batch=True,
+            order=True,
+        )
+        for o in desc.operands()
+        if o.is_written
+    }
+
+
+def flags(desc: UpdateDescriptor) -> int:
+    return sum(bit for name, bit in RULES[desc.op][2].items() if getattr(desc, name))
+
+
+def numerics(desc: UpdateDescriptor) -> str:
+    elements = ".".join(str(o.element) for o in desc.operands() if o.name in desc.streams)
+    return f"optim.{desc.op}.{elements}.{flags(desc)}{'-' if desc.maximize else '+'}{'s' if desc.scaled else ''}.v1"
+
+
+def applies(desc: UpdateDescriptor, target: Target) -> Support:
+    strided = [o.name for o in desc.operands() if not o.layout.packed]
+    if strided:
+        return Support.no(f"{', '.join(strided)} may be strided; takes packed vectors and contiguous pieces")
+    if chunks(desc.sizes) >= LIMIT:
+        return Support.no(f"{chunks(desc.sizes)} chunks of {CHUNK} elements; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def workspace(desc: UpdateDescriptor, target: Target) -> int:
+    return tables(desc.sizes, len(desc.streams)).nbytes if desc.sizes else 0
+
+
+def rank(desc: UpdateDescriptor, target: Target) -> float:
+    moved = sum(o.nbytes * (1 + o.is_written) for o in desc.operands() if o.name in desc.streams)
+    return 2 * LAUNCH_US + moved / BYTES_PER_US
+
+
+def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
+    if not desc.sizes:
+        return []
+    scalars, rule, _ = RULES[desc.op]
+    table, operands, count = (
+        tables(desc.sizes, len(desc.streams)),
+        {o.name: o for o in desc.operands()},
+        len(desc.sizes),
+    )
+
+    def pointer(name: str) -> Arg:
+        return Ptr(name, operands[name].element, operands[name].alignment) if name in operands else None
+
+    steps, found_inf = pointer("steps"), pointer("found_inf")
+    counts: dict[str, Arg] = {"steps": steps, "tensors": Int(count), "found_inf": found_inf}
+    # The next launch reads the steps: within one, programs would read them before or after another counts.
+    counting = Launch(kernels.count_kernel, -(-count // COUNTED), counts, {"BLOCK": COUNTED})
+    if not table.programs:
+        return [counting]
+    args: dict[str, Arg] = {
+        **table.args,
+        "steps": steps,
+        "tensors": Int(count),
+        "hyper": pointer("hyper"),
+        "grad_scale": pointer("grad_scale"),
+        "found_inf": found_inf,
+    }
+    types = tuple(TYPES[operands[name].element] for name in ("param", "grad", desc.streams[-1]))
+    constants: dict[str, Any] = {
+        "SCALARS": scalars,
+        "RULE": rule,
+        "FLAGS": flags(desc),
+        "MAXIMIZE": desc.maximize,
+        "TYPES": types,
+        "STATES": len(desc.kept),
+        "CHUNK": CHUNK,
+        "BLOCK": 32 * WARPS * VECTOR // min(operands[name].element.itemsize for name in desc.streams),
+    }
+    # fuses=False: the loop over whole blocks and the one over the rest must round alike.
+    return [
+        counting,
+        Launch(kernels.update_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False),
+    ]
+
+
+for _op in RULES:
+    kernel(
+        op=_op,
+        name="update",
+        elements=ELEMENTS,
+        guarantee=guarantee,
+        supports=applies,
+        workspace=workspace,
+        rank=rank,
+        numerics=numerics,
+    )(update)

@@ -1,0 +1,196 @@
+"""Updates of lists of parameters: one body, and the update rule as a jit function."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, load_stream, store_stream
+
+#: Bits of FLAGS.
+DECOUPLED = tl.constexpr(1)
+AMSGRAD = tl.constexpr(2)
+MOMENTUM = tl.constexpr(4)
+NESTEROV = tl.constexpr(8)
+
+
+@triton.jit
+def count_kernel(steps, tensors, found_inf, BLOCK: tl.constexpr):
+    """steps += 1, unless found_inf is not 0. steps: f32 [tensors]; found_inf: f32 [1] or None."""
+    if found_inf is not None:
+        if tl.load(found_inf) != 0.0:
+            return
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(steps + at, tl.load(steps + at, mask=at < tensors) + 1.0, mask=at < tensors)
+
+
+@triton.jit
+def adam_scalars(hyper, step, FLAGS: tl.constexpr):
+    """hyper: f64 lr, beta1, beta2, eps, weight decay. Powers in f64: 0.999 as f32 to the power 1e5 is off by 1e-3."""
+    lr, beta1, beta2 = tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2)
+    eps, decay = tl.load(hyper + 3), tl.load(hyper + 4)
+    correction1 = 1.0 - tl.exp(step * tl.log(beta1))
+    correction2 = 1.0 - tl.exp(step * tl.log(beta2))
+    if DECOUPLED & FLAGS:
+        decay = 1.0 - lr * decay
+    return (
+        (lr / correction1).to(tl.float32),
+        beta1.to(tl.float32),
+        (1.0 - beta1).to(tl.float32),
+        beta2.to(tl.float32),
+        (1.0 - beta2).to(tl.float32),
+        (1.0 / tl.sqrt(correction2)).to(tl.float32),
+        eps.to(tl.float32),
+        decay.to(tl.float32),
+    )
+
+
+@triton.jit
+def adam(p, g, m, v, largest, s, FLAGS: tl.constexpr):
+    """p - lr / (1 - beta1**t) * m / (sqrt(v / (1 - beta2**t)) + eps).
+
+    Kingma and Ba, "Adam", 2015; DECOUPLED: Loshchilov and Hutter, "Decoupled weight decay regularization", 2019.
+    """
+    if DECOUPLED & FLAGS:
+        p = p * s[7]
+    else:
+        g = g + s[7] * p
+    m = s[1] * m + s[2] * g
+    v = s[3] * v + s[4] * g * g
+    if AMSGRAD & FLAGS:
+        largest = tl.maximum(largest, v, propagate_nan=tl.PropagateNan.ALL)
+        root = tl.sqrt_rn(largest)
+    else:
+        root = tl.sqrt_rn(v)
+    return p - tl.div_rn(s[0] * m, root * s[5] + s[6]), m, v, largest
+
+
+@triton.jit
+def sgd_scalars(hyper, step, FLAGS: tl.constexpr):
+    """hyper: f64 lr, momentum, dampening, weight decay."""
+    momentum, dampening = tl.load(hyper + 1), tl.load(hyper + 2)
+    return (
+        tl.load(hyper).to(tl.float32),
+        momentum.to(tl.float32),
+        (1.0 - dampening).to(tl.float32),
+        tl.load(hyper + 3).to(tl.float32),
+        step == 1.0,
+    )
+
+
+@triton.jit
+def sgd(p, g, m, v, largest, s, FLAGS: tl.constexpr):
+    """p - lr * d with b = momentum * b + (1 - dampening) * g; d is b, or g + momentum * b (Sutskever et al., 2013)."""
+    g = g + s[3] * p
+    if MOMENTUM & FLAGS:
+        # The first buffer is the gradient, without dampening, as torch's; what the buffer held may be infinite.
+        m = tl.where(s[4], g, s[1] * m + s[2] * g)
+        g = g + s[1] * m if NESTEROV & FLAGS else m
+    return p - s[0] * g, m, v, largest
+
+
+@triton.jit
+def lion_scalars(hyper, step, FLAGS: tl.constexpr):
+    """hyper: f64 lr, beta1, beta2, weight decay."""
+    lr, beta1, beta2 = tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2)
+    return (
+        lr.to(tl.float32),
+        beta1.to(tl.float32),
+        (1.0 - beta1).to(tl.float32),
+        beta2.to(tl.float32),
+        (1.0 - beta2).to(tl.float32),
+        (1.0 - lr * tl.load(hyper + 3)).to(tl.float32),
+    )
+
+
+@triton.jit
+def lion(p, g, m, v, largest, s, FLAGS: tl.constexpr):
+    """p * (1 - lr * decay) - lr * sign(beta1 * m + (1 - beta1) * g) (Chen et al., 2023)."""
+    c = s[1] * m + s[2] * g
+    # NaN compares false with 0, and its sign is NaN: c itself stands for it.
+    sign = tl.where(c > 0, 1.0, tl.where(c < 0, -1.0, c))
+    return p * s[5] - s[0] * sign, s[3] * m + s[4] * g, v, largest
+
+
+@triton.jit
+def _block(
+    a,
+    offset,
+    mask,
+    scale,
+    s,
+    TYPES: tl.constexpr,
+    STATES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    RULE: tl.constexpr,
+    FLAGS: tl.constexpr,
+):
+    p = load_stream(a[0], offset, mask, TYPES[0], WHOLE)
+    g = load_stream(a[1], offset, mask, TYPES[1], WHOLE) * scale
+    g = -g if MAXIMIZE else g
+    m, v, largest = p, p, p
+    if STATES > 0:
+        m = load_stream(a[2], offset, mask, TYPES[2], WHOLE)
+    if STATES > 1:
+        v = load_stream(a[3], offset, mask, TYPES[2], WHOLE)
+    if STATES > 2:
+        largest = load_stream(a[4], offset, mask, TYPES[2], WHOLE)
+    p, m, v, largest = RULE(p, g, m, v, largest, s, FLAGS)
+    store_stream(a[0], offset, p, mask, TYPES[0], WHOLE)
+    if STATES > 0:
+        store_stream(a[2], offset, m, mask, TYPES[2], WHOLE)
+    if STATES > 1:
+        store_stream(a[3], offset, v, mask, TYPES[2], WHOLE)
+    if STATES > 2:
+        store_stream(a[4], offset, largest, mask, TYPES[2], WHOLE)
+
+
+@triton.jit
+def update_kernel(
+    chunks,
+    sizes,
+    addresses,
+    steps,
+    tensors,
+    hyper,
+    grad_scale,
+    found_inf,
+    SCALARS: tl.constexpr,
+    RULE: tl.constexpr,
+    FLAGS: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    TYPES: tl.constexpr,
+    STATES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """p, states = RULE(p, g / grad_scale, states), of this program's chunk, in f32.
+
+    addresses: i64 [2 + STATES, tensors], of parameters, gradients and states, of TYPES (p, g, states); steps: f32
+    [tensors], counted before; hyper: f64, as SCALARS reads them; grad_scale, found_inf: f32 [1] or None. Nothing is
+    written if found_inf is not 0.
+    """
+    if found_inf is not None:
+        if tl.load(found_inf) != 0.0:
+            return
+    tensor, first, count = chunk_of(chunks, sizes, CHUNK)
+    # A reciprocal: a GradScaler's scales are powers of two, of which it is exact.
+    scale = 1.0 if grad_scale is None else tl.div_rn(1.0, tl.load(grad_scale))
+    s = SCALARS(hyper, tl.load(steps + tensor).to(tl.float64), FLAGS)
+    p = address_of(addresses, 0, tensor, tensors)
+    g = address_of(addresses, 1, tensor, tensors)
+    m = address_of(addresses, 2, tensor, tensors) if STATES > 0 else p
+    v = address_of(addresses, 3, tensor, tensors) if STATES > 1 else p
+    largest = address_of(addresses, 4, tensor, tensors) if STATES > 2 else p
+    a = (p, g, m, v, largest)
+    # Alignment is read from the addresses, so that no table can promise what does not hold.
+    if (count == CHUNK) & (((p | g | m | v | largest) % 16) == 0):
+        for i in range(0, CHUNK, BLOCK):
+            offset = first + i + tl.arange(0, BLOCK)
+            _block(a, offset, None, scale, s, TYPES, STATES, True, MAXIMIZE, RULE, FLAGS)
+    else:
+        for i in range(0, count, BLOCK):
+            offset = i + tl.arange(0, BLOCK)
+            _block(a, first + offset, offset < count, scale, s, TYPES, STATES, False, MAXIMIZE, RULE, FLAGS)

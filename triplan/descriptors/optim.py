@@ -1,0 +1,180 @@
+"""Descriptors of optimizer steps: each updates a list of parameters, of any sizes, by one rule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from typing_extensions import Self
+
+from triplan.descriptors.base import Descriptor, PlannedBy
+from triplan.descriptors.fields import Extents
+from triplan.descriptors.operand import Operand, Role
+from triplan.errors import shown
+from triplan.sku import Element, ElementKind, OpCategory, OptionalElement, field
+
+if TYPE_CHECKING:
+    from triplan.facade.optim import AdamPlan, LionPlan, SGDPlan
+
+__all__ = ["AdamDescriptor", "LionDescriptor", "SGDDescriptor"]
+
+F32, F64 = ElementKind.F32, ElementKind.F64
+
+
+class UpdateDescriptor(Descriptor):
+    """What optimizer steps share: parameters, gradients and states are vectors of ``sum(sizes)`` elements.
+
+    Args hold each vector whole, or as a list of contiguous tensors of ``sizes`` elements that lie anywhere. Elements
+    are computed in f32. ``steps`` counts the updates of each tensor; the update that a run makes is counted first.
+    ``hyper`` holds numbers on the device, so that they may change between replays of a CUDA graph.
+
+    Attributes:
+        element: element of the parameters.
+        sizes: elements of each tensor.
+        grad_element: element of the gradients; None: that of the parameters.
+        state_element: element of the states; None: that of the parameters.
+        maximize: whether the gradients are negated.
+        scaled: whether Args have ``grad_scale``, by which gradients are divided, and ``found_inf``: unless it is 0,
+            nothing is written and nothing is counted.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.OPTIM
+    #: The operands that are vectors of ``sizes``, besides the parameters and gradients.
+    states: ClassVar[tuple[str, ...]] = ()
+    #: How many of them every problem has.
+    always: ClassVar[int] = 1
+    #: What ``hyper`` holds, in order.
+    hyper: ClassVar[tuple[str, ...]] = ()
+
+    op: str
+    element: Element
+    sizes: Extents
+    grad_element: OptionalElement = field(default=None)
+    state_element: OptionalElement = field(default=None)
+    maximize: bool = False
+    scaled: bool = False
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The states that this problem has."""
+        return self.states
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The operands that may be given as lists of tensors."""
+        return ("param", "grad", *self.kept)
+
+    def check_problem(self) -> None:
+        for name in ("element", "grad_element", "state_element"):
+            found = getattr(self, name)
+            if found is not None and (not found.is_floating_point or found is F64):
+                raise ValueError(f"{name} = {shown(found)}: updates take f32, bf16 and f16")
+        if len(self.sizes) >= 2**31:
+            raise ValueError(f"sizes: {len(self.sizes)} tensors; fewer than 2**31 are taken")
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        shape, state = (sum(self.sizes),), self.state_element or self.element
+        states = [Operand(name, Role.IN_OUT, state, shape, batch_axes=(0,)) for name in self.kept]
+        scales = ("grad_scale", "found_inf") if self.scaled else ()
+        return (
+            Operand("param", Role.IN_OUT, self.element, shape, batch_axes=(0,)),
+            Operand("grad", Role.INPUT, self.grad_element or self.element, shape, batch_axes=(0,)),
+            *states[: self.always],
+            Operand("steps", Role.IN_OUT, F32, (len(self.sizes),), batch_axes=(0,)),
+            Operand("hyper", Role.INPUT, F64, (len(self.hyper),)),
+            *states[self.always :],
+            *(Operand(name, Role.INPUT, F32, (1,)) for name in scales),
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        listed = isinstance(args.param, (list, tuple))
+        params, grads = (list(x) if listed else [x] for x in (args.param, args.grad))
+        states = next((getattr(args, name) for name in cls.states if getattr(args, name) is not None), None)
+        first = (states[0] if states else None) if listed else states
+        found = {
+            "element": params[0].dtype if params else "f32",
+            "grad_element": grads[0].dtype if grads else None,
+            "state_element": None if first is None else first.dtype,
+            "sizes": tuple(p.numel() for p in params),
+            "scaled": args.grad_scale is not None,
+        }
+        return {**found, **options}
+
+    @classmethod
+    def example(cls, element: ElementKind) -> Self:
+        """A problem of ``element``: an empty tensor, one of one element, an odd and a longer one."""
+        return cls(op=cls.ops()[0], element=element, sizes=(0, 1, 77, 300))
+
+
+class AdamDescriptor(UpdateDescriptor, PlannedBy["AdamPlan"]):
+    """``m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g**2; p -= lr * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)``.
+
+    Kingma and Ba, "Adam: a method for stochastic optimization", 2015. ``decoupled`` weight decay multiplies p by
+    ``1 - lr * weight_decay`` first (AdamW: Loshchilov and Hutter, 2019); otherwise ``weight_decay * p`` is added to g.
+    ``hyper``: lr, beta1, beta2, eps, weight_decay. The tolerance holds while v stays below half of the largest f32.
+
+    Attributes:
+        decoupled: whether weight decay is decoupled from the gradient.
+        amsgrad: whether the largest v so far takes the place of v (Reddi et al., 2018); kept in ``max_exp_avg_sq``.
+    """  # noqa: E501 (OPS.md shows the first line as one formula)
+
+    states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    always = 2
+    hyper = ("lr", "beta1", "beta2", "eps", "weight_decay")
+
+    op: Literal["adam"] = "adam"
+    decoupled: bool = True
+    amsgrad: bool = False
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return self.states if self.amsgrad else self.states[:2]
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return super().fields_from_args(args, amsgrad=args.max_exp_avg_sq is not None, **options)
+
+
+class SGDDescriptor(UpdateDescriptor, PlannedBy["SGDPlan"]):
+    """``b = momentum * b + (1 - dampening) * g; p -= lr * b``, with ``weight_decay * p`` added to g.
+
+    The first update of a tensor has ``b = g``. ``nesterov``: ``p -= lr * (g + momentum * b)`` (Sutskever et al., 2013).
+    ``hyper``: lr, momentum, dampening, weight_decay.
+
+    Attributes:
+        momentum: whether there is a momentum buffer; without one, ``p -= lr * g``.
+        nesterov: whether the momentum is Nesterov's.
+    """
+
+    states = ("momentum_buffer",)
+    always = 0
+    hyper = ("lr", "momentum", "dampening", "weight_decay")
+
+    op: Literal["sgd"] = "sgd"
+    momentum: bool = True
+    nesterov: bool = False
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return self.states if self.momentum else ()
+
+    def check_problem(self) -> None:
+        super().check_problem()
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov = True: needs momentum = True")
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return super().fields_from_args(args, momentum=args.momentum_buffer is not None, **options)
+
+
+class LionDescriptor(UpdateDescriptor, PlannedBy["LionPlan"]):
+    """``p = (1 - lr * weight_decay) * p - lr * sign(b1 * m + (1 - b1) * g); m = b2 * m + (1 - b2) * g``.
+
+    Chen et al., "Symbolic discovery of optimization algorithms", 2023. ``hyper``: lr, beta1, beta2, weight_decay.
+    """
+
+    states = ("exp_avg",)
+    hyper = ("lr", "beta1", "beta2", "weight_decay")
+
+    op: Literal["lion"] = "lion"

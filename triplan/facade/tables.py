@@ -1,0 +1,228 @@
+"""TablePlan: plans whose vectors Args may hold as lists of tensors, which kernels find by tables in the workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from triplan.backends.runtime.launcher import WORKSPACE, BoundLaunch, Places
+from triplan.backends.triton.common.tables import tables
+from triplan.descriptors import Descriptor, Operand
+from triplan.errors import InvalidProblem, TriplanError, Unsupported
+from triplan.facade import check
+from triplan.facade.bound import BoundRun, bump_versions, launch_all
+from triplan.facade.plan import Plan
+from triplan.facade.prepared import PreparedIndices
+from triplan.facade.workspace import Workspace
+from triplan.sku import SUPPORTED, BackendKind, Support
+
+D = TypeVar("D", bound=Descriptor)
+A = TypeVar("A")
+
+
+class TablePlan(Plan[D, A]):
+    """A plan of an op with ``sizes``: the operands ``streams`` are vectors of ``sum(sizes)`` elements.
+
+    Args hold each stream as one tensor, or all of them as lists of contiguous tensors of ``sizes`` elements, of any
+    shape and alignment. ``run`` writes the tables of sizes and addresses to the workspace, from pinned memory and
+    without waiting; where a stream is being captured, by tiny launches of their own. ``bind`` writes them once, on the
+    stream that is current then; a stream that launches the BoundRun must be behind that. A captured BoundRun writes
+    none: its tables live as long as it.
+    """
+
+    def can_implement(self, args: A) -> Support:
+        if not isinstance(args, self.args_type) or not self._listed(args):
+            return super().can_implement(args)
+        try:
+            _check_lists(self.descriptor, self, args)
+        except TriplanError as e:
+            return Support.no(e)
+        return SUPPORTED
+
+    def run(
+        self,
+        args: A,
+        workspace: Workspace | None = None,
+        stream: torch.cuda.Stream | int | None = None,
+        prepared: PreparedIndices | None = None,
+    ) -> None:
+        if prepared is not None or self.target.is_gpu:
+            calls, index = self._bind(args, workspace, prepared, stream)
+            launch_all(calls, index, stream)
+        else:
+            self._validate(args, workspace)
+            if self._entry.backend is BackendKind.REFERENCE and self._listed(args):
+                self._run_joined(args)
+            else:
+                if workspace is not None and self.workspace_size():
+                    self._write_tables(workspace.tensor, args)
+                self._run_on_cpu(args, workspace, stream)
+        bump_versions(self._written(args))
+
+    def bind(self, args: A, workspace: Workspace | None = None, prepared: PreparedIndices | None = None) -> BoundRun:
+        """As ``Plan.bind``. Raises ``Unsupported`` while a stream is being captured, which would capture the tables."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise Unsupported(f"{self.descriptor.op}: bind before capturing, or run")
+        return super().bind(args, workspace, prepared)
+
+    def locate(self, args: A, workspace: Workspace | None) -> BoundRun:
+        """As ``bind``, but nothing is held but the workspace: gradients, which the caller frees after each step.
+
+        The caller promises to call it only where all tensors of ``args`` have the addresses that they have now.
+        """
+        calls, index = self._bind(args, workspace, None)
+        return BoundRun(calls, index, self._written(args), (workspace,))
+
+    def _bind(
+        self,
+        args: A,
+        workspace: Workspace | None,
+        prepared: PreparedIndices | None,
+        stream: torch.cuda.Stream | int | None = None,
+    ) -> tuple[tuple[BoundLaunch, ...], int]:
+        if prepared is not None:
+            return super()._bind(args, workspace, prepared)  # raises: nothing can be prepared
+        self._validate(args, workspace)
+        index = self._written(args)[0].get_device()
+        kernels = self._load("launches", index)
+        plain = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in self._streams}  # type: ignore[arg-type]
+        held = {name: t for name, t in plain.items() if t is not None}
+        places: Places = {key: i for i, key in enumerate([*((name, None) for name in held), WORKSPACE])}
+        values = (*(t.data_ptr() for t in held.values()), 0 if workspace is None else workspace.address)
+        if workspace is not None and self.workspace_size():
+            self._upload(workspace, args, index, stream)
+        return tuple(kernel.template(args, places).fill(values) for kernel in kernels), index
+
+    # --- tables ---
+
+    @property
+    def _streams(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = self.descriptor.streams  # type: ignore[attr-defined]
+        return found
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        found: tuple[int, ...] = self.descriptor.sizes  # type: ignore[attr-defined]
+        return found
+
+    def _listed(self, args: A) -> bool:
+        return any(isinstance(getattr(args, name), (list, tuple)) for name in self._streams)
+
+    def _addresses(self, args: A) -> list[list[int]]:
+        found = []
+        for name in self._streams:
+            value, own = getattr(args, name), []
+            if isinstance(value, Tensor):
+                at = value.data_ptr()
+                for n in self._sizes:
+                    own.append(at)
+                    at += n * value.element_size()
+            else:
+                own = [t.data_ptr() for t in value]
+            found.append(own)
+        return found
+
+    def _write_tables(self, memory: Tensor, args: A) -> None:
+        table = tables(self._sizes, len(self._streams))
+        table.write(memory[: table.nbytes], self._sizes, self._addresses(args))
+
+    def _upload(self, workspace: Workspace, args: A, index: int, stream: torch.cuda.Stream | int | None) -> None:
+        if isinstance(stream, int):
+            stream = torch.cuda.ExternalStream(stream, device=index)  # type: ignore[no-untyped-call]
+        table = tables(self._sizes, len(self._streams))
+        with torch.cuda.device(index), torch.cuda.stream(stream):  # None: the current one
+            if torch.cuda.is_current_stream_capturing():
+                table.fill(workspace.tensor[: table.nbytes], self._sizes, self._addresses(args))
+                return
+            # torch's allocator of pinned memory takes it back when the copy is over.
+            memory = torch.empty(table.nbytes, dtype=torch.uint8, pin_memory=True)
+            self._write_tables(memory, args)
+            workspace.tensor[: table.nbytes].copy_(memory, non_blocking=True)
+
+    def _run_joined(self, args: A) -> None:
+        """The reference, of lists."""
+        whole = {f.name: getattr(args, f.name) for f in fields(args)}  # type: ignore[arg-type]
+        for name in self._streams:
+            o = self.descriptor.operand(name)
+            parts = [t.detach().reshape(-1) for t in whole[name]]
+            whole[name] = torch.cat(parts) if parts else torch.empty(0, dtype=o.element.torch)
+        self._run_on_cpu(self.args_type(**whole), None, None)
+        for o in self.descriptor.operands():
+            if o.is_written and o.name in self._streams:
+                for t, part in zip(getattr(args, o.name), whole[o.name].split(list(self._sizes)), strict=True):
+                    t.detach().copy_(part.view(t.shape))
+
+    @property
+    def _written(self) -> Callable[[Any], tuple[Tensor, ...]]:
+        names = [o.name for o in self.descriptor.operands() if o.is_written]
+        # Last: of no tensors the lists are empty, but these have a device.
+        names.sort(key=lambda name: name in self._streams)
+
+        def written(args: Any) -> tuple[Tensor, ...]:
+            found: list[Tensor] = []
+            for name in names:
+                value = getattr(args, name)
+                found += [value] if isinstance(value, Tensor) else value
+            return tuple(found)
+
+        return written
+
+
+def _check_lists(desc: Descriptor, plan: TablePlan[Any, Any], args: Any) -> None:
+    """Raise what is wrong with args whose streams are lists; ``facade/check.py`` checks each tensor."""
+    op, sizes, streams = desc.op, plan._sizes, plan._streams
+    named: list[check.Named] = []
+    lists = [name for name in streams if isinstance(getattr(args, name), (list, tuple))]
+    others = [f"{name} is {type(getattr(args, name)).__name__}" for name in streams if name not in lists]
+    if others:
+        raise InvalidProblem(
+            f"{op}: {', '.join(lists)} given as lists, but {', '.join(others)}; all are lists, or none"
+        )
+    for o in desc.operands():
+        value = getattr(args, o.name)
+        if o.name not in streams:
+            if value is None:
+                raise InvalidProblem(f"{op}: {o.name} is missing; {o.element} of shape {o.shape} is expected")
+            named.append((o.name, o, check._as_tensor(op, o.name, o, value)))
+            continue
+        if len(value) != len(sizes):
+            raise InvalidProblem(f"{op}: {o.name} is {len(value)} tensors; a sequence of {len(sizes)} is expected")
+        for i, (t, n) in enumerate(zip(value, sizes, strict=True)):
+            name = f"{o.name}[{i}]"
+            own = _piece(o, check._as_tensor(op, name, o, t))
+            if t.numel() != n:
+                raise InvalidProblem(f"{op}: {name} has {t.numel()} elements; {n} (sizes[{i}]) are expected")
+            named.append((name, own, t))
+    known = {o.name for o in desc.operands()}
+    for f in fields(args):
+        if f.name not in known and getattr(args, f.name) is not None:
+            raise InvalidProblem(f"{op}: {f.name} was passed, but this descriptor has no such operand")
+    for name, o, t in named:
+        check._check_tensor(op, name, o, t)
+    check._check_devices(op, plan.target, named)
+    for name, o, t in named:
+        check._check_promises(op, name, o, t)
+        check._check_overlap(op, [(name, o, t)])
+    _check_apart(op, named)
+
+
+def _piece(o: Operand, t: Tensor) -> Operand:
+    """The operand that one tensor of a list is: packed, of any shape and alignment."""
+    return replace(o, shape=tuple(t.shape), layout=o.layout.model_copy(update={"alignment": None}))
+
+
+def _check_apart(op: str, named: list[check.Named]) -> None:
+    """Raise unless what is written shares no memory: one pass over thousands of tensors, in order of address."""
+    spans = sorted((*check.span(t), name, o.is_written) for name, o, t in named if t.numel())
+    ends = {True: (0, ""), False: (0, "")}  # the furthest end so far of what is written and of any, and whose it is
+    for start, end, name, written in spans:
+        furthest, other = ends[not written] if written else ends[True]
+        if start < furthest:
+            raise InvalidProblem(f"{op}: {name} shares memory with {other}, and one of them is written")
+        ends[False] = max(ends[False], (end, name))
+        if written:
+            ends[True] = max(ends[True], (end, name))

@@ -1,0 +1,131 @@
+"""Steps of optimizers over lists of tensors: what ``triplan.optim`` runs. torch has no public functions of these."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triplan.descriptors import Layout
+from triplan.errors import Unsupported
+from triplan.facade import Workspace
+from triplan.facade.bound import BoundRun
+from triplan.facade.tables import TablePlan
+from triplan.functional._plans import PLANS
+from triplan.sku import Target
+
+__all__: list[str] = []
+
+#: Sets of addresses whose tables one list keeps: gradients that are made anew take turns at a few. Untuned.
+MAX_BOUND = 8
+
+
+class ListStep:
+    """One step of a list of parameters, for as long as the list and its states stay.
+
+    On a GPU the addresses are bound (``Plan.bind``), so that a step with addresses that are known is two launches. The
+    numbers lie on the device, and are written when they change.
+    """
+
+    def __init__(
+        self, kind: type[TablePlan[Any, Any]], operands: Mapping[str, Any], numbers: int, options: Mapping[str, Any]
+    ) -> None:
+        """``operands``: of the plan ``kind``, without ``grad``, ``hyper`` and scales; ``options``: fields."""
+        self._kind, self._operands, self._options = kind, dict(operands), dict(options)
+        self.device: torch.device = operands["steps"].device
+        self.hyper = torch.zeros(numbers, dtype=torch.float64, device=self.device)
+        self._written: tuple[Any, ...] = ()
+        self._one: Tensor | None = None
+        self._bound: OrderedDict[tuple[int, ...], BoundRun] = OrderedDict()
+        #: What captured graphs read.
+        self._captured: list[Any] = []
+        self._plans: dict[tuple[Any, ...], tuple[TablePlan[Any, Any], Workspace | None]] = {}
+
+    def __call__(
+        self,
+        grads: Sequence[Tensor],
+        numbers: Sequence[float | Tensor],
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Update the list. ``grad_scale`` and ``found_inf``: those of a GradScaler; either may be absent.
+
+        While a stream is captured: two launches if a step with these addresses was made before, otherwise also some for
+        each tensor, which write the tables. Raises ``Unsupported`` if the numbers are not those of the step before.
+        """
+        self._write(numbers)
+        given: dict[str, Any] = {}
+        if grad_scale is not None or found_inf is not None:
+            if self._one is None:
+                self._one = torch.tensor([1.0, 0.0], device=self.device)
+            given = {
+                "grad_scale": self._one[:1] if grad_scale is None else self._as_f32(grad_scale),
+                "found_inf": self._one[1:] if found_inf is None else self._as_f32(found_inf),
+            }
+        args = self._kind.args_type(grad=grads, hyper=self.hyper, **self._operands, **given)
+        if self.device.type != "cuda":
+            plan, workspace = self._plan(args)
+            plan.run(args, workspace)
+            return
+        key = tuple([t.data_ptr() for t in (*self._operands["param"], *grads, *given.values())])
+        call = self._bound.get(key)
+        if call is None:
+            plan, _ = self._plan(args)
+            # A workspace of its own: it holds these addresses.
+            workspace = Workspace.allocate(plan, self.device) if plan.workspace_size() else None
+            if torch.cuda.is_current_stream_capturing():
+                self._captured.append(workspace)  # the graph writes its tables anew in each replay
+                plan.run(args, workspace)
+                return
+            call = self._bound[key] = plan.locate(args, workspace)
+            if len(self._bound) > MAX_BOUND:
+                self._bound.popitem(last=False)
+        if torch.cuda.is_current_stream_capturing():
+            self._captured.append(call)
+        call()
+
+    def _as_f32(self, t: Tensor) -> Tensor:
+        return t.detach().to(self.device, torch.float32, non_blocking=True).reshape(1)
+
+    def _plan(self, args: Any) -> tuple[TablePlan[Any, Any], Workspace | None]:
+        grad = args.grad[0].dtype
+        found = self._plans.get((grad, args.grad_scale is None))
+        if found is None:
+            desc = self._kind.descriptor_type.from_args(args, **self._options)
+            if desc.scaled:  # type: ignore[attr-defined]
+                single = Layout(alignment=args.found_inf.element_size())  # a scaler's may be parts of larger tensors
+                desc = desc.replace(layouts={**dict(desc.layouts), "grad_scale": single, "found_inf": single})
+            plan: Any = PLANS.get(desc, target=Target.of(self.device))
+            workspace = Workspace.allocate(plan, self.device) if plan.workspace_size() else None
+            found = self._plans[grad, args.grad_scale is None] = plan, workspace
+        return found
+
+    def _write(self, numbers: Sequence[float | Tensor]) -> None:
+        known = tuple([None if isinstance(x, Tensor) else float(x) for x in numbers])
+        if known != self._written:
+            if self.device.type == "cuda":
+                if torch.cuda.is_current_stream_capturing():
+                    raise Unsupported(
+                        f"the numbers {known} differ from those of the last step, {self._written}, and cannot be "
+                        "written while a stream is captured: make a step with them before, or pass lr as a tensor"
+                    )
+                # torch's allocator of pinned memory takes it back when the copy is over: nothing waits.
+                values = torch.tensor([x or 0.0 for x in known], dtype=torch.float64).pin_memory()
+                self.hyper.copy_(values, non_blocking=True)
+            else:
+                self.hyper.copy_(torch.tensor([x or 0.0 for x in known], dtype=torch.float64))
+            self._written = known
+        for i, x in enumerate(numbers):
+            if isinstance(x, Tensor):
+                self.hyper[i : i + 1].copy_(x.detach().reshape(1), non_blocking=True)
+
+
+def packed(t: Tensor, like: Tensor) -> Tensor:
+    """``t`` with its axes in the order in which ``like`` lies in memory; copied if it does not lie so itself."""
+    if like.is_contiguous():
+        return t.detach().contiguous()
+    order = sorted(range(like.dim()), key=lambda axis: (like.stride()[axis], like.shape[axis]), reverse=True)
+    return t.detach().permute(order).contiguous()

@@ -1,0 +1,154 @@
+"""What the optimizers share: which parameters are updated together, their states, and torch's conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from triplan.errors import InvalidProblem
+from triplan.facade.tables import TablePlan
+from triplan.functional.optim import ListStep, packed
+
+#: What torch's optimizers keep in groups and these ignore: state dicts go both ways.
+IGNORED = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
+
+
+def check_range(name: str, value: Any, below: float | None = None) -> None:
+    """Raise ``ValueError`` unless 0 <= value (< ``below``), as torch does."""
+    if not value >= 0.0 or (below is not None and value >= below):
+        raise ValueError(f"Invalid {name}: {value}")
+
+
+class ListOptimizer(torch.optim.Optimizer):
+    """The base of the optimizers: a step of a group is one launch for each device and set of element types, and a tiny
+    one that counts the steps. Nothing waits for the device.
+
+    Steps may be captured in CUDA graphs: make a step before, if possible with gradients at the same addresses. Between
+    replays ``lr`` may change if it is a tensor. GradScaler passes its scale and what it found without a
+    wait; gradients are divided by the scale in registers, and what ``.grad`` holds stays scaled.
+    """
+
+    #: GradScaler then sets ``grad_scale`` and ``found_inf`` instead of waiting for the latter.
+    _step_supports_amp_scaling = True
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+    #: The plan, and the fields of a group that are numbers, in the order of the descriptor's ``hyper``.
+    plan: ClassVar[type[TablePlan[Any, Any]]]
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        super().__init__(params, {**defaults, **IGNORED})
+        self._lists: dict[tuple[Any, ...], tuple[tuple[int, ...], ListStep]] = {}
+
+    # --- a subclass says ---
+
+    def numbers(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
+        """The values of ``hyper``."""
+        raise NotImplementedError
+
+    def options(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Fields of the descriptor."""
+        return {"maximize": group["maximize"]}
+
+    def states(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The names of the states of a parameter."""
+        raise NotImplementedError
+
+    # --- steps ---
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all parameters that have a gradient. ``closure`` computes the loss again, and is called first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        for number, group in enumerate(self.param_groups):
+            for key, params in self._together(group).items():
+                step = self._list_step((number, *key), group, params)
+                step([packed(_grad(p), p) for p in params], self.numbers(group), scale, found)
+        return loss
+
+    def _together(self, group: dict[str, Any]) -> dict[tuple[Any, ...], list[Tensor]]:
+        found: dict[tuple[Any, ...], list[Tensor]] = {}
+        for p in group["params"]:
+            if p.grad is not None:
+                if p.grad.is_sparse:
+                    raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+                if torch.is_complex(p):
+                    raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
+                kept = self.state.get(p) or {}
+                state = next((kept[n].dtype for n in self.states(group) if kept.get(n) is not None), p.dtype)
+                found.setdefault((p.device, p.dtype, p.grad.dtype, state), []).append(p)
+        return found
+
+    def _list_step(self, key: tuple[Any, ...], group: dict[str, Any], params: list[Tensor]) -> ListStep:
+        options, names = self.options(group), self.states(group)
+        key = (*key, *options.values(), *names)
+        # Where everything lies: parameters and states may have been replaced since (``p.data = ...``, a loaded state).
+        kept = [self._initialized(p, names) for p in params]
+        which = tuple([t.data_ptr() for p, state in zip(params, kept, strict=True) for t in (p, *state)])
+        known = self._lists.get(key)
+        if known is not None and known[0] == which:
+            return known[1]
+        # Other parameters than last time have a gradient: their steps go side by side.
+        device, steps = params[0].device, [state[0] for state in kept]
+        if len({step.device for step in steps}) > 1:
+            steps = [step.to(device) for step in steps]
+        counted = torch.stack([step.float() for step in steps]).to(device)
+        for p, step in zip(params, counted.unbind(), strict=True):
+            self.state[p]["step"] = step
+        operands: dict[str, Any] = {"steps": counted}
+        for name in ("param", *names):
+            whole = params if name == "param" else [self.state[p][name] for p in params]
+            operands[name] = [packed(t, p) for t, p in zip(whole, params, strict=True)]
+            if any(t.data_ptr() != own.data_ptr() for t, own in zip(whole, operands[name], strict=True)):
+                raise InvalidProblem(
+                    f"{type(self).__name__}: there are gaps between the elements of a {name}, or they overlap; "
+                    "parameters must be dense in memory, in any order of axes"
+                )
+        made = ListStep(self.plan, operands, len(self.numbers(group)), options)
+        which = tuple([t.data_ptr() for p in params for t in (p, *self._initialized(p, names))])
+        self._lists[key] = which, made
+        return made
+
+    def _initialized(self, p: Tensor, names: Sequence[str]) -> list[Tensor]:
+        """The step and the states of ``p``."""
+        state: dict[str, Any] = self.state[p]
+        # torch's SGD counts no steps: a buffer from one of its state dicts has made its first.
+        if "step" not in state:
+            state["step"] = torch.tensor(1.0 if any(state.get(name) is not None for name in names) else 0.0)
+        elif not isinstance(state["step"], Tensor):
+            state["step"] = torch.tensor(float(state["step"]))  # older state dicts have a number
+        for name in names:
+            t = state.get(name)
+            if t is None:
+                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            elif t.stride() != p.stride():
+                # Loaded from elsewhere: states lie as their parameters.
+                state[name] = torch.empty_like(p, dtype=t.dtype).copy_(t)
+        return [state["step"], *[state[name] for name in names]]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._lists.clear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in {**self.defaults, **IGNORED}.items():
+                group.setdefault(name, value)
+        self._lists = {}
+
+
+def _grad(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad
