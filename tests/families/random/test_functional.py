@@ -17,6 +17,7 @@ from torch.nn import functional as tf
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
+from triplan.functional._replay.replay import replayed
 from triplan.functional.random import engine
 
 Tensor = torch.Tensor
@@ -316,6 +317,21 @@ def test_replayed_gradients_drop_what_their_call_dropped(call: Callable[..., Ten
                 masks.add(tuple(y.flatten().tolist()))
             assert len(masks) == 6
             assert answers == [True, True]
+
+
+def test_composed_calls_are_not_drawn_again_by_their_backward(generator: Any) -> None:
+    """A composition's backward runs the function again, with other numbers."""
+
+    @replayed
+    def twice(input: Tensor, generator: Any) -> Tensor:
+        return F.dropout(F.dropout(input, 0.5, generator=generator), 0.5, generator=generator)
+
+    with replays_on_cpu():
+        for _ in range(5):
+            x = torch.ones(64, requires_grad=True)
+            y = twice(x, generator)
+            (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+            same(dx, y.detach())
 
 
 @pytest.mark.gpu

@@ -108,6 +108,9 @@ def test_a_shard_has_the_bits_of_the_whole(op: str, where: str) -> None:
             same(part, whole.flatten()[first : first + 97])
             if where != "cpu":
                 same(drawn(op, (97,), first, where, element=element, kernel="elements"), part)
+        if where != "cpu":  # several programs, whole and not
+            for first in (8, 2**40 + 1):
+                same(*(drawn(op, (4500,), first, where, element=element, kernel=k) for k in ("groups", "elements")))
         block = drawn(op, (3, 21), 2 * 50 + 13, where, element=element, global_shape=(6, 50))
         same(block, whole[2:5, 13:34])
 
