@@ -19,9 +19,9 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     cls: Any = tp.descriptor_types()[op]
     kinds = [{"element": element} for element in ("f16", "bf16", "f32", "f64")]
     for kind in (*kinds, {"element": "f32", "math": "tf32"}):
-        few, parted = {"stride": (2, 2)}, {"groups": 2, "dilation": (2, 2)}
+        few, parted = {"stride": (2, 2), "kernel": (7, 7)}, {"groups": 2, "dilation": (2, 2)}
         for channels, more in ((256, {}), (3, few), (64, parted), (128, {"groups": 128})):
-            desc = cls(**kind, in_channels=channels, out_channels=128, **SIZES, **more)
+            desc = cls(**kind, in_channels=channels, out_channels=128, **{**SIZES, **more})
             last = {} if channels == 64 else {o.name: LAST for o in desc.operands() if len(o.shape) == 4}
             yield desc.replace(layouts=last)
 

@@ -29,6 +29,8 @@ TERA_PER_US = 10**6
 #: Programs that keep any card busy, and parts of the gradient of weight at most. Untuned.
 BUSY_PROGRAMS = 264
 MOST_PARTS = 128
+#: Pairs of a tap and a channel of a tile at most. Untuned.
+FLAT_COLUMNS = 64
 #: Elements of a tile up to which 4 warps compute it, and not 8. Untuned.
 FEW_WARPS = 64 * 64
 
@@ -78,6 +80,9 @@ def tile_of(desc: Conv2dProblem) -> Tile:
     """It must not depend on the batch, or bits would."""
     known = _known(desc)
     if desc.op == "conv2d_backward_weight":
+        if _flat(desc):
+            wide, most = _fitting(FLAT_COLUMNS, desc.taps * desc.channels), min(known.k, 32)
+            return Tile(_fitting(known.m, desc.filters), wide, most, known.stages)
         return Tile(_fitting(known.m, desc.filters), _fitting(known.n, desc.channels), known.k, known.stages)
     return Tile(known.m, _fitting(known.n, _features(desc)), _depth(desc) or min(known.k, 32), known.stages)
 
@@ -96,20 +101,25 @@ def _tiles(desc: Conv2dProblem) -> tuple[int, int]:
     """Tiles along the rows and columns of the product, of one group (and tap)."""
     tile = tile_of(desc)
     if desc.op == "conv2d_backward_weight":
-        return -(-desc.filters // tile.m), -(-desc.channels // tile.n)
+        columns = desc.channels * (desc.taps if _flat(desc) else 1)
+        return -(-desc.filters // tile.m), -(-columns // tile.n)
     return -(-shared.pixels(desc) // tile.m), -(-_features(desc) // tile.n)
+
+
+def _products(desc: Conv2dProblem) -> int:
+    """Tiles of all products; without the parts of what they sum."""
+    m, n = _tiles(desc)
+    return m * n * desc.groups * (desc.taps if shared.of_weight(desc) and not _flat(desc) else 1)
 
 
 def _parts(desc: Conv2dProblem) -> tuple[int, int]:
     """Parts of the pixels that the gradient of weight sums, and the pixels of each."""
-    m, n = _tiles(desc)
-    return shared.parts_of(desc, tile_of(desc).k, m * n * desc.taps * desc.groups, BUSY_PROGRAMS, MOST_PARTS)
+    return shared.parts_of(desc, tile_of(desc).k, _products(desc), BUSY_PROGRAMS, MOST_PARTS)
 
 
 def programs(desc: Conv2dProblem) -> int:
     """Programs of the main launch."""
-    m, n = _tiles(desc)
-    return m * n * desc.groups * (desc.taps * _parts(desc)[0] if shared.of_weight(desc) else 1)
+    return _products(desc) * (_parts(desc)[0] if shared.of_weight(desc) else 1)
 
 
 def supports(desc: Conv2dProblem, target: Target) -> Support:
@@ -118,13 +128,13 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds, with what tiles multiply beside the operands."""
-    tile, (m, n) = tile_of(desc), _tiles(desc)
+    tile = tile_of(desc)
     if shared.of_weight(desc):
-        terms = desc.taps * -(-shared.pixels(desc) // tile.k) * tile.k
+        terms = -(-shared.pixels(desc) // tile.k) * tile.k
     else:
         terms = -(-desc.taps * _reduced(desc) // tile.k) if _flat(desc) else desc.taps * -(-_reduced(desc) // tile.k)
         terms *= tile.k
-    products = m * tile.m * n * tile.n * desc.groups * terms
+    products = _products(desc) * tile.m * tile.n * terms
     work = 2.0 * products / (TERAFLOPS[desc.multiplicands].get(target.arch, 1.0) * TERA_PER_US)
     if any(not o.is_written for o in shared.channels_apart(desc)):
         work *= SCATTERED
@@ -170,6 +180,7 @@ def _constants(desc: Conv2dProblem) -> dict[str, object]:
         "BLOCK_N": tile.n,
         "BLOCK_K": tile.k,
         "PRECISION": precision,
+        "FLAT": _flat(desc),
         "ACC": TL[desc.element.compute],
     }
 
@@ -186,7 +197,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
         "own_weights": Int(desc.filters),
         **_shared(desc),
     }
-    constants = {**_constants(desc), "FLAT": _flat(desc), "TRANSPOSED": back}
+    constants = {**_constants(desc), "TRANSPOSED": back}
     which = kernels.conv2d_tiles_kernel
     return [Launch(which, programs(desc), args, constants, num_warps=tile.warps, num_stages=tile.stages)]
 

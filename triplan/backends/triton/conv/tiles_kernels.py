@@ -150,6 +150,7 @@ def conv2d_weight_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    FLAT: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
@@ -158,18 +159,24 @@ def conv2d_weight_kernel(
 
     ``x`` and ``dout`` (image, channel, row, column) of f16, bf16, f32 or f64; ``out`` (part, filter, channel, tap row,
     tap column), its parts ``part_stride`` apart. Strides are in this order, None for 1; ``filters`` and ``channels``
-    those of a group.
+    those of a group. FLAT: BLOCK_N pairs of a tap and a channel, instead of channels of one tap, each with an address
+    of its own.
     """
     program = tl.program_id(0)
-    channel = program % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    term = program % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     program = program // tiles_n
     own = program % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
     program = program // tiles_m
-    tap = program % taps
-    group = program // taps % groups
-    part = program // taps // groups
+    if FLAT:
+        channel, tap = term % channels, (term // channels)[None, :]
+        in_columns = (term < taps * channels)[None, :]
+    else:
+        channel, tap = term, program % taps
+        in_columns = (channel < channels)[None, :]
+        program = program // taps
+    group, part = program % groups, program // groups
     tap_row, tap_column = tap // kernel_columns, tap % kernel_columns
-    in_filters, in_channels = (own < filters)[None, :], (channel < channels)[None, :]
+    in_filters = (own < filters)[None, :]
     whole = group * filters + own
     dout += offset(whole, dout_strides[1])[None, :]
     x += offset(group * channels + channel, x_strides[1])[None, :]
@@ -181,12 +188,12 @@ def conv2d_weight_kernel(
         inside = pixel < last
         at = offset(image, dout_strides[0]) + offset(row, dout_strides[2]) + offset(column, dout_strides[3])
         a = tl.load(dout + at[:, None], mask=inside[:, None] & in_filters, other=0.0)
-        y = first(row, stride_rows, above) + tap_row * dilation_rows
-        z = first(column, stride_columns, left) + tap_column * dilation_columns
-        inside = inside & (y >= 0) & (y < height) & (z >= 0) & (z < width)
-        at = offset(image, x_strides[0]) + offset(y, x_strides[2]) + offset(z, x_strides[3])
-        b = tl.load(x + at[:, None], mask=inside[:, None] & in_channels, other=0.0)
+        y = first(row, stride_rows, above)[:, None] + tap_row * dilation_rows
+        z = first(column, stride_columns, left)[:, None] + tap_column * dilation_columns
+        found = inside[:, None] & (y >= 0) & (y < height) & (z >= 0) & (z < width) & in_columns
+        at = offset(image, x_strides[0])[:, None] + offset(y, x_strides[2]) + offset(z, x_strides[3])
+        b = tl.load(x + at, mask=found, other=0.0)
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION, out_dtype=ACC)
     at = out + part.to(tl.int64) * part_stride + offset(tap_row, out_strides[2]) + offset(tap_column, out_strides[3])
     at = at + offset(whole, out_strides[0])[:, None] + offset(channel, out_strides[1])[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=(own < filters)[:, None] & in_channels)
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(own < filters)[:, None] & in_columns)
