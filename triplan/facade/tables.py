@@ -29,9 +29,9 @@ class TablePlan(Plan[D, A]):
 
     Args hold each stream as one tensor, or all of them as lists of contiguous tensors of ``sizes`` elements, of any
     shape and alignment. ``run`` writes the tables of sizes and addresses to the workspace, from pinned memory and
-    without waiting; where a stream is being captured, by tiny launches of their own. ``bind`` writes them once, on the
-    stream that is current then; a stream that launches the BoundRun must be behind that. A captured BoundRun writes
-    none: its tables live as long as it.
+    without waiting; where a stream is being captured, by tiny launches of their own. ``bind`` writes them once, to
+    memory of the BoundRun's own, on the stream that is current then; a stream that launches the BoundRun must be behind
+    that. A captured BoundRun writes none: its tables live as long as it.
     """
 
     def can_implement(self, args: A) -> Support:
@@ -64,18 +64,28 @@ class TablePlan(Plan[D, A]):
         bump_versions(self._written(args))
 
     def bind(self, args: A, workspace: Workspace | None = None, prepared: PreparedIndices | None = None) -> BoundRun:
-        """As ``Plan.bind``. Raises ``Unsupported`` while a stream is being captured, which would capture the tables."""
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise Unsupported(f"{self.descriptor.op}: bind before capturing, or run")
-        return super().bind(args, workspace, prepared)
+        """As ``Plan.bind``. The tables lie in memory that is allocated for them, as other calls use the workspace.
 
-    def locate(self, args: A, workspace: Workspace | None) -> BoundRun:
-        """As ``bind``, but nothing is held but the workspace: gradients, which the caller frees after each step.
+        Raises ``Unsupported`` while a stream is being captured, which would capture what writes the tables.
+        """
+        if prepared is not None or not self.target.is_gpu:
+            return super().bind(args, workspace, prepared)  # raises
+        self._validate(args, workspace)
+        return self._located(args, (args,))
+
+    def locate(self, args: A) -> BoundRun:
+        """As ``bind``, but args are not held: gradients, which the caller frees after each step.
 
         The caller promises to call it only where all tensors of ``args`` have the addresses that they have now.
         """
-        calls, index = self._bind(args, workspace, None)
-        return BoundRun(calls, index, self._written(args), (workspace,))
+        return self._located(args, ())
+
+    def _located(self, args: A, held: tuple[Any, ...]) -> BoundRun:
+        if torch.cuda.is_current_stream_capturing():
+            raise Unsupported(f"{self.descriptor.op}: bind before capturing, or run")
+        own = Workspace.allocate(self, self._written(args)[0].device) if self.workspace_size() else None
+        calls, index = self._bind(args, own, None)
+        return BoundRun(calls, index, self._written(args), (*held, own))
 
     def _bind(
         self,

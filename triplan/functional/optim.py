@@ -74,13 +74,13 @@ class ListStep:
         call = self._bound.get(key)
         if call is None:
             plan, _ = self._plan(args)
-            # A workspace of its own: it holds these addresses.
-            workspace = Workspace.allocate(plan, self.device) if plan.workspace_size() else None
             if torch.cuda.is_current_stream_capturing():
-                self._captured.append(workspace)  # the graph writes its tables anew in each replay
+                # The graph writes its tables anew in each replay.
+                workspace = Workspace.allocate(plan, self.device) if plan.workspace_size() else None
+                self._captured.append(workspace)
                 plan.run(args, workspace)
                 return
-            call = self._bound[key] = plan.locate(args, workspace)
+            call = self._bound[key] = plan.locate(args)
             if len(self._bound) > MAX_BOUND:
                 self._bound.popitem(last=False)
         if torch.cuda.is_current_stream_capturing():

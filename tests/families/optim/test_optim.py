@@ -305,3 +305,20 @@ def test_parameters_and_states_may_be_replaced(device: str) -> None:
             optimizer.step()
         ends.append(p.detach().clone())
     assert torch.equal(*ends)
+
+
+@pytest.mark.gpu
+def test_other_calls_may_use_the_workspace_of_a_bound_run() -> None:
+    """The contents of a workspace mean nothing between calls: a BoundRun's tables lie elsewhere."""
+    plan = tp.plan(tp.SGDDescriptor(element="f32", sizes=(3, 5), momentum=False)).prepare()
+    hyper = torch.tensor([0.5, 0.0, 0.0, 0.0], dtype=torch.float64, device="cuda")
+    args = [
+        tp.SGDArgs(torch.ones(8, device="cuda"), torch.ones(8, device="cuda"), torch.zeros(2, device="cuda"), hyper)
+        for _ in range(2)
+    ]
+    workspace = tp.Workspace.allocate(plan)
+    bound = plan.bind(args[0], workspace)
+    plan.run(args[1], workspace)
+    workspace.tensor.fill_(255)
+    bound()
+    assert all(torch.equal(a.param, torch.full((8,), 0.5, device="cuda")) for a in args)  # type: ignore[arg-type]
