@@ -63,6 +63,7 @@ class ListOptimizer(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.optim.Optimizer.profile_hook_step
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update all parameters that have a gradient. ``closure`` computes the loss again, and is called first."""
@@ -147,6 +148,10 @@ class ListOptimizer(torch.optim.Optimizer):
             for name, value in {**self.defaults, **IGNORED}.items():
                 group.setdefault(name, value)
         self._lists = {}
+
+
+# torch wraps the ``step`` of each class whose ``step`` is not marked so, and so would define one in each of ours.
+ListOptimizer.step.hooked = True  # type: ignore[attr-defined]
 
 
 def _grad(p: Tensor) -> Tensor:
