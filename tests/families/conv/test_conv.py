@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import H200, WHERE, places
+from cases import H200, WHERE, pinned, places
 from hypothesis import given, settings, strategies as st
 from proofs import FAMILIES, run, target
 from torch.utils.flop_counter import FlopCounterMode
@@ -183,7 +183,15 @@ def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, 
     if kernel == "depthwise":
         fixed |= {"in_channels": 5, "out_channels": 5, "groups": 5}
     if kernel == "converted":  # channels first
-        fixed |= {"in_channels": 6, "out_channels": 4, "height": 5, "width": 4, "kernel": (2, 2), "layouts": {}}
+        fixed |= {
+            "in_channels": 6,
+            "out_channels": 4,
+            "height": 5,
+            "width": 4,
+            "kernel": (2, 2),
+            "layouts": {},
+            "batch": 2,
+        }
     desc = data.draw(descriptors(cls, 1 << 11, fixed=fixed))
     check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)), runs=1)
 
@@ -201,6 +209,17 @@ def test_several_tiles_and_parts(op: str) -> None:
         plan = tp.plan(desc, target=target("interpret"), kernel=kernel)
         assert (plan.workspace_size() > 0) == (op == "conv2d_backward_weight" or kernel == "converted")
         assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("tiles", "converted"))
+@pytest.mark.parametrize("op", OPS)
+def test_no_images(op: str, where: str, kernel: str | None) -> None:
+    """The gradient of weight is 0; nothing is left to copy."""
+    desc = tp.descriptor_types()[op](**{**FIELDS, "batch": 0}, element="f32")
+    plan = pinned(desc, kernel or "reference", target(where))
+    assert (plan is None) == (kernel == "converted" and op == "conv2d_backward_weight")
+    if plan is not None:
+        check_plan(plan, runs=1, passes=("unit",))
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -21,8 +21,8 @@ AREA = 4096
 
 
 def _moved(desc: Conv2dProblem) -> tuple[Operand, ...]:
-    """Operands that are copied: dweight is small, and written by the fold as it lies."""
-    return tuple(o for o in shared.channels_apart(desc) if o.layout.packed and o.name != "dweight")
+    """Operands that are copied: dweight is small, and written by the fold as it lies. What is empty needs no copy."""
+    return tuple(o for o in shared.channels_apart(desc) if o.layout.packed and o.name != "dweight" and o.numel)
 
 
 @fact
