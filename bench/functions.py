@@ -72,6 +72,10 @@ class Draw:
         return torch.rand(*shape, device=self.device).argsort(0)
 
 
+#: Reductions whose gradients are measured too.
+DIFFERENTIABLE = ("sum", "mean", "prod", "amax", "amin", "var", "std", "logsumexp")
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of a function of triplan's and of torch's.
@@ -111,6 +115,11 @@ def embedded(index: Tensor, weight: Tensor, norm_weight: Tensor) -> tuple[Tensor
     """Rows of a table: their norm, and they."""
     found = tf.embedding(index, weight)
     return tf.rms_norm(found, norm_weight.shape, norm_weight, 1e-5), found
+
+
+def _first_of(module: Any, name: str) -> Callable[..., Any]:
+    """A function of several results, as one of the first."""
+    return lambda *args: getattr(module, name)(*args)[0]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -154,6 +163,17 @@ def calls(d: Draw) -> dict[str, Call]:
         "softmax": Call(ours.softmax, torch.softmax, (x, -1), (0,)),
         "log_softmax": Call(ours.log_softmax, torch.log_softmax, (x, -1), (0,)),
         "cumsum": Call(ours.cumsum, torch.cumsum, (x, -1), (0,)),
+        **{
+            name: Call(getattr(ours, name), getattr(torch, name), (x, -1), (0,) if name in DIFFERENTIABLE else ())
+            for name in (*DIFFERENTIABLE, "argmax", "argmin", "any", "all")
+        },
+        **{
+            name: Call(_first_of(ours, name), _first_of(torch, name), (x, -1))
+            for name in ("max", "min", "var_mean", "std_mean")
+        },
+        "aminmax": Call(_first_of(ours, "aminmax"), _first_of(torch, "aminmax"), (x,)),
+        "count_nonzero": Call(ours.count_nonzero, torch.count_nonzero, (x, -1)),
+        "vector_norm": Call(ours.vector_norm, torch.linalg.vector_norm, (x, 2, -1), (0,)),
         "cumprod": Call(ours.cumprod, torch.cumprod, (x, -1), (0,)),
         "layer_norm": Call(ours.layer_norm, tf.layer_norm, (x, shape, w, b), (0, 2, 3)),
         "rms_norm": Call(ours.rms_norm, tf.rms_norm, (x, shape, w, 1e-5), (0, 2)),

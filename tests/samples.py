@@ -27,6 +27,8 @@ TURNED = {"q_shape": (2, 4, 3, 8), "k_heads": 2, "rotary_dim": 4, "element": "f3
 FILTERED = {"batch": 2, "in_channels": 6, "height": 4, "width": 5, "out_channels": 6, "kernel": (3, 2), "groups": 2}
 FILTERED |= {"stride": (1, 2), "padding": (1, 0, 0, 1), "element": "f32"}
 LISTED = {"sizes": (5, 0, 33), "scaled": True, "element": "f32"}
+#: Reductions, of each kind of accumulator one.
+REDUCTIONS = ("sum", "amax", "max", "var", "vector_norm", "logsumexp")
 #: Copies, with what they do along the axes.
 COPIES = {"copy": (), "roll": (0, 3), "tril": (1,), "pad": (0, 0, 2, 1)}
 
@@ -62,6 +64,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.TernaryDescriptor(op="addcmul", z_shape=(5, 1), **MATRIX),
         tp.ExpressionDescriptor.of(a * tp.expr.sigmoid(a) + b, a=("f32", (5, 32)), b=("f32", (5, 1))),
         *(TYPES[op](op=op, amounts=by, **MATRIX) for op, by in COPIES.items()),
+        *(TYPES[op](op=op, element="f32", input_shape=(5, 3), reduce_axes=(1,)) for op in REDUCTIONS),
         tp.FillDescriptor(element="f32", out_shape=(5, 32)),
         tp.ArangeDescriptor(element="f32", count=32),
         tp.Conv2dDescriptor(has_bias=True, **FILTERED),

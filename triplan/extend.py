@@ -31,6 +31,7 @@ from triplan.backends.table import (
     Preparation as Preparation,
 )
 from triplan.descriptors import (
+    AxesField as AxesField,
     AxisField as AxisField,
     Extent as Extent,
     ExtentField as ExtentField,
@@ -58,6 +59,7 @@ from triplan.sku import (
 __all__ = [
     "GPU_ARCHS",
     "Arg",
+    "AxesField",
     "AxisField",
     "CheckRules",
     "Configuration",

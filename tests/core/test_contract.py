@@ -153,6 +153,7 @@ def test_nested_layout_errors_are_invalid_problem(bad: dict[str, Any]) -> None:
 
 #: Another valid value of a field, by its name; None where a product of f32 has no other (see families/gemm).
 CHANGED: dict[str, object] = {
+    "reduce_axes": (0,),
     "op": None,
     "schema_version": None,
     "element": "f16",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from triplan.backends import TABLE, KernelRow, KernelTable
-from triplan.descriptors import AxisField, Descriptor, DivisorField, Layout, ShapeField, descriptor_types
+from triplan.descriptors import AxesField, AxisField, Descriptor, DivisorField, Layout, ShapeField, descriptor_types
 from triplan.errors import InvalidProblem
 from triplan.sku import ArchSku, ElementKind, IndexElementKind, OpCategory, PrecisionGuarantee, Target
 
@@ -148,6 +148,8 @@ def _choices(annotation: Any) -> list[Any]:
 
 def _value(annotation: Any, metadata: list[Any]) -> Any:
     for mark in metadata:
+        if isinstance(mark, AxesField):
+            return (1,)
         if isinstance(mark, ShapeField):
             rank = min(max(2, mark.min_rank), mark.max_rank)
             return (OUTER,) * (rank - 1) + (INNER,)

@@ -13,6 +13,7 @@ from triplan.descriptors.norms import *
 from triplan.descriptors.operand import *
 from triplan.descriptors.optim import *
 from triplan.descriptors.random import *
+from triplan.descriptors.reductions import *
 from triplan.descriptors.rotary import *
 from triplan.descriptors.scans import *
 from triplan.descriptors.softmax import *

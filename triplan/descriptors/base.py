@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_
 from pydantic import model_validator
 from typing_extensions import Self
 
-from triplan.descriptors.fields import NO_BAD_INDEX, AxisField, OutOfBounds, Shape, ShapeField
+from triplan.descriptors.fields import NO_BAD_INDEX, AxesField, AxisField, OutOfBounds, Shape, ShapeField
 from triplan.descriptors.layout import PACKED, Layout, Layouts
 from triplan.descriptors.meanings import describe
 from triplan.descriptors.operand import Operand, OperandKind
@@ -98,6 +98,12 @@ class Descriptor(FrozenModel):
                     raise ValueError(
                         f"{name} = {shown(value)}: rank {len(value)} is outside [{mark.min_rank}, {mark.max_rank}]"
                     )
+                if isinstance(mark, AxesField):
+                    rank = len(getattr(self, mark.of))
+                    if list(value) != sorted({a for a in value if 0 <= a < rank}):
+                        raise ValueError(
+                            f"{name} = {shown(value)}: must be increasing axes of {mark.of}, of rank {rank}"
+                        )
                 if isinstance(mark, AxisField) and not 0 <= value < len(getattr(self, mark.of)):
                     rank = len(getattr(self, mark.of))
                     raise ValueError(f"{name} = {shown(value)}: must be in [0, {rank}), the axes of {mark.of}")

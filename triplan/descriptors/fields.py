@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from triplan.sku.model import Converted
 
 __all__ = [
+    "AxesField",
     "AxisField",
     "DivisorField",
     "Extent",
@@ -36,6 +37,13 @@ class ShapeField:
 @dataclass(frozen=True, slots=True)
 class AxisField:
     """An axis of the shape in field ``of``: 0 <= axis < rank."""
+
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class AxesField:
+    """Increasing axes of the shape in field ``of``, perhaps none."""
 
     of: str
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from triplan.descriptors.fields import AxisField, ExtentField, ShapeField
+from triplan.descriptors.fields import AxesField, AxisField, ExtentField, ShapeField
 from triplan.sku import ElementKind, FrozenModel
 
 #: Fields that every descriptor has, and that a description of one op need not repeat.
@@ -96,8 +96,8 @@ def _shown(value: Any) -> str:
 
 def _type(annotation: Any, metadata: list[Any]) -> str:
     for mark in metadata:
-        if isinstance(mark, AxisField):
-            return f"an axis of {mark.of}"
+        if isinstance(mark, (AxesField, AxisField)):
+            return f"{'axes' if isinstance(mark, AxesField) else 'an axis'} of {mark.of}"
         if isinstance(mark, (ShapeField, ExtentField)):
             return "shape" if isinstance(mark, ShapeField) else "extent"
     origin, args = get_origin(annotation), get_args(annotation)

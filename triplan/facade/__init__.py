@@ -13,6 +13,7 @@ from triplan.facade.optim import *
 from triplan.facade.plan import *
 from triplan.facade.prepared import *
 from triplan.facade.random import *
+from triplan.facade.reductions import *
 from triplan.facade.rotary import *
 from triplan.facade.scans import *
 from triplan.facade.softmax import *

@@ -11,6 +11,7 @@ from triplan.functional.indexing import *
 from triplan.functional.losses import *
 from triplan.functional.norms import *
 from triplan.functional.random import *
+from triplan.functional.reductions import *
 from triplan.functional.rotary import *
 from triplan.functional.scans import *
 from triplan.functional.softmax import *

@@ -54,6 +54,7 @@ class OpCategory(_Name):
     COPIES = "copies"
     RANDOM = "random"
     OPTIM = "optim"
+    REDUCTIONS = "reductions"
     CUSTOM = "custom"
 
 

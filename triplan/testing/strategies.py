@@ -13,6 +13,7 @@ from hypothesis import assume, strategies as st
 
 from triplan.backends import TABLE
 from triplan.descriptors import (
+    AxesField,
     AxisField,
     Descriptor,
     DivisorField,
@@ -150,6 +151,9 @@ def _field(
             return shapes(least, most, _largest(max_bytes))
         if isinstance(mark, AxisField):
             return st.integers(0, len(drawn[mark.of]) - 1)
+        if isinstance(mark, AxesField):
+            axes = range(len(drawn[mark.of]))
+            return st.lists(st.sampled_from(axes), unique=True).map(sorted).map(tuple) if axes else st.just(())
         if isinstance(mark, IndexValueField):
             return st.integers(0, drawn[mark.of] - 1) if drawn[mark.of] else st.none()
         if isinstance(mark, DivisorField):

@@ -35,7 +35,7 @@ from proofs import (
     run,
     target,
 )
-from samples import ACCUMULATING, REPRESENTED, SAMPLES, known
+from samples import ACCUMULATING, REDUCTIONS, REPRESENTED, SAMPLES, known
 from sanitized import plans_of_samples
 
 import triplan as tp
@@ -150,7 +150,7 @@ def test_batch_invariant_where_interpreted_segments_are_long(entry: str) -> None
 
 
 #: Ops that add up along rows.
-SUMS = ("cross_entropy", *(op for op in FAMILIES if "softmax" in op or "_norm" in op))
+SUMS = ("cross_entropy", *(op for op in FAMILIES if "softmax" in op or ("_norm" in op and op not in REDUCTIONS)))
 STRIDED, NARROW = tp.Layout.strided(), tp.Layout(alignment=4)
 
 
@@ -287,6 +287,7 @@ def test_tolerances_tell_wrong_results_apart(op: str, entry: str) -> None:
             continue
         rounded = (("bits", name, name) for name, g in guarantees.items() if not moved_bits(g))
         caught: dict[tuple[str, str, str], bool] = dict.fromkeys(rounded, False)
+        reads = any(o.is_tensor and not o.is_written for o in desc.operands())
         for seed in range(SEEDS):
             x = args_for(desc, seed=seed, indices="valid").host()
             wide, native, terms = oracle(desc, x), bit_oracle(desc, x), magnitudes(desc, x)
@@ -295,11 +296,11 @@ def test_tolerances_tell_wrong_results_apart(op: str, entry: str) -> None:
                 verdict = judge(wrong.got, native[name] if moved_bits(g) else wide[name], terms.get(name), g)
                 key = (wrong.rule, wrong.operand, name)
                 caught[key] = caught.get(key, False) or bool(verdict.wrong.any())
-            if all(caught.values()):
+            tried = not reads or {rule for rule, _, _ in caught} >= {"missing", "neighbour"}
+            if tried and all(caught.values()):
                 break
         assert [wrong for wrong, found in caught.items() if not found] == [], plan.key
-        reads = any(o.is_tensor and not o.is_written for o in desc.operands())
-        assert not reads or {rule for rule, _, _ in caught} >= {"missing", "neighbour"}, plan.key
+        assert tried, plan.key
 
 
 # --- bit_stable_on_same_hardware ---

@@ -1,0 +1,264 @@
+"""Reductions: torch's rules for axes, dtypes, ties and NaN; gradients; every layout of the kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from cases import H200
+from proofs import target
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan.testing import check_plan
+
+Tensor = torch.Tensor
+AXES = ((0,), (1,), (2,), (0, 2), (0, 1), (1, 2), (0, 1, 2), (-1,), (), None)
+#: Functions of any axes, beside torch's.
+OF_AXES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    name: (getattr(F, name), getattr(torch, name))
+    for name in ("sum", "mean", "amax", "amin", "any", "all", "logsumexp", "var", "std", "count_nonzero")
+}
+OF_AXES["vector_norm"] = (
+    lambda x, dim, keepdim: F.vector_norm(x, dim=dim, keepdim=keepdim),
+    lambda x, dim, keepdim: torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim),
+)
+#: Of one axis, or all.
+OF_ONE = ("prod", "max", "min", "argmax", "argmin")
+LAYOUTS = {
+    "packed": lambda x: x,
+    "transposed": lambda x: x.transpose(0, 2),
+    "every other": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(4, -1, -1),
+}
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (x * 2).round().abs().to(dtype) if not dtype.is_floating_point else x.to(dtype)
+
+
+def pairs(got: Any, expected: Any) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(got, expected, strict=True)) if isinstance(got, tuple) else [(got, expected)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OF_AXES)
+def test_any_axes_and_layout(name: str, layout: str) -> None:
+    ours, theirs = OF_AXES[name]
+    x = LAYOUTS[layout](drawn(4, 5, 6))
+    for dim in AXES:
+        if dim in ((), None) and name == "logsumexp":
+            continue
+        if name == "count_nonzero":
+            torch.testing.assert_close(ours(x, dim), theirs(x, dim))
+            continue
+        for keepdim in (False, True):
+            given = dim if dim or name not in ("amax", "amin") else ()
+            torch.testing.assert_close(ours(x, given, keepdim=keepdim), theirs(x, given, keepdim=keepdim))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OF_ONE)
+def test_one_axis_or_all(name: str, layout: str) -> None:
+    x = LAYOUTS[layout](drawn(4, 5, 6).round())  # ties: the first
+    torch.testing.assert_close(getattr(F, name)(x), getattr(torch, name)(x))
+    for dim in range(-3, 3):
+        for got, expected in pairs(*(getattr(m, name)(x, dim, keepdim=True) for m in (F, torch))):
+            torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.bool, torch.uint8])
+@pytest.mark.parametrize("name", ["sum", "prod", "amax", "any", "all", "count_nonzero", "max"])
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    x = drawn(3, 7, dtype=dtype)
+    got, expected = (getattr(m, name)(x, 1) for m in (F, torch))
+    for a, b in pairs(got, expected):
+        torch.testing.assert_close(a, b)
+    if name in ("sum", "prod"):
+        for wanted in (torch.float64, torch.int16, torch.float16):
+            torch.testing.assert_close(getattr(F, name)(x, 1, dtype=wanted), getattr(torch, name)(x, 1, dtype=wanted))
+
+
+def test_nan_and_ties_and_infinities() -> None:
+    x = torch.tensor(
+        [[1.0, math.nan, 5.0, math.nan], [-math.inf] * 4, [2.0, 7.0, 7.0, 1.0], [math.inf, 1, 1, -math.inf]]
+    )
+    for name in ("max", "min"):
+        for got, expected in zip(getattr(F, name)(x, 1), getattr(torch, name)(x, 1), strict=True):
+            assert torch.equal(got.nan_to_num(9.5), expected.nan_to_num(9.5))
+    for name in ("amax", "amin", "logsumexp", "argmax"):
+        torch.testing.assert_close(getattr(F, name)(x, 1), getattr(torch, name)(x, 1), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0,), ()])
+def test_empty_and_scalar(shape: tuple[int, ...]) -> None:
+    x = drawn(*shape)
+    for name in ("sum", "prod", "mean", "any", "all", "count_nonzero"):
+        torch.testing.assert_close(getattr(F, name)(x), getattr(torch, name)(x), equal_nan=True)
+    if x.dim():
+        torch.testing.assert_close(F.logsumexp(x, 0), torch.logsumexp(x, 0))
+        if x.dim() == 2 and x.shape[0] == 0:
+            with pytest.raises(IndexError):
+                F.amax(x, 0)
+            with pytest.raises(IndexError):
+                F.max(x, 0)
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2.5, 7])
+def test_variances(correction: float) -> None:
+    x = drawn(3, 7) + 1000
+    for name in ("var", "std"):
+        got, expected = (getattr(m, name)(x, 1, correction=correction) for m in (F, torch))
+        torch.testing.assert_close(got, expected)
+    assert [tuple(t.shape) for t in F.var_mean(x, 1)] == [(3,), (3,)]
+    torch.testing.assert_close(F.std(x, False), torch.std(x, False))
+    torch.testing.assert_close(F.aminmax(x, dim=1), torch.aminmax(x, dim=1))
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 0.5, 3, -1, math.inf, -math.inf])
+def test_norms(order: float) -> None:
+    x = drawn(3, 7)
+    for dim in (None, 0, 1, (0, 1)):
+        torch.testing.assert_close(F.vector_norm(x, order, dim), torch.linalg.vector_norm(x, order, dim))
+
+
+#: Differentiable functions, with zeros, ties or constants where their gradients are torch's by decision.
+GRADIENTS: dict[str, tuple[Callable[[Any, Tensor], Any], Tensor]] = {
+    "sum": (lambda m, x: m.sum(x, (0, 2)), drawn(2, 3, 2)),
+    "mean": (lambda m, x: m.mean(x, 1, True), drawn(2, 3)),
+    "prod": (lambda m, x: m.prod(x, 1), drawn(2, 4)),
+    "prod of one zero": (lambda m, x: m.prod(x, 1), drawn(1, 4) * torch.tensor([1, 0, 1, 1])),
+    "prod of two zeros": (lambda m, x: m.prod(x), drawn(1, 4) * torch.tensor([1, 0, 0, 1])),
+    "amax": (lambda m, x: m.amax(x, (0, 1)), drawn(2, 3, 2)),
+    "amax ties": (lambda m, x: m.amax(x, 1), torch.ones(2, 3, dtype=torch.float64)),
+    "max": (lambda m, x: m.max(x, 1)[0], drawn(2, 3)),
+    "max of all": (lambda m, x: m.max(x), torch.ones(2, 3, dtype=torch.float64)),
+    "var": (lambda m, x: m.var(x, 1), drawn(2, 4)),
+    "std": (lambda m, x: m.std(x, (0, 1), correction=0), drawn(2, 4)),
+    "logsumexp": (lambda m, x: m.logsumexp(x, 1), drawn(2, 4)),
+    "norm": (lambda m, x: getattr(m, "vector_norm", torch.linalg.vector_norm)(x, 2, 1), drawn(2, 4)),
+    "norm of zeros": (
+        lambda m, x: getattr(m, "vector_norm", torch.linalg.vector_norm)(x, 2, 1),
+        torch.zeros(2, 3, dtype=torch.float64),
+    ),
+    "norm 3": (lambda m, x: getattr(m, "vector_norm", torch.linalg.vector_norm)(x, 3, 0), drawn(2, 4)),
+}
+SMOOTH = ("sum", "mean", "prod", "var", "std", "logsumexp", "norm", "norm 3", "max", "amax", "prod of one zero")
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name: str) -> None:
+    function, x = GRADIENTS[name]
+    found = []
+    for module in (F, torch):
+        leaf = x.clone().requires_grad_()
+        out = function(module, leaf)
+        (grad,) = torch.autograd.grad(out, leaf, torch.linspace(1, 2, out.numel(), dtype=x.dtype).reshape(out.shape))
+        found.append(grad)
+    torch.testing.assert_close(*found)
+    if name in SMOOTH:
+        torch.autograd.gradcheck(lambda t: function(F, t), x.clone().requires_grad_())
+        torch.autograd.gradgradcheck(lambda t: function(F, t), x.clone().requires_grad_())
+
+
+def test_opcheck() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    torch.library.opcheck(torch.ops.triplan.reduce.default, ("logsumexp", x, [1], False, None, 1.0, 2.0))
+    torch.library.opcheck(torch.ops.triplan.extremum.default, ("max", x, [-2], True, None, 1.0, 2.0))
+
+
+def test_out() -> None:
+    x, out = drawn(3, 4), torch.empty(3, dtype=torch.float64)
+    assert F.sum(x, 1, out=out) is out
+    torch.testing.assert_close(out, x.sum(1))
+    values, indices = torch.empty(3, dtype=torch.float64), torch.empty(3, dtype=torch.int64)
+    F.max(x, 1, out=(values, indices))
+    torch.testing.assert_close((values, indices), tuple(torch.max(x, 1)))
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda x: F.sum(x, 2), IndexError),
+        (lambda x: F.sum(x, (0, 0)), RuntimeError),
+        (lambda x: F.sum(x.to(torch.complex64)), RuntimeError),
+        (lambda x: F.mean(x.long()), RuntimeError),
+        (lambda x: F.var(x.long()), RuntimeError),
+        (lambda x: F.argmax(x[:, :0], 1), IndexError),
+    ],
+)
+def test_refusals(call: Callable[[Tensor], Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call(drawn(2, 3))
+
+
+#: (shape, axes, layouts): rows and columns of one and of several chunks, axes apart, operands with gaps.
+GEOMETRIES: tuple[Any, ...] = (
+    ((5, 300), (1,), {}),
+    ((300, 40), (0,), {}),
+    ((3, 5, 7), (0, 2), {}),
+    ((3, 700, 17), (1,), {}),
+    ((1, 40_000), (1,), {}),
+    ((6000, 9), (0,), {}),
+    ((6, 7), (0, 1), {"x": "strided"}),
+    ((9, 1, 3), (1,), {"x": "strided", "out": "strided"}),
+    ((4, 6), (), {}),
+)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: f"{g[0]}-{g[1]}")
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+def test_every_geometry(where: str, geometry: Any) -> None:
+    shape, axes, layouts = geometry
+    elements = {"mean": "bf16", "amin": "f32", "max": "bf16", "argmin": "i32", "std": "f32", "logsumexp": "f32"}
+    elements |= {"all": "bool", "count_nonzero": "f16"}
+    for op, element in elements.items():
+        cls: Any = tp.descriptor_types()[op]
+        desc = cls(op=op, element=element, input_shape=shape, reduce_axes=axes, layouts=layouts)
+        assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+
+
+def test_the_length_of_a_line_decides_its_bits() -> None:
+    for n in (100, 10_000, 100_000):
+        plans = [
+            tp.plan(tp.ReduceDescriptor(op="sum", element="bf16", input_shape=(rows, n), reduce_axes=(1,)), target=H200)
+            for rows in (1, 40_000)
+        ]
+        few, many = (plan.sku() for plan in plans)
+        assert (few.kernel, few.numerics_id) == (many.kernel, many.numerics_id)
+        assert all(plan.precision_guarantee().batch_invariant for plan in plans)
+
+
+def test_equal_numerics_are_one_binary() -> None:
+    """Which elements a thread loads together decides the order of sums."""
+    binaries: dict[str, set[Any]] = {}
+    unit = tp.Layout.strided(unit_axis=1, alignment=16)
+    layouts = [tp.Layout(alignment=a) for a in (16, 4)] + [unit, unit.model_copy(update={"stride_multiple": 4})]
+    for layout, n, entry in product(layouts, (200, 30_001), tp.TABLE.rows("sum")):
+        found = set()
+        for lanes in (1, 62, 63, 64):
+            desc = tp.ReduceDescriptor(
+                op="sum", element="f32", input_shape=(lanes, n), reduce_axes=(1,), layouts={"x": layout}
+            )
+            if entry.backend is tp.BackendKind.TRITON and entry.supports(desc, H200):
+                numerics = entry.numerics(desc)
+                assert numerics is not None
+                found.add(numerics)
+                sources = tuple(launch.source() for launch in entry.launches(desc, H200))
+                binaries.setdefault(numerics, set()).add(sources)
+        assert len(found) <= 1
+    assert len(binaries) >= 6
+    assert all(len(sources) == 1 for sources in binaries.values())
+
+
+def test_few_long_lines_are_divided() -> None:
+    """(1, 2**28): the workspace is one sum a chunk."""
+    plan = tp.plan(tp.ReduceDescriptor(op="sum", input_shape=(1, 2**28), reduce_axes=(1,), element="f32"), target=H200)
+    assert (plan.sku().kernel, plan.workspace_size()) == ("split", 4 * 2**28 // 16384)

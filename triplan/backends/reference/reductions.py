@@ -1,0 +1,178 @@
+"""Reductions in plain torch, from their definitions: shares no computation with the kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triplan.backends.table import CheckRules, reference
+from triplan.backends.triton.common import bounds
+from triplan.descriptors import Operand
+from triplan.descriptors.reductions import ReductionProblem
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+INTEGERS = ("i8", "i16", "i32", "i64", "u8", "bool")
+Tensors = Mapping[str, Tensor]
+
+
+def lines(desc: ReductionProblem, x: Tensor) -> Tensor:
+    """x with its kept axes first and the reduced ones as one axis behind them."""
+    kept = desc.kept_axes
+    return x.permute([*kept, *desc.reduce_axes]).reshape([*(x.shape[a] for a in kept), desc.reduced])
+
+
+# --- what checks must know ---
+
+
+def _doubtful(desc: ReductionProblem, x: Tensors) -> Tensors:
+    """0, or infinite where a product of some of the elements leaves the accumulator's normal range."""
+    t = lines(desc, x["x"])
+    if not desc.element.is_floating_point or t.numel() == 0:
+        return {"out": torch.zeros(t.shape[:-1], dtype=torch.float64)}
+    logs = torch.where((t == 0) | ~t.isfinite(), 1.0, t).abs().double().log()
+    info = torch.finfo(desc.element.compute.torch)
+    over = logs.clamp(min=0).sum(-1) > math.log(info.max) - 0.1
+    return {
+        "out": torch.where(over | (-logs.clamp(max=0).sum(-1) > -math.log(info.smallest_normal) - 0.1), math.inf, 0.0)
+    }
+
+
+def _spread(desc: ReductionProblem, x: Tensors) -> Tensors:
+    """By how much a variance or deviation changes with an error of one unit in the mean square of the elements.
+
+    A variance s**2 of elements of mean square q is off by about s * sqrt(q), and what the rounding of a mean leaves
+    enters squared (Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983).
+    """
+    t = lines(desc, x["x"]).double()
+    u, n = desc.element.compute.unit_roundoff, t.shape[-1]
+    scale = n / max(n - desc.correction, 1e-300)
+    square = t.square().mean(-1)
+    variance = t.var(-1, correction=0)
+    if desc.op == "var":
+        return {"out": scale * ((variance * square).sqrt() + 64 * u * square)}
+    return {"out": math.sqrt(scale) * square.sqrt()}
+
+
+def _logarithm(desc: ReductionProblem, x: Tensors) -> Tensors:
+    """Of the sum, errors are relative; its logarithm turns them into absolute ones."""
+    t = lines(desc, x["x"])
+    return {"out": 1 + math.log(max(desc.reduced, 1)) + torch.logsumexp(t.double(), -1).abs().nan_to_num(posinf=0.0)}
+
+
+# --- ops ---
+
+
+def _guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
+    """Elements may be added one by one. Never batch-invariant: torch may divide lines as the batch asks."""
+    element, out, n = desc.element, desc.result, desc.reduced
+    depth = n + 4
+    if desc.op not in ("sum", "mean", "prod", "var", "std", "vector_norm", "logsumexp") or not out.is_floating_point:
+        return {o.name: _exactly(desc, o) for o in desc.operands() if o.is_written}
+    compute = ElementKind.F64 if ElementKind.F64 in (element, out) else ElementKind.F32
+    lost, power = 0.0, 0.0
+    if desc.order not in (1, 2):
+        # The largest exponent of 2 of a result is so many times the roundoff off, and so is the power.
+        power = (256 if compute is ElementKind.F32 else 2200) * (1 + 1 / desc.order)
+    relative, per_term = {
+        "prod": (n, 1),
+        "var": (depth + 8, 8 * depth + 32),
+        "std": (depth + 8, 8 * depth + 32),
+        "vector_norm": (8 + (depth + 8) / desc.order + power, 0),
+        "logsumexp": (2, 6 * depth + 16),
+    }.get(desc.op, (3, depth))
+    if desc.op == "vector_norm":
+        lost = (max(n, 1) * bounds.smallest_normal(compute)) ** (1 / desc.order)
+    found = bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost)
+    return bounds.of_outputs(desc, found)
+
+
+def _exactly(desc: ReductionProblem, o: Operand) -> PrecisionGuarantee:
+    if not o.element.is_floating_point:
+        order = o.name == "out" and desc.op not in ("argmax", "argmin")
+        return bounds.guarantee(o.element, bounds.EXACT, math_precision=MathPrecision.EXACT, order=order)
+    return bounds.guarantee(o.element.compute, bounds.EXACT, order=desc.op in ("amax", "amin"))
+
+
+def _one_zero(t: Tensor) -> Tensor:
+    """Which of two zeros an extremum is would depend on their order."""
+    return t + 0.0 if t.is_floating_point() else t
+
+
+def _extremum(largest: bool) -> Callable[[ReductionProblem, Tensor], tuple[Tensor, Tensor]]:
+    def find(desc: ReductionProblem, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The first NaN, or else the first of the largest."""
+        if t.dtype is torch.bool:
+            t = t.to(torch.uint8)
+        value = t.amax(-1, keepdim=True) if largest else t.amin(-1, keepdim=True)
+        is_it = (t == value) | (t != t)
+        at = is_it.to(torch.uint8).argmax(-1, keepdim=True)
+        return t.gather(-1, at).squeeze(-1), at.squeeze(-1)
+
+    return find
+
+
+def _norm(desc: ReductionProblem, t: Tensor) -> Tensor:
+    return t.abs().pow(desc.order).sum(-1).pow(1 / desc.order)
+
+
+def _sum(desc: ReductionProblem, t: Tensor) -> Tensor:
+    return t.sum(-1, dtype=None if t.is_floating_point() else torch.int64)
+
+
+def _prod(desc: ReductionProblem, t: Tensor) -> Tensor:
+    return t.prod(-1, dtype=None if t.is_floating_point() else torch.int64)
+
+
+def _logsumexp(desc: ReductionProblem, t: Tensor) -> Tensor:
+    if t.shape[-1] == 0:
+        return t.new_full(t.shape[:-1], -math.inf)
+    top = t.amax(-1, keepdim=True)
+    shift = torch.where(top.abs() == math.inf, 0, top)
+    return ((t - shift).exp().sum(-1, keepdim=True).log() + shift).squeeze(-1)
+
+
+def _variance(desc: ReductionProblem, t: Tensor) -> Tensor:
+    n = t.shape[-1]
+    squares = (t - t.mean(-1, keepdim=True)).square().sum(-1)
+    return squares / max(n - desc.correction, 0)
+
+
+Compute = Callable[[ReductionProblem, Tensor], Any]
+FUNCTIONS: dict[str, tuple[Compute, CheckRules]] = {
+    "sum": (_sum, CheckRules()),
+    "mean": (lambda desc, t: t.sum(-1) / t.shape[-1] if t.shape[-1] else t.sum(-1) * math.nan, CheckRules()),
+    "prod": (_prod, CheckRules(_doubtful, signed=True)),
+    "amax": (lambda desc, t: _one_zero(t.amax(-1)), CheckRules(CheckRules.no_terms)),
+    "amin": (lambda desc, t: _one_zero(t.amin(-1)), CheckRules(CheckRules.no_terms)),
+    "max": (_extremum(True), CheckRules(CheckRules.no_terms)),
+    "min": (_extremum(False), CheckRules(CheckRules.no_terms)),
+    "argmax": (lambda desc, t: _extremum(True)(desc, t)[1], CheckRules(CheckRules.no_terms)),
+    "argmin": (lambda desc, t: _extremum(False)(desc, t)[1], CheckRules(CheckRules.no_terms)),
+    "any": (lambda desc, t: (t != 0).any(-1), CheckRules(CheckRules.no_terms)),
+    "all": (lambda desc, t: (t != 0).all(-1), CheckRules(CheckRules.no_terms)),
+    "count_nonzero": (lambda desc, t: (t != 0).sum(-1), CheckRules(CheckRules.no_terms)),
+    "var": (_variance, CheckRules(_spread, passes=("unit",), signed=True)),
+    "std": (lambda desc, t: _variance(desc, t).sqrt(), CheckRules(_spread, passes=("unit",), signed=True)),
+    "vector_norm": (_norm, CheckRules(CheckRules.no_terms, passes=("unit",))),
+    "logsumexp": (_logsumexp, CheckRules(_logarithm, signed=True)),
+}
+
+
+def _declare(op: str, compute: Compute, checks: CheckRules) -> None:
+    def outputs(desc: ReductionProblem, x: Tensors) -> Tensors:
+        found = compute(desc, lines(desc, x["x"]))
+        if isinstance(found, tuple):
+            return {"out": found[0].to(x["x"].dtype), "indices": found[1]}
+        return {"out": found}
+
+    elements = FLOATS if op in ("mean", "var", "std", "vector_norm", "logsumexp") else (*FLOATS, *INTEGERS)
+    reference(op=op, elements=elements, guarantee=_guarantee, checks=checks)(outputs)
+
+
+for _op, (_compute, _checks) in FUNCTIONS.items():
+    _declare(_op, _compute, _checks)

@@ -1,0 +1,1 @@
+"""Reductions over any set of axes."""

@@ -1,0 +1,188 @@
+"""What the kernels of reductions share: where elements lie, and what is accumulated, merged and written.
+
+An accumulator is a pair (a, b): a sum, product or extremum and nothing; an extremum and its position; a mean and the
+sum of squared deviations from it; a maximum and the sum of exponentials below it.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+#: What is accumulated.
+SUM, PRODUCT, MAX, MIN, ARGMAX, ARGMIN, MOMENTS, EXPONENTIALS = (tl.constexpr(i) for i in range(8))
+#: What is done to an element first.
+PLAIN, NONZERO, ABSOLUTE, SQUARE, POWER = (tl.constexpr(i) for i in range(5))
+#: What is done to the result at last.
+KEEP, MEAN, VARIANCE, DEVIATION, ROOT, INVERSE_POWER, LOGARITHM, POSITION = (tl.constexpr(i) for i in range(8))
+
+
+@triton.jit
+def offset_of(point, dims, WHICH: tl.constexpr):
+    """The offset of ``point``, numbered row-major over ``dims``: (size, stride, ...) of each, innermost first."""
+    at = (point * 0).to(tl.int64)
+    for d in tl.static_range(len(dims)):
+        at += (point % dims[d][0]).to(tl.int64) * dims[d][WHICH]
+        point = point // dims[d][0]
+    return at
+
+
+@triton.jit
+def lines_of(unit, lanes, outer, kept, along, ACROSS: tl.constexpr, ROWS: tl.constexpr, POINT_TYPE: tl.constexpr):
+    """(offsets in x, in out and in indices, numbers, which exist) of the ROWS results of group ``unit``.
+
+    ACROSS: they are neighbours along one dimension ``along``, at one point of the dimensions ``kept``, of which there
+    are ``outer``. Otherwise they are consecutive points of ``kept``. A group is of ``lanes`` results in all.
+    """
+    if ACROSS:
+        blocks = tl.cdiv(along[0], ROWS)
+        point = (unit // blocks).to(POINT_TYPE)
+        lane = (unit % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+        live = lane < along[0]
+        x_at = offset_of(point, kept, 1) + lane
+        out_at = offset_of(point, kept, 2) + lane * along[2]
+        index_at = offset_of(point, kept, 3) + lane * along[3]
+        number = point * along[0] + lane
+    else:
+        number = unit.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+        live = number < lanes
+        x_at = offset_of(number, kept, 1)
+        out_at = offset_of(number, kept, 2)
+        index_at = offset_of(number, kept, 3)
+    return x_at, out_at, index_at, number, live
+
+
+@triton.jit
+def element_of(v, order, MAP: tl.constexpr, COMPUTE: tl.constexpr):
+    """What is accumulated of an element."""
+    if v.dtype.is_floating() and v.dtype.primitive_bitwidth < 32:
+        v = v.to(tl.float32)
+    if MAP == NONZERO:
+        v = (v != 0).to(COMPUTE)
+    else:
+        v = v.to(COMPUTE)
+    if MAP == ABSOLUTE:
+        v = tl.abs(v)
+    elif MAP == SQUARE:
+        v = v * v
+    elif MAP == POWER:
+        v = tl.where(v == 0, 0.0, tl.exp2(order * tl.log2(tl.abs(v))))
+    return v
+
+
+@triton.jit
+def shift_of(top):
+    """What is subtracted from exponents: the largest of them, if it is finite."""
+    return tl.where(tl.abs(top) == float("inf"), 0.0, top)
+
+
+@triton.jit
+def larger(a, v):
+    return tl.maximum(a, v, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def smaller(a, v):
+    return tl.minimum(a, v, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def merged(a, b, v, w, live, KIND: tl.constexpr, IDENTITY: tl.constexpr):
+    """(a, b), and (v, w) where ``live``. Not of MOMENTS, whose counts differ."""
+    if KIND == SUM:
+        a = a + tl.where(live, v, 0)
+    elif KIND == PRODUCT:
+        a = a * tl.where(live, v, 1)
+    elif KIND == MAX:
+        a = larger(a, tl.where(live, v, IDENTITY))
+    elif KIND == MIN:
+        a = smaller(a, tl.where(live, v, IDENTITY))
+    elif KIND == ARGMAX or KIND == ARGMIN:
+        if KIND == ARGMAX:
+            better = v > a
+        else:
+            better = v < a
+        better = live & (better | ((v != v) & (a == a)))
+        a = tl.where(better, v, a)
+        b = tl.where(better, w, b)
+    elif KIND == EXPONENTIALS:
+        top = larger(a, tl.where(live, v, float("-inf")))
+        shift = shift_of(top)
+        b = b * tl.exp(a - shift) + tl.where(live, w * tl.exp(v - shift), 0.0)
+        a = top
+    return a, b
+
+
+@triton.jit
+def _times(a, b):
+    return a * b
+
+
+@triton.jit
+def extremum_of(a, LARGEST: tl.constexpr):
+    """(the extremum along each row, whether there is a NaN): Triton's own extrema leave NaN out."""
+    odd = tl.max((a != a).to(tl.int32), 1) > 0
+    if LARGEST:
+        top = tl.max(a, 1)
+    else:
+        top = tl.min(a, 1)
+    if a.dtype.is_floating():
+        top = tl.where(odd, float("nan"), top + 0.0)  # which of two zeros it is would depend on their order
+    return top, odd
+
+
+@triton.jit
+def position_of(a, b, top, odd):
+    """The smallest of the positions ``b`` where a is ``top``, or NaN if that is ``odd``."""
+    is_it = tl.where(odd[:, None], a != a, a == top[:, None])
+    return tl.min(tl.where(is_it, b, 0x7FFFFFFFFFFFFFFF), 1)
+
+
+@triton.jit
+def folded(a, b, count, n, KIND: tl.constexpr):
+    """The accumulators of a tile's rows merged to one for each: (a, b) [ROWS]. Of MOMENTS, each is of ``count``
+    elements, and all of ``n``."""
+    if KIND == SUM:
+        a = tl.sum(a, 1)
+        b = a
+    elif KIND == PRODUCT:
+        a = tl.reduce(a, 1, _times)
+        b = a
+    elif KIND == MAX or KIND == MIN:
+        a, b = extremum_of(a, KIND == MAX)
+    elif KIND == ARGMAX or KIND == ARGMIN:
+        top, odd = extremum_of(a, KIND == ARGMAX)
+        b = position_of(a, b, top, odd)
+        a = top
+    elif KIND == MOMENTS:
+        mean = tl.sum(a * count, 1) / n
+        apart = a - mean[:, None]
+        b = tl.sum(b, 1) + tl.sum(count * apart * apart, 1)
+        a = mean
+    elif KIND == EXPONENTIALS:
+        top, _ = extremum_of(a, True)
+        shift = shift_of(top)
+        b = tl.sum(b * tl.exp(a - shift[:, None]), 1)
+        a = top
+    return a, b
+
+
+@triton.jit
+def finished(a, b, n, correction, order, FINISH: tl.constexpr):
+    """The result of the accumulators of ``n`` elements."""
+    if FINISH == MEAN:
+        a = a / n
+    elif FINISH == VARIANCE:
+        a = b / tl.maximum(n - correction, 0.0)
+    elif FINISH == DEVIATION:
+        a = tl.sqrt(b / tl.maximum(n - correction, 0.0))
+    elif FINISH == ROOT:
+        a = tl.sqrt(a)
+    elif FINISH == INVERSE_POWER:
+        a = tl.where(a == 0, 0.0, tl.exp2(tl.log2(a) / order))
+    elif FINISH == LOGARITHM:
+        a = tl.log(b) + shift_of(a)
+    elif FINISH == POSITION:
+        a = b
+    return a

@@ -1,0 +1,60 @@
+"""Kernel ``split``: lines are divided into chunks, which one launch reduces and a second merges, in order."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Launch, Scratch
+from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.offsets import padded_bytes
+from triplan.backends.triton.reductions import split_kernels
+from triplan.backends.triton.reductions.shared import I64, PAIRS, POSITIONS, WARPS, plan_of, reductions
+from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
+from triplan.descriptors.reductions import ReductionProblem
+from triplan.sku import SUPPORTED, Support, Target
+
+
+def applies(desc: ReductionProblem, target: Target) -> Support:
+    found = plan_of(desc)
+    programs = found.groups() * found.chunks
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs, 2**31 or more")
+
+
+def rank(desc: ReductionProblem, target: Target) -> float:
+    return plan_of(desc).us() + LAUNCH_US
+
+
+def _firsts(desc: ReductionProblem) -> int:
+    found = plan_of(desc)
+    return padded_bytes(found.lanes * found.chunks * found.compute.itemsize)
+
+
+def workspace(desc: ReductionProblem, target: Target) -> int:
+    found = plan_of(desc)
+    if found.kind.accumulates not in PAIRS:
+        return _firsts(desc)
+    second = I64 if found.kind.accumulates in POSITIONS else found.compute
+    return _firsts(desc) + padded_bytes(found.lanes * found.chunks * second.itemsize)
+
+
+@reductions("split", applies, rank, workspace, priority=1)
+def split(desc: ReductionProblem, target: Target) -> list[Launch]:
+    found = plan_of(desc)
+    if found.lanes == 0:
+        return []
+    seconds = None
+    if found.kind.accumulates in PAIRS:
+        seconds = Scratch(_firsts(desc), I64 if found.kind.accumulates in POSITIONS else found.compute)
+    given = {**found.arguments(), "x": found.pointer("x"), "firsts": Scratch(0, found.compute), "seconds": seconds}
+    launches = []
+    merging = found.merging()
+    for which, grid, tile in (
+        (reduce_kernel, found.groups() * found.chunks, found.tile),
+        (split_kernels.merge_kernel, -(-found.lanes // merging.rows), merging),
+    ):
+        known = found.constants(tile)
+        own = given if which is reduce_kernel else {**given, "kept": given["all_kept"]}
+        if which is reduce_kernel:
+            own = {**own, "out": None, "indices": None}
+        taken = {name: own[name] for name in which.arg_names if not name.isupper()}
+        constants = {name: known[name] for name in which.arg_names if name in known}
+        launches.append(Launch(which, grid, taken, constants, WARPS))
+    return launches

@@ -1,0 +1,84 @@
+"""Reductions in chunks: merges the accumulators of each line's chunks."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.reductions.shared_kernels import (
+    ARGMAX,
+    ARGMIN,
+    MOMENTS,
+    finished,
+    folded,
+    lines_of,
+    merged,
+)
+
+
+@triton.jit
+def merge_kernel(
+    firsts,
+    seconds,
+    out,
+    indices,
+    kept,
+    lanes,
+    n,
+    chunk,
+    chunks,
+    correction,
+    order,
+    KIND: tl.constexpr,
+    FINISH: tl.constexpr,
+    IDENTITY: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    RESULT: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[r] = finish(merge over c of (firsts[r, c], seconds[r, c])), in the order of c.
+
+    firsts, seconds: [lanes, chunks] of accumulators of ``chunk`` elements each, the last perhaps of fewer; out:
+    RESULT; indices: i64 or absent.
+    """
+    _, out_at, index_at, number, inside = lines_of(tl.program_id(0), lanes, lanes, kept, None, False, ROWS, POINT_TYPE)
+    row = number.to(tl.int64)[:, None] * chunks
+    col = tl.arange(0, BLOCK)
+    a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
+    if KIND == MOMENTS:
+        for step in range(tl.cdiv(chunks, BLOCK)):  # the mean of all, then deviations from it
+            c = step * BLOCK + col
+            live = inside[:, None] & (c < chunks)[None, :]
+            weight = tl.minimum(n - c.to(n.dtype) * chunk, chunk).to(COMPUTE)[None, :]
+            a += tl.where(live, tl.load(firsts + row + c[None, :], mask=live, other=0) * weight, 0)
+        mean = tl.sum(a, 1) / n.to(COMPUTE)
+        b = tl.zeros((ROWS, BLOCK), COMPUTE)
+        for step in range(tl.cdiv(chunks, BLOCK)):
+            c = step * BLOCK + col
+            live = inside[:, None] & (c < chunks)[None, :]
+            weight = tl.minimum(n - c.to(n.dtype) * chunk, chunk).to(COMPUTE)[None, :]
+            apart = tl.load(firsts + row + c[None, :], mask=live, other=0) - mean[:, None]
+            b += tl.where(live, tl.load(seconds + row + c[None, :], mask=live, other=0) + weight * apart * apart, 0)
+        a, b = mean, tl.sum(b, 1)
+    else:
+        if KIND == ARGMAX or KIND == ARGMIN:
+            b = tl.full((ROWS, BLOCK), 0x7FFFFFFFFFFFFFFF, tl.int64)
+        else:
+            b = tl.zeros((ROWS, BLOCK), COMPUTE)
+        for step in range(tl.cdiv(chunks, BLOCK)):
+            c = step * BLOCK + col
+            live = inside[:, None] & (c < chunks)[None, :]
+            v = tl.load(firsts + row + c[None, :], mask=live, other=0)
+            w = v
+            if seconds is not None:
+                w = tl.load(seconds + row + c[None, :], mask=live, other=0)
+            if KIND == ARGMAX or KIND == ARGMIN:
+                b = tl.where(live & (b == 0x7FFFFFFFFFFFFFFF), w, b)  # of a line of identities
+            a, b = merged(a, b, v, w, live, KIND, IDENTITY)
+        a, b = folded(a, b, b, n.to(COMPUTE), KIND)
+    tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)
+    if indices is not None:
+        tl.store(indices + index_at, b, mask=inside)

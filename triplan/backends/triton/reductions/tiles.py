@@ -1,0 +1,30 @@
+"""Kernel ``tiles``: one launch; a program reduces whole lines."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.reductions import tiles_kernels as kernels
+from triplan.backends.triton.reductions.shared import WARPS, plan_of, reductions
+from triplan.descriptors.reductions import ReductionProblem
+from triplan.sku import SUPPORTED, Support, Target
+
+
+def applies(desc: ReductionProblem, target: Target) -> Support:
+    found = plan_of(desc)
+    if found.chunks > 1:
+        return Support.no(f"lines of {found.n} elements are divided into {found.chunks} chunks")
+    return SUPPORTED if found.groups() < 2**31 else Support.no(f"needs {found.groups()} programs, 2**31 or more")
+
+
+def rank(desc: ReductionProblem, target: Target) -> float:
+    return plan_of(desc).us()
+
+
+@reductions("tiles", applies, rank)
+def tiles(desc: ReductionProblem, target: Target) -> list[Launch]:
+    found = plan_of(desc)
+    if found.lanes == 0:
+        return []
+    given = {**found.arguments(), "x": found.pointer("x"), "firsts": None, "seconds": None}
+    taken = {name: given[name] for name in kernels.reduce_kernel.arg_names if not name.isupper()}
+    return [Launch(kernels.reduce_kernel, found.groups(), taken, found.constants(found.tile), WARPS)]

@@ -1,0 +1,119 @@
+"""Reductions by tiles [ROWS, BLOCK] of results and of what is reduced, each element read once."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.reductions.shared_kernels import (
+    ARGMAX,
+    ARGMIN,
+    EXPONENTIALS,
+    MOMENTS,
+    element_of,
+    finished,
+    folded,
+    lines_of,
+    merged,
+    offset_of,
+)
+
+
+@triton.jit
+def taken(x, x_at, k, reduced, live, order, MAP: tl.constexpr, COMPUTE: tl.constexpr, UNIT: tl.constexpr):
+    """x at the positions ``k`` of each line, as it is accumulated."""
+    if UNIT:
+        at = k.to(tl.int64)
+    else:
+        at = offset_of(k, reduced, 1)
+    return element_of(tl.load(x + x_at[:, None] + at[None, :], mask=live, other=0), order, MAP, COMPUTE)
+
+
+@triton.jit
+def step_of(a, b, v, k, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
+    """(a, b) and the elements ``v`` at ``k``; ``steps``: how many each accumulator has with them."""
+    if KIND == MOMENTS:
+        apart = v - a
+        mean = a + apart / steps
+        b = tl.where(live, b + apart * (v - mean), b)
+        a = tl.where(live, mean, a)
+    elif KIND == ARGMAX or KIND == ARGMIN:
+        a, b = merged(a, b, v, k.to(tl.int64)[None, :], live, KIND, IDENTITY)
+    elif KIND == EXPONENTIALS:
+        a, b = merged(a, b, v, 1.0, live, KIND, IDENTITY)
+    else:
+        a, b = merged(a, b, v, v, live, KIND, IDENTITY)
+    return a, b
+
+
+@triton.jit
+def reduce_kernel(
+    x,
+    out,
+    indices,
+    firsts,
+    seconds,
+    kept,
+    along,
+    reduced,
+    lanes,
+    outer,
+    n,
+    chunk,
+    chunks,
+    correction,
+    order,
+    KIND: tl.constexpr,
+    MAP: tl.constexpr,
+    FINISH: tl.constexpr,
+    IDENTITY: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    RESULT: tl.constexpr,
+    ACROSS: tl.constexpr,
+    UNIT: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[r] = finish(accumulate over k of map(x[r, k])); with ``chunks`` > 1, the accumulators of one of them.
+
+    x: any element, at kept[r] + reduced[k]; out: RESULT; indices: i64 or absent; firsts, seconds: [lanes, chunks] of
+    the accumulators, or absent. A program reduces one chunk of ROWS lines: BLOCK accumulators a line, each over every
+    BLOCK-th element, are merged at the end.
+    """
+    x_at, out_at, index_at, number, inside = lines_of(
+        tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE
+    )
+    part = tl.program_id(0) % chunks
+    first = part.to(n.dtype) * chunk
+    length = tl.minimum(n - first, chunk)
+    col = tl.arange(0, BLOCK)
+    a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
+    if KIND == ARGMAX or KIND == ARGMIN:
+        b = tl.zeros((ROWS, BLOCK), tl.int64) + (first + col).to(tl.int64)[None, :]
+    else:
+        b = tl.zeros((ROWS, BLOCK), COMPUTE)
+    # Only the last block is masked: a mask of a length that is no multiple of 16 bytes narrows loads.
+    whole = length // BLOCK
+    for step in range(whole):
+        k = first + step * BLOCK + col
+        live = inside[:, None] & (tl.zeros((1, BLOCK), tl.int32) == 0)
+        v = taken(x, x_at, k, reduced, inside[:, None], order, MAP, COMPUTE, UNIT)
+        a, b = step_of(a, b, v, k, live, step + 1, KIND, IDENTITY)
+    if whole * BLOCK < length:
+        k = first + whole * BLOCK + col
+        live = inside[:, None] & (k < n)[None, :]
+        v = taken(x, x_at, k, reduced, live, order, MAP, COMPUTE, UNIT)
+        a, b = step_of(a, b, v, k, live, whole + 1, KIND, IDENTITY)
+    count = (whole + (col < length - whole * BLOCK).to(n.dtype)).to(COMPUTE)[None, :]
+    a, b = folded(a, b, count, length.to(COMPUTE), KIND)
+    if firsts is None:
+        tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)
+        if indices is not None:
+            tl.store(indices + index_at, b, mask=inside)
+    else:
+        at = number.to(tl.int64) * chunks + part
+        tl.store(firsts + at, a, mask=inside)
+        if seconds is not None:
+            tl.store(seconds + at, b, mask=inside)

@@ -1,0 +1,500 @@
+"""Reductions over any set of axes, as torch has them.
+
+Gradients are composed of torch's elementwise ops, so that they can be differentiated again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from triplan.descriptors.reductions import EXTREMA
+from triplan.facade import ExtremumPlan, ReducePlan
+from triplan.functional._autocast import widened
+from triplan.functional._ops import Recorded, check_out
+from triplan.functional._plans import run
+from triplan.functional._replay.replay import replayed
+from triplan.functional._shapes import axis
+
+__all__ = [
+    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min",
+    "prod", "std", "std_mean", "sum", "var", "var_mean", "vector_norm",
+]  # fmt: skip
+
+Tensor = torch.Tensor
+F = TypeVar("F", bound=Callable[..., Any])
+Axes = int | Sequence[int] | None
+#: A tensor of more axes is viewed with one for each run of neighbouring axes that are reduced alike.
+_MAX_AXES = 8
+
+
+def _dims(name: str, input: Tensor, dim: Axes) -> list[int]:
+    """The axes as they are given, perhaps negative; all for None and ()."""
+    if isinstance(dim, int):
+        return [dim]
+    if dim is None or len(dim) == 0:
+        # torch takes no axes for all axes, but in any and all.
+        return [] if dim is not None and name in ("any", "all") else list(range(input.dim()))
+    return list(dim)
+
+
+def _axes(input: Tensor, dims: Sequence[int]) -> list[int]:
+    """The axes to reduce, in order. Raises ``IndexError``, and ``RuntimeError`` for one that is given twice."""
+    given = [axis(d, input.dim()) for d in dims]
+    for d in given:
+        if given.count(d) > 1:
+            raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
+    return [a for a in range(input.dim()) if a in given]
+
+
+def _kept(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
+    return [n for a, n in enumerate(shape) if a not in axes]
+
+
+def _fewer_axes(input: Tensor, axes: Sequence[int]) -> tuple[Tensor, list[int]]:
+    if input.dim() == 0:
+        return input.reshape(1), [0]
+    if input.dim() <= _MAX_AXES:
+        return input, list(axes)
+    shape: list[int] = []
+    reduced: list[int] = []
+    for a, n in enumerate(input.shape):
+        if a and (a in axes) == (a - 1 in axes):
+            shape[-1] *= n
+        else:
+            reduced += [len(shape)] if a in axes else []
+            shape.append(n)
+    return input.reshape(shape), reduced
+
+
+def _compute(op: str, input: Tensor, dims: Sequence[int], *how: Any) -> list[Tensor]:
+    outs, (_, _, correction, order) = _empty(op, input, dims, *how), how
+    x, axes = _fewer_axes(input, _axes(input, dims))
+    kept = _kept(x.shape, axes)
+    names = ("out", "indices")[: len(outs)]
+    operands = {"x": x, **{name: t.view(kept) for name, t in zip(names, outs, strict=True)}}
+    options: dict[str, Any] = {"op": op, "reduce_axes": tuple(axes)}
+    if op in ("var", "std"):
+        options["correction"] = correction
+    if op == "vector_norm":
+        options["order"] = order
+    run(ExtremumPlan if len(outs) > 1 else ReducePlan, operands, **options)
+    return outs
+
+
+def _empty(
+    op: str, input: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None, *_: float
+) -> list[Tensor]:
+    """New tensors for the results, without values."""
+    axes = _axes(input, dims)
+    if op in EXTREMA and 0 in [input.shape[a] for a in axes] and 0 not in _kept(input.shape, axes):
+        raise IndexError(f"{op}(): Expected reduction dim {list(dims)} to have non-zero size.")
+    shape = [1 if a in axes else n for a, n in enumerate(input.shape)] if keepdim else _kept(input.shape, axes)
+    found = [input.new_empty(shape, dtype=dtype or input.dtype)]
+    return [*found, input.new_empty(shape, dtype=torch.int64)] if op in ("max", "min") else found
+
+
+def _expanded(t: Tensor, axes: Sequence[int]) -> Tensor:
+    """``t`` with axes of one element where it was reduced."""
+    for a in axes:
+        t = t.unsqueeze(a)
+    return t
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.op, input, dims, keepdim, _, ctx.correction, ctx.order = inputs
+    ctx.axes, ctx.shape, ctx.dtype = _axes(input, dims), input.shape, input.dtype
+    ctx.gone = [] if keepdim else ctx.axes
+    output = (output,) if isinstance(output, Tensor) else tuple(output)
+    for t in output:
+        if not t.is_floating_point():
+            ctx.mark_non_differentiable(t)
+    ctx.save_for_backward(*(() if ctx.op in ("sum", "mean") else (input, *output)))
+
+
+def _exclusive_products(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """The product over ``axes`` of all other elements, without a division: zeros are numbers like others."""
+    kept = [a for a in range(x.dim()) if a not in axes]
+    order = [*kept, *axes]
+    lines = x.permute(order).reshape([*(x.shape[a] for a in kept), -1])
+    one = torch.ones_like(lines[..., :1])
+    before = torch.cat([one, lines[..., :-1]], -1).cumprod(-1)
+    behind = torch.cat([one, lines.flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
+    found = (before * behind).reshape([x.shape[a] for a in order])
+    return found.permute([order.index(a) for a in range(x.dim())])
+
+
+def _gradient(ctx: Any, grads: Any) -> Any:
+    op, axes = ctx.op, ctx.axes
+    grad = _expanded(grads[0], ctx.gone)
+    count = math.prod([ctx.shape[a] for a in axes])
+    if op in ("sum", "mean"):
+        return (grad.to(ctx.dtype) if op == "sum" else (grad / count).to(ctx.dtype)).expand(ctx.shape)
+    x, out, *indices = ctx.saved_tensors
+    wide = torch.promote_types(x.dtype, torch.float32)
+    out = _expanded(out, ctx.gone)
+    if op in ("amax", "amin"):  # equal elements share it
+        chosen = (x == out) | (x.isnan() & out.isnan())
+        return (grad * chosen) / chosen.sum(axes, keepdim=True) if axes else grad * chosen
+    if op in ("max", "min"):
+        lines = torch.arange(count, device=x.device).reshape([n if a in axes else 1 for a, n in enumerate(x.shape)])
+        return grad * (lines == _expanded(indices[0], ctx.gone))
+    if op == "prod":
+        return (grad.to(wide) * _exclusive_products(x.to(wide), axes)).to(x.dtype) if x.numel() else torch.zeros_like(x)
+    if op == "logsumexp":
+        return grad * (x - torch.where(out.isinf(), 0, out)).exp() if axes else grad * torch.ones_like(x)
+    if op in ("var", "std"):
+        v = x.to(wide)
+        apart = v - (v.mean(axes, keepdim=True) if axes else v)
+        scale = grad.to(wide) * (2 / (count - ctx.correction) if count > ctx.correction else math.nan)
+        if op == "std":
+            scale = torch.where(out == 0, 0, scale / (2 * out))
+        return (scale * apart).to(x.dtype)
+    # vector_norm
+    v, n, p = x.to(wide), out.to(wide), ctx.order
+    if p == 1:
+        return (grad * v.sgn()).to(x.dtype)
+    scaled = v / n
+    found = scaled if p == 2 else scaled * scaled.abs().pow(p - 2)
+    return (grad * torch.where(n == 0, 0, torch.where(v == 0, 0, found))).to(x.dtype)
+
+
+def _backward(ctx: Any, *grads: Any) -> Any:
+    return None, _gradient(ctx, grads), None, None, None, None, None
+
+
+_PARAMETERS = "str op, Tensor input, int[] dims, bool keepdim, ScalarType? dtype, float correction, float order"
+_reduce = Recorded(
+    "reduce",
+    f"({_PARAMETERS}) -> Tensor",
+    lambda *args: _compute(*args)[0],
+    lambda *args: _empty(*args)[0],
+    setup=_setup,
+    backward=_backward,
+)
+_extremum = Recorded(
+    "extremum",
+    f"({_PARAMETERS}) -> (Tensor, Tensor)",
+    lambda *args: tuple(_compute(*args)),
+    lambda *args: tuple(_empty(*args)),
+    setup=_setup,
+    backward=_backward,
+)
+
+
+def _refuse_complex(name: str, *dtypes: torch.dtype | None) -> None:
+    for dtype in dtypes:
+        if dtype is not None and dtype.is_complex:
+            raise RuntimeError(f"{name}(): expected floats, integers or bool, but got {dtype}")
+
+
+def _into(name: str, out: Tensor | None, result: Tensor, input: Tensor) -> Tensor:
+    if out is None:
+        return result
+    check_out(
+        name, out, (result.detach() if not input.requires_grad else input.to(result.dtype),), lambda: result.shape
+    )
+    return out.copy_(result)
+
+
+def _call(
+    op: str,
+    input: Tensor,
+    dim: Axes,
+    keepdim: bool,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    correction: float = 1.0,
+    order: float = 2.0,
+) -> Tensor:
+    """``op`` of one result. ``dtype``: that of the result, and of what is reduced unless both are floats."""
+    _refuse_complex(op, input.dtype, dtype)
+    if dtype is None and out is not None and op in ("sum", "mean", "prod", "vector_norm"):
+        dtype = out.dtype
+    wide = widened(op, input.new_empty(0))[0].dtype
+    if dtype is None and wide is not input.dtype:
+        dtype = wide
+    floats = input.is_floating_point()
+    if dtype is not None and not (floats and dtype.is_floating_point):
+        input = input.to(dtype)
+    elif dtype is not None and dtype.itemsize < input.dtype.itemsize:
+        input = input.to(dtype)  # torch converts first
+    computed: torch.dtype | None = dtype if dtype is not None and dtype.is_floating_point else None
+    if op in ("argmax", "argmin", "count_nonzero") or (computed is None and not input.is_floating_point()):
+        computed = torch.int64
+    if op in ("any", "all"):
+        computed = torch.bool
+    if op in ("amax", "amin"):
+        computed = None
+    result = _reduce(op, input, _dims(op, input, dim), keepdim, computed, float(correction), float(order))
+    if op in ("any", "all") and input.dtype is torch.uint8:
+        result = result.to(torch.uint8)
+    if dtype is not None and op in ("sum", "prod", "mean", "vector_norm"):
+        result = result.to(dtype)
+    return _into(op, out, result, input)
+
+
+@replayed
+def sum(
+    input: Tensor,
+    dim: Axes = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The sum over ``dim``: an axis, several, or None for all (torch.sum).
+
+    ``input``: floats, integers or bool of any shape and strides; ``dtype``: that of the result, by default i64 for
+    integers and bool. f16 and bf16 are accumulated in f32, integers in i64 modulo 2**64, always in the same order: the
+    same bits in every run. Returns a tensor without ``dim``, or with extents 1 there with ``keepdim``. Differentiable,
+    any number of times. Raises ``IndexError`` for ``dim``, ``RuntimeError`` for a repeated one and complex numbers.
+    """
+    return _call("sum", input, dim, keepdim, dtype=dtype, out=out)
+
+
+@replayed
+def mean(
+    input: Tensor,
+    dim: Axes = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The mean over ``dim`` (torch.mean), of floats; else as ``sum``."""
+    asked = dtype or input.dtype
+    if not asked.is_floating_point and not asked.is_complex:
+        raise RuntimeError(
+            f"mean(): could not infer output dtype. Input dtype must be a floating point dtype. Got: {asked}"
+        )
+    return _call("mean", input, dim, keepdim, dtype=dtype, out=out)
+
+
+@replayed
+def prod(
+    input: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The product over one axis, or all (torch.prod); else as ``sum``. Its gradient divides by nothing."""
+    return _call("prod", input, dim, keepdim, dtype=dtype, out=out)
+
+
+@replayed
+def amax(input: Tensor, dim: Axes = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The largest element over ``dim``, or NaN where there is one (torch.amax). Equal ones share the gradient."""
+    return _call("amax", input, dim, keepdim, out=out)
+
+
+@replayed
+def amin(input: Tensor, dim: Axes = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The smallest element over ``dim``, or NaN where there is one (torch.amin). Equal ones share the gradient."""
+    return _call("amin", input, dim, keepdim, out=out)
+
+
+def _repeats(inner: Any) -> Callable[[F], F]:
+    """Decorates a function that only names the results of ``inner``: its replays are those."""
+
+    def mark(function: F) -> F:
+        function.__dict__["replays"] = inner.replays
+        return function
+
+    return mark
+
+
+@replayed
+def _both_ends(input: Tensor, dim: Axes, keepdim: bool) -> tuple[Tensor, Tensor]:
+    return _call("amin", input, dim, keepdim), _call("amax", input, dim, keepdim)
+
+
+@_repeats(_both_ends)
+def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """``amin`` and ``amax``, by two launches, as a named tuple (min, max) (torch.aminmax)."""
+    return torch.return_types.aminmax(_both_ends(input, dim, keepdim))
+
+
+def _extrema(op: str, input: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    _refuse_complex(op, input.dtype)
+    values, indices = _extremum(op, input, [dim], keepdim, None, 1.0, 2.0)
+    return values, indices
+
+
+@replayed
+def _largest(input: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    return _extrema("max", input, dim, keepdim)
+
+
+@replayed
+def _smallest(input: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    return _extrema("min", input, dim, keepdim)
+
+
+def _named(
+    op: str, found: Any, whole: Any, binary: Any, returns: Any, input: Tensor, dim: Any, keepdim: bool, out: Any
+) -> Any:
+    if dim is None:
+        if input.numel() == 0:
+            raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0.")
+        return whole(input, out=out)
+    if isinstance(dim, Tensor):
+        return binary(input, dim, out=out)
+    values, indices = found(input, dim, keepdim)
+    if out is not None:
+        values, indices = _into(op, out[0], values, input), _into(op, out[1], indices, input)
+    return returns((values, indices))
+
+
+@_repeats(_largest)
+def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    """The largest element of all; with an axis ``dim``, those along it and their positions (torch.max).
+
+    The first NaN, if there is one, and the first of equal elements. The gradient goes to that element alone; of the
+    largest of all, equal ones share it. ``out``: a pair of tensors if there is a ``dim``. Given a second tensor,
+    torch.maximum.
+    """
+    return _named("max", _largest, amax, torch.maximum, torch.return_types.max, input, dim, keepdim, out)
+
+
+@_repeats(_smallest)
+def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    """As ``max``, of the smallest element (torch.min)."""
+    return _named("min", _smallest, amin, torch.minimum, torch.return_types.min, input, dim, keepdim, out)
+
+
+@replayed
+def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The position of the largest element along ``dim``, or row-major among all (torch.argmax); else as ``max``."""
+    return _call("argmax", input, dim, keepdim, out=out)
+
+
+@replayed
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The position of the smallest element along ``dim``, or row-major among all (torch.argmin); else as ``max``."""
+    return _call("argmin", input, dim, keepdim, out=out)
+
+
+@replayed
+def any(input: Tensor, dim: Axes = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Whether some element over ``dim`` is not 0 (torch.any): bool, or u8 for u8."""
+    return _call("any", input, dim, keepdim, out=out)
+
+
+@replayed
+def all(input: Tensor, dim: Axes = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Whether no element over ``dim`` is 0 (torch.all): bool, or u8 for u8."""
+    return _call("all", input, dim, keepdim, out=out)
+
+
+@replayed
+def count_nonzero(input: Tensor, dim: Axes = None) -> Tensor:
+    """How many elements over ``dim`` are not 0, as i64 (torch.count_nonzero)."""
+    return _call("count_nonzero", input, dim, False)
+
+
+def _deviation(
+    op: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: float | None, out: Tensor | None
+) -> Tensor:
+    if isinstance(dim, bool):  # torch's older signature
+        dim, unbiased = None, dim
+    if correction is None:
+        correction = 1.0 if unbiased is None else float(unbiased)
+    if not input.is_floating_point():
+        raise RuntimeError(f"{op}(): only supports floating point dtypes, but got {input.dtype}")
+    return _call(op, input, dim, keepdim, correction=correction, out=out)
+
+
+@replayed
+def var(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The variance over ``dim``: squared deviations from the mean over n - ``correction`` (torch.var), of floats.
+
+    ``unbiased``: a correction of 1, the default, or 0. One pass: means and squares of parts are merged by the formulas
+    of Chan, Golub and LeVeque (1983).
+    """
+    return _deviation("var", input, dim, unbiased, keepdim, correction, out)
+
+
+@replayed
+def std(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The standard deviation, the root of ``var`` (torch.std)."""
+    return _deviation("std", input, dim, unbiased, keepdim, correction, out)
+
+
+@replayed
+def var_mean(
+    input: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """``var`` and ``mean``, by two launches (torch.var_mean)."""
+    over = None if isinstance(dim, bool) else dim
+    return _deviation("var", input, dim, unbiased, keepdim, correction, None), _call("mean", input, over, keepdim)
+
+
+@replayed
+def std_mean(
+    input: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """``std`` and ``mean``, by two launches (torch.std_mean)."""
+    over = None if isinstance(dim, bool) else dim
+    return _deviation("std", input, dim, unbiased, keepdim, correction, None), _call("mean", input, over, keepdim)
+
+
+@replayed
+def logsumexp(input: Tensor, dim: Axes, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The logarithm of the sum of exponentials over ``dim`` (torch.logsumexp), in one pass that never overflows.
+
+    Integers and bool are converted to torch's default dtype.
+    """
+    if not input.is_floating_point() and not input.is_complex():
+        input = input.to(torch.get_default_dtype())
+    return _call("logsumexp", input, dim, keepdim, out=out)
+
+
+@replayed
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Axes = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``(sum |x|**ord) ** (1 / ord)`` over ``dim`` (torch.linalg.vector_norm), of floats.
+
+    ``ord`` 0 counts elements that are not 0, inf and -inf find the largest and smallest magnitude. Other negative ones
+    are torch's own.
+    """
+    if not x.is_floating_point():
+        raise RuntimeError(f"vector_norm(): Expected a floating point tensor as input. Got {x.dtype}")
+    kept = dtype or x.dtype
+    if ord == 0:
+        return _into("vector_norm", out, _call("count_nonzero", x, dim, keepdim).to(kept), x)
+    if ord in (math.inf, -math.inf):
+        return _call("amax" if ord > 0 else "amin", x.to(kept).abs(), dim, keepdim, out=out)
+    if ord < 0:
+        found: Tensor = torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype, out=out)
+        return found
+    return _call("vector_norm", x, dim, keepdim, dtype=dtype, out=out, order=ord)
