@@ -3,7 +3,8 @@
 Relies on a ``@triton.jit`` function, if defined under ``TRITON_INTERPRET=1``, being callable as ``fn[grid](**kwargs)``.
 numpy >= 2.4 breaks run-time loops in Triton 3.6.
 
-``_repair`` replaces three parts of the interpreter of Triton 3.6 to 3.9, so that the guarantees hold here too:
+``_repair`` replaces parts of the interpreter of Triton 3.6 to 3.9, so that the guarantees hold here too, and in less
+time:
 
 - ``_convert_float`` truncates f32 to bf16, where the hardware rounds to nearest even. It turns some NaNs into
   infinities, and converts subnormal numbers of bf16 to wrong ones of f32.
