@@ -16,7 +16,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -594,7 +594,9 @@ def test_an_interrupt_while_torch_is_imported_prints_no_traceback(command: str, 
     (tmp_path / "bin/triplan").write_text("from triplan.cli import main")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     line = [sys.executable, *command.split(" ")]
-    done = subprocess.run(line, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    # A shell's background job ignores interrupts, and so would its children.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, cwd=tmp_path, preexec_fn=heed)
     assert done.returncode == -signal.SIGINT
     assert done.stderr[-18:] == ("KeyboardInterrupt\n" if "-c" in command else "")
 
