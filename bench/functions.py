@@ -127,6 +127,11 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return tf.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
 
+def _of_itself(module: Any) -> Callable[[Tensor], Tensor]:
+    """Self-attention, without the probabilities."""
+    return lambda x: module(x, x, x, need_weights=False)[0]
+
+
 def calls(d: Draw) -> dict[str, Call]:
     """Every function and module, by name."""
     ours: Any = importlib.import_module("triplan.functional")
@@ -268,6 +273,16 @@ def calls(d: Draw) -> dict[str, Call]:
         mine, its = (getattr(m, name)(16, 16, 3).to(d.device, d.dtype) for m in (modules, torch.nn))
         its.load_state_dict(mine.state_dict())
         found[f"nn.{name}"] = Call(mine, its, (d.values(2, 16, *sides),), (0,))
+    mine, its = (m.MultiheadAttention(32, 2).to(d.device, d.dtype) for m in (modules, torch.nn))
+    its.load_state_dict(mine.state_dict())
+    found["nn.MultiheadAttention"] = Call(_of_itself(mine), _of_itself(its), (d.values(d.m, 4, 32),), (0,))
+    adapted = partial(modules.transformers_attention, torch.nn.Module(), attention_mask=None, is_causal=False)
+    found["nn.transformers_attention"] = Call(
+        lambda *t: adapted(*t)[0],
+        lambda *t: tf.scaled_dot_product_attention(*t).transpose(1, 2),
+        (lengths(), lengths(), lengths()),
+        (0, 1, 2),
+    )
     for name, width in {"ConstantPad": 1.5, "ZeroPad": None}.items():
         for axes in (1, 2, 3):
             given = ((1, 2) * axes, *(() if width is None else (width,)))

@@ -16,6 +16,7 @@ import triplan as tp
 from triplan import functional
 from triplan.functional import _plans
 from triplan.functional._replay import program as _program, replay as _replay
+from triplan.nn.attention import _multi_head
 
 
 def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
@@ -123,6 +124,6 @@ def replays_on_cpu() -> Iterator[list[bool]]:
 
 def forget() -> None:
     """Drop all replays."""
-    for name in functional.__all__:
-        if hasattr(function := getattr(functional, name), "replays"):
+    for function in (*(getattr(functional, name) for name in functional.__all__), _multi_head):
+        if hasattr(function, "replays"):
             function.replays.forget()

@@ -1,6 +1,7 @@
 """Modules on top of ``triplan.functional``: what torch.nn has by these names, with its parameters and state dicts."""
 
 from triplan._exports import export as _export
+from triplan.nn.attention import *
 from triplan.nn.conv import *
 from triplan.nn.copies import *
 from triplan.nn.elementwise import *
