@@ -43,10 +43,14 @@ def derivative(op: Callable[..., Any], linearity: Linearity | None, ctx: Any, ta
     args = tree_unflatten(leaves, ctx.given)
     if linearity is not None:
         return _tangent_of_linear(op, linearity, args, tangents)
-    found = _tangent(op, args, tangents)
-    if isinstance(found, Tensor):
-        return found
-    return tuple(None if c else t for t, c in zip(found, ctx.is_constant, strict=True))
+    if not ctx.is_constant:
+        return _tangent(op, args, tangents)
+
+    def moving(*given: Any) -> Any:
+        return tuple(t for t, c in zip(op(*given), ctx.is_constant, strict=True) if not c)
+
+    found = iter(_tangent(moving, args, tangents))
+    return tuple(None if c else next(found) for c in ctx.is_constant)
 
 
 def _tangent(op: Callable[..., Any], args: Sequence[Any], tangents: Sequence[Any]) -> Any:

@@ -134,14 +134,14 @@ def _gradient(ctx: Any, grads: Any) -> Any:
     if op in ("sum", "mean"):
         return (grad.to(ctx.dtype) if op == "sum" else (grad / count).to(ctx.dtype)).expand(ctx.shape)
     x, out, *indices = ctx.saved_tensors
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = torch.promote_types(torch.promote_types(x.dtype, out.dtype), torch.float32)
     out = _expanded(out, ctx.gone)
     if op in ("amax", "amin"):  # equal elements share it
         chosen = (x == out) | (x.isnan() & out.isnan())
         return (grad * chosen) / chosen.sum(axes, keepdim=True) if axes else grad * chosen
     if op in ("max", "min"):
         lines = torch.arange(count, device=x.device).reshape([n if a in axes else 1 for a, n in enumerate(x.shape)])
-        return grad * (lines == _expanded(indices[0], ctx.gone))
+        return torch.where(lines == _expanded(indices[0], ctx.gone), grad, 0)  # not 0 * grad, which may be infinite
     if op == "prod":
         return (grad.to(wide) * _exclusive_products(x.to(wide), axes)).to(x.dtype) if x.numel() else torch.zeros_like(x)
     if op == "logsumexp":
@@ -149,7 +149,7 @@ def _gradient(ctx: Any, grads: Any) -> Any:
     if op in ("var", "std"):
         v = x.to(wide)
         apart = v - (v.mean(axes, keepdim=True) if axes else v)
-        scale = grad.to(wide) * (2 / (count - ctx.correction) if count > ctx.correction else math.nan)
+        scale = grad.to(wide) * (2 / (count - ctx.correction) if count != ctx.correction else math.inf)
         if op == "std":
             scale = torch.where(out == 0, 0, scale / (2 * out))
         return (scale * apart).to(x.dtype)
@@ -157,8 +157,7 @@ def _gradient(ctx: Any, grads: Any) -> Any:
     v, n, p = x.to(wide), out.to(wide), ctx.order
     if p == 1:
         return (grad * v.sgn()).to(x.dtype)
-    scaled = v / n
-    found = scaled if p == 2 else scaled * scaled.abs().pow(p - 2)
+    found = v / n if p == 2 else v.sgn() * (v / n).abs().pow(p - 1)
     return (grad * torch.where(n == 0, 0, torch.where(v == 0, 0, found))).to(x.dtype)
 
 
@@ -194,9 +193,8 @@ def _refuse_complex(name: str, *dtypes: torch.dtype | None) -> None:
 def _into(name: str, out: Tensor | None, result: Tensor, input: Tensor) -> Tensor:
     if out is None:
         return result
-    check_out(
-        name, out, (result.detach() if not input.requires_grad else input.to(result.dtype),), lambda: result.shape
-    )
+    like = input.to(result.dtype) if input.requires_grad else result.detach()
+    check_out(name, out, (like,), lambda: result.shape)
     return out.copy_(result)
 
 
@@ -490,6 +488,8 @@ def vector_norm(
     if not x.is_floating_point():
         raise RuntimeError(f"vector_norm(): Expected a floating point tensor as input. Got {x.dtype}")
     kept = dtype or x.dtype
+    if torch.promote_types(x.dtype, kept) != kept:
+        raise RuntimeError(f"vector_norm(): {x.dtype} cannot be converted to {kept} without narrowing")
     if ord == 0:
         return _into("vector_norm", out, _call("count_nonzero", x, dim, keepdim).to(kept), x)
     if ord in (math.inf, -math.inf):

@@ -84,6 +84,13 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(getattr(F, name)(x, 1, dtype=wanted), getattr(torch, name)(x, 1, dtype=wanted))
 
 
+def test_a_result_in_f64_is_accumulated_in_f64() -> None:
+    x = torch.tensor([[1.0, 1e-10, 3.3]])
+    for name in ("sum", "mean", "prod"):
+        got, expected = (getattr(m, name)(x, 1, dtype=torch.float64) for m in (F, torch))
+        torch.testing.assert_close(got, expected, rtol=1e-15, atol=0)
+
+
 def test_nan_and_ties_and_infinities() -> None:
     x = torch.tensor(
         [[1.0, math.nan, 5.0, math.nan], [-math.inf] * 4, [2.0, 7.0, 7.0, 1.0], [math.inf, 1, 1, -math.inf]]
@@ -166,6 +173,50 @@ def test_gradients(name: str) -> None:
         torch.autograd.gradgradcheck(lambda t: function(F, t), x.clone().requires_grad_())
 
 
+def norm(order: float) -> Callable[[Any, Tensor], Tensor]:
+    return lambda m, x: getattr(m, "vector_norm", torch.linalg.vector_norm)(x, order, dtype=torch.float64)
+
+
+#: (function, x of f32, gradient of the result) at the ends of the range, and without degrees of freedom.
+ENDS: dict[str, tuple[Callable[[Any, Tensor], Tensor], list[float], float]] = {
+    "max, infinite": (lambda m, x: m.max(x, 0)[0], [1, 3, 2], math.inf),
+    "product in f64": (lambda m, x: m.prod(x, 0, dtype=torch.float64), [1e10] * 8, 1e-80),
+    "norm in f64": (norm(2), [1e30, 2e30], 1),
+    "norm 1.5": (norm(1.5), [1e-30, 1e20], 1),
+    "norm 0.5": (norm(0.5), [1e-20, 1e7], 1),
+    "var of none": (lambda m, x: m.var(x, 0, correction=2), [1, 3], 1),
+    "var of fewer": (lambda m, x: m.var(x, 0, correction=3), [1, 3], 1),
+    "std of fewer": (lambda m, x: m.std(x, 0, correction=3), [1, 3], 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("name", ENDS)
+def test_gradients_at_the_ends_of_the_range(name: str) -> None:
+    function, values, up = ENDS[name]
+    found = []
+    for module in (F, torch):
+        x = torch.tensor(values, dtype=torch.float32, requires_grad=True)
+        out = function(module, x)
+        found += torch.autograd.grad(out, x, torch.full_like(out, up))
+    torch.testing.assert_close(*found)
+
+
+def test_forward_mode_with_positions() -> None:
+    x, tangent = drawn(3, 4), drawn(4, 3).t()
+    functions: list[Any] = [lambda t: F.max(t, 1)[0], lambda t: torch.max(t, 1)[0]]
+    got, expected = (torch.func.jvp(f, (x,), (tangent,)) for f in functions)
+    torch.testing.assert_close(got, expected)
+
+
+def test_deviations_whose_squares_underflow() -> None:
+    x = 1e-24 * torch.tensor([[1.0, 2.0, 4.0]])
+    plan = tp.plan(
+        tp.ReduceDescriptor(op="std", element="f32", input_shape=(1, 3), reduce_axes=(1,)), target=target("cpu")
+    )
+    assert check_plan(plan, given={"x": x}, runs=1).compared
+
+
 def test_opcheck() -> None:
     x = torch.randn(3, 4, requires_grad=True)
     torch.library.opcheck(torch.ops.triplan.reduce.default, ("logsumexp", x, [1], False, None, 1.0, 2.0))
@@ -189,6 +240,7 @@ def test_out() -> None:
         (lambda x: F.sum(x.to(torch.complex64)), RuntimeError),
         (lambda x: F.mean(x.long()), RuntimeError),
         (lambda x: F.var(x.long()), RuntimeError),
+        (lambda x: F.vector_norm(x, dtype=torch.float32), RuntimeError),
         (lambda x: F.argmax(x[:, :0], 1), IndexError),
     ],
 )

@@ -87,6 +87,10 @@ def _guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     }.get(desc.op, (3, depth))
     if desc.op == "vector_norm":
         lost = (max(n, 1) * bounds.smallest_normal(compute)) ** (1 / desc.order)
+    if desc.op == "std":  # squares that underflow
+        lost = math.sqrt(
+            bounds.smallest_normal(compute) * (1 + n / (n - desc.correction if n > desc.correction else 1))
+        )
     found = bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost)
     return bounds.of_outputs(desc, found)
 
@@ -165,7 +169,7 @@ FUNCTIONS: dict[str, tuple[Compute, CheckRules]] = {
 
 def _declare(op: str, compute: Compute, checks: CheckRules) -> None:
     def outputs(desc: ReductionProblem, x: Tensors) -> Tensors:
-        found = compute(desc, lines(desc, x["x"]))
+        found = compute(desc, lines(desc, x["x"].double() if desc.result is ElementKind.F64 else x["x"]))
         if isinstance(found, tuple):
             return {"out": found[0].to(x["x"].dtype), "indices": found[1]}
         return {"out": found}

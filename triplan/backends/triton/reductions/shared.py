@@ -311,6 +311,11 @@ def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     }.get(desc.op, (3, depth))
     if desc.op == "vector_norm":
         lost = (max(n, 1) * bounds.smallest_normal(compute)) ** (1 / desc.order)
+    if desc.op == "std":
+        # Squares that underflow, and a variance that the root flushes.
+        lost = math.sqrt(
+            bounds.smallest_normal(compute) * (1 + n / (n - desc.correction if n > desc.correction else 1))
+        )
     return bounds.of_outputs(
         desc, bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost, batch=batch)
     )
