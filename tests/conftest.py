@@ -30,6 +30,8 @@ settings.register_profile(
 settings.load_profile("triplan")
 # Interpreted programs are numpy on a few elements, and tests may run in as many processes as there are cores: torch's
 # threads would only get into each other's way.
+# torch's convolutions are compared with: by default they round f32 operands to tf32.
+torch.backends.cudnn.allow_tf32 = False
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 torch.set_num_threads(1 if interpreting() else max(1, torch.get_num_threads() // workers))
 

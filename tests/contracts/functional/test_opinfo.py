@@ -48,6 +48,8 @@ def variants(name: str) -> Iterator[Any]:
 
     named = [op for op in op_db if op.name.removeprefix("nn.functional.") == name]
     found = [op for op in named if op.supports_autograd] or named
+    if not found and not hasattr(torch, name) and not hasattr(torch.nn.functional, name):
+        pytest.skip(f"torch {torch.__version__} has no {name}")
     assert found, f"torch has no samples of {name}: add it to OTHERS"
     yield from found
 

@@ -113,6 +113,16 @@ def test_the_guarantee_holds_for_every_element(op: str, element: str) -> None:
     _checked(op, (element,), "gpu")
 
 
+@pytest.mark.interpret
+def test_every_exponent_of_u8() -> None:
+    """All eight bits of it count."""
+    desc = problem("pow", "u8", (256,))
+    base, out = torch.full((256,), 2, dtype=torch.uint8), torch.empty(256, dtype=torch.uint8)
+    plan = tp.plan(desc, target=target("interpret"))
+    plan.run(plan.args_type(x=base, y=torch.arange(256, dtype=torch.uint8), out=out))
+    assert out.tolist() == [pow(2, n, 256) for n in range(256)]
+
+
 def _checked(op: str, elements: tuple[str, ...], where: str) -> int:
     compared = 0
     for element in elements:

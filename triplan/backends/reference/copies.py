@@ -15,6 +15,11 @@ from triplan.descriptors import ArangeDescriptor, FillDescriptor
 from triplan.descriptors.copies import MoveDescriptor
 
 
+def _number(value: float | int | bool, dtype: torch.dtype) -> Tensor:
+    """``value`` as an element: by way of float64, or of i64, whose bits wrap."""
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64).to(dtype)
+
+
 def _moved(desc: MoveDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tensor]:
     x, amounts = given["x"], desc.by_axis
     axes = list(range(x.dim()))
@@ -23,7 +28,7 @@ def _moved(desc: MoveDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tenso
     elif desc.op == "roll":
         x = x.roll(amounts, axes) if axes else x
     elif desc.op == "pad":
-        value = torch.tensor(given["value"]).to(x.dtype).item()
+        value = _number(given["value"], x.dtype).item()
         pairs = [amounts[2 * a + i] for a in reversed(axes) for i in (0, 1)]
         x = torch.constant_pad_nd(x, pairs, value)
     elif desc.op in ("tril", "triu"):
@@ -43,7 +48,7 @@ def _fitting(desc: MoveDescriptor, given: Mapping[str, Tensor]) -> Mapping[str, 
 
 
 def _filled(desc: FillDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    return {"out": torch.tensor(given["value"]).to(desc.element.torch).expand(tuple(desc.out_shape))}
+    return {"out": _number(given["value"], desc.element.torch).expand(tuple(desc.out_shape))}
 
 
 def _counted(desc: ArangeDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from triplan.backends.table import CheckRules, Compute, reference
 from triplan.backends.triton.common import bounds
@@ -76,7 +77,18 @@ def _scan(function: Callable[..., Tensor]) -> Callable[[ScanDescriptor, Tensors]
     return scan
 
 
-_declare("cumsum", (*FLOATS, "i64"), CheckRules())(_scan(torch.cumsum))
+def _cumsum(t: Tensor, axis: int) -> Tensor:
+    """Blocks of 32, and the sums before each: of n elements a sum has 32 roundings for each level, not n."""
+    if not t.is_floating_point() or t.shape[axis] <= 32:
+        return t.cumsum(axis)
+    last = t.movedim(axis, -1)
+    n = last.shape[-1]
+    blocks = pad(last, (0, -n % 32)).unflatten(-1, (-1, 32)).cumsum(-1)
+    before = pad(_cumsum(blocks[..., -1], -1), (1, -1), value=-0.0)  # -0.0 changes no sum, also not -0.0
+    return (blocks + before.unsqueeze(-1)).flatten(-2)[..., :n].movedim(-1, axis)
+
+
+_declare("cumsum", (*FLOATS, "i64"), CheckRules())(_scan(_cumsum))
 _declare("cumprod", (*FLOATS, "i64"), CheckRules(_doubtful, signed=True))(_scan(torch.cumprod))
 
 

@@ -136,7 +136,7 @@ def pow(x, y):
         odd = (y & 1) != 0
         small = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)).to(x.dtype)
         found, base, rest = (x * 0 + 1).to(x.dtype), x, y
-        for _ in range(x.dtype.primitive_bitwidth - 1):
+        for _ in range(x.dtype.primitive_bitwidth - x.dtype.is_int_signed()):
             found = tl.where((rest & 1) != 0, found * base, found)
             base *= base
             rest >>= 1
