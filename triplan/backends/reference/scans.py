@@ -83,9 +83,10 @@ def _cumsum(t: Tensor, axis: int) -> Tensor:
         return t.cumsum(axis)
     last = t.movedim(axis, -1)
     n = last.shape[-1]
-    blocks = pad(last, (0, -n % 32)).unflatten(-1, (-1, 32)).cumsum(-1)
+    blocks = pad(last, (0, -n % 32)).reshape(*last.shape[:-1], -1, 32).cumsum(-1)
     before = pad(_cumsum(blocks[..., -1], -1), (1, -1), value=-0.0)  # -0.0 changes no sum, also not -0.0
-    return (blocks + before.unsqueeze(-1)).flatten(-2)[..., :n].movedim(-1, axis)
+    sums: Tensor = (blocks + before.unsqueeze(-1)).flatten(-2)[..., :n].movedim(-1, axis)
+    return sums
 
 
 _declare("cumsum", (*FLOATS, "i64"), CheckRules())(_scan(_cumsum))

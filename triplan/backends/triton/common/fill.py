@@ -8,7 +8,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.common import fill_kernels as kernels
-from triplan.backends.triton.common.offsets import I32_LIMIT, padded, strides, values
+from triplan.backends.triton.common.offsets import I32_LIMIT, extents, padded, strides, values
 from triplan.descriptors import Operand
 
 #: Elements per program of a packed buffer. Untuned.
@@ -44,7 +44,7 @@ def elements_launch(
         {
             **args,
             "numel": Int(numel, wide, power_of_two_in(numel)),
-            "sizes": padded((Int(n, wide) for n in shape), Int(1, wide)),
+            "sizes": extents(shape, wide),
             "strides": padded(along, Int(0, True)),
         },
         {**constexprs, "POINT_TYPE": tl.int64 if wide else tl.int32, "FLAT": flat, "BLOCK": block},

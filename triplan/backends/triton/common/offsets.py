@@ -52,6 +52,23 @@ def padded(items: Iterable[Arg], filler: Arg) -> tuple[Arg, ...]:
     return (*found, *(filler,) * (width - len(found)))
 
 
+def divisor(n: int, wide: bool) -> tuple[Arg, ...]:
+    """(n, multiplier, shift), with which kernels divide points below 2**31 by a product in place of a quotient.
+
+    With ``l = ceil(log2(n))`` the multiplier ``m = floor(2**(31 + l) / n) + 1`` is below 2**32, and
+    ``point // n == (point * m) >> (31 + l)`` for every such point (Granlund & Montgomery, "Division by invariant
+    integers using multiplication", 1994, theorem 4.2).
+    """
+    shift = max(n - 1, 0).bit_length()
+    multiplier = (1 << 31 + shift) // n + 1 if 0 < n < 2**31 else 0
+    return Int(n, wide), Int(multiplier - (1 << 32 if multiplier >= 1 << 31 else 0)), Int(shift)
+
+
+def extents(shape: Iterable[int], wide: bool) -> tuple[Arg, ...]:
+    """``sizes`` of kernels that find an element's coordinates from its number: ``wide`` if that needs 64 bits."""
+    return padded((divisor(n, wide) for n in shape), divisor(1, wide))
+
+
 def strides(operand: Operand, axes: Sequence[int | None], wide_offsets: bool, item: int | None = None) -> list[Arg]:
     """The operand's stride along each of ``axes``: known if it is packed, else read from the tensor at run time.
 

@@ -8,14 +8,30 @@ import triton.language as tl
 
 
 @triton.jit
+def quotient(point, by):
+    """point // by[0]; by: (size, multiplier, shift), as the host's ``divisor`` has them."""
+    if point.dtype.primitive_bitwidth == 64:
+        found = point // by[0]
+    else:
+        twice = point.to(tl.uint32) << 1
+        found = tl.umulhi(twice, twice * 0 + by[1].to(tl.uint32, bitcast=True)) >> by[2].to(tl.uint32)
+        found = found.to(point.dtype)
+    return found
+
+
+@triton.jit
 def unravel(point, sizes, strides):
     """sum(i[d] * strides[d]), where i are the coordinates of ``point``, numbered row-major over ``sizes``.
 
-    ``point``: integers of any shape; ``sizes`` and ``strides``: tuples, innermost dimension first. The offset has the
-    wider of the types of points and strides: the host chooses 64 bits where operands need it.
+    ``point``: integers of any shape; ``sizes`` (see ``quotient``) and ``strides``: tuples, innermost dimension first.
+    The offset has the wider of the types of points and strides: the host chooses 64 bits where operands need it.
     """
     offset = (point * 0).to(strides[0].dtype)
     for d in tl.static_range(len(sizes)):
-        offset += (point % sizes[d]) * strides[d]
-        point = point // sizes[d]
+        if d == len(sizes) - 1:
+            offset += point * strides[d]
+        else:
+            rest = quotient(point, sizes[d])
+            offset += (point - rest * sizes[d][0]) * strides[d]
+            point = rest
     return offset

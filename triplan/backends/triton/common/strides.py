@@ -36,8 +36,17 @@ def stride_arg(o: Operand, stride: int | Along) -> Arg:
     return Int(stride, True, power_of_two_in(stride))
 
 
-def row_tile(elements: int, columns: int) -> tuple[int, int]:
-    """(rows, columns) of a tile of ``elements``: the widest of those that leave the fewest lanes idle."""
+def row_tile(elements: int, rows: int, columns: int) -> tuple[int, int]:
+    """(rows, columns) of a tile of ``elements``: the widest of those that leave few lanes idle.
+
+    Few: at most a 32nd more tiles than of the shape that leaves the fewest.
+    """
     widths = [w for w in (elements, elements // 2, elements // 4, elements // 8) if w <= ceil_power(columns)]
-    width = min(widths or [ceil_power(columns)], key=lambda w: (-(-columns // w) * w, -w))
+
+    def tiles(width: int) -> int:
+        return -(-columns // width) * -(-rows // (elements // width))
+
+    widths = widths or [ceil_power(columns)]
+    fewest = min(map(tiles, widths))
+    width = max(w for w in widths if 32 * tiles(w) <= 33 * fewest)
     return elements // width, width

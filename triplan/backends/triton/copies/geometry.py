@@ -11,7 +11,7 @@ from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar, power_of_two_
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL
+from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL, divisor
 from triplan.backends.triton.common.strides import Along, known_strides, stride_arg
 from triplan.backends.triton.copies.moves_kernels import FLIP, PAD, ROLL
 from triplan.descriptors import CopyDescriptor, PadDescriptor
@@ -98,11 +98,11 @@ def is_wide(desc: MoveDescriptor) -> bool:
     return max(desc.operand("x").numel, desc.operand("out").numel) >= I32_LIMIT
 
 
-def dim_arg(desc: MoveDescriptor, d: Dim) -> tuple[Arg, ...]:
+def dim_arg(desc: MoveDescriptor, d: Dim, size: Arg | None = None) -> tuple[Arg, ...]:
     """A dimension as the kernels take it."""
     wide = is_wide(desc)
     return (
-        Int(d.size, wide, power_of_two_in(d.size)),
+        size or Int(d.size, wide, power_of_two_in(d.size)),
         Int(d.amount, wide, power_of_two_in(d.amount)),
         Int(d.extent, wide, power_of_two_in(d.extent)),
         stride_arg(desc.operand("x"), d.x),
@@ -115,7 +115,7 @@ def outer_args(desc: MoveDescriptor, outer: Sequence[Dim]) -> tuple[tuple[Arg, .
     found = [*reversed(outer)] or [BLANK]
     width = next(r for r in RANKS if r >= len(found))
     found += [BLANK] * (width - len(found))
-    return tuple(dim_arg(desc, d) for d in found), tuple(d.map for d in found)
+    return tuple(dim_arg(desc, d, divisor(d.size, is_wide(desc))) for d in found), tuple(d.map for d in found)
 
 
 def converts(desc: MoveDescriptor) -> str:

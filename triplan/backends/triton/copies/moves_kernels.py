@@ -6,6 +6,8 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.offsets_kernels import quotient
+
 #: What happens to positions along a dimension; 0: nothing. Triton takes tuples of numbers, not of text.
 FLIP, ROLL, PAD = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
@@ -37,15 +39,17 @@ def is_inside(at, dim, MAP: tl.constexpr):
 def place(point, dims, MAPS: tl.constexpr):
     """(offset in x, offset in out, whether x has it) of ``point``, numbered row-major over ``dims``.
 
-    ``dims``: (size, amount, extent of x, stride of x, stride of out) of each dimension, innermost first. Offsets have
-    the type of the strides, i64.
+    ``dims``: (size, amount, extent of x, stride of x, stride of out) of each dimension, innermost first; sizes as
+    ``quotient`` has them. Offsets have the type of the strides, i64.
     """
     x_at = (point * 0).to(dims[0][3].dtype)
     out_at = x_at
     inside = point == point
     for d in tl.static_range(len(dims)):
-        i = point % dims[d][0]
-        point = point // dims[d][0]
+        i = point
+        if d < len(dims) - 1:
+            point = quotient(i, dims[d][0])
+            i = i - point * dims[d][0][0]
         at = source(i, dims[d], MAPS[d])
         inside = inside & is_inside(at, dims[d], MAPS[d])
         x_at += at * dims[d][3]

@@ -20,7 +20,7 @@ IDLE = 0.3
 def tile(desc: MoveDescriptor) -> tuple[int, int]:
     """(rows, columns) of a program's tile."""
     elements = THREADS * BYTES // min(desc.element.itemsize, desc.result.itemsize)
-    return row_tile(elements, geometry.inner(desc).size)
+    return row_tile(elements, _rows(desc), geometry.inner(desc).size)
 
 
 def _rows(desc: MoveDescriptor) -> int:

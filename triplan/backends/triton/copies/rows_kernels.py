@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.offsets_kernels import quotient
 from triplan.backends.triton.copies.moves_kernels import converted, is_inside, outside, place, source
 
 
@@ -58,7 +59,7 @@ def rows_kernel(
         tl.store(out + out_at, converted(loaded, out, CAST), mask=live)
     else:
         live = (row < rows)[:, None] & (column < columns)[None, :]
-        position = row % dims[0][0]
+        position = row - quotient(row, dims[0][0]) * dims[0][0][0]
         nearest = first_column if TRIANGLE == 1 else first_column + BLOCK_COLUMNS - 1
         # Whole parts of rows are left unread: a mask that differs between columns would narrow the loads.
         needed = (nearest - position) * TRIANGLE <= diagonal * TRIANGLE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
-from triplan.backends.triton.common.offsets import padded
+from triplan.backends.triton.common.offsets import extents
 from triplan.backends.triton.common.strides import Along, row_tile
 from triplan.backends.triton.elementwise import geometry, rows_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
@@ -42,8 +42,9 @@ def _threads(desc: ElementwiseDescriptor) -> int:
 
 def tile(desc: ElementwiseDescriptor) -> tuple[int, int]:
     """(rows, columns) of a program's tile: the widest of those that leave the fewest lanes idle."""
-    elements, columns = _threads(desc) * geometry.lanes(desc), _dims(desc)[-1].size
-    return row_tile(elements, columns)
+    columns = _dims(desc)[-1].size
+    rows = desc.operands()[-1].numel // max(columns, 1)
+    return row_tile(_threads(desc) * geometry.lanes(desc), rows, columns)
 
 
 def _programs(desc: ElementwiseDescriptor) -> int:
@@ -80,7 +81,7 @@ def rows(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
     args = {
         **geometry.base_args(desc),
         "strides": geometry.stride_args(desc, outer),
-        "sizes": padded((Int(d.size, wide) for d in outer), Int(1, wide)),
+        "sizes": extents((d.size for d in outer), wide),
         "rows": Int(count, wide),
         "columns": Int(inner.size, wide, power_of_two_in(inner.size)),
     }

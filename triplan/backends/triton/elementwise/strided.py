@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.triton.common.offsets import padded
+from triplan.backends.triton.common.offsets import extents
 from triplan.backends.triton.elementwise import geometry, strided_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
@@ -33,7 +33,7 @@ def strided(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
     args = {
         **geometry.base_args(desc),
         "strides": geometry.stride_args(desc, found),
-        "sizes": padded((Int(d.size, wide) for d in found), Int(1, wide)),
+        "sizes": extents((d.size for d in found), wide),
         "numel": Int(numel, wide),
     }
     constants = {**geometry.constants(desc), "BLOCK": BLOCK}

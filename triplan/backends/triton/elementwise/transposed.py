@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
-from triplan.backends.triton.common.offsets import padded
+from triplan.backends.triton.common.offsets import extents
 from triplan.backends.triton.elementwise import geometry, transposed_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
@@ -78,7 +78,7 @@ def transposed(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
         "strides": geometry.stride_args(desc, outer),
         "across": tuple(s[0] for s in geometry.stride_args(desc, [row])),
         "along": tuple(s[0] for s in geometry.stride_args(desc, [column])),
-        "sizes": padded((Int(d.size, wide) for d in outer), Int(1, wide)),
+        "sizes": extents((d.size for d in outer), wide),
         "rows": Int(row.size, wide, power_of_two_in(row.size)),
         "columns": Int(column.size, wide, power_of_two_in(column.size)),
     }

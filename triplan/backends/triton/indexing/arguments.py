@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar
-from triplan.backends.triton.common.offsets import I32_LIMIT, extent_int, padded, strides
+from triplan.backends.triton.common.offsets import I32_LIMIT, extent_int, extents, padded, strides
 from triplan.backends.triton.indexing.geometry import Axes, Geometry
 from triplan.descriptors import PACKED, Operand
 from triplan.descriptors.indexing import IndexingDescriptor
@@ -89,7 +89,7 @@ class Walk:
     def sizes(self) -> tuple[Arg, ...]:
         # As wide as the points, whatever the strides: 64-bit division is many times slower.
         wide = self.numel >= I32_LIMIT
-        return padded((Int(math.prod(self.g.sizes[d] for d in group), wide) for group in self.groups), Int(1, wide))
+        return extents((math.prod(self.g.sizes[d] for d in group) for group in self.groups), wide)
 
     def _strides(self, operand: Operand, axes: Axes, item: int | None = None) -> tuple[Arg, ...]:
         # The stride of a merged group is that of its innermost dimension.

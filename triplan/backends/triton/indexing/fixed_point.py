@@ -25,7 +25,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_
 from triplan.backends.triton.common.bounds import compounded, guarantee, of_outputs, tolerance
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import I32_LIMIT, padded, padded_bytes, strides, values
+from triplan.backends.triton.common.offsets import I32_LIMIT, extents, padded, padded_bytes, strides, values
 from triplan.backends.triton.indexing import fixed_point_kernels as kernels
 from triplan.backends.triton.indexing.arguments import alpha
 from triplan.backends.triton.indexing.costs import index_us, miss_rate
@@ -214,7 +214,7 @@ def _fold_launch(desc: IndexingDescriptor, pad: Scratchpad, exact: bool, scale: 
             "rows": Int(pad.rows, wide),
             "inner": Int(pad.inner, wide, power_of_two_in(pad.inner)),
             "panel": Int(pad.panel, wide, power_of_two_in(pad.panel)),
-            "sizes": padded((Int(n, wide) for n in shape), Int(1, wide)),
+            "sizes": extents(shape, wide),
             "strides": padded(strides(g.table, range(len(shape)), True), Int(0, True)),
         },
         {

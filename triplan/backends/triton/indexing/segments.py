@@ -13,7 +13,7 @@ from typing import Any
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, padded, strides, values
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extents, padded, strides, values
 from triplan.backends.triton.indexing import segments_kernels as kernels, sorting
 from triplan.backends.triton.indexing.arguments import alpha
 from triplan.backends.triton.indexing.geometry import geometry
@@ -163,7 +163,7 @@ def table_arguments(s: Sorted, flat: bool) -> dict[str, Arg]:
         "table": values(table),
         "outer_table": None if flat else s.before.table(),
         "inner_table": None if flat else s.behind.table(),
-        "slot_sizes": None if flat else padded((Int(table.shape[a]) for a in s.slot_axes), Int(1)),
+        "slot_sizes": None if flat else extents((table.shape[a] for a in s.slot_axes), False),
         "slot_strides": None if flat else padded(strides(table, s.slot_axes, True), Int(0, True)),
     }
 

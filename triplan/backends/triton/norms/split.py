@@ -60,11 +60,7 @@ class NormSplit(SplitRows, NormEntry):
     def reduce(self) -> Launch:
         # In f64, sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
         registers = registers_for(self.tile, 2) if self.element is ElementKind.F64 else 0
-        if not self.backward:
-            return super().reduce()
-        # sum(g * hat) in one instruction would round another product in each half of a warp. Both halves then write
-        # their sum, different in the last bit, to one address, and which stays is not defined (racecheck).
-        return replace(self.accumulate(registers), fuses=False)
+        return self.accumulate(registers) if self.backward else super().reduce()
 
 
 NormSplit.register()

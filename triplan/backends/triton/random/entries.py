@@ -11,7 +11,7 @@ from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, layout, padded
+from triplan.backends.triton.common.offsets import I32_LIMIT, extents, layout, padded
 from triplan.backends.triton.common.strides import known_strides, stride_arg
 from triplan.backends.triton.random.shared_kernels import NUMBERS
 from triplan.descriptors import Operand, RandomDescriptor
@@ -91,7 +91,7 @@ def geometry(desc: RandomDescriptor) -> dict[str, Arg]:
         return strides([stride_arg(o, s) for s in known_strides(o, len(o.shape))])
 
     return {
-        "sizes": padded([Int(n, wide) for n in desc.out_shape], Int(1, wide)),
+        "sizes": extents(desc.out_shape, wide),
         "out_strides": of(operands["out"]),
         "x_strides": of(operands["x"]) if "x" in operands else None,
     }

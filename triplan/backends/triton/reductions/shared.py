@@ -12,9 +12,9 @@ from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, power_of_two_i
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL, ceil_power, layout
+from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL, ceil_power, divisor, layout
 from triplan.backends.triton.common.rows import Tile
-from triplan.backends.triton.common.strides import Along, known_strides, stride_arg
+from triplan.backends.triton.common.strides import Along, known_strides, row_tile, stride_arg
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.descriptors import ExtremumDescriptor, Operand, ReduceDescriptor
 from triplan.descriptors.reductions import OF_FLOATS, ReductionProblem
@@ -27,13 +27,21 @@ INTEGERS = ("i8", "i16", "i32", "i64", "u8", "bool")
 #: Triton's types of what is computed and of results.
 TYPES = {**TL, ElementKind.F16: tl.float16, ElementKind.BF16: tl.bfloat16, ElementKind.U8: tl.uint8, BOOL: tl.int8}
 OPS = (*ReduceDescriptor.ops(), *ExtremumDescriptor.ops())
+#: Without fused products and sums (``fuses=False``): two lanes that merge the same accumulators must round alike, as
+#: both write the result to one address of shared memory.
 WARPS = 4
-#: Bytes of x that a program holds at a time, for each of its threads; half of that with two accumulators. Untuned.
-THREAD_BYTES = 64
-#: Tiles that one program reduces of a line at most. Untuned.
-CHUNK_TILES = 8
-#: Bytes of neighbouring lines that a program reduces, where x is contiguous across them. Untuned.
-ACROSS_BYTES = 256
+#: Bytes of x that a program holds at a time, for each of its threads; half of that with two accumulators. On an H200,
+#: of 32, 64 and 128 in 2 to 16 warps, the best or within 3 % of it for rows of 8192 to 16384 elements, where they begin
+#: at multiples of 16 bytes and where they do not; and the better for columns.
+THREAD_BYTES, ACROSS_THREAD_BYTES = 32, 64
+#: Tiles that one program reduces of a line at most, and programs that share a line from which on they take more.
+CHUNK_TILES, MOST_CHUNKS = 8, 4096
+#: Bytes of neighbouring lines that a program reduces, where x is contiguous across them: where they begin at multiples
+#: of 16 bytes, where they do not, and of few elements each (then what is reduced of a line is in one thread). On an
+#: H200, of 256 to 4096 for 8192 x 8192 and about 16384 x 16384.
+ACROSS_BYTES, ODD_ACROSS_BYTES, FEW_ACROSS_BYTES = 256, 1024, 2048
+#: Elements of a line up to which they are few. Untuned.
+FEW = 32
 #: Neighbouring lines from which on they are reduced side by side. Untuned.
 FEWEST_ACROSS = 8
 #: Lines of a program at most, where each has an address of its own: with 1024 of them registers spill.
@@ -135,17 +143,21 @@ class Plan:
         return I32
 
     def _tile(self) -> Tile:
-        size = 32 * WARPS * THREAD_BYTES // max(self.desc.element.itemsize, 2)
+        held = THREAD_BYTES if self.across is None or self.n <= FEW else ACROSS_THREAD_BYTES
+        size = 32 * WARPS * held // max(self.desc.element.itemsize, 2)
         size //= 2 if self.kind.accumulates in PAIRS or self.compute.itemsize > 4 else 1
         if self.across is None:
             block = min(ceil_power(max(self.n, 1)), size)
             return Tile(min(size // block, MOST_LINES), block, WARPS)
-        rows = min(ceil_power(self.across.size), max(ACROSS_BYTES // self.desc.element.itemsize, 32))
-        block = min(ceil_power(max(self.n, 1)), max(size // rows, 1))
-        return Tile(min(ceil_power(self.across.size), max(size // block, 1)), block, WARPS)
+        x = self.desc.operand("x")
+        distances = [x.layout.stride_multiple if isinstance(d.x, Along) else d.x for d in (*self.kept, *self.reduced)]
+        odd = any(d * x.element.itemsize % 16 for d in distances)
+        most = (FEW_ACROSS_BYTES if self.n <= FEW else ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // x.element.itemsize
+        _, rows = row_tile(most, most, self.across.size)
+        return Tile(rows, min(ceil_power(max(self.n, 1)), max(size // rows, 1)), WARPS)
 
     def _chunks(self) -> tuple[int, int]:
-        chunk = self.tile.block * CHUNK_TILES
+        chunk = self.tile.block * max(CHUNK_TILES, -(-self.n // (self.tile.block * MOST_CHUNKS)))
         if self.across is not None:
             most = max(self.n // (self.tile.block * FEWEST_BLOCKS), 1)
             wanted = min(max(BUSY // max(self.groups(), 1), 1), most)
@@ -171,7 +183,7 @@ class Plan:
         found = [*reversed(dims)]
         width = next(r for r in RANKS if r >= len(found))
         found += [Dim(1, 0)] * (width - len(found))
-        return tuple((Int(d.size, self.wide), *self._strides(d)) for d in found)
+        return tuple((divisor(d.size, self.wide), *self._strides(d)) for d in found)
 
     def _strides(self, d: Dim) -> tuple[Arg, ...]:
         """In x, out and indices."""
@@ -229,10 +241,20 @@ class Plan:
             "RESULT": TYPES[self.desc.result],
             "ACROSS": self.across is not None,
             "UNIT": self.unit,
+            "VECTOR": self._vector(tile.block),
             "POINT_TYPE": tl.int64 if self.wide else tl.int32,
             "ROWS": tile.rows,
             "BLOCK": tile.block,
         }
+
+    def _vector(self, block: int) -> int:
+        """Elements of a load where lines have several dimensions, the innermost contiguous."""
+        *outer, inner = self.reduced or [Dim(1, 0)]
+        if self.unit or self.across is not None or inner.x != 1:
+            return 1
+        x = self.desc.operand("x")
+        multiples = [x.layout.stride_multiple if isinstance(d.x, Along) else power_of_two_in(d.x) for d in outer]
+        return min(16 // x.element.itemsize, block, power_of_two_in(inner.size), *multiples)
 
     # --- what is promised ---
 
@@ -242,7 +264,7 @@ class Plan:
 
     def merging(self) -> Tile:
         """Lines and chunks of them that a program of the second launch merges at a time."""
-        size = 32 * WARPS * THREAD_BYTES // 2 // max(self.compute.itemsize, 4)
+        size = 32 * WARPS * THREAD_BYTES // max(self.compute.itemsize, 4)
         block = min(ceil_power(self.chunks), size)
         return Tile(size // block, block, WARPS)
 
@@ -256,7 +278,7 @@ class Plan:
             return None
         desc = self.desc
         promised = f"{min(desc.operand('x').alignment, 16)}.{min(power_of_two_in(self._distance()), 16)}"
-        found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v1"
+        found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v2"
         found += f".{self.tile.text}.{self.chunk}.{promised}"
         if desc.op == "vector_norm":
             found += f".{desc.order!r}"

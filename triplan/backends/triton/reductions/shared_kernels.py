@@ -10,6 +10,8 @@ sum of squared deviations from it; a maximum and the sum of exponentials below i
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.offsets_kernels import quotient
+
 #: What is accumulated.
 SUM, PRODUCT, MAX, MIN, ARGMAX, ARGMIN, MOMENTS, EXPONENTIALS = (tl.constexpr(i) for i in range(8))
 #: What is done to an element first.
@@ -19,12 +21,19 @@ KEEP, MEAN, VARIANCE, DEVIATION, ROOT, INVERSE_POWER, LOGARITHM, POSITION = (tl.
 
 
 @triton.jit
-def offset_of(point, dims, WHICH: tl.constexpr):
-    """The offset of ``point``, numbered row-major over ``dims``: (size, stride, ...) of each, innermost first."""
+def offset_of(point, dims, WHICH: tl.constexpr, VECTOR: tl.constexpr = 1):
+    """The offset of ``point``, numbered row-major over ``dims``: (size, stride, ...) of each, innermost first; sizes
+    as ``quotient`` has them. VECTOR aligned neighbours are promised to be neighbours there."""
     at = (point * 0).to(tl.int64)
     for d in tl.static_range(len(dims)):
-        at += (point % dims[d][0]).to(tl.int64) * dims[d][WHICH]
-        point = point // dims[d][0]
+        if d == len(dims) - 1:
+            at += point.to(tl.int64) * dims[d][WHICH]
+        else:
+            rest = quotient(point, dims[d][0])
+            at += (point - rest * dims[d][0][0]).to(tl.int64) * dims[d][WHICH]
+            point = rest
+    if VECTOR > 1:
+        at = tl.max_contiguous(tl.multiple_of(at, VECTOR), VECTOR)
     return at
 
 
@@ -89,28 +98,40 @@ def smaller(a, v):
 
 @triton.jit
 def merged(a, b, v, w, live, KIND: tl.constexpr, IDENTITY: tl.constexpr):
-    """(a, b), and (v, w) where ``live``. Not of MOMENTS, whose counts differ."""
+    """(a, b), and (v, w) where ``live``; everywhere without it. Not of MOMENTS, whose counts differ.
+
+    EXPONENTIALS: of two maxima the larger stays and the sum below the other shrinks by exp(-abs(a - v)), or by 1 if
+    they are equal, perhaps infinite.
+    """
+    if live is not None:
+        if KIND == PRODUCT:
+            v = tl.where(live, v, 1)
+        elif KIND == EXPONENTIALS:
+            v, w = tl.where(live, v, float("-inf")), tl.where(live, w, 0.0)
+        elif KIND != ARGMAX and KIND != ARGMIN:
+            v = tl.where(live, v, IDENTITY)
     if KIND == SUM:
-        a = a + tl.where(live, v, 0)
+        a = a + v
     elif KIND == PRODUCT:
-        a = a * tl.where(live, v, 1)
+        a = a * v
     elif KIND == MAX:
-        a = larger(a, tl.where(live, v, IDENTITY))
+        a = larger(a, v)
     elif KIND == MIN:
-        a = smaller(a, tl.where(live, v, IDENTITY))
+        a = smaller(a, v)
     elif KIND == ARGMAX or KIND == ARGMIN:
         if KIND == ARGMAX:
             better = v > a
         else:
             better = v < a
-        better = live & (better | ((v != v) & (a == a)))
+        better = better | ((v != v) & (a == a))
+        if live is not None:
+            better = live & better
         a = tl.where(better, v, a)
         b = tl.where(better, w, b)
     elif KIND == EXPONENTIALS:
-        top = larger(a, tl.where(live, v, float("-inf")))
-        shift = shift_of(top)
-        b = b * tl.exp(a - shift) + tl.where(live, w * tl.exp(v - shift), 0.0)
-        a = top
+        less = tl.where(a == v, 1.0, tl.exp(-tl.abs(a - v)))
+        b = tl.where(v > a, b * less + w, b + w * less)
+        a = larger(a, v)
     return a, b
 
 
@@ -182,7 +203,7 @@ def finished(a, b, n, correction, order, FINISH: tl.constexpr):
     elif FINISH == INVERSE_POWER:
         a = tl.where(a == 0, 0.0, tl.exp2(tl.log2(a) / order))
     elif FINISH == LOGARITHM:
-        a = tl.log(b) + shift_of(a)
+        a = tl.log(b) + a
     elif FINISH == POSITION:
         a = b
     return a

@@ -56,5 +56,5 @@ def split(desc: ReductionProblem, target: Target) -> list[Launch]:
             own = {**own, "out": None, "indices": None}
         taken = {name: own[name] for name in which.arg_names if not name.isupper()}
         constants = {name: known[name] for name in which.arg_names if name in known}
-        launches.append(Launch(which, grid, taken, constants, WARPS))
+        launches.append(Launch(which, grid, taken, constants, WARPS, fuses=False))
     return launches

@@ -27,4 +27,4 @@ def tiles(desc: ReductionProblem, target: Target) -> list[Launch]:
         return []
     given = {**found.arguments(), "x": found.pointer("x"), "firsts": None, "seconds": None}
     taken = {name: given[name] for name in kernels.reduce_kernel.arg_names if not name.isupper()}
-    return [Launch(kernels.reduce_kernel, found.groups(), taken, found.constants(found.tile), WARPS)]
+    return [Launch(kernels.reduce_kernel, found.groups(), taken, found.constants(found.tile), WARPS, fuses=False)]

@@ -21,23 +21,39 @@ from triplan.backends.triton.reductions.shared_kernels import (
 
 
 @triton.jit
-def taken(x, x_at, k, reduced, live, order, MAP: tl.constexpr, COMPUTE: tl.constexpr, UNIT: tl.constexpr):
+def taken(
+    x,
+    x_at,
+    k,
+    reduced,
+    live,
+    order,
+    MAP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     """x at the positions ``k`` of each line, as it is accumulated."""
     if UNIT:
         at = k.to(tl.int64)
     else:
-        at = offset_of(k, reduced, 1)
+        at = offset_of(k, reduced, 1, VECTOR)
     return element_of(tl.load(x + x_at[:, None] + at[None, :], mask=live, other=0), order, MAP, COMPUTE)
 
 
 @triton.jit
 def step_of(a, b, v, k, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
-    """(a, b) and the elements ``v`` at ``k``; ``steps``: how many each accumulator has with them."""
+    """(a, b) and the elements ``v`` at ``k``; ``steps``: how many each accumulator has with them.
+
+    ``live``: which exist, or None. (What results that do not exist accumulate is not stored.)
+    """
     if KIND == MOMENTS:
         apart = v - a
-        mean = a + apart / steps
-        b = tl.where(live, b + apart * (v - mean), b)
-        a = tl.where(live, mean, a)
+        mean = a + apart * (1.0 / tl.full((), steps, a.dtype))
+        squares = b + apart * (v - mean)
+        if live is not None:
+            mean, squares = tl.where(live, mean, a), tl.where(live, squares, b)
+        a, b = mean, squares
     elif KIND == ARGMAX or KIND == ARGMIN:
         a, b = merged(a, b, v, k.to(tl.int64)[None, :], live, KIND, IDENTITY)
     elif KIND == EXPONENTIALS:
@@ -72,6 +88,7 @@ def reduce_kernel(
     RESULT: tl.constexpr,
     ACROSS: tl.constexpr,
     UNIT: tl.constexpr,
+    VECTOR: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -98,13 +115,12 @@ def reduce_kernel(
     whole = length // BLOCK
     for step in range(whole):
         k = first + step * BLOCK + col
-        live = inside[:, None] & (tl.zeros((1, BLOCK), tl.int32) == 0)
-        v = taken(x, x_at, k, reduced, inside[:, None], order, MAP, COMPUTE, UNIT)
-        a, b = step_of(a, b, v, k, live, step + 1, KIND, IDENTITY)
+        v = taken(x, x_at, k, reduced, inside[:, None], order, MAP, COMPUTE, UNIT, VECTOR)
+        a, b = step_of(a, b, v, k, None, step + 1, KIND, IDENTITY)
     if whole * BLOCK < length:
         k = first + whole * BLOCK + col
         live = inside[:, None] & (k < n)[None, :]
-        v = taken(x, x_at, k, reduced, live, order, MAP, COMPUTE, UNIT)
+        v = taken(x, x_at, k, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
         a, b = step_of(a, b, v, k, live, whole + 1, KIND, IDENTITY)
     count = (whole + (col < length - whole * BLOCK).to(n.dtype)).to(COMPUTE)[None, :]
     a, b = folded(a, b, count, length.to(COMPUTE), KIND)
