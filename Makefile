@@ -70,7 +70,7 @@ unit: $(STAMP)
 GPU_PARALLEL = $$($(PY) -c 'import xdist; print("-n 8 --dist worksteal")' 2>/dev/null || true)
 
 gpu: $(STAMP)
-	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(PY) -m pytest -m gpu $(GPU_PARALLEL) $(if $(FAMILY),--family $(FAMILY)); else \
+	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(PY) -m pytest -m gpu $(GPU_PARALLEL) $(if $(FAMILY),--family $(FAMILY),&& $(PY) -m pytest -m gpu tests/core/test_modules.py); else \
 	  echo "gpu: no GPU here: tests marked gpu were not run"; fi
 
 interpret: $(STAMP)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -84,6 +84,9 @@ def test_a_module_is_unloaded_when_nobody_holds_it(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" in os.environ, reason="others take memory of the card: `make gpu` runs it alone"
+)
 def test_memory_of_many_shapes_is_bounded() -> None:
     kept: list[Any] = []
 
@@ -93,10 +96,8 @@ def test_memory_of_many_shapes_is_bounded() -> None:
             kept[-200:-100] = []  # as a cache of plans does
         return torch.cuda.mem_get_info()[0]
 
-    free = [prepare(64, 200)]
-    free += [prepare(start, 10_000) for start in range(264, 30_264, 10_000)]
-    # Other processes take memory of the same card, but not each time: a leak would be in every round.
-    assert min(before - after for before, after in pairwise(free)) < 2**25
+    before = prepare(64, 200)
+    assert prepare(264, 10_000) > before - 2**25
 
 
 @pytest.mark.gpu

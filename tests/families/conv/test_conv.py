@@ -222,6 +222,25 @@ def test_no_images(op: str, where: str, kernel: str | None) -> None:
         check_plan(plan, runs=1, passes=("unit",))
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize("stride", [(2, 2), (3, 2), (1, 4)])
+@pytest.mark.parametrize("dilation", [(1, 1), (2, 3)])
+def test_rows_and_columns_that_strides_skip(stride: tuple[int, int], dilation: tuple[int, int]) -> None:
+    """Taps and strides with and without common divisors, more strides than taps, classes without pixels or taps."""
+    fields = {
+        **FIELDS,
+        "out_channels": 32,
+        "groups": 2,
+        "padding": (1, 0, 2, 1),
+        "dilation": dilation,
+        "stride": stride,
+    }
+    for kernel, (height, width) in (((3, 2), (9, 7)), ((1, 1), (2, 3)), ((2, 4), (8, 13))):
+        sizes = {"kernel": kernel, "height": height, "width": width}
+        desc = tp.Conv2dBackwardInputDescriptor(**{**fields, **sizes}, element="f32")
+        assert check_plan(tp.plan(desc, target=target("interpret"), kernel="tiles"), runs=1, passes=("unit",)).compared
+
+
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("op", OPS)
 def test_copies_change_no_bits(op: str, where: str) -> None:

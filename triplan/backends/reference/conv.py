@@ -90,7 +90,13 @@ def _terms(desc: Conv2dProblem, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
 
 
 def _inputs(desc: Conv2dProblem, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Beside infinities, 0 for what tf32 may take for 0: infinity times it would be NaN, or not."""
+    """Beside infinities, 0 for what tf32 may take for 0: infinity times it would be NaN, or not.
+
+    0, too, for weights that are infinite or NaN where strides skip taps: some kernels multiply those by zeros, others
+    leave them out.
+    """
+    if desc.op == "conv2d_backward_input" and desc.stride != (1, 1) and not bool(x["weight"].isfinite().all()):
+        return {"weight": x["weight"].nan_to_num(0.0, 0.0, 0.0)}
     if desc.multiplicands is not MathPrecision.TF32:
         return {}
     found = {name: x[name] for name in FACTORS[desc.op]}

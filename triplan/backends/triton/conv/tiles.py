@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class Tile:
 #: Tiles by kind of arithmetic: the largest, as channels and terms may be fewer. Untuned.
 TILES = {
     "half": Tile(128, 128, 64, 3),
-    "tf32": Tile(64, 64, 32, 2),
+    "tf32": Tile(64, 64, 32, 3),
     "f32": Tile(64, 64, 16, 3),
     "f64": Tile(32, 32, 16, 1),
 }
@@ -84,7 +85,8 @@ def tile_of(desc: Conv2dProblem) -> Tile:
             wide, most = _fitting(FLAT_COLUMNS, desc.taps * desc.channels), min(known.k, 32)
             return Tile(_fitting(known.m, desc.filters), wide, most, known.stages)
         return Tile(_fitting(known.m, desc.filters), _fitting(known.n, desc.channels), known.k, known.stages)
-    return Tile(known.m, _fitting(known.n, _features(desc)), _depth(desc) or min(known.k, 32), known.stages)
+    stages = 2 if _flat(desc) and desc.multiplicands is MathPrecision.TF32 else known.stages  # with 3, registers spill
+    return Tile(known.m, _fitting(known.n, _features(desc)), _depth(desc) or min(known.k, 32), stages)
 
 
 def _features(desc: Conv2dProblem) -> int:
@@ -97,19 +99,39 @@ def _reduced(desc: Conv2dProblem) -> int:
     return desc.filters if desc.op == "conv2d_backward_input" else desc.channels
 
 
+def _strided(desc: Conv2dProblem) -> bool:
+    """Whether rows and columns are divided by remainders modulo the strides, which tell the taps that reach them."""
+    return desc.op == "conv2d_backward_input" and desc.stride != (1, 1) and not _flat(desc)
+
+
+def _rows(desc: Conv2dProblem) -> int:
+    """Pixels, or the most that have one remainder."""
+    if not _strided(desc):
+        return shared.pixels(desc)
+    return desc.batch * -(-desc.height // desc.stride[0]) * -(-desc.width // desc.stride[1])
+
+
+def _periods(desc: Conv2dProblem) -> tuple[int, int]:
+    """One in so many taps of each axis reaches a row or column."""
+    first, second = (s // math.gcd(s, d) for s, d in zip(desc.stride, desc.dilation, strict=True))
+    return first, second
+
+
 def _tiles(desc: Conv2dProblem) -> tuple[int, int]:
     """Tiles along the rows and columns of the product, of one group (and tap)."""
     tile = tile_of(desc)
     if desc.op == "conv2d_backward_weight":
         columns = desc.channels * (desc.taps if _flat(desc) else 1)
         return -(-desc.filters // tile.m), -(-columns // tile.n)
-    return -(-shared.pixels(desc) // tile.m), -(-_features(desc) // tile.n)
+    return -(-_rows(desc) // tile.m), -(-_features(desc) // tile.n)
 
 
 def _products(desc: Conv2dProblem) -> int:
     """Tiles of all products; without the parts of what they sum."""
     m, n = _tiles(desc)
-    return m * n * desc.groups * (desc.taps if shared.of_weight(desc) and not _flat(desc) else 1)
+    if shared.of_weight(desc):
+        return m * n * desc.groups * (1 if _flat(desc) else desc.taps)
+    return m * n * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
 
 
 def _parts(desc: Conv2dProblem) -> tuple[int, int]:
@@ -133,7 +155,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
         terms = -(-shared.pixels(desc) // tile.k) * tile.k
     else:
         terms = -(-desc.taps * _reduced(desc) // tile.k) if _flat(desc) else desc.taps * -(-_reduced(desc) // tile.k)
-        terms *= tile.k
+        terms = terms * tile.k // (math.prod(desc.stride) if _strided(desc) else 1)
     products = _products(desc) * tile.m * tile.n * terms
     work = 2.0 * products / (TERAFLOPS[desc.multiplicands].get(target.arch, 1.0) * TERA_PER_US)
     if any(not o.is_written for o in shared.channels_apart(desc)):
@@ -190,11 +212,13 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     tile, back = tile_of(desc), desc.op == "conv2d_backward_input"
     if programs(desc) == 0:
         return []
+    periods = ("period_rows", "period_columns")
     args: dict[str, Arg] = {
         **shared.of_pixels(desc),
         "pixels": Int(shared.pixels(desc)),
         "features": shared.count(_features(desc)),
         "own_weights": Int(desc.filters),
+        **{name: Int(n) if _strided(desc) else None for name, n in zip(periods, _periods(desc), strict=True)},
         **_shared(desc),
     }
     constants = {**_constants(desc), "TRANSPOSED": back}

@@ -14,6 +14,16 @@ from triplan.backends.triton.conv.shared_kernels import first, offset, position
 
 
 @triton.jit
+def first_tap(at, dilation, stride, period):
+    """The first tap r of ``period`` with (at - r * dilation) divisible by ``stride``; beyond all if there is none."""
+    found = at * 0 + 2**30
+    for i in range(period):
+        tap = period - 1 - i
+        found = tl.where((at - tap * dilation) % stride == 0, tap, found)
+    return found
+
+
+@triton.jit
 def conv2d_tiles_kernel(
     source,
     weight,
@@ -41,6 +51,8 @@ def conv2d_tiles_kernel(
     dilation_columns,
     tiles_m,
     tiles_n,
+    period_rows,
+    period_columns,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -57,13 +69,34 @@ def conv2d_tiles_kernel(
     memory; sums in ACC. ``features`` and ``channels`` are those of a group. TRANSPOSED: the gradient of x; features are
     then x's channels. FLAT: a step takes BLOCK_K pairs of a tap and a channel; else channels of one tap, whose
     addresses are next to each other where the stride of channels is 1.
+
+    ``period_rows`` and ``period_columns`` are given for the gradient of x of a strided convolution: a program's pixels
+    are then those whose rows (and columns) have one remainder modulo the stride. The same taps reach all of them, one
+    in so many, and only these are multiplied.
     """
     program = tl.program_id(0)
-    group = program // (tiles_m * tiles_n)
-    pixel = program // tiles_n % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
     feature = program % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    image, row, column = pixel // (rows * columns), pixel // columns % rows, pixel % columns
-    in_pixels, in_features = (pixel < pixels)[:, None], (feature < features)[None, :]
+    program = program // tiles_n
+    pixel = program % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    group = program // tiles_m
+    if period_rows is None:
+        image, row, column = pixel // (rows * columns), pixel // columns % rows, pixel % columns
+        first_row, first_column, step_rows, step_columns = 0, 0, 1, 1
+        tap_columns, used = kernel_columns, taps
+    else:
+        row_of, column_of = group % stride_rows, group // stride_rows % stride_columns
+        group = group // stride_rows // stride_columns
+        own_rows = tl.maximum(tl.cdiv(rows - row_of, stride_rows), 1)
+        own_columns = tl.maximum(tl.cdiv(columns - column_of, stride_columns), 1)
+        image, row = pixel // (own_rows * own_columns), row_of + pixel // own_columns % own_rows * stride_rows
+        column = column_of + pixel % own_columns * stride_columns
+        first_row = first_tap(row_of + above, dilation_rows, stride_rows, period_rows)
+        first_column = first_tap(column_of + left, dilation_columns, stride_columns, period_columns)
+        step_rows, step_columns = period_rows, period_columns
+        tap_columns = tl.maximum(tl.cdiv(kernel_columns - first_column, period_columns), 0)
+        used = tl.maximum(tl.cdiv(taps // kernel_columns - first_row, period_rows), 0) * tap_columns
+    in_pixels = ((image < pixels // (rows * columns)) & (row < rows) & (column < columns))[:, None]
+    in_features = (feature < features)[None, :]
     at_row, at_column = row + above, column + left
     if not TRANSPOSED:
         at_row, at_column = first(row, stride_rows, above), first(column, stride_columns, left)
@@ -74,32 +107,22 @@ def conv2d_tiles_kernel(
     depth = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     blocks = tl.cdiv(channels, BLOCK_K)
-    steps = tl.cdiv(taps * channels, BLOCK_K) if FLAT else taps * blocks
+    steps = tl.cdiv(taps * channels, BLOCK_K) if FLAT else used * blocks
     for step in range(steps):
         if FLAT:
             term = step * BLOCK_K + depth
             tap, channel = term // channels, term % channels
             inside = term < taps * channels
-            y, in_rows = position(
-                at_row[:, None], (tap // kernel_columns)[None, :], dilation_rows, stride_rows, source_rows, TRANSPOSED
-            )
-            x, in_columns = position(
-                at_column[:, None],
-                (tap % kernel_columns)[None, :],
-                dilation_columns,
-                stride_columns,
-                source_columns,
-                TRANSPOSED,
-            )
+            tap_row, tap_column = (tap // kernel_columns)[None, :], (tap % kernel_columns)[None, :]
         else:
             tap, channel = step // blocks, step % blocks * BLOCK_K + depth
             inside = channel < channels
-            y, in_rows = position(
-                at_row[:, None], tap // kernel_columns, dilation_rows, stride_rows, source_rows, TRANSPOSED
-            )
-            x, in_columns = position(
-                at_column[:, None], tap % kernel_columns, dilation_columns, stride_columns, source_columns, TRANSPOSED
-            )
+            tap_row = first_row + tap // tap_columns * step_rows
+            tap_column = first_column + tap % tap_columns * step_columns
+        y, in_rows = position(at_row[:, None], tap_row, dilation_rows, stride_rows, source_rows, TRANSPOSED)
+        x, in_columns = position(
+            at_column[:, None], tap_column, dilation_columns, stride_columns, source_columns, TRANSPOSED
+        )
         at = images + offset(y, source_strides[2]) + offset(x, source_strides[3])
         at = at + offset(channel, source_strides[1])[None, :]
         a = tl.load(at, mask=in_pixels & in_rows & in_columns & inside[None, :], other=0.0)
@@ -108,7 +131,7 @@ def conv2d_tiles_kernel(
             at += offset(tap // kernel_columns, weight_strides[2])[:, None]
             at += offset(tap % kernel_columns, weight_strides[3])[:, None]
         else:
-            at += offset(tap // kernel_columns, weight_strides[2]) + offset(tap % kernel_columns, weight_strides[3])
+            at += offset(tap_row, weight_strides[2]) + offset(tap_column, weight_strides[3])
         b = tl.load(at, mask=inside[:, None] & in_features, other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=ACC)
     whole = group * features + feature

@@ -31,9 +31,9 @@ OPS = (*ReduceDescriptor.ops(), *ExtremumDescriptor.ops())
 #: both write the result to one address of shared memory.
 WARPS = 4
 #: Bytes of x that a program holds at a time, for each of its threads; half of that with two accumulators. On an H200,
-#: of 32, 64 and 128 in 2 to 16 warps, the best or within 3 % of it for rows of 8192 to 16384 elements, where they begin
-#: at multiples of 16 bytes and where they do not; and the better for columns.
-THREAD_BYTES, ACROSS_THREAD_BYTES = 32, 64
+#: of 32, 64 and 128 in 2 to 16 warps, the best or within 3 % of it for rows and columns of 8192 to 16384 elements; the
+#: second for columns of which not every row begins at a multiple of 16 bytes.
+THREAD_BYTES, ODD_THREAD_BYTES = 32, 64
 #: Tiles that one program reduces of a line at most, and programs that share a line from which on they take more.
 CHUNK_TILES, MOST_CHUNKS = 8, 4096
 #: Bytes of neighbouring lines that a program reduces, where x is contiguous across them: where they begin at multiples
@@ -143,15 +143,14 @@ class Plan:
         return I32
 
     def _tile(self) -> Tile:
-        held = THREAD_BYTES if self.across is None or self.n <= FEW else ACROSS_THREAD_BYTES
-        size = 32 * WARPS * held // max(self.desc.element.itemsize, 2)
+        x = self.desc.operand("x")
+        distances = [x.layout.stride_multiple if isinstance(d.x, Along) else d.x for d in (*self.kept, *self.reduced)]
+        odd = self.across is not None and any(d * x.element.itemsize % 16 for d in distances) and self.n > FEW
+        size = 32 * WARPS * (ODD_THREAD_BYTES if odd else THREAD_BYTES) // max(x.element.itemsize, 2)
         size //= 2 if self.kind.accumulates in PAIRS or self.compute.itemsize > 4 else 1
         if self.across is None:
             block = min(ceil_power(max(self.n, 1)), size)
             return Tile(min(size // block, MOST_LINES), block, WARPS)
-        x = self.desc.operand("x")
-        distances = [x.layout.stride_multiple if isinstance(d.x, Along) else d.x for d in (*self.kept, *self.reduced)]
-        odd = any(d * x.element.itemsize % 16 for d in distances)
         most = (FEW_ACROSS_BYTES if self.n <= FEW else ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // x.element.itemsize
         _, rows = row_tile(most, most, self.across.size)
         return Tile(rows, min(ceil_power(max(self.n, 1)), max(size // rows, 1)), WARPS)
