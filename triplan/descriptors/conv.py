@@ -164,7 +164,7 @@ class Conv2dDescriptor(Conv2dProblem, PlannedBy["Conv2dPlan"]):
 
 class Conv2dBackwardInputDescriptor(Conv2dProblem, PlannedBy["Conv2dBackwardInputPlan"]):
     """``dx``, the gradient of conv2d in x: the sum over all filters and taps of ``weight`` times the element of
-    ``dout`` that was computed with it, 0 where there is none.
+    ``dout`` that was computed with it. Taps that the strides skip are left out; beyond its borders ``dout`` is 0.
 
     Operands: ``dout`` (batch, out_channels, *out_extents), ``weight``, ``dx`` (batch, in_channels, height, width).
     """

@@ -241,6 +241,23 @@ def test_rows_and_columns_that_strides_skip(stride: tuple[int, int], dilation: t
         assert check_plan(tp.plan(desc, target=target("interpret"), kernel="tiles"), runs=1, passes=("unit",)).compared
 
 
+@pytest.mark.parametrize(("where", "kernel"), places("tiles", "depthwise"))
+@pytest.mark.parametrize("groups", [1, 32])
+def test_infinite_weights_reach_only_their_pixels(where: str, kernel: str | None, groups: int) -> None:
+    """Each pixel of dx meets one tap: 0 times another, infinite one would be NaN."""
+    fields = {"batch": 1, "in_channels": 32, "out_channels": 32, "height": 4, "width": 6, "kernel": (2, 3)}
+    desc = tp.Conv2dBackwardInputDescriptor(**fields, stride=(2, 3), groups=groups, element="f32")
+    plan = pinned(desc, kernel or "reference", target(where))
+    assert (plan is None) == (kernel == "depthwise" and groups == 1)
+    if plan is not None:
+        weight = torch.ones(32, 32 // groups, 2, 3)
+        weight[:, :, 1, 2] = torch.inf
+        dx = run(plan, {"dout": torch.ones(1, 32, 2, 2), "weight": weight})["dx"]
+        expected = torch.full((1, 32, 4, 6), 32.0 / groups)
+        expected[:, :, 1::2, 2::3] = torch.inf
+        assert torch.equal(dx, expected)
+
+
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("op", OPS)
 def test_copies_change_no_bits(op: str, where: str) -> None:

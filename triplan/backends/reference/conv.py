@@ -90,13 +90,7 @@ def _terms(desc: Conv2dProblem, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
 
 
 def _inputs(desc: Conv2dProblem, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Beside infinities, 0 for what tf32 may take for 0: infinity times it would be NaN, or not.
-
-    0, too, for weights that are infinite or NaN where strides skip taps: some kernels multiply those by zeros, others
-    leave them out.
-    """
-    if desc.op == "conv2d_backward_input" and desc.stride != (1, 1) and not bool(x["weight"].isfinite().all()):
-        return {"weight": x["weight"].nan_to_num(0.0, 0.0, 0.0)}
+    """Beside infinities, 0 for what tf32 may take for 0: infinity times it would be NaN, or not."""
     if desc.multiplicands is not MathPrecision.TF32:
         return {}
     found = {name: x[name] for name in FACTORS[desc.op]}
@@ -118,23 +112,29 @@ def conv2d(desc: Conv2dDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]
 
 
 def backward_input(desc: Conv2dProblem, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """dout with zeros between its elements, as many as strides skip, and around: dx meets all taps everywhere."""
+    """For each tap, the rows and columns of dx that it reaches: those of one remainder modulo the strides.
+
+    dout is continued by zeros beyond its borders, as x is in conv2d.
+    """
     weight, dout = _weights(desc, x["weight"]), _results(desc, x["dout"])
-    extents, pads, size = desc.out_extents, desc.padding[::2], (desc.height, desc.width)
-    reach = [desc.dilation[axis] * (desc.kernel[axis] - 1) for axis in (0, 1)]
-    # Element i of dout is at reach + stride * i; tap r of dx[h] reads h + pad + reach - dilation * r.
-    spread = dout.new_zeros((*dout.shape[:3], *(size[axis] + pads[axis] + 2 * reach[axis] for axis in (0, 1))))
-    kept = [min(n, -(-(spread.shape[3 + a] - reach[a]) // desc.stride[a])) for a, n in enumerate(extents)]
-    rows, columns = (
-        slice(reach[a], reach[a] + desc.stride[a] * (n - 1) + 1, desc.stride[a]) for a, n in enumerate(kept)
-    )
-    spread[..., rows, columns] = dout[..., : kept[0], : kept[1]]
+    size = (desc.height, desc.width)
     dx = dout.new_zeros((desc.batch, desc.groups, desc.channels, *size))
+
+    def reached(axis: int, tap: int) -> tuple[slice, Tensor]:
+        """Rows of dx, and the rows of dout that they read, the number of dout's rows where there is none."""
+        step, ahead = desc.stride[axis], desc.padding[2 * axis] - desc.dilation[axis] * tap
+        rows = slice(-ahead % step, size[axis], step)
+        read = (torch.arange(size[axis], device=dout.device)[rows] + ahead) // step
+        end = desc.out_extents[axis]
+        return rows, torch.where((read < 0) | (read > end), end, read)
+
+    around = torch.nn.functional.pad(dout, (0, 1, 0, 1))  # zeros
     for r in range(desc.kernel[0]):
+        rows, read_rows = reached(0, r)
         for s in range(desc.kernel[1]):
-            top, left = (pads[a] + reach[a] - desc.dilation[a] * tap for a, tap in enumerate((r, s)))
-            window = spread[..., top : top + size[0], left : left + size[1]]
-            dx += torch.einsum("ngkhw,gkc->ngchw", window, weight[..., r, s])
+            columns, read_columns = reached(1, s)
+            window = around[..., read_rows, :][..., read_columns]
+            dx[..., rows, columns] += torch.einsum("ngkhw,gkc->ngchw", window, weight[..., r, s])
     return {"dx": dx.reshape(desc.batch, desc.in_channels, *size)}
 
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, Stride, power_of_two_in
-from triplan.backends.table import kernel
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import bits, ceil_power, padded_bytes
 from triplan.backends.triton.conv import converted_kernels as kernels, shared, tiles
@@ -119,16 +118,14 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     return [*first, *found, *last]
 
 
-for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
-    kernel(
-        op=_op,
-        name="converted",
-        elements=shared.ELEMENTS,
-        supports=supports,
-        rank=rank,
-        workspace=workspace,
-        guarantee=tiles.guarantee,
-        numerics=tiles.numerics,
-        priority=1,  # as tiles, whose bits it has
-        layout=shared.layout,
-    )(build)
+shared.register(
+    build,
+    build,
+    name="converted",
+    supports=supports,
+    rank=rank,
+    workspace=workspace,
+    guarantee=tiles.guarantee,
+    numerics=tiles.numerics,
+    priority=1,  # as tiles, whose bits it has
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.table import kernel
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.conv import depthwise_kernels as kernels, shared
@@ -39,7 +38,7 @@ def _tile(desc: Conv2dProblem) -> tuple[int, int]:
 
 
 def _extents(desc: Conv2dProblem) -> tuple[int, int]:
-    return (desc.height, desc.width) if desc.op == "conv2d_backward_input" else desc.out_extents
+    return (desc.height, desc.width) if shared.of_input(desc) else desc.out_extents
 
 
 def _tiles(desc: Conv2dProblem) -> tuple[int, int, int]:
@@ -116,7 +115,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
         "taps": Int(desc.taps),
     }
     constants = {"TILE_ROWS": height, "TILE_COLUMNS": width, "BLOCK_C": _block(desc), "ACC": TL[desc.element.compute]}
-    constants["TRANSPOSED"] = desc.op == "conv2d_backward_input"
+    constants["TRANSPOSED"] = shared.of_input(desc)
     return [Launch(kernels.conv2d_depthwise_kernel, programs(desc), args, constants, num_warps=WARPS)]
 
 
@@ -138,15 +137,13 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     return [main, *shared.fold(desc, parts)]
 
 
-for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
-    kernel(
-        op=_op,
-        name="depthwise",
-        elements=shared.ELEMENTS,
-        supports=supports,
-        rank=rank,
-        workspace=workspace,
-        guarantee=guarantee,
-        numerics=numerics,
-        layout=shared.layout,
-    )(build_weight if _op == "conv2d_backward_weight" else build)
+shared.register(
+    build,
+    build_weight,
+    name="depthwise",
+    supports=supports,
+    rank=rank,
+    workspace=workspace,
+    guarantee=guarantee,
+    numerics=numerics,
+)

@@ -72,7 +72,13 @@ def conv2d_depthwise_kernel(
         at = lanes + (offset(y, source_strides[2]) + offset(x, source_strides[3]))[:, None]
         a = tl.load(at, mask=(in_rows & in_columns)[:, None] & inside[None, :], other=0.0).to(ACC)
         at = weights + offset(tap_row, weight_strides[2]) + offset(tap_column, weight_strides[3])
-        acc += a * tl.load(at, mask=inside, other=0.0).to(ACC)[None, :]
+        w = tl.load(at, mask=inside, other=0.0).to(ACC)[None, :]
+        if TRANSPOSED and stride_rows is not None:  # 0 times an infinite weight would be NaN
+            reached = ((at_row - tap_row * dilation_rows) % stride_rows == 0) & (
+                (at_column - tap_column * dilation_columns) % stride_columns == 0
+            )
+            w = tl.where(reached[:, None], w, 0.0)
+        acc += a * w
     if bias is not None:
         acc += tl.load(bias + offset(channel, bias_stride), mask=inside, other=0.0).to(ACC)[None, :]
     at = out + offset(image, out_strides[0]) + offset(channel, out_strides[1])[None, :]

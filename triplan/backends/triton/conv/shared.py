@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, Stride, power_of_two_in
+from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import values
 from triplan.backends.triton.conv import shared_kernels as kernels
-from triplan.descriptors import Operand, packed_strides
+from triplan.descriptors import (
+    Conv2dBackwardInputDescriptor,
+    Conv2dBackwardWeightDescriptor,
+    Conv2dDescriptor,
+    Operand,
+    packed_strides,
+)
 from triplan.descriptors.conv import Conv2dProblem
-from triplan.sku import SUPPORTED, MathPrecision, PrecisionGuarantee, Support
+from triplan.sku import SUPPORTED, MathPrecision, PrecisionGuarantee, Support, Target
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Rows, columns and positions are counted in 32 bits, and a sum of a few of them must fit.
@@ -23,12 +31,16 @@ FOLD_BLOCK = 512
 
 
 def of_weight(desc: Conv2dProblem) -> bool:
-    return desc.op == "conv2d_backward_weight"
+    return isinstance(desc, Conv2dBackwardWeightDescriptor)
+
+
+def of_input(desc: Conv2dProblem) -> bool:
+    return isinstance(desc, Conv2dBackwardInputDescriptor)
 
 
 def pixels(desc: Conv2dProblem) -> int:
     """Pixels of the result; of dout for the gradient of weight, which sums them."""
-    extents = (desc.height, desc.width) if desc.op == "conv2d_backward_input" else desc.out_extents
+    extents = (desc.height, desc.width) if of_input(desc) else desc.out_extents
     return desc.batch * math.prod(extents)
 
 
@@ -65,6 +77,16 @@ def guaranteed(
 
 def layout(desc: Conv2dProblem) -> str:
     return "packed" if all(o.layout.packed for o in desc.operands()) else "strided"
+
+
+def register(
+    build: Callable[[Any, Target], list[Launch]], build_weight: Callable[[Any, Target], list[Launch]], **entry: Any
+) -> None:
+    """The entries of a kernel: ``build`` for the result and the gradient of x, ``build_weight`` for that of weight."""
+    for cls in (Conv2dDescriptor, Conv2dBackwardInputDescriptor, Conv2dBackwardWeightDescriptor):
+        found = build_weight if cls is Conv2dBackwardWeightDescriptor else build
+        for op in cls.ops():
+            kernel(op=op, elements=ELEMENTS, layout=layout, **entry)(found)
 
 
 # --- arguments ---
@@ -111,7 +133,7 @@ def geometry(desc: Conv2dProblem) -> dict[str, Arg]:
 
 def of_pixels(desc: Conv2dProblem) -> dict[str, Arg]:
     """Operands and extents of what writes pixels: the result, or the gradient of x."""
-    back = desc.op == "conv2d_backward_input"
+    back = of_input(desc)
     source, out = (desc.operand(name) for name in (("dout", "dx") if back else ("x", "out")))
     weight = desc.operand("weight")
     bias = next((o for o in desc.operands() if o.name == "bias"), None)

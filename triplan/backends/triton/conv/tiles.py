@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
-from triplan.backends.table import kernel
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.conv import shared, tiles_kernels as kernels
@@ -80,7 +79,7 @@ def _depth(desc: Conv2dProblem) -> int | None:
 def tile_of(desc: Conv2dProblem) -> Tile:
     """It must not depend on the batch, or bits would."""
     known = _known(desc)
-    if desc.op == "conv2d_backward_weight":
+    if shared.of_weight(desc):
         if _flat(desc):
             wide, most = _fitting(FLAT_COLUMNS, desc.taps * desc.channels), min(known.k, 32)
             return Tile(_fitting(known.m, desc.filters), wide, most, known.stages)
@@ -91,17 +90,17 @@ def tile_of(desc: Conv2dProblem) -> Tile:
 
 def _features(desc: Conv2dProblem) -> int:
     """Channels of a group of the result."""
-    return desc.channels if desc.op == "conv2d_backward_input" else desc.filters
+    return desc.channels if shared.of_input(desc) else desc.filters
 
 
 def _reduced(desc: Conv2dProblem) -> int:
     """Channels of a group that are summed."""
-    return desc.filters if desc.op == "conv2d_backward_input" else desc.channels
+    return desc.filters if shared.of_input(desc) else desc.channels
 
 
 def _strided(desc: Conv2dProblem) -> bool:
     """Whether rows and columns are divided by remainders modulo the strides, which tell the taps that reach them."""
-    return desc.op == "conv2d_backward_input" and desc.stride != (1, 1) and not _flat(desc)
+    return shared.of_input(desc) and desc.stride != (1, 1)
 
 
 def _rows(desc: Conv2dProblem) -> int:
@@ -120,7 +119,7 @@ def _periods(desc: Conv2dProblem) -> tuple[int, int]:
 def _tiles(desc: Conv2dProblem) -> tuple[int, int]:
     """Tiles along the rows and columns of the product, of one group (and tap)."""
     tile = tile_of(desc)
-    if desc.op == "conv2d_backward_weight":
+    if shared.of_weight(desc):
         columns = desc.channels * (desc.taps if _flat(desc) else 1)
         return -(-desc.filters // tile.m), -(-columns // tile.n)
     return -(-_rows(desc) // tile.m), -(-_features(desc) // tile.n)
@@ -154,8 +153,9 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     if shared.of_weight(desc):
         terms = -(-shared.pixels(desc) // tile.k) * tile.k
     else:
-        terms = -(-desc.taps * _reduced(desc) // tile.k) if _flat(desc) else desc.taps * -(-_reduced(desc) // tile.k)
-        terms = terms * tile.k // (math.prod(desc.stride) if _strided(desc) else 1)
+        taps = -(-desc.taps // math.prod(desc.stride)) if _strided(desc) else desc.taps
+        terms = -(-taps * _reduced(desc) // tile.k) if _flat(desc) else taps * -(-_reduced(desc) // tile.k)
+        terms *= tile.k
     products = _products(desc) * tile.m * tile.n * terms
     work = 2.0 * products / (TERAFLOPS[desc.multiplicands].get(target.arch, 1.0) * TERA_PER_US)
     if any(not o.is_written for o in shared.channels_apart(desc)):
@@ -209,7 +209,7 @@ def _constants(desc: Conv2dProblem) -> dict[str, object]:
 
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The result, or the gradient of x."""
-    tile, back = tile_of(desc), desc.op == "conv2d_backward_input"
+    tile, back = tile_of(desc), shared.of_input(desc)
     if programs(desc) == 0:
         return []
     periods = ("period_rows", "period_columns")
@@ -242,16 +242,14 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     return [main, *shared.fold(desc, parts)]
 
 
-for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
-    kernel(
-        op=_op,
-        name="tiles",
-        elements=shared.ELEMENTS,
-        supports=supports,
-        rank=rank,
-        workspace=workspace,
-        guarantee=guarantee,
-        numerics=numerics,
-        priority=1,  # after depthwise, whose bits are others
-        layout=shared.layout,
-    )(build_weight if _op == "conv2d_backward_weight" else build)
+shared.register(
+    build,
+    build_weight,
+    name="tiles",
+    supports=supports,
+    rank=rank,
+    workspace=workspace,
+    guarantee=guarantee,
+    numerics=numerics,
+    priority=1,  # after depthwise, whose bits are others
+)

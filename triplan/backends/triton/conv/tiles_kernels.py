@@ -107,29 +107,30 @@ def conv2d_tiles_kernel(
     depth = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     blocks = tl.cdiv(channels, BLOCK_K)
-    steps = tl.cdiv(taps * channels, BLOCK_K) if FLAT else used * blocks
+    steps = tl.cdiv(used * channels, BLOCK_K) if FLAT else used * blocks
     for step in range(steps):
         if FLAT:
             term = step * BLOCK_K + depth
             tap, channel = term // channels, term % channels
-            inside = term < taps * channels
-            tap_row, tap_column = (tap // kernel_columns)[None, :], (tap % kernel_columns)[None, :]
+            inside = term < used * channels
         else:
             tap, channel = step // blocks, step % blocks * BLOCK_K + depth
             inside = channel < channels
-            tap_row = first_row + tap // tap_columns * step_rows
-            tap_column = first_column + tap % tap_columns * step_columns
-        y, in_rows = position(at_row[:, None], tap_row, dilation_rows, stride_rows, source_rows, TRANSPOSED)
+        tap_row = first_row + tap // tap_columns * step_rows
+        tap_column = first_column + tap % tap_columns * step_columns
+        reading_row, reading_column = tap_row, tap_column
+        if FLAT:
+            reading_row, reading_column = tap_row[None, :], tap_column[None, :]
+        y, in_rows = position(at_row[:, None], reading_row, dilation_rows, stride_rows, source_rows, TRANSPOSED)
         x, in_columns = position(
-            at_column[:, None], tap_column, dilation_columns, stride_columns, source_columns, TRANSPOSED
+            at_column[:, None], reading_column, dilation_columns, stride_columns, source_columns, TRANSPOSED
         )
         at = images + offset(y, source_strides[2]) + offset(x, source_strides[3])
         at = at + offset(channel, source_strides[1])[None, :]
         a = tl.load(at, mask=in_pixels & in_rows & in_columns & inside[None, :], other=0.0)
         at = filters + offset(channel, weight_strides[0 if TRANSPOSED else 1])[:, None]
         if FLAT:
-            at += offset(tap // kernel_columns, weight_strides[2])[:, None]
-            at += offset(tap % kernel_columns, weight_strides[3])[:, None]
+            at += offset(tap_row, weight_strides[2])[:, None] + offset(tap_column, weight_strides[3])[:, None]
         else:
             at += offset(tap_row, weight_strides[2]) + offset(tap_column, weight_strides[3])
         b = tl.load(at, mask=inside[:, None] & in_features, other=0.0)
