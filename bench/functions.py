@@ -147,9 +147,16 @@ def calls(d: Draw) -> dict[str, Call]:
     def lengths() -> Tensor:
         return d.values(2, d.m, 4, 16)
 
+    starts = torch.arange(0, 3 * d.m, d.m, dtype=torch.int32, device=d.device)
     found: dict[str, Call] = {
         "relu_squared": Call(ours.relu_squared, lambda x: tf.relu(x).square(), (x,), (0,)),
         "attention": Call(lambda *t: ours.attention(*t)[0], _attention, (lengths(), lengths(), lengths()), (0, 1, 2)),
+        "attention_varlen": Call(
+            lambda *t: ours.attention_varlen(*(x.flatten(0, 1) for x in t), *(starts,) * 2)[0],
+            lambda *t: _attention(*t).flatten(0, 1),
+            (lengths(), lengths(), lengths()),
+            (0, 1, 2),
+        ),
         "scaled_dot_product_attention": Call(
             ours.scaled_dot_product_attention,
             tf.scaled_dot_product_attention,

@@ -48,7 +48,8 @@ def test_args_fields_are_the_operands(op: str) -> None:
     if issubclass(args, tp.NamedArgs):
         args = type(args(**{o.name: None for o in desc.operands()}))
     fields = [f.name for f in dataclasses.fields(args)]
-    variants = [[o.name for o in d.operands()] for d in (desc, desc.replace(**known(desc, table_rows=None)))]
+    others = ({"table_rows": None}, {"mask": None, "sequences": 3})
+    variants = [[o.name for o in d.operands()] for d in (desc, *(desc.replace(**known(desc, **o)) for o in others))]
     for names in variants:
         assert [f for f in fields if f in names] == names
     assert set(fields) == {name for names in variants for name in names}
@@ -189,6 +190,7 @@ CHANGED: dict[str, object] = {
     "window_left": 1,
     "window_right": 1,
     "mask": "bool",
+    "sequences": 3,
     "grad_element": "bf16",
     "state_element": "bf16",
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import triplan as tp
-from proofs import Drawn, Kind, Outputs, Variant, draw, follows, joins
+from proofs import Drawn, Kind, Outputs, Pick, Problem, Variant, draw, follows, joins
 
 BATCH, QUERIES, HEADS, GROUP, WIDTH = 3, 5, 4, 2, 32
 #: A sum of so many values is in the range of an element, if each is so much smaller than the largest.
@@ -44,6 +44,42 @@ class Attention(Drawn):
             found[name] = found[name].contiguous()
         desc = self.desc.replace(batch=len(kept), queries=queries)  # type: ignore[call-arg]
         return Attention(desc, lambda: found)
+
+
+class Packed(Problem):
+    """The sequences of a batch one after the other, which is what ``padded`` has behind one another."""
+
+    def __init__(self, padded: Attention) -> None:
+        self.padded, old = padded, padded.desc
+        b, m, n = (getattr(old, name) for name in ("batch", "queries", "keys"))
+        self.desc = old.replace(sequences=b, batch=1, queries=b * m, keys=b * n)  # type: ignore[call-arg]
+
+    @property
+    def values(self) -> dict[str, Tensor]:  # type: ignore[override]
+        desc: Any = self.desc
+        found = {name: t.flatten(0, 1)[None] for name, t in self.padded.values.items() if name != "lse"}
+        found |= {name: t.transpose(0, 1).flatten(1)[None] for name, t in self.padded.values.items() if name == "lse"}
+        rows = {"query_starts": desc.queries, "key_starts": desc.keys}
+        return found | {k: torch.linspace(0, n, desc.sequences + 1).round().int() for k, n in rows.items()}
+
+    def unpacked(self, pick: Pick, out: Outputs) -> Tensor:
+        b = self.padded.desc.batch  # type: ignore[attr-defined]
+        return pick(
+            {
+                name: t[0].unflatten(1, (b, -1)).transpose(0, 1) if name == "lse" else t[0].unflatten(0, (b, -1))
+                for name, t in out.items()
+            }
+        )
+
+    def parts(self) -> Iterator[Variant]:
+        yield from map(self._variant, self.padded.parts())
+
+    def reordered(self) -> Variant:
+        return self._variant(self.padded.reordered())
+
+    def _variant(self, of: Variant) -> Variant:
+        other = Packed(of.problem)  # type: ignore[arg-type]
+        return Variant(other, partial(other.unpacked, of.own), partial(self.unpacked, of.whole))
 
 
 def picked(out: Outputs, kept: Tensor | None = None, queries: int = QUERIES) -> Tensor:
@@ -90,11 +126,14 @@ def values(desc: Any, kind: Kind) -> dict[str, Tensor]:
     return found | follows(desc, found)
 
 
-def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, **options: Any) -> Attention:
+def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, packed: bool = False, **options: Any) -> Problem:
     sizes = {"batch": BATCH, "queries": QUERIES, "keys": n, "heads": HEADS, "key_heads": HEADS // GROUP}
     desc = tp.descriptor_types()[op](**sizes, head_dim=WIDTH, element=element, **options)
-    return Attention(desc, partial(values, desc, kind))
+    found = Attention(desc, partial(values, desc, kind))
+    return Packed(found) if packed else found
 
 
 for _op in ("attention", "attention_backward"):
-    joins(_op, {}, {"causal": True}, {"mask": "bool", "softcap": 3.0})(partial(problem, _op))
+    joins(_op, {}, {"causal": True}, {"mask": "bool", "softcap": 3.0}, {"packed": True, "causal": True})(
+        partial(problem, _op)
+    )

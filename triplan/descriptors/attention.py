@@ -35,13 +35,14 @@ class AttendingDescriptor(Descriptor):
             element before they multiply the values.
         math: precision of the multiplicands of f32: by default f32, or tf32.
         causal: whether a query sees no key after its position.
-        align: whether the first query stands at the first key (``start``, as torch's ``is_causal`` has it), or the last
-            at the last (``end``, as FlashAttention has it, and as a cache of keys needs it).
-        window_left, window_right: keys that a query sees before and after its position; None: all. With ``causal``,
-            ``window_right`` is None.
-        softcap: c > 0 replaces each scaled score s by ``c * tanh(s / c)``, before the mask; 0: none.
+        align: ``start``: the first query stands at the first key (as torch's ``is_causal`` has it); ``end``: the last
+            at the last (as FlashAttention has it, and a cache of keys needs it).
+        window_left, window_right: keys that a query sees before and after its position; None: all.
+        softcap: c > 0 replaces each scaled score s by ``c * tanh(s / c)``; 0: none.
         mask: element of the operand ``mask``: ``bool`` (True: the query sees the key), or f32 or ``element`` for what
             is added to the scaled score. None: there is no mask.
+        sequences: sequences of any lengths that are packed into a batch of 1, ``queries`` and ``keys`` being those of
+            all; positions are within a sequence. No mask. None: nothing is packed.
     """
 
     category: ClassVar[OpCategory] = OpCategory.ATTENTION
@@ -61,6 +62,7 @@ class AttendingDescriptor(Descriptor):
     window_right: NonNegative | None = None
     softcap: Annotated[float, Field(ge=0, lt=1e30), AfterValidator(lambda cap: cap + 0.0)] = 0.0
     mask: OptionalElement = field(default=None)
+    sequences: Extent | None = None
 
     def check_problem(self) -> None:
         if self.key_heads == 0 or self.heads % self.key_heads:
@@ -73,6 +75,8 @@ class AttendingDescriptor(Descriptor):
             raise ValueError(f"window_right = {self.window_right}: a causal query sees no key after its position")
         if self.mask not in (None, ElementKind.BOOL, ElementKind.F32, self.element):
             raise ValueError(f"mask = {self.mask}: must be bool, f32 or {self.element}")
+        if self.sequences is not None and (self.batch != 1 or self.mask is not None):
+            raise ValueError(f"sequences = {self.sequences}: needs batch = 1 (not {self.batch}) and no mask")
 
     @property
     def values(self) -> int:
@@ -111,16 +115,18 @@ class AttendingDescriptor(Descriptor):
 
     def _others(self) -> tuple[Operand, ...]:
         shape = (self.batch, self.heads, self.queries, self.keys)
+        starts = () if self.sequences is None else ("query_starts", "key_starts")
         return (
             *(() if self.mask is None else (Operand("mask", Role.INPUT, self.mask, shape, batch_axes=(0,)),)),
             Operand("scale", Role.INPUT, self.element.compute, kind=OperandKind.HOST_SCALAR, optional=True),
+            *(Operand(name, Role.INPUT, ElementKind.I32, ((self.sequences or 0) + 1,)) for name in starts),
         )
 
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
         batch, queries, heads, head_dim = args.q.shape
         _, keys, key_heads, values = args.v.shape
-        mask = getattr(args, "mask", None)
+        mask, starts = getattr(args, "mask", None), getattr(args, "query_starts", None)
         return {
             "batch": batch,
             "queries": queries,
@@ -131,6 +137,7 @@ class AttendingDescriptor(Descriptor):
             "value_dim": None if values == head_dim else values,
             "element": args.q.dtype,
             "mask": None if mask is None else mask.dtype,
+            "sequences": None if starts is None else starts.shape[0] - 1,
             **options,
         }
 
@@ -142,7 +149,8 @@ class AttentionDescriptor(AttendingDescriptor, PlannedBy["AttentionPlan"]):
     Operands: ``q`` (batch, queries, heads, head_dim), ``k`` (batch, keys, key_heads, head_dim), ``v`` (batch, keys,
     key_heads, value_dim), ``out`` (batch, queries, heads, value_dim), ``lse`` (batch, heads, queries) in f32, f64 for
     f64; ``mask`` (batch, heads, queries, keys), which stride 0 broadcasts. ``scale`` is an Arg; None means
-    ``head_dim ** -0.5``. Another order of the axes in memory is a matter of strides, never a copy.
+    ``head_dim ** -0.5``; with ``sequences``, ``query_starts`` and ``key_starts`` (sequences + 1,) of i32. Another order
+    of the axes in memory is a matter of strides, never a copy.
     """
 
     op: Literal["attention"] = "attention"
@@ -164,7 +172,8 @@ class AttentionBackwardDescriptor(AttendingDescriptor, PlannedBy["AttentionBackw
     query heads share is the sum over these.
 
     Operands: ``dout``, ``q``, ``k``, ``v``, ``out`` and ``lse`` as attention has them, ``dq``, ``dk`` and ``dv`` of the
-    shapes of q, k and v; ``mask`` and ``scale`` as in attention. With a softcap, ds has its derivative as a factor.
+    shapes of q, k and v; ``mask``, ``scale`` and starts as in attention. With a softcap, ds has its derivative as a
+    factor.
     """
 
     op: Literal["attention_backward"] = "attention_backward"

@@ -15,7 +15,12 @@ __all__ = ["AttentionArgs", "AttentionBackwardArgs", "AttentionBackwardPlan", "A
 @dataclass(frozen=True, slots=True)
 class AttentionArgs:
     """Operands of attention. ``mask`` is None unless the descriptor has one; ``scale`` is ``head_dim ** -0.5`` if it is
-    None."""
+    None.
+
+    Starts are None unless sequences are packed. They must not decrease: sequence s has the rows from ``starts[s]`` up
+    to ``starts[s + 1]``, perhaps none. Rows before the first start or from the last on are queries that see no key, and
+    keys that no query sees. Starts outside of the rows are clamped, so that nothing outside of the operands is touched.
+    """
 
     q: Tensor
     k: Tensor
@@ -24,6 +29,8 @@ class AttentionArgs:
     lse: Tensor
     mask: Tensor | None = None
     scale: float | None = None
+    query_starts: Tensor | None = None
+    key_starts: Tensor | None = None
 
 
 class AttentionPlan(Plan[AttentionDescriptor, AttentionArgs]):
@@ -32,7 +39,7 @@ class AttentionPlan(Plan[AttentionDescriptor, AttentionArgs]):
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackwardArgs:
-    """``out`` and ``lse`` are outputs of attention; ``mask`` and ``scale`` as there."""
+    """``out`` and ``lse`` are outputs of attention; the last four as there."""
 
     dout: Tensor
     q: Tensor
@@ -45,6 +52,8 @@ class AttentionBackwardArgs:
     dv: Tensor
     mask: Tensor | None = None
     scale: float | None = None
+    query_starts: Tensor | None = None
+    key_starts: Tensor | None = None
 
 
 class AttentionBackwardPlan(Plan[AttentionBackwardDescriptor, AttentionBackwardArgs]):

@@ -1,4 +1,4 @@
-"""Attention, on plans (docs/attention.md): ``attention``, and ``scaled_dot_product_attention`` with torch's arguments.
+"""Attention, on plans (docs/attention.md): of batches, of packed sequences, and with torch's arguments.
 
 The backward is a registered op of its own. Its derivative, and attention with a mask that requires grad, are in plain
 torch, with memory for all scores: both are rare.
@@ -18,7 +18,7 @@ from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast, check_same_device, require
 
-__all__ = ["attention", "scaled_dot_product_attention"]
+__all__ = ["attention", "attention_varlen", "scaled_dot_product_attention"]
 
 Tensor = torch.Tensor
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -35,6 +35,8 @@ class How(NamedTuple):
     softcap: float
 
 
+#: The operands that may be absent.
+OTHERS = "Tensor? mask, Tensor? query_starts, Tensor? key_starts"
 HOW = "float? scale, bool causal, str align, int? left, int? right, float softcap"
 
 
@@ -72,34 +74,35 @@ def _fields(how: How) -> dict[str, Any]:
     return found | {"window_left": how.left, "window_right": how.right}
 
 
-def _operands(mask: Tensor | None, **operands: Tensor) -> dict[str, Tensor]:
-    return operands if mask is None else {**operands, "mask": mask}
+def _operands(*others: Tensor | None, **operands: Tensor) -> dict[str, Tensor]:
+    given = zip(("mask", "query_starts", "key_starts"), others, strict=True)
+    return operands | {name: t for name, t in given if t is not None}
 
 
-def _empty(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *how: Any) -> tuple[Tensor, Tensor]:
+def _empty(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     b, m, h, _ = q.shape
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty((b, m, h, v.size(3))), q.new_empty((b, h, m), dtype=wide)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
-    how = How(*options)
-    out, lse = _empty(q, k, v, mask)
+def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    others, how = options[:3], How(*options[3:])
+    out, lse = _empty(q, k, v)
     scalars = {} if how.scale is None else {"scale": how.scale}
-    run(AttentionPlan, _operands(mask, q=q, k=k, v=v, out=out, lse=lse), scalars=scalars, **_fields(how))
+    run(AttentionPlan, _operands(*others, q=q, k=k, v=v, out=out, lse=lse), scalars=scalars, **_fields(how))
     return out, lse
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, mask, *ctx.how = inputs
+    q, k, v, *others = inputs
+    others, ctx.how = others[:3], others[3:]
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, k, v, out, lse, mask)
+    ctx.save_for_backward(q, k, v, out, lse, *others)
 
 
 def _grad(ctx: Any, dout: Tensor, _: Any) -> Any:
-    q, k, v, out, lse, mask = ctx.saved_tensors
-    return *_attention_backward(dout, q, k, v, out, lse, mask, *ctx.how), *(None,) * (len(ctx.how) + 1)
+    return *_attention_backward(dout, *ctx.saved_tensors, *ctx.how), *(None,) * (len(ctx.how) + 3)
 
 
 def _empty_gradients(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,18 +111,19 @@ def _empty_gradients(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any
 
 
 def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, *options: Any
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    how = How(*options)
+    others, how = options[:3], How(*options[3:])
     dq, dk, dv = found = _empty_gradients(dout, q, k, v)
-    operands = _operands(mask, dout=dout, q=q, k=k, v=v, out=out, lse=lse, dq=dq, dk=dk, dv=dv)
+    operands = _operands(*others, dout=dout, q=q, k=k, v=v, out=out, lse=lse, dq=dq, dk=dk, dv=dv)
     run(AttentionBackwardPlan, operands, scalars={} if how.scale is None else {"scale": how.scale}, **_fields(how))
     return found
 
 
 def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    dout, q, k, v, _, _, mask, *ctx.how = inputs
-    ctx.save_for_backward(dout, q, k, v, mask)
+    dout, q, k, v, _, _, *others = inputs
+    others, ctx.how = others[:3], others[3:]
+    ctx.save_for_backward(dout, q, k, v, *others)
 
 
 def _backward_grad(ctx: Any, of_dq: Tensor, of_dk: Tensor, of_dv: Tensor) -> Any:
@@ -127,12 +131,12 @@ def _backward_grad(ctx: Any, of_dq: Tensor, of_dk: Tensor, of_dv: Tensor) -> Any
 
     With ds = p * (dp - sum(p * dp)), dp = dout @ v.T, and g the gradient that comes to ds: p's is r, dp's is e.
     """
-    dout, q, k, v, mask = ctx.saved_tensors
+    dout, q, k, v, *others = ctx.saved_tensors
     how, dtype = How(*ctx.how), q.dtype
     group = q.size(2) // k.size(2)
     dout, q, of_dq = (t.transpose(1, 2).to(_wide(dtype)) for t in (dout, q, of_dq))
     k, v, of_dk, of_dv = (_repeated(t, group).to(_wide(dtype)) for t in (k, v, of_dk, of_dv))
-    s, bent = _scores(q, k, mask, how)
+    s, bent = _scores(q, k, how, *others)
     p, scale = _softmax(s), _scale(q, how)
 
     def centred(t: Tensor) -> Tensor:
@@ -152,12 +156,12 @@ def _backward_grad(ctx: Any, of_dq: Tensor, of_dk: Tensor, of_dv: Tensor) -> Any
     to_dout = (p @ of_dv + e @ v).transpose(1, 2)
     to_q = (scale * (to_s @ k + ds @ of_dk)).transpose(1, 2)
     to_k, to_v = (_summed(t, group) for t in (scale * (to_s.mT @ q + ds.mT @ of_dq), e.mT @ dout))
-    return *(t.to(dtype) for t in (to_dout, to_q, to_k, to_v)), *(None,) * (len(ctx.how) + 3)
+    return *(t.to(dtype) for t in (to_dout, to_q, to_k, to_v)), *(None,) * (len(ctx.how) + 5)
 
 
 _attention = Recorded(
     "attention",
-    f"(Tensor q, Tensor k, Tensor v, Tensor? mask, {HOW}) -> (Tensor, Tensor)",
+    f"(Tensor q, Tensor k, Tensor v, {OTHERS}, {HOW}) -> (Tensor, Tensor)",
     _forward,
     _empty,
     setup=_setup,
@@ -165,8 +169,7 @@ _attention = Recorded(
 )
 _attention_backward = Recorded(
     "attention_backward",
-    f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? mask, {HOW}) "
-    "-> (Tensor, Tensor, Tensor)",
+    f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {OTHERS}, {HOW}) -> (Tensor, Tensor, Tensor)",
     _backward,
     _empty_gradients,
     setup=_backward_setup,
@@ -196,15 +199,43 @@ def _scale(q: Tensor, how: How) -> float:
     return float(q.size(-1) ** -0.5) if how.scale is None else how.scale
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, how: How) -> tuple[Tensor, Tensor | None]:
+def _segments(starts: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row its sequence (from 1 on), and its place in that; of each sequence its length."""
+    edges = torch.nn.functional.pad(starts.long(), (1, 0))  # before the first sequence: number 0
+    edges = torch.cat((edges, edges.new_full((1,), rows))).clamp(0, rows)
+    at = torch.arange(rows, device=starts.device)
+    number = torch.searchsorted(edges[1:-1], at, right=True)
+    return number, at - edges[number], edges.diff()
+
+
+def _distances(queries: int, keys: int, how: How, query_starts: Tensor, key_starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Of packed sequences: how far a key stands after a query, and whether they are of one sequence."""
+    (i, at, m), (j, to, n) = _segments(query_starts, queries), _segments(key_starts, keys)
+    position = at + (n - m)[i] if how.align == "end" else at
+    same = (i[:, None] == j) & (j > 0) & (j < len(m) - 1)
+    return to - position[:, None], same
+
+
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    how: How,
+    mask: Tensor | None,
+    query_starts: Tensor | None = None,
+    key_starts: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """Scores, and the tanh of the softcap."""
     s, bent = _scale(q, how) * (q @ k.mT), None
     if how.softcap:
         bent = torch.tanh(s / how.softcap)
         s = how.softcap * bent
     m, n = s.shape[-2:]
-    at = torch.arange(n, device=s.device) - torch.arange(m, device=s.device)[:, None]
-    at = at - (n - m if how.align == "end" else 0)
+    if query_starts is not None and key_starts is not None:
+        at, same = _distances(m, n, how, query_starts, key_starts)
+        s = s.masked_fill(~same, -torch.inf)
+    else:
+        at = torch.arange(n, device=s.device) - torch.arange(m, device=s.device)[:, None]
+        at = at - (n - m if how.align == "end" else 0)
     right = 0 if how.causal else how.right
     if right is not None:
         s = s.masked_fill(at > right, -torch.inf)
@@ -225,7 +256,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: How) -> tu
     """out and lse, differentiable in everything."""
     group, dtype = q.size(2) // k.size(2), q.dtype
     q, k, v = (t.to(_wide(dtype)) for t in (q.transpose(1, 2), _repeated(k, group), _repeated(v, group)))
-    s, _ = _scores(q, k, mask, how)
+    s, _ = _scores(q, k, how, mask)
     return (_softmax(s) @ v).transpose(1, 2).to(dtype), s.detach().logsumexp(-1)
 
 
@@ -275,8 +306,57 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: How) -> t
     if mask is not None and mask.dtype == torch.bool and q.dtype == torch.float64:
         # No kernel takes a mask of bools for f64.
         mask = torch.where(mask, 0.0, -torch.inf).to(q.dtype)
-    found: tuple[Tensor, Tensor] = _attention(q, k, v, mask, *how)
+    found: tuple[Tensor, Tensor] = _attention(q, k, v, mask, None, None, *how)
     return found
+
+
+@replayed
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    align: Literal["start", "end"] = "end",
+    window_left: int | None = None,
+    window_right: int | None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """``attention`` of sequences of any lengths, packed one after the other without padding.
+
+    ``q`` (all queries, heads, width), ``k`` and ``v`` (all keys, key_heads, width; v's may differ). ``cu_seqlens_q``
+    and ``cu_seqlens_k`` (sequences + 1,) of i32 on the same device must not decrease, which is not checked: sequence s
+    has the queries from ``cu_seqlens_q[s]`` up to ``cu_seqlens_q[s + 1]``, and keys likewise; perhaps none. Rows of no
+    sequence give 0, lse -inf, and gradients of 0. Callers of other libraries may pass ``max_seqlen_q`` and
+    ``max_seqlen_k``, which are not needed and not read. The other arguments are as in ``attention``, within each
+    sequence.
+
+    Returns (all queries, heads, width of v) in q's dtype, and lse (heads, all queries) in f32 (f64 for f64), which has
+    no gradient. Differentiable in q, k and v any number of times; second derivatives are in plain torch, with memory
+    for the scores of all queries with all keys. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit.
+    """
+    name = "attention_varlen"
+    q, k, v = narrowed("scaled_dot_product_attention", q, k, v)
+    _check(name, q, k, v, None)
+    check_same_device(name, q, cu_seqlens_q, cu_seqlens_k)
+    for what, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != 3:
+            raise RuntimeError(f"{name}(): {what} must be (rows, heads, width), got {t.dim()} axes")
+    starts = (cu_seqlens_q, cu_seqlens_k)
+    if any(t.dtype != torch.int32 or t.dim() != 1 for t in starts) or not 0 < starts[0].numel() == starts[1].numel():
+        raise RuntimeError(
+            f"{name}(): expected cu_seqlens_q and cu_seqlens_k of i32 and one shape (sequences + 1,), but got "
+            f"{starts[0].dtype} {list(starts[0].shape)} and {starts[1].dtype} {list(starts[1].shape)}"
+        )
+    q, k, v = (t.unsqueeze(0) for t in (q, k, v))
+    _check_shapes(q, k, v)
+    out, lse = _attention(q, k, v, None, *starts, scale, causal, align, window_left, window_right, softcap)
+    return out.squeeze(0), lse.squeeze(0)
 
 
 @replayed

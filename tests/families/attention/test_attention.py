@@ -11,7 +11,7 @@ from proofs import run, target
 from torch.nn import functional
 
 import triplan as tp
-from triplan.testing import check_plan, check_refusals
+from triplan.testing import args_for, check_plan, check_refusals
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
 OPS = ("attention", "attention_backward")
@@ -29,6 +29,9 @@ CASES: dict[str, dict[str, Any]] = {
     "no key": {"keys": 0},
     "no query": {"queries": 0},
     "widths": {"head_dim": 40, "value_dim": 24},
+    "packed": {"batch": 1, "sequences": 4, "causal": True, "queries": 30, "keys": 40},
+    "packed, start": {"batch": 1, "sequences": 2, "align": "start", "window_left": 3, "softcap": 2.0},
+    "packed, tiles": {"batch": 1, "sequences": 3, "heads": 2, "queries": 200, "keys": 90},
     "several tiles": {"queries": 140, "keys": 150, "heads": 2, "causal": True, "window_left": 90},
 }
 PLACES = places("tiles")
@@ -59,7 +62,7 @@ def test_every_case(where: str, kernel: str | None, op: str, case: str) -> None:
             check_plan(required(desc, kernel, target(where)), runs=2, seed=number)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if "no" not in c])
+@pytest.mark.parametrize("case", [c for c in CASES if "no" not in c and "packed" not in c])
 def test_the_reference_is_torchs(case: str) -> None:
     """With a mask that says in so many words which keys a query sees."""
     desc = build("attention", "f64", **CASES[case])
@@ -88,6 +91,58 @@ def test_the_reference_is_torchs(case: str) -> None:
     else:
         out = functional.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
     torch.testing.assert_close(got["out"], out.transpose(1, 2))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_packed_sequences_are_those_that_stand_alone(where: str, kernel: str | None, op: str) -> None:
+    """Packed alone they have the same bits, padded the same values; rows of no sequence meet nothing."""
+    fields: dict[str, Any] = {"batch": 1, "causal": True, "window_left": 20}
+    desc = build(op, sequences=4, **fields | {"queries": 50, "keys": 80})
+    starts = {"query_starts": torch.tensor([3, 8, 8, 41, 45]), "key_starts": torch.tensor([0, 20, 31, 70, 70])}
+    given = vars(args_for(desc, given={name: t.int() for name, t in starts.items()}).host())
+    sides = {name: "key_starts" if name in ("k", "v", "dk", "dv") else "query_starts" for name in given}
+
+    def part(values: dict[str, Any], s: int) -> dict[str, Any]:
+        found = {}
+        for name, t in values.items():
+            if name in sides and isinstance(t, torch.Tensor) and t.dim() > 1:
+                first, end = starts[sides[name]][s : s + 2].tolist()
+                found[name] = t.narrow(2 if name == "lse" else 1, first, end - first).contiguous()
+        return found
+
+    def planned(**changes: Any) -> Any:
+        return required(desc.replace(**changes), kernel, target(where))
+
+    got = run(planned(), given)
+    for s in range(4):
+        own, inputs = part(got, s), part(given, s) | {"scale": given["scale"]}
+        m, n = inputs["q"].size(1), inputs["k"].size(1)
+        ends = {"query_starts": torch.tensor([0, m]).int(), "key_starts": torch.tensor([0, n]).int()}
+        alone = run(planned(sequences=1, queries=m, keys=n), inputs | ends)
+        for name, t in alone.items():
+            assert where == "cpu" or torch.equal(own[name], t)
+        torch.testing.assert_close(own, run(planned(sequences=None, queries=m, keys=n), inputs))
+    for name, t in got.items():
+        rest = torch.cat((t[:, :3], t[:, 45:]), 1) if name in ("out", "dq") else t[:, 70:]
+        assert not (rest if name != "lse" else torch.cat((t[..., :3], t[..., 45:]), -1).exp()).any()
+
+
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_starts_that_make_no_sense_touch_nothing_else(where: str, kernel: str | None) -> None:
+    """Beyond the rows, and decreasing: what lies around the operands stays as it is, and nothing faults."""
+    for op in OPS:
+        desc = build(op, batch=1, sequences=3)
+        wild = torch.tensor([2**31 - 1, -(2**31), 5, 1], dtype=torch.int32)
+        placed = args_for(desc, target(where).device_type)
+        placed.args.query_starts.copy_(wild)
+        placed.args.key_starts.copy_(wild.flip(0))
+        for region in placed.regions.values():
+            region.remember()
+        plan = required(desc, kernel, target(where))
+        if where != "cpu":
+            plan.run(placed.args, placed.workspace(plan))
+            placed.assert_intact()
 
 
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
@@ -165,6 +220,7 @@ def test_refusals(op: str) -> None:
         ({"mask": "i8"}, "mask"),
         ({"math": "f32"}, "math"),
         ({"softcap": -1.0}, "softcap"),
+        ({"sequences": 2}, "batch = 1"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -182,6 +238,7 @@ def test_fields_that_make_no_sense(change: dict[str, Any], message: str) -> None
         ("wgmma", {"softcap": 1.0, "element": "bf16"}, "softcap"),
         ("wgmma", {"window_left": 1, "element": "bf16"}, "window"),
         ("wgmma", {"head_dim": 20, "element": "bf16"}, "20 elements"),
+        ("wgmma", {"batch": 1, "sequences": 2, "element": "bf16"}, "packed"),
         ("wgmma", {"keys": 0, "element": "bf16"}, "no keys"),
     ],
 )

@@ -1,4 +1,4 @@
-"""attention and scaled_dot_product_attention: torch's results and gradients, opcheck, torch.compile."""
+"""attention, packed or not, and scaled_dot_product_attention: torch's results and gradients, opcheck, compile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 import triplan as tp
-from triplan.functional import attention, scaled_dot_product_attention
+from triplan.functional import attention, attention_varlen, scaled_dot_product_attention
 
 Q, K = (2, 4, 5, 8), (2, 4, 7, 8)
 THREE = torch.zeros(2, 3, 7, 8)
@@ -62,12 +62,47 @@ def test_gradient_of_a_mask() -> None:
     torch.autograd.gradcheck(lambda q, k, v, m: attention(q, k, v, mask=m)[0], given)
 
 
+#: Starts of queries and keys: a row of none at either end, no query, no key, more queries than keys.
+STARTS = torch.tensor([[1, 3, 3, 5, 9, 10], [0, 4, 6, 6, 8, 8]], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["causal, capped", "window"])
+def test_packed_sequences(options: dict[str, Any], device: str) -> None:
+    """Each as it is alone, with its gradients and their derivatives; rows of none give 0."""
+    q, k, v = given = drawn((11, 2, 4), (9, 1, 4), (9, 1, 3), device=device)
+    starts = STARTS.to(device)
+    out, lse = attention_varlen(q, k, v, *starts, **options)
+    outs, lses = torch.zeros_like(out).detach(), torch.full_like(lse, -torch.inf)
+    for (a, b), (c, d) in zip(STARTS.T[:-1].tolist(), STARTS.T[1:].tolist(), strict=True):
+        rows = torch.arange(a, c, device=device)
+        alone, own = attention(q[None, a:c], k[None, b:d], v[None, b:d], **options)
+        outs, lses = outs.index_copy(0, rows, alone[0]), lses.index_copy(1, rows, own[0])
+    torch.testing.assert_close((out, lse), (outs, lses))
+    firsts = [torch.autograd.grad(t.square().sum(), given, create_graph=True) for t in (out, outs)]
+    torch.testing.assert_close(*firsts)
+    seconds = [torch.autograd.grad(sum(g.square().sum() for g in first), given) for first in firsts]
+    torch.testing.assert_close(*seconds)
+
+
+def test_packed_sequences_check_and_compile(device: str, fresh_compiler: None) -> None:
+    q, k, v = given = drawn((11, 4, 8), (9, 2, 8), (9, 2, 6), dtype=torch.float32, device=device)
+    starts = STARTS.to(device)
+    how = (None, *starts, 0.5, True, "end", 3, None, 0.0)
+    torch.library.opcheck(torch.ops.triplan.attention.default, (q[None], k[None], v[None], *how))
+    call = torch.compile(lambda *t: attention_varlen(*t, causal=True)[0], fullgraph=True)
+    torch.testing.assert_close(call(*given, *starts), attention_varlen(*given, *starts, causal=True)[0])
+    with pytest.raises(RuntimeError, match="i32"):
+        attention_varlen(q, k, v, *starts.long())
+    with pytest.raises(RuntimeError, match="rows, heads"):
+        attention_varlen(q[None], k, v, *starts)
+
+
 def test_opcheck_and_compile(device: str, fresh_compiler: None) -> None:
     q, k, v = given = drawn((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6), dtype=torch.float32, device=device)
-    how = (0.5, True, "end", 3, None, 0.0)
-    torch.library.opcheck(torch.ops.triplan.attention.default, (q, k, v, None, *how))
+    how = (None, None, None, 0.5, True, "end", 3, None, 0.0)
+    torch.library.opcheck(torch.ops.triplan.attention.default, (q, k, v, *how))
     out, lse = attention(q.detach(), k.detach(), v.detach())
-    rest = (out, q.detach(), k.detach(), v.detach(), out, lse, None, None, False, "end", None, None, 0.0)
+    rest = (out, q.detach(), k.detach(), v.detach(), out, lse, None, None, None, None, False, "end", None, None, 0.0)
     torch.library.opcheck(torch.ops.triplan.attention_backward.default, rest)
     call = torch.compile(lambda *t: attention(*t, causal=True)[0], fullgraph=True)
     torch.testing.assert_close(call(*given), attention(*given, causal=True)[0])

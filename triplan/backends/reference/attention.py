@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from triplan.sku import ElementKind, PrecisionGuarantee
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 Tensors = Mapping[str, Any]
+#: Operands (batch, row, head, element) that are read.
+_BY_ROW = ("q", "k", "v", "dout", "out")
 
 
 def _scale(desc: AttendingDescriptor, x: Tensors) -> float:
@@ -81,6 +85,47 @@ def _grouped(desc: AttentionBackwardDescriptor, t: Tensor) -> Tensor:
     return found
 
 
+# --- packed sequences ---
+
+
+def _sequences(desc: AttendingDescriptor, x: Tensors) -> list[tuple[slice, slice]]:
+    """Queries and keys that meet, in order: those of each sequence; those before and after meet nothing."""
+    each = []
+    for name, rows in (("query_starts", desc.queries), ("key_starts", desc.keys)):
+        starts = x[name].clamp(0, rows).cummax(0).values.tolist()
+        each.append([slice(a, b) for a, b in pairwise([0, *starts, rows])])
+    (before, *queries, after), (early, *keys, late) = each
+    none = slice(0, 0)
+    ends = ((before, none), (none, early)), ((after, none), (none, late))
+    return [*ends[0], *zip(queries, keys, strict=True), *ends[1]]
+
+
+def _by_sequence(compute: Callable[[Any, Tensors, Any], Tensors]) -> Callable[[Any, Tensors], Tensors]:
+    """``compute(desc, x, whole)`` of each sequence alone, ``whole`` being the descriptor of all."""
+
+    @wraps(compute)
+    def computed(desc: Any, x: Tensors) -> Tensors:
+        if desc.sequences is None:
+            return compute(desc, x, desc)
+        parts = []
+        for queries, keys in _sequences(desc, x):
+            m, n = queries.stop - queries.start, keys.stop - keys.start
+            own = {name: t[:, keys if name in "kv" else queries] for name, t in x.items() if name in _BY_ROW}
+            own |= {"scale": x.get("scale")} | ({"lse": x["lse"][..., queries]} if "lse" in x else {})
+            parts.append(compute(desc.replace(sequences=None, queries=m, keys=n, layouts={}), own, desc))
+        return {name: torch.cat([p[name] for p in parts], 2 if name == "lse" else 1) for name in parts[0]}
+
+    return computed
+
+
+def _starts(desc: AttendingDescriptor, x: Tensors) -> Tensors:
+    """Drawn starts in the range and in order: sequences of all lengths, and rows of none."""
+    if desc.sequences is None:
+        return {}
+    rows = {"query_starts": desc.queries, "key_starts": desc.keys}
+    return {name: (x[name] % (n + 1)).sort().values for name, n in rows.items()}
+
+
 # --- what checks must know ---
 
 
@@ -93,17 +138,19 @@ def _magnitude(desc: AttendingDescriptor, x: Tensors) -> Tensor:
     return found.masked_fill(~_visible(desc, x) | (found == torch.inf), 0)
 
 
-def _terms(desc: AttentionDescriptor, x: Tensors) -> Tensors:
+@_by_sequence
+def _terms(desc: AttentionDescriptor, x: Tensors, whole: AttentionDescriptor) -> Tensors:
     s, _ = _scores(desc, x)
     p, lse = _softmax(s)
     most = _magnitude(desc, x).amax(-1, keepdim=True) if desc.keys else s.sum(-1, keepdim=True)
-    known = errors(desc, "out")
+    known = errors(whole, "out")
     each = p * (1 + 2 * known.weight * most) + known.lost / known.of_terms * s.isfinite()
     out = each @ _by_head(desc, x["v"].abs())
     return {"out": out.transpose(1, 2), "lse": 1 + most.squeeze(-1) + lse.masked_fill(lse == -torch.inf, 0).abs()}
 
 
-def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
+@_by_sequence
+def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors, whole: AttentionBackwardDescriptor) -> Tensors:
     dout, out = x["dout"].transpose(1, 2), x["out"].transpose(1, 2)
     s, bent = _scores(desc, x)
     p, seen = _probabilities(s, x["lse"]), s.isfinite()
@@ -112,12 +159,12 @@ def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
     b = dout.abs() @ _by_head(desc, x["v"].abs()).mT + (dout * out).abs().sum(-1, keepdim=True)
 
     def of_ds(name: str) -> Tensor:
-        known = errors(desc, name)
+        known = errors(whole, name)
         lost = known.lost / known.of_terms
-        whole: Tensor = ds + ((known.share + 2 * known.weight * size) * p + lost * seen) * b + lost * seen
-        return whole * abs(_scale(desc, x))
+        found: Tensor = ds + ((known.share + 2 * known.weight * size) * p + lost * seen) * b + lost * seen
+        return found * abs(_scale(desc, x))
 
-    known = errors(desc, "dv")
+    known = errors(whole, "dv")
     of_p = p * (1 + 2 * known.weight * size) + known.lost / known.of_terms * seen
     return {
         "dq": (of_ds("dq") @ _by_head(desc, x["k"].abs())).transpose(1, 2),
@@ -126,12 +173,18 @@ def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
     }
 
 
+@_by_sequence
+def _attend(desc: AttendingDescriptor, x: Tensors, _: Any) -> Tensors:
+    p, lse = _softmax(_scores(desc, x)[0])
+    return {"out": (p @ _by_head(desc, x["v"])).transpose(1, 2), "lse": lse}
+
+
 def _results(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
     """``out`` and ``lse`` are results of the forward op."""
+    starts = _starts(desc, x)
     wide = {name: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for name, t in x.items()}
-    p, lse = _softmax(_scores(desc, wide)[0])
-    out = (p @ _by_head(desc, wide["v"])).transpose(1, 2)
-    return {"out": out.contiguous().to(x["out"].dtype), "lse": lse.to(x["lse"].dtype)}
+    found = _attend(desc, {**wide, **starts})
+    return {"out": found["out"].contiguous().to(x["out"].dtype), "lse": found["lse"].to(x["lse"].dtype), **starts}
 
 
 # --- ops ---
@@ -146,11 +199,10 @@ def _on_the_cpu(desc: AttendingDescriptor) -> Mapping[str, PrecisionGuarantee]:
     op="attention",
     elements=FLOATS,
     guarantee=_on_the_cpu,
-    checks=CheckRules(_terms, passes=("unit",), signed=True),
+    checks=CheckRules(_terms, _starts, ("unit",), signed=True),
 )
 def attention(desc: AttentionDescriptor, x: Tensors) -> Tensors:
-    p, lse = _softmax(_scores(desc, x)[0])
-    return {"out": (p @ _by_head(desc, x["v"])).transpose(1, 2), "lse": lse}
+    return _attend(desc, x)
 
 
 @reference(
@@ -159,7 +211,8 @@ def attention(desc: AttentionDescriptor, x: Tensors) -> Tensors:
     guarantee=_on_the_cpu,
     checks=CheckRules(_backward_terms, _results, ("unit",), signed=True),
 )
-def attention_backward(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
+@_by_sequence
+def attention_backward(desc: AttentionBackwardDescriptor, x: Tensors, _: Any) -> Tensors:
     s, bent = _scores(desc, x)
     p = _probabilities(s, x["lse"])
     ds = _slopes(desc, x, p, bent) * _scale(desc, x)

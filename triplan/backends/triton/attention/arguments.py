@@ -91,19 +91,24 @@ def arguments(desc: AttendingDescriptor, names: Sequence[str]) -> dict[str, Arg]
     for name in names:
         o = desc.operand(name)
         args |= {name: pointer(o), f"{name}_strides": strides(o)}
-    mask = next((o for o in desc.operands() if o.name == "mask"), None)
+    others = {o.name: o for o in desc.operands() if o.name in ("mask", "query_starts", "key_starts")}
+    for name in ("mask", "query_starts", "key_starts"):
+        args[name] = pointer(others[name]) if name in others else None
+    for name in ("query_starts", "key_starts"):
+        any_stride = name in others and not others[name].layout.packed
+        args[f"{name}_stride"] = Stride(name, 0) if any_stride else None
     whole = desc.queries + desc.keys
     return {
         **args,
-        "mask": None if mask is None else pointer(mask),
-        "mask_strides": None if mask is None else strides(mask),
+        "mask_strides": strides(others["mask"]) if "mask" in others else None,
         "scale": Scalar("scale", desc.element.compute, desc.head_dim**-0.5),
         "softcap": Float(desc.softcap, desc.element.compute),
         "queries": Int(desc.queries),
         "keys": Int(desc.keys),
         "heads": Int(desc.heads),
         "group": Int(desc.group),
-        "shift": Int(desc.shift),
+        "sequences": None if desc.sequences is None else Int(desc.sequences),
+        "shift": None if desc.sequences is not None else Int(desc.shift),
         "left": Int(min(desc.window_left or 0, whole)),
         "right": Int(min(desc.right or 0, whole)),
     }
@@ -123,10 +128,21 @@ def constants(desc: AttendingDescriptor, tile: Tile) -> dict[str, object]:
         "MASK": None if desc.mask is None else "bool" if desc.mask is ElementKind.BOOL else "float",
         "LEFT": desc.window_left is not None,
         "RIGHT": desc.right is not None,
+        "PACKED": None if desc.sequences is None else desc.align,
         "UNIT": 1.0 if compute is ElementKind.F64 else LOG2_E,
         "PRECISION": "tf32" if desc.multiplicands is MathPrecision.TF32 else "ieee",
         "ACC": TL[compute],
     }
+
+
+def tiles_of_rows(desc: AttendingDescriptor, rows: int, tile: int) -> int:
+    """Tiles of one head; of packed sequences as ``packed_tiles`` of the kernels counts them."""
+    return math.ceil(rows / tile) if desc.sequences is None else rows // tile + desc.sequences + 2
+
+
+def has_edge(desc: AttendingDescriptor, tile: Tile) -> bool:
+    """Whether a tile of keys may end beyond the keys."""
+    return desc.sequences is not None or desc.keys % tile.keys > 0
 
 
 def supports(desc: D, programs_of: Callable[[D], int]) -> Support:
@@ -137,20 +153,25 @@ def supports(desc: D, programs_of: Callable[[D], int]) -> Support:
         return Support.no("takes a mask of f64 for f64: Triton's compiler fails where a bool decides an operand of f64")
     if max(desc.queries, desc.keys) >= MOST_LENGTH:
         return Support.no(f"{desc.queries} queries and {desc.keys} keys; it counts fewer than {MOST_LENGTH}")
+    if (desc.sequences or 0) >= MOST_LENGTH:
+        return Support.no(f"{desc.sequences} sequences; it counts fewer than {MOST_LENGTH}")
     if (programs := programs_of(desc)) >= 2**31:
         return Support.no(f"{programs} programs; a grid holds fewer than 2**31")
     return SUPPORTED
 
 
 def pairs(desc: AttendingDescriptor) -> float:
-    """Pairs of a query and a key that it sees, of one head of one sequence, without the mask."""
-    every = desc.queries * desc.keys
+    """Pairs of a query and a key that it sees, of one head of a batch's entry, without the mask.
+
+    Packed sequences are taken to be of one length.
+    """
+    every = desc.queries * desc.keys / max(desc.sequences or 1, 1)
     if desc.right is None and desc.window_left is None:
         return every
     # Bounded on one side: about half of all pairs. With few keys most queries may see all of them.
     if desc.window_left is None or desc.right is None:
         return max(every / 2, 1.0) if desc.queries <= 2 * desc.keys else every
-    return min(float(every), desc.queries * (desc.window_left + desc.right + 1.0))
+    return min(every, desc.queries * (desc.window_left + desc.right + 1.0))
 
 
 def cost_us(desc: AttendingDescriptor, target: Target, products: int, rate: float, tile: int) -> float:

@@ -63,6 +63,50 @@ def store_tile(pointer, strides, row, rows, value, WIDTH: tl.constexpr, BLOCK: t
 
 
 @triton.jit
+def _bounds(starts, stride, segment, sequences, rows, OUTER: tl.constexpr):
+    """First row and end of ``segment``: segment s + 1 is sequence s, the first and the last have the rows of none.
+
+    These are empty without OUTER. Starts are clamped: whatever they are, no row outside of the operand is touched.
+    """
+    at = starts + (segment - 1) * (1 if stride is None else stride)
+    first = tl.load(at, mask=(segment > 0) & (segment < sequences + 2), other=0)
+    after = at + (1 if stride is None else stride)
+    end = tl.load(after, mask=segment <= sequences, other=rows)
+    first, end = tl.minimum(tl.maximum(first, 0), rows), tl.minimum(tl.maximum(end, 0), rows)
+    if not OUTER:
+        end = tl.where((segment > 0) & (segment <= sequences), end, first)
+    return first, tl.maximum(end, first)
+
+
+@triton.jit
+def packed_tiles(rows, sequences, BLOCK: tl.constexpr):
+    """Tiles of BLOCK rows that ``packed_tile`` numbers; some may be empty. The host counts the same."""
+    return rows // BLOCK + sequences + 2
+
+
+@triton.jit
+def packed_tile(tile, starts, stride, rows, others, other_stride, other_rows, sequences, BLOCK: tl.constexpr):
+    """Which BLOCK rows tile number ``tile`` has: (offset of the segment's rows, first row within it, its rows, offset
+    of the rows on the other side, their number). ``starts`` divide ``rows``, ``others`` ``other_rows``.
+
+    The segment that begins at row r, as the i-th, has its first tile at r // BLOCK + i. So none has a tile of another:
+    ceil(n / BLOCK) <= (r + n) // BLOCK - r // BLOCK + 1. A tile beyond the segment's rows meets none of the other side.
+    """
+    STEP: tl.constexpr = 128
+    before = 0
+    for at in range(0, sequences + 2, STEP):
+        segment = at + tl.arange(0, STEP)
+        first, _ = _bounds(starts, stride, segment, sequences, rows, True)
+        before += tl.sum(((segment < sequences + 2) & (first // BLOCK + segment <= tile)).to(tl.int32), 0)
+    segment = before - 1
+    offset, end = _bounds(starts, stride, segment, sequences, rows, True)
+    other, other_end = _bounds(others, other_stride, segment, sequences, other_rows, False)
+    first = tl.maximum(tile - offset // BLOCK - segment, 0) * BLOCK  # below 0 only if starts decrease
+    own = end - offset
+    return offset, first, own, other, tl.where(first < own, other_end - other, 0)
+
+
+@triton.jit
 def keys_of(first, last, keys, shift, left, right, BLOCK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
     """The range of keys that some query from ``first`` to ``last`` sees, from a multiple of BLOCK on.
 

@@ -5,8 +5,6 @@ The tile does not depend on the batch, the heads or the number of queries: a row
 
 from __future__ import annotations
 
-import math
-
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.attention import arguments
@@ -17,7 +15,9 @@ from triplan.backends.triton.attention.arguments import (
     arithmetic,
     constants,
     cost_us,
+    has_edge,
     padded_width,
+    tiles_of_rows,
 )
 from triplan.backends.triton.attention.guarantees import guarantee
 from triplan.backends.triton.attention.tiles_kernels import attention_tiles_kernel
@@ -41,7 +41,7 @@ def tile_of(desc: AttendingDescriptor) -> Tile:
 
 
 def programs_of(desc: AttentionDescriptor) -> int:
-    return math.ceil(desc.queries / tile_of(desc).queries) * desc.batch * desc.heads
+    return tiles_of_rows(desc, desc.queries, tile_of(desc).queries) * desc.batch * desc.heads
 
 
 def supports(desc: AttentionDescriptor, target: Target) -> Support:
@@ -57,7 +57,8 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
 def numerics(desc: AttendingDescriptor) -> str:
     """All that the bits of a row depend on, besides what it and its keys hold."""
     edges = "".join("-" if side is None else "w" for side in (desc.window_left, desc.right))
-    widths = f"{desc.head_dim}.{desc.values}.{desc.keys % tile_of(desc).keys > 0:d}"
+    edge = "packed" if desc.sequences is not None else f"{has_edge(desc, tile_of(desc)):d}"
+    widths = f"{desc.head_dim}.{desc.values}.{edge}"
     return f"{desc.op}-tiles.{desc.element}.{desc.multiplicands}.{widths}.{edges}.{desc.softcap}.{desc.mask}.v1"
 
 
@@ -81,7 +82,7 @@ def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
             attention_tiles_kernel,
             programs_of(desc),
             arguments.arguments(desc, ("q", "k", "v", "out", "lse")),
-            {**constants(desc, tile), "EDGE": desc.keys % tile.keys > 0},
+            {**constants(desc, tile), "EDGE": has_edge(desc, tile)},
             num_warps=tile.warps,
             num_stages=tile.stages,
             max_registers=card.MAX_THREAD_REGISTERS,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.attention import arguments
@@ -14,7 +12,9 @@ from triplan.backends.triton.attention.arguments import (
     arithmetic,
     constants,
     cost_us,
+    has_edge,
     padded_width,
+    tiles_of_rows,
 )
 from triplan.backends.triton.attention.guarantees import guarantee
 from triplan.backends.triton.attention.tiles import numerics
@@ -55,8 +55,8 @@ def tiles_of(desc: AttentionBackwardDescriptor) -> tuple[Tile, Tile]:
 def programs_of(desc: AttentionBackwardDescriptor) -> tuple[int, int]:
     of_queries, of_keys = tiles_of(desc)
     return (
-        math.ceil(desc.queries / of_queries.queries) * desc.batch * desc.heads,
-        math.ceil(desc.keys / of_keys.keys) * desc.batch * desc.key_heads,
+        tiles_of_rows(desc, desc.queries, of_queries.queries) * desc.batch * desc.heads,
+        tiles_of_rows(desc, desc.keys, of_keys.keys) * desc.batch * desc.key_heads,
     )
 
 
@@ -104,7 +104,7 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
                 attention_dq_kernel,
                 programs_of(desc)[0],
                 {**args, **delta},
-                {**constants(desc, of_queries), "EDGE": desc.keys % of_queries.keys > 0},
+                {**constants(desc, of_queries), "EDGE": has_edge(desc, of_queries)},
                 num_warps=of_queries.warps,
                 num_stages=of_queries.stages,
                 max_registers=card.MAX_THREAD_REGISTERS,

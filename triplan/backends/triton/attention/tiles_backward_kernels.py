@@ -15,6 +15,8 @@ from triplan.backends.triton.attention.shared_kernels import (
     head_pointer,
     keys_of,
     load_tile,
+    packed_tile,
+    packed_tiles,
     queries_of,
     scores_of,
     store_tile,
@@ -46,6 +48,8 @@ def attention_dq_kernel(
     dq,
     delta,
     mask,
+    query_starts,
+    key_starts,
     scale,
     dout_strides,
     q_strides,
@@ -56,10 +60,13 @@ def attention_dq_kernel(
     dq_strides,
     delta_strides,
     mask_strides,
+    query_starts_stride,
+    key_starts_stride,
     queries,
     keys,
     heads,
     group,
+    sequences,
     softcap,
     shift,
     left,
@@ -74,6 +81,7 @@ def attention_dq_kernel(
     MASK: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
     EDGE: tl.constexpr,
     UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -85,10 +93,26 @@ def attention_dq_kernel(
     are like ``out`` and ``q``, ``delta`` like ``lse``.
     """
     tiles = tl.cdiv(queries, BLOCK_Q)
+    if PACKED is not None:
+        tiles = packed_tiles(queries, sequences, BLOCK_Q)
     program = tl.program_id(0)
     first = (tiles - 1 - program % tiles) * BLOCK_Q
     batch = program // tiles // heads
     head = program // tiles % heads
+    if PACKED is not None:
+        tile = tiles - 1 - program % tiles
+        queries_at, first, queries, keys_at, keys = packed_tile(
+            tile, query_starts, query_starts_stride, queries, key_starts, key_starts_stride, keys, sequences, BLOCK_Q
+        )
+        shift = keys - queries if PACKED == "end" else 0
+        dout += queries_at.to(tl.int64) * dout_strides[2]
+        q += queries_at.to(tl.int64) * q_strides[2]
+        k += keys_at.to(tl.int64) * k_strides[2]
+        v += keys_at.to(tl.int64) * v_strides[2]
+        out += queries_at.to(tl.int64) * out_strides[2]
+        lse += queries_at.to(tl.int64) * lse_strides[2]
+        dq += queries_at.to(tl.int64) * dq_strides[2]
+        delta += queries_at.to(tl.int64) * delta_strides[2]
     query = first + tl.arange(0, BLOCK_Q)
     k = head_pointer(k, k_strides, batch, head // group)
     v = head_pointer(v, v_strides, batch, head // group)
@@ -147,6 +171,8 @@ def attention_dkdv_kernel(
     dv,
     delta,
     mask,
+    query_starts,
+    key_starts,
     scale,
     dout_strides,
     q_strides,
@@ -157,10 +183,13 @@ def attention_dkdv_kernel(
     dv_strides,
     delta_strides,
     mask_strides,
+    query_starts_stride,
+    key_starts_stride,
     queries,
     keys,
     heads,
     group,
+    sequences,
     softcap,
     shift,
     left,
@@ -175,6 +204,7 @@ def attention_dkdv_kernel(
     MASK: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
     UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
@@ -185,11 +215,27 @@ def attention_dkdv_kernel(
     are 0 in q and dout, and their p is 0. Operands as in ``attention_dq_kernel``.
     """
     tiles = tl.cdiv(keys, BLOCK_K)
+    if PACKED is not None:
+        tiles = packed_tiles(keys, sequences, BLOCK_K)
     program = tl.program_id(0)
     # With a causal mask, the first keys are seen by the most queries.
     first = program % tiles * BLOCK_K
     batch = program // tiles // (heads // group)
     own = program // tiles % (heads // group)
+    if PACKED is not None:
+        tile = program % tiles
+        keys_at, first, keys, queries_at, queries = packed_tile(
+            tile, key_starts, key_starts_stride, keys, query_starts, query_starts_stride, queries, sequences, BLOCK_K
+        )
+        shift = keys - queries if PACKED == "end" else 0
+        dout += queries_at.to(tl.int64) * dout_strides[2]
+        q += queries_at.to(tl.int64) * q_strides[2]
+        k += keys_at.to(tl.int64) * k_strides[2]
+        v += keys_at.to(tl.int64) * v_strides[2]
+        lse += queries_at.to(tl.int64) * lse_strides[2]
+        dk += keys_at.to(tl.int64) * dk_strides[2]
+        dv += keys_at.to(tl.int64) * dv_strides[2]
+        delta += queries_at.to(tl.int64) * delta_strides[2]
     key = first + tl.arange(0, BLOCK_K)
     y = load_tile(head_pointer(k, k_strides, batch, own), k_strides, key, keys, HEAD, BLOCK_D, False)
     z = load_tile(head_pointer(v, v_strides, batch, own), v_strides, key, keys, VALUE, BLOCK_V, False)

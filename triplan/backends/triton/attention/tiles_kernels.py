@@ -17,6 +17,8 @@ from triplan.backends.triton.attention.shared_kernels import (
     keys_of,
     load_tile,
     logarithm,
+    packed_tile,
+    packed_tiles,
     scores_of,
     store_tile,
 )
@@ -31,6 +33,8 @@ def attention_tiles_kernel(
     out,
     lse,
     mask,
+    query_starts,
+    key_starts,
     scale,
     q_strides,
     k_strides,
@@ -38,10 +42,13 @@ def attention_tiles_kernel(
     out_strides,
     lse_strides,
     mask_strides,
+    query_starts_stride,
+    key_starts_stride,
     queries,
     keys,
     heads,
     group,
+    sequences,
     softcap,
     shift,
     left,
@@ -56,6 +63,7 @@ def attention_tiles_kernel(
     MASK: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
     EDGE: tl.constexpr,
     UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -65,14 +73,28 @@ def attention_tiles_kernel(
 
     ``q``, ``k``, ``v``, ``out`` (batch, row, head, HEAD or VALUE) of f16, bf16, f32 or f64; ``lse`` (batch, head,
     query), and the arithmetic, in ACC; ``mask`` (batch, head, query, key) or None. Strides are (batch, head, row,
-    element), the last None for 1. The others: see ``scores_of``.
+    element), the last None for 1. PACKED: None, or where a sequence's first query stands, "start" or "end"; see
+    ``packed_tile``. The others: see ``scores_of``.
     """
     tiles = tl.cdiv(queries, BLOCK_Q)
+    if PACKED is not None:
+        tiles = packed_tiles(queries, sequences, BLOCK_Q)
     program = tl.program_id(0)
     # With a causal mask, the last tile has the most keys: programs start with the longest.
     first = (tiles - 1 - program % tiles) * BLOCK_Q
     batch = program // tiles // heads
     head = program // tiles % heads
+    if PACKED is not None:
+        tile = tiles - 1 - program % tiles
+        queries_at, first, queries, keys_at, keys = packed_tile(
+            tile, query_starts, query_starts_stride, queries, key_starts, key_starts_stride, keys, sequences, BLOCK_Q
+        )
+        shift = keys - queries if PACKED == "end" else 0
+        q += queries_at.to(tl.int64) * q_strides[2]
+        k += keys_at.to(tl.int64) * k_strides[2]
+        v += keys_at.to(tl.int64) * v_strides[2]
+        out += queries_at.to(tl.int64) * out_strides[2]
+        lse += queries_at.to(tl.int64) * lse_strides[2]
     query = first + tl.arange(0, BLOCK_Q)
     q = head_pointer(q, q_strides, batch, head)
     k = head_pointer(k, k_strides, batch, head // group)

@@ -83,6 +83,7 @@ def supports(desc: AttendingDescriptor) -> Support:
     """Whether the kernels have what is asked for, and TMA can read and write the operands."""
     asked = {"a softcap": desc.softcap > 0, "a mask": desc.mask is not None}
     asked["a window"] = desc.window_left is not None or desc.window_right is not None
+    asked["packed sequences"] = desc.sequences is not None
     if missing := next((name for name, on in asked.items() if on), ""):
         return Support.no(f"has no {missing.removeprefix('a ')}")
     if max(desc.head_dim, desc.values) > 128:
