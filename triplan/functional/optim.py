@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ MAX_BOUND = 8
 
 
 class ListStep:
-    """One step of a list of parameters, for as long as the list and its states stay.
+    """One step of a list of parameters, for as long as the list and its states stay where they are.
 
     On a GPU the addresses are bound (``Plan.bind``), so that a step with addresses that are known is two launches. The
     numbers lie on the device, and are written when they change.
@@ -56,25 +57,19 @@ class ListStep:
         While a stream is captured: two launches if a step with these addresses was made before, otherwise also some for
         each tensor, which write the tables. Raises ``Unsupported`` if the numbers are not those of the step before.
         """
-        self._write(numbers)
-        given: dict[str, Any] = {}
-        if grad_scale is not None or found_inf is not None:
-            if self._one is None:
-                self._one = torch.tensor([1.0, 0.0], device=self.device)
-            given = {
-                "grad_scale": self._one[:1] if grad_scale is None else self._as_f32(grad_scale),
-                "found_inf": self._one[1:] if found_inf is None else self._as_f32(found_inf),
-            }
+        given = self._scales(grad_scale, found_inf)
         args = self._kind.args_type(grad=grads, hyper=self.hyper, **self._operands, **given)
         if self.device.type != "cuda":
+            self._write(numbers)
             plan, workspace = self._plan(args)
             plan.run(args, workspace)
             return
-        key = tuple([t.data_ptr() for t in (*self._operands["param"], *grads, *given.values())])
+        key = self._key(grads, given)
         call = self._bound.get(key)
         if call is None:
             plan, _ = self._plan(args)
             if torch.cuda.is_current_stream_capturing():
+                self._write(numbers)
                 # The graph writes its tables anew in each replay.
                 workspace = Workspace.allocate(plan, self.device) if plan.workspace_size() else None
                 self._captured.append(workspace)
@@ -83,9 +78,33 @@ class ListStep:
             call = self._bound[key] = plan.locate(args)
             if len(self._bound) > MAX_BOUND:
                 self._bound.popitem(last=False)
+        self._repeat(call, numbers)
+
+    def known(
+        self, grads: Sequence[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> Callable[[Sequence[float | Tensor]], None] | None:
+        """What makes a step with these gradients, given the numbers, if their addresses are known; else None."""
+        call = self._bound.get(self._key(grads, self._scales(grad_scale, found_inf)))
+        return None if call is None else partial(self._repeat, call)
+
+    def _repeat(self, call: BoundRun, numbers: Sequence[float | Tensor]) -> None:
+        self._write(numbers)
         if torch.cuda.is_current_stream_capturing():
             self._captured.append(call)
         call()
+
+    def _key(self, grads: Sequence[Tensor], given: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return tuple(map(Tensor.data_ptr, (*grads, *given.values())))
+
+    def _scales(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> dict[str, Tensor]:
+        if grad_scale is None and found_inf is None:
+            return {}
+        if self._one is None:
+            self._one = torch.tensor([1.0, 0.0], device=self.device)
+        return {
+            "grad_scale": self._one[:1] if grad_scale is None else self._as_f32(grad_scale),
+            "found_inf": self._one[1:] if found_inf is None else self._as_f32(found_inf),
+        }
 
     def _as_f32(self, t: Tensor) -> Tensor:
         return t.detach().to(self.device, torch.float32, non_blocking=True).reshape(1)

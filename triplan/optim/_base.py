@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, overload
 
 import torch
@@ -21,6 +23,80 @@ def check_range(name: str, value: Any, below: float | None = None) -> None:
     """Raise ``ValueError`` unless 0 <= value (< ``below``), as torch does."""
     if not value >= 0.0 or (below is not None and value >= below):
         raise ValueError(f"Invalid {name}: {value}")
+
+
+class _Known:
+    """What a step of one group found, for the next one: it holds if nothing but the contents of tensors changed.
+
+    Each check is one pass over all tensors, in C where possible: to look at each property of each of thousands takes the
+    host longer than the step takes the device.
+    """
+
+    def __init__(
+        self, optimizer: ListOptimizer, group: dict[str, Any], parts: list[tuple[ListStep, list[Tensor]]]
+    ) -> None:
+        """``parts``: the lists that are updated together, and their parameters."""
+        self.options, self.params = optimizer.options(group), list(group["params"])
+        at = {id(p): i for i, p in enumerate(self.params)}
+        self.parts = [(step, [at[id(p)] for p in params]) for step, params in parts]
+        self.updated = [p for _, params in parts for p in params]
+        self.states = [optimizer.state[p] for p in self.updated]
+        self.values = self._values()
+        self.addresses = self._addresses()
+        self.grads = self._kinds([p.grad for p in self.params])
+
+    @classmethod
+    def of(
+        cls, optimizer: ListOptimizer, group: dict[str, Any], parts: list[tuple[ListStep, list[Tensor]]]
+    ) -> _Known | None:
+        """None where a step needs more than addresses: of gradients that do not lie as parameters do."""
+        plain = all(packed(_grad(p), p).data_ptr() == _grad(p).data_ptr() for _, params in parts for p in params)
+        return cls(optimizer, group, parts) if plain else None
+
+    def _values(self) -> list[Any]:
+        return list(chain.from_iterable(map(dict.values, self.states)))
+
+    def _addresses(self) -> list[int]:
+        return list(map(Tensor.data_ptr, chain(self.updated, self.values)))
+
+    @staticmethod
+    def _kinds(grads: list[Tensor | None]) -> list[Any]:
+        given = [g for g in grads if g is not None]
+        try:
+            strides = list(map(Tensor.stride, given))
+        except RuntimeError:  # sparse tensors have none
+            strides = None
+        return [[g is None for g in grads], [g.dtype for g in given], strides]
+
+    def step(self, optimizer: ListOptimizer, group: dict[str, Any], scale: Tensor | None, found: Tensor | None) -> bool:
+        """Make the step if it is the one that was made before; whether it is."""
+        if self.options != optimizer.options(group) or not _same(group["params"], self.params):
+            return False
+        if not _same(map(optimizer.state.get, self.updated), self.states) or not _same(self._values(), self.values):
+            return False
+        grads: list[Any] = [p.grad for p in self.params]
+        if self._kinds(grads) != self.grads or self._addresses() != self.addresses:
+            return False
+        calls = []
+        for step, at in self.parts:
+            own = [grads[i] for i in at]
+            if step.device.type == "cuda":
+                call = step.known(own, scale, found)
+            else:
+                own = [packed(g, self.params[i]) for g, i in zip(own, at, strict=True)]
+                call = partial(step, own, grad_scale=scale, found_inf=found)
+            if call is None:
+                return False
+            calls.append(call)
+        numbers = optimizer.numbers(group)
+        for call in calls:
+            call(numbers)
+        return True
+
+
+def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether these are the same objects."""
+    return list(map(id, some)) == list(map(id, others))
 
 
 class ListOptimizer(torch.optim.Optimizer):
@@ -42,6 +118,7 @@ class ListOptimizer(torch.optim.Optimizer):
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         super().__init__(params, {**defaults, **IGNORED})
         self._lists: dict[tuple[Any, ...], tuple[tuple[int, ...], ListStep]] = {}
+        self._known: dict[int, _Known | None] = {}
 
     # --- a subclass says ---
 
@@ -73,9 +150,15 @@ class ListOptimizer(torch.optim.Optimizer):
                 loss = closure()
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         for number, group in enumerate(self.param_groups):
+            known = self._known.get(number)
+            if known is not None and known.step(self, group, scale, found):
+                continue
+            parts = []
             for key, params in self._together(group).items():
                 step = self._list_step((number, *key), group, params)
                 step([packed(_grad(p), p) for p in params], self.numbers(group), scale, found)
+                parts.append((step, params))
+            self._known[number] = _Known.of(self, group, parts)
         return loss
 
     def _together(self, group: dict[str, Any]) -> dict[tuple[Any, ...], list[Tensor]]:
@@ -141,13 +224,14 @@ class ListOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._lists.clear()
+        self._known.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in {**self.defaults, **IGNORED}.items():
                 group.setdefault(name, value)
-        self._lists = {}
+        self._lists, self._known = {}, {}
 
 
 # torch wraps the ``step`` of each class whose ``step`` is not marked so, and so would define one in each of ours.

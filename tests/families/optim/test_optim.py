@@ -246,6 +246,44 @@ def test_chunks_cover_each_element_once() -> None:
     assert all(bool((s == 1).all()) for s in seen)
 
 
+def _turned(params: list[Tensor]) -> None:
+    params[0].grad = params[0].grad.t().contiguous().t()  # type: ignore[union-attr]
+
+
+#: What may change between two steps of the same optimizer, given it and its parameters.
+CHANGES: dict[str, Callable[[Any, list[Tensor]], None]] = {
+    "nothing": lambda opt, params: None,
+    "a number": lambda opt, params: opt.param_groups[0].update(lr=0.3),
+    "an option": lambda opt, params: opt.param_groups[0].update(maximize=True),
+    "no gradient": lambda opt, params: setattr(params[1], "grad", None),
+    "another gradient": lambda opt, params: setattr(params[1], "grad", torch.full_like(params[1], 7.0)),
+    "a gradient's layout": lambda opt, params: _turned(params),
+    "a parameter's memory": lambda opt, params: setattr(params[1], "data", params[1].data.clone()),
+    "a parameter": lambda opt, params: opt.param_groups[0]["params"].pop(),
+    "a state": lambda opt, params: opt.state[params[0]].update(exp_avg=torch.ones(5, 3)),
+    "a state's memory": lambda opt, params: setattr(opt.state[params[0]]["exp_avg"], "data", torch.ones(5, 3)),
+    "all states of one": lambda opt, params: opt.state.pop(params[1]),
+    "a group": lambda opt, params: opt.add_param_group({"params": [torch.ones(3, requires_grad=True)], "lr": 0.1}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_steps_see_what_changed_since_the_last(change: str) -> None:
+    made = []
+    for kind in (ours.AdamW, torch.optim.AdamW):
+        params = [torch.linspace(-1, 1, 15).reshape(5, 3).requires_grad_(), torch.ones(4, requires_grad=True)]
+        opt = kind(params, lr=0.1)
+        for turn in range(5):
+            for p in params:
+                p.grad = torch.full_like(p, turn + 0.5)
+            params[0].grad[0, 0] = 3.0 * turn  # type: ignore[index]
+            if turn == 3:
+                CHANGES[change](opt, params)
+            opt.step()
+        made.append(params)
+    torch.testing.assert_close(made[0], made[1])
+
+
 @pytest.mark.gpu
 def test_a_captured_step_takes_the_lr_of_its_tensor() -> None:
     """Replays are steps: with the addresses of the step before the capture, and the numbers on the device."""
