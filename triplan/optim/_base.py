@@ -28,7 +28,7 @@ def check_range(name: str, value: Any, below: float | None = None) -> None:
 class _Known:
     """What a step of one group found, for the next one: it holds if nothing but the contents of tensors changed.
 
-    Each check is one pass over all tensors, in C where possible: to look at each property of each of thousands takes the
+    Each check is one pass over all tensors, in C where possible: to look at every property of thousands takes the
     host longer than the step takes the device.
     """
 
