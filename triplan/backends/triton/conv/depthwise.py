@@ -21,8 +21,8 @@ SUMS = 4096
 BUSY_PROGRAMS = 2112
 MOST_PARTS = 256
 WARPS = 4
-#: Products that one multiprocessor adds in a microsecond: about three instructions each. Untuned.
-SM_PRODUCTS_PER_US = 6e4
+#: Products that one multiprocessor adds in a microsecond, also for the gradient of weight: on an H200, of 3 x 3 taps.
+SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 2.3e4, 7e3
 
 
 def _block(desc: Conv2dProblem) -> int:
@@ -76,7 +76,8 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds."""
     products = shared.pixels(desc) * desc.in_channels * desc.taps
-    work = products / (SM_PRODUCTS_PER_US * min(target.sm_count, max(programs(desc), 1)))
+    rate = SM_WEIGHT_PRODUCTS_PER_US if shared.of_weight(desc) else SM_PRODUCTS_PER_US
+    work = products / (rate * min(target.sm_count, max(programs(desc), 1)))
     return card.LAUNCH_US + max(work, sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US)
 
 
