@@ -421,3 +421,10 @@ def _refuse_unwritable(name: str, out: Tensor) -> None:
             f"{name}(): unsupported operation: more than one element of the written-to tensor refers to a single "
             "memory location. Please clone() the tensor before performing the operation."
         )
+
+
+def overwritten(target: Tensor, source: Tensor) -> Tensor:
+    """``target`` with the values of ``source``, by the op of copies; recorded by autograd."""
+    copy: Any = RECORDED["copy"]
+    found: Tensor = copy.in_place(target, source)
+    return found

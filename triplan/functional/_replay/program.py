@@ -295,11 +295,11 @@ class Program:
             return False
         if not is_injective(to) or size_of(to) != to.nbytes:
             return False  # gaps between its elements are others' memory
-        self.constants |= {"copy_memory": copy_memory, "copy": torch.no_grad()(Tensor.copy_)}
+        self.constants |= {"copy_memory": copy_memory, "write": torch.no_grad()(Tensor.copy_)}
         self._ask_for_stream()
         copied = f"copy_memory({self._address(to)}, {self._address(source)}, {to.nbytes}, at)"
         # It fails in a thread without a context, which torch creates.
-        self.lines.append(f"if {copied}: copy({self.name(to)}, {self.name(source)})")
+        self.lines.append(f"if {copied}: write({self.name(to)}, {self.name(source)})")
         return True
 
     def _ask_for_stream(self) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from triplan.errors import shown
 from triplan.functional._forward import Linearity
-from triplan.functional._ops import RECORDED, Op, Recorded
+from triplan.functional._ops import RECORDED, Op, Recorded, overwritten
 from triplan.functional._replay.replay import replayed
 from triplan.functional._watching import needs_grad
 from triplan.functional.random.engine import Tensor, next_state, require_floats, run_plan
@@ -134,8 +134,7 @@ def _drop_channels(
     ones = torch.ones((*shape, *(1,) * (axes - 2)), dtype=input.dtype, device=input.device)
     chosen = dropout(ones, p, generator=generator)
     found: Tensor = RECORDED["expression_2_1"](input, chosen, "mul tt", [])
-    copy: Any = RECORDED["copy"]
-    return copy.in_place(input, found) if inplace else found
+    return overwritten(input, found) if inplace else found
 
 
 @replayed

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from triplan.errors import shown
-from triplan.functional._ops import RECORDED
+from triplan.functional._ops import RECORDED, overwritten
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast
 from triplan.functional.random.engine import Number, Tensor, chosen, fillable, filled, next_state, require_floats
@@ -283,9 +283,7 @@ def _into(out: Tensor | None, found: Tensor) -> Tensor:
     """``out``, resized, with the values of ``found``; ``found`` itself if there is none."""
     if out is None:
         return found
-    copy: Any = RECORDED["copy"]
-    written: Tensor = copy.in_place(out if out.shape == found.shape else out.resize_(found.shape), found)
-    return written
+    return overwritten(out if out.shape == found.shape else out.resize_(found.shape), found)
 
 
 # --- new tensors of any shape ---

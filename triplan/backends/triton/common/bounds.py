@@ -123,6 +123,11 @@ def running(out: ElementKind, compute: ElementKind) -> Tolerance:
     )
 
 
+def rounded_down(out: ElementKind) -> Tolerance:
+    """The tolerance of a sum of terms that is rounded down to ``out``, by less than a unit in the last place."""
+    return Tolerance(ctol=2 * out.unit_roundoff, underflow=smallest_subnormal(out))
+
+
 def guarantee(
     accumulator: ElementKind,
     tolerance: Tolerance,

@@ -16,7 +16,7 @@ from triplan.backends.triton.common.strides import known_strides, stride_arg
 from triplan.backends.triton.random.shared_kernels import NUMBERS
 from triplan.descriptors import Operand, RandomDescriptor
 from triplan.descriptors.random import INTEGERS, PARAMETERS
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, Tolerance
+from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 
 #: Roundings on the path of a term, f32. uniform: of low, of high - low, the sum. normal: the logarithm, 3 ulp (6),
 #: halved by the root, which rounds once; the angle and its functions, 3 ulp (6); two products and a sum; mean and std.
@@ -36,10 +36,8 @@ def guarantee(desc: RandomDescriptor) -> Mapping[str, PrecisionGuarantee]:
     if compute is ElementKind.F64:
         roundings *= 2  # the float64 oracle's own too
     relative, per_term = (0, roundings) if desc.op in ("uniform", "normal") else (roundings, 0)
-    if desc.op == "uniform" and desc.element.itemsize == 2:  # it is rounded down, by a unit in the last place
-        u = desc.element.unit_roundoff
-        found = Tolerance(ctol=2 * u, underflow=bounds.smallest_subnormal(desc.element))
-        return {"out": bounds.guarantee(compute, found, batch=True)}
+    if desc.op == "uniform" and desc.element.itemsize == 2:
+        return {"out": bounds.guarantee(compute, bounds.rounded_down(desc.element), batch=True)}
     return {"out": bounds.rounded(desc.element, compute, relative, per_term, batch=True), **kept}
 
 
