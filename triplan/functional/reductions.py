@@ -136,8 +136,8 @@ def _gradient(ctx: Any, grads: Any) -> Any:
     x, out, *indices = ctx.saved_tensors
     wide = torch.promote_types(torch.promote_types(x.dtype, out.dtype), torch.float32)
     out = _expanded(out, ctx.gone)
-    if op in ("amax", "amin"):  # equal elements share it
-        chosen = (x == out) | (x.isnan() & out.isnan())
+    if op in ("amax", "amin"):  # equal elements share it; NaN equals nothing, and its line's gradient is NaN
+        chosen = x == out
         return (grad * chosen) / chosen.sum(axes, keepdim=True) if axes else grad * chosen
     if op in ("max", "min"):
         lines = torch.arange(count, device=x.device).reshape([n if a in axes else 1 for a, n in enumerate(x.shape)])

@@ -177,7 +177,7 @@ def folded(a, b, count, n, KIND: tl.constexpr):
         b = position_of(a, b, top, odd)
         a = top
     elif KIND == MOMENTS:
-        mean = tl.sum(a * count, 1) / n
+        mean = tl.sum(a * (count / n), 1)  # the sum of all elements may be beyond the largest number
         apart = a - mean[:, None]
         b = tl.sum(b, 1) + tl.sum(count * apart * apart, 1)
         a = mean

@@ -52,9 +52,9 @@ def merge_kernel(
         for step in range(tl.cdiv(chunks, BLOCK)):  # the mean of all, then deviations from it
             c = step * BLOCK + col
             live = inside[:, None] & (c < chunks)[None, :]
-            weight = tl.minimum(n - c.to(n.dtype) * chunk, chunk).to(COMPUTE)[None, :]
-            a += tl.where(live, tl.load(firsts + row + c[None, :], mask=live, other=0) * weight, 0)
-        mean = tl.sum(a, 1) / n.to(COMPUTE)
+            share = tl.minimum(n - c.to(n.dtype) * chunk, chunk).to(COMPUTE)[None, :] / n.to(COMPUTE)
+            a += tl.where(live, tl.load(firsts + row + c[None, :], mask=live, other=0) * share, 0)
+        mean = tl.sum(a, 1)
         b = tl.zeros((ROWS, BLOCK), COMPUTE)
         for step in range(tl.cdiv(chunks, BLOCK)):
             c = step * BLOCK + col
