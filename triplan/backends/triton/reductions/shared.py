@@ -147,7 +147,8 @@ class Plan:
         distances = [x.layout.stride_multiple if isinstance(d.x, Along) else d.x for d in (*self.kept, *self.reduced)]
         odd = self.across is not None and any(d * x.element.itemsize % 16 for d in distances) and self.n > FEW
         size = 32 * WARPS * (ODD_THREAD_BYTES if odd else THREAD_BYTES) // max(x.element.itemsize, 2)
-        size //= 2 if self.kind.accumulates in PAIRS or self.compute.itemsize > 4 else 1
+        if self.kind.accumulates in PAIRS or self.compute.itemsize > 4:
+            size = max(size // 2, 32 * WARPS * 16 // x.element.itemsize)  # a load of each thread
         if self.across is None:
             block = min(ceil_power(max(self.n, 1)), size)
             return Tile(min(size // block, MOST_LINES), block, WARPS)

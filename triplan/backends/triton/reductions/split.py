@@ -11,6 +11,9 @@ from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import SUPPORTED, Support, Target
 
+#: Registers of a thread that merges accumulators, at most.
+MERGING_REGISTERS = 128
+
 
 def applies(desc: ReductionProblem, target: Target) -> Support:
     found = plan_of(desc)
@@ -56,5 +59,7 @@ def split(desc: ReductionProblem, target: Target) -> list[Launch]:
             own = {**own, "out": None, "indices": None}
         taken = {name: own[name] for name in which.arg_names if not name.isupper()}
         constants = {name: known[name] for name in which.arg_names if name in known}
-        launches.append(Launch(which, grid, taken, constants, WARPS, fuses=False))
+        # Left alone, ptxas spills in merges of variances.
+        most = None if which is reduce_kernel else MERGING_REGISTERS
+        launches.append(Launch(which, grid, taken, constants, WARPS, max_registers=most, fuses=False))
     return launches
