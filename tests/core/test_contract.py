@@ -43,7 +43,9 @@ def test_sku_round_trips_and_says_what_the_kernel_is(op: str) -> None:
 
 @pytest.mark.parametrize("op", SAMPLES)
 def test_args_fields_are_the_operands(op: str) -> None:
-    desc = SAMPLES[op].replace(**known(SAMPLES[op], out_of_bounds="error", residual=True, mask="f32", amsgrad=True))
+    desc = SAMPLES[op].replace(
+        **known(SAMPLES[op], out_of_bounds="error", residual=True, mask="f32", amsgrad=True, slopes=True, sink=True)
+    )
     args = tp.plan_type(op).args_type
     if issubclass(args, tp.NamedArgs):
         args = type(args(**{o.name: None for o in desc.operands()}))

@@ -36,7 +36,7 @@ class Attention(Drawn):
     def _with(self, kept: Tensor, queries: int, order: Tensor | None = None) -> Attention:
         found = {}
         for name, t in self.values.items():
-            t = t[kept]
+            t = t if name == "slopes" else t[kept]
             if name in ("k", "v", "mask") and order is not None:
                 t = t[:, order] if name != "mask" else t[..., order]
             axis = {"q": 1, "dout": 1, "out": 1, "lse": 2, "mask": 2}.get(name)
@@ -57,8 +57,9 @@ class Packed(Problem):
     @property
     def values(self) -> dict[str, Tensor]:  # type: ignore[override]
         desc: Any = self.desc
-        found = {name: t.flatten(0, 1)[None] for name, t in self.padded.values.items() if name != "lse"}
-        found |= {name: t.transpose(0, 1).flatten(1)[None] for name, t in self.padded.values.items() if name == "lse"}
+        found = {name: t.flatten(0, 1)[None] for name, t in self.padded.values.items() if t.dim() == 4}
+        found |= {name: t.transpose(0, 1).flatten(1)[None] for name, t in self.padded.values.items() if t.dim() == 3}
+        found |= {name: t for name, t in self.padded.values.items() if t.dim() == 1}
         rows = {"query_starts": desc.queries, "key_starts": desc.keys}
         return found | {k: torch.linspace(0, n, desc.sequences + 1).round().int() for k, n in rows.items()}
 
@@ -119,7 +120,10 @@ def values(desc: Any, kind: Kind) -> dict[str, Tensor]:
         mask[..., half : 2 * half] = mask[..., :half]
         k, v, mask = k[:, order], v[:, order], mask[..., order]
     found = {"dout": normal(b, m, h, d), "q": q, "k": k, "v": v}
-    found = {name: t.to(dtype) for name, t in found.items()} | {"mask": mask}
+    found = {name: t.to(dtype) for name, t in found.items()} | {
+        "mask": mask,
+        "slopes": torch.linspace(-1, 1, h, dtype=desc.element.compute.torch),
+    }
     found |= {"out": found["q"], "lse": torch.zeros(b, h, m, dtype=desc.element.compute.torch)}
     read = [o.name for o in desc.operands() if o.is_tensor and o.role != "output"]
     found = {name: found[name] for name in read}
@@ -134,6 +138,6 @@ def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, packed: bool =
 
 
 for _op in ("attention", "attention_backward"):
-    joins(_op, {}, {"causal": True}, {"mask": "bool", "softcap": 3.0}, {"packed": True, "causal": True})(
-        partial(problem, _op)
-    )
+    joins(
+        _op, {}, {"causal": True}, {"mask": "bool", "softcap": 3.0}, {"packed": True, "causal": True, "slopes": True}
+    )(partial(problem, _op))

@@ -35,14 +35,15 @@ class AttendingDescriptor(Descriptor):
             element before they multiply the values.
         math: precision of the multiplicands of f32: by default f32, or tf32.
         causal: whether a query sees no key after its position.
-        align: ``start``: the first query stands at the first key (as torch's ``is_causal`` has it); ``end``: the last
-            at the last (as FlashAttention has it, and a cache of keys needs it).
-        window_left, window_right: keys that a query sees before and after its position; None: all.
+        align: ``start``: the first query stands at the first key (torch's ``is_causal``); ``end``: the last at the last
+            (FlashAttention, and what a cache of keys needs).
+        window_left, window_right: keys seen before and after a query's position; None: all.
         softcap: c > 0 replaces each scaled score s by ``c * tanh(s / c)``; 0: none.
         mask: element of the operand ``mask``: ``bool`` (True: the query sees the key), or f32 or ``element`` for what
             is added to the scaled score. None: there is no mask.
         sequences: sequences of any lengths that are packed into a batch of 1, ``queries`` and ``keys`` being those of
             all; positions are within a sequence. No mask. None: nothing is packed.
+        slopes: whether ``slopes * (key - position)`` is added to a scaled score (ALiBi).
     """
 
     category: ClassVar[OpCategory] = OpCategory.ATTENTION
@@ -63,6 +64,7 @@ class AttendingDescriptor(Descriptor):
     softcap: Annotated[float, Field(ge=0, lt=1e30), AfterValidator(lambda cap: cap + 0.0)] = 0.0
     mask: OptionalElement = field(default=None)
     sequences: Extent | None = None
+    slopes: bool = False
 
     def check_problem(self) -> None:
         if self.key_heads == 0 or self.heads % self.key_heads:
@@ -120,6 +122,7 @@ class AttendingDescriptor(Descriptor):
             *(() if self.mask is None else (Operand("mask", Role.INPUT, self.mask, shape, batch_axes=(0,)),)),
             Operand("scale", Role.INPUT, self.element.compute, kind=OperandKind.HOST_SCALAR, optional=True),
             *(Operand(name, Role.INPUT, ElementKind.I32, ((self.sequences or 0) + 1,)) for name in starts),
+            *((Operand("slopes", Role.INPUT, self.element.compute, (self.heads,)),) if self.slopes else ()),
         )
 
     @classmethod
@@ -138,6 +141,7 @@ class AttendingDescriptor(Descriptor):
             "element": args.q.dtype,
             "mask": None if mask is None else mask.dtype,
             "sequences": None if starts is None else starts.shape[0] - 1,
+            "slopes": getattr(args, "slopes", None) is not None,
             **options,
         }
 
@@ -149,11 +153,15 @@ class AttentionDescriptor(AttendingDescriptor, PlannedBy["AttentionPlan"]):
     Operands: ``q`` (batch, queries, heads, head_dim), ``k`` (batch, keys, key_heads, head_dim), ``v`` (batch, keys,
     key_heads, value_dim), ``out`` (batch, queries, heads, value_dim), ``lse`` (batch, heads, queries) in f32, f64 for
     f64; ``mask`` (batch, heads, queries, keys), which stride 0 broadcasts. ``scale`` is an Arg; None means
-    ``head_dim ** -0.5``; with ``sequences``, ``query_starts`` and ``key_starts`` (sequences + 1,) of i32. Another order
-    of the axes in memory is a matter of strides, never a copy.
+    ``head_dim ** -0.5``; with ``sequences``, ``query_starts`` and ``key_starts`` (sequences + 1,) of i32;
+    ``slopes`` and ``sink`` (heads,) in lse's element. Another order of axes in memory is a matter of strides, no copy.
+
+    Attributes:
+        sink: whether each query has one more score, ``sink``, of a key of value 0.
     """
 
     op: Literal["attention"] = "attention"
+    sink: bool = False
 
     def declare_operands(self) -> tuple[Operand, ...]:
         return (
@@ -163,7 +171,12 @@ class AttentionDescriptor(AttendingDescriptor, PlannedBy["AttentionPlan"]):
             self._queries("out", Role.OUTPUT, self.values),
             self._lse(Role.OUTPUT),
             *self._others(),
+            *((Operand("sink", Role.INPUT, self.element.compute, (self.heads,)),) if self.sink else ()),
         )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        return {"sink": getattr(args, "sink", None) is not None} | super().fields_from_args(args, **options)
 
 
 class AttentionBackwardDescriptor(AttendingDescriptor, PlannedBy["AttentionBackwardPlan"]):
@@ -172,8 +185,8 @@ class AttentionBackwardDescriptor(AttendingDescriptor, PlannedBy["AttentionBackw
     query heads share is the sum over these.
 
     Operands: ``dout``, ``q``, ``k``, ``v``, ``out`` and ``lse`` as attention has them, ``dq``, ``dk`` and ``dv`` of the
-    shapes of q, k and v; ``mask``, ``scale`` and starts as in attention. With a softcap, ds has its derivative as a
-    factor.
+    shapes of q, k and v; the others as in attention. All that is needed of a sink is in ``lse``. With a softcap, ds has
+    its derivative as a factor.
     """
 
     op: Literal["attention_backward"] = "attention_backward"

@@ -14,8 +14,8 @@ __all__ = ["AttentionArgs", "AttentionBackwardArgs", "AttentionBackwardPlan", "A
 
 @dataclass(frozen=True, slots=True)
 class AttentionArgs:
-    """Operands of attention. ``mask`` is None unless the descriptor has one; ``scale`` is ``head_dim ** -0.5`` if it is
-    None.
+    """Operands of attention. ``mask``, ``slopes`` and ``sink`` are None unless the descriptor has them; ``scale``
+    is ``head_dim ** -0.5`` if it is None.
 
     Starts are None unless sequences are packed. They must not decrease: sequence s has the rows from ``starts[s]`` up
     to ``starts[s + 1]``, perhaps none. Rows before the first start or from the last on are queries that see no key, and
@@ -31,6 +31,8 @@ class AttentionArgs:
     scale: float | None = None
     query_starts: Tensor | None = None
     key_starts: Tensor | None = None
+    slopes: Tensor | None = None
+    sink: Tensor | None = None
 
 
 class AttentionPlan(Plan[AttentionDescriptor, AttentionArgs]):
@@ -39,7 +41,7 @@ class AttentionPlan(Plan[AttentionDescriptor, AttentionArgs]):
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackwardArgs:
-    """``out`` and ``lse`` are outputs of attention; the last four as there."""
+    """``out`` and ``lse`` are outputs of attention; the last five as there."""
 
     dout: Tensor
     q: Tensor
@@ -54,6 +56,7 @@ class AttentionBackwardArgs:
     scale: float | None = None
     query_starts: Tensor | None = None
     key_starts: Tensor | None = None
+    slopes: Tensor | None = None
 
 
 class AttentionBackwardPlan(Plan[AttentionBackwardDescriptor, AttentionBackwardArgs]):

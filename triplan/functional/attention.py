@@ -36,7 +36,7 @@ class How(NamedTuple):
 
 
 #: The operands that may be absent.
-OTHERS = "Tensor? mask, Tensor? query_starts, Tensor? key_starts"
+OTHERS = "Tensor? mask, Tensor? query_starts, Tensor? key_starts, Tensor? slopes"
 HOW = "float? scale, bool causal, str align, int? left, int? right, float softcap"
 
 
@@ -75,7 +75,7 @@ def _fields(how: How) -> dict[str, Any]:
 
 
 def _operands(*others: Tensor | None, **operands: Tensor) -> dict[str, Tensor]:
-    given = zip(("mask", "query_starts", "key_starts"), others, strict=True)
+    given = zip(("mask", "query_starts", "key_starts", "slopes"), others, strict=True)
     return operands | {name: t for name, t in given if t is not None}
 
 
@@ -85,24 +85,38 @@ def _empty(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tenso
     return q.new_empty((b, m, h, v.size(3))), q.new_empty((b, h, m), dtype=wide)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    others, how = options[:3], How(*options[3:])
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
+    others, how = options[:4], How(*options[4:])
     out, lse = _empty(q, k, v)
     scalars = {} if how.scale is None else {"scale": how.scale}
-    run(AttentionPlan, _operands(*others, q=q, k=k, v=v, out=out, lse=lse), scalars=scalars, **_fields(how))
+    operands = _operands(*others, q=q, k=k, v=v, out=out, lse=lse) | ({} if sink is None else {"sink": sink})
+    run(AttentionPlan, operands, scalars=scalars, **_fields(how))
     return out, lse
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, *others = inputs
-    others, ctx.how = others[:3], others[3:]
+    q, k, v, sink, *others = inputs
+    others, ctx.how = others[:4], others[4:]
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, k, v, out, lse, *others)
+    ctx.save_for_backward(q, k, v, out, lse, sink, *others)
 
 
 def _grad(ctx: Any, dout: Tensor, _: Any) -> Any:
-    return *_attention_backward(dout, *ctx.saved_tensors, *ctx.how), *(None,) * (len(ctx.how) + 3)
+    q, k, v, out, lse, sink, *others = ctx.saved_tensors
+    rest = (None,) * (len(ctx.how) + 4)
+    if sink is None:
+        return *_attention_backward(dout, q, k, v, out, lse, *others, *ctx.how), None, *rest
+    if torch.is_grad_enabled():  # second derivatives: lse, which has the sink, has no gradient
+
+        def out_of(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+            return _plain(q, k, v, sink, How(*ctx.how), *others)[0]
+
+        return *torch.func.vjp(out_of, q, k, v, sink)[1](dout), *rest
+    found = _attention_backward(dout, q, k, v, out, lse, *others, *ctx.how)
+    share = (sink[:, None] - lse.masked_fill(lse == -torch.inf, torch.inf)).exp()
+    of_sink = -(share * (dout.to(lse.dtype) * out).sum(-1).transpose(1, 2)).sum((0, 2))
+    return *found, of_sink, *rest
 
 
 def _empty_gradients(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,7 +127,7 @@ def _empty_gradients(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    others, how = options[:3], How(*options[3:])
+    others, how = options[:4], How(*options[4:])
     dq, dk, dv = found = _empty_gradients(dout, q, k, v)
     operands = _operands(*others, dout=dout, q=q, k=k, v=v, out=out, lse=lse, dq=dq, dk=dk, dv=dv)
     run(AttentionBackwardPlan, operands, scalars={} if how.scale is None else {"scale": how.scale}, **_fields(how))
@@ -122,7 +136,7 @@ def _backward(
 
 def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
     dout, q, k, v, _, _, *others = inputs
-    others, ctx.how = others[:3], others[3:]
+    others, ctx.how = others[:4], others[4:]
     ctx.save_for_backward(dout, q, k, v, *others)
 
 
@@ -156,12 +170,12 @@ def _backward_grad(ctx: Any, of_dq: Tensor, of_dk: Tensor, of_dv: Tensor) -> Any
     to_dout = (p @ of_dv + e @ v).transpose(1, 2)
     to_q = (scale * (to_s @ k + ds @ of_dk)).transpose(1, 2)
     to_k, to_v = (_summed(t, group) for t in (scale * (to_s.mT @ q + ds.mT @ of_dq), e.mT @ dout))
-    return *(t.to(dtype) for t in (to_dout, to_q, to_k, to_v)), *(None,) * (len(ctx.how) + 5)
+    return *(t.to(dtype) for t in (to_dout, to_q, to_k, to_v)), *(None,) * (len(ctx.how) + 6)
 
 
 _attention = Recorded(
     "attention",
-    f"(Tensor q, Tensor k, Tensor v, {OTHERS}, {HOW}) -> (Tensor, Tensor)",
+    f"(Tensor q, Tensor k, Tensor v, Tensor? sink, {OTHERS}, {HOW}) -> (Tensor, Tensor)",
     _forward,
     _empty,
     setup=_setup,
@@ -223,6 +237,7 @@ def _scores(
     mask: Tensor | None,
     query_starts: Tensor | None = None,
     key_starts: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Scores, and the tanh of the softcap."""
     s, bent = _scale(q, how) * (q @ k.mT), None
@@ -236,6 +251,8 @@ def _scores(
     else:
         at = torch.arange(n, device=s.device) - torch.arange(m, device=s.device)[:, None]
         at = at - (n - m if how.align == "end" else 0)
+    if slopes is not None:
+        s = s + slopes[:, None, None].to(s.dtype) * at
     right = 0 if how.causal else how.right
     if right is not None:
         s = s.masked_fill(at > right, -torch.inf)
@@ -246,18 +263,25 @@ def _scores(
     return s, bent
 
 
-def _softmax(s: Tensor) -> Tensor:
-    """Probabilities; 0 in rows of -inf, and with gradients of 0 there."""
+def _softmax(s: Tensor, sink: Tensor | None = None) -> Tensor:
+    """Probabilities; 0 in rows of -inf, and with gradients of 0 there. A sink is one more score."""
+    if sink is not None:
+        return _softmax(torch.cat((s, sink[:, None, None].to(s.dtype).expand(*s.shape[:-1], 1)), -1))[..., :-1]
     alive = (s != -torch.inf).any(-1, keepdim=True)
     return torch.where(alive, torch.softmax(torch.where(alive, s, 0), -1), 0)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: How) -> tuple[Tensor, Tensor]:
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, how: How, *others: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """out and lse, differentiable in everything."""
     group, dtype = q.size(2) // k.size(2), q.dtype
     q, k, v = (t.to(_wide(dtype)) for t in (q.transpose(1, 2), _repeated(k, group), _repeated(v, group)))
-    s, _ = _scores(q, k, how, mask)
-    return (_softmax(s) @ v).transpose(1, 2).to(dtype), s.detach().logsumexp(-1)
+    s, _ = _scores(q, k, how, *others)
+    lse = s.detach().logsumexp(-1)
+    if sink is not None:
+        lse = torch.logaddexp(lse, sink.detach()[:, None].to(lse.dtype))
+    return (_softmax(s, sink) @ v).transpose(1, 2).to(dtype), lse
 
 
 # --- functions ---
@@ -276,6 +300,8 @@ def attention(
     window_left: int | None = None,
     window_right: int | None = None,
     softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``softmax(scale * q @ k.T + mask) @ v`` for each head, and lse, the logarithms of the sums of exponentials.
 
@@ -286,27 +312,44 @@ def attention(
 
     Query i stands at key i, or with ``align="end"`` the last query at the last key. With ``causal`` it sees no key
     after its own; ``window_left`` and ``window_right`` bound how many it sees on each side. ``softcap`` c > 0 replaces
-    each score s by ``c * tanh(s / c)``. A query that sees no key gives 0, and lse -inf.
+    each score s by ``c * tanh(s / c)``. ``slopes`` (heads,) times the key's position less the query's is added to a
+    score (ALiBi). ``sink`` (heads,) is one more score of each query, of a key of value 0. A query that sees no key
+    gives 0, and lse -inf (or the sink).
 
     Returns (batch, queries, heads, width of v) in q's dtype, and (batch, heads, queries) in f32 (f64 for f64), which
-    has no gradient. Differentiable in q, k and v any number of times, and in ``mask``, in plain torch with memory for
-    all scores. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit.
+    has no gradient. Differentiable in q, k, v and ``sink`` any number of times, and in ``mask`` and ``slopes``, in
+    plain torch with memory for all scores. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit.
     """
     q, k, v = narrowed("scaled_dot_product_attention", q, k, v)
     _check("attention", q, k, v, mask)
     _check_shapes(q, k, v)
     if mask is not None:
         mask = mask.expand(q.size(0), q.size(2), q.size(1), k.size(1))
-    return _attend(q, k, v, mask, How(scale, causal, align, window_left, window_right, softcap))
+    how = How(scale, causal, align, window_left, window_right, softcap)
+    return _attend(q, k, v, mask, how, slopes=slopes, sink=sink)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: How) -> tuple[Tensor, Tensor]:
-    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-        return _plain(q, k, v, mask, how)
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    how: How,
+    starts: tuple[Tensor | None, Tensor | None] = (None, None),
+    slopes: Tensor | None = None,
+    sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    for what, t in (("slopes", slopes), ("sink", sink)):
+        if t is not None and (tuple(t.shape) != (q.size(2),) or not t.is_floating_point()):
+            raise RuntimeError(f"attention(): {what} must be ({q.size(2)},), one for each head, got {list(t.shape)}")
+    slopes, sink = (None if t is None else t.to(_wide(q.dtype)) for t in (slopes, sink))
+    learned = [t for t in (mask, slopes) if t is not None and t.requires_grad]
+    if learned and torch.is_grad_enabled():
+        return _plain(q, k, v, sink, how, mask, *starts, slopes)
     if mask is not None and mask.dtype == torch.bool and q.dtype == torch.float64:
         # No kernel takes a mask of bools for f64.
         mask = torch.where(mask, 0.0, -torch.inf).to(q.dtype)
-    found: tuple[Tensor, Tensor] = _attention(q, k, v, mask, None, None, *how)
+    found: tuple[Tensor, Tensor] = _attention(q, k, v, sink, mask, *starts, slopes, *how)
     return found
 
 
@@ -326,6 +369,8 @@ def attention_varlen(
     window_left: int | None = None,
     window_right: int | None = None,
     softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``attention`` of sequences of any lengths, packed one after the other without padding.
 
@@ -337,7 +382,7 @@ def attention_varlen(
     sequence.
 
     Returns (all queries, heads, width of v) in q's dtype, and lse (heads, all queries) in f32 (f64 for f64), which has
-    no gradient. Differentiable in q, k and v any number of times; second derivatives are in plain torch, with memory
+    no gradient. Differentiable as ``attention`` is; second derivatives are in plain torch, with memory
     for the scores of all queries with all keys. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit.
     """
     name = "attention_varlen"
@@ -355,7 +400,8 @@ def attention_varlen(
         )
     q, k, v = (t.unsqueeze(0) for t in (q, k, v))
     _check_shapes(q, k, v)
-    out, lse = _attention(q, k, v, None, *starts, scale, causal, align, window_left, window_right, softcap)
+    how = How(scale, causal, align, window_left, window_right, softcap)
+    out, lse = _attend(q, k, v, None, how, starts, slopes, sink)
     return out.squeeze(0), lse.squeeze(0)
 
 

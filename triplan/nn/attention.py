@@ -208,7 +208,7 @@ def _probabilities(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
 
 
 #: What some models pass that changes the result, and that no kernel takes: None is all that may be passed.
-_REFUSED = ("cu_seq_lens_q", "cu_seq_lens_k", "head_mask", "position_bias", "s_aux")
+_REFUSED = ("head_mask", "position_bias")
 
 
 def transformers_attention(
@@ -222,6 +222,9 @@ def transformers_attention(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """``functional.attention`` as models of the transformers library call it (its AttentionInterface)::
@@ -235,11 +238,12 @@ def transformers_attention(
     not repeated; ``attention_mask`` broadcasts to (batch, heads, queries, keys or more): bool, where True lets a query
     see a key, or what is added. It says all that a query sees. Without it, the last query stands at the last key, and
     a causal query (``is_causal``, by default ``module.is_causal`` or True) sees the last ``sliding_window`` keys to
-    its own, or all.
+    its own, or all. ``s_aux`` (heads,) has the model's sinks. ``cu_seq_lens_q`` and ``cu_seq_lens_k`` (sequences + 1,)
+    of i32 say where sequences begin that are packed into a batch of 1, without a mask.
 
     Returns (batch, queries, heads, width) and None for the probabilities. Raises ``Unsupported`` (a
-    ``NotImplementedError``) for dropout, for what no kernel takes (packed sequences, sinks, biases of positions, head
-    masks), and for a window that is neither causal nor in the mask; ``RuntimeError`` for what does not fit.
+    ``NotImplementedError``) for dropout, for what no kernel takes (biases of positions, head masks, masks of packed
+    sequences), and for a window that is neither causal nor in the mask; ``RuntimeError`` for what does not fit.
     """
     name = "transformers_attention"
     if dropout:
@@ -258,5 +262,12 @@ def transformers_attention(
             left = sliding_window - 1
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     options: dict[str, Any] = {"scale": scaling, "causal": causal, "window_left": left, "softcap": softcap or 0.0}
+    options["sink"] = s_aux
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        if attention_mask is not None or q.size(0) != 1:
+            raise Unsupported(f"{name}(): cu_seq_lens_q: needs a batch of 1 (not {q.size(0)}) and no attention_mask")
+        q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
+        out, _ = functional.attention_varlen(q, k, v, cu_seq_lens_q, cu_seq_lens_k, **options)
+        return out.unsqueeze(0), None
     out, _ = functional.attention(q, k, v, mask=attention_mask, **options)
     return out, None

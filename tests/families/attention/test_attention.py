@@ -32,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "packed": {"batch": 1, "sequences": 4, "causal": True, "queries": 30, "keys": 40},
     "packed, start": {"batch": 1, "sequences": 2, "align": "start", "window_left": 3, "softcap": 2.0},
     "packed, tiles": {"batch": 1, "sequences": 3, "heads": 2, "queries": 200, "keys": 90},
+    "slopes and a sink": {"slopes": True, "sink": True, "align": "start", "window_right": 9},
+    "packed, slopes and a sink": {"batch": 1, "sequences": 2, "slopes": True, "sink": True, "causal": True},
     "several tiles": {"queries": 140, "keys": 150, "heads": 2, "causal": True, "window_left": 90},
 }
 PLACES = places("tiles")
@@ -39,6 +41,8 @@ PLACES = places("tiles")
 
 def build(op: str, element: str = "f32", strided: bool = False, **fields: Any) -> Any:
     """``strided``: any strides; 0 too, but of what follows from other inputs and could not, if its values repeated."""
+    if op == "attention_backward":
+        fields.pop("sink", None)  # lse has it
     desc = tp.descriptor_types()[op](**{**SIZES, "element": element, **fields})
     if not strided:
         return desc
@@ -83,8 +87,13 @@ def test_the_reference_is_torchs(case: str) -> None:
     elif desc.mask == "f32":
         values["mask"] = values["mask"].float()
         bias = bias + values["mask"]
+    if desc.slopes:
+        bias = bias + values["slopes"][:, None, None] * at
     got = run(tp.plan(desc, target="cpu"), values)
     q, k, v = (values[name].transpose(1, 2) for name in "qkv")
+    if desc.sink:  # a key of score 0 and its bias
+        k, v = (torch.nn.functional.pad(t, (0, 0, 0, 1)) for t in (k, v))
+        bias = torch.cat((bias, values["sink"][:, None, None].expand(4, desc.queries, 1)), -1)
     if desc.softcap:  # torch has none
         s = desc.softcap * torch.tanh(q @ k.repeat_interleave(2, 1).mT / 4 / desc.softcap) + bias
         out = torch.softmax(s, -1).nan_to_num(0) @ v.repeat_interleave(2, 1)
@@ -239,6 +248,8 @@ def test_fields_that_make_no_sense(change: dict[str, Any], message: str) -> None
         ("wgmma", {"window_left": 1, "element": "bf16"}, "window"),
         ("wgmma", {"head_dim": 20, "element": "bf16"}, "20 elements"),
         ("wgmma", {"batch": 1, "sequences": 2, "element": "bf16"}, "packed"),
+        ("wgmma", {"slopes": True, "element": "bf16"}, "slopes"),
+        ("wgmma", {"sink": True, "element": "bf16"}, "sink"),
         ("wgmma", {"keys": 0, "element": "bf16"}, "no keys"),
     ],
 )

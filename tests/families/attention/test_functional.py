@@ -66,6 +66,20 @@ def test_gradient_of_a_mask() -> None:
 STARTS = torch.tensor([[1, 3, 3, 5, 9, 10], [0, 4, 6, 6, 8, 8]], dtype=torch.int32)
 
 
+def test_gradients_of_a_sink_and_slopes() -> None:
+    """The gradient of slopes is in plain torch, without it that of the sink is not."""
+    q, k, v, sink, slopes = given = drawn((1, 2, 2, 2), (1, 3, 1, 2), (1, 3, 1, 1), (2,), (2,))
+    for names in (("sink",), ("sink", "slopes")):
+
+        def call(q: Any, k: Any, v: Any, *others: Any, names: Any = names) -> Any:
+            return attention(q, k, v, **{"slopes": slopes.detach()} | dict(zip(names, others, strict=True)))[0]
+
+        torch.autograd.gradcheck(call, given[: 3 + len(names)])
+        torch.autograd.gradgradcheck(call, given[: 3 + len(names)], fast_mode=True)
+    with pytest.raises(RuntimeError, match="one for each head"):
+        attention(q, k, v, sink=sink[:1])
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=["causal, capped", "window"])
 def test_packed_sequences(options: dict[str, Any], device: str) -> None:
     """Each as it is alone, with its gradients and their derivatives; rows of none give 0."""
@@ -87,7 +101,7 @@ def test_packed_sequences(options: dict[str, Any], device: str) -> None:
 def test_packed_sequences_check_and_compile(device: str, fresh_compiler: None) -> None:
     q, k, v = given = drawn((11, 4, 8), (9, 2, 8), (9, 2, 6), dtype=torch.float32, device=device)
     starts = STARTS.to(device)
-    how = (None, *starts, 0.5, True, "end", 3, None, 0.0)
+    how = (None, None, *starts, torch.ones(4, device=device), 0.5, True, "end", 3, None, 0.0)
     torch.library.opcheck(torch.ops.triplan.attention.default, (q[None], k[None], v[None], *how))
     call = torch.compile(lambda *t: attention_varlen(*t, causal=True)[0], fullgraph=True)
     torch.testing.assert_close(call(*given, *starts), attention_varlen(*given, *starts, causal=True)[0])
@@ -99,10 +113,27 @@ def test_packed_sequences_check_and_compile(device: str, fresh_compiler: None) -
 
 def test_opcheck_and_compile(device: str, fresh_compiler: None) -> None:
     q, k, v = given = drawn((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6), dtype=torch.float32, device=device)
-    how = (None, None, None, 0.5, True, "end", 3, None, 0.0)
+    how = (torch.ones(4, device=device), None, None, None, None, 0.5, True, "end", 3, None, 0.0)
     torch.library.opcheck(torch.ops.triplan.attention.default, (q, k, v, *how))
     out, lse = attention(q.detach(), k.detach(), v.detach())
-    rest = (out, q.detach(), k.detach(), v.detach(), out, lse, None, None, None, None, False, "end", None, None, 0.0)
+    rest = (
+        out,
+        q.detach(),
+        k.detach(),
+        v.detach(),
+        out,
+        lse,
+        None,
+        None,
+        None,
+        None,
+        None,
+        False,
+        "end",
+        None,
+        None,
+        0.0,
+    )
     torch.library.opcheck(torch.ops.triplan.attention_backward.default, rest)
     call = torch.compile(lambda *t: attention(*t, causal=True)[0], fullgraph=True)
     torch.testing.assert_close(call(*given), attention(*given, causal=True)[0])

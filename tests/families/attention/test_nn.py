@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from triplan import nn
 N, L, S, E, H = 2, 5, 7, 8, 2
 CAUSAL = torch.ones(L, L, dtype=torch.bool).triu(1)
 PADDING = torch.arange(S) >= torch.tensor([[4], [S]])
+PACKED = torch.tensor([0, 3, S], dtype=torch.int32)
 SOME = torch.arange(L * S).reshape(L, S) % 3 == 1
 BIAS = torch.linspace(-1, 1, N * H * L * S, dtype=torch.float64).reshape(N * H, L, S)
 #: Options of the module, which inputs are one tensor, and options of the call.
@@ -142,10 +144,30 @@ def test_as_transformers_calls_it(queries: int, how: dict[str, Any], seen: torch
     torch.testing.assert_close(got, expected.transpose(1, 2), rtol=1e-5, atol=1e-5)
 
 
+def test_the_adapter_packs_and_has_sinks(device: str) -> None:
+    """As each sequence is alone, where a sink is one more key of value 0 and of a given score."""
+    q, k, v = (torch.randn(1, h, S, E, device=device) for h in (2 * H, H, H))
+    sinks, module = torch.randn(2 * H, device=device), torch.nn.Module()
+    how: dict[str, Any] = {"s_aux": sinks, "cu_seq_lens_q": PACKED.to(device), "cu_seq_lens_k": PACKED.to(device)}
+    got, _ = nn.transformers_attention(module, q, k, v, None, sliding_window=2, max_length_q=S, max_length_k=S, **how)
+    k, v = (torch.nn.functional.pad(t.repeat_interleave(2, 1), (0, 0, 0, 1)) for t in (k, v))
+    for a, b in itertools.pairwise(PACKED.tolist()):
+        bias = torch.where(seen_by(b - a, b - a, 2), 0.0, -torch.inf).to(device)
+        bias = torch.cat((bias.expand(2 * H, -1, -1), sinks[:, None, None].expand(-1, b - a, 1)), -1)
+        own = [torch.cat((t[..., a:b, :], t[..., S:, :]), -2) for t in (k, v)]
+        expected = torch.nn.functional.scaled_dot_product_attention(q[..., a:b, :], *own, bias)
+        torch.testing.assert_close(got[:, a:b], expected.transpose(1, 2), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "how",
-    [{"dropout": 0.1}, {"s_aux": torch.zeros(H)}, {"cu_seq_lens_q": SOME}, {"is_causal": False, "sliding_window": 2}],
-    ids=["dropout", "sinks", "packed", "window"],
+    [
+        {"dropout": 0.1},
+        {"head_mask": torch.zeros(H)},
+        {"cu_seq_lens_k": PACKED, "cu_seq_lens_q": PACKED},
+        {"is_causal": False, "sliding_window": 2},
+    ],
+    ids=["dropout", "head mask", "packed batches", "window"],
 )
 def test_what_the_adapter_refuses(how: dict[str, Any]) -> None:
     x = torch.zeros(N, H, S, E)

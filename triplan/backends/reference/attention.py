@@ -32,9 +32,14 @@ def _by_head(desc: AttendingDescriptor, t: Tensor) -> Tensor:
     return t.transpose(1, 2).repeat_interleave(desc.group, 1)
 
 
+def _distance(desc: AttendingDescriptor) -> Tensor:
+    """How far each key stands after a query's position, (queries, keys)."""
+    return torch.arange(desc.keys) - torch.arange(desc.queries)[:, None] - desc.shift
+
+
 def _visible(desc: AttendingDescriptor, x: Tensors) -> Tensor:
     """Which queries see which keys, (queries, keys) or (batch, heads, queries, keys)."""
-    distance = torch.arange(desc.keys) - torch.arange(desc.queries)[:, None] - desc.shift
+    distance = _distance(desc)
     found = torch.ones(desc.queries, desc.keys, dtype=torch.bool)
     if desc.window_left is not None:
         found &= distance >= -desc.window_left
@@ -52,11 +57,16 @@ def _scores(desc: AttendingDescriptor, x: Tensors) -> tuple[Tensor, Tensor | Non
         s = desc.softcap * bent
     if desc.mask is not None and desc.mask is not ElementKind.BOOL:
         s = s + x["mask"].to(s.dtype)
+    if desc.slopes:
+        s = s + x["slopes"][:, None, None].to(s.dtype) * _distance(desc)
     return s.masked_fill(~_visible(desc, x), -torch.inf), bent
 
 
-def _softmax(s: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities and lse of scores; 0 and -inf for a row of -inf."""
+def _softmax(s: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Probabilities and lse of scores; 0 and -inf for a row of -inf. A sink (heads,) is one more score."""
+    if sink is not None:
+        p, lse = _softmax(torch.cat((s, sink[:, None, None].to(s.dtype).expand(*s.shape[:-1], 1)), -1))
+        return p[..., :-1], lse
     if s.shape[-1] == 0:
         return s, s.new_full(s.shape[:-1], -torch.inf)
     top = s.amax(-1, keepdim=True)
@@ -111,7 +121,9 @@ def _by_sequence(compute: Callable[[Any, Tensors, Any], Tensors]) -> Callable[[A
         for queries, keys in _sequences(desc, x):
             m, n = queries.stop - queries.start, keys.stop - keys.start
             own = {name: t[:, keys if name in "kv" else queries] for name, t in x.items() if name in _BY_ROW}
-            own |= {"scale": x.get("scale")} | ({"lse": x["lse"][..., queries]} if "lse" in x else {})
+            own |= {name: x.get(name) for name in ("scale", "slopes", "sink")} | (
+                {"lse": x["lse"][..., queries]} if "lse" in x else {}
+            )
             parts.append(compute(desc.replace(sequences=None, queries=m, keys=n, layouts={}), own, desc))
         return {name: torch.cat([p[name] for p in parts], 2 if name == "lse" else 1) for name in parts[0]}
 
@@ -135,14 +147,19 @@ def _magnitude(desc: AttendingDescriptor, x: Tensors) -> Tensor:
     found = abs(_scale(desc, x)) * (x["q"].abs().transpose(1, 2) @ _by_head(desc, x["k"].abs()).mT) + desc.softcap
     if desc.mask is not None and desc.mask is not ElementKind.BOOL:
         found = found + x["mask"].abs()
+    if desc.slopes:
+        found = found + x["slopes"].abs()[:, None, None] * _distance(desc).abs()
     return found.masked_fill(~_visible(desc, x) | (found == torch.inf), 0)
 
 
 @_by_sequence
 def _terms(desc: AttentionDescriptor, x: Tensors, whole: AttentionDescriptor) -> Tensors:
     s, _ = _scores(desc, x)
-    p, lse = _softmax(s)
+    sink = x.get("sink")
+    p, lse = _softmax(s, sink)
     most = _magnitude(desc, x).amax(-1, keepdim=True) if desc.keys else s.sum(-1, keepdim=True)
+    if sink is not None:
+        most = most.maximum(sink.abs().masked_fill(sink == -torch.inf, 0)[:, None, None])
     known = errors(whole, "out")
     each = p * (1 + 2 * known.weight * most) + known.lost / known.of_terms * s.isfinite()
     out = each @ _by_head(desc, x["v"].abs())
@@ -175,7 +192,7 @@ def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors, whole: Attent
 
 @_by_sequence
 def _attend(desc: AttendingDescriptor, x: Tensors, _: Any) -> Tensors:
-    p, lse = _softmax(_scores(desc, x)[0])
+    p, lse = _softmax(_scores(desc, x)[0], x.get("sink"))
     return {"out": (p @ _by_head(desc, x["v"])).transpose(1, 2), "lse": lse}
 
 

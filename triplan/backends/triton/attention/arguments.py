@@ -91,10 +91,11 @@ def arguments(desc: AttendingDescriptor, names: Sequence[str]) -> dict[str, Arg]
     for name in names:
         o = desc.operand(name)
         args |= {name: pointer(o), f"{name}_strides": strides(o)}
-    others = {o.name: o for o in desc.operands() if o.name in ("mask", "query_starts", "key_starts")}
-    for name in ("mask", "query_starts", "key_starts"):
+    vectors = ("query_starts", "key_starts", "slopes", *(("sink",) if desc.op == "attention" else ()))
+    others = {o.name: o for o in desc.operands() if o.name in ("mask", *vectors)}
+    for name in ("mask", *vectors):
         args[name] = pointer(others[name]) if name in others else None
-    for name in ("query_starts", "key_starts"):
+    for name in vectors:
         any_stride = name in others and not others[name].layout.packed
         args[f"{name}_stride"] = Stride(name, 0) if any_stride else None
     whole = desc.queries + desc.keys

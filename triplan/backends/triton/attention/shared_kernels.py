@@ -134,12 +134,22 @@ def queries_of(first, last, queries, shift, left, right, BLOCK: tl.constexpr, LE
 
 
 @triton.jit
+def slope_of(slopes, stride, head, UNIT: tl.constexpr):
+    """The slope of a head in units of UNIT; None without slopes."""
+    found = None
+    if slopes is not None:
+        found = tl.load(slopes + head.to(tl.int64) * (1 if stride is None else stride)) * UNIT
+    return found
+
+
+@triton.jit
 def scores_of(
     product,
     query,
     key,
     mask,
     mask_strides,
+    slope,
     queries,
     keys,
     scale,
@@ -157,7 +167,8 @@ def scores_of(
     """Scores in units of UNIT from products q @ k.T, -inf where a query does not see a key; and with CAPPED the tanh.
 
     ``query`` and ``key`` are positions that broadcast to the product's shape. MASK: None, "bool" or "float"; ``mask``
-    is that of a head. LEFT, RIGHT: there is a window on that side. EDGE: keys may lie beyond ``keys``.
+    is that of a head, ``slope`` from ``slope_of``. LEFT, RIGHT: there is a window on that side. EDGE: keys may lie
+    beyond ``keys``.
     """
     bent = product
     if CAPPED:
@@ -166,6 +177,8 @@ def scores_of(
         s = bent * (softcap * UNIT)
     else:
         s = product * (scale * UNIT)
+    if slope is not None:
+        s += slope * (key - query - shift).to(s.dtype)
     seen = key < keys
     if RIGHT:
         seen = seen & (key <= query + (shift + right))

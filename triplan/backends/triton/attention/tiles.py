@@ -59,7 +59,9 @@ def numerics(desc: AttendingDescriptor) -> str:
     edges = "".join("-" if side is None else "w" for side in (desc.window_left, desc.right))
     edge = "packed" if desc.sequences is not None else f"{has_edge(desc, tile_of(desc)):d}"
     widths = f"{desc.head_dim}.{desc.values}.{edge}"
-    return f"{desc.op}-tiles.{desc.element}.{desc.multiplicands}.{widths}.{edges}.{desc.softcap}.{desc.mask}.v1"
+    extras = "".join(f".{o.name}" for o in desc.operands() if o.name in ("slopes", "sink"))
+    kind = f"{desc.element}.{desc.multiplicands}.{widths}.{edges}.{desc.softcap}.{desc.mask}{extras}"
+    return f"{desc.op}-tiles.{kind}.v1"
 
 
 @kernel(

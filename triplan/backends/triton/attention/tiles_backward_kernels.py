@@ -19,6 +19,7 @@ from triplan.backends.triton.attention.shared_kernels import (
     packed_tiles,
     queries_of,
     scores_of,
+    slope_of,
     store_tile,
 )
 
@@ -50,6 +51,7 @@ def attention_dq_kernel(
     mask,
     query_starts,
     key_starts,
+    slopes,
     scale,
     dout_strides,
     q_strides,
@@ -62,6 +64,7 @@ def attention_dq_kernel(
     mask_strides,
     query_starts_stride,
     key_starts_stride,
+    slopes_stride,
     queries,
     keys,
     heads,
@@ -125,6 +128,7 @@ def attention_dq_kernel(
     tl.store(at + query.to(tl.int64) * delta_strides[2], row, mask=query < queries)
     x = load_tile(head_pointer(q, q_strides, batch, head), q_strides, query, queries, HEAD, BLOCK_D, False)
     most = load_lse(lse, lse_strides, batch, head, query, queries, UNIT)
+    slope = slope_of(slopes, slopes_stride, head, UNIT)
     acc = tl.zeros((BLOCK_Q, BLOCK_D), ACC)
     start, end = keys_of(first, first + BLOCK_Q - 1, keys, shift, left, right, BLOCK_K, LEFT, RIGHT)
     for at in range(start, end, BLOCK_K):
@@ -137,6 +141,7 @@ def attention_dq_kernel(
             key[None, :],
             mask,
             mask_strides,
+            slope,
             queries,
             keys,
             scale,
@@ -152,8 +157,8 @@ def attention_dq_kernel(
             UNIT,
         )
         z = load_tile(v, v_strides, key, keys, VALUE, BLOCK_V, True)
-        slopes = tl.dot(g, z, input_precision=PRECISION, out_dtype=ACC)
-        ds = exponential(s - most[:, None]) * (slopes - row[:, None])
+        dp = tl.dot(g, z, input_precision=PRECISION, out_dtype=ACC)
+        ds = exponential(s - most[:, None]) * (dp - row[:, None])
         if CAPPED:
             ds *= 1.0 - bent * bent
         acc = tl.dot(ds.to(y.dtype), y, acc, input_precision=PRECISION, out_dtype=ACC)
@@ -173,6 +178,7 @@ def attention_dkdv_kernel(
     mask,
     query_starts,
     key_starts,
+    slopes,
     scale,
     dout_strides,
     q_strides,
@@ -185,6 +191,7 @@ def attention_dkdv_kernel(
     mask_strides,
     query_starts_stride,
     key_starts_stride,
+    slopes_stride,
     queries,
     keys,
     heads,
@@ -259,6 +266,7 @@ def attention_dkdv_kernel(
             key[:, None],
             mask_head,
             mask_strides,
+            slope_of(slopes, slopes_stride, head, UNIT),
             queries,
             keys,
             scale,
@@ -277,9 +285,9 @@ def attention_dkdv_kernel(
         at = head_pointer(dout, dout_strides, batch, head)
         g = load_tile(at, dout_strides, query, queries, VALUE, BLOCK_V, False)
         of_v = tl.dot(p.to(g.dtype), g, of_v, input_precision=PRECISION, out_dtype=ACC)
-        slopes = tl.dot(z, tl.trans(g), input_precision=PRECISION, out_dtype=ACC)
+        dp = tl.dot(z, tl.trans(g), input_precision=PRECISION, out_dtype=ACC)
         row = load_row(delta, delta_strides, batch, head, query, queries, 0.0)
-        ds = p * (slopes - row[None, :])
+        ds = p * (dp - row[None, :])
         if CAPPED:
             ds *= 1.0 - bent * bent
         of_k = tl.dot(ds.to(x.dtype), x, of_k, input_precision=PRECISION, out_dtype=ACC)

@@ -20,6 +20,7 @@ from triplan.backends.triton.attention.shared_kernels import (
     packed_tile,
     packed_tiles,
     scores_of,
+    slope_of,
     store_tile,
 )
 from triplan.backends.triton.common.rows_kernels import finite_shift
@@ -35,6 +36,8 @@ def attention_tiles_kernel(
     mask,
     query_starts,
     key_starts,
+    slopes,
+    sink,
     scale,
     q_strides,
     k_strides,
@@ -44,6 +47,8 @@ def attention_tiles_kernel(
     mask_strides,
     query_starts_stride,
     key_starts_stride,
+    slopes_stride,
+    sink_stride,
     queries,
     keys,
     heads,
@@ -103,8 +108,13 @@ def attention_tiles_kernel(
     if MASK is not None:
         mask = head_pointer(mask, mask_strides, batch, head)
     x = load_tile(q, q_strides, query, queries, HEAD, BLOCK_D, False)
+    slope = slope_of(slopes, slopes_stride, head, UNIT)
     top = tl.full((BLOCK_Q,), -float("inf"), ACC)
     total = tl.zeros((BLOCK_Q,), ACC)
+    if sink is not None:  # as if a key of value 0 came first
+        logit = tl.load(sink + head.to(tl.int64) * (1 if sink_stride is None else sink_stride)) * UNIT
+        top = tl.zeros((BLOCK_Q,), ACC) + logit
+        total += tl.where(logit == -float("inf"), 0.0, 1.0)
     acc = tl.zeros((BLOCK_Q, BLOCK_V), ACC)
     start, end = keys_of(first, first + BLOCK_Q - 1, keys, shift, left, right, BLOCK_K, LEFT, RIGHT)
     for at in range(start, end, BLOCK_K):
@@ -117,6 +127,7 @@ def attention_tiles_kernel(
             key[None, :],
             mask,
             mask_strides,
+            slope,
             queries,
             keys,
             scale,
