@@ -27,6 +27,7 @@ from bench import (
     reductions,
     rotary,
     rows,
+    sampling,
     scans,
     softmax,
 )
@@ -38,10 +39,10 @@ from bench.indexing.cases import DTYPES
 #: Timed runs and runs before them, unless the command line says otherwise.
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
 REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1), "elementwise": (10, 1)}
-REPEATS |= {"conv": (10, 1), "random": (10, 1), "optim": (10, 1), "reductions": (10, 1)}
+REPEATS |= {"conv": (10, 1), "random": (10, 1), "optim": (10, 1), "reductions": (10, 1), "sampling": (10, 1)}
 #: Benches of one family's cases.
 ONE_FAMILY: dict[str, Any] = {"conv": conv, "copies": copies, "random": random, "reductions": reductions}
-ONE_FAMILY["rotary"] = rotary
+ONE_FAMILY |= {"rotary": rotary, "sampling": sampling}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
@@ -54,6 +55,7 @@ HELP = {
     "copies": "copies, transposes, joins and fills against torch and torch.compile, on GPUs",
     "random": "random numbers and dropout against torch and torch.compile, on GPUs",
     "reductions": "reductions of rows, columns and whole tensors against torch and torch.compile, on GPUs",
+    "sampling": "tokens from logits, with filters, against torch and torch.compile, on GPUs",
     "elementwise": "elementwise functions and a fused expression against torch and torch.compile, on GPUs",
     "optim": "steps of optimizers against torch's fused and foreach ones, on a GPU",
     "host": "host time of planning and launching, and of every function beside torch's",

@@ -186,6 +186,7 @@ def calls(d: Draw) -> dict[str, Call]:
         "aminmax": Call(_first_of(ours, "aminmax"), _first_of(torch, "aminmax"), (x,)),
         "count_nonzero": Call(ours.count_nonzero, torch.count_nonzero, (x, -1)),
         "vector_norm": Call(ours.vector_norm, torch.linalg.vector_norm, (x, 2, -1), (0,)),
+        "sample": Call(lambda x: ours.sample(x, temperature=0.0, seed=1), lambda x: x.argmax(1), (x,)),
         "cumprod": Call(ours.cumprod, torch.cumprod, (x, -1), (0,)),
         "layer_norm": Call(ours.layer_norm, tf.layer_norm, (x, shape, w, b), (0, 2, 3)),
         "rms_norm": Call(ours.rms_norm, tf.rms_norm, (x, shape, w, 1e-5), (0, 2)),

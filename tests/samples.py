@@ -73,6 +73,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
             tp.RandomDescriptor(op=op, out_shape=(5, 32), element="f32", state="device")
             for op in tp.RandomDescriptor.ops()
         ),
+        tp.SampleDescriptor(element="f32", rows=5, vocabulary=32, top_k=True, top_p=True, min_p=True),
         *(TYPES[op](**HEADS) for op in ("attention", "attention_backward")),
         *(TYPES[op](**LISTED) for op in ("adam", "sgd", "lion")),
     )

@@ -48,7 +48,13 @@ def test_each_code_block_of_readme_runs_alone(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     ("document", "least"),
-    [("docs/guarantees.md", 5), ("docs/accumulation.md", 3), ("docs/optim.md", 2), ("docs/tuning.md", 3)],
+    [
+        ("docs/guarantees.md", 5),
+        ("docs/accumulation.md", 3),
+        ("docs/optim.md", 2),
+        ("docs/sampling.md", 2),
+        ("docs/tuning.md", 3),
+    ],
 )
 def test_the_code_of_a_document_runs(document: str, least: int) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 #: What a room has besides one module or folder for each family.
 SHARED = {
     "triplan/descriptors": {"base", "fields", "layout", "meanings", "operand"},
-    "triplan/backends/reference": {"run"},
+    "triplan/backends/reference": {"philox", "run"},
     "triplan/backends/triton": {"common"},
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tables", "tune", "workspace"},
     "triplan/functional": {"_autocast", "_flops", "_forward", "_ops", "_plans", "_replay", "_shapes", "_watching"},

@@ -15,5 +15,6 @@ from triplan.descriptors.optim import *
 from triplan.descriptors.random import *
 from triplan.descriptors.reductions import *
 from triplan.descriptors.rotary import *
+from triplan.descriptors.sampling import *
 from triplan.descriptors.scans import *
 from triplan.descriptors.softmax import *

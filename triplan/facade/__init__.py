@@ -15,6 +15,7 @@ from triplan.facade.prepared import *
 from triplan.facade.random import *
 from triplan.facade.reductions import *
 from triplan.facade.rotary import *
+from triplan.facade.sampling import *
 from triplan.facade.scans import *
 from triplan.facade.softmax import *
 from triplan.facade.tune import *

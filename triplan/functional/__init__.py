@@ -13,6 +13,7 @@ from triplan.functional.norms import *
 from triplan.functional.random import *
 from triplan.functional.reductions import *
 from triplan.functional.rotary import *
+from triplan.functional.sampling import *
 from triplan.functional.scans import *
 from triplan.functional.softmax import *
 

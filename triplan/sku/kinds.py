@@ -53,6 +53,7 @@ class OpCategory(_Name):
     CONV = "conv"
     COPIES = "copies"
     RANDOM = "random"
+    SAMPLING = "sampling"
     OPTIM = "optim"
     REDUCTIONS = "reductions"
     CUSTOM = "custom"

@@ -30,7 +30,7 @@ OTHERS |= {"attention", "attention_varlen", "expression", "geglu", "reglu", "sof
 OTHERS |= {"cast", "copy", "fill", "zero"}
 #: Functions that draw: their results are no sample's. tests/families/random compares what is certain.
 OTHERS |= {"bernoulli", "dropout", "dropout1d", "dropout2d", "dropout3d", "exponential", "normal", "rand", "rand_like"}
-OTHERS |= {"randint", "randint_like", "randn", "randn_like", "random", "trunc_normal", "uniform"}
+OTHERS |= {"randint", "randint_like", "randn", "randn_like", "random", "trunc_normal", "uniform", "sample"}
 NAMES = sorted({name.removesuffix("_") for name in F.__all__} - OTHERS)
 #: Sums of so many terms that they cancel: their error is measured against the sum of magnitudes.
 PRODUCTS = {"addbmm", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "linear", "matmul", "mm"}

@@ -26,7 +26,7 @@ def drawn(name: str, device: str, dtype: torch.dtype = torch.float32, m: int = 6
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES if name not in ("relu_squared", "swiglu")]
+    "name", [name for name in NAMES if name not in ("relu_squared", "sample", "swiglu")]
 )  # torch has no such function
 def test_autocast_gives_torchs_dtype(name: str, dtype: torch.dtype, device: str) -> None:
     call = drawn(name, device, dtype)

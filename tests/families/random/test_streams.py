@@ -19,7 +19,7 @@ from samples import same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.reference.random import philox
+from triplan.backends.reference.philox import philox
 from triplan.backends.triton.common.philox_kernels import minus_log
 from triplan.backends.triton.random.shared_kernels import NUMBERS, circle
 

@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triplan.backends.reference.philox import MASK, philox, product
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.common import bounds
 from triplan.descriptors import RandomDescriptor, packed_strides
 from triplan.descriptors.random import INTEGERS
 from triplan.sku import ElementKind, PrecisionGuarantee
 
-#: Philox4x32-10: factors of a round, and what each round adds to the key (Salmon et al., "Parallel Random Numbers: As
-#: Easy as 1, 2, 3", 2011).
-FACTORS, STEPS, ROUNDS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10
-MASK = 2**32 - 1
 #: Roundings on the path of a term: torch's functions are within 2 units in the last place, which are 4 roundings.
 ROUNDINGS = {"uniform": 3, "normal": 20, "exponential": 8, "dropout": 4}
 F64 = torch.float64
@@ -31,24 +28,6 @@ def guarantee(desc: RandomDescriptor) -> Mapping[str, PrecisionGuarantee]:
         return {"out": PrecisionGuarantee.exact(desc.element).replace(order_invariant=False)}
     kept = {"kept": PrecisionGuarantee.exact(ElementKind.I64)} if desc.keeps_state else {}
     return {"out": bounds.rounded(desc.element, compute, roundings, batch=True), **kept}
-
-
-def _product(a: Tensor, b: Any) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 32 bits of a product of 32-bit numbers, none of whose parts passes 2**63."""
-    low = a * (b & 0xFFFF)
-    high = a * (b >> 16) + (low >> 16)
-    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
-
-
-def philox(counter: list[Tensor], key: tuple[int, int]) -> list[Tensor]:
-    """Four words of 32 bits from four and a key of two, as int64."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(ROUNDS):
-        (high0, low0), (high1, low1) = _product(c0, FACTORS[0]), _product(c2, FACTORS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + STEPS[0]) & MASK, (k1 + STEPS[1]) & MASK
-    return [c0, c1, c2, c3]
 
 
 def _index(desc: RandomDescriptor, x: Mapping[str, Any]) -> Tensor:
@@ -124,7 +103,7 @@ def _random(desc: RandomDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor
     if desc.op == "randint":
         span = x["high"] - x["low"]
         s0, s1 = (torch.full_like(high, s) for s in (span & MASK, span >> 32 & MASK))
-        (carry, _), (a1, a0), (b1, b0), (c1, c0) = (_product(a, b) for a in (low, high) for b in (s0, s1))
+        (carry, _), (a1, a0), (b1, b0), (c1, c0) = (product(a, b) for a in (low, high) for b in (s0, s1))
         found = (c1 << 32) + c0 + a1 + b1 + ((carry + a0 + b0) >> 32) + x["low"]
         found = found.float() if desc.element.itemsize == 2 and desc.element.is_floating_point else found
         return {"out": found.to(desc.element.torch)}

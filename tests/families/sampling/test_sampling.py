@@ -1,0 +1,180 @@
+"""Sampling: tokens against definitions, distributions against exact probabilities, rows that nothing else changes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases import pinned
+from torch import Tensor
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan.backends.reference.sampling import masses
+
+INF, NAN = math.inf, math.nan
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+#: The tests of a distribution are of fixed seeds, at which they hold. This is how often others would fail.
+FALSE_ALARM = 1e-6
+
+
+def softmax_kept(x: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+    """Probabilities after the filters, in float64, pair by pair: no sort, no mass."""
+    p = x.double().softmax(-1)
+    above = x[None, :] > x[:, None]  # [i, j]: j is greater than i
+    if top_k:
+        p = torch.where(above.sum(1) < top_k, p, 0)
+        p = p / p.sum()
+    p = torch.where((above * p).sum(1) < top_p, p, 0) if top_p < 1 else p
+    p = torch.where(p >= min_p * p.max(), p, 0)
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "filters",
+    [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.8, "min_p": 0.1}],
+    ids=lambda f: "-".join(f) or "none",
+)
+def test_distribution(filters: dict[str, float], device: str) -> None:
+    """A chi-square test: each row draws once from one distribution with ties, at its own position."""
+    x, draws = torch.tensor([0.5, 2.0, -1.0, 0.5, 1.5, 2.0, 0.0, -3.0]), 20_000 if device == "cpu" else 1_000_000
+    rows = (x * 0.9).to(device).expand(draws, len(x)).contiguous()
+    tokens = F.sample(rows, temperature=0.9, seed=5, position=torch.arange(draws, device=device), **filters)  # type: ignore[arg-type]
+    p = softmax_kept(x, **filters)  # type: ignore[arg-type]
+    counts = torch.bincount(tokens.cpu(), minlength=len(x)).double()
+    assert not counts[p == 0].any()
+    expected = p[p > 0] * draws
+    statistic = ((counts[p > 0] - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
+    assert torch.special.gammaincc(freedom, statistic / 2) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kept_set(seed: int) -> None:
+    """The tokens that filters keep, of logits with many ties, are those of the definition in float64."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randint(-12, 12, (200,), generator=g).double() / 4
+    top_k, top_p = int(torch.randint(1, 60, (), generator=g)), float(torch.rand((), generator=g))
+    for filters in ({"top_k": top_k}, {"top_p": top_p}, {"top_k": top_k, "top_p": top_p, "min_p": 0.05}):
+        wanted = softmax_kept(x, **filters) > 0  # type: ignore[arg-type]
+        assert torch.equal(masses(x, 1.0, **filters) > 0, wanted)  # type: ignore[arg-type]
+
+
+def extremes() -> tuple[Tensor, list[int]]:
+    """Rows of which a token is certain, and the token."""
+    x = torch.full((6, 50), -INF)
+    x[0, 7] = 0  # a mask that allows one token
+    x[2] = 0
+    x[2, 9] = NAN
+    x[3] = 1
+    x[3, 11] = INF
+    x[4, 13] = -3e38
+    x[5] = 0
+    x[5, 17] = 100
+    return x, [7, -1, -1, 11, 13, 17]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("filters", [{}, {"top_k": 4, "top_p": 0.5, "min_p": 0.5}], ids=["none", "all"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0, INF])
+def test_extremes(temperature: float, filters: dict[str, float], device: str) -> None:
+    x, tokens = extremes()
+    if temperature == INF:  # where all finite logits are alike
+        x, tokens = x[:5], tokens[:5]
+    for seed in range(3):
+        found = F.sample(x.to(device), temperature=temperature, seed=seed, **filters)  # type: ignore[arg-type]
+        assert found.tolist() == tokens
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_greedy(device: str) -> None:
+    """The first of the largest; filters keep it, whatever they are."""
+    x = torch.randint(-5, 5, (30, 70), generator=torch.Generator().manual_seed(0)).float().to(device)
+    wanted = x.cpu().argmax(1)
+    for filters in ({}, {"top_k": 1}, {"top_p": -1.0}, {"min_p": 2.0}):
+        assert torch.equal(F.sample(x, temperature=0, seed=1, **filters).cpu(), wanted)  # type: ignore[arg-type]
+    one = F.sample(x, top_k=1, seed=3)
+    assert torch.equal(x.gather(1, one[:, None])[:, 0], x.amax(1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_alone(device: str) -> None:
+    """A row's token depends on no other row, nor on its place, nor on strides."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 200, generator=g).bfloat16().to(device)
+    seed, k = (torch.randint(1, 200, (40,), generator=g).to(device) for _ in range(2))
+    whole = F.sample(x, top_k=k, top_p=0.9, seed=seed, position=3)
+    turned = torch.randperm(40, generator=g).to(device)
+    assert torch.equal(F.sample(x[turned], top_k=k[turned], top_p=0.9, seed=seed[turned], position=3), whole[turned])
+    assert torch.equal(F.sample(x.t().contiguous().t(), top_k=k, top_p=0.9, seed=seed, position=3), whole)
+    for r in range(0, 40, 13):
+        one = slice(r, r + 1)
+        assert torch.equal(F.sample(x[one], top_k=k[one], top_p=0.9, seed=seed[one], position=3), whole[one])
+
+
+def test_seeds() -> None:
+    x = torch.zeros(64, 1000)
+    assert F.sample(x, seed=torch.arange(64)).unique().numel() > 50  # each row has its own
+    alike = F.sample(x, seed=4, position=9)
+    assert alike.unique().numel() == 1
+    assert not torch.equal(F.sample(x, seed=4, position=10), alike)
+
+
+def test_repeats_are_not_frozen() -> None:
+    """Calls that are replayed see the numbers of each call."""
+    x = torch.randn(2, 300, generator=torch.Generator().manual_seed(0))
+    for i in range(12):
+        given = {"temperature": 0.5 + i / 4, "top_k": 3 + 20 * i, "top_p": 0.3 + i / 20, "seed": i, "position": 2 * i}
+        tensors = {k: torch.tensor([v, v]) for k, v in given.items()}
+        assert torch.equal(F.sample(x, **given), F.sample(x.clone(), **tensors))  # type: ignore[arg-type]
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("element", ["f32", "f16", "bf16"])
+def test_blocks(element: str) -> None:
+    """Rows of several blocks, ties, and what is infinite: the reference's tokens."""
+    g = torch.Generator().manual_seed(2)
+    x = (torch.randint(-40, 40, (4, 2100), generator=g) / 8).to(tp.ElementKind.of(element).torch)
+    x[1, 2090], x[2, :2050] = INF, -INF
+    desc = tp.SampleDescriptor(element=element, rows=4, vocabulary=2100, top_k=True, top_p=True)
+    args = {
+        "temperature": torch.tensor([1.0, 0.5, 2.0, 0.0]),
+        "top_k": torch.tensor([0, 50, 700, 3]),
+        "top_p": torch.tensor([0.9, 1.0, 0.4, 0.5]),
+        "seed": torch.arange(4) - 2,
+        "position": torch.arange(4) + 2**33,
+    }
+    plan = pinned(desc, "looped", tp.Target.cpu(interpret=True))
+    assert plan is not None
+    found = torch.empty(4, dtype=torch.int64)
+    plan.run(tp.SampleArgs(logits=x, **args, out=found))
+    wanted = tp.TABLE.reference("sample").compute(desc, {"logits": x.double(), **args})["out"]
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("logits", "given", "error"),
+    [
+        (torch.zeros(3), {}, RuntimeError),
+        (torch.zeros(3, 4, dtype=torch.float64), {}, NotImplementedError),
+        (torch.zeros(3, 4), {"top_k": torch.tensor([1, 2])}, RuntimeError),
+    ],
+)
+def test_refusals(logits: Tensor, given: dict[str, Tensor], error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"sample\(\)"):
+        F.sample(logits, seed=1, **given)  # type: ignore[arg-type]
+
+
+def test_refused_descriptors() -> None:
+    with pytest.raises(tp.InvalidProblem, match="at most"):
+        tp.SampleDescriptor(element="f32", rows=1, vocabulary=2**22 + 1)
+    with pytest.raises(tp.InvalidProblem, match="f16, bf16 or f32"):
+        tp.SampleDescriptor(element="f64", rows=1, vocabulary=8)
+
+
+def test_opcheck() -> None:
+    seed = torch.arange(3)
+    args = (torch.randn(3, 9), torch.ones(3), seed, seed, None, torch.full((3,), 0.9), None)
+    torch.library.opcheck(torch.ops.triplan.sample.default, args)
