@@ -154,6 +154,26 @@ def test_blocks(element: str) -> None:
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize("name", ["top_k", "top_p", "both"])
+def test_thresholds(name: str) -> None:
+    """Ten logits, ties among them, at every top_k and as many top_p: hot rows of which each kept token is drawn."""
+    x = torch.tensor([0.0, 1.0, 2.0, 2.0, -1.0, 0.5, 3.0, 1.0, -4.0, 2.0]).expand(30, 10).contiguous()
+    every = torch.arange(30)
+    args = {"temperature": torch.full((30,), 50.0), "seed": every * 5, "position": every}
+    if name != "top_p":
+        args["top_k"] = every % 10 + 1
+    if name != "top_k":
+        args["top_p"] = (every % 10 + 1) / 11 if name == "top_p" else torch.full((30,), 0.95)
+    desc = tp.SampleDescriptor(element="f32", rows=30, vocabulary=10, top_k="top_k" in args, top_p="top_p" in args)
+    plan = pinned(desc, "looped", tp.Target.cpu(interpret=True))
+    assert plan is not None
+    found = torch.empty(30, dtype=torch.int64)
+    plan.run(tp.SampleArgs(logits=x, **args, out=found))
+    wanted = tp.TABLE.reference("sample").compute(desc, {"logits": x.double(), **args})["out"]
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("logits", "given", "error"),
     [
