@@ -203,6 +203,14 @@ def calls(d: Draw) -> dict[str, Call]:
         "linear": Call(ours.linear, tf.linear, (x, square, b), (0, 1, 2)),
         "conv1d": Call(ours.conv1d, tf.conv1d, (d.values(2, 16, d.n), d.values(16, 16, 3)), (0, 1)),
         "conv2d": Call(ours.conv2d, tf.conv2d, (d.values(2, 8, d.m, 8), d.values(8, 8, 3, 3), d.values(8)), (0, 1, 2)),
+        "max_pool1d": Call(ours.max_pool1d, tf.max_pool1d, (d.values(2, 16, d.m), 2), (0,)),
+        "avg_pool1d": Call(ours.avg_pool1d, tf.avg_pool1d, (d.values(2, 16, d.m), 2), (0,)),
+        "adaptive_avg_pool1d": Call(ours.adaptive_avg_pool1d, tf.adaptive_avg_pool1d, (d.values(2, 16, d.m), 2), (0,)),
+        "max_pool2d": Call(ours.max_pool2d, tf.max_pool2d, (d.values(2, 8, d.m, 8), 2), (0,)),
+        "avg_pool2d": Call(ours.avg_pool2d, tf.avg_pool2d, (d.values(2, 8, d.m, 8), 2), (0,)),
+        "adaptive_avg_pool2d": Call(
+            ours.adaptive_avg_pool2d, tf.adaptive_avg_pool2d, (d.values(2, 8, d.m, 8), 1), (0,)
+        ),
         "embedding_rms_norm": Call(
             lambda *a: ours.embedding_rms_norm(*a)[0], lambda *a: embedded(*a)[0], (rows, x, w), (1, 2)
         ),
@@ -281,6 +289,10 @@ def calls(d: Draw) -> dict[str, Call]:
         mine, its = (getattr(m, name)(16, 16, 3).to(d.device, d.dtype) for m in (modules, torch.nn))
         its.load_state_dict(mine.state_dict())
         found[f"nn.{name}"] = Call(mine, its, (d.values(2, 16, *sides),), (0,))
+    for name in ("MaxPool", "AvgPool", "AdaptiveAvgPool"):
+        for axes, sides in ((1, (d.m,)), (2, (d.m, 8))):
+            mine, its = (getattr(m, f"{name}{axes}d")(2) for m in (modules, torch.nn))
+            found[f"nn.{name}{axes}d"] = Call(mine, its, (d.values(2, 8, *sides),), (0,))
     mine, its = (m.MultiheadAttention(32, 2).to(d.device, d.dtype) for m in (modules, torch.nn))
     its.load_state_dict(mine.state_dict())
     found["nn.MultiheadAttention"] = Call(_of_itself(mine), _of_itself(its), (d.values(d.m, 4, 32),), (0,))

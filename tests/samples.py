@@ -26,9 +26,12 @@ TABLE = {"index_shape": (2, 3), "num_embeddings": 9, "embedding_dim": 32, "eleme
 TURNED = {"q_shape": (2, 4, 3, 8), "k_heads": 2, "rotary_dim": 4, "element": "f32"}
 FILTERED = {"batch": 2, "in_channels": 6, "height": 4, "width": 5, "out_channels": 6, "kernel": (3, 2), "groups": 2}
 FILTERED |= {"stride": (1, 2), "padding": (1, 0, 0, 1), "element": "f32"}
+POOLED = {"batch": 2, "channels": 6, "height": 4, "width": 5, "element": "f32"}
 LISTED = {"sizes": (5, 0, 33), "scaled": True, "element": "f32"}
 #: Reductions, of each kind of accumulator one.
 REDUCTIONS = ("sum", "amax", "max", "var", "vector_norm", "logsumexp")
+#: Pooling of windows of one size.
+POOLS = ("max_pool2d", "max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward")
 #: Copies, with what they do along the axes.
 COPIES = {"copy": (), "roll": (0, 3), "tril": (1,), "pad": (0, 0, 2, 1)}
 
@@ -69,6 +72,8 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.ArangeDescriptor(element="f32", count=32),
         tp.Conv2dDescriptor(has_bias=True, **FILTERED),
         *(TYPES[op](**FILTERED) for op in ("conv2d_backward_input", "conv2d_backward_weight")),
+        *(TYPES[op](kernel=(3, 2), stride=(2, 1), padding=(1, 0), **POOLED) for op in POOLS),
+        *(TYPES[f"adaptive_avg_pool2d{back}"](out_size=(3, 2), **POOLED) for back in ("", "_backward")),
         *(
             tp.RandomDescriptor(op=op, out_shape=(5, 32), element="f32", state="device")
             for op in tp.RandomDescriptor.ops()

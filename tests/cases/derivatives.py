@@ -164,6 +164,12 @@ PAIRS: dict[str, tuple[Function, Function]] = {
     "pad": (lambda x, y: F.pad(x, (1, -1), value=2.0) * y, lambda x, y: functional.pad(x, (1, -1), value=2.0) * y),
     "tril": (lambda x, y: F.tril(x, 1) * y, lambda x, y: x.tril(1) * y),
     "copy_": (lambda x, y: F.copy_(x * y, y), lambda x, y: (x * y).copy_(y)),
+    "max_pool2d": (lambda x, y: F.max_pool2d(x * y, 2, 1, 1), lambda x, y: functional.max_pool2d(x * y, 2, 1, 1)),
+    "avg_pool2d": (lambda x, y: F.avg_pool2d(x * y, 2, 1, 1), lambda x, y: functional.avg_pool2d(x * y, 2, 1, 1)),
+    "adaptive_avg_pool2d": (
+        lambda x, y: F.adaptive_avg_pool2d(x * y, (2, 3)),
+        lambda x, y: functional.adaptive_avg_pool2d(x * y, (2, 3)),
+    ),
     "conv2d": (_convolved(F.conv2d), _convolved(functional.conv2d)),
     "masked_fill": (lambda x, y: F.masked_fill(x, y > 0, 2.0) * y, lambda x, y: x.masked_fill(y > 0, 2.0) * y),
 }

@@ -445,7 +445,9 @@ def test_optim_smoke(tmp_path: Path) -> None:
     assert {row["contestant"] for row in found} == {"torch foreach", "torch fused", "triplan"}
 
 
-@pytest.mark.parametrize("bench", ["conv", "copies", "elementwise", "random", "reductions", "rotary", "sampling"])
+@pytest.mark.parametrize(
+    "bench", ["conv", "copies", "elementwise", "pooling", "random", "reductions", "rotary", "sampling"]
+)
 def test_smoke_against_torch(tmp_path: Path, bench: str) -> None:
     found, _ = smoke(tmp_path, [bench, *ON_CPU], f"{bench}-cpu-smoke")
     assert {row["contestant"] for row in found if "seconds" not in row} == {"torch", "triplan"}

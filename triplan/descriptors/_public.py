@@ -12,6 +12,7 @@ from triplan.descriptors.losses import *
 from triplan.descriptors.norms import *
 from triplan.descriptors.operand import *
 from triplan.descriptors.optim import *
+from triplan.descriptors.pooling import *
 from triplan.descriptors.random import *
 from triplan.descriptors.reductions import *
 from triplan.descriptors.rotary import *

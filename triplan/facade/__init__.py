@@ -11,6 +11,7 @@ from triplan.facade.losses import *
 from triplan.facade.norms import *
 from triplan.facade.optim import *
 from triplan.facade.plan import *
+from triplan.facade.pooling import *
 from triplan.facade.prepared import *
 from triplan.facade.random import *
 from triplan.facade.reductions import *

@@ -10,6 +10,7 @@ from triplan.functional.gemm import *
 from triplan.functional.indexing import *
 from triplan.functional.losses import *
 from triplan.functional.norms import *
+from triplan.functional.pooling import *
 from triplan.functional.random import *
 from triplan.functional.reductions import *
 from triplan.functional.rotary import *

@@ -41,6 +41,26 @@ def at_least_1d(t: Tensor) -> Tensor:
     return t.unsqueeze(0) if t.dim() == 0 else t
 
 
+def empty_in_order(shape: Sequence[int], *inputs: Tensor) -> Tensor:
+    """Memory for a result of four axes: channels last where an input is, as torch has it."""
+    last = any(t.size(1) > 1 and t.stride(1) == 1 and not t.is_contiguous() for t in inputs)
+    order = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(shape, dtype=inputs[0].dtype, device=inputs[0].device, memory_format=order)
+
+
+def for_each_axis(name: str, what: str, value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    """One number for each axis."""
+    if isinstance(value, int):
+        return (value,) * axes
+    found = tuple(value)
+    if len(found) not in (1, axes):
+        raise RuntimeError(
+            f"{name}(): expected {what} to be a single integer value or a list of {axes} values, but "
+            f"got {what}={shown(value)}"
+        )
+    return found * axes if len(found) != axes else found
+
+
 def narrowed(t: Tensor, shape: Sequence[int], keep: int | None = None) -> Tensor:
     """A view of ``t``, narrowed to the leading ``shape`` along every axis but ``keep``."""
     for d, n in enumerate(shape):

@@ -19,7 +19,7 @@ from triplan.functional._forward import Linearity
 from triplan.functional._ops import Recorded
 from triplan.functional._plans import run, tf32_allowed
 from triplan.functional._replay.replay import replayed
-from triplan.functional._shapes import check_same_device, require
+from triplan.functional._shapes import check_same_device, empty_in_order, for_each_axis, require
 
 __all__ = ["conv1d", "conv2d"]
 
@@ -28,13 +28,6 @@ Ints = Sequence[int]
 #: stride, padding (above, below, left, right), dilation, groups.
 How = tuple[Ints, Ints, Ints, int]
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def _empty(shape: Ints, *factors: Tensor) -> Tensor:
-    """Memory for a result: channels last where a factor is, as torch has it."""
-    last = any(t.size(1) > 1 and t.stride(1) == 1 and not t.is_contiguous() for t in factors)
-    order = torch.channels_last if last else torch.contiguous_format
-    return torch.empty(shape, dtype=factors[0].dtype, device=factors[0].device, memory_format=order)
 
 
 def _run(plan: type[Plan[Any, Any]], operands: dict[str, Tensor], how: How) -> None:
@@ -88,7 +81,7 @@ def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tens
         + 1
         for a in (0, 1)
     ]
-    return _empty((input.size(0), weight.size(0), *extents), input, weight)
+    return empty_in_order((input.size(0), weight.size(0), *extents), input, weight)
 
 
 def _kernel(input: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
@@ -129,7 +122,7 @@ _conv2d = Recorded(
 
 
 def _input_fake(dout: Tensor, weight: Tensor, size: Ints, *how: Any) -> Tensor:
-    return _empty((dout.size(0), weight.size(1) * how[-1], *size), dout, weight)
+    return empty_in_order((dout.size(0), weight.size(1) * how[-1], *size), dout, weight)
 
 
 def _input_kernel(dout: Tensor, weight: Tensor, size: Ints, *how: Any) -> Tensor:
@@ -165,7 +158,7 @@ _backward_input = Recorded(
 
 
 def _weight_fake(input: Tensor, dout: Tensor, kernel: Ints, *how: Any) -> Tensor:
-    return _empty((dout.size(1), input.size(1) // how[-1], *kernel), input, dout)
+    return empty_in_order((dout.size(1), input.size(1) // how[-1], *kernel), input, dout)
 
 
 def _weight_kernel(input: Tensor, dout: Tensor, kernel: Ints, *how: Any) -> Tensor:
@@ -197,23 +190,10 @@ _backward_weight = Recorded(
 # --- calls ---
 
 
-def _each(name: str, what: str, value: int | Ints, axes: int) -> tuple[int, ...]:
-    """One number for each axis."""
-    if isinstance(value, int):
-        return (value,) * axes
-    found = tuple(value)
-    if len(found) not in (1, axes):
-        raise RuntimeError(
-            f"{name}(): expected {what} to be a single integer value or a list of {axes} values, but "
-            f"got {what}={shown(value)}"
-        )
-    return found * axes if len(found) != axes else found
-
-
 def _sides(name: str, padding: int | str | Ints, kernel: Ints, stride: Ints, dilation: Ints) -> tuple[int, ...]:
     """Padding before and behind each axis. Of an odd number in all, "same" has one more behind, as torch has."""
     if not isinstance(padding, str):
-        return tuple(n for n in _each(name, "padding", padding, len(kernel)) for _ in range(2))
+        return tuple(n for n in for_each_axis(name, "padding", padding, len(kernel)) for _ in range(2))
     if padding == "valid":
         return (0,) * (2 * len(kernel))
     if padding != "same":
@@ -243,7 +223,7 @@ def _conv(
             f"got input of size: {list(input.shape)} and weight of size: {list(weight.shape)}"
         )
     batch = input if input.dim() == axes + 2 else input.unsqueeze(0)
-    strides, steps = _each(name, "stride", stride, axes), _each(name, "dilation", dilation, axes)
+    strides, steps = for_each_axis(name, "stride", stride, axes), for_each_axis(name, "dilation", dilation, axes)
     sides = _sides(name, padding, weight.shape[2:], strides, steps)
     if axes == 1:
         batch, weight = batch.unsqueeze(2), weight.unsqueeze(2)

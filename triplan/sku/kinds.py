@@ -51,6 +51,7 @@ class OpCategory(_Name):
     ELEMENTWISE = "elementwise"
     ATTENTION = "attention"
     CONV = "conv"
+    POOLING = "pooling"
     COPIES = "copies"
     RANDOM = "random"
     SAMPLING = "sampling"

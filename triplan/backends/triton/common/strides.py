@@ -36,6 +36,25 @@ def stride_arg(o: Operand, stride: int | Along) -> Arg:
     return Int(stride, True, power_of_two_in(stride))
 
 
+def axis_strides(o: Operand) -> tuple[Arg, ...]:
+    """The stride of ``o`` along each axis as an argument; None for 1."""
+    known = packed_strides(o.shape)
+
+    def along(axis: int) -> Arg:
+        if o.layout.packed:
+            return None if known[axis] == 1 else Int(known[axis], True, power_of_two_in(known[axis]))
+        if axis in o.layout.zero_axes:
+            return Int(0, True, 16)
+        return None if axis == o.layout.unit_axis else Stride(o.name, axis, divisibility=o.layout.stride_multiple)
+
+    return tuple(along(axis) for axis in range(len(o.shape)))
+
+
+def count(n: int) -> Int:
+    """A number that masks compare with: they are of whole vectors if it is divisible by their length."""
+    return Int(n, False, power_of_two_in(n))
+
+
 def row_tile(elements: int, rows: int, columns: int) -> tuple[int, int]:
     """(rows, columns) of a tile of ``elements``: the widest of those that leave few lanes idle.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, Stride, power_of_two_in
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import bits, ceil_power, padded_bytes
+from triplan.backends.triton.common.strides import count
 from triplan.backends.triton.conv import converted_kernels as kernels, shared, tiles
 from triplan.descriptors import Layout, Operand
 from triplan.descriptors.conv import Conv2dProblem
@@ -81,8 +82,8 @@ def _copy(o: Operand, offset: int) -> Launch:
     args: dict[str, Arg] = {
         "source": copy if o.is_written else own,
         "out": own if o.is_written else copy,
-        "channels": shared.count(channels),
-        "pixels": shared.count(pixels),
+        "channels": count(channels),
+        "pixels": count(pixels),
         "tiles_channels": Int(-(-channels // block_c)),
         "tiles_pixels": Int(-(-pixels // block_p)),
     }

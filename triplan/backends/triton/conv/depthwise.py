@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL, ceil_power
+from triplan.backends.triton.common.strides import count
 from triplan.backends.triton.conv import depthwise_kernels as kernels, shared
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
@@ -112,7 +113,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
         **shared.of_pixels(desc),
         **shared.geometry(desc),
         **{name: Int(n) for name, n in zip(names, _tiles(desc), strict=True)},
-        "channels": shared.count(desc.in_channels),
+        "channels": count(desc.in_channels),
         "taps": Int(desc.taps),
     }
     constants = {"TILE_ROWS": height, "TILE_COLUMNS": width, "BLOCK_C": _block(desc), "ACC": TL[desc.element.compute]}
@@ -128,7 +129,7 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     args = {
         **shared.of_parts(desc, parts, each),
         **shared.geometry(desc),
-        "channels": shared.count(desc.in_channels),
+        "channels": count(desc.in_channels),
         "kernel_rows": Int(desc.kernel[0]),
         "tiles_channels": Int(_tiles(desc)[2]),
     }

@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, Stride, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import values
+from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv import shared_kernels as kernels
 from triplan.descriptors import (
     Conv2dBackwardInputDescriptor,
     Conv2dBackwardWeightDescriptor,
     Conv2dDescriptor,
     Operand,
-    packed_strides,
 )
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import SUPPORTED, MathPrecision, PrecisionGuarantee, Support, Target
@@ -98,25 +98,6 @@ def channels_apart(desc: Conv2dProblem) -> tuple[Operand, ...]:
     return tuple(o for o in tensors if o.layout.packed or o.layout.unit_axis != 1)
 
 
-def strides(o: Operand) -> tuple[Arg, ...]:
-    """None for 1."""
-    known = packed_strides(o.shape)
-
-    def along(axis: int) -> Arg:
-        if o.layout.packed:
-            return None if known[axis] == 1 else Int(known[axis], True, power_of_two_in(known[axis]))
-        if axis in o.layout.zero_axes:
-            return Int(0, True, 16)
-        return None if axis == o.layout.unit_axis else Stride(o.name, axis, divisibility=o.layout.stride_multiple)
-
-    return tuple(along(axis) for axis in range(len(o.shape)))
-
-
-def count(n: int) -> Int:
-    """A number that masks compare with: they are of whole vectors if it is divisible by their length."""
-    return Int(n, False, power_of_two_in(n))
-
-
 def geometry(desc: Conv2dProblem) -> dict[str, Arg]:
     """Where the taps of a filter lie; strides of 1 are None."""
     steps = (None, None) if desc.stride == (1, 1) else desc.stride
@@ -142,10 +123,10 @@ def of_pixels(desc: Conv2dProblem) -> dict[str, Arg]:
         "weight": values(weight),
         "bias": None if bias is None else values(bias),
         "out": values(out),
-        "source_strides": strides(source),
-        "weight_strides": strides(weight),
-        "bias_stride": None if bias is None else strides(bias)[0],
-        "out_strides": strides(out),
+        "source_strides": axis_strides(source),
+        "weight_strides": axis_strides(weight),
+        "bias_stride": None if bias is None else axis_strides(bias)[0],
+        "out_strides": axis_strides(out),
         "rows": Int(out.shape[2]),
         "columns": Int(out.shape[3]),
         "source_rows": Int(source.shape[2]),
@@ -181,9 +162,9 @@ def of_parts(desc: Conv2dProblem, parts: int, each: int) -> dict[str, Arg]:
         "x": values(x),
         "dout": values(dout),
         "out": Scratch(0, desc.element.compute) if parts > 1 else values(out),
-        "x_strides": strides(x),
-        "dout_strides": strides(dout),
-        "out_strides": apart if parts > 1 else strides(out),
+        "x_strides": axis_strides(x),
+        "dout_strides": axis_strides(dout),
+        "out_strides": apart if parts > 1 else axis_strides(out),
         "part_stride": count(out.numel),
         "pixels": Int(pixels(desc)),
         "each": count(each),
@@ -202,7 +183,7 @@ def fold(desc: Conv2dProblem, parts: int) -> list[Launch]:
     args: dict[str, Arg] = {
         "parts": Scratch(0, desc.element.compute),
         "out": values(out),
-        "out_strides": strides(out),
+        "out_strides": axis_strides(out),
         "elements": count(out.numel),
         "count": Int(parts),
         "channels": count(desc.channels),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL, ceil_power
+from triplan.backends.triton.common.strides import count
 from triplan.backends.triton.conv import shared, tiles_kernels as kernels
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import ArchSku, MathPrecision, PrecisionGuarantee, Support, Target
@@ -196,7 +197,7 @@ def _flat(desc: Conv2dProblem) -> bool:
 
 def _shared(desc: Conv2dProblem) -> dict[str, Arg]:
     m, n = _tiles(desc)
-    sizes = {"taps": Int(desc.taps), "tiles_m": Int(m), "tiles_n": Int(n), "channels": shared.count(_reduced(desc))}
+    sizes = {"taps": Int(desc.taps), "tiles_m": Int(m), "tiles_n": Int(n), "channels": count(_reduced(desc))}
     return {**sizes, **shared.geometry(desc)}
 
 
@@ -222,7 +223,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     args: dict[str, Arg] = {
         **shared.of_pixels(desc),
         "pixels": Int(shared.pixels(desc)),
-        "features": shared.count(_features(desc)),
+        "features": count(_features(desc)),
         "own_weights": Int(desc.filters),
         **{name: Int(n) if _strided(desc) else None for name, n in zip(periods, _periods(desc), strict=True)},
         **_shared(desc),
@@ -239,7 +240,7 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
         return []
     args: dict[str, Arg] = {
         **shared.of_parts(desc, parts, each),
-        "filters": shared.count(desc.filters),
+        "filters": count(desc.filters),
         "groups": Int(desc.groups),
         **_shared(desc),
     }

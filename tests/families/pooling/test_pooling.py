@@ -1,0 +1,189 @@
+"""Pooling beside torch's: windows, paddings, layouts, special values; problems of any shape by every kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import H200, places
+from hypothesis import given, settings, strategies as st
+from proofs import target
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+import triplan.nn
+from triplan.testing import check_plan, descriptors
+
+Tensor = torch.Tensor
+torchs = torch.nn.functional
+OPS = tuple(f"{name}_pool2d{suffix}" for name in ("max", "avg", "adaptive_avg") for suffix in ("", "_backward"))
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+#: (shape of the input, function, options)
+CALLS: dict[str, tuple[tuple[int, ...], str, dict[str, Any]]] = {
+    "max": ((2, 3, 6, 7), "max_pool2d", {"kernel_size": 2}),
+    "max, overlapping": ((2, 3, 7, 8), "max_pool2d", {"kernel_size": 3, "stride": (2, 1), "padding": 1}),
+    "max, dilated": ((1, 2, 9, 8), "max_pool2d", {"kernel_size": (2, 3), "stride": 1, "dilation": (3, 2)}),
+    "max, ceil": ((1, 2, 8, 6), "max_pool2d", {"kernel_size": 3, "stride": 2, "ceil_mode": True}),
+    "max, no batch": ((3, 4, 5), "max_pool2d", {"kernel_size": 2}),
+    "max, empty": ((0, 3, 4, 5), "max_pool2d", {"kernel_size": 2}),
+    "max, row": ((2, 4, 9), "max_pool1d", {"kernel_size": [3], "stride": 2, "padding": 1}),
+    "avg": ((2, 3, 6, 7), "avg_pool2d", {"kernel_size": (2, 3)}),
+    "avg, padded": ((2, 3, 7, 8), "avg_pool2d", {"kernel_size": 3, "stride": (2, 1), "padding": 1}),
+    "avg, elements": ((2, 3, 7, 8), "avg_pool2d", {"kernel_size": 4, "padding": (2, 1), "count_include_pad": False}),
+    "avg, ceil": ((2, 2, 8, 6), "avg_pool2d", {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
+    "avg, divisor": ((2, 2, 8, 6), "avg_pool2d", {"kernel_size": 3, "divisor_override": -2}),
+    "avg, row": ((4, 9), "avg_pool1d", {"kernel_size": 4, "padding": 2, "count_include_pad": False}),
+    "adaptive": ((2, 3, 7, 8), "adaptive_avg_pool2d", {"output_size": (3, 5)}),
+    "adaptive, larger": ((2, 3, 4, 3), "adaptive_avg_pool2d", {"output_size": (9, None)}),
+    "adaptive, global": ((2, 3, 4, 3), "adaptive_avg_pool2d", {"output_size": 1}),
+    "adaptive, row": ((2, 3, 7), "adaptive_avg_pool1d", {"output_size": 4}),
+}
+
+
+@pytest.mark.parametrize("layout", ["first", "last", "gaps"])
+@pytest.mark.parametrize("name", CALLS)
+def test_results_and_gradients_are_torchs(name: str, layout: str) -> None:
+    shape, function, options = CALLS[name]
+    x = drawn(*shape)
+    if layout == "last":
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 3 else x
+    elif layout == "gaps":
+        x = torch.stack((x, x), -1)[..., 1]
+    got, expected = (getattr(m, function)(x, **options) for m in (F, torchs))
+    torch.testing.assert_close(got, expected, check_stride=x.dim() == 4 and layout != "gaps")
+    g = torch.randn_like(expected).requires_grad_()
+    first = [torch.autograd.grad(out, x, g, create_graph=True)[0] for out in (got, expected)]
+    torch.testing.assert_close(*first)
+    torch.testing.assert_close(*(torch.autograd.grad(t, g, torch.ones_like(x))[0] for t in first))
+    if function.startswith("max"):
+        with_indices = (getattr(m, function)(x, **options, return_indices=True) for m in (F, torchs))
+        torch.testing.assert_close(*with_indices)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_special_values(dtype: torch.dtype) -> None:
+    """The last NaN, the first of equal elements, and of -inf alone the first."""
+    x = torch.tensor([[1.0, 2.0, 2.0, torch.nan, 0.0, torch.nan, 1.0, 3.0], [-torch.inf] * 8], dtype=dtype)[
+        None, :, None
+    ]
+    got, expected = (m.max_pool2d(x, (1, 4), return_indices=True) for m in (F, torchs))
+    torch.testing.assert_close(got, expected, equal_nan=True)
+    assert got[1].flatten().tolist() == [3, 5, 0, 4]
+    means = (m.avg_pool2d(x, (1, 2)) for m in (F, torchs))
+    torch.testing.assert_close(*means, equal_nan=True)
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("windows"))
+def test_windows_without_elements(where: str, kernel: str | None) -> None:
+    """Dilation may place a window around the image: -inf, and no position, so that no gradient goes anywhere."""
+    sizes: dict[str, Any] = {"batch": 1, "channels": 1, "height": 1, "width": 1, "element": "f32"}
+    sizes |= {"kernel": (1, 2), "dilation": (1, 3), "padding": (0, 2)}
+    device = "cuda" if where == "gpu" else "cpu"
+    x, out = torch.ones(1, 1, 1, 1, device=device), torch.empty(1, 1, 1, 2, device=device)
+    indices = torch.empty(out.shape, dtype=torch.int64, device=device)
+    tp.plan(tp.MaxPool2dDescriptor(**sizes), target=target(where)).run(tp.MaxPool2dArgs(x, out, indices))
+    assert out.isneginf().all()
+    assert (indices == -1).all()
+    tp.plan(tp.MaxPool2dBackwardDescriptor(**sizes), target=target(where)).run(
+        tp.MaxPool2dBackwardArgs(torch.ones_like(out), indices, x)
+    )
+    assert x.item() == 0
+
+
+def test_registration() -> None:
+    x, how = drawn(2, 3, 5, 6), ([2, 3], [2, 1], [1, 1])
+    ops = torch.ops.triplan
+    out, indices = ops.max_pool2d(x, *how, [1, 1], False)
+    g = out.detach().requires_grad_()
+    for op, args in (
+        (ops.max_pool2d, (x, *how, [1, 1], False)),
+        (ops.max_pool2d_backward, (g, indices, [5, 6], *how, [1, 1], False)),
+        (ops.avg_pool2d, (x, *how, False, True, 0)),
+        (ops.avg_pool2d_backward, (g, [5, 6], *how, False, True, 0)),
+        (ops.adaptive_avg_pool2d, (x, [3, 4])),
+        (ops.adaptive_avg_pool2d_backward, (drawn(2, 3, 3, 4), [5, 6], [3, 4])),
+    ):
+        torch.library.opcheck(op.default, args)
+
+
+MODULES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "MaxPool1d": ((2, 3, 9), {"kernel_size": 3, "stride": 2, "padding": 1, "return_indices": True}),
+    "MaxPool2d": ((2, 3, 9, 8), {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
+    "AvgPool1d": ((2, 3, 9), {"kernel_size": 3, "padding": 1, "count_include_pad": False}),
+    "AvgPool2d": ((2, 3, 9, 8), {"kernel_size": 3, "stride": 2, "divisor_override": 5}),
+    "AdaptiveAvgPool1d": ((2, 3, 9), {"output_size": 4}),
+    "AdaptiveAvgPool2d": ((2, 3, 9, 8), {"output_size": (None, 3)}),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_torchs(name: str) -> None:
+    shape, options = MODULES[name]
+    ours, theirs = (getattr(m, name)(**options) for m in (triplan.nn, torch.nn))
+    torch.testing.assert_close(ours(drawn(*shape)), theirs(drawn(*shape)))
+    assert repr(ours) == repr(theirs)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: F.max_pool2d(x, 2, padding=2), "at most half"),
+        (lambda x: F.max_pool2d(x, 9), "no window"),
+        (lambda x: F.avg_pool2d(x, 2, divisor_override=0), "not zero"),
+        (lambda x: F.avg_pool2d(x, 0), "below 1"),
+        (lambda x: F.avg_pool2d(x, (1, 2, 3)), "list of 2"),
+        (lambda x: F.adaptive_avg_pool2d(x, -1), "below 0"),
+        (lambda x: F.adaptive_avg_pool2d(x, (1, 2, 3)), "2 numbers"),
+        (lambda x: F.max_pool2d(x[0, 0], 1), "Expected 3D or 4D"),
+    ],
+)
+def test_refusals(call: Any, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        call(drawn(2, 3, 5, 6))
+    with pytest.raises(tp.Unsupported, match="only f16"):
+        F.max_pool2d(torch.ones(1, 4, 4, dtype=torch.int32), 2)
+
+
+def test_descriptors_refuse() -> None:
+    sizes: dict[str, Any] = {"batch": 1, "channels": 2, "height": 4, "width": 4, "element": "f32"}
+    for fields, message in (
+        ({"kernel": (2, 2), "padding": (2, 0)}, "at most half"),
+        ({"kernel": (5, 2)}, "no window fits"),
+        ({"kernel": (1, 1), "height": 0}, "must be positive"),
+    ):
+        with pytest.raises(tp.InvalidProblem, match=message):
+            tp.MaxPool2dDescriptor(**{**sizes, **fields})
+    with pytest.raises(tp.Unsupported, match="it counts fewer than"):
+        tp.plan(tp.AvgPool2dDescriptor(**{**sizes, "batch": 1 << 28}, kernel=(1, 1)), target=H200)
+
+
+@pytest.mark.parametrize("element", ["bf16", "f32"])
+@pytest.mark.parametrize(("where", "kernel"), places("windows"))
+@settings(max_examples=10)
+@given(data=st.data())
+def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
+    cls = tp.descriptor_types()[data.draw(st.sampled_from(OPS))]
+    desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element}))
+    check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)), runs=1)
+
+
+LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("windows"))
+@pytest.mark.parametrize("op", OPS)
+def test_channels_last(op: str, where: str, kernel: str | None) -> None:
+    """Tiles of channels, the last of which is not full, and of pixels of several images."""
+    sizes: dict[str, Any] = {"batch": 3, "channels": 24, "height": 5, "width": 4, "element": "f32"}
+    how = {"out_size": (3, 7)} if "adaptive" in op else {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}
+    desc = tp.descriptor_types()[op](**sizes, **how)
+    desc = desc.replace(layouts={o.name: LAST for o in desc.operands()})
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert check_plan(plan, runs=1, passes=("unit",)).compared

@@ -1,0 +1,151 @@
+"""Pooling in plain torch, from the definitions: one step for each element of a window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triplan.backends.table import CheckRules, reference
+from triplan.backends.triton.common import bounds
+from triplan.descriptors import (
+    AdaptiveAvgPool2dBackwardDescriptor,
+    AdaptiveAvgPool2dDescriptor,
+    AvgPool2dBackwardDescriptor,
+    AvgPool2dDescriptor,
+    Descriptor,
+    MaxPool2dBackwardDescriptor,
+    MaxPool2dDescriptor,
+)
+from triplan.descriptors.pooling import AdaptiveProblem, AvgProblem, MaxProblem, PoolProblem, WindowsProblem
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
+
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+Tensors = Mapping[str, Any]
+
+
+def _windows(desc: PoolProblem, axis: int) -> list[list[int]]:
+    """The positions of each window along an axis; those that do not exist too, below 0 or beyond the extent."""
+    extent, n = (desc.height, desc.width)[axis], desc.out_extents[axis]
+    if isinstance(desc, AdaptiveProblem):
+        return [list(range(i * extent // n, -(-(i + 1) * extent // n))) for i in range(n)]
+    assert isinstance(desc, WindowsProblem)
+    taps = range(desc.kernel[axis])
+    return [[i * desc.stride[axis] - desc.padding[axis] + t * desc.dilation[axis] for t in taps] for i in range(n)]
+
+
+def _taps(desc: PoolProblem, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each tap: the windows that have such an element, and its positions."""
+    extent, windows = (desc.height, desc.width)[axis], _windows(desc, axis)
+    for t in range(max(map(len, windows))):
+        found = [(i, w[t]) for i, w in enumerate(windows) if t < len(w) and 0 <= w[t] < extent]
+        yield (
+            torch.tensor([i for i, _ in found], dtype=torch.long),
+            torch.tensor([p for _, p in found], dtype=torch.long),
+        )
+
+
+def _steps(desc: PoolProblem) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """For each element of a window, row by row: (windows, positions) of the rows, and of the columns."""
+    columns = list(_taps(desc, 1))
+    for rows, ys in _taps(desc, 0):
+        for across, zs in columns:
+            yield rows, ys, across, zs
+
+
+def _divisors(desc: PoolProblem, like: Tensor) -> Tensor:
+    """What the sum of each window is divided by: (rows, columns)."""
+
+    def elements(axis: int) -> Tensor:
+        extent, padded = (desc.height, desc.width)[axis], 0
+        if isinstance(desc, AvgProblem) and desc.count_include_pad:
+            padded = desc.padding[axis]
+        counts = [sum(-padded <= p < extent + padded for p in window) for window in _windows(desc, axis)]
+        return torch.tensor(counts, dtype=like.dtype)
+
+    if isinstance(desc, AvgProblem) and desc.divisor:
+        return like.new_full(desc.out_extents, desc.divisor)
+    return elements(0)[:, None] * elements(1)
+
+
+# --- ops ---
+
+
+def max_pool(desc: MaxProblem, x: Tensors) -> Tensors:
+    shape = (desc.batch, desc.channels, *desc.out_extents)
+    out, indices = x["x"].new_full(shape, -math.inf), torch.full(shape, -1)
+    for rows, ys, across, zs in _steps(desc):
+        v, at = x["x"][..., ys, :][..., zs], (ys[:, None] * desc.width + zs).expand(*shape[:2], -1, -1)
+        own = (..., rows[:, None], across)
+        better = (v > out[own]) | v.isnan() | (indices[own] < 0)
+        out[own], indices[own] = torch.where(better, v, out[own]), torch.where(better, at, indices[own])
+    return {"out": out, "indices": indices}
+
+
+def max_backward(desc: MaxProblem, x: Tensors) -> Tensors:
+    dx = x["dout"].new_zeros((desc.batch, desc.channels, desc.height, desc.width))
+    for rows, ys, across, zs in _steps(desc):
+        own = (..., rows[:, None], across)
+        chosen = x["indices"][own] == ys[:, None] * desc.width + zs
+        dx[..., ys[:, None], zs] += torch.where(chosen, x["dout"][own], 0)
+    return {"dx": dx}
+
+
+def average(desc: PoolProblem, x: Tensors) -> Tensors:
+    out = x["x"].new_zeros((desc.batch, desc.channels, *desc.out_extents))
+    for rows, ys, across, zs in _steps(desc):
+        out[..., rows[:, None], across] += x["x"][..., ys, :][..., zs]
+    return {"out": out / _divisors(desc, out).clamp(min=1)}
+
+
+def average_backward(desc: PoolProblem, x: Tensors) -> Tensors:
+    shares = x["dout"] / _divisors(desc, x["dout"]).clamp(min=1)
+    dx = shares.new_zeros((desc.batch, desc.channels, desc.height, desc.width))
+    for rows, ys, across, zs in _steps(desc):
+        # Windows of adaptive pooling may start at one pixel: positions repeat.
+        part = shares.new_zeros((*dx.shape[:2], len(rows), desc.width))
+        dx.index_add_(2, ys, part.index_add_(3, zs, shares[..., rows, :][..., across]))
+    return {"dx": dx}
+
+
+def _averages(desc: PoolProblem, x: Tensors) -> Tensors:
+    """Infinite, so that any result is right, where the sum overflows before it is divided."""
+    out = average(desc, x)["out"]
+    sums = out * _divisors(desc, out).clamp(min=1)
+    return {"out": torch.where(sums > torch.finfo(desc.element.compute.torch).max / 2, math.inf, out)}
+
+
+def _indices(desc: MaxPool2dBackwardDescriptor, x: Tensors) -> Tensors:
+    """Those of max_pool2d, of some values of x."""
+    shape = (desc.batch, desc.channels, desc.height, desc.width)
+    values = (torch.arange(math.prod(shape)) * 2654435761 % 1009).double().reshape(shape)
+    return {"indices": max_pool(desc, {"x": values})["indices"]}
+
+
+# --- guarantees ---
+
+
+def _of(desc: PoolProblem) -> Mapping[str, PrecisionGuarantee]:
+    """Sums one by one, over all windows or elements at most, and a quotient."""
+    exact = bounds.guarantee(ElementKind.I64, bounds.EXACT, math_precision=MathPrecision.EXACT)
+    if isinstance(desc, MaxPool2dDescriptor):
+        return {"out": bounds.guarantee(desc.element.compute, bounds.EXACT), "indices": exact}
+    terms = desc.height * desc.width + math.prod(desc.out_extents)
+    return bounds.of_outputs(desc, bounds.rounded(desc.element, desc.element.compute, 1, terms + 1))
+
+
+Compute = Callable[[Any, Tensors], Tensors]
+TABLE: dict[type[Descriptor], tuple[Compute, CheckRules]] = {
+    MaxPool2dDescriptor: (max_pool, CheckRules(CheckRules.no_terms)),
+    MaxPool2dBackwardDescriptor: (max_backward, CheckRules(inputs=_indices)),
+    AvgPool2dDescriptor: (average, CheckRules(_averages)),
+    AvgPool2dBackwardDescriptor: (average_backward, CheckRules()),
+    AdaptiveAvgPool2dDescriptor: (average, CheckRules(_averages)),
+    AdaptiveAvgPool2dBackwardDescriptor: (average_backward, CheckRules()),
+}
+for _cls, (_compute, _checks) in TABLE.items():
+    for _op in _cls.ops():
+        reference(op=_op, elements=ELEMENTS, guarantee=_of, checks=_checks)(_compute)
