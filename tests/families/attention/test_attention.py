@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import triplan as tp
 from triplan.testing import args_for, check_plan, check_refusals
+from triplan.testing.oracle import magnitudes
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
 OPS = ("attention", "attention_backward")
@@ -179,6 +180,14 @@ def test_steep_scores_do_not_overflow(where: str, kernel: str | None) -> None:
     got = run(required(desc, kernel, target(where)), values)
     torch.testing.assert_close(got["out"][0, :, :, 0], torch.tensor([[299.0, 0.0]] * 2))
     torch.testing.assert_close(got["lse"][0], torch.full((2, 2), 3e4))
+
+
+def test_lost_probabilities_of_f64_have_a_tolerance() -> None:
+    """What a probability below the smallest number is off by counts in f64 as well, multiplied by what it meets."""
+    desc = build("attention_backward", "f64", batch=1, heads=1, key_heads=1, queries=1, keys=20000, slopes=True)
+    terms = magnitudes(desc, args_for(desc, "cpu", 0).args)
+    assert bool((terms["dk"] > 0).all())
+    assert bool((terms["dv"] > 0).all())
 
 
 #: What decides the tiles and blocks of the Hopper kernels, and which of them are masked.

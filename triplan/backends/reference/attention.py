@@ -161,7 +161,7 @@ def _terms(desc: AttentionDescriptor, x: Tensors, whole: AttentionDescriptor) ->
     if sink is not None:
         most = most.maximum(sink.abs().masked_fill(sink == -torch.inf, 0)[:, None, None])
     known = errors(whole, "out")
-    each = p * (1 + 2 * known.weight * most) + known.lost / known.of_terms * s.isfinite()
+    each = p * (1 + 2 * known.weight * most) + known.lost / known.of_terms * s.isfinite().double()
     out = each @ _by_head(desc, x["v"].abs())
     return {"out": out.transpose(1, 2), "lse": 1 + most.squeeze(-1) + lse.masked_fill(lse == -torch.inf, 0).abs()}
 
@@ -170,7 +170,7 @@ def _terms(desc: AttentionDescriptor, x: Tensors, whole: AttentionDescriptor) ->
 def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors, whole: AttentionBackwardDescriptor) -> Tensors:
     dout, out = x["dout"].transpose(1, 2), x["out"].transpose(1, 2)
     s, bent = _scores(desc, x)
-    p, seen = _probabilities(s, x["lse"]), s.isfinite()
+    p, seen = _probabilities(s, x["lse"]), s.isfinite().double()  # (a bool times a number would be f32, and 0)
     size = _magnitude(desc, x) + x["lse"].masked_fill(x["lse"] == -torch.inf, 0).abs()[..., None]
     ds = (_slopes(desc, x, p, bent)).abs()
     b = dout.abs() @ _by_head(desc, x["v"].abs()).mT + (dout * out).abs().sum(-1, keepdim=True)

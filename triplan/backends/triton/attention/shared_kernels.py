@@ -178,7 +178,8 @@ def scores_of(
     else:
         s = product * (scale * UNIT)
     if slope is not None:
-        s += slope * (key - query - shift).to(s.dtype)
+        # Spelled as fused: a compiler that may choose which of two products to fuse rounds differently in each binary.
+        s = tl.fma(slope, (key - query - shift).to(s.dtype), s)
     seen = key < keys
     if RIGHT:
         seen = seen & (key <= query + (shift + right))
@@ -191,7 +192,7 @@ def scores_of(
         if MASK == "bool":
             seen = seen & (tl.load(at, mask=inside, other=0) != 0)
         else:
-            s += tl.load(at, mask=inside, other=0.0).to(s.dtype) * UNIT
+            s = tl.fma(tl.load(at, mask=inside, other=0.0).to(s.dtype), UNIT, s)
     if EDGE or LEFT or RIGHT or MASK == "bool":
         s = tl.where(seen, s, -float("inf"))
     return s, bent

@@ -61,7 +61,7 @@ def numerics(desc: AttendingDescriptor) -> str:
     widths = f"{desc.head_dim}.{desc.values}.{edge}"
     extras = "".join(f".{o.name}" for o in desc.operands() if o.name in ("slopes", "sink"))
     kind = f"{desc.element}.{desc.multiplicands}.{widths}.{edges}.{desc.softcap}.{desc.mask}{extras}"
-    return f"{desc.op}-tiles.{kind}.v1"
+    return f"{desc.op}-tiles.{kind}.v2"
 
 
 @kernel(
