@@ -1,6 +1,8 @@
-"""Runs every Triton entry of the kernel table on small problems: ``python sanitized.py SHARD OF``, under a sanitizer.
+"""Runs every Triton entry of the kernel table on small problems: ``sanitized.py SHARD OF [check]``, under a sanitizer.
 
-Operands are allocations of their own and outputs are not initialised, so that the tools see each byte too many.
+Operands are allocations of their own and outputs are not initialised, so that the tools see each byte too many. With
+``check`` results are compared with the reference instead: a tool that changes the order of a kernel's threads shows
+what relies on that order.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from cases import pinned
 from samples import ACCUMULATING, COPIES, SAMPLES, known
 
 import triplan as tp
-from triplan.testing import args_for
+from triplan.testing import args_for, check_plan
 
 
 def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan[Any, Any]]:
@@ -57,16 +59,31 @@ def exact_args(desc: tp.Descriptor) -> Any:
     )
 
 
-def main(shard: int, of: int) -> None:
+#: (m, n, k) of tiles that are whole and cut, of one step and of two: for kernels whose warps have tasks of their own.
+PRODUCTS = ((264, 136, 72), (264, 136, 8), (128, 128, 64))
+
+
+def plans_of_products(entry: str, target: tp.Target) -> Iterator[tp.Plan[Any, Any]]:
+    for (m, n, k), element in product(PRODUCTS, (tp.ElementKind.BF16, tp.ElementKind.F16)):
+        plan = pinned(tp.GemmDescriptor(m=m, n=n, k=k, element=element), entry, target)
+        if plan is not None:
+            yield plan
+
+
+def main(shard: int, of: int, check: bool) -> None:
     entries = [(op, e.name) for op in SAMPLES for e in tp.TABLE.rows(op) if e.backend is tp.BackendKind.TRITON]
-    ran = 0
+    ran, target = 0, tp.Target.current()
     for op, entry in entries[shard::of]:
-        for plan in plans_of_samples(op, entry, tp.Target.current()):
-            plan.run(exact_args(plan.descriptor), tp.Workspace.allocate(plan))
+        plans = plans_of_samples(op, entry, target)
+        for plan in chain(plans, plans_of_products(entry, target) if check and op == "gemm" else ()):
+            if check:
+                check_plan(plan, seed=ran, runs=2, passes=("unit",))
+            else:
+                plan.run(exact_args(plan.descriptor), tp.Workspace.allocate(plan))
             torch.cuda.synchronize()
             ran += 1
     print(f"{ran} plans of {len(entries[shard::of])} entries ran")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]), int(sys.argv[2]), "check" in sys.argv)

@@ -20,6 +20,7 @@ from cases.functional import DEVICES, SeenDispatch, SeenFunction
 from replaying import forget, noted, replays_on_cpu
 from torch._dynamo import compiled_autograd
 from torch._subclasses import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import triplan.nn
@@ -42,8 +43,12 @@ RECORDINGS = [*((name, False) for name in NAMES), *((name, True) for name in REC
 
 @pytest.fixture(params=DEVICES)
 def answers(request: pytest.FixtureRequest) -> Iterator[list[bool]]:
-    """Of every replay that was asked: whether it answered. The device is ``request.param``."""
-    with replays_on_cpu() if request.param == "cpu" else noted() as found:
+    """Of every replay that was asked: whether it answered. The device is ``request.param``.
+
+    torch's attention is the one by its definition: of steep scores its fused kernels' f32 gradients are three times as
+    far off as ours.
+    """
+    with sdpa_kernel(SDPBackend.MATH), replays_on_cpu() if request.param == "cpu" else noted() as found:
         yield found
 
 
