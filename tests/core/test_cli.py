@@ -465,12 +465,18 @@ def test_compile_writes_what_the_manifest_says(file: str, tmp_path: Path) -> Non
     assert on_disk == {"manifest.json"} | {k[kind]["file"] for k in manifest["kernels"] for kind in ("ptx", "cubin")}
 
 
-#: Problems with a workspace and several launches, with scalars, and with tensor maps of a transposed operand.
+#: Problems with a workspace and several launches, with scalars, with tensor maps of a transposed operand, and of every
+#: second row and column.
 COLUMNS = tp.Layout.strided(unit_axis=0, alignment=16, stride_multiple=8)
+CHANNELS_LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+FILTERED = tp.Conv2dDescriptor(
+    batch=2, in_channels=24, height=9, width=12, out_channels=72, kernel=(3, 2), stride=(2, 2), element="f16"
+)
 LAUNCHED = {
     "index_add": (DESC, "sorted_sum"),
     "split_k": (tp.GemmDescriptor(m=64, n=64, k=4096, element="f16"), "split_k"),
     "wgmma": (tp.GemmDescriptor(m=128, n=64, k=96, element="bf16", layouts={"a": COLUMNS}), "wgmma"),
+    "conv2d": (FILTERED.replace(layouts=dict.fromkeys(("x", "weight", "out"), CHANNELS_LAST)), "wgmma"),
 }
 PTX_TYPES = {"i32": "u32", "i64": "u64", "fp32": "f32", "fp64": "f64", "tensor_map": "align"}
 
@@ -518,16 +524,21 @@ def launch_manifest(manifest: dict[str, Any], folder: Path, args: Any, workspace
     def check(code: int) -> None:
         assert code == 0, f"CUDA error {code}"
 
+    def positions(a: dict[str, Any]) -> slice:
+        return slice(a.get("first", 0), a.get("stop"), a.get("step", 1))
+
     def tensor_map(a: dict[str, Any], x: torch.Tensor) -> Any:
         axes, rank = a["axes"][::-1], len(a["axes"])  # the driver wants the innermost first
         found = (ctypes.c_char * 192)()
         offset = -ctypes.addressof(found) % 64
         aligned = (ctypes.c_char * 128).from_buffer(found, offset)
         sizes, ones = ctypes.c_uint64 * rank, (ctypes.c_uint32 * rank)(*[1] * rank)
-        strides = sizes(*(x.stride(axis) * x.element_size() for axis in axes[1:]))
+        steps = a.get("steps", [{}] * rank)[::-1]
+        x = x.permute(axes)[tuple(map(positions, steps))]
+        strides = sizes(*(stride * x.element_size() for stride in x.stride()[1:]))
         box = (ctypes.c_uint32 * rank)(*a["box"][::-1])
         where = ctypes.c_void_p(x.data_ptr())
-        shape = sizes(*(x.shape[axis] for axis in axes))
+        shape = sizes(*x.shape)
         what = (a["data_type"], rank, where, shape, strides, box, ones, 0, a["swizzle"], 2, 0)
         check(cuda.cuTensorMapEncodeTiled(aligned, *what))
         return aligned
@@ -544,8 +555,8 @@ def launch_manifest(manifest: dict[str, Any], folder: Path, args: Any, workspace
         got = {
             "value": lambda: a["value"],
             "scalar": lambda: a["default"] if x is None else x,
-            "stride": lambda: x.stride(a["axis"]),
-            "extent": lambda: x.shape[a["axis"]],
+            "stride": lambda: x.stride(a["axis"]) * a.get("step", 1),
+            "extent": lambda: len(range(x.shape[a["axis"]])[positions(a)]),
         }[a["from"]]()
         return c_types[a["type"]](got)
 

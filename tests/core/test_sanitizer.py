@@ -34,6 +34,8 @@ SPECIALISED = {
     "attention_wgmma_kernel",
     "attention_wgmma_dkdv_kernel",
     "attention_wgmma_dq_kernel",
+    "conv2d_wgmma_kernel",
+    "conv2d_weight_wgmma_kernel",
 }
 
 

@@ -26,7 +26,23 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             yield desc.replace(layouts=last)
 
 
+def boxes(op: str) -> Iterator[tp.Descriptor]:
+    """Of every width of tiles: many and few features, few pixels, rows that boxes pass; strides, and a bias."""
+    cls: Any = tp.descriptor_types()[op]
+    bias = {"has_bias": True} if op == "conv2d" else {}
+    for channels, filters, more in (
+        (128, 256, bias),
+        (64, 64, {"stride": (2, 2), "height": 55, "width": 55}),
+        (256, 256, {"batch": 1}),
+        (256, 128, {"batch": 2, "height": 20, "width": 19, **bias}),
+    ):
+        desc = cls(element="bf16", in_channels=channels, out_channels=filters, **{**SIZES, **more})
+        yield desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
+
+
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
+    if entry == "wgmma" and name != "conv2d_fold_kernel":
+        return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor"), ()
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
         return ((VECTORS,) if desc.element.itemsize <= 4 else ()), ()
     if desc.in_channels != 256 or name == "conv2d_fold_kernel":
@@ -41,4 +57,4 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
 
 @compiles("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    return planned(op, entry, target, problems(op), partial(asks, target.arch.value))
+    return planned(op, entry, target, boxes(op) if entry == "wgmma" else problems(op), partial(asks, target.arch.value))

@@ -206,7 +206,8 @@ def repeated(plan: tp.Plan[Any, Any], values: Values, runs: range) -> Iterator[d
         elif o.kind == "tensor_list":
             fields[o.name] = [t.to(device, copy=True) for t in values[o.name]]
         elif o.role == "output":
-            fields[o.name] = torch.empty(o.shape, dtype=o.element.torch, device=device)
+            last = torch.channels_last if len(o.shape) == 4 and o.layout.unit_axis == 1 else torch.contiguous_format
+            fields[o.name] = torch.empty(o.shape, dtype=o.element.torch, device=device, memory_format=last)
         else:
             fields[o.name] = values[o.name].to(device, copy=True)
     args, workspace = plan.args_type(**fields), tp.Workspace.allocate(plan)
@@ -219,7 +220,8 @@ def repeated(plan: tp.Plan[Any, Any], values: Values, runs: range) -> Iterator[d
             if name in start:
                 t.copy_(start[name])
             else:
-                bits(t).fill_((0x5A, 0xFF, 0x01)[run % 3] if t.dtype is not torch.bool else run % 2)
+                dense = t if t.is_contiguous() else t.movedim(1, -1)
+                bits(dense).fill_((0x5A, 0xFF, 0x01)[run % 3] if t.dtype is not torch.bool else run % 2)
         if busy is not None and run:
             busy()
         plan.run(args, workspace)

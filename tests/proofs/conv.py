@@ -18,6 +18,7 @@ from proofs import Drawn, Kind, Values, Variant, draw, joins
 HEIGHT, WIDTH, KERNEL = 4, 5, (2, 2)
 #: Images of what sums channels, and channels and filters of a group of what sums images or is not summed.
 IMAGES, FEW, FILTERS = 3, 3, 5
+LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 #: Operands with an axis of images.
 OF_IMAGES = ("x", "dout", "out", "dx")
 
@@ -32,12 +33,19 @@ class Convolution(Drawn):
         return self._variant(channel_orders(self.desc, shuffled(summed(self.desc))))
 
     def _variant(self, order: dict[str, tuple[int, Tensor]], **fields: Any) -> Variant:
-        def taken(values: Any) -> dict[str, Tensor]:
-            return {name: t.index_select(*order[name]) if name in order else t for name, t in values.items()}
+        def taken(values: Any) -> Values:
+            found = {name: t.index_select(*order[name]) if name in order else t for name, t in values.items()}
+            return laid(self.desc, found)
 
         (name,) = (o.name for o in self.desc.operands() if o.is_written)
         other = Convolution(self.desc.replace(**fields), lambda: taken(self.values))
         return Variant(other, lambda out: out[name], lambda out: taken(out)[name] if fields else out[name])
+
+
+def laid(desc: tp.Descriptor, values: Values) -> Values:
+    """``values`` in the layouts of ``desc``: channels last, or first."""
+    last = torch.channels_last if desc.layouts else torch.contiguous_format
+    return {name: t.contiguous(memory_format=last) if t.dim() == 4 else t for name, t in values.items()}
 
 
 def summed(desc: Any) -> int:
@@ -89,15 +97,17 @@ def values(desc: Any, kind: Kind, n: int) -> Values:
                 found[name] = found[name] * signs.view([-1 if a == axis else 1 for a in range(4)])
         if "bias" in found:
             found["bias"] = found["bias"] * 2.0**-10  # small beside what is rounded off
-    return found
+    return laid(desc, found)
 
 
 def problem(
-    op: str, n: int, element: tp.ElementKind, kind: Kind, depthwise: bool = False, **fields: Any
+    op: str, n: int, element: tp.ElementKind, kind: Kind, depthwise: bool = False, last: bool = False, **fields: Any
 ) -> Convolution:
-    even = max(n // 4, 4) // 2 * 2
+    unit = 8 if last else 2  # TMA moves 8 channels
+    even = max(n // 4, 2 * unit) // unit * unit
     groups = fields.get("groups", 1)
-    sizes: dict[str, Any] = {"batch": IMAGES, "in_channels": FEW * groups, "out_channels": FILTERS * groups}
+    few, filters = (8, 16) if last else (FEW, FILTERS)
+    sizes: dict[str, Any] = {"batch": IMAGES, "in_channels": few * groups, "out_channels": filters * groups}
     sizes |= {"height": HEIGHT, "width": WIDTH, "kernel": KERNEL}
     if depthwise:
         sizes |= {"out_channels": FEW, "groups": FEW}
@@ -113,6 +123,8 @@ def problem(
         fields.pop("has_bias", None)
     cls: Any = tp.descriptor_types()[op]
     desc = cls(**{**sizes, **fields}, element=element)
+    if last:
+        desc = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
     return Convolution(desc, partial(values, desc, kind, n))
 
 
@@ -122,4 +134,5 @@ for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
         {"has_bias": True},
         {"groups": 2, "stride": (2, 1), "padding": (1, 0, 1, 1), "dilation": (1, 2)},
         {"depthwise": True},
+        {"last": True, "stride": (1, 2), "padding": (1, 0, 1, 1)},
     )(partial(problem, _op))

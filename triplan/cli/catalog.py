@@ -111,7 +111,8 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     of their values. Yields nothing if the annotations do not say what the required fields may hold.
     """
     if hasattr(cls, "example"):  # no annotation could tell
-        yield from _turned(cls.example(fixed.get("element", ElementKind.F32)))
+        found = cls.example(fixed.get("element", ElementKind.F32))
+        yield from (found, _turned(found))
         return
     required: dict[str, Any] = {}
     options: dict[str, list[Any]] = {}
@@ -129,15 +130,23 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     for chosen in itertools.product(*options.values()):
         try:
             found = cls(**required, **dict(zip(options, chosen, strict=True)), **fixed)
-            yield from _turned(found) if cls.category in TRANSPOSING else (found,)
+            yield found
+            if cls.category in TRANSPOSING:
+                yield _turned(found)
+            elif cls.category is OpCategory.CONV:
+                yield _with_channels_last(found)
         except InvalidProblem:
             continue
 
 
-def _turned(desc: Descriptor) -> Iterator[Descriptor]:
-    """``desc``, and with a first operand that is contiguous along another axis, for kernels that transpose."""
-    yield desc
-    yield desc.replace(layouts={desc.operands()[0].name: Layout.strided(unit_axis=0)})
+def _turned(desc: Descriptor) -> Descriptor:
+    """``desc`` with a first operand that is contiguous along another axis, for kernels that transpose."""
+    return desc.replace(layouts={desc.operands()[0].name: Layout.strided(unit_axis=0)})
+
+
+def _with_channels_last(desc: Descriptor) -> Descriptor:
+    last = Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+    return desc.replace(layouts={o.name: last for o in desc.operands() if len(o.shape) == 4})
 
 
 def _choices(annotation: Any) -> list[Any]:

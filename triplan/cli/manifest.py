@@ -32,7 +32,8 @@ def launches(plan: Any) -> list[dict[str, Any]]:
     where the value comes from: an ``operand`` (its address), the ``stride`` or ``extent`` of its ``axis``, a ``scalar``
     of the call (``default`` if it is not given), the ``workspace`` (its address plus ``offset``), ``value``, or
     ``scratch`` (null if it has no bytes). A ``tensor_map`` is the CUtensorMap of the operand, its ``axes`` outermost
-    first, with arguments of cuTensorMapEncodeTiled; the L2 promotion is 128 bytes, other enumerations are 0.
+    first, with arguments of cuTensorMapEncodeTiled; the L2 promotion is 128 bytes, other enumerations are 0. With
+    ``steps`` it has every ``step``-th position of an axis from ``first`` up to ``stop``; so have extents and strides.
     """
     sources = list(dict.fromkeys(launch.source() for launch in plan.launches))
     return [_launch(plan, launch, sources.index(launch.source())) for launch in plan.launches]
@@ -92,6 +93,12 @@ def _tensor_map(name: str, spec: TensorMap, rank: int, meta: Any) -> Iterator[di
     axes = list(range(rank))
     if spec.transposed:
         axes[-2:] = axes[:-3:-1]
+    steps: list[dict[str, Any]] = [{} for _ in axes]
+    if spec.view is not None:
+        axes = [axis for axis, *_ in spec.view]
+        for i, (_, *part) in enumerate(spec.view):
+            given = dict(zip(("first", "stop", "step"), part, strict=True))
+            steps[i] = {name: n for name, n in given.items() if n != {"first": 0, "stop": None, "step": 1}[name]}
     of = {"operand": spec.operand}
     if meta is None:
         raise Unsupported(f"{name}: without TMA, Triton takes a tensor map apart; the manifest cannot say how")
@@ -101,14 +108,15 @@ def _tensor_map(name: str, spec: TensorMap, rank: int, meta: Any) -> Iterator[di
         "from": "tensor_map",
         **of,
         "axes": axes,
+        **({"steps": steps} if any(steps) else {}),
         "data_type": TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
         "box": list(meta["block_size"]),
         "swizzle": meta["swizzle"],
     }
     for i, axis in enumerate(axes):
-        yield {"name": f"{name}.shape[{i}]", "type": "i32", "from": "extent", **of, "axis": axis}
+        yield {"name": f"{name}.shape[{i}]", "type": "i32", "from": "extent", **of, "axis": axis, **steps[i]}
     for i, axis in enumerate(axes):
-        yield {"name": f"{name}.strides[{i}]", "type": "i64", "from": "stride", **of, "axis": axis}
+        yield {"name": f"{name}.strides[{i}]", "type": "i64", "from": "stride", **of, "axis": axis, **steps[i]}
 
 
 def _plain(value: Any) -> Any:

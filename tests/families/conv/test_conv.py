@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import H200, WHERE, pinned, places
+from cases import H200, WHERE, pinned, places, required
 from hypothesis import given, settings, strategies as st
 from proofs import FAMILIES, run, target
 from torch.utils.flop_counter import FlopCounterMode
@@ -280,7 +280,53 @@ def test_what_is_selected() -> None:
             assert tp.plan(cls(**fields, element="bf16"), target=H200).sku().kernel == wanted
         desc = cls(**big, element="bf16")
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
-        assert tp.plan(last, target=H200).sku().kernel == "tiles"
+        assert tp.plan(last, target=H200).sku().kernel == "wgmma"
+        assert tp.plan(last, target="a100").sku().kernel == "tiles"
+        assert tp.plan(last.replace(groups=4), target=H200).sku().kernel == "tiles"
+
+
+def test_what_the_hopper_kernel_refuses() -> None:
+    big = {**FIELDS, "batch": 64, "in_channels": 256, "out_channels": 256, "height": 56, "width": 56, "element": "f16"}
+    last = tp.Conv2dDescriptor(**big, layouts=dict.fromkeys(("x", "weight", "out"), LAST))
+    loose = last.replace(layouts={"x": tp.Layout.strided(unit_axis=1, alignment=16)})
+    for desc, reason in (
+        (last.replace(groups=2), "2 groups; it has one"),
+        (last.replace(stride=(1, 3)), "strides .1, 3.; it has 1 and 2"),
+        (last.replace(layouts={}), "x is packed with channels first"),
+        (loose, "x is promised stride_multiple=1; a multiple of 8 is needed"),
+        (last.replace(height=1, width=9, kernel=(1, 1), stride=(2, 1)), "larger than the image"),
+        (last.replace(batch=0), "an operand is empty"),
+        (last.replace(out_channels=252), "out has 252 channels; TMA writes multiples of 8"),
+    ):
+        with pytest.raises(tp.Unsupported, match=reason):
+            tp.plan(desc, target=H200, kernel="wgmma")
+    flat = last.replace(height=1, width=1, kernel=(1, 1), layouts={})
+    assert tp.plan(flat, target=H200, kernel="wgmma").launches
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_rings_fit_and_stages_are_waited_for(op: str) -> None:
+    """Of every tile that any size may choose: what it stages passes through as many buffers as it has blocks."""
+    seen = set()
+    for n in (8, 64, 72, 136, 264):
+        for batch in (1, 16, 512):
+            sizes = {"in_channels": n, "out_channels": n, "batch": batch, "height": 14, "width": 13}
+            desc = tp.descriptor_types()[op](**{**FIELDS, **sizes}, element="bf16")
+            last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
+            launch = tp.plan(last, target=H200, kernel="wgmma").launches[0]
+            constants = launch.constexprs
+            pixels = constants["IMAGES"] * constants["HIGH"] * constants["WIDE"]
+            if op == "conv2d_backward_weight":
+                ring = constants["FILTERS"] + constants["COLUMNS"]
+                seen.add((constants["FILTERS"], constants["COLUMNS"]))
+                assert ring * constants["STAGES"] * 64 * pixels * 2 <= 192 << 10
+            else:
+                assert constants["BLOCK_N"] // 64 >= constants["BUFFERS"]
+                ring = 2 * pixels + constants["BLOCK_N"]
+                staged = 2 * constants["BUFFERS"] * pixels
+                assert (ring * constants["STAGES"] + staged) * 128 <= (227 << 10) - 1024
+                seen.add((pixels, constants["BLOCK_N"]))
+    assert len(seen) > 2
 
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
@@ -303,3 +349,73 @@ def test_large_problems(element: str, size: str, op: str) -> None:
     desc = tp.descriptor_types()[op](**kind, **fields)
     for of in (desc, desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})):
         assert check_plan(tp.plan(of), passes=("unit",)).compared
+
+
+#: Boxes that are cut or span images, taps that miss the image, tiles of all widths; nothing a multiple of a block.
+HOPPER: dict[str, dict[str, Any]] = {
+    "plain": {"in_channels": 136, "out_channels": 264, "height": 15, "width": 29, "padding": (1, 1, 1, 1)},
+    "one pixel": {"in_channels": 8, "out_channels": 16, "height": 1, "width": 1, "kernel": (1, 1), "batch": 300},
+    "one tap": {"in_channels": 200, "out_channels": 72, "kernel": (1, 1), "height": 28, "width": 28},
+    "wide": {
+        "in_channels": 64,
+        "out_channels": 128,
+        "height": 1,
+        "width": 333,
+        "kernel": (1, 7),
+        "padding": (0, 0, 3, 2),
+    },
+    "far taps": {
+        "in_channels": 24,
+        "out_channels": 40,
+        "height": 9,
+        "width": 7,
+        "dilation": (6, 5),
+        "padding": (8, 7, 6, 9),
+    },
+    "strides": {
+        "in_channels": 72,
+        "out_channels": 136,
+        "height": 13,
+        "width": 18,
+        "stride": (2, 2),
+        "padding": (1, 1, 1, 1),
+    },
+    "skipped taps": {
+        "in_channels": 64,
+        "out_channels": 64,
+        "height": 9,
+        "width": 16,
+        "stride": (2, 2),
+        "dilation": (2, 1),
+    },
+    "one axis": {"in_channels": 96, "out_channels": 80, "height": 6, "width": 40, "kernel": (2, 5), "stride": (1, 2)},
+    "unmet pixels": {
+        "in_channels": 64,
+        "out_channels": 320,
+        "height": 8,
+        "width": 7,
+        "kernel": (1, 1),
+        "stride": (2, 2),
+    },
+    "many images": {
+        "in_channels": 64,
+        "out_channels": 64,
+        "height": 7,
+        "width": 7,
+        "batch": 70,
+        "padding": (1, 1, 1, 1),
+    },
+}
+
+
+@pytest.mark.parametrize("where", ["gpu"])
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("case", HOPPER)
+def test_boxes_of_pixels(case: str, op: str, where: str) -> None:
+    """The Hopper kernel, with and without a bias, from dense operands and from slices of larger ones."""
+    for number, element in enumerate(("bf16", "f16")):
+        bias = {"has_bias": bool(number)} if op == "conv2d" else {}
+        desc = tp.descriptor_types()[op](**{**FIELDS, "batch": 3, **HOPPER[case], **bias}, element=element)
+        last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
+        assert check_plan(required(last, "wgmma", target(where)), runs=2).compared

@@ -97,8 +97,9 @@ class TensorMap:
 
     The kernel sees Triton's tensor descriptor. The operand's layout must promise 16-byte alignment, unit stride along
     the last axis and other strides that are multiples of 16 bytes. If ``transposed``, the kernel sees the operand's
-    transpose, which must have these properties instead. ``shared``: Gluon's layout of a block in shared memory; None in
-    Triton's own language.
+    transpose, which must have these properties instead. ``view``: it sees these axes of the operand instead, in this
+    order, each as (axis, first, stop, step): from ``first`` on every ``step``-th position before ``stop`` (None: all).
+    ``shared``: Gluon's layout of a block in shared memory; None in Triton's own language.
     """
 
     operand: str
@@ -106,6 +107,7 @@ class TensorMap:
     block: tuple[int, ...]
     transposed: bool = False
     shared: Any = None
+    view: tuple[tuple[int, int, int | None, int], ...] | None = None
 
 
 #: One kernel argument. A tuple becomes a Triton tuple.

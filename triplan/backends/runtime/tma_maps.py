@@ -39,12 +39,15 @@ class _Encoded(tuple[Any, ...]):
 class Maps:
     """The tensor maps of one operand, with one shape and strides, by address."""
 
-    __slots__ = ("_by_address", "_meta", "_shape", "_spec", "_strides")
+    __slots__ = ("_by_address", "_meta", "_offset", "_shape", "_spec", "_strides")
 
     def __init__(self, spec: TensorMap, tensor: torch.Tensor, meta: Any) -> None:
         """``meta``: what the compiler chose for this descriptor (swizzle, block); None if the kernel uses no TMA."""
         self._spec, self._meta = spec, meta
         view = tensor.mT if spec.transposed else tensor
+        if spec.view is not None:
+            view = tensor.permute([axis for axis, *_ in spec.view])[tuple(slice(*part) for _, *part in spec.view)]
+        self._offset = (view.storage_offset() - tensor.storage_offset()) * tensor.element_size()
         # An axis of stride 0 becomes one of size 1. The stride of a size-1 axis is never used, but cuTensorMapEncode
         # rejects some values, so we pass a valid one: a multiple of 16 bytes that is at least a row.
         row = -(-view.shape[-1] // 16) * 16
@@ -63,7 +66,7 @@ class Maps:
         return found
 
     def _make(self, address: int) -> Any:
-        base = SimpleNamespace(data_ptr=lambda: address, dtype=self._spec.element.torch)
+        base = SimpleNamespace(data_ptr=lambda: address + self._offset, dtype=self._spec.element.torch)
         descriptor = SimpleNamespace(
             base=base,
             shape=self._shape,

@@ -86,7 +86,7 @@ def register(
     for cls in (Conv2dDescriptor, Conv2dBackwardInputDescriptor, Conv2dBackwardWeightDescriptor):
         found = build_weight if cls is Conv2dBackwardWeightDescriptor else build
         for op in cls.ops():
-            kernel(op=op, elements=ELEMENTS, layout=layout, **entry)(found)
+            kernel(op=op, **{"elements": ELEMENTS, "layout": layout, **entry})(found)
 
 
 # --- arguments ---

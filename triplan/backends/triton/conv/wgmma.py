@@ -1,0 +1,418 @@
+"""Kernel ``wgmma``: convolution and its gradients on Hopper by TMA and wgmma, channels last; no atomics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from triplan.backends.runtime.gluon import gl
+from triplan.backends.runtime.launch import Arg, Int, Launch, TensorMap
+from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import values
+from triplan.backends.triton.conv import shared
+from triplan.backends.triton.conv.wgmma_kernels import conv2d_wgmma_kernel
+from triplan.backends.triton.conv.wgmma_weight_kernels import conv2d_weight_wgmma_kernel
+from triplan.descriptors import Operand
+from triplan.descriptors.conv import Conv2dProblem
+from triplan.sku import ArchSku, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku.facts import fact
+
+_GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16}
+#: Channels of a step, as wgmma's kernels have them.
+CHANNELS = 64
+#: Elements of 16 bytes, the smallest unit that TMA moves.
+VECTOR = 8
+#: Rows of tiles that are computed together, for the L2 cache.
+GROUP = 8
+#: Microseconds of one multiprocessor for a product of 64 by 64 by 64, and for each 64 by 64 results of a tile beside
+#: its products; bytes that it reads in a microsecond while all do, which bounds narrow tiles. On an H200.
+STEP_US, RESULT_US, RING_BYTES_PER_US = 0.074, 0.45, 1.0e5
+#: Bytes of the ring at most: what the staged results and barriers leave.
+RING_BYTES = 192 << 10
+#: (pixels of a box, features) of tiles of the result.
+TILES = ((64, 256), (64, 128), (64, 64), (128, 128), (128, 64))
+#: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.
+WEIGHT_TILES = ((2, 4), (2, 2), (1, 8), (1, 4), (1, 2))
+#: Multiprocessors that the gradient of weight is divided for: bits depend on it, so that it is no target's.
+DIVIDED_FOR = 132
+MOST_PARTS = 128
+#: Tensor maps of x that the kernel of the gradient of weight takes.
+MOST_MAPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Images, rows and columns of a box of pixels; blocks of CHANNELS channels that a step reads beside each other.
+
+    Of the result: of the features, under two boxes. Of the gradient of weight: of the filters, and under taps.
+    """
+
+    box: tuple[int, int, int]
+    rows: int
+    columns: int
+
+    @property
+    def pixels(self) -> int:
+        return math.prod(self.box)
+
+    @property
+    def stages(self) -> int:
+        """Slots of the ring."""
+        return min(RING_BYTES // self.step_bytes, 8)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step reads: ``rows`` boxes, and as many pixels (or channels) of each column."""
+        return 2 * CHANNELS * (self.rows * self.pixels + self.columns * CHANNELS)
+
+    @property
+    def step_us(self) -> float:
+        """Of a step's products, and of what it reads."""
+        return max(STEP_US * self.blocks, self.step_bytes / RING_BYTES_PER_US)
+
+    @property
+    def blocks(self) -> float:
+        """Blocks of 64 by 64 results, or of as many products."""
+        return self.rows * self.columns * self.pixels / CHANNELS
+
+    def boxes(self, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
+        """Boxes in all, and of a column and a row of an image."""
+        high, wide = (-(-n // b) for n, b in zip(extents, self.box[1:], strict=True))
+        return -(-images // self.box[0]) * high * wide, high, wide
+
+
+@fact
+def _best_box(pixels: int, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
+    """Of the boxes of so many pixels those that cover with the fewest; of these that with the longest rows."""
+    powers = [1 << i for i in range(pixels.bit_length())]
+    fitting = [b for b in itertools.product(powers, repeat=3) if math.prod(b) == pixels]
+
+    def wasted(box: tuple[int, ...]) -> tuple[int, int, int]:
+        return math.prod(-(-n // b) for n, b in zip((images, *extents), box, strict=True)), -box[2], -box[1]
+
+    images_of, high, wide = min(fitting, key=wasted)
+    return images_of, high, wide
+
+
+@fact
+def _summed_box(desc: Conv2dProblem) -> tuple[int, int, int]:
+    """Of the boxes of 64 pixels that end where rows do, and columns if there are no maps that do, the fewest."""
+    rows, columns = desc.out_extents
+    powers = [1 << i for i in range(CHANNELS.bit_length())]
+    found = [
+        (CHANNELS // high // wide, high, wide)
+        for high, wide in itertools.product(powers, repeat=2)
+        if high * wide <= CHANNELS and rows % high == 0 and (columns % wide == 0 or _clips(desc))
+    ]
+
+    def wasted(box: tuple[int, int, int]) -> tuple[int, int, int, int]:
+        boxes = -(-desc.batch // box[0]) * (rows // box[1]) * -(-columns // box[2])
+        return boxes, columns % box[2], -box[2], -box[1]
+
+    return min(found, key=wasted)
+
+
+def _clips(desc: Conv2dProblem) -> bool:
+    """Whether there can be a map for each remainder of the rows and tap of a row: a few, none of them empty."""
+    ends = [_end_under(desc, tap) for tap in range(desc.kernel[1])]
+    return desc.stride[0] * len(ends) <= MOST_MAPS and min(ends) >= desc.stride[1]
+
+
+def _end_under(desc: Conv2dProblem, tap: int) -> int:
+    """Behind the last column of x that the last column of dout meets under a tap of a row."""
+    return (desc.out_extents[1] - 1) * desc.stride[1] + tap * desc.dilation[1] - desc.padding[2] + 1
+
+
+@fact
+def tile_of(desc: Conv2dProblem) -> Tile:
+    """The cheapest. Bits of the result do not depend on it."""
+    if shared.of_weight(desc):
+        return min((Tile(_summed_box(desc), *n) for n in WEIGHT_TILES), key=lambda t: _divided(desc, t)[0])
+    found = (Tile(_best_box(p, desc.batch, _lattice(desc)), 2, n // CHANNELS) for p, n in TILES)
+    return min(found, key=lambda t: _waves_us(_tiles(desc, t), _steps(desc), t, DIVIDED_FOR))
+
+
+def _waves_us(tiles: int, steps: float, tile: Tile, multiprocessors: int) -> float:
+    return -(-tiles // multiprocessors) * (steps * tile.step_us + RESULT_US * tile.blocks)
+
+
+def _lattice(desc: Conv2dProblem) -> tuple[int, int]:
+    """Rows and columns that one launch computes: of the gradient of x, the most of one remainder modulo the strides."""
+    if not shared.of_input(desc):
+        return desc.out_extents
+    return -(-desc.height // desc.stride[0]), -(-desc.width // desc.stride[1])
+
+
+def _features(desc: Conv2dProblem) -> int:
+    return desc.channels if shared.of_input(desc) else desc.filters
+
+
+def _reduced(desc: Conv2dProblem) -> int:
+    """Channels that are summed."""
+    return desc.filters if shared.of_input(desc) else desc.channels
+
+
+def _launches(desc: Conv2dProblem) -> int:
+    """One for each remainder of the rows and columns of the gradient of x modulo the strides."""
+    return math.prod(desc.stride) if shared.of_input(desc) else 1
+
+
+def _steps(desc: Conv2dProblem) -> float:
+    """Blocks of channels under a tap that a tile of the result sums; on average, as every tap is of one launch."""
+    return -(-_reduced(desc) // CHANNELS) * desc.taps / _launches(desc)
+
+
+def _tiles(desc: Conv2dProblem, tile: Tile) -> int:
+    """Tiles of one launch; of the gradient of weight, without its parts."""
+    if shared.of_weight(desc):
+        return -(-desc.filters // (tile.rows * CHANNELS)) * -(-_blocks(desc) * desc.taps // tile.columns)
+    boxes = tile.boxes(desc.batch, _lattice(desc))[0]
+    return -(-boxes // tile.rows) * -(-_features(desc) // (tile.columns * CHANNELS))
+
+
+def _blocks(desc: Conv2dProblem) -> int:
+    """Blocks of channels."""
+    return -(-desc.channels // CHANNELS)
+
+
+@fact
+def _divided(desc: Conv2dProblem, tile: Tile) -> tuple[float, int, int]:
+    """(microseconds, parts, boxes of each) of the gradient of weight: whole waves against sums that are written."""
+    boxes, tiles = tile.boxes(desc.batch, desc.out_extents)[0], _tiles(desc, tile)
+    written = 8 * desc.operand("dweight").numel / card.BYTES_PER_US
+
+    def cost(parts: int) -> float:
+        sums = _waves_us(tiles * parts, -(-boxes // parts), tile, DIVIDED_FOR)
+        return sums + (card.LAUNCH_US + parts * written if parts > 1 else 0)
+
+    best = min(range(1, min(boxes, MOST_PARTS) + 1), key=cost)
+    each = -(-boxes // best)
+    return cost(best), -(-boxes // each), each
+
+
+def _parts(desc: Conv2dProblem) -> tuple[int, int]:
+    """Parts of the gradient of weight, and the boxes of each."""
+    return _divided(desc, tile_of(desc))[1:]
+
+
+# --- which problems ---
+
+
+def unmappable(o: Operand) -> str:
+    """Why TMA cannot map an operand of four axes with its channels last; empty if it can."""
+    if o.alignment < 16:
+        return f"{o.name} is promised an alignment of {o.alignment} bytes; 16 are needed"
+    if o.layout.packed:
+        if math.prod(o.shape[2:]) > 1 or o.shape[1] % VECTOR:
+            return f"{o.name} is packed with channels first; they must be last, and the strides multiples of {VECTOR}"
+        return ""
+    if o.layout.unit_axis != 1:
+        return f"{o.name} is promised no unit stride along its channels"
+    if any(o.shape[axis] > 1 for axis in o.layout.zero_axes):
+        return f"{o.name} has a stride of 0"
+    if o.layout.stride_multiple % VECTOR:
+        return f"{o.name} is promised stride_multiple={o.layout.stride_multiple}; a multiple of {VECTOR} is needed"
+    if o.is_written and o.shape[1] % VECTOR:
+        return f"{o.name} has {o.shape[1]} channels; TMA writes multiples of {VECTOR}"
+    return ""
+
+
+def supports(desc: Conv2dProblem, target: Target) -> Support:
+    if desc.groups > 1:
+        return Support.no(f"{desc.groups} groups; it has one")
+    if max(desc.stride) > 2:
+        return Support.no(f"strides {desc.stride}; it has 1 and 2")
+    if min(n - s for n, s in zip((desc.height, desc.width), desc.stride, strict=True)) < 0:
+        return Support.no("a stride is larger than the image")
+    if min(desc.batch, desc.in_channels, desc.out_channels) == 0:
+        return Support.no("an operand is empty, which TMA cannot map")
+    mapped = (o for o in desc.operands() if len(o.shape) == 4 and o.name != "dweight")
+    if reason := next((reason for o in mapped if (reason := unmappable(o))), ""):
+        return Support.no(f"reads and writes by TMA: {reason}")
+    if any(not o.layout.packed for o in desc.operands() if o.name == "bias"):
+        return Support.no("bias is not promised to be packed")
+    return shared.counted(desc, 1)
+
+
+def rank(desc: Conv2dProblem, target: Target) -> float:
+    """Estimated microseconds: waves of tiles, or the bytes of the operands."""
+    tile, launches = tile_of(desc), _launches(desc)
+    if shared.of_weight(desc):
+        busy = _divided(desc, tile)[0]
+    else:
+        busy = launches * _waves_us(_tiles(desc, tile), _steps(desc), tile, target.sm_count)
+    moved = sum(o.nbytes for o in desc.operands() if o.is_tensor)
+    return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
+
+
+def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
+    if shared.of_weight(desc):
+        return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), _parts(desc)[0])
+    return shared.guaranteed(desc, desc.multiplicands, _reduced(desc) * desc.taps, 1)
+
+
+def numerics(desc: Conv2dProblem) -> str | None:
+    """Blocks of channels, and the taps of each, in their order: nothing else decides the bits of a pixel."""
+    if shared.of_weight(desc):
+        return None
+    how = f"{_reduced(desc)}.{desc.kernel}.{desc.stride}.{desc.dilation}".replace(" ", "")
+    return f"{desc.op}.wgmma.{desc.element}.{how}.v1"
+
+
+def workspace(desc: Conv2dProblem, target: Target) -> int:
+    return shared.parts_bytes(desc, _parts(desc)[0]) if shared.of_weight(desc) else 0
+
+
+# --- launches ---
+
+
+@fact
+def _map(
+    name: str,
+    element: ElementKind,
+    block: tuple[int, int, int, int],
+    first: tuple[int, int] = (0, 0),
+    step: tuple[int, int] = (1, 1),
+    stop: int | None = None,
+) -> TensorMap:
+    """The map of (image or filter, row, column, channel): of pixels, every ``step``-th from ``first`` on.
+
+    ``stop``: of columns, only those before.
+    """
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_ELEMENT[element])
+    view = ((0, 0, None, 1), (2, first[0], None, step[0]), (3, first[1], stop, step[1]), (1, 0, None, 1))
+    return TensorMap(name, element, block, shared=layout, view=view)
+
+
+def _remainders(desc: Conv2dProblem) -> list[tuple[int, int]]:
+    return list(itertools.product(range(desc.stride[0]), range(desc.stride[1])))
+
+
+def _sources(maps: list[TensorMap], most: int) -> dict[str, Arg]:
+    return {f"x{i}": maps[i] if i < len(maps) else None for i in range(most)}
+
+
+def _by_remainder(desc: Conv2dProblem, block: tuple[int, int, int, int]) -> list[TensorMap]:
+    return [_map("x", desc.element, block, first, desc.stride) for first in _remainders(desc)]
+
+
+def _by_tap(desc: Conv2dProblem, block: tuple[int, int, int, int]) -> list[TensorMap]:
+    """For each remainder of the rows and each tap of a row."""
+    found = []
+    for row, tap in itertools.product(range(desc.stride[0]), range(desc.kernel[1])):
+        column = (tap * desc.dilation[1] - desc.padding[2]) % desc.stride[1]
+        found.append(_map("x", desc.element, block, (row, column), desc.stride, _end_under(desc, tap)))
+    return found
+
+
+def _taps(desc: Conv2dProblem, axis: int, remainder: int) -> tuple[int, int, int, int, int]:
+    """(first tap, step, number, offset of the first, step of the offset) of those that rows or columns meet.
+
+    The result meets all, at ``stride * p - padding + tap * dilation`` of x. A row ``stride * p + remainder`` of the
+    gradient of x meets the taps with which ``remainder + padding - tap * dilation`` is a multiple of the stride.
+    """
+    stride, dilation, before = desc.stride[axis], desc.dilation[axis], desc.padding[2 * axis]
+    if not shared.of_input(desc):
+        return 0, 1, desc.kernel[axis], -before, dilation
+    met = [t for t in range(desc.kernel[axis]) if (remainder + before - t * dilation) % stride == 0]
+    step = stride // math.gcd(stride, dilation)
+    first = met[0] if met else 0
+    return first, step, len(met), (remainder + before - first * dilation) // stride, -step * dilation // stride
+
+
+def _ints(*numbers: int) -> tuple[Arg, ...]:
+    return tuple(map(Int, numbers))
+
+
+def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
+    """The result, or the gradient of x: with strides a launch for each remainder, which has taps of its own."""
+    tile, back = tile_of(desc), shared.of_input(desc)
+    result = "dx" if back else "out"
+    pixels, n = (*tile.box, CHANNELS), tile.columns * CHANNELS
+    bias = next((o for o in desc.operands() if o.name == "bias"), None)
+    boxes = tile.boxes(desc.batch, _lattice(desc))
+    tiles_n, chunks = -(-_features(desc) // n), -(-_reduced(desc) // CHANNELS)
+    found = []
+    for first in _remainders(desc) if back else [(0, 0)]:
+        args: dict[str, Arg] = {
+            **_sources([_map("dout", desc.element, pixels)] if back else _by_remainder(desc, pixels), 4),
+            "weight": _map("weight", desc.element, (CHANNELS, 1, 1, n) if back else (n, 1, 1, CHANNELS)),
+            "out": _map(result, desc.element, pixels, first, desc.stride if back else (1, 1)),
+            "bias": None if bias is None else values(bias),
+            "features": Int(_features(desc)),
+            "extent": _ints(*boxes, tiles_n, GROUP, chunks),
+            "taps": _ints(*(n for axis in (0, 1) for n in _taps(desc, axis, first[axis]))),
+        }
+        constants = {
+            **_box(tile),
+            **_strides(desc, dense=back),
+            "BACK": back,
+            "BLOCK_N": n,
+            "STAGES": tile.stages,
+            "BUFFERS": min(tile.columns, 2) if tile.pixels == CHANNELS else 1,
+        }
+        found.append(Launch(conv2d_wgmma_kernel, min(_tiles(desc, tile), target.sm_count), args, constants))
+    return found
+
+
+def _box(tile: Tile) -> dict[str, object]:
+    return dict(zip(("IMAGES", "HIGH", "WIDE"), tile.box, strict=True))
+
+
+def _strides(desc: Conv2dProblem, dense: bool) -> dict[str, object]:
+    return dict(zip(("STRIDE_ROWS", "STRIDE_COLUMNS"), (1, 1) if dense else desc.stride, strict=True))
+
+
+def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
+    """The gradient of weight: each part of the boxes, then the sum of the parts."""
+    tile, (parts, each) = tile_of(desc), _parts(desc)
+    if desc.operand("dweight").numel == 0:
+        return []
+    tiles = _tiles(desc, tile)
+    found = shared.of_parts(desc, parts, each)
+    block, clipped = (*tile.box, CHANNELS), desc.out_extents[1] % tile.box[2] > 0
+    maps = (_by_tap if clipped else _by_remainder)(desc, block)
+    args: dict[str, Arg] = {
+        "dout": _map("dout", desc.element, block),
+        **_sources(maps, MOST_MAPS),
+        **{name: found[name] for name in ("out", "out_strides", "part_stride")},
+        "sizes": _ints(desc.filters, desc.channels, desc.taps, desc.kernel[1]),
+        "extent": _ints(
+            tiles * parts,
+            tiles,
+            each,
+            *tile.boxes(desc.batch, desc.out_extents),
+            -(-desc.filters // (tile.rows * CHANNELS)),
+            _blocks(desc),
+        ),
+        "taps": _ints(desc.kernel[1], desc.padding[0], desc.padding[2], *desc.dilation),
+    }
+    constants = {
+        **_box(tile),
+        **_strides(desc, dense=False),
+        "CLIPPED": clipped,
+        "MAPS": len(maps),
+        "FILTERS": tile.rows,
+        "COLUMNS": tile.columns,
+        "STAGES": tile.stages,
+    }
+    main = Launch(conv2d_weight_wgmma_kernel, min(tiles * parts, target.sm_count), args, constants)
+    return [main, *shared.fold(desc, parts)]
+
+
+shared.register(
+    build,
+    build_weight,
+    name="wgmma",
+    elements=("f16", "bf16"),
+    archs=(ArchSku.SM90A,),
+    features=("gluon", "tma"),
+    interpretable=False,
+    supports=supports,
+    rank=rank,
+    workspace=workspace,
+    guarantee=guarantee,
+    numerics=numerics,
+)

@@ -1,0 +1,237 @@
+"""Kernels of ``wgmma``: convolution on Hopper as matrix products of boxes of pixels (Gluon), by TMA and wgmma.
+
+A tile's pixels are two boxes of ROWS = IMAGES * HIGH * WIDE pixels, each of some images, rows and columns; its columns
+are features. A step multiplies one tap and 64 channels: TMA reads the box of the other tensor that lies under the tap
+and fills with zeros what is outside the image, which is the padding. In shared memory a box is a matrix (pixels,
+channels), swizzled, as wgmma takes it. Nothing is unfolded.
+
+One warp loads, two warpgroups multiply, a box each, and the tiles are dealt to one program per multiprocessor. The
+ring's barriers are those of the matrix product: TMA arrives at ``full``, each warpgroup at ``empty``.
+
+With strides, the rows and columns of one remainder are a tensor map of their own, so that a box is always dense.
+"""
+
+# mypy: ignore-errors
+# (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
+
+from triplan.backends.runtime.gluon import (
+    fence_async_shared,
+    gl,
+    gluon,
+    load_tile,
+    mbarrier,
+    store_tile,
+    store_wait,
+    thread_barrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triplan.backends.triton.conv.wgmma_shared_kernels import (
+    CHANNELS,
+    box_of,
+    column_blocks,
+    load_under,
+    matrix,
+    next_slot,
+    remainder_of,
+    start_ring,
+    tile_of,
+)
+
+
+@gluon.jit
+def load_pixels(
+    maps,
+    weight,
+    ring,
+    extent,
+    taps,
+    IMAGES: gl.constexpr,
+    HIGH: gl.constexpr,
+    WIDE: gl.constexpr,
+    STRIDE_ROWS: gl.constexpr,
+    STRIDE_COLUMNS: gl.constexpr,
+    BACK: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The loading warp: for each step of this program's tiles two boxes of pixels and a block of weights."""
+    sa, sb, _, full, empty = ring
+    boxes, boxes_high, boxes_wide, tiles_n, group, chunks = extent
+    first_row, step_row, tap_rows, down, step_down, first_column, step_column, tap_columns, along, step_along = taps
+    tiles_m = gl.cdiv(boxes, 2)
+    BYTES: gl.constexpr = (2 * IMAGES * HIGH * WIDE + BLOCK_N) * CHANNELS * 2
+    MAPS: gl.constexpr = STRIDE_ROWS * STRIDE_COLUMNS
+    slot = 0
+    phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group)
+        image, row, column = box_of(tile_m * 2, boxes_high, boxes_wide)
+        upper = (image * IMAGES, row * HIGH, column * WIDE)
+        image, row, column = box_of(tile_m * 2 + 1, boxes_high, boxes_wide)
+        lower = (image * IMAGES, row * HIGH, column * WIDE)
+        feature = tile_n * BLOCK_N
+        for chunk in range(chunks):
+            channel = chunk * CHANNELS
+            for r in range(tap_rows):
+                for s in range(tap_columns):
+                    ready = full.index(slot)
+                    mbarrier.wait(empty.index(slot), phase)
+                    mbarrier.expect(ready, BYTES)
+                    d = down + r * step_down
+                    a = along + s * step_along
+                    i = remainder_of(d, a, STRIDE_ROWS, STRIDE_COLUMNS)
+                    to = sa.index(slot * 2)
+                    load_under(maps, i, upper, d, a, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
+                    to = sa.index(slot * 2 + 1)
+                    load_under(maps, i, lower, d, a, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
+                    tap_row = first_row + r * step_row
+                    tap_column = first_column + s * step_column
+                    if BACK:
+                        load_tile(weight, [channel, tap_row, tap_column, feature], ready, sb.index(slot))
+                    else:
+                        load_tile(weight, [feature, tap_row, tap_column, channel], ready, sb.index(slot))
+                    slot, phase = next_slot(slot, phase, STAGES)
+
+
+@gluon.jit
+def multiply_pixels(
+    out,
+    bias,
+    ring,
+    extent,
+    steps,
+    features,
+    WHICH: gl.constexpr,
+    IMAGES: gl.constexpr,
+    HIGH: gl.constexpr,
+    WIDE: gl.constexpr,
+    BACK: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    BUFFERS: gl.constexpr,
+):
+    """Warpgroup WHICH: one box of each of this program's tiles, by BLOCK_N features."""
+    sa, sb, sc, full, empty = ring
+    boxes, boxes_high, boxes_wide, tiles_n, group, _ = extent
+    tiles_m = gl.cdiv(boxes, 2)
+    ROWS: gl.constexpr = IMAGES * HIGH * WIDE
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    slot = 0
+    phase = 0
+    last = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group)
+        if bias is not None:  # asked for before the products, which hide the latency
+            spread: gl.constexpr = gl.BlockedLayout(
+                [BLOCK_N // 32 if BLOCK_N < 128 else BLOCK_N // 128], [32], [4], [0]
+            )
+            at = tile_n * BLOCK_N + gl.arange(0, BLOCK_N, layout=spread)
+            held = gl.load(bias + at, mask=at < features, other=0.0)
+        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+        for step in range(steps):
+            mbarrier.wait(full.index(slot), phase)
+            x = matrix(sa.index(slot * 2 + WHICH), ROWS, CHANNELS)
+            if BACK:
+                y = matrix(sb.index(slot), CHANNELS, BLOCK_N)
+            else:
+                y = matrix(sb.index(slot), BLOCK_N, CHANNELS).permute((1, 0))
+            running = warpgroup_mma(x, y, acc, is_async=True)
+            # One wgmma stays in flight; the one before it has read its slot.
+            acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
+            mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
+            last = slot
+            slot, phase = next_slot(slot, phase, STAGES)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
+        if bias is not None:
+            acc += gl.convert_layout(held, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
+        image, row, column = box_of(tile_m * 2 + WHICH, boxes_high, boxes_wide)
+        parts = column_blocks(acc, BLOCK_N // CHANNELS)
+        for i in gl.static_range(BLOCK_N // CHANNELS):
+            buffer = sc.index(WHICH * BUFFERS + i % BUFFERS)
+            store_wait(BUFFERS - 1)  # TMA has read what these threads last put into this buffer
+            thread_barrier()
+            matrix(buffer, ROWS, CHANNELS).store(parts[i].to(out.dtype))
+            fence_async_shared()
+            thread_barrier()
+            store_tile(out, [image * IMAGES, row * HIGH, column * WIDE, tile_n * BLOCK_N + i * CHANNELS], buffer)
+    store_wait(0)
+
+
+@gluon.jit
+def conv2d_wgmma_kernel(
+    x0,
+    x1,
+    x2,
+    x3,
+    weight,
+    out,
+    bias,
+    features,
+    extent,
+    taps,
+    IMAGES: gl.constexpr,
+    HIGH: gl.constexpr,
+    WIDE: gl.constexpr,
+    STRIDE_ROWS: gl.constexpr,
+    STRIDE_COLUMNS: gl.constexpr,
+    BACK: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    BUFFERS: gl.constexpr,
+):
+    """out[n, p, q, k] = bias[k] + sum over taps (r, s) and channels c of x[n, p * STRIDE_ROWS + down + r * step_down, q
+    * STRIDE_COLUMNS + along + s * step_along, c] * weight[k, first_row + r * step_row, first_column + s * step_column,
+    c].
+
+    ``x0`` to ``x3`` are tensor maps (images, rows, columns, channels) of the rows and columns of each remainder modulo
+    the strides, or None; ``out`` likewise, and ``weight`` (features, rows, columns, channels), with BACK (channels,
+    rows, columns, features). f16 or bf16, accumulated in f32; ``bias`` (features,) or None. ``extent``: boxes, those of
+    a column and row of an image, tiles along the features, rows of tiles in a group, blocks of CHANNELS. ``taps``: for
+    rows, then columns, what the formula names and how many taps there are.
+
+    Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
+    """
+    sa = gl.allocate_shared_memory(x0.dtype, [STAGES * 2] + x0.block_type.shape, x0.layout)
+    sb = gl.allocate_shared_memory(weight.dtype, [STAGES] + weight.block_type.shape, weight.layout)
+    sc = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS] + out.block_type.shape, out.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    start_ring(full, empty, STAGES)
+    ring = (sa, sb, sc, full, empty)
+    steps = extent[5] * taps[2] * taps[7]
+    gl.warp_specialize(
+        [
+            (
+                multiply_pixels,
+                (out, bias, ring, extent, steps, features, 0, IMAGES, HIGH, WIDE, BACK, BLOCK_N, STAGES, BUFFERS),
+            ),
+            (
+                multiply_pixels,
+                (out, bias, ring, extent, steps, features, 1, IMAGES, HIGH, WIDE, BACK, BLOCK_N, STAGES, BUFFERS),
+            ),
+            (
+                load_pixels,
+                (
+                    (x0, x1, x2, x3),
+                    weight,
+                    ring,
+                    extent,
+                    taps,
+                    IMAGES,
+                    HIGH,
+                    WIDE,
+                    STRIDE_ROWS,
+                    STRIDE_COLUMNS,
+                    BACK,
+                    BLOCK_N,
+                    STAGES,
+                ),
+            ),
+        ],
+        [4, 1],  # warps of the second and the third partition
+        [224, 56],  # registers of their threads
+    )

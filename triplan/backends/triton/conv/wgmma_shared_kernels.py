@@ -1,0 +1,111 @@
+"""What the convolutions for Hopper share (Gluon): boxes of pixels, what lies under a tap, slots of the ring."""
+
+# mypy: ignore-errors
+# (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
+
+from triplan.backends.runtime.gluon import (
+    fence_async_shared,
+    gl,
+    gluon,
+    load_tile,
+    mbarrier,
+    reinterpret,
+)
+
+#: Channels of a step, and columns of a block that is stored.
+CHANNELS = gl.constexpr(64)
+
+
+@gluon.jit
+def tile_of(tile, tiles_m, tiles_n, group):
+    """The (row, column) of a tile: ``group`` rows of tiles at a time, column by column, for the L2 cache."""
+    in_group = group * tiles_n
+    first = tile // in_group * group
+    height = gl.minimum(tiles_m - first, group)
+    within = tile % in_group
+    return first + within % height, within // height
+
+
+@gluon.jit
+def box_of(box, boxes_high, boxes_wide):
+    """(image, row, column) of a box, counted in boxes."""
+    return box // (boxes_high * boxes_wide), box // boxes_wide % boxes_high, box % boxes_wide
+
+
+@gluon.jit
+def next_slot(slot, phase, STAGES: gl.constexpr):
+    """The slot after ``slot``, and the phase of its barriers, which flips when the ring wraps."""
+    slot += 1
+    wraps = slot == STAGES
+    return gl.where(wraps, 0, slot), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def matrix(buffer, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
+    """A buffer of any rank as a matrix (HEIGHT, WIDTH)."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], buffer.dtype)
+    return reinterpret(buffer, buffer.dtype, [HEIGHT, WIDTH], layout)
+
+
+@gluon.jit
+def column_blocks(x, PARTS: gl.constexpr):
+    """``x`` (rows, columns) cut into a tuple of PARTS (a power of two) blocks of columns."""
+    if PARTS == 1:
+        return (x,)
+    else:  # noqa: RET505 - Gluon also compiles what follows a return
+        left, right = x.reshape((x.shape[0], 2, x.shape[1] // 2)).permute((0, 2, 1)).split()
+        return column_blocks(left, PARTS // 2) + column_blocks(right, PARTS // 2)
+
+
+@gluon.jit
+def load_under(
+    maps,
+    which,
+    box,
+    down,
+    along,
+    channel,
+    ready,
+    buffer,
+    STRIDE_ROWS: gl.constexpr,
+    STRIDE_COLUMNS: gl.constexpr,
+    MAPS: gl.constexpr,
+):
+    """buffer = pixels (image, row * STRIDE_ROWS + down, column * STRIDE_COLUMNS + along) from ``channel`` on.
+
+    ``box`` is the first (image, row, column). ``maps[which]`` has every STRIDE_ROWS-th row and STRIDE_COLUMNS-th
+    column, from the remainders of ``down`` and ``along`` on, which may be negative. Strides are 1 or 2.
+    """
+    image, row, column = box
+    row += down >> (STRIDE_ROWS - 1)
+    column += along >> (STRIDE_COLUMNS - 1)
+    if MAPS == 1:
+        load_tile(maps[0], [image, row, column, channel], ready, buffer)
+    else:
+        for i in gl.static_range(MAPS):
+            load_tile(maps[i], [image, row, column, channel], ready, buffer, pred=which == i)
+
+
+@gluon.jit
+def remainder_of(down, along, STRIDE_ROWS: gl.constexpr, STRIDE_COLUMNS: gl.constexpr):
+    """Which of the maps has the rows and columns of these remainders."""
+    return (down & (STRIDE_ROWS - 1)) * STRIDE_COLUMNS + (along & (STRIDE_COLUMNS - 1))
+
+
+@gluon.jit
+def times(index, stride):
+    """index * stride in 64 bits; a stride of None is 1."""
+    if stride is None:
+        return index.to(gl.int64)
+    else:  # noqa: RET505 - as above
+        return index.to(gl.int64) * stride
+
+
+@gluon.jit
+def start_ring(full, empty, STAGES: gl.constexpr):
+    """Make the barriers of a ring that two warpgroups read."""
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    # TMA arrives at these barriers: the async proxy must see them initialised (CUDA programming guide, TMA).
+    fence_async_shared()
