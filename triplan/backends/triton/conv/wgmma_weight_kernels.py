@@ -12,6 +12,7 @@ from triplan.backends.runtime.gluon import (
     gluon,
     load_tile,
     mbarrier,
+    reinterpret,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -58,6 +59,12 @@ def blocks_under(
 
 
 @gluon.jit
+def block_of(buffer, i, COUNT: gl.constexpr, IMAGES: gl.constexpr, HIGH: gl.constexpr, WIDE: gl.constexpr):
+    """The block ``i`` of the COUNT blocks (IMAGES, HIGH, WIDE, CHANNELS) that a buffer holds."""
+    return reinterpret(buffer, buffer.dtype, [COUNT, IMAGES, HIGH, WIDE, CHANNELS], buffer.layout).index(i)
+
+
+@gluon.jit
 def load_sums(
     dout,
     maps,
@@ -78,6 +85,8 @@ def load_sums(
     """The loading warp: for each box of this program's items FILTERS blocks of dout's channels and COLUMNS of x's."""
     sa, sb, full, empty = ring
     items, tiles, each, boxes, boxes_high, boxes_wide, tiles_filters, blocks = extent
+    SHARES: gl.constexpr = 1 if FILTERS == 2 else 2
+    OWN: gl.constexpr = COLUMNS // SHARES
     BYTES: gl.constexpr = (FILTERS + COLUMNS) * CHANNELS * IMAGES * HIGH * WIDE * 2
     slot = 0
     phase = 1
@@ -97,7 +106,7 @@ def load_sums(
                 load_tile(dout, [at[0], at[1], at[2], filter_ + i * CHANNELS], ready, sa.index(slot * FILTERS + i))
             for i in gl.static_range(COLUMNS):
                 which, down, along, channel = under[i]
-                to = sb.index(slot * COLUMNS + i)
+                to = block_of(sb.index(slot * SHARES + i // OWN), i % OWN, OWN, IMAGES, HIGH, WIDE)
                 load_under(maps, which, at, down, along, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
             slot, phase = next_slot(slot, phase, STAGES)
             column += 1
@@ -136,7 +145,8 @@ def multiply_sums(
     sa, sb, full, empty = ring
     items, tiles, each, boxes, _, _, tiles_filters, blocks = extent
     filters, channels, tap_count, tap_columns = sizes
-    OWN: gl.constexpr = COLUMNS if FILTERS == 2 else COLUMNS // 2
+    SHARES: gl.constexpr = 1 if FILTERS == 2 else 2
+    OWN: gl.constexpr = COLUMNS // SHARES
     N: gl.constexpr = OWN * CHANNELS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     slot = 0
@@ -151,10 +161,10 @@ def multiply_sums(
             mbarrier.wait(full.index(slot), phase)
             if FILTERS == 2:
                 x = matrix(sa.index(slot * 2 + WHICH), PIXELS, CHANNELS).permute((1, 0))
-                y = matrix(sb.index(slot * COLUMNS), PIXELS, N)
+                y = matrix(sb.index(slot), PIXELS, N)
             else:
                 x = matrix(sa.index(slot), PIXELS, CHANNELS).permute((1, 0))
-                y = matrix(sb.index(slot * COLUMNS + WHICH * OWN), PIXELS, N)
+                y = matrix(sb.index(slot * 2 + WHICH), PIXELS, N)
             running = warpgroup_mma(x, y, acc, is_async=True)
             acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
             mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
@@ -221,7 +231,9 @@ def conv2d_weight_wgmma_kernel(
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
     sa = gl.allocate_shared_memory(dout.dtype, [STAGES * FILTERS] + dout.block_type.shape, dout.layout)
-    sb = gl.allocate_shared_memory(x0.dtype, [STAGES * COLUMNS] + x0.block_type.shape, x0.layout)
+    SHARES: gl.constexpr = 1 if FILTERS == 2 else 2
+    own: gl.constexpr = [COLUMNS // SHARES * IMAGES, HIGH, WIDE, CHANNELS]
+    sb = gl.allocate_shared_memory(x0.dtype, [STAGES * SHARES] + own, x0.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     start_ring(full, empty, STAGES)
