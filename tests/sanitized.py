@@ -38,10 +38,10 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
         bare = desc.replace(**known(desc, reads_c0=False, saves_pre=False, y_shape=None, z_shape=None, groups=6))
         if entry == "transposed" and op in ("expression", *COPIES):
             bare = desc.replace(layouts={"x": tp.Layout.strided(unit_axis=0)})
-        elif entry == "wgmma" and op.startswith("conv2d"):
+        elif entry.endswith("wgmma") and op.startswith("conv2d"):
             last = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
-            layouts = {o.name: last for o in desc.operands() if len(o.shape) == 4}
-            sizes = {"in_channels": 8, "out_channels": 16} if op != "conv2d_backward_weight" else {}
+            layouts = {o.name: last for o in desc.operands() if len(o.shape) == 4 and entry == "wgmma"}
+            sizes = {"in_channels": 8, "out_channels": 16} if op != "conv2d_backward_weight" or not layouts else {}
             bare = desc.replace(groups=1, layouts=layouts, **sizes)
         plan = pinned(desc, entry, target) or pinned(bare, entry, target)
         if plan is not None and (accumulate or op == "index_put"):

@@ -477,6 +477,7 @@ LAUNCHED = {
     "split_k": (tp.GemmDescriptor(m=64, n=64, k=4096, element="f16"), "split_k"),
     "wgmma": (tp.GemmDescriptor(m=128, n=64, k=96, element="bf16", layouts={"a": COLUMNS}), "wgmma"),
     "conv2d": (FILTERED.replace(layouts=dict.fromkeys(("x", "weight", "out"), CHANNELS_LAST)), "wgmma"),
+    "converted_wgmma": (FILTERED, "converted_wgmma"),
 }
 PTX_TYPES = {"i32": "u32", "i64": "u64", "fp32": "f32", "fp64": "f64", "tensor_map": "align"}
 
@@ -510,7 +511,7 @@ def test_a_launch_from_the_manifest_alone(case: str, tmp_path: Path) -> None:
     args, expected = (args_for(desc, "cuda", 0).args for _ in range(2))
     plan = tp.plan(desc, preference=tp.PlanPreference(kernel=LAUNCHED[case][1], deterministic=False))
     plan.run(expected, tp.Workspace.allocate(plan, "cuda"))
-    launch_manifest(manifest, tmp_path, args, torch.empty(manifest["workspace"]["bytes"] + 1, dtype=torch.uint8).cuda())
+    launch_manifest(manifest, tmp_path, args, torch.empty(manifest["workspace"]["bytes"] + 2, dtype=torch.uint8).cuda())
     for o in desc.operands():
         if o.is_written:
             got, wanted = getattr(args, o.name), getattr(expected, o.name)
@@ -527,7 +528,10 @@ def launch_manifest(manifest: dict[str, Any], folder: Path, args: Any, workspace
     def positions(a: dict[str, Any]) -> slice:
         return slice(a.get("first", 0), a.get("stop"), a.get("step", 1))
 
-    def tensor_map(a: dict[str, Any], x: torch.Tensor) -> Any:
+    def tensor_map(a: dict[str, Any], x: torch.Tensor | None) -> Any:
+        if x is None:  # of a copy in the workspace
+            start = workspace[a["offset"] :].view(torch.float16)
+            x, a = start.as_strided(a["shape"], a["strides"]), {**a, "axes": list(range(len(a["shape"])))}
         axes, rank = a["axes"][::-1], len(a["axes"])  # the driver wants the innermost first
         found = (ctypes.c_char * 192)()
         offset = -ctypes.addressof(found) % 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import triplan as tp
@@ -41,7 +42,9 @@ def boxes(op: str) -> Iterator[tp.Descriptor]:
 
 
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
-    if entry == "wgmma" and name != "conv2d_fold_kernel":
+    if entry == "converted_wgmma" and "wgmma" not in name:
+        return (), ()
+    if entry.endswith("wgmma") and name != "conv2d_fold_kernel":
         return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor"), ()
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
         return ((VECTORS,) if desc.element.itemsize <= 4 else ()), ()
@@ -57,4 +60,8 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
 
 @compiles("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    return planned(op, entry, target, boxes(op) if entry == "wgmma" else problems(op), partial(asks, target.arch.value))
+    found = {
+        "wgmma": boxes(op),
+        "converted_wgmma": (desc.replace(layouts={}) for desc in islice(boxes(op), 1)),
+    }
+    return planned(op, entry, target, found.get(entry, problems(op)), partial(asks, target.arch.value))

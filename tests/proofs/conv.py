@@ -101,12 +101,19 @@ def values(desc: Any, kind: Kind, n: int) -> Values:
 
 
 def problem(
-    op: str, n: int, element: tp.ElementKind, kind: Kind, depthwise: bool = False, last: bool = False, **fields: Any
+    op: str,
+    n: int,
+    element: tp.ElementKind,
+    kind: Kind,
+    depthwise: bool = False,
+    eights: bool = False,
+    last: bool = False,
+    **fields: Any,
 ) -> Convolution:
-    unit = 8 if last else 2  # TMA moves 8 channels
+    unit = 8 if eights else 2  # TMA moves 8 channels
     even = max(n // 4, 2 * unit) // unit * unit
     groups = fields.get("groups", 1)
-    few, filters = (8, 16) if last else (FEW, FILTERS)
+    few, filters = (8, 16) if eights else (FEW, FILTERS)
     sizes: dict[str, Any] = {"batch": IMAGES, "in_channels": few * groups, "out_channels": filters * groups}
     sizes |= {"height": HEIGHT, "width": WIDTH, "kernel": KERNEL}
     if depthwise:
@@ -134,5 +141,6 @@ for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
         {"has_bias": True},
         {"groups": 2, "stride": (2, 1), "padding": (1, 0, 1, 1), "dilation": (1, 2)},
         {"depthwise": True},
-        {"last": True, "stride": (1, 2), "padding": (1, 0, 1, 1)},
+        {"eights": True},
+        {"eights": True, "last": True, "stride": (1, 2), "padding": (1, 0, 1, 1)},
     )(partial(problem, _op))

@@ -21,6 +21,7 @@ from triplan.backends.runtime.launch import (
     Stride,
     TensorMap,
 )
+from triplan.backends.runtime.tma_maps import copied, viewed
 
 WARP = 32
 
@@ -34,6 +35,7 @@ def launches(plan: Any) -> list[dict[str, Any]]:
     ``scratch`` (null if it has no bytes). A ``tensor_map`` is the CUtensorMap of the operand, its ``axes`` outermost
     first, with arguments of cuTensorMapEncodeTiled; the L2 promotion is 128 bytes, other enumerations are 0. With
     ``steps`` it has every ``step``-th position of an axis from ``first`` up to ``stop``; so have extents and strides.
+    With ``offset`` it is of a tensor in the workspace, so many bytes from its start, of that shape and those strides.
     """
     sources = list(dict.fromkeys(launch.source() for launch in plan.launches))
     return [_launch(plan, launch, sources.index(launch.source())) for launch in plan.launches]
@@ -90,6 +92,20 @@ def _parameters(name: str, arg: Arg, ranks: dict[str, int], maps: Iterator[Any])
 
 
 def _tensor_map(name: str, spec: TensorMap, rank: int, meta: Any) -> Iterator[dict[str, Any]]:
+    if meta is None:
+        raise Unsupported(f"{name}: without TMA, Triton takes a tensor map apart; the manifest cannot say how")
+    found = {"name": name, "type": "tensor_map", "from": "tensor_map"}
+    how = {"data_type": TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]}
+    how |= {"box": list(meta["block_size"]), "swizzle": meta["swizzle"]}
+    if spec.copy is not None:
+        copy = copied(spec)
+        view = viewed(spec, copy)
+        sizes = {"shape": list(view.shape), "strides": list(view.stride())}
+        yield {**found, "offset": spec.copy.offset + view.storage_offset() * copy.element_size(), **sizes, **how}
+        for kind, type_ in (("shape", "i32"), ("strides", "i64")):
+            for i, n in enumerate(sizes[kind]):
+                yield {"name": f"{name}.{kind}[{i}]", "type": type_, "from": "value", "value": n}
+        return
     axes = list(range(rank))
     if spec.transposed:
         axes[-2:] = axes[:-3:-1]
@@ -100,19 +116,7 @@ def _tensor_map(name: str, spec: TensorMap, rank: int, meta: Any) -> Iterator[di
             given = dict(zip(("first", "stop", "step"), part, strict=True))
             steps[i] = {name: n for name, n in given.items() if n != {"first": 0, "stop": None, "step": 1}[name]}
     of = {"operand": spec.operand}
-    if meta is None:
-        raise Unsupported(f"{name}: without TMA, Triton takes a tensor map apart; the manifest cannot say how")
-    yield {
-        "name": name,
-        "type": "tensor_map",
-        "from": "tensor_map",
-        **of,
-        "axes": axes,
-        **({"steps": steps} if any(steps) else {}),
-        "data_type": TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]],
-        "box": list(meta["block_size"]),
-        "swizzle": meta["swizzle"],
-    }
+    yield {**found, **of, "axes": axes, **({"steps": steps} if any(steps) else {}), **how}
     for i, axis in enumerate(axes):
         yield {"name": f"{name}.shape[{i}]", "type": "i32", "from": "extent", **of, "axis": axis, **steps[i]}
     for i, axis in enumerate(axes):

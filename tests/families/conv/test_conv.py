@@ -277,7 +277,8 @@ def test_what_is_selected() -> None:
     for op in OPS:
         cls = tp.descriptor_types()[op]
         for fields, wanted in ((big, "converted"), (deep, "depthwise"), (FIELDS, "tiles")):
-            assert tp.plan(cls(**fields, element="bf16"), target=H200).sku().kernel == wanted
+            assert tp.plan(cls(**fields, element="bf16"), target="a100").sku().kernel == wanted
+        assert tp.plan(cls(**big, element="bf16"), target=H200).sku().kernel == "converted_wgmma"
         desc = cls(**big, element="bf16")
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
         assert tp.plan(last, target=H200).sku().kernel == "wgmma"
@@ -419,3 +420,7 @@ def test_boxes_of_pixels(case: str, op: str, where: str) -> None:
         desc = tp.descriptor_types()[op](**{**FIELDS, "batch": 3, **HOPPER[case], **bias}, element=element)
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
         assert check_plan(required(last, "wgmma", target(where)), runs=2).compared
+        copied = pinned(desc, "converted_wgmma", target(where))
+        assert copied is not None or case == "one pixel"
+        if copied is not None:
+            assert check_plan(copied, runs=2).compared

@@ -92,6 +92,15 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """A tensor in the workspace: bytes from its start to the tensor, shape, and strides in elements."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorMap:
     """A TMA descriptor of a whole operand, made on the host, for blocks of shape ``block``.
 
@@ -99,7 +108,8 @@ class TensorMap:
     the last axis and other strides that are multiples of 16 bytes. If ``transposed``, the kernel sees the operand's
     transpose, which must have these properties instead. ``view``: it sees these axes of the operand instead, in this
     order, each as (axis, first, stop, step): from ``first`` on every ``step``-th position before ``stop`` (None: all).
-    ``shared``: Gluon's layout of a block in shared memory; None in Triton's own language.
+    ``shared``: Gluon's layout of a block in shared memory; None in Triton's own language. ``copy``: it is a map of this
+    copy of the operand.
     """
 
     operand: str
@@ -108,6 +118,7 @@ class TensorMap:
     transposed: bool = False
     shared: Any = None
     view: tuple[tuple[int, int, int | None, int], ...] | None = None
+    copy: Copy | None = None
 
 
 #: One kernel argument. A tuple becomes a Triton tuple.

@@ -269,8 +269,9 @@ def scratch_offsets(launches: Sequence[Launch]) -> set[int]:
         else:
             yield arg
 
-    found = (leaf for launch in launches for arg in launch.args.values() for leaf in leaves(arg))
-    return {leaf.offset for leaf in found if isinstance(leaf, Scratch) and not leaf.stored}
+    found = [leaf for launch in launches for arg in launch.args.values() for leaf in leaves(arg)]
+    copies = {leaf.copy.offset for leaf in found if isinstance(leaf, TensorMap) and leaf.copy is not None}
+    return copies | {leaf.offset for leaf in found if isinstance(leaf, Scratch) and not leaf.stored}
 
 
 def load(launches: Sequence[Launch], arch: ArchSku, device: int) -> tuple[LoadedKernel, ...]:
@@ -336,7 +337,11 @@ def _changing(
     if isinstance(leaf, Ptr):
         return places[(leaf.operand, leaf.item)], None
     if isinstance(leaf, TensorMap):
-        return places[(leaf.operand, None)], tma_maps.Maps(leaf, getattr(args, leaf.operand), next(metas, None))
+        if leaf.copy is None:
+            return places[(leaf.operand, None)], tma_maps.Maps(leaf, getattr(args, leaf.operand), next(metas, None))
+        offset, maps = leaf.copy.offset, tma_maps.Maps(leaf, tma_maps.copied(leaf), next(metas, None))
+        place = places.get((*WORKSPACE, offset))
+        return (places[WORKSPACE], lambda start: maps(start + offset)) if place is None else (place, maps)
     return None, None
 
 

@@ -30,6 +30,20 @@ ENCODED = triton.__version__.startswith("3.6.") and getattr(driver, "_BASE_ARGS_
 _MAX_MAPS = 256
 
 
+def viewed(spec: TensorMap, tensor: torch.Tensor) -> torch.Tensor:
+    """What a map shows of its operand."""
+    view = tensor.mT if spec.transposed else tensor
+    if spec.view is not None:
+        view = tensor.permute([axis for axis, *_ in spec.view])[tuple(slice(*part) for _, *part in spec.view)]
+    return view
+
+
+def copied(spec: TensorMap) -> torch.Tensor:
+    """A tensor without memory, of the shape and strides of the copy that is mapped."""
+    assert spec.copy is not None
+    return torch.empty_strided(spec.copy.shape, spec.copy.strides, dtype=spec.element.torch, device="meta")
+
+
 class _Encoded(tuple[Any, ...]):
     """A map, its shape and its strides: the arguments of one descriptor in the C call."""
 
@@ -44,9 +58,7 @@ class Maps:
     def __init__(self, spec: TensorMap, tensor: torch.Tensor, meta: Any) -> None:
         """``meta``: what the compiler chose for this descriptor (swizzle, block); None if the kernel uses no TMA."""
         self._spec, self._meta = spec, meta
-        view = tensor.mT if spec.transposed else tensor
-        if spec.view is not None:
-            view = tensor.permute([axis for axis, *_ in spec.view])[tuple(slice(*part) for _, *part in spec.view)]
+        view = viewed(spec, tensor)
         self._offset = (view.storage_offset() - tensor.storage_offset()) * tensor.element_size()
         # An axis of stride 0 becomes one of size 1. The stride of a size-1 axis is never used, but cuTensorMapEncode
         # rejects some values, so we pass a valid one: a multiple of 16 bytes that is at least a row.

@@ -1,11 +1,26 @@
-"""Kernel ``converted``: ``tiles`` over copies with channels last, of operands that have channels first."""
+"""Kernel ``converted``: ``tiles`` over copies with channels last, of operands that have channels first.
+
+``entries`` makes such a kernel of another one.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, Stride, power_of_two_in
+from triplan.backends.runtime.launch import (
+    Arg,
+    Copy,
+    Int,
+    Launch,
+    Ptr,
+    Scratch,
+    Stride,
+    TensorMap,
+    power_of_two_in,
+)
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import bits, ceil_power, padded_bytes
 from triplan.backends.triton.common.strides import count
@@ -28,8 +43,11 @@ def _moved(desc: Conv2dProblem) -> tuple[Operand, ...]:
 @fact
 def _inner(desc: Conv2dProblem) -> Conv2dProblem:
     """The problem with channels last."""
-    last = Layout.strided(unit_axis=1, alignment=16)
-    return desc.replace(layouts={**dict(desc.layouts), **{o.name: last for o in _moved(desc)}})
+
+    def last(o: Operand) -> Layout:
+        return Layout.strided(unit_axis=1, alignment=16, stride_multiple=min(power_of_two_in(o.shape[1]), 16))
+
+    return desc.replace(layouts={**dict(desc.layouts), **{o.name: last(o) for o in _moved(desc)}})
 
 
 @fact
@@ -40,24 +58,6 @@ def _offsets(desc: Conv2dProblem) -> tuple[dict[str, int], int]:
         found[o.name] = end
         end += padded_bytes(o.nbytes)
     return found, end
-
-
-def supports(desc: Conv2dProblem, target: Target) -> Support:
-    if not _moved(desc):
-        return Support.no("no operand is packed with channels first and has more than one pixel and channel")
-    if any(_programs(o) >= 2**31 for o in _moved(desc)):
-        return Support.no("2**31 programs of a copy; a grid holds fewer")
-    return tiles.supports(_inner(desc), target)
-
-
-def rank(desc: Conv2dProblem, target: Target) -> float:
-    """Estimated microseconds."""
-    copies = (card.LAUNCH_US + 2 * o.nbytes / card.BYTES_PER_US for o in _moved(desc))
-    return tiles.rank(_inner(desc), target) + sum(copies)
-
-
-def workspace(desc: Conv2dProblem, target: Target) -> int:
-    return _offsets(desc)[1] + tiles.workspace(_inner(desc), target)
 
 
 # --- launches ---
@@ -91,8 +91,14 @@ def _copy(o: Operand, offset: int) -> Launch:
     return Launch(kernels.conv2d_order_kernel, _programs(o), args, constants, num_warps=4)
 
 
+def _strides(o: Operand) -> tuple[int, ...]:
+    """Of a copy with channels last."""
+    _, channels, rows, columns = o.shape
+    return channels * rows * columns, 1, columns * channels, channels
+
+
 def _with_copies(desc: Conv2dProblem, arg: Arg) -> Arg:
-    """An argument of ``tiles``, with the copies in place of the operands; its own scratch lies behind them."""
+    """An argument of the inner kernel, with the copies in place of the operands; its own scratch lies behind them."""
     offsets, end = _offsets(desc)
     if isinstance(arg, tuple):
         return tuple(_with_copies(desc, a) for a in arg)
@@ -100,33 +106,54 @@ def _with_copies(desc: Conv2dProblem, arg: Arg) -> Arg:
         return replace(arg, offset=arg.offset + end)
     if isinstance(arg, Ptr) and arg.operand in offsets:
         return Scratch(offsets[arg.operand], arg.element)
-    if isinstance(arg, Stride) and arg.operand in offsets:
-        _, channels, rows, columns = desc.operand(arg.operand).shape
-        step = {0: channels * rows * columns, 2: columns * channels, 3: channels}[arg.axis]
+    if isinstance(arg, (Stride, TensorMap)) and arg.operand in offsets:
+        o = desc.operand(arg.operand)
+        if isinstance(arg, TensorMap):
+            return replace(arg, copy=Copy(offsets[o.name], o.shape, _strides(o)))
+        step = _strides(o)[arg.axis]
         return Int(step, True, power_of_two_in(step))
     return arg
 
 
-def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    inner = _inner(desc)
-    main = (tiles.build_weight if shared.of_weight(desc) else tiles.build)(inner, target)
-    if not main:
-        return []
-    offsets, _ = _offsets(desc)
-    first = [_copy(o, offsets[o.name]) for o in _moved(desc) if not o.is_written and o.numel]
-    last = [_copy(o, offsets[o.name]) for o in _moved(desc) if o.is_written]
-    found = [replace(x, args={name: _with_copies(desc, a) for name, a in x.args.items()}) for x in main]
-    return [*first, *found, *last]
+def entries(inner: ModuleType, name: str, **entry: Any) -> None:
+    """Register ``inner``, a kernel of this family, over copies with channels last; its bits are those of ``inner``."""
+
+    def supports(desc: Conv2dProblem, target: Target) -> Support:
+        if not _moved(desc):
+            return Support.no("no operand is packed with channels first and has more than one pixel and channel")
+        if any(_programs(o) >= 2**31 for o in _moved(desc)):
+            return Support.no("2**31 programs of a copy; a grid holds fewer")
+        return inner.supports(_inner(desc), target)  # type: ignore[no-any-return]
+
+    def rank(desc: Conv2dProblem, target: Target) -> float:
+        """Estimated microseconds."""
+        copies = (card.LAUNCH_US + 2 * o.nbytes / card.BYTES_PER_US for o in _moved(desc))
+        return inner.rank(_inner(desc), target) + sum(copies)  # type: ignore[no-any-return]
+
+    def workspace(desc: Conv2dProblem, target: Target) -> int:
+        return _offsets(desc)[1] + inner.workspace(_inner(desc), target)  # type: ignore[no-any-return]
+
+    def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
+        main = (inner.build_weight if shared.of_weight(desc) else inner.build)(_inner(desc), target)
+        if not main:
+            return []
+        offsets, _ = _offsets(desc)
+        first = [_copy(o, offsets[o.name]) for o in _moved(desc) if not o.is_written and o.numel]
+        last = [_copy(o, offsets[o.name]) for o in _moved(desc) if o.is_written]
+        found = [replace(x, args={k: _with_copies(desc, a) for k, a in x.args.items()}) for x in main]
+        return [*first, *found, *last]
+
+    shared.register(
+        build,
+        build,
+        name=name,
+        supports=supports,
+        rank=rank,
+        workspace=workspace,
+        guarantee=inner.guarantee,
+        numerics=inner.numerics,
+        **entry,
+    )
 
 
-shared.register(
-    build,
-    build,
-    name="converted",
-    supports=supports,
-    rank=rank,
-    workspace=workspace,
-    guarantee=tiles.guarantee,
-    numerics=tiles.numerics,
-    priority=1,  # as tiles, whose bits it has
-)
+entries(tiles, "converted", priority=1)  # as tiles, whose bits it has

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Int, Launch, TensorMap
@@ -19,6 +20,13 @@ from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import ArchSku, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
+#: What the entries of kernels by TMA and wgmma have in common.
+HOPPER: dict[str, Any] = {
+    "elements": ("f16", "bf16"),
+    "archs": (ArchSku.SM90A,),
+    "features": ("gluon", "tma"),
+    "interpretable": False,
+}
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16}
 #: Channels of a step, as wgmma's kernels have them.
 CHANNELS = 64
@@ -406,13 +414,10 @@ shared.register(
     build,
     build_weight,
     name="wgmma",
-    elements=("f16", "bf16"),
-    archs=(ArchSku.SM90A,),
-    features=("gluon", "tma"),
-    interpretable=False,
     supports=supports,
     rank=rank,
     workspace=workspace,
     guarantee=guarantee,
     numerics=numerics,
+    **HOPPER,
 )
