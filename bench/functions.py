@@ -285,10 +285,18 @@ def calls(d: Draw) -> dict[str, Call]:
     for name in ("LayerNorm", "RMSNorm"):
         mine, its = (getattr(m, name)(d.n).to(d.device, d.dtype) for m in (modules, torch.nn))
         found[f"nn.{name}"] = Call(mine, its, (x,), (0,))
-    for name, sides in {"Conv1d": (d.n,), "Conv2d": (d.m, 8)}.items():
-        mine, its = (getattr(m, name)(16, 16, 3).to(d.device, d.dtype) for m in (modules, torch.nn))
+    with_parameters: dict[str, tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]] = {
+        "Conv1d": ((16, 16, 3), (d.values(2, 16, d.n),), (0,)),
+        "Conv2d": ((16, 16, 3), (d.values(2, 16, d.m, 8),), (0,)),
+        "Linear": ((16, 32), (d.values(d.m, 16),), (0,)),
+    }
+    for name, (sizes, given, grads) in with_parameters.items():
+        mine, its = (getattr(m, name)(*sizes).to(d.device, d.dtype) for m in (modules, torch.nn))
         its.load_state_dict(mine.state_dict())
-        found[f"nn.{name}"] = Call(mine, its, (d.values(2, 16, *sides),), (0,))
+        found[f"nn.{name}"] = Call(mine, its, given, grads)
+    found["nn.Flatten"] = Call(modules.Flatten(), torch.nn.Flatten(), (whole.transpose(0, 1),), (0,))
+    for name in ("LogSoftmax", "Softmax"):
+        found[f"nn.{name}"] = Call(getattr(modules, name)(-1), getattr(torch.nn, name)(-1), (x,), (0,))
     for name in ("MaxPool", "AvgPool", "AdaptiveAvgPool"):
         for axes, sides in ((1, (d.m,)), (2, (d.m, 8))):
             mine, its = (getattr(m, f"{name}{axes}d")(2) for m in (modules, torch.nn))
@@ -311,14 +319,15 @@ def calls(d: Draw) -> dict[str, Call]:
     for name, t in {"": x, "1d": first, "2d": first[None], "3d": first[None, None]}.items():
         mine, its = (getattr(m, f"Dropout{name}")(RARE) for m in (modules, torch.nn))
         found[f"nn.Dropout{name}"] = Call(mine, its, (t,), (0,))
-    table = modules.FusedEmbeddingRMSNorm(d.m, d.n, device=d.device, dtype=d.dtype)
 
-    def looked_up(i: Tensor, weight: Tensor, norm_weight: Tensor) -> Tensor:
-        given = {"weight": weight, "norm_weight": norm_weight}
-        out: Tensor = torch.func.functional_call(table, given, (i,))[0]
-        return out
+    def of_table(name: str, *parameters: str) -> Callable[..., Any]:
+        table = getattr(modules, name)(d.m, d.n, device=d.device, dtype=d.dtype)
+        return lambda i, *given: torch.func.functional_call(table, dict(zip(parameters, given, strict=True)), (i,))
 
-    found["nn.FusedEmbeddingRMSNorm"] = Call(looked_up, lambda *a: embedded(*a)[0], (rows, x, w), (1, 2))
+    found["nn.Embedding"] = Call(of_table("Embedding", "weight"), tf.embedding, (rows, x), (1,))
+    found["nn.EmbeddingBag"] = Call(of_table("EmbeddingBag", "weight"), tf.embedding_bag, (bag, x), (1,))
+    normed = of_table("FusedEmbeddingRMSNorm", "weight", "norm_weight")
+    found["nn.FusedEmbeddingRMSNorm"] = Call(lambda *a: normed(*a)[0], lambda *a: embedded(*a)[0], (rows, x, w), (1, 2))
     turn = modules.RotaryEmbedding(ROTATED, device=d.device)
     found["nn.RotaryEmbedding"] = Call(turn, lambda x: rotated(x, None, *angles(d)), (heads,), (0,))
     projected = modules.LinearCrossEntropyLoss(d.n, d.m, device=d.device, dtype=d.dtype)
@@ -328,6 +337,7 @@ def calls(d: Draw) -> dict[str, Call]:
         return out
 
     found["nn.LinearCrossEntropyLoss"] = Call(projecting, _linear_cross_entropy, (x, d.x, rows), (0, 1))
+    found["nn.NLLLoss"] = Call(modules.NLLLoss(), torch.nn.NLLLoss(), (x, target), (0,))
     found["nn.CrossEntropyLoss"] = Call(modules.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(), (x, target), (0,))
     return found
 

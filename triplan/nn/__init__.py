@@ -5,11 +5,13 @@ from triplan.nn.attention import *
 from triplan.nn.conv import *
 from triplan.nn.copies import *
 from triplan.nn.elementwise import *
+from triplan.nn.gemm import *
 from triplan.nn.indexing import *
 from triplan.nn.losses import *
 from triplan.nn.norms import *
 from triplan.nn.pooling import *
 from triplan.nn.random import *
 from triplan.nn.rotary import *
+from triplan.nn.softmax import *
 
 _export(__name__)

@@ -1,28 +1,38 @@
-"""Padding as modules: those of torch.nn, whose forward is ours."""
+"""Padding and flattening as modules: those of torch.nn, whose forward is ours."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from triplan.functional import pad
+from triplan import functional
+from triplan.nn._modules import module
 
-__all__ = ["ConstantPad1d", "ConstantPad2d", "ConstantPad3d", "ZeroPad1d", "ZeroPad2d", "ZeroPad3d"]
-
-
-def _module(name: str) -> type[torch.nn.Module]:
-    def forward(self: Any, input: Tensor) -> Tensor:
-        return pad(input, self.padding, "constant", self.value)
-
-    doc = "``functional.pad`` as a module, with the arguments of torch's."
-    return type(name, (getattr(torch.nn, name),), {"forward": forward, "__doc__": doc, "__module__": __name__})
+# fmt: off
+__all__ = [
+    "ConstantPad1d", "ConstantPad2d", "ConstantPad3d", "Flatten", "ZeroPad1d", "ZeroPad2d", "ZeroPad3d",
+]
+# fmt: on
 
 
-ConstantPad1d = _module("ConstantPad1d")
-ConstantPad2d = _module("ConstantPad2d")
-ConstantPad3d = _module("ConstantPad3d")
-ZeroPad1d = _module("ZeroPad1d")
-ZeroPad2d = _module("ZeroPad2d")
-ZeroPad3d = _module("ZeroPad3d")
+def pad(input: Tensor, padding: tuple[int, ...], value: float) -> Tensor:
+    return functional.pad(input, padding, "constant", value)
+
+
+class Flatten(torch.nn.Flatten):
+    """torch.nn.Flatten: a view where the strides allow one, else our copy."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        first, last = (axis % max(input.dim(), 1) for axis in (self.start_dim, self.end_dim))
+        size, stride = input.shape, input.stride()
+        if any(stride[i] != stride[i + 1] * size[i + 1] for i in range(first, last)):
+            input = functional.contiguous(input)
+        return input.flatten(self.start_dim, self.end_dim)
+
+
+ConstantPad1d = module("ConstantPad1d", pad, "padding", "value")
+ConstantPad2d = module("ConstantPad2d", pad, "padding", "value")
+ConstantPad3d = module("ConstantPad3d", pad, "padding", "value")
+ZeroPad1d = module("ZeroPad1d", pad, "padding", "value")
+ZeroPad2d = module("ZeroPad2d", pad, "padding", "value")
+ZeroPad3d = module("ZeroPad3d", pad, "padding", "value")

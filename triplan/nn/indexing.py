@@ -1,4 +1,4 @@
-"""An embedding and its RMSNorm."""
+"""Embeddings: torch's modules over our kernels, and one with its RMSNorm."""
 
 from __future__ import annotations
 
@@ -7,10 +7,40 @@ from typing import Any
 import torch
 
 from triplan import functional
+from triplan.nn._modules import parameter
 
-__all__ = ["FusedEmbeddingRMSNorm"]
+__all__ = ["Embedding", "EmbeddingBag", "FusedEmbeddingRMSNorm"]
 
 Tensor = torch.Tensor
+
+
+class Embedding(torch.nn.Embedding):
+    """torch.nn.Embedding, computed by ``triplan.functional.embedding``, which refuses sparse gradients."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Indices of any shape to that shape followed by ``embedding_dim``."""
+        how = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
+        return functional.embedding(input, parameter(self, "weight"), *how)
+
+
+class EmbeddingBag(torch.nn.EmbeddingBag):
+    """torch.nn.EmbeddingBag, computed by ``triplan.functional.embedding_bag``, which refuses sparse gradients."""
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Indices (bags, length), or (indices,) with ``offsets`` (bags,), to (bags, embedding_dim)."""
+        return functional.embedding_bag(
+            input,
+            parameter(self, "weight"),
+            offsets,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            self.sparse,
+            per_sample_weights,
+            self.include_last_offset,
+            self.padding_idx,
+        )
 
 
 class FusedEmbeddingRMSNorm(torch.nn.Embedding):

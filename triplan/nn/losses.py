@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from triplan import functional
 from triplan.functional.losses.shared import legacy
 
-__all__ = ["CrossEntropyLoss", "LinearCrossEntropyLoss"]
+__all__ = ["CrossEntropyLoss", "LinearCrossEntropyLoss", "NLLLoss"]
 
 
 class CrossEntropyLoss(nn.Module):
@@ -105,3 +105,11 @@ class LinearCrossEntropyLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction!r}, ignore_index={self.ignore_index}, label_smoothing={self.label_smoothing}"
+
+
+class NLLLoss(nn.NLLLoss):
+    """torch.nn.NLLLoss, computed by ``triplan.functional.nll_loss``."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        ignored, reduction = self.ignore_index, self.reduction
+        return functional.nll_loss(input, target, self.weight, ignore_index=ignored, reduction=reduction)

@@ -8,16 +8,11 @@ import torch
 
 from triplan import functional
 from triplan.errors import shown
+from triplan.nn._modules import parameter
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
 Tensor = torch.Tensor
-
-
-def _parameter(module: torch.nn.Module, name: str) -> Any:
-    """``module.name``, without the half microsecond that torch takes to look for an ordinary attribute first."""
-    own = module._parameters
-    return own[name] if name in own else getattr(module, name)  # a parametrisation has taken its place
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -32,7 +27,7 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """The norm of ``input`` over the trailing axes; with a ``residual`` of its shape, (the norm of their sum, the
         sum)."""
-        shape, parameters = self.normalized_shape, (_parameter(self, "weight"), _parameter(self, "bias"), self.eps)
+        shape, parameters = self.normalized_shape, (parameter(self, "weight"), parameter(self, "bias"), self.eps)
         if residual is None:
             return functional.layer_norm(input, shape, *parameters)
         return functional.layer_norm(input, shape, *parameters, residual=residual)
@@ -75,7 +70,7 @@ class RMSNorm(torch.nn.RMSNorm):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """The norm of ``x`` over the trailing axes; with a ``residual`` of its shape, (the norm of their sum, the
         sum)."""
-        shape, weight, offset = self.normalized_shape, _parameter(self, "weight"), self.weight_offset
+        shape, weight, offset = self.normalized_shape, parameter(self, "weight"), self.weight_offset
         if residual is None:
             return functional.rms_norm(x, shape, weight, self.eps, weight_offset=offset)
         return functional.rms_norm(x, shape, weight, self.eps, weight_offset=offset, residual=residual)
