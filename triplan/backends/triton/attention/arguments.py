@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, Stride
 from triplan.backends.triton.common import card
@@ -85,23 +85,10 @@ def strides(o: Operand) -> tuple[Arg, ...]:
     return tuple(found)
 
 
-def arguments(desc: AttendingDescriptor, names: Sequence[str]) -> dict[str, Arg]:
-    """The operands ``names`` with their strides, the mask, and all numbers."""
-    args: dict[str, Arg] = {}
-    for name in names:
-        o = desc.operand(name)
-        args |= {name: pointer(o), f"{name}_strides": strides(o)}
-    vectors = ("query_starts", "key_starts", "slopes", *(("sink",) if desc.op == "attention" else ()))
-    others = {o.name: o for o in desc.operands() if o.name in ("mask", *vectors)}
-    for name in ("mask", *vectors):
-        args[name] = pointer(others[name]) if name in others else None
-    for name in vectors:
-        any_stride = name in others and not others[name].layout.packed
-        args[f"{name}_stride"] = Stride(name, 0) if any_stride else None
+def arguments(desc: AttendingDescriptor, kernel: Any) -> dict[str, Arg]:
+    """All arguments of ``kernel`` that are no constexprs: numbers, and operands with strides, None where absent."""
     whole = desc.queries + desc.keys
-    return {
-        **args,
-        "mask_strides": strides(others["mask"]) if "mask" in others else None,
+    args: dict[str, Arg] = {
         "scale": Scalar("scale", desc.element.compute, desc.head_dim**-0.5),
         "softcap": Float(desc.softcap, desc.element.compute),
         "queries": Int(desc.queries),
@@ -113,6 +100,16 @@ def arguments(desc: AttendingDescriptor, names: Sequence[str]) -> dict[str, Arg]
         "left": Int(min(desc.window_left or 0, whole)),
         "right": Int(min(desc.right or 0, whole)),
     }
+    operands = {o.name: o for o in desc.operands()}
+    for name in kernel.arg_names:
+        if name.isupper() or name in args:
+            continue
+        o = operands.get(name.removesuffix("_strides").removesuffix("_stride"))
+        if name.endswith("_stride"):  # of one axis, usually packed
+            args[name] = Stride(o.name, 0) if o is not None and not o.layout.packed else None
+        else:
+            args[name] = None if o is None else strides(o) if name.endswith("_strides") else pointer(o)
+    return args
 
 
 def constants(desc: AttendingDescriptor, tile: Tile) -> dict[str, object]:

@@ -83,7 +83,7 @@ def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
         Launch(
             attention_tiles_kernel,
             programs_of(desc),
-            arguments.arguments(desc, ("q", "k", "v", "out", "lse")),
+            arguments.arguments(desc, attention_tiles_kernel),
             {**constants(desc, tile), "EDGE": has_edge(desc, tile)},
             num_warps=tile.warps,
             num_stages=tile.stages,

@@ -98,12 +98,11 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
     }
     found = []
     if lse.numel:
-        args = arguments.arguments(desc, ("dout", "q", "k", "v", "out", "lse", "dq"))
         found.append(
             Launch(
                 attention_dq_kernel,
                 programs_of(desc)[0],
-                {**args, **delta},
+                {**arguments.arguments(desc, attention_dq_kernel), **delta},
                 {**constants(desc, of_queries), "EDGE": has_edge(desc, of_queries)},
                 num_warps=of_queries.warps,
                 num_stages=of_queries.stages,
@@ -111,12 +110,11 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
             )
         )
     if desc.operand("dk").numel:
-        args = arguments.arguments(desc, ("dout", "q", "k", "v", "lse", "dk", "dv"))
         found.append(
             Launch(
                 attention_dkdv_kernel,
                 programs_of(desc)[1],
-                {**args, **delta},
+                {**arguments.arguments(desc, attention_dkdv_kernel), **delta},
                 constants(desc, of_keys),
                 num_warps=of_keys.warps,
                 num_stages=of_keys.stages,
