@@ -26,23 +26,23 @@ class AttendingDescriptor(Descriptor):
 
     Attributes:
         batch: number of sequences.
-        queries, keys: their lengths.
+        queries, keys: query rows and key rows of a sequence.
         heads: heads of q; a multiple of ``key_heads``. Consecutive heads share a head of k and v.
         key_heads: heads of k and v.
         head_dim: elements of a query and of a key.
         value_dim: elements of a value; by default ``head_dim``.
         element: element of q, k, v and out. f16 and bf16 are computed in f32, and the probabilities are rounded to the
             element before they multiply the values.
-        math: precision of the multiplicands of f32: by default f32, or tf32.
+        math: precision to which f32 factors are rounded before they are multiplied: f32 (None) or tf32.
         causal: whether a query sees no key after its position.
-        align: ``start``: the first query stands at the first key (torch's ``is_causal``); ``end``: the last at the last
-            (FlashAttention, and what a cache of keys needs).
+        align: ``start``: the first query stands at the first key (torch's ``is_causal``); ``end``: the last query
+            stands at the last key (FlashAttention; for key-value caches).
         window_left, window_right: keys seen before and after a query's position; None: all.
         softcap: c > 0 replaces each scaled score s by ``c * tanh(s / c)``; 0: none.
         mask: element of the operand ``mask``: ``bool`` (True: the query sees the key), or f32 or ``element`` for what
             is added to the scaled score. None: there is no mask.
-        sequences: sequences of any lengths that are packed into a batch of 1, ``queries`` and ``keys`` being those of
-            all; positions are within a sequence. No mask. None: nothing is packed.
+        sequences: number of sequences of any lengths packed into a batch of 1, or None. ``queries`` and ``keys`` then
+            count the rows of all sequences, and positions count from the start of each. No mask.
         slopes: whether ``slopes * (key - position)`` is added to a scaled score (ALiBi).
     """
 
@@ -102,7 +102,7 @@ class AttendingDescriptor(Descriptor):
 
     @property
     def multiplicands(self) -> MathPrecision:
-        """The precision that factors of products are rounded to."""
+        """The precision to which the factors of products are rounded."""
         return self.math or MathPrecision(self.element.value)
 
     def _queries(self, name: str, role: Role, width: int) -> Operand:
@@ -151,13 +151,13 @@ class AttentionDescriptor(AttendingDescriptor, PlannedBy["AttentionPlan"]):
     query's sum of exponentials (torch's scaled_dot_product_attention, FlashAttention).
 
     Operands: ``q`` (batch, queries, heads, head_dim), ``k`` (batch, keys, key_heads, head_dim), ``v`` (batch, keys,
-    key_heads, value_dim), ``out`` (batch, queries, heads, value_dim), ``lse`` (batch, heads, queries) in f32, f64 for
-    f64; ``mask`` (batch, heads, queries, keys), which stride 0 broadcasts. ``scale`` is an Arg; None means
-    ``head_dim ** -0.5``; with ``sequences``, ``query_starts`` and ``key_starts`` (sequences + 1,) of i32;
-    ``slopes`` and ``sink`` (heads,) in lse's element. Another order of axes in memory is a matter of strides, no copy.
+    key_heads, value_dim), ``out`` (batch, queries, heads, value_dim), ``lse`` (batch, heads, queries) in f32, or f64
+    for f64, and ``mask`` (batch, heads, queries, keys), which stride 0 broadcasts. ``scale`` is a number in Args; None:
+    ``head_dim ** -0.5``. With ``sequences`` there are ``query_starts`` and ``key_starts`` (sequences + 1,) in i32.
+    ``slopes`` and ``sink`` (heads,) have the element of lse. Strides express any order of axes in memory.
 
     Attributes:
-        sink: whether each query has one more score, ``sink``, of a key of value 0.
+        sink: whether each query has one more score, ``sink``, for a key whose value is 0.
     """
 
     op: Literal["attention"] = "attention"
@@ -180,13 +180,13 @@ class AttentionDescriptor(AttendingDescriptor, PlannedBy["AttentionPlan"]):
 
 
 class AttentionBackwardDescriptor(AttendingDescriptor, PlannedBy["AttentionBackwardPlan"]):
-    """Gradients of attention: with ``p = exp(s - lse)`` of the scores s, ``ds = p * (dout @ v.T - sum(dout * out))``,
-    ``dq = scale * ds @ k``, ``dk = scale * ds.T @ q`` and ``dv = p.T @ dout``; the gradient of a head of k or v that
-    query heads share is the sum over these.
+    """Gradients of attention: with scores s, ``p = exp(s - lse)`` and ``ds = p * (dout @ v.T - sum(dout * out))``,
+    ``dq = scale * ds @ k``, ``dk = scale * ds.T @ q`` and ``dv = p.T @ dout``. The gradient of a head of k or v that
+    several query heads share is the sum over these heads.
 
-    Operands: ``dout``, ``q``, ``k``, ``v``, ``out`` and ``lse`` as attention has them, ``dq``, ``dk`` and ``dv`` of the
-    shapes of q, k and v; the others as in attention. All that is needed of a sink is in ``lse``. With a softcap, ds has
-    its derivative as a factor.
+    Operands: ``dout`` has the shape of ``out``; ``dq``, ``dk`` and ``dv`` have those of q, k and v; the others are as
+    in attention. A sink is no operand: ``lse`` holds all that is needed of it. With a softcap, ds is also multiplied
+    by the derivative of the softcap.
     """
 
     op: Literal["attention_backward"] = "attention_backward"

@@ -29,8 +29,8 @@ else:
 
 
 class Conv2dProblem(Descriptor):
-    """Fields that convolution and its gradients share. The order of axes in memory (channels last, say) is a matter of
-    strides, never a copy.
+    """Fields that convolution and its gradients share. Any order of axes in memory (such as channels last) is expressed
+    by strides; nothing is copied.
 
     Attributes:
         element: element of all operands. f16 and bf16 are accumulated in f32.
@@ -39,11 +39,11 @@ class Conv2dProblem(Descriptor):
         height, width: extents of ``x``.
         out_channels: channels of the result; a multiple of ``groups``.
         kernel: (height, width) of the filters.
-        stride: rows and columns from one result to the next.
+        stride: rows and columns of ``x`` from one output pixel to the next.
         padding: rows and columns of zeros (above, below, left, right) of ``x``.
         dilation: rows and columns from one tap of a filter to the next.
-        groups: channels and filters are divided into so many groups, which do not meet.
-        math: precision of the multiplicands of f32: by default f32, or tf32.
+        groups: number of groups of channels and filters; the filters of a group read the channels of that group only.
+        math: precision to which f32 factors are rounded before they are multiplied: f32 (None) or tf32.
     """
 
     category: ClassVar[OpCategory] = OpCategory.CONV
@@ -88,22 +88,22 @@ class Conv2dProblem(Descriptor):
 
     @property
     def channels(self) -> int:
-        """Channels of a group."""
+        """Input channels per group."""
         return self.in_channels // self.groups
 
     @property
     def filters(self) -> int:
-        """Filters of a group."""
+        """Filters (output channels) per group."""
         return self.out_channels // self.groups
 
     @property
     def taps(self) -> int:
-        """Elements of a filter for each channel."""
+        """Elements of a filter per input channel."""
         return self.kernel[0] * self.kernel[1]
 
     @property
     def multiplicands(self) -> MathPrecision:
-        """The precision that factors of products are rounded to."""
+        """The precision to which the factors of products are rounded."""
         return self.math or MathPrecision(self.element.value)
 
     def _input(self, name: str, role: Role = Role.INPUT, batch: bool = True) -> Operand:
@@ -119,7 +119,7 @@ class Conv2dProblem(Descriptor):
 
     @classmethod
     def _fields(cls, x: Any, weight: Any, options: dict[str, Any]) -> dict[str, Any]:
-        """From what has the shapes of ``x`` and ``weight``, where the op has both."""
+        """The fields, from tensors of the shapes of ``x`` and ``weight`` (these operands or their gradients)."""
         batch, channels, height, width = x.shape
         return {
             "element": x.dtype,
@@ -163,8 +163,8 @@ class Conv2dDescriptor(Conv2dProblem, PlannedBy["Conv2dPlan"]):
 
 
 class Conv2dBackwardInputDescriptor(Conv2dProblem, PlannedBy["Conv2dBackwardInputPlan"]):
-    """``dx``, the gradient of conv2d in x: the sum over all filters and taps of ``weight`` times the element of
-    ``dout`` that was computed with it. Taps that the strides skip are left out; beyond its borders ``dout`` is 0.
+    """``dx``, the gradient of conv2d with respect to x: ``dx[n, c, h, w] = sum over k, r, s of dout[n, k, p, q] *
+    weight[k, c, r, s]``, over the output pixels (p, q) that tap (r, s) computed from pixel (h, w).
 
     Operands: ``dout`` (batch, out_channels, *out_extents), ``weight``, ``dx`` (batch, in_channels, height, width).
     """
@@ -180,8 +180,8 @@ class Conv2dBackwardInputDescriptor(Conv2dProblem, PlannedBy["Conv2dBackwardInpu
 
 
 class Conv2dBackwardWeightDescriptor(Conv2dProblem, PlannedBy["Conv2dBackwardWeightPlan"]):
-    """``dweight``, the gradient of conv2d in weight: products of ``dout`` and ``x``, summed over all images, rows and
-    columns in a fixed order.
+    """``dweight``, the gradient of conv2d with respect to weight: the products ``dout * x``, summed over all images and
+    output pixels in a fixed order.
 
     Operands: ``x`` (batch, in_channels, height, width), ``dout`` (batch, out_channels, *out_extents), ``dweight``
     (out_channels, in_channels / groups, *kernel).

@@ -31,7 +31,7 @@ def number(element: ElementKind) -> ElementKind:
 
 
 class MoveDescriptor(Descriptor):
-    """What copies share: the result is made of elements of x.
+    """Fields of ops whose result consists of elements of x.
 
     Attributes:
         element: element of x.
@@ -93,18 +93,18 @@ class MoveDescriptor(Descriptor):
 
 
 class CopyDescriptor(MoveDescriptor, PlannedBy["CopyPlan"]):
-    """``out[i] = x[m(i)]``; ``op`` names m. ``copy``: out is x itself, perhaps as another element.
+    """``out[i] = x[m(i)]``; ``op`` names the map m. ``copy``: m is the identity, and ``out`` may have another element.
 
-    ``flip``: along some axes the last element comes first. ``roll``: ``out[(i + shift) % n] = x[i]`` along each axis.
-    ``tril``, ``triu``: ``out[..., r, c]`` is x where ``c - r <= diagonal`` (``>=``), else 0.
+    ``flip``: reverses some axes. ``roll``: ``out[(i + shift) % n] = x[i]`` along each axis. ``tril``, ``triu``:
+    ``out[..., r, c]`` is x where ``c - r <= diagonal`` (``triu``: ``>=``), else 0.
 
-    A float becomes an integer by truncation; where the integer cannot hold it, the result is any. Integers become f16
-    or bf16, and f64 becomes these, by way of f32, as in torch.
+    Floats are truncated to integers; where the integer cannot hold the value, the result is unspecified. Integers and
+    f64 are converted to f16 and bf16 by way of f32, as in torch.
 
     Attributes:
         out_element: element of the result; None: that of x. Only ``copy`` may have another.
-        amounts: of ``flip`` 1 for each axis that is flipped, else 0; of ``roll`` the shift of each axis; of ``tril``
-            and ``triu`` the diagonal; of ``copy`` none. ``()`` is zeros.
+        amounts: for ``flip``, 1 for each axis that is flipped, else 0; for ``roll``, the shift of each axis; for
+            ``tril`` and ``triu``, the diagonal; for ``copy``, nothing. ``()`` means zeros.
     """
 
     op: Literal["copy", "flip", "roll", "tril", "triu"]
@@ -133,10 +133,11 @@ class CopyDescriptor(MoveDescriptor, PlannedBy["CopyPlan"]):
 
 
 class PadDescriptor(MoveDescriptor, PlannedBy["PadPlan"]):
-    """``out`` is x between elements of ``value``, a number in Args; negative amounts leave elements of x out.
+    """``out`` is x surrounded by elements equal to ``value``, a number in Args; negative amounts crop x.
 
     Attributes:
-        amounts: elements before and after x along each axis, ``(before_0, after_0, before_1, ...)``; ``()`` is zeros.
+        amounts: elements before and after x along each axis, ``(before_0, after_0, before_1, ...)``; ``()`` means
+            zeros.
     """
 
     op: Literal["pad"] = "pad"
@@ -176,11 +177,11 @@ class FillDescriptor(Descriptor, PlannedBy["FillPlan"]):
 
 
 class ArangeDescriptor(Descriptor, PlannedBy["ArangePlan"]):
-    """``out[i] = start + i * step``, of numbers in Args, computed in f64 or i64.
+    """``out[i] = start + i * step``, where ``start`` and ``step`` are numbers in Args; computed in f64 or i64.
 
     Attributes:
         element: element of the result.
-        count: how many elements there are.
+        count: number of elements.
     """
 
     category: ClassVar[OpCategory] = OpCategory.COPIES

@@ -1,4 +1,4 @@
-"""Descriptors of optimizer steps: each updates a list of parameters, of any sizes, by one rule."""
+"""Descriptors of optimizer steps: one op updates a list of parameters of any sizes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ F32, F64 = ElementKind.F32, ElementKind.F64
 
 
 class UpdateDescriptor(Descriptor):
-    """What optimizer steps share: parameters, gradients and states are vectors of ``sum(sizes)`` elements.
+    """Fields of all optimizer steps. Parameters, gradients and states are vectors of ``sum(sizes)`` elements.
 
-    Args hold each vector whole, or as a list of contiguous tensors of ``sizes`` elements that lie anywhere. Elements
-    are computed in f32. ``steps`` counts the updates of each tensor; the update that a run makes is counted first.
-    ``hyper`` holds numbers on the device, so that they may change between replays of a CUDA graph.
+    Args hold each vector as one tensor, or as a list of contiguous tensors of ``sizes`` elements, anywhere in memory.
+    Elements are computed in f32. ``steps`` (one number a tensor) counts updates: a run adds 1 to it, and the new count
+    is the t of the formulas. ``hyper`` is a tensor of the hyperparameters on the device, so that they may change
+    between replays of a CUDA graph.
 
     Attributes:
         element: element of the parameters.
@@ -33,14 +34,14 @@ class UpdateDescriptor(Descriptor):
         grad_element: element of the gradients; None: that of the parameters.
         state_element: element of the states; None: that of the parameters.
         maximize: whether the gradients are negated.
-        scaled: whether Args have ``grad_scale``, by which gradients are divided, and ``found_inf``: unless it is 0,
-            nothing is written and nothing is counted.
+        scaled: whether Args have ``grad_scale``, by which gradients are divided, and ``found_inf``: if it is not 0, the
+            whole update is skipped, and ``steps`` stays as it is (torch.amp.GradScaler).
     """
 
     category: ClassVar[OpCategory] = OpCategory.OPTIM
     #: The operands that are vectors of ``sizes``, besides the parameters and gradients.
     states: ClassVar[tuple[str, ...]] = ()
-    #: How many of them every problem has.
+    #: How many of ``states``, from the first, every problem has.
     always: ClassVar[int] = 1
     #: What ``hyper`` holds, in order.
     hyper: ClassVar[tuple[str, ...]] = ()
@@ -69,7 +70,7 @@ class UpdateDescriptor(Descriptor):
             if found is not None and (not found.is_floating_point or found is F64):
                 raise ValueError(f"{name} = {shown(found)}: updates take f32, bf16 and f16")
         if len(self.sizes) >= 2**31:
-            raise ValueError(f"sizes: {len(self.sizes)} tensors; fewer than 2**31 are taken")
+            raise ValueError(f"sizes: {len(self.sizes)} tensors; must be fewer than 2**31")
 
     def declare_operands(self) -> tuple[Operand, ...]:
         shape, state = (sum(self.sizes),), self.state_element or self.element
@@ -102,7 +103,7 @@ class UpdateDescriptor(Descriptor):
 
     @classmethod
     def example(cls, element: ElementKind) -> Self:
-        """A problem of ``element``: an empty tensor, one of one element, an odd and a longer one."""
+        """A problem of ``element`` with an empty tensor, one of one element, one of odd size and a longer one."""
         return cls(op=cls.ops()[0], element=element, sizes=(0, 1, 77, 300))
 
 

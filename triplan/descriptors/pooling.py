@@ -1,4 +1,4 @@
-"""Pooling: the largest element or the average of windows over images, and the gradients."""
+"""Pooling: the maximum or the average of windows over images, and the gradients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ else:
 
 
 class PoolProblem(Descriptor):
-    """Images whose channels are pooled each by itself; any strides in memory.
+    """Fields of all pooling ops. Each channel is pooled separately; images may have any strides.
 
     Attributes:
         element: element of the values; averages and sums of f16 and bf16 are accumulated in f32.
@@ -90,7 +90,7 @@ class WindowsProblem(PoolProblem):
         kernel: (height, width) of a window, in elements.
         stride: rows and columns from one window to the next.
         padding: rows and columns around ``x``, at most half of a window's reach.
-        ceil_mode: whether a last window may reach beyond the padding, if it starts before it ends.
+        ceil_mode: whether a last window that starts within the padded image may reach beyond its end.
     """
 
     kernel: Pair
@@ -122,7 +122,7 @@ class WindowsProblem(PoolProblem):
 
 
 class MaxProblem(WindowsProblem):
-    """The largest elements.
+    """Fields of max pooling.
 
     Attributes:
         dilation: rows and columns from one element of a window to the next.
@@ -132,11 +132,11 @@ class MaxProblem(WindowsProblem):
 
 
 class MaxPool2dDescriptor(MaxProblem, PlannedBy["MaxPool2dPlan"]):
-    """``out[n, c, p, q]``, the largest element of a window of ``x``, and ``indices``, where it lies, row-major within
-    the image's channel (torch.nn.functional.max_pool2d).
+    """``out[n, c, p, q]``, the largest element of a window of ``x``, and ``indices``, its position: row * width +
+    column within the channel (torch.nn.functional.max_pool2d).
 
-    The last NaN, if there is one, or the first of equal elements. A window between the elements of ``x``, which
-    dilation may give, has -inf and -1.
+    If a window holds NaN, its last NaN is taken; of equal elements, the first. A window without an element of ``x``,
+    which dilation can cause, gives -inf and index -1.
     """
 
     op: Literal["max_pool2d"] = "max_pool2d"
@@ -147,9 +147,9 @@ class MaxPool2dDescriptor(MaxProblem, PlannedBy["MaxPool2dPlan"]):
 
 
 class MaxPool2dBackwardDescriptor(MaxProblem, PlannedBy["MaxPool2dBackwardPlan"]):
-    """``dx[n, c, h, w]``, the sum of ``dout`` over the windows that have the element and whose ``indices`` name it.
+    """``dx[n, c, h, w]``, the sum of ``dout`` over the windows that contain the element and whose ``indices`` name it.
 
-    max_pool2d gives such indices. One that names no element of its own window is left out.
+    ``indices`` are those of max_pool2d. An index that names no element of its own window is ignored.
     """
 
     op: Literal["max_pool2d_backward"] = "max_pool2d_backward"
@@ -160,11 +160,11 @@ class MaxPool2dBackwardDescriptor(MaxProblem, PlannedBy["MaxPool2dBackwardPlan"]
 
 
 class AvgProblem(WindowsProblem):
-    """Averages of windows of one size.
+    """Fields of average pooling with windows of one size.
 
     Attributes:
-        count_include_pad: whether a window's padding counts as elements.
-        divisor: what sums are divided by; 0: the number of a window's elements.
+        count_include_pad: whether the padding of a window counts as elements.
+        divisor: the number by which sums are divided; 0: the number of elements of each window.
     """
 
     if not TYPE_CHECKING:
@@ -175,7 +175,7 @@ class AvgProblem(WindowsProblem):
 
 
 class AvgPool2dDescriptor(AvgProblem, PlannedBy["AvgPool2dPlan"]):
-    """``out[n, c, p, q]``, the sum of a window of ``x``, divided by its elements (torch.nn.functional.avg_pool2d)."""
+    """``out[n, c, p, q]``, the average of the elements of a window of ``x`` (torch.nn.functional.avg_pool2d)."""
 
     op: Literal["avg_pool2d"] = "avg_pool2d"
 
@@ -184,7 +184,7 @@ class AvgPool2dDescriptor(AvgProblem, PlannedBy["AvgPool2dPlan"]):
 
 
 class AvgPool2dBackwardDescriptor(AvgProblem, PlannedBy["AvgPool2dBackwardPlan"]):
-    """``dx[n, c, h, w]``, the sum of ``dout``, divided as in avg_pool2d, over the windows that have the element."""
+    """``dx[n, c, h, w]``, the sum over the windows that contain the element of ``dout`` divided as in avg_pool2d."""
 
     op: Literal["avg_pool2d_backward"] = "avg_pool2d_backward"
 
@@ -193,7 +193,7 @@ class AvgPool2dBackwardDescriptor(AvgProblem, PlannedBy["AvgPool2dBackwardPlan"]
 
 
 class AdaptiveProblem(PoolProblem):
-    """Averages of a given number of windows.
+    """Fields of average pooling with a given number of windows.
 
     Attributes:
         out_size: (height, width) of the result.
@@ -207,8 +207,8 @@ class AdaptiveProblem(PoolProblem):
 
 
 class AdaptiveAvgPool2dDescriptor(AdaptiveProblem, PlannedBy["AdaptiveAvgPool2dPlan"]):
-    """``out[n, c, p, q]``, the average of rows floor(p * height / P) to ceil((p + 1) * height / P) - 1 of ``x``, with
-    P rows of the result, and of columns alike (torch.nn.functional.adaptive_avg_pool2d).
+    """``out[n, c, p, q]``, the average over rows floor(p * height / P) to ceil((p + 1) * height / P) - 1 of ``x``,
+    where P is the number of output rows, and over columns by the same rule (torch.nn.functional.adaptive_avg_pool2d).
     """
 
     op: Literal["adaptive_avg_pool2d"] = "adaptive_avg_pool2d"
@@ -218,7 +218,7 @@ class AdaptiveAvgPool2dDescriptor(AdaptiveProblem, PlannedBy["AdaptiveAvgPool2dP
 
 
 class AdaptiveAvgPool2dBackwardDescriptor(AdaptiveProblem, PlannedBy["AdaptiveAvgPool2dBackwardPlan"]):
-    """``dx[n, c, h, w]``, the sum of ``dout``, divided by a window's elements, over the windows that have the pixel."""
+    """``dx[n, c, h, w]``, the sum over the windows that contain the pixel of ``dout / (elements of the window)``."""
 
     op: Literal["adaptive_avg_pool2d_backward"] = "adaptive_avg_pool2d_backward"
 

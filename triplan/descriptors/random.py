@@ -1,4 +1,4 @@
-"""Descriptors of random numbers: element i of a stream follows from seed, offset and i alone."""
+"""Descriptors of random numbers: element i of a stream is a function of seed, offset and i alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RandomDescriptor"]
 
-#: The parameters of each op, which are host scalars: integers of randint, else floats.
+#: The parameters of each op, as host scalars: integers for randint, floats for the others.
 PARAMETERS = {
     "uniform": ("low", "high"),
     "normal": ("mean", "std"),
@@ -25,7 +25,7 @@ PARAMETERS = {
     "bernoulli": (),
     "dropout": ("p",),
 }
-#: Ops of an input ``x``, of the shape and element of the result.
+#: Ops that read an input ``x``, which has the shape and element of the result.
 READING = ("bernoulli", "dropout")
 #: Ops whose results may be integers and bool.
 INTEGERS = ("randint", "bernoulli_p")
@@ -35,23 +35,24 @@ class RandomDescriptor(Descriptor, PlannedBy["RandomPlan"]):
     """``out[i] = f(word(seed, offset, first + i))``, where the words are those of Philox4x32-10 (docs/random.md).
 
     - uniform: in [low, high), rounded down to the element.
-    - normal: of mean ``mean`` and standard deviation ``std``, by Box and Muller.
-    - exponential: of rate ``lambd``; above 0 before it is rounded.
-    - randint: integers in [low, high), of probabilities that differ by at most (high - low) / 2**64 of themselves.
-    - bernoulli_p: 1 with probability ``p``, to 2**-32; else 0. bernoulli: the same of probabilities ``x``.
-    - dropout: ``x / (1 - p)``; 0 with probability ``p``, whatever x is. Its backward is itself, of the gradient.
+    - normal: mean ``mean`` and standard deviation ``std``, by the Box-Muller transform.
+    - exponential: rate ``lambd``; positive before it is rounded.
+    - randint: integers in [low, high); their probabilities differ by a relative (high - low) / 2**64 at most.
+    - bernoulli_p: 1 with probability ``p`` (to within 2**-32), else 0. bernoulli: the same, with probabilities ``x``.
+    - dropout: 0 with probability ``p``, whatever x is, else ``x / (1 - p)``. Its backward is dropout of the gradient.
 
-    The index i is row-major in ``out``. ``first`` (None: 0) makes a tensor part of a larger one: it gets the bits that
-    the whole has there, whoever draws it, on whatever GPU.
+    The index i is row-major in ``out``. ``first`` (None: 0) makes ``out`` a part of a larger tensor: it gets the same
+    bits as that part of the whole, on any GPU.
 
     Attributes:
         element: element of ``out`` and ``x``.
         out_shape: shape of ``out`` and ``x``.
-        global_shape: shape of the tensor that ``out`` is a block of, with as many axes; element 0 of ``out`` is its
-            element ``first``, counted row-major. None: ``out`` is consecutive elements of a stream.
+        global_shape: shape of the larger tensor of which ``out`` is a block, with as many axes. Element 0 of ``out`` is
+            element ``first`` of that tensor, counted row-major. None: ``out`` is consecutive elements of a stream.
         state: "host": ``seed`` and ``offset`` are Python numbers, below 2**63 in magnitude. "device": ``state`` is a
-            tensor (seed, offset), so that a captured graph can draw anew.
-        keeps_state: of dropout with state "host": ``kept`` gets (seed, offset), with which its backward draws again.
+            tensor (seed, offset), so that each replay of a captured graph can draw new numbers.
+        keeps_state: for dropout with state "host": whether (seed, offset) is written to ``kept``, so that the backward
+            draws the same numbers.
     """
 
     category: ClassVar[OpCategory] = OpCategory.RANDOM

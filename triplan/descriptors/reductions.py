@@ -24,23 +24,23 @@ else:
 
 __all__ = ["ExtremumDescriptor", "ReduceDescriptor"]
 
-#: Sums of integers, counts and positions.
+#: The element of sums of integers, counts and positions.
 I64 = ElementKind.I64
-#: Ops of floats alone.
+#: Ops that take only floats.
 OF_FLOATS = ("mean", "var", "std", "vector_norm", "logsumexp")
-#: Ops whose result is the element that is asked for; that of the others follows from x.
+#: Ops whose result may have another element, ``out_element``; that of the others is fixed by x.
 SUMS = ("sum", "prod", *OF_FLOATS)
-#: Ops that have no result for no elements.
+#: Ops that are undefined on an empty set of elements.
 EXTREMA = ("amax", "amin", "max", "min", "argmax", "argmin")
 
 
 class ReductionProblem(Descriptor):
-    """What all reductions have: results in the shape of the axes that are not reduced (torch's without keepdim).
+    """Fields of all reductions. Results have the shape of the axes that are not reduced (torch's, without keepdim).
 
     Attributes:
         element: element of x.
         input_shape: shape of x.
-        reduce_axes: increasing axes of x, perhaps none or all.
+        reduce_axes: axes of x in increasing order; may be none or all.
     """
 
     category: ClassVar[OpCategory] = OpCategory.REDUCTIONS
@@ -72,7 +72,7 @@ class ReductionProblem(Descriptor):
 
     @property
     def reduced(self) -> int:
-        """Elements that each result is made of."""
+        """Number of elements that each result reduces."""
         found = 1
         for a in self.reduce_axes:
             found *= self.input_shape[a]
@@ -100,19 +100,19 @@ class ReductionProblem(Descriptor):
 
 
 class ReduceDescriptor(ReductionProblem, PlannedBy["ReducePlan"]):
-    """``out = op(x)`` over ``reduce_axes`` (torch.sum and others).
+    """``out = op(x)`` over ``reduce_axes`` (torch.sum, torch.mean, torch.argmax and others).
 
     f16 and bf16 are accumulated in f32; sums and products of integers and bool in i64, modulo 2**64. ``amax``,
-    ``argmax`` and their opposites take the first NaN, if there is one, and the first of equal elements; ``argmax`` and
-    ``argmin`` give positions, row-major over ``reduce_axes``. ``any`` and ``all`` give bool, ``count_nonzero`` i64.
-    ``vector_norm`` is (sum |x|**order) ** (1 / order). The tolerance of a product holds while no product of some of
-    the elements leaves the accumulator's normal range.
+    ``amin``, ``argmax`` and ``argmin`` take the first NaN if there is one, and the first of equal elements; positions
+    are row-major over ``reduce_axes``. ``any`` and ``all`` give bool, ``count_nonzero`` i64. ``vector_norm`` is
+    (sum |x|**order) ** (1 / order). The tolerance of a product holds while no product of a subset of the elements
+    leaves the accumulator's normal range.
 
     Attributes:
-        out_element: element of the result of all that is accumulated in f32, f64 or i64; None: that of x, of integers
-            i64.
-        correction: of var and std: they divide by the number of elements less this.
-        order: of vector_norm.
+        out_element: element of the results of sum, mean, prod, var, std, vector_norm and logsumexp. None: that of x, or
+            i64 if x is integers or bool.
+        correction: for var and std, which divide by the number of elements minus ``correction``.
+        order: order of vector_norm.
     """
 
     op: Literal[
@@ -143,7 +143,8 @@ class ReduceDescriptor(ReductionProblem, PlannedBy["ReducePlan"]):
 class ExtremumDescriptor(ReductionProblem, PlannedBy["ExtremumPlan"]):
     """``out``, the largest (smallest) elements over ``reduce_axes``, and ``indices``, their positions (torch.max).
 
-    The first NaN, if there is one, and the first of equal elements. Positions are row-major over ``reduce_axes``.
+    The first NaN is taken if there is one, and the first of equal elements. Positions are row-major over
+    ``reduce_axes``.
     """
 
     op: Literal["max", "min"]

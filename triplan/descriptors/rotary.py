@@ -1,4 +1,4 @@
-"""Rotary position embedding of the heads of queries and keys, with or without an RMSNorm of each head before."""
+"""Rotary position embedding of the heads of queries and keys, optionally after an RMSNorm of each head."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ __all__ = ["NormedRotaryDescriptor", "RotaryDescriptor"]
 
 
 class _Rotary(Descriptor):
-    """What the ops share: tensors of heads, and angles from tables or frequencies.
+    """Fields that both ops share: tensors of heads, and angles from tables or frequencies.
 
     Attributes:
         element: element of q and k; f16 and bf16 are computed in f32.
-        q_shape: (batch, sequence, heads, elements of a head) of ``q`` and ``q_out``. Others go by their strides.
-        k_heads: heads of ``k`` and ``k_out``, whose other extents are those of q; None without k.
-        rotary_dim: how many leading elements of a head are rotated, an even number; None: all. Others are not.
+        q_shape: (batch, sequence, heads, head_dim) of ``q`` and ``q_out``. Another order in memory is a matter of
+            strides.
+        k_heads: heads of ``k`` and ``k_out``, whose other extents are those of q; None: there is no k.
+        rotary_dim: number of leading elements of a head that are rotated, even; None: all. The rest is copied.
         pairs: "half": element i and element i + rotary_dim / 2 are a pair; "interleaved": 2 * i and 2 * i + 1.
-        table_rows: rows of ``cos`` and ``sin``, of shape (batch, table_rows, rotary_dim / 2). Tables that all of a
-            batch share have stride 0 along the batch. None: ``inv_freq``, of shape (rotary_dim / 2,), replaces them.
+        table_rows: rows of ``cos`` and ``sin``, of shape (batch, table_rows, rotary_dim / 2). Tables that the whole
+            batch shares have stride 0 along the batch. None: ``inv_freq``, of shape (rotary_dim / 2,), replaces them.
         table_element: element of the tables: ``element`` or f32.
         positions: whether there is an operand ``positions``, of shape (batch, sequence).
         index_element: element of the positions, i32 or i64.
-        out_of_bounds: what a position outside the tables does.
+        out_of_bounds: what happens at a position outside the tables: ``skip`` takes cos and sin as 0, ``clamp`` takes
+            the nearest row, ``error`` does as ``skip`` and records the lowest such token in ``status``.
     """
 
     category: ClassVar[OpCategory] = OpCategory.ROWWISE
@@ -50,7 +52,7 @@ class _Rotary(Descriptor):
 
     @property
     def half(self) -> int:
-        """Pairs of a head."""
+        """Pairs per head."""
         return (self.q_shape[3] if self.rotary_dim is None else self.rotary_dim) // 2
 
     def check_problem(self) -> None:
@@ -58,8 +60,8 @@ class _Rotary(Descriptor):
         rotated = length if self.rotary_dim is None else self.rotary_dim
         if rotated % 2 or rotated > length:
             raise ValueError(
-                f"rotary_dim = {shown(self.rotary_dim)}: {rotated} of {length} elements of a head: must be even, and "
-                "no more than there are"
+                f"rotary_dim = {shown(self.rotary_dim)}: {rotated} of {length} elements of a head: must be even and at "
+                f"most {length}"
             )
         if self.table_element not in (self.element, ElementKind.F32):
             raise ValueError(f"table_element = {self.table_element}: must be {self.element} (element) or f32")
@@ -135,14 +137,13 @@ class RotaryDescriptor(_Rotary, PlannedBy["RotaryPlan"]):
     """Each pair (x, y) of a head of token (b, s) becomes ``(x * cos - y * sin, y * cos + x * sin)``, with one cos and
     sin for each pair of the token (Su et al., "RoFormer", 2021). ``q`` and ``k`` are rotated in one launch.
 
-    Without ``table_rows``, cos and sin are those of the angle ``position * inv_freq``, times ``scale`` (None is 1). The
-    angle is that product rounded to f32 (f64 for f64), of a position rounded to f32; the tolerance holds while angles,
-    and their sines times ``scale``, are 0 or normal numbers. With ``table_rows``, a token's cos and sin are row
-    ``position`` of tables. A row that is out of bounds counts as zeros with ``out_of_bounds`` "skip" or "error". A
-    position is ``positions[b, s]``, or s. The inverse is the backward op.
+    The position of token (b, s) is ``positions[b, s]``, or s without ``positions``. With ``table_rows``, cos and sin
+    are row ``position`` of the tables. Without it, they are those of the angle ``position * inv_freq``, times ``scale``
+    (None: 1). The position and the angle are rounded to f32 (f64 for f64); the tolerance holds while angles, and their
+    sines times ``scale``, are 0 or normal numbers. The inverse is the backward op.
 
     Attributes:
-        inverse: whether sin is negated.
+        inverse: whether sin is negated, which rotates back.
     """
 
     op: Literal["rotary"] = "rotary"
@@ -153,11 +154,11 @@ class NormedRotaryDescriptor(_Rotary, PlannedBy["NormedRotaryPlan"]):
     """rotary of ``x * rstd * weight`` with ``rstd = 1 / sqrt(mean(x**2) + eps)`` for each head x of q and k: RMSNorm of
     each head, then rotary, with no rounding between them.
 
-    ``q_rstd`` and ``k_rstd`` (one a head, in f32, or f64 for f64) are written for the backward, which is rotary's
-    inverse and then rms_norm_backward. The tolerance holds within the limits of both rms_norm's and rotary's.
+    ``q_rstd`` and ``k_rstd`` (one value a head, in f32, or f64 for f64) are written for the backward, which is the
+    inverse of rotary followed by rms_norm_backward. The tolerance holds where those of rms_norm and rotary both hold.
 
     Attributes:
-        eps: what is added to the mean square.
+        eps: the number added to the mean square.
     """
 
     op: Literal["normed_rotary"] = "normed_rotary"

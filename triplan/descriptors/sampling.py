@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SampleDescriptor"]
 
-#: Bits after the binary point of a mass, and tokens at most: sums of masses stay below 2**62.
+#: Bits after the binary point of a mass, and the largest vocabulary: sums of masses stay at or below 2**62.
 MASS_BITS, MOST_TOKENS = 40, 2**22
 #: The filters, in the order in which they are applied.
 FILTERS = ("top_k", "top_p", "min_p")
@@ -22,18 +22,18 @@ FILTERS = ("top_k", "top_p", "min_p")
 
 class SampleDescriptor(Descriptor, PlannedBy["SamplePlan"]):
     """``out = first i with mass[0] + ... + mass[i] > u * sum(mass)``, where ``mass = exp((x - max(x)) / temperature)``
-    of the tokens that the filters keep, else 0, and ``u`` in [0, 1) follows from the row's seed and position.
+    for the tokens that the filters keep and 0 for the others; the row's seed and position determine ``u`` in [0, 1).
 
-    A mass is an integer, ``floor(2**40 * exp(...))``: sums do not depend on their order. ``u`` is a 64-bit word of
-    Philox4x32-10 (docs/sampling.md): a row's token depends on no other row, nor on its place. Filters, in this order,
-    each of what the one before keeps:
+    A mass is an integer, ``floor(2**40 * exp(...))``, so that sums do not depend on their order. ``u`` is a 64-bit word
+    of Philox4x32-10 (docs/sampling.md). A row's token depends neither on other rows nor on where the row stands in the
+    batch. The filters apply in this order, each to the tokens that the one before kept:
 
-    - top_k: a token stays if fewer than ``top_k`` logits are greater. So ties of the last one stay. 0: all stay.
-    - top_p: a token stays if the mass of greater logits is less than ``top_p`` of all. 1 or more: all stay.
-    - min_p: a token stays if its mass is at least ``min_p`` of the largest.
+    - top_k: keeps a token if fewer than ``top_k`` logits are greater, so ties with the last one stay. 0 keeps all.
+    - top_p: keeps a token if the mass of greater logits is less than ``top_p`` of the total. 1 or more keeps all.
+    - min_p: keeps a token if its mass is at least ``min_p`` times the largest.
 
-    A largest logit always stays. A temperature of 0 or less: the first of the largest logits. Logits of +inf share all
-    the mass. A row that holds a NaN, or nothing but -inf, gets -1.
+    The largest logits always stay. A temperature of 0 or less takes the first of the largest logits. If logits are
+    +inf, they share all the mass equally. A row that holds a NaN, or only -inf, gets -1.
 
     Attributes:
         element: element of ``logits``.

@@ -26,7 +26,7 @@ class AnyScanDescriptor(RowwiseDescriptor):
     scan_axis: Annotated[int, AxisField("input_shape")]
 
     def _operands_of(self, *names: str) -> tuple[Operand, ...]:
-        """The inputs ``names``, and last the output."""
+        """The operands ``names``: inputs, except that the last is the output."""
         batch = tuple(a for a in range(len(self.input_shape)) if a != self.scan_axis)
         roles = (*(Role.INPUT for _ in names[1:]), Role.OUTPUT)
         return tuple(
@@ -38,8 +38,8 @@ class AnyScanDescriptor(RowwiseDescriptor):
 class ScanDescriptor(AnyScanDescriptor, PlannedBy["ScanPlan"]):
     """``out[k] = x[0] + ... + x[k]`` (cumsum) or ``x[0] * ... * x[k]`` (cumprod) along ``scan_axis`` (torch.cumsum).
 
-    f16 and bf16 are accumulated in f32, i64 modulo 2**64. The tolerance of a product holds while the product of no run
-    of neighbours leaves the accumulator's normal range: products of such runs are merged.
+    f16 and bf16 are accumulated in f32, i64 modulo 2**64. The tolerance of a product holds while no product of
+    consecutive elements leaves the accumulator's normal range, because the kernels merge such products.
 
     Attributes:
         reverse: whether rows are scanned from their end: ``out[k] = x[k] + ... + x[n - 1]``.
@@ -60,8 +60,9 @@ class CumprodBackwardDescriptor(AnyScanDescriptor, PlannedBy["CumprodBackwardPla
     """``dx[k] = out[k - 1] * s[k]``, with ``s[k] = dout[k] + x[k + 1] * s[k + 1]``, where ``out`` is the output of
     cumprod.
 
-    That is the sum over j >= k of dout[j] times all of x[0], ..., x[j] but x[k], without a division: zeros are numbers
-    like others. The tolerance holds while the product of no run of neighbours leaves the accumulator's normal range.
+    This equals the sum over j >= k of dout[j] times the product of x[0], ..., x[j] without x[k]. Nothing is divided, so
+    zeros in x need no special case. The tolerance holds while no product of consecutive elements leaves the
+    accumulator's normal range.
     """
 
     op: Literal["cumprod_backward"] = "cumprod_backward"

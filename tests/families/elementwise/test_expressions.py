@@ -51,15 +51,15 @@ def raw(nodes: Any, results: Any = (("out", 1, "f32"),), inputs: Any = (("a", "f
 
 #: What is refused, and what the error says.
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "unknown function": (lambda: raw([("operand", "a"), ("zeta", 0)]), "no function of the maths table"),
+    "unknown function": (lambda: raw([("operand", "a"), ("zeta", 0)]), "not in the maths table"),
     "unknown operand": (lambda: of(a + b), "names operand 'b'"),
-    "later node": (lambda: raw([("operand", "a"), ("add", 0, 1)]), "takes 2 nodes before it"),
-    "too few arguments": (lambda: raw([("operand", "a"), ("add", 0)]), "takes 2 nodes"),
-    "text for a node": (lambda: raw([("operand", "a"), ("add", 0, "0")]), "takes 2 nodes"),
-    "no number": (lambda: raw([("number", "import os"), ("add", 0, 0)]), "a leaf is"),
+    "later node": (lambda: raw([("operand", "a"), ("add", 0, 1)]), "takes 2 earlier nodes"),
+    "too few arguments": (lambda: raw([("operand", "a"), ("add", 0)]), "takes 2 earlier nodes"),
+    "text for a node": (lambda: raw([("operand", "a"), ("add", 0, "0")]), "takes 2 earlier nodes"),
+    "no number": (lambda: raw([("number", "import os"), ("add", 0, 0)]), "a leaf must be"),
     "no such result": (lambda: raw(SUM, (("out", 7, None),)), "there are 2 nodes"),
-    "no result": (lambda: raw(SUM, ()), "and a result"),
-    "twice a name": (lambda: raw(SUM, (("a", 1, None),)), "different identifiers"),
+    "no result": (lambda: raw(SUM, ()), "at least one result"),
+    "twice a name": (lambda: raw(SUM, (("a", 1, None),)), "distinct identifiers"),
     "no tensor": (lambda: of(a + 1, a=("f32", None)), "no operand is a tensor"),
     "shapes": (lambda: of(a + b, a=("f32", (3,)), b=("f32", (4,))), "do not broadcast"),
     "rank": (lambda: of(a + b, a=("f32", (1,) * 8), b=("f32", (2,) * 9)), "rank"),
@@ -67,11 +67,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "bool difference": (lambda: of(a - a, a=("bool", (4,))), "sub does not take bool"),
     "selection": (lambda: of(E.where(a, a, 0)), "selects by bool"),
     "float as integer": (lambda: tp.ExpressionDescriptor.of(a, {"out": "i32"}, a=("f32", (4,))), "cannot be stored as"),
-    "depth": (lambda: of(chain(300)), "deeper than 200"),
-    "size": (lambda: of(chain(12_000)), "a tree has 1 to 10000"),
+    "depth": (lambda: of(chain(300)), "nested more than 200 deep"),
+    "size": (lambda: of(chain(12_000)), "a tree must have 1 to 10000"),
     "truth": (lambda: of(1 if a < 0 else a), "no truth value"),
     "arity": (lambda: E.tanh(a, a), "takes 1 arguments"),
-    "no expression": (lambda: of("a + 1"), "no expression"),
+    "no expression": (lambda: of("a + 1"), "not an expression"),
     "gradient of nothing": (lambda: fused().backward(["z"]), "wrt names z"),
 }
 

@@ -18,7 +18,7 @@ from triplan.sku import ElementKind, PrecisionGuarantee
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 Tensors = Mapping[str, Any]
-#: Operands (batch, row, head, element) that are read.
+#: Inputs of shape (batch, row, head, element).
 _BY_ROW = ("q", "k", "v", "dout", "out")
 
 
@@ -28,12 +28,12 @@ def _scale(desc: AttendingDescriptor, x: Tensors) -> float:
 
 
 def _by_head(desc: AttendingDescriptor, t: Tensor) -> Tensor:
-    """Keys or values as (batch, heads, keys, width): each query head's own."""
+    """Keys or values (batch, key, key head, width) as (batch, head, key, width), repeated for each query head."""
     return t.transpose(1, 2).repeat_interleave(desc.group, 1)
 
 
 def _distance(desc: AttendingDescriptor) -> Tensor:
-    """How far each key stands after a query's position, (queries, keys)."""
+    """The key's position minus the query's, (queries, keys)."""
     return torch.arange(desc.keys) - torch.arange(desc.queries)[:, None] - desc.shift
 
 
@@ -49,7 +49,7 @@ def _visible(desc: AttendingDescriptor, x: Tensors) -> Tensor:
 
 
 def _scores(desc: AttendingDescriptor, x: Tensors) -> tuple[Tensor, Tensor | None]:
-    """Scores (batch, heads, queries, keys), -inf where a query does not see a key; and with a softcap its tanh."""
+    """(scores, the softcap's tanh or None), (batch, heads, queries, keys); -inf where a query does not see the key."""
     s = _scale(desc, x) * (x["q"].transpose(1, 2) @ _by_head(desc, x["k"]).mT)
     bent = None
     if desc.softcap:
@@ -63,7 +63,7 @@ def _scores(desc: AttendingDescriptor, x: Tensors) -> tuple[Tensor, Tensor | Non
 
 
 def _softmax(s: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Probabilities and lse of scores; 0 and -inf for a row of -inf. A sink (heads,) is one more score."""
+    """(probabilities, lse) of scores; a row of only -inf has 0 and -inf. A sink (heads,) is one more score a row."""
     if sink is not None:
         p, lse = _softmax(torch.cat((s, sink[:, None, None].to(s.dtype).expand(*s.shape[:-1], 1)), -1))
         return p[..., :-1], lse
@@ -82,7 +82,7 @@ def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
 
 
 def _slopes(desc: AttentionBackwardDescriptor, x: Tensors, p: Tensor, bent: Tensor | None) -> Tensor:
-    """The derivative by each scaled score, before the softcap."""
+    """The gradient with respect to each scaled score, before the softcap."""
     dout, out = x["dout"].transpose(1, 2), x["out"].transpose(1, 2)
     ds = p * (dout @ _by_head(desc, x["v"]).mT - (dout * out).sum(-1, keepdim=True))
     found: Tensor = ds if bent is None else ds * (1 - bent * bent)
@@ -90,7 +90,7 @@ def _slopes(desc: AttentionBackwardDescriptor, x: Tensors, p: Tensor, bent: Tens
 
 
 def _grouped(desc: AttentionBackwardDescriptor, t: Tensor) -> Tensor:
-    """Of (batch, heads, keys, width), the sums over the query heads of each head of k and v."""
+    """(batch, heads, keys, width) summed over the query heads that share a head of k and v."""
     found: Tensor = t.reshape(len(t), desc.key_heads, desc.group, *t.shape[2:]).sum(2).transpose(1, 2)
     return found
 
@@ -99,7 +99,7 @@ def _grouped(desc: AttentionBackwardDescriptor, t: Tensor) -> Tensor:
 
 
 def _sequences(desc: AttendingDescriptor, x: Tensors) -> list[tuple[slice, slice]]:
-    """Queries and keys that meet, in order: those of each sequence; those before and after meet nothing."""
+    """(queries, keys) of each sequence, in order. Rows before the first and after the last sequence have no partner."""
     each = []
     for name, rows in (("query_starts", desc.queries), ("key_starts", desc.keys)):
         starts = x[name].clamp(0, rows).cummax(0).values.tolist()
@@ -111,7 +111,7 @@ def _sequences(desc: AttendingDescriptor, x: Tensors) -> list[tuple[slice, slice
 
 
 def _by_sequence(compute: Callable[[Any, Tensors, Any], Tensors]) -> Callable[[Any, Tensors], Tensors]:
-    """``compute(desc, x, whole)`` of each sequence alone, ``whole`` being the descriptor of all."""
+    """Apply ``compute(desc, x, whole)`` to each sequence separately; ``whole`` is the descriptor of all together."""
 
     @wraps(compute)
     def computed(desc: Any, x: Tensors) -> Tensors:
@@ -131,7 +131,7 @@ def _by_sequence(compute: Callable[[Any, Tensors, Any], Tensors]) -> Callable[[A
 
 
 def _starts(desc: AttendingDescriptor, x: Tensors) -> Tensors:
-    """Drawn starts in the range and in order: sequences of all lengths, and rows of none."""
+    """Random starts, sorted and in range: sequences of various lengths, and rows that belong to none."""
     if desc.sequences is None:
         return {}
     rows = {"query_starts": desc.queries, "key_starts": desc.keys}
@@ -142,7 +142,7 @@ def _starts(desc: AttendingDescriptor, x: Tensors) -> Tensors:
 
 
 def _magnitude(desc: AttendingDescriptor, x: Tensors) -> Tensor:
-    """E of the error analysis for each score; 0 where a query does not see a key."""
+    """E of the error analysis (triton/attention/guarantees.py) of each score; 0 where a query does not see the key."""
     found: Tensor
     found = abs(_scale(desc, x)) * (x["q"].abs().transpose(1, 2) @ _by_head(desc, x["k"].abs()).mT) + desc.softcap
     if desc.mask is not None and desc.mask is not ElementKind.BOOL:
@@ -170,7 +170,7 @@ def _terms(desc: AttentionDescriptor, x: Tensors, whole: AttentionDescriptor) ->
 def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors, whole: AttentionBackwardDescriptor) -> Tensors:
     dout, out = x["dout"].transpose(1, 2), x["out"].transpose(1, 2)
     s, bent = _scores(desc, x)
-    p, seen = _probabilities(s, x["lse"]), s.isfinite().double()  # (a bool times a number would be f32, and 0)
+    p, seen = _probabilities(s, x["lse"]), s.isfinite().double()  # (bool times a number is f32: tiny ones become 0)
     size = _magnitude(desc, x) + x["lse"].masked_fill(x["lse"] == -torch.inf, 0).abs()[..., None]
     ds = (_slopes(desc, x, p, bent)).abs()
     b = dout.abs() @ _by_head(desc, x["v"].abs()).mT + (dout * out).abs().sum(-1, keepdim=True)
@@ -197,7 +197,7 @@ def _attend(desc: AttendingDescriptor, x: Tensors, _: Any) -> Tensors:
 
 
 def _results(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
-    """``out`` and ``lse`` are results of the forward op."""
+    """``out`` and ``lse`` must be what the forward op returns."""
     starts = _starts(desc, x)
     wide = {name: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for name, t in x.items()}
     found = _attend(desc, {**wide, **starts})

@@ -17,12 +17,12 @@ from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 from triplan.sku.facts import fact
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
-#: The least number of tf32: what is smaller may become 0, and NaN where it meets an infinity.
+#: The smallest positive tf32 number: what is smaller may become 0, and 0 times an infinity is NaN.
 TF32_SMALLEST = 2.0**-136
 
 
 def addends(desc: Conv2dProblem) -> int:
-    """Products of an element of the result at most."""
+    """The largest number of products that are summed for an element of the result."""
     if desc.op == "conv2d_backward_weight":
         return desc.batch * math.prod(desc.out_extents)
     return (desc.channels if desc.op == "conv2d" else desc.filters) * desc.taps
@@ -30,11 +30,11 @@ def addends(desc: Conv2dProblem) -> int:
 
 @fact
 def _guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
-    """Products added in any order, and a bias."""
+    """Products are added in any order, and then a bias."""
     compute, n = desc.element.compute, addends(desc) + 2
     error = bounds.compounded(n * math.log1p(compute.unit_roundoff))
     if compute is ElementKind.F64:
-        error *= 2  # the oracle is no more precise
+        error *= 2  # the float64 oracle has as large an error
     lost = (n * bounds.smallest_subnormal(compute),)
     tolerance = bounds.tolerance(desc.element, compute, per_term=error, lost=lost)
     # The library behind torch.einsum may cut a sum into as many pieces as there are threads.
@@ -54,7 +54,7 @@ def _windows(desc: Conv2dProblem, padded: Tensor) -> Iterator[tuple[int, int, Te
 
 
 def _padded(desc: Conv2dProblem, x: Tensor) -> Tensor:
-    """``x`` between its zeros: (batch, groups, channels, height, width)."""
+    """``x`` with its padding of zeros: (batch, groups, channels, height, width)."""
     above, below, left, right = desc.padding
     x = torch.nn.functional.pad(x, (left, right, above, below))
     return x.reshape(desc.batch, desc.groups, desc.channels, *x.shape[2:])
@@ -79,8 +79,8 @@ FACTORS = {
 
 
 def _terms(desc: Conv2dProblem, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Tensor cores align products before they are normalised: a subnormal number of f16 or bf16 counts for as much as
-    the smallest normal one, and one of f32 in tf32, whose steps are no finer there."""
+    """Sum|terms|. Tensor cores align products before they normalise them, so that a subnormal factor loses as many bits
+    as the smallest normal number would: it counts as that one. The same holds for f32 in tf32."""
     found = dict(x)
     if desc.element.itemsize == 2 or desc.multiplicands is MathPrecision.TF32:
         least = torch.finfo(desc.element.torch).tiny
@@ -90,7 +90,7 @@ def _terms(desc: Conv2dProblem, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
 
 
 def _inputs(desc: Conv2dProblem, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Beside infinities, 0 for what tf32 may take for 0: infinity times it would be NaN, or not."""
+    """Beside infinities, 0 for numbers that tf32 may flush: whether infinity times these is NaN is not defined."""
     if desc.multiplicands is not MathPrecision.TF32:
         return {}
     found = {name: x[name] for name in FACTORS[desc.op]}
@@ -112,16 +112,16 @@ def conv2d(desc: Conv2dDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]
 
 
 def backward_input(desc: Conv2dProblem, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """For each tap, the rows and columns of dx that it reaches: those of one remainder modulo the strides.
+    """For each tap, adds ``dout * weight`` to the rows and columns of dx that it reaches.
 
-    dout is continued by zeros beyond its borders, as x is in conv2d.
+    Those have one remainder modulo the strides. dout is taken as 0 beyond its borders.
     """
     weight, dout = _weights(desc, x["weight"]), _results(desc, x["dout"])
     size = (desc.height, desc.width)
     dx = dout.new_zeros((desc.batch, desc.groups, desc.channels, *size))
 
     def reached(axis: int, tap: int) -> tuple[slice, Tensor]:
-        """Rows of dx, and the rows of dout that they read, the number of dout's rows where there is none."""
+        """(rows of dx, the row of dout that each reads): one past dout's last row, which is 0, where there is none."""
         step, ahead = desc.stride[axis], desc.padding[2 * axis] - desc.dilation[axis] * tap
         rows = slice(-ahead % step, size[axis], step)
         read = (torch.arange(size[axis], device=dout.device)[rows] + ahead) // step

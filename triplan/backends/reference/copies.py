@@ -16,7 +16,7 @@ from triplan.descriptors.copies import MoveDescriptor
 
 
 def _number(value: float | int | bool, dtype: torch.dtype) -> Tensor:
-    """``value`` as an element: by way of float64, or of i64, whose bits wrap."""
+    """``value`` as an element, converted from float64, or from i64 modulo 2**bits."""
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64).to(dtype)
 
 

@@ -29,11 +29,11 @@ CrossEntropy: TypeAlias = CrossEntropyDescriptor | CrossEntropyBackwardDescripto
 
 
 def _guarantee(desc: LossDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """One rounding per term of the sums in any order, and 48 for all else: of cross_entropy the sum along a row; of the
-    loss the sums over rows; of a gradient the denominator of a mean, which is one as well.
+    """One rounding per term of the longest sum, in any order, and 48 for all else. The sums are: of cross_entropy, that
+    along a row; of the loss, those over rows; of a gradient, the denominator of the mean, a sum over rows too.
 
-    (A smoothed gradient has two sums along a row, of exponentials and of weights. torch keeps several partial sums, so
-    that a term passes through fewer than half as many additions.)
+    (A smoothed gradient has two sums along a row, of exponentials and of weights. One rounding per term covers both,
+    because torch keeps several partial sums: a term passes through less than half as many additions.)
 
     Never batch-invariant: torch may divide sums into blocks that depend on the batch.
     """
@@ -41,7 +41,7 @@ def _guarantee(desc: LossDescriptor) -> Mapping[str, PrecisionGuarantee]:
     rows = math.prod(desc.input_shape) // max(classes, 1)
     exponentials = isinstance(desc, (CrossEntropyDescriptor, CrossEntropyBackwardDescriptor))
     smooths = getattr(desc, "label_smoothing", 0.0) != 0
-    # Order-invariant: nothing is summed; or only a count of rows is, which is exact below 2**24.
+    # Order-invariant if nothing is summed, or only a count of rows, which is exact below 2**24.
     counted = desc.op.endswith("_backward") and desc.reduction == "mean" and not desc.weight and rows < 2**24
     single = desc.reduction == "none" and not (desc.weight and smooths)
     order = desc.op != "cross_entropy" and (counted or single)
@@ -151,8 +151,8 @@ def _picked(v: Tensor, targets: _Targets) -> Tensor:
 
 
 def _inputs(desc: LossDescriptor, x: Tensors) -> Tensors:
-    """Positive tables. For the backward of cross_entropy the logits' own logsumexp, and finite gradients: what an
-    infinite one gives depends on which probabilities are not yet 0."""
+    """Positive tables. For the backward of cross_entropy, the logsumexp of the logits, and finite gradients: the result
+    of an infinite one depends on which probabilities underflow to 0."""
     found = {name: x[name].double().nan_to_num(0, 0, 0).abs() % 1 + 0.5 for name in ("weight", "bytes") if name in x}
     if isinstance(desc, CrossEntropyBackwardDescriptor):
         found["dloss"] = x["dloss"].double().nan_to_num(0, 0, 0).clamp(-4, 4)
@@ -162,9 +162,8 @@ def _inputs(desc: LossDescriptor, x: Tensors) -> Tensors:
 
 
 def _terms(desc: LossDescriptor, x: Tensors) -> Tensors:
-    """Of a row of cross_entropy: the maximum and the target's logit, log n and one rounding of the sum's size,
-    weighted; of its gradient: a probability of at most 1, the target's one, and what smoothing takes off. A row of
-    nll_loss is one product."""
+    """Sum|terms|. A loss of cross_entropy: (|maximum| + |target's logit| + log n + 1) * weight. Its gradient: a
+    probability of at most 1, the target's 1, and what smoothing subtracts. A loss of nll_loss is one product."""
     v = x["dloss"] if desc.op == "nll_loss_backward" else _rows(desc, x["x"])
     targets = _Targets(desc, x, v)
     if not isinstance(desc, (CrossEntropyDescriptor, CrossEntropyBackwardDescriptor)):

@@ -15,9 +15,9 @@ from triplan.sku import ElementKind
 
 U = ElementKind.F32.unit_roundoff
 TINY = float(torch.finfo(torch.float32).tiny)
-#: From here on a square may leave the range of f32, in which elements are computed.
+#: From here on a square may overflow f32, in which elements are computed.
 LARGEST = float(torch.finfo(torch.float32).max) / 2
-#: Numbers that training has, by name.
+#: Typical hyperparameters, by name.
 USUAL = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "momentum": 0.9, "dampening": 0.3}
 
 Values = Mapping[str, Any]
@@ -25,7 +25,7 @@ Found = dict[str, Tensor]
 
 
 def _numbers(desc: UpdateDescriptor, given: Values) -> tuple[dict[str, Tensor], Tensor]:
-    """The numbers of ``hyper`` by name, and the step of each element, counted, in float64."""
+    """(``hyper`` by name, t of each element): t is the number of this update, in float64."""
     sizes = torch.tensor(desc.sizes, dtype=torch.int64)
     return dict(zip(desc.hyper, given["hyper"], strict=True)), (given["steps"].double() + 1).repeat_interleave(sizes)
 
@@ -80,7 +80,7 @@ def _step(desc: UpdateDescriptor, given: Values) -> Found:
     return {**found, "steps": given["steps"] if skipped else given["steps"] + 1}
 
 
-# --- how far rounding may move them, in units of roundoff: counts of roundings times absolute terms ---
+# --- how far rounding may move results, in units of roundoff: numbers of roundings times absolute terms ---
 
 
 def _of_adam(desc: Any, given: Values) -> Found:
@@ -125,7 +125,7 @@ def _of_lion(desc: Any, given: Values) -> Found:
     g = g / given["grad_scale"].abs() if desc.scaled else g
     raw, signed = _gradient(desc, given), h["beta1"] * given["exp_avg"]
     c, off = signed + (1 - h["beta1"]) * raw, 8 * (h["beta1"] * m + (1 - h["beta1"]) * g) + 4 * TINY / U
-    turned = torch.where((c.abs() <= U * off) & (c != 0), 2 * h["lr"] / U, 0.0)  # its sign may be any
+    turned = torch.where((c.abs() <= U * off) & (c != 0), 2 * h["lr"] / U, 0.0)  # rounding may flip the sign
     exact = (signed == 0) & (raw == 0)
     turned = torch.where((c == 0) & ~exact, h["lr"] / U, turned)
     return {
@@ -144,11 +144,11 @@ def _terms(desc: UpdateDescriptor, given: Values) -> Found:
 
 
 def _usual(desc: UpdateDescriptor, given: Values) -> Found:
-    """Numbers that training has; squares that are not negative."""
+    """Typical hyperparameters, and averages of squares that are not negative."""
     count = len(desc.sizes)
     found = {
         "hyper": torch.tensor([USUAL[name] for name in desc.hyper], dtype=torch.float64),
-        # The first update and the second; and one whose number takes most bits of an f32.
+        # A count that takes most bits of an f32, and the first and the second update.
         "steps": torch.tensor([2.0**22 + 1, 0.0, 1.0])[torch.arange(count) % 3],
         **{name: given[name].abs() for name in desc.kept if name.endswith("_sq")},
     }

@@ -15,14 +15,14 @@ MASK = 2**32 - 1
 
 
 def product(a: Tensor, b: Any) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 32 bits of a product of 32-bit numbers, none of whose parts passes 2**63."""
+    """The upper and the lower 32 bits of a product of 32-bit numbers, from partial products below 2**63."""
     low = a * (b & 0xFFFF)
     high = a * (b >> 16) + (low >> 16)
     return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
 
 def philox(counter: list[Tensor], key: tuple[Any, Any]) -> list[Tensor]:
-    """Four words of 32 bits from four and a key of two (numbers or tensors), as int64."""
+    """Four 32-bit words, as int64, from a counter of four 32-bit words and a key of two (numbers or tensors)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):

@@ -28,7 +28,7 @@ Tensors = Mapping[str, Any]
 
 
 def _windows(desc: PoolProblem, axis: int) -> list[list[int]]:
-    """The positions of each window along an axis; those that do not exist too, below 0 or beyond the extent."""
+    """The positions of each window along an axis, including those outside x (below 0 or beyond the extent)."""
     extent, n = (desc.height, desc.width)[axis], desc.out_extents[axis]
     if isinstance(desc, AdaptiveProblem):
         return [list(range(i * extent // n, -(-(i + 1) * extent // n))) for i in range(n)]
@@ -38,7 +38,7 @@ def _windows(desc: PoolProblem, axis: int) -> list[list[int]]:
 
 
 def _taps(desc: PoolProblem, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each tap: the windows that have such an element, and its positions."""
+    """For each tap: the windows whose element at that tap exists, and the positions of these elements."""
     extent, windows = (desc.height, desc.width)[axis], _windows(desc, axis)
     for t in range(max(map(len, windows))):
         found = [(i, w[t]) for i, w in enumerate(windows) if t < len(w) and 0 <= w[t] < extent]
@@ -57,7 +57,7 @@ def _steps(desc: PoolProblem) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 def _divisors(desc: PoolProblem, like: Tensor) -> Tensor:
-    """What the sum of each window is divided by: (rows, columns)."""
+    """The divisor of each window's sum, (output rows, output columns)."""
 
     def elements(axis: int) -> Tensor:
         extent, padded = (desc.height, desc.width)[axis], 0
@@ -105,21 +105,21 @@ def average_backward(desc: PoolProblem, x: Tensors) -> Tensors:
     shares = x["dout"] / _divisors(desc, x["dout"]).clamp(min=1)
     dx = shares.new_zeros((desc.batch, desc.channels, desc.height, desc.width))
     for rows, ys, across, zs in _steps(desc):
-        # Windows of adaptive pooling may start at one pixel: positions repeat.
+        # Adaptive windows may start at the same pixel, so positions repeat and an assignment would lose terms.
         part = shares.new_zeros((*dx.shape[:2], len(rows), desc.width))
         dx.index_add_(2, ys, part.index_add_(3, zs, shares[..., rows, :][..., across]))
     return {"dx": dx}
 
 
 def _averages(desc: PoolProblem, x: Tensors) -> Tensors:
-    """Infinite, so that any result is right, where the sum overflows before it is divided."""
+    """Sum|terms|; infinite, so that any result passes, where the sum overflows before it is divided."""
     out = average(desc, x)["out"]
     sums = out * _divisors(desc, out).clamp(min=1)
     return {"out": torch.where(sums > torch.finfo(desc.element.compute.torch).max / 2, math.inf, out)}
 
 
 def _indices(desc: MaxPool2dBackwardDescriptor, x: Tensors) -> Tensors:
-    """Those of max_pool2d, of some values of x."""
+    """Indices as max_pool2d writes them, for values of x drawn here."""
     shape = (desc.batch, desc.channels, desc.height, desc.width)
     values = (torch.arange(math.prod(shape)) * 2654435761 % 1009).double().reshape(shape)
     return {"indices": max_pool(desc, {"x": values})["indices"]}
@@ -129,7 +129,7 @@ def _indices(desc: MaxPool2dBackwardDescriptor, x: Tensors) -> Tensors:
 
 
 def _of(desc: PoolProblem) -> Mapping[str, PrecisionGuarantee]:
-    """Sums one by one, over all windows or elements at most, and a quotient."""
+    """Terms are added one by one, at most one for each window or element; then one division."""
     exact = bounds.guarantee(ElementKind.I64, bounds.EXACT, math_precision=MathPrecision.EXACT)
     if isinstance(desc, MaxPool2dDescriptor):
         return {"out": bounds.guarantee(desc.element.compute, bounds.EXACT), "indices": exact}

@@ -22,7 +22,7 @@ F64 = torch.float64
 
 
 def guarantee(desc: RandomDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """An element depends on its index alone, whatever the batch is; at another index it is another number."""
+    """Batch-invariant: an element depends on its index alone. Not order-invariant: other indices give other numbers."""
     roundings, compute = ROUNDINGS.get(desc.op), desc.element.compute
     if roundings is None:
         return {"out": PrecisionGuarantee.exact(desc.element).replace(order_invariant=False)}
@@ -60,7 +60,7 @@ def _log(desc: RandomDescriptor, words: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _cosine(words: tuple[Tensor, Tensor], quarters: Tensor) -> Tensor:
-    """cos(2 * pi * word / 2**64 - quarters * pi / 2): of an angle near 0 where the result is near 0."""
+    """cos(2 * pi * word / 2**64 - quarters * pi / 2), reduced to an angle near 0 where the result is near 0."""
     word = words[0] << 32 | words[1]
     quadrant = (word + 2**61) >> 62  # the nearest
     angle = (word - (quadrant << 62)).to(F64) * (2 * math.pi * 2.0**-64)
@@ -70,7 +70,7 @@ def _cosine(words: tuple[Tensor, Tensor], quarters: Tensor) -> Tensor:
 
 
 def _unit(desc: RandomDescriptor, x: Mapping[str, Any]) -> Tensor:
-    """uniform in [0, 1), exponential of rate 1 or normal of deviation 1."""
+    """Uniform in [0, 1), exponential of rate 1, or normal of standard deviation 1."""
     index = _index(desc, x)
     if desc.op == "normal":
         of_log, of_angle = (_words(desc, x, index & ~1 | i) for i in (0, 1))
@@ -116,7 +116,7 @@ def _random(desc: RandomDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor
 
 
 def _inputs(desc: RandomDescriptor, x: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters that do not make all elements equal: torch refuses others, or their results are constants."""
+    """Parameters that torch accepts and that do not make all elements equal."""
     if "p" in x:
         return {"p": abs(x["p"]) % 1 or 0.75}
     if desc.op == "randint":
@@ -127,8 +127,8 @@ def _inputs(desc: RandomDescriptor, x: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _terms(desc: RandomDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """|mean| + |std * z|; |low| + |u * (high - low)|. Where the sum of these, in f32, is then rounded down to 16 bits,
-    its errors count in units of these, and the result with them."""
+    """|mean| + |std * z|, or |low| + |u * (high - low)|. If that f32 sum is then rounded down to 16 bits, tolerances
+    are in 16-bit roundoffs: the terms are scaled to these, and |out| is added for the rounding."""
     if desc.op == "normal":
         return {"out": (_unit(desc, x) * x["std"]).abs() + abs(x["mean"])}
     if desc.op == "uniform":

@@ -21,7 +21,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def lines(desc: ReductionProblem, x: Tensor) -> Tensor:
-    """x with its kept axes first and the reduced ones as one axis behind them."""
+    """x with its kept axes first and the reduced axes merged into one last axis."""
     kept = desc.kept_axes
     return x.permute([*kept, *desc.reduce_axes]).reshape([*(x.shape[a] for a in kept), desc.reduced])
 
@@ -30,7 +30,7 @@ def lines(desc: ReductionProblem, x: Tensor) -> Tensor:
 
 
 def _doubtful(desc: ReductionProblem, x: Tensors) -> Tensors:
-    """0, or infinite where a product of some of the elements leaves the accumulator's normal range."""
+    """0, or infinite where the product of some subset of the elements leaves the accumulator's normal range."""
     t = lines(desc, x["x"])
     if not desc.element.is_floating_point or t.numel() == 0:
         return {"out": torch.zeros(t.shape[:-1], dtype=torch.float64)}
@@ -43,10 +43,10 @@ def _doubtful(desc: ReductionProblem, x: Tensors) -> Tensors:
 
 
 def _spread(desc: ReductionProblem, x: Tensors) -> Tensors:
-    """By how much a variance or deviation changes with an error of one unit in the mean square of the elements.
+    """The condition of a variance or standard deviation: its error in units of roundoff.
 
-    A variance s**2 of elements of mean square q is off by about s * sqrt(q), and what the rounding of a mean leaves
-    enters squared (Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983).
+    A variance s**2 of elements of mean square q is off by about s * sqrt(q) units, plus the square of the mean's own
+    rounding error (Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983).
     """
     t = lines(desc, x["x"]).double()
     u, n = desc.element.compute.unit_roundoff, t.shape[-1]
@@ -59,7 +59,7 @@ def _spread(desc: ReductionProblem, x: Tensors) -> Tensors:
 
 
 def _logarithm(desc: ReductionProblem, x: Tensors) -> Tensors:
-    """Of the sum, errors are relative; its logarithm turns them into absolute ones."""
+    """Sum|terms|, where the logarithm turns the relative error of the sum of exponentials into an absolute one."""
     t = lines(desc, x["x"])
     return {"out": 1 + math.log(max(desc.reduced, 1)) + torch.logsumexp(t.double(), -1).abs().nan_to_num(posinf=0.0)}
 
@@ -68,7 +68,7 @@ def _logarithm(desc: ReductionProblem, x: Tensors) -> Tensors:
 
 
 def _guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
-    """Elements may be added one by one. Never batch-invariant: torch may divide lines as the batch asks."""
+    """Elements may be added one by one. Never batch-invariant: how torch divides sums may depend on the batch."""
     element, out, n = desc.element, desc.result, desc.reduced
     depth = n + 4
     if desc.op not in ("sum", "mean", "prod", "var", "std", "vector_norm", "logsumexp") or not out.is_floating_point:
@@ -76,7 +76,7 @@ def _guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     compute = ElementKind.F64 if ElementKind.F64 in (element, out) else ElementKind.F32
     lost, power = 0.0, 0.0
     if desc.order not in (1, 2):
-        # The largest exponent of 2 of a result is so many times the roundoff off, and so is the power.
+        # d(2**y) / 2**y = ln(2) * dy: an error of y is amplified by |y|, at most the largest exponent of the element.
         power = (256 if compute is ElementKind.F32 else 2200) * (1 + 1 / desc.order)
     relative, per_term = {
         "prod": (n, 1),
@@ -103,7 +103,7 @@ def _exactly(desc: ReductionProblem, o: Operand) -> PrecisionGuarantee:
 
 
 def _one_zero(t: Tensor) -> Tensor:
-    """Which of two zeros an extremum is would depend on their order."""
+    """-0 becomes 0: which of the two an extremum returns would depend on their order."""
     return t + 0.0 if t.is_floating_point() else t
 
 

@@ -16,17 +16,17 @@ from triplan.descriptors.rotary import AnyRotaryDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee
 
 FLOATS = ("f16", "bf16", "f32", "f64")
-#: Roundings of a product of a sum: torch's cos and sin (2 units in the last place are 4 roundings), scale, the product,
-#: the sum; twice, as the float64 oracle has as many.
+#: Roundings on the path of a term: torch's cos or sin (2 units in the last place are 4 roundings), scale, the product
+#: and the sum; twice, as the float64 oracle has as many.
 ROUNDINGS = 2 * (4 + 3)
 
-#: Of the frequencies that plans are checked with.
+#: The smallest frequency, besides 0, that plans are tested with.
 LEAST = 2.0**-100
 
 
 def _guarantee(desc: AnyRotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
     normed = isinstance(desc, NormedRotaryDescriptor)
-    # Of a norm: products, a sum whose order is torch's, and six more; the root halves the errors of the sum.
+    # A norm adds the squares, their sum in torch's order, and six more; the root halves the error of the sum.
     roundings = ROUNDINGS + (desc.q_shape[3] + 12 if normed else 0)
     found = {}
     for o in desc.operands():
@@ -40,7 +40,7 @@ def _guarantee(desc: AnyRotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 
 def _angles(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """cos and sin of shape (batch, sequence, 1, pairs); which positions have no row of the tables."""
+    """(cos, sin, bad): cos and sin (batch, sequence, 1, pairs); bad: the positions outside the tables, or None."""
     batch, sequence = desc.q_shape[:2]
     positions = x["positions"] if desc.positions else torch.arange(sequence).expand(batch, sequence)
     if desc.table_rows is None:
@@ -62,7 +62,7 @@ def _angles(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> tuple[Tensor, Te
 
 
 def _pairs(desc: AnyRotaryDescriptor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of the first and of the second elements of all pairs of ``x``."""
+    """Views of the first and the second element of each pair of ``x``."""
     if desc.pairs == "half":
         return x[..., : desc.half], x[..., desc.half : 2 * desc.half]
     return x[..., 0 : 2 * desc.half : 2], x[..., 1 : 2 * desc.half : 2]
@@ -77,7 +77,7 @@ def _rotated(desc: AnyRotaryDescriptor, x: Tensor, cos: Tensor, sin: Tensor) -> 
 
 
 def _terms(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """|x * cos| + |y * sin| and |y * cos| + |x * sin|; copied elements stand for themselves."""
+    """|x * cos| + |y * sin| and |y * cos| + |x * sin|; elements that are only copied are their own terms."""
     cos, sin, _ = _angles(desc, x)
     found = {}
     for name in _rotating(desc):
@@ -90,7 +90,7 @@ def _terms(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tens
 
 
 def _inputs(desc: AnyRotaryDescriptor, x: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Frequencies of 0, or so large that angles, and these times ``scale``, are normal numbers."""
+    """Frequencies are 0, or so large that angles, and their sines times ``scale``, are normal numbers."""
     f = x.get("inv_freq")
     return {} if f is None else {"inv_freq": f.masked_fill(f.abs() < LEAST, 0)}
 
@@ -100,7 +100,7 @@ def _rotating(desc: AnyRotaryDescriptor) -> tuple[str, ...]:
 
 
 def _normed(desc: AnyRotaryDescriptor, x: Mapping[str, Any], name: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """What is rotated; and rstd by operand, if that is a norm."""
+    """(the values to rotate, rstd by operand name): normed values if the op has a norm."""
     if not isinstance(desc, NormedRotaryDescriptor):
         return x[name], {}
     rstd = 1 / (x[name].square().mean(-1) + desc.eps).sqrt()
@@ -120,7 +120,7 @@ def _rotary(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Ten
     return found
 
 
-#: Squares of wide values would leave the range of f32.
+# A norm is tested with values of unit size: squares of wide ones would leave the range of f32.
 for _op, _passes in {"rotary": None, "normed_rotary": ("unit",)}.items():
     _rules = CheckRules(terms=_terms, inputs=_inputs, passes=_passes)
     reference(op=_op, elements=FLOATS, index_elements=("i32", "i64"), guarantee=_guarantee, checks=_rules)(_rotary)

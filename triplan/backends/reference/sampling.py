@@ -18,12 +18,12 @@ Tensors = Mapping[str, Tensor]
 
 
 def guarantee(desc: SampleDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Integers; a row's token depends on that row alone. Which of two ids a token has decides which is drawn."""
+    """Integers; a row's token depends on that row alone. Not order-invariant: permuted tokens may draw another."""
     return {"out": PrecisionGuarantee.exact(ElementKind.I64).replace(order_invariant=False)}
 
 
 def weight_of_greater(x: Tensor, weight: Tensor) -> Tensor:
-    """Of each element of a row ``x``, the sum of ``weight`` over the greater ones."""
+    """For each element of a row ``x``, the sum of ``weight`` over the greater elements."""
     ascending, order = x.sort()
     up_to = torch.cat([weight.new_zeros(1), weight[order].cumsum(0)])
     return up_to[-1] - up_to[torch.searchsorted(ascending, x, right=True)]

@@ -21,9 +21,10 @@ Tensors = Mapping[str, Tensor]
 
 
 def _doubtful(desc: ScanDescriptor, x: Tensors) -> Tensors:
-    """0, or infinite from where the product of some run of neighbours leaves the accumulator's normal range.
+    """0, or infinite from where some product of consecutive elements leaves the accumulator's normal range.
 
-    With L the cumulative logarithms, the largest product of a run that ends at k is exp(L[k] - min(L[i], i < k)).
+    With L the cumulative logarithms, the largest product of consecutive elements that ends at k is exp(L[k] - min(L[i],
+    i < k)).
     """
     if x["x"].numel() == 0 or not desc.element.is_floating_point:
         return {"out": torch.zeros(desc.input_shape, dtype=torch.float64)}
@@ -37,13 +38,13 @@ def _doubtful(desc: ScanDescriptor, x: Tensors) -> Tensors:
         lowest = before.cummin(desc.scan_axis).values.narrow(desc.scan_axis, 0, v.shape[desc.scan_axis])
         return (v - lowest).cummax(desc.scan_axis).values
 
-    # (A little less, because each product is rounded.)
+    # (0.1 less, because each product is rounded.)
     out = torch.where((most(logs) > largest - 0.1) | (most(-logs) > 0.1 - smallest), torch.inf, 0.0)
     return {"out": out.flip(desc.scan_axis) if desc.reverse else out}
 
 
 def _forward(desc: CumprodBackwardDescriptor, x: Tensors) -> Tensors:
-    """``out`` is a result of the forward op."""
+    """``out`` must be what the forward op returns."""
     return {"out": x["x"].double().cumprod(desc.scan_axis).to(x["x"].dtype)}
 
 
@@ -51,7 +52,7 @@ def _forward(desc: CumprodBackwardDescriptor, x: Tensors) -> Tensors:
 
 
 def _declare(op: str, elements: tuple[str, ...], checks: CheckRules) -> Callable[[Compute], Compute]:
-    """Register a reference. Its roundings: one for each element of a row, three of a backward.
+    """Register a reference. Roundings on the path of a term: one for each element of a row, three in the backward.
 
     Never batch-invariant: torch may divide rows into blocks that depend on the batch.
     """
@@ -78,7 +79,7 @@ def _scan(function: Callable[..., Tensor]) -> Callable[[ScanDescriptor, Tensors]
 
 
 def _cumsum(t: Tensor, axis: int) -> Tensor:
-    """Blocks of 32, and the sums before each: of n elements a sum has 32 roundings for each level, not n."""
+    """Sums of blocks of 32, by recursion on the block sums: 32 roundings for each level instead of n."""
     if not t.is_floating_point() or t.shape[axis] <= 32:
         return t.cumsum(axis)
     last = t.movedim(axis, -1)
@@ -95,8 +96,8 @@ _declare("cumprod", (*FLOATS, "i64"), CheckRules(_doubtful, signed=True))(_scan(
 
 @_declare("cumprod_backward", FLOATS, CheckRules(None, _forward, ("unit",)))
 def cumprod_backward(desc: CumprodBackwardDescriptor, x: Tensors) -> Tensors:
-    """``dx[k] = out[k - 1] * s[k]``. From the s of d neighbours follow those of 2 * d: with a the product of the d
-    factors behind k, ``s[k] += a[k] * s[k + d]`` and ``a[k] *= a[k + d]``."""
+    """``dx[k] = out[k - 1] * s[k]``. s is found by doubling: if s[k] covers d elements from k on, and a[k] is the
+    product of the d factors after k, then ``s[k] += a[k] * s[k + d]`` and ``a[k] *= a[k + d]`` cover 2 * d."""
     s, t, out = (x[name].movedim(desc.scan_axis, -1) for name in ("dout", "x", "out"))
     n, d = s.shape[-1], 1
     a, before = (torch.ones_like(s) for _ in range(2))

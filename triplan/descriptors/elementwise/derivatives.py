@@ -1,4 +1,4 @@
-"""Reverse mode over expressions: gradients are expressions again, which recompute what they need from the operands."""
+"""Reverse-mode differentiation of expressions. Gradients are expressions too; they recompute values from operands."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from triplan.descriptors.elementwise.expression import FUNCTIONS, Expr, argument
 
 
 def gradients(results: Mapping[str, Expr], wrt: Sequence[str]) -> dict[str, Expr]:
-    """The gradients ``d<name>`` of the operands ``wrt``, from those of the results: operands ``d<result>``.
+    """The gradients ``d<name>`` with respect to the operands ``wrt``; operands ``d<result>`` are those of the results.
 
-    The sum over broadcast axes is left to the caller. An operand on which nothing depends has gradient 0.
+    The sum over broadcast axes is left to the caller. An operand on which no result depends has gradient 0.
     """
     nodes, roots = flattened(results.values())
     values = rebuilt(nodes)

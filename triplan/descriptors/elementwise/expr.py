@@ -1,7 +1,8 @@
-"""``tp.expr``: expressions of one's own. ``tp.expr.silu(a) * b + c`` with ``a = tp.expr.operand("a")``.
+"""``tp.expr``: user-defined expressions, such as ``tp.expr.silu(a) * b + c`` with ``a = tp.expr.operand("a")``.
 
-Here are the functions of the maths table and the ops that are composed of them. Parameters without a default are
-operands; the others are numbers, compiled in if they are given as numbers. Each public function is a named op, too.
+It holds the functions of the maths table and the ops composed of them. Parameters without a default are operands; the
+others are numbers in Args of a named op, and constants if a number is given here. Each public function is also a named
+op.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def logit(x: Expr) -> Expr: return log(x / (1.0 - x))
 def logit_clamped(x: Expr, eps: Operand = 1e-6) -> Expr: return logit(clamp(x, eps, 1 - eps))
 def nan_to_num(x: Expr, nan: Operand = 0.0, posinf: Operand = math.inf, neginf: Operand = -math.inf) -> Expr:
     return where(isnan(x), nan, where(eq(x, math.inf), posinf, where(eq(x, -math.inf), neginf, x)))
-# times = 10**decimals, or over = 10**-decimals; the other is 1.
+# times = 10**decimals for decimals >= 0, else over = 10**-decimals; the other is 1.
 def round_decimals(x: Expr, times: Operand = 1.0, over: Operand = 1.0) -> Expr:
     return round(x * times / over) * over / times
 

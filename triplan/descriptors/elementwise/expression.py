@@ -1,6 +1,6 @@
 """Expressions: what Python's operators and the functions of the maths table build from operands and numbers.
 
-An ``Expr`` is a node of a graph without circles. Nothing here recurses: a chain of ten thousand nodes is no problem.
+An ``Expr`` is a node of an acyclic graph. No function here recurses, so long chains of nodes cannot overflow the stack.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Expr:
 
 
 Operand = Expr | bool | int | float
-#: The gradients of a function's arguments, None where it is 0, from (incoming gradient, result, *arguments).
+#: Maps (gradient of the result, result, *arguments) to the gradient of each argument, None where that is 0.
 Gradient = Callable[..., tuple["Expr | int | None", ...]]
 
 
@@ -75,13 +75,13 @@ class Function:
 
     Attributes:
         arity: number of its arguments.
-        takes: the kinds of elements: ``f`` floats, ``i`` integers, ``b`` bool.
-        result: ``same``: the arguments' promoted element; ``float``: so too, f32 for integers and bool; ``bool``, of
-            promoted arguments; ``truth``: bool, of the truth of each argument; ``select``: as ``same``, without the
-            first argument, which is a bool.
-        slope: a bound of its derivative; None if it is monotone or convex along each argument: the largest change
-            in an interval is then that of an end. (Running errors need it.)
-        gradient: None if it is 0 everywhere, or no floats go in.
+        takes: the kinds of elements it takes: ``f`` floats, ``i`` integers, ``b`` bool.
+        result: its element. ``same``: the arguments' promoted element; ``float``: the same, but f32 for integers and
+            bool; ``bool``: bool, computed from the promoted arguments; ``truth``: bool, computed from the truth value
+            of each argument; ``select``: as ``same``, leaving out the first argument, which is a bool.
+        slope: a bound on its derivative. None if it is monotone or convex along each argument: then its largest change
+            over an interval is at an end of the interval. (Running errors need this.)
+        gradient: None if it is 0 everywhere, or if the function takes no floats.
     """
 
     name: str
@@ -103,7 +103,7 @@ FUNCTIONS: dict[str, Function] = {}
 def function(
     name: str, takes: str, result: str, gradient: Gradient | None = None, *, slope: float | None = None, arity: int = 0
 ) -> Function:
-    """Add a line to the maths table; the gradient, if there is one, tells the arity."""
+    """Add a function to the maths table. Its arity is that of ``gradient``, if it has one."""
     if gradient is not None:
         arity = len(inspect.signature(gradient).parameters) - 2
     found = FUNCTIONS[name] = Function(name, arity, takes, result, slope, gradient)
@@ -115,19 +115,19 @@ def call(name: str, *args: Operand) -> Expr:
 
 
 def operand(name: str) -> Expr:
-    """The tensor, or the number that may differ from run to run, which Args call ``name``."""
+    """The operand ``name`` of Args: a tensor, or a number that may differ from run to run."""
     if not isinstance(name, str) or not name.isidentifier():
-        raise InvalidProblem(f"an operand's name is an identifier, not {shown(name)}")
+        raise InvalidProblem(f"an operand's name must be an identifier, not {shown(name)}")
     return Expr("operand", name)
 
 
 def leaf(value: Any) -> Expr:
-    """``value`` as a node; a number is compiled in."""
+    """``value`` as a node; a number becomes a constant of the kernel."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, (bool, int, float)):
         return Expr("number", repr(value))
-    raise InvalidProblem(f"{shown(value)} is no expression and no number")
+    raise InvalidProblem(f"{shown(value)} is neither an expression nor a number")
 
 
 def number_of(text: Any) -> Number | None:
@@ -142,7 +142,7 @@ def number_of(text: Any) -> Number | None:
 
 
 def flattened(roots: Iterable[Expr]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-    """The nodes of ``roots``, arguments before functions and equal ones once, and the positions of ``roots``."""
+    """The nodes of ``roots``, each distinct one once and arguments before functions, and the positions of ``roots``."""
     at: dict[int, int] = {}  # by identity
     interned: dict[Node, int] = {}
     kept = list(roots)

@@ -1,8 +1,8 @@
-"""The maths table: each function once, with its facts and its gradient. The kernels' and the reference's lines of these
-names are in ``backends``.
+"""The maths table: each function once, with its facts and its gradient. The kernels and the reference compute functions
+of these names in ``backends``.
 
-Gradients are torch's, also where a derivative does not exist: 0 for ``abs`` at 0, half to each of equal arguments of
-``maximum``. A gradient that is masked is selected, not multiplied by 0, which would make NaN of infinities.
+Gradients are torch's, also where no derivative exists: 0 for ``abs`` at 0, half for each of two equal arguments of
+``maximum``. Gradients are masked by selection, not by multiplying by 0, which would turn infinities into NaN.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ clamp = function(
 
 
 def _turned(part: Expr, x: Expr, y: Expr) -> Expr:
-    """``part`` over the squared distance; 0 at the origin."""
+    """``part / (x**2 + y**2)``; 0 at the origin."""
     square = x * x + y * y
     return where(eq(square, 0), 0, part / square)
 

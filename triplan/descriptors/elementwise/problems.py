@@ -47,7 +47,7 @@ __all__ = [
 
 
 class Named(NamedTuple):
-    """A named op: its operands, its parameters with their defaults, and what builds its expression."""
+    """A named op: its operands, its parameters with their defaults, and the function that builds its expression."""
 
     operands: int
     parameters: Mapping[str, float]
@@ -103,7 +103,7 @@ else:
 
 
 class Input(NamedTuple):
-    """An operand that is read: a tensor, or, without a shape, a number that Args hold; ``default`` if they do not."""
+    """An operand that is read: a tensor, or (shape None) a number in Args, ``default`` if Args leave it out."""
 
     name: str
     element: ElementKind
@@ -116,10 +116,10 @@ class Input(NamedTuple):
 
 
 class ElementwiseDescriptor(Descriptor):
-    """What elementwise ops share: a tree of functions, and operands that broadcast.
+    """Fields of all elementwise ops, which are trees of functions of operands that broadcast.
 
     Attributes:
-        out_element: element of the result; None: by torch's promotion.
+        out_element: element of the result; None: by torch's type promotion.
     """
 
     category: ClassVar[OpCategory] = OpCategory.ELEMENTWISE
@@ -195,7 +195,7 @@ def _tree_of(root: Expr, inputs: tuple[tuple[str, ElementKind, int], ...], out: 
 
 
 class NamedDescriptor(ElementwiseDescriptor):
-    """The base of named ops. A parameter of the op is a number in Args, by its name.
+    """The base of named ops. Parameters of an op are numbers in Args, under their names.
 
     Attributes:
         element: element of x. Floats narrower than f32 are computed in f32, and nothing is rounded before the result.
@@ -243,13 +243,13 @@ class UnaryDescriptor(NamedDescriptor, PlannedBy["UnaryPlan"]):
 
 
 class UnaryBackwardDescriptor(NamedDescriptor, PlannedBy["UnaryBackwardPlan"]):
-    """``dx = dout * f'(x)``; ``op`` names f and ends in ``_backward``. x is read, not a result of the forward."""
+    """``dx = dout * f'(x)``; ``op`` is the name of f with ``_backward``. Reads x, not the result of the forward."""
 
     op: UnaryBackwardOp
 
     def check_problem(self) -> None:
         if not self.element.is_floating_point:
-            raise ValueError(f"element = {self.element}: gradients are of floats")
+            raise ValueError(f"element = {self.element}: only floats have gradients")
         super().check_problem()
 
     def _tensors(self) -> tuple[Input, ...]:
@@ -280,7 +280,7 @@ class _SeveralDescriptor(NamedDescriptor):
 
     @property
     def _is_wide(self) -> bool:
-        """Whether a tensor is f64: its numbers are, too."""
+        """Whether a tensor is f64, so that numbers are f64 too."""
         given = (getattr(self, f"{n}_element") for n in NAMES[1 : NAMED[self.op].operands] if n not in self.numbers)  # type: ignore[attr-defined]
         return self.element is F64 or F64 in given
 
@@ -356,15 +356,16 @@ else:
 
 
 class ExpressionDescriptor(ElementwiseDescriptor, PlannedBy["ExpressionPlan"]):
-    """Expressions of one's own: every result is a tree of functions of the operands, which broadcast.
+    """User-defined expressions: every result is a tree of functions of the operands, which broadcast.
 
-    ``of`` builds it from ``tp.expr``; ``from_args`` from tensors as well.
+    ``of`` builds the descriptor from expressions of ``tp.expr`` and operand specifications, ``from_args`` from
+    expressions and tensors.
 
     Attributes:
         inputs: (name, element, shape) of each operand; shape None: a number in Args.
-        nodes: functions of the maths table and the positions of their arguments, which come before them; leaves are
-            ("operand", name) and ("number", text). Values that are shared stand once.
-        results: (name, node, element) of each result; element None: by torch's promotion.
+        nodes: (function, position of each argument) for each node, arguments before functions; leaves are
+            ("operand", name) and ("number", text). A shared subexpression stands once.
+        results: (name, position of its node, element) of each result; element None: by torch's type promotion.
     """
 
     op: Literal["expression"] = "expression"
@@ -388,18 +389,19 @@ class ExpressionDescriptor(ElementwiseDescriptor, PlannedBy["ExpressionPlan"]):
     def check_problem(self) -> None:
         names = [*(i[0] for i in self.inputs), *(r[0] for r in self.results)]
         if len(set(names)) < len(names) or not all(n.isidentifier() and not n.startswith("_") for n in names):
-            raise ValueError(f"names of operands and results are different identifiers, not {shown(names)}")
+            raise ValueError(f"names of operands and results must be distinct identifiers, not {shown(names)}")
         if not self.results or len(names) > MAX_OPERANDS:
             raise ValueError(
-                f"{len(names)} operands and {len(self.results)} results: at most {MAX_OPERANDS}, and a result"
+                f"{len(names) - len(self.results)} operands and {len(self.results)} results: must be at most "
+                f"{MAX_OPERANDS} together, with at least one result"
             )
         for i in self.inputs_read():
             if i.shape is None and i.element not in (F32, F64, I64):
-                raise ValueError(f"{i.name}: a number in Args is f32, f64 or i64, not {i.element}")
+                raise ValueError(f"{i.name}: a number in Args must be f32, f64 or i64, not {i.element}")
         if not any(i.shape is not None for i in self.inputs_read()):
-            raise ValueError("no operand is a tensor")
+            raise ValueError("no operand is a tensor; at least one must be")
         super().check_problem()
-        # Stated, so that equal problems have equal keys.
+        # Elements are filled in, so that equal problems have equal keys.
         stated = zip(self.results, self.tree.results, strict=True)
         self.__dict__["results"] = tuple((name, at, element) for (name, at, _), (_, element) in stated)
 
@@ -415,16 +417,16 @@ class ExpressionDescriptor(ElementwiseDescriptor, PlannedBy["ExpressionPlan"]):
     def of(
         cls, results: Expr | Mapping[str, Expr], elements: Mapping[str, Any] | None = None, /, **inputs: Any
     ) -> Self:
-        """The problem of ``results`` (one is called ``out``), whose ``inputs`` are (element, shape) by name.
+        """The problem of ``results`` (a single one is called ``out``), with ``inputs`` as (element, shape) by name.
 
-        A number in Args has shape None. ``elements``: of results; by default torch's promotion decides.
-        Raises ``InvalidProblem``.
+        The shape of a number in Args is None. ``elements``: elements of results by name; by default those of torch's
+        type promotion. Raises ``InvalidProblem``.
         """
         given = results if isinstance(results, Mapping) else {"out": results}
         elements = elements or {}
         for name, root in given.items():
             if not isinstance(root, Expr):
-                raise InvalidProblem(f"{name}: {shown(root)} is no expression")
+                raise InvalidProblem(f"{name}: {shown(root)} is not an expression")
         nodes, roots = flattened(given.values())
         return cls(
             inputs=[(name, *spec) for name, spec in inputs.items()],
@@ -450,9 +452,10 @@ class ExpressionDescriptor(ElementwiseDescriptor, PlannedBy["ExpressionPlan"]):
         return {"inputs": inputs, "nodes": nodes, "results": outs, **options}
 
     def backward(self, wrt: Sequence[str]) -> ExpressionDescriptor:
-        """The gradients ``d<name>`` of the operands ``wrt``, in the shape of the results, from ``d<result>``.
+        """The problem of the gradients ``d<name>`` with respect to the operands ``wrt``, given ``d<result>``.
 
-        Values are recomputed from the operands. The sum over broadcast axes is left to the caller.
+        Gradients have the shape of the results; the sum over broadcast axes is left to the caller. Values are
+        recomputed from the operands. Raises ``InvalidProblem`` for an unknown operand.
         """
         values = rebuilt(self.nodes)
         found = gradients({name: values[at] for name, at, _ in self.results}, wrt)

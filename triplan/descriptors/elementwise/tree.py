@@ -1,4 +1,4 @@
-"""Frozen trees: nodes in a list, arguments first; their checks, and the element of every node by torch's promotion."""
+"""Frozen trees: lists of nodes, arguments first. Validates them and finds each node's element by torch's promotion."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_NODES = 10_000
 MAX_OPERANDS = 32
 BOOL, I64, F32, F64 = ElementKind.BOOL, ElementKind.I64, ElementKind.F32, ElementKind.F64
 PROMOTION = {"same": KINDS.DEFAULT, "float": KINDS.INT_TO_FLOAT, "bool": KINDS.ALWAYS_BOOL, "select": KINDS.DEFAULT}
-#: Functions of bool are those of 0 and 1, but for these.
+#: On bool, a function computes as on the integers 0 and 1, except for these, which become another function.
 OF_BOOL = {"bitwise_not": "logical_not"}
-#: How torch ranks operands in promotion: a number yields to a tensor without dimensions, and that to other tensors.
+#: torch's ranks in type promotion: a Python number yields to a 0-dim tensor, and that to tensors with dimensions.
 NUMBER, POINT, TENSOR = 0, 1, 2
 
 
@@ -32,8 +32,8 @@ class Typed:
     Attributes:
         element: its element, by torch's rules.
         rank: NUMBER, POINT or TENSOR.
-        common: the element that its arguments are converted to; None: they are taken as they are. Of both elements
-            the compute element counts: nothing is rounded between nodes.
+        common: the element to which its arguments are converted; None: they are not converted. Values are kept in the
+            compute elements of ``element`` and ``common``: nothing is rounded between nodes.
     """
 
     element: ElementKind
@@ -46,9 +46,9 @@ class Tree:
     """A checked tree.
 
     Attributes:
-        nodes: as ``expression.Node`` has them.
-        types: what each node holds.
-        results: the node and the element of each result.
+        nodes: see ``expression.Node``.
+        types: the type of each node.
+        results: (position of the node, element) of each result.
     """
 
     nodes: tuple[Node, ...]
@@ -61,12 +61,12 @@ def checked(
     operands: Mapping[str, tuple[ElementKind, int]],
     results: Sequence[tuple[int, ElementKind | None]],
 ) -> Tree:
-    """The tree of ``nodes`` over ``operands`` (their elements and ranks). Raises ``ValueError`` for a bad one.
+    """The tree of ``nodes`` over ``operands`` (element and rank by name). Raises ``ValueError`` if it is malformed.
 
-    A result without an element has that of its node.
+    A result whose element is None has that of its node.
     """
     if not 0 < len(nodes) <= MAX_NODES:
-        raise ValueError(f"{len(nodes)} nodes: a tree has 1 to {MAX_NODES}")
+        raise ValueError(f"{len(nodes)} nodes: a tree must have 1 to {MAX_NODES}")
     wide = any(element is F64 and rank for element, rank in operands.values())
     types: list[Typed] = []
     depths: list[int] = []
@@ -74,10 +74,10 @@ def checked(
         args = _arguments(at, node)
         depths.append(1 + max((depths[a] for a in args), default=0))
         if depths[-1] > MAX_DEPTH:
-            raise ValueError(f"nodes[{at}] = {shown(node)}: deeper than {MAX_DEPTH}")
+            raise ValueError(f"nodes[{at}] = {shown(node)}: nested more than {MAX_DEPTH} deep")
         if node[0] == "operand":
             if node[1] not in operands:
-                raise ValueError(f"nodes[{at}] names operand {shown(node[1])}; there are {', '.join(operands)}")
+                raise ValueError(f"nodes[{at}] names operand {shown(node[1])}; the operands are {', '.join(operands)}")
             types.append(Typed(*operands[str(node[1])]))
         elif node[0] == "number":
             value = number_of(node[1])
@@ -86,7 +86,7 @@ def checked(
             types.append(_typed(str(node[0]), tuple(types[a] for a in args), wide))
     for at, _ in results:
         if not 0 <= at < len(nodes):
-            raise ValueError(f"a result is node {shown(at)}; there are {len(nodes)} nodes")
+            raise ValueError(f"a result is at node {shown(at)}; there are {len(nodes)} nodes")
     found = tuple((at, element or types[at].element) for at, element in results)
     for at, element in found:
         if element.is_floating_point < types[at].element.is_floating_point:
@@ -97,18 +97,18 @@ def checked(
 
 
 def _arguments(at: int, node: Any) -> tuple[int, ...]:
-    """The positions of a node's arguments. Raises ``ValueError`` for a node of no known form."""
+    """The positions of a node's arguments. Raises ``ValueError`` if the node is malformed."""
     name = node[0] if node else None
     if name in ("operand", "number"):
         good = len(node) == 2 and isinstance(node[1], str) and (name == "operand" or number_of(node[1]) is not None)
         if not good:
-            raise ValueError(f"nodes[{at}] = {shown(node)}: a leaf is (operand, name) or (number, text)")
+            raise ValueError(f"nodes[{at}] = {shown(node)}: a leaf must be (operand, name) or (number, text)")
         return ()
     if name not in FUNCTIONS:
-        raise ValueError(f"nodes[{at}] = {shown(node)}: no function of the maths table; it has {', '.join(FUNCTIONS)}")
+        raise ValueError(f"nodes[{at}] = {shown(node)}: not in the maths table, which has {', '.join(FUNCTIONS)}")
     args = tuple(arguments(node))
     if len(args) != len(node) - 1 or len(args) != FUNCTIONS[name].arity or not all(0 <= a < at for a in args):
-        raise ValueError(f"nodes[{at}] = {shown(node)}: {name} takes {FUNCTIONS[name].arity} nodes before it")
+        raise ValueError(f"nodes[{at}] = {shown(node)}: {name} takes {FUNCTIONS[name].arity} earlier nodes")
     return args
 
 
@@ -144,9 +144,9 @@ def _typed(name: str, args: tuple[Typed, ...], wide: bool) -> Typed:
 
 @cache
 def promoted(kind: Any, operands: tuple[tuple[ElementKind, int], ...]) -> tuple[ElementKind, ElementKind]:
-    """torch's elements to compute in and of the result: (the arguments' common one, the result's).
+    """(the element that torch converts arguments to, the element of torch's result).
 
-    f32 stands for torch's default dtype, whatever that is: a descriptor means the same at all times.
+    f32 stands for torch's default dtype: a descriptor must not change its meaning when the default changes.
     """
     real = any(e.is_floating_point for e, _ in operands)
     if (real or kind is KINDS.INT_TO_FLOAT) and not any(e.is_floating_point and rank for e, rank in operands):

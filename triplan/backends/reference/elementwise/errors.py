@@ -1,7 +1,7 @@
-"""How errors pass through one function: a bound of |computed - exact| from those of its arguments.
+"""How errors propagate through one function: a bound on |computed - exact| from those of its arguments.
 
-Every bound is rigorous for the values at hand, not to first order: arguments may lie anywhere within their errors.
-Where nothing can be said (a divisor whose error covers 0, an overflow on the way) the bound is infinite.
+Every bound is rigorous at the actual values, not only to first order: arguments may lie anywhere within their errors.
+Where there is no bound (a divisor whose error interval contains 0, an intermediate overflow), it is infinite.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def propagated(
     value: Tensor,
     typed: Typed,
 ) -> Tensor:
-    """The bound of the error of ``value``, which is ``call(*args)``.
+    """The bound on the error of ``value``, which is ``call(*args)``.
 
-    ``errors``: of the arguments; they are rounded to the compute element besides, if they are wider.
+    ``errors``: bounds on the errors of the arguments. Arguments wider than the compute element are also rounded to it.
     """
     if name in JUMPS and typed.element.is_floating_point:
         return _jumped(args[0], args[1], errors, value, typed.element.compute.unit_roundoff)
@@ -52,11 +52,11 @@ def propagated(
         size = value.abs() + found
         own = function_error(name, typed.element)
         if own:
-            # The float64 oracle has errors, too; they matter only beside those of f64.
+            # The float64 oracle has errors too; they matter only if the kernel computes in f64.
             found = found + own * (2 if compute is ElementKind.F64 else 1) * size + lost(compute)
         if compute is not ElementKind.F64:
             found = torch.where(value.isfinite() & (size > torch.finfo(compute.torch).max), math.inf, found)
-    # Exact arguments give exact infinities and NaNs; of others nothing is known.
+    # Exact arguments give exact infinities and NaNs; with inexact arguments there is no bound.
     found = torch.where(
         value.isfinite() if value.is_floating_point() else torch.ones_like(found, dtype=torch.bool),
         found,
@@ -66,7 +66,7 @@ def propagated(
 
 
 def _jumped(x: Tensor, y: Tensor, errors: Sequence[Tensor], value: Tensor, unit: float) -> Tensor:
-    """Of trunc(x / y): the quotient is rounded before."""
+    """The error of trunc(x / y), whose quotient is rounded before it is truncated."""
     rest = y.abs() - errors[1]
     quotient = x / y
     error = torch.where(rest > 0, (errors[0] + quotient.abs() * errors[1]) / rest, math.inf) + 2 * unit * quotient.abs()
@@ -78,7 +78,7 @@ def _jumped(x: Tensor, y: Tensor, errors: Sequence[Tensor], value: Tensor, unit:
 def _moved(
     name: str, call: Callable[..., Tensor], args: Sequence[Any], real: list[Tensor], errors: list[Tensor], value: Tensor
 ) -> Tensor:
-    """By how much errors of the arguments move the result."""
+    """How far errors of the arguments move the result, at most."""
     if not any(bool((e != 0).any()) for e in errors):
         return torch.zeros_like(value)
     if name in ("add", "sub"):

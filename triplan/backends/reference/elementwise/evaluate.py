@@ -19,12 +19,12 @@ BOOL, F32, F64 = ElementKind.BOOL, ElementKind.F32, ElementKind.F64
 
 
 def held(element: ElementKind) -> torch.dtype:
-    """What values of ``element`` are computed in: float64, or the integers' own type."""
+    """The dtype in which values of ``element`` are computed: float64, or the integer's own type."""
     return torch.float64 if element.is_floating_point else element.torch
 
 
 def converted(value: Tensor, element: ElementKind, exact: bool) -> Tensor:
-    """``value`` as the compute element of ``element``; a leaf is rounded to it, which is the definition."""
+    """``value`` in the compute element of ``element``. A leaf is rounded to it: the op's definition starts there."""
     if exact and element.is_floating_point:
         value = value.to(element.compute.torch)
     return value != 0 if element is BOOL else value.to(held(element))
@@ -33,7 +33,7 @@ def converted(value: Tensor, element: ElementKind, exact: bool) -> Tensor:
 def evaluated(
     desc: ElementwiseDescriptor, given: Mapping[str, Any], errors: bool
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """(value, bound of its error or None) of each result, broadcast."""
+    """(value, bound on its error or None) of each result, broadcast."""
     tree, values, bounds = desc.tree, [], []
     inputs = {i.name: i for i in desc.inputs_read()}
     zero = torch.zeros((), dtype=torch.float64)
@@ -94,7 +94,7 @@ def compute(desc: ElementwiseDescriptor, given: Mapping[str, Any]) -> Mapping[st
 
 
 def running(desc: ElementwiseDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """The running error of each result in units of roundoff of its compute element; infinite where it is unknown."""
+    """The running error of each result, in units of roundoff of its compute element; infinite where it is unbounded."""
     outputs = [o for o in desc.operands() if o.is_written]
     found = {}
     for o, (at, _), (_, bound) in zip(outputs, desc.tree.results, evaluated(desc, given, True), strict=True):

@@ -15,7 +15,7 @@ def _whole(exact: Callable[..., Tensor], real: Callable[..., Tensor]) -> Callabl
 
 
 def _divide(mode: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Integers divided by 0 give 0."""
+    """Division with rounding ``mode``; integers divided by 0 give 0."""
     return lambda x, y: torch.where(y == 0, 0, torch.div(x, torch.where(y == 0, 1, y), rounding_mode=mode))
 
 
@@ -36,7 +36,7 @@ def _shift(x: Tensor, y: Tensor, left: bool) -> Tensor:
     return x >> torch.where(inside, y, bits - 1)
 
 
-#: Those that torch has under the same name.
+#: Functions that torch has under the same name.
 SAME = (
     "abs sign maximum minimum fmax fmin copysign sqrt exp exp2 expm1 log log1p log2 log10 hypot xlogy sin cos "
     "tan asin acos atan sinh cosh tanh asinh acosh atanh atan2 erf erfc floor ceil round trunc isnan isinf "
