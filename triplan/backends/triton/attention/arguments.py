@@ -86,7 +86,7 @@ def strides(o: Operand) -> tuple[Arg, ...]:
 
 
 def arguments(desc: AttendingDescriptor, kernel: Any) -> dict[str, Arg]:
-    """All arguments of ``kernel`` that are no constexprs: numbers, and operands with strides, None where absent."""
+    """All arguments of ``kernel`` except constexprs: numbers, and operands with their strides; None for absent ones."""
     whole = desc.queries + desc.keys
     args: dict[str, Arg] = {
         "scale": Scalar("scale", desc.element.compute, desc.head_dim**-0.5),

@@ -1,28 +1,29 @@
 """Guarantees of attention, and the error analysis behind them.
 
-Let s be the scaled scores, p their probabilities, u the roundoff of the compute element, e that of the element in which
-probabilities multiply values (0 if it is the compute element), and for each score
+Let s be the scaled scores, p their probabilities, u the roundoff of the compute element, and e the roundoff of the
+element to which probabilities are rounded before they multiply values (0 if it is the compute element). The error of a
+score is relative to
 
     E = |scale| * sum(|q| * |k|) + |mask| + softcap
 
-what its error is relative to. Tensor cores truncate: each addend is off by 2u, not by u (see gemm's tolerance).
+Tensor cores truncate: each addend is off by 2u, not by u (see gemm's tolerance).
 
-- A score is off by at most ``of_scores * E``: D products and D/4 sums, tf32's truncation of both factors, the roundings
-  of scale, softcap and mask, and of the exponent, which is a difference of two numbers of at most 2E.
-- So p is off by twice that, relative to p, because the sum of exponentials is off too. Where a running maximum rescales
-  what has been accumulated, sum and results get the same factor, whose error is one of the ``of_terms``.
-- A result is a sum of n terms p * v: it is off by ``of_terms * sum(p * |v|)`` for e, the n products and sums, and the
-  additions of the sum of exponentials.
+- A score is off by at most ``of_scores * E``. This counts D products and D/4 sums, tf32's truncation of both factors,
+  and the roundings of scale, softcap, mask and the exponent, which is a difference of two numbers of at most 2E.
+- So p has a relative error of twice that, because the sum of exponentials has an error as well. Where a running maximum
+  rescales the accumulators, the sum and the results get the same factor; its rounding is counted in ``of_terms``.
+- A result is a sum of n terms p * v. It is off by ``of_terms * sum(p * |v|)``, which counts e, the n products and sums,
+  and the additions of the sum of exponentials.
 
 Together: |error| <= of_terms * sum(p * |v| * (1 + 2 * weight * E)), with weight = of_scores / of_terms. The reference
 computes this sum; the tolerance's ``ctol`` is ``of_terms``.
 
-In the backward op, |v| is |dout| for dv. For dq and dk, ds is off by ``(of_terms - e) * p * b`` with b = |dout| @ |v| +
-sum(|dout * out|), whose products of_terms counts too, and what rounds ds is relative to |ds|: with ``share`` =
-(of_terms - e) / of_terms, the terms are (|ds| + (share + 2 * weight * E) * p * b) * |k|.
+In the backward op, dv has |dout| in place of |v|. For dq and dk, ds is off by ``(of_terms - e) * p * b``, where b =
+|dout| @ |v| + sum(|dout * out|), whose products of_terms counts too; the rounding of ds itself is relative to |ds|.
+With ``share`` = (of_terms - e) / of_terms, the terms are (|ds| + (share + 2 * weight * E) * p * b) * |k|.
 
-``lost``: what p or ds loses by underflow, of its own and of the products that it is made of. ``flushed``: what the
-accumulated products may lose.
+``lost``: what p or ds may lose by underflow, of itself and of the products that make it up. ``flushed``: what the
+accumulated products may lose by underflow.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 from triplan.sku.facts import fact
 
-#: Relative error of a multiplicand that is truncated to tf32, which keeps 11 bits.
+#: Relative error of a factor that is truncated to tf32, which keeps 11 significant bits.
 TF32_TRUNCATION = 2.0**-10
 #: Roundings of scale, softcap, mask and exponent.
 SCORE_ROUNDINGS = 16
 #: Roundings of an exponential, the normalisation, and the other steps of a term.
 TERM_ROUNDINGS = 32
-#: Roundings for each key: a product and a quarter of a sum that truncate, one of the sum of exponentials, and its share
-#: of rescaling.
+#: Roundings for each key: 2 + 1/2 for a product and a quarter of an addition, which truncate (2u each), 1 for the sum
+#: of exponentials, and the rest for rescaling.
 PER_KEY = 4
 
 
@@ -64,7 +65,7 @@ class Errors(NamedTuple):
 
 @fact
 def errors(desc: AttendingDescriptor, output: str) -> Errors:
-    """Of a sum over keys (``out``, ``lse``, ``dq``) or over queries (``dk``, ``dv``)."""
+    """The constants for ``output``: a sum over keys (``out``, ``lse``, ``dq``) or over queries (``dk``, ``dv``)."""
     compute = desc.element.compute
     u, narrow = compute.unit_roundoff, bounds.narrowing(desc.element, compute)
     factors = 2 * TF32_TRUNCATION * 1.001 if desc.multiplicands is MathPrecision.TF32 else 0.0
@@ -74,11 +75,11 @@ def errors(desc: AttendingDescriptor, output: str) -> Errors:
     scores = bounds.compounded((1.25 * desc.head_dim + SCORE_ROUNDINGS) * math.log1p(2 * u)) + factors
     terms = bounds.compounded((PER_KEY * n + TERM_ROUNDINGS) * u)
     share = 1.0
-    if output != "lse":  # nothing is multiplied by exponentials
+    if output != "lse":  # lse: no exponential is rounded to be multiplied
         terms += factors
-        share = terms / (terms + narrow) * 1.01  # with the second order of the rounding
+        share = terms / (terms + narrow) * 1.01  # 1.01: second-order terms of the rounding
         terms += narrow
-    own = 2.0 if compute is ElementKind.F64 else 1.0  # the oracle is no more precise
+    own = 2.0 if compute is ElementKind.F64 else 1.0  # the float64 oracle has as large an error
     flushed = bounds.flushed(compute)
     lost = bounds.smallest_subnormal(desc.element) + (desc.values + TERM_ROUNDINGS) * flushed
     return Errors(own * terms, own * scores, share, lost, (n + TERM_ROUNDINGS) * flushed)
@@ -86,7 +87,8 @@ def errors(desc: AttendingDescriptor, output: str) -> Errors:
 
 @fact
 def guarantee(desc: AttendingDescriptor, batch: bool = True) -> Mapping[str, PrecisionGuarantee]:
-    """Of each output. ``batch``: sequences, heads and (of the forward op) queries do not change each other's bits."""
+    """The guarantee of each output. ``batch``: the bits of a sequence and head do not depend on the others; in the
+    forward op neither do those of a query."""
     found = {}
     for o in desc.operands():
         if o.is_written:

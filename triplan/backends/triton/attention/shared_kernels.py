@@ -1,7 +1,7 @@
 """What the attention kernels that read through pointers share: tiles of operands, scores, exponentials.
 
-Scores and lse are kept in units of UNIT: base-2 logarithms, because the hardware's exponential is of base 2; in f64,
-whose exponential is not, natural ones.
+Scores and lse are multiplied by UNIT. In f32 it is log2(e), because the hardware's exponential has base 2; in f64,
+which has no such instruction, it is 1.
 """
 
 # mypy: ignore-errors
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def exponential(x):
-    """What a score in units of UNIT is the logarithm of. In f32 it is ex2.approx.ftz."""
+    """exp(x / UNIT): 2**x in f32 (ex2.approx.ftz), e**x in f64."""
     if x.dtype == tl.float64:
         return tl.exp(x)
     return tl.exp2(x)
@@ -29,13 +29,13 @@ def logarithm(x):
 
 @triton.jit
 def head_pointer(pointer, strides, batch, head):
-    """The first element of a head of a sequence; ``strides`` are (batch, head, row, element), the last None for 1."""
+    """Address of the first element of a head; ``strides`` are (batch, head, row, element), the last None for 1."""
     return pointer + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
 
 
 @triton.jit
 def load_tile(pointer, strides, row, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Rows ``row`` (n,) of a head: (n, BLOCK), or (BLOCK, n) if TRANSPOSED; 0 beyond ``rows`` and WIDTH."""
+    """Load rows ``row`` (n,) of a head as (n, BLOCK), or (BLOCK, n) if TRANSPOSED; 0 beyond ``rows`` and WIDTH."""
     column = tl.arange(0, BLOCK)
     at = row.to(tl.int64) * strides[2]
     step = column if strides[3] is None else column.to(tl.int64) * strides[3]
@@ -54,7 +54,7 @@ def load_tile(pointer, strides, row, rows, WIDTH: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def store_tile(pointer, strides, row, rows, value, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Write rows ``row`` (n,) of a head: ``value`` (n, BLOCK), rounded to the operand's element."""
+    """Store ``value`` (n, BLOCK), rounded to the operand's element, to rows ``row`` (n,) of a head."""
     column = tl.arange(0, BLOCK)
     step = column if strides[3] is None else column.to(tl.int64) * strides[3]
     inside = (row < rows)[:, None] if WIDTH == BLOCK else (row < rows)[:, None] & (column < WIDTH)[None, :]
@@ -64,9 +64,10 @@ def store_tile(pointer, strides, row, rows, value, WIDTH: tl.constexpr, BLOCK: t
 
 @triton.jit
 def _bounds(starts, stride, segment, sequences, rows, OUTER: tl.constexpr):
-    """First row and end of ``segment``: segment s + 1 is sequence s, the first and the last have the rows of none.
+    """(first row, end) of ``segment``. Segment s + 1 is sequence s; the first and the last segment hold the rows before
+    and after all sequences, and are empty without OUTER.
 
-    These are empty without OUTER. Starts are clamped: whatever they are, no row outside of the operand is touched.
+    Starts are clamped, so that no value of theirs can make a program touch memory outside the operand.
     """
     at = starts + (segment - 1) * (1 if stride is None else stride)
     first = tl.load(at, mask=(segment > 0) & (segment < sequences + 2), other=0)
@@ -80,17 +81,18 @@ def _bounds(starts, stride, segment, sequences, rows, OUTER: tl.constexpr):
 
 @triton.jit
 def packed_tiles(rows, sequences, BLOCK: tl.constexpr):
-    """Tiles of BLOCK rows that ``packed_tile`` numbers; some may be empty. The host counts the same."""
+    """Number of tiles of BLOCK rows that ``packed_tile`` knows; some may be empty. The host computes the same."""
     return rows // BLOCK + sequences + 2
 
 
 @triton.jit
 def packed_tile(tile, starts, stride, rows, others, other_stride, other_rows, sequences, BLOCK: tl.constexpr):
-    """Which BLOCK rows tile number ``tile`` has: (offset of the segment's rows, first row within it, its rows, offset
-    of the rows on the other side, their number). ``starts`` divide ``rows``, ``others`` ``other_rows``.
+    """The rows of tile number ``tile``: (offset of its segment, first row within the segment, rows of the segment,
+    offset of the segment on the other side, rows there). ``starts`` divide ``rows``; ``others`` divide ``other_rows``.
 
-    The segment that begins at row r, as the i-th, has its first tile at r // BLOCK + i. So none has a tile of another:
-    ceil(n / BLOCK) <= (r + n) // BLOCK - r // BLOCK + 1. A tile beyond the segment's rows meets none of the other side.
+    Segment i, which begins at row r, owns the tiles from r // BLOCK + i on. Segments cannot share a tile, because
+    ceil(n / BLOCK) <= (r + n) // BLOCK - r // BLOCK + 1. A tile beyond its segment's rows gets no rows on the other
+    side.
     """
     STEP: tl.constexpr = 128
     before = 0
@@ -101,16 +103,16 @@ def packed_tile(tile, starts, stride, rows, others, other_stride, other_rows, se
     segment = before - 1
     offset, end = _bounds(starts, stride, segment, sequences, rows, True)
     other, other_end = _bounds(others, other_stride, segment, sequences, other_rows, False)
-    first = tl.maximum(tile - offset // BLOCK - segment, 0) * BLOCK  # below 0 only if starts decrease
+    first = tl.maximum(tile - offset // BLOCK - segment, 0) * BLOCK  # negative only if starts decrease
     own = end - offset
     return offset, first, own, other, tl.where(first < own, other_end - other, 0)
 
 
 @triton.jit
 def keys_of(first, last, keys, shift, left, right, BLOCK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
-    """The range of keys that some query from ``first`` to ``last`` sees, from a multiple of BLOCK on.
+    """(begin, end) of the keys that queries ``first`` to ``last`` see; begin is rounded down to a multiple of BLOCK.
 
-    Where a block begins must not depend on the tile of queries, or a query's bits would.
+    Blocks begin at the same keys for every tile of queries, so that a query's bits do not depend on its tile.
     """
     start = 0
     end = keys
@@ -123,7 +125,7 @@ def keys_of(first, last, keys, shift, left, right, BLOCK: tl.constexpr, LEFT: tl
 
 @triton.jit
 def queries_of(first, last, queries, shift, left, right, BLOCK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
-    """The range of queries that see some key from ``first`` to ``last``, from a multiple of BLOCK on."""
+    """(begin, end) of the queries that see keys ``first`` to ``last``; begin is rounded down to a multiple of BLOCK."""
     start = 0
     end = queries
     if RIGHT:
@@ -135,7 +137,7 @@ def queries_of(first, last, queries, shift, left, right, BLOCK: tl.constexpr, LE
 
 @triton.jit
 def slope_of(slopes, stride, head, UNIT: tl.constexpr):
-    """The slope of a head in units of UNIT; None without slopes."""
+    """The slope of a head times UNIT; None without slopes."""
     found = None
     if slopes is not None:
         found = tl.load(slopes + head.to(tl.int64) * (1 if stride is None else stride)) * UNIT
@@ -164,21 +166,21 @@ def scores_of(
     EDGE: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    """Scores in units of UNIT from products q @ k.T, -inf where a query does not see a key; and with CAPPED the tanh.
+    """(scores * UNIT from products q @ k.T, -inf where a query does not see a key; with CAPPED, the softcap's tanh).
 
-    ``query`` and ``key`` are positions that broadcast to the product's shape. MASK: None, "bool" or "float"; ``mask``
-    is that of a head, ``slope`` from ``slope_of``. LEFT, RIGHT: there is a window on that side. EDGE: keys may lie
-    beyond ``keys``.
+    ``query`` and ``key`` are indices that broadcast to the product's shape. MASK: None, "bool" or "float"; ``mask`` is
+    the address of a head's mask; ``slope`` is from ``slope_of``. LEFT, RIGHT: there is a window on that side. EDGE:
+    ``key`` may reach beyond ``keys``.
     """
     bent = product
     if CAPPED:
-        # tanh(x) = 1 - 2 / (exp(2x) + 1): 1 and -1 for infinite exponentials.
+        # tanh(x) = 1 - 2 / (exp(2x) + 1), which gives 1 and -1 where the exponential overflows or underflows.
         bent = 1.0 - 2.0 / (exponential(product * (scale * (2 * UNIT) / softcap)) + 1.0)
         s = bent * (softcap * UNIT)
     else:
         s = product * (scale * UNIT)
     if slope is not None:
-        # Spelled as fused: a compiler that may choose which of two products to fuse rounds differently in each binary.
+        # An explicit FMA: if ptxas chose which of two products to contract, binaries could round differently.
         s = tl.fma(slope, (key - query - shift).to(s.dtype), s)
     seen = key < keys
     if RIGHT:

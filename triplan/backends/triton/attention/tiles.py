@@ -1,6 +1,6 @@
 """Kernel ``tiles``: attention with one tile of queries of one head per program, read through pointers at any strides.
 
-The tile does not depend on the batch, the heads or the number of queries: a row keeps its bits.
+The tile size does not depend on the batch, the heads or the number of queries, so neither do the bits of a row.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from triplan.descriptors import AttentionDescriptor
 from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import Support, Target
 
-#: Tiles by kind of arithmetic and the width of a head, padded to a power of two: the largest found that do not spill
-#: registers (sm80 and sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned.
+#: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
+#: sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned.
 TILES = {
     "half": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 32, 8, 3)},
     "tf32": {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 16, 4, 2)},
@@ -55,7 +55,7 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
 
 
 def numerics(desc: AttendingDescriptor) -> str:
-    """All that the bits of a row depend on, besides what it and its keys hold."""
+    """The numerics id: what the bits of a row depend on besides the row and its keys."""
     edges = "".join("-" if side is None else "w" for side in (desc.window_left, desc.right))
     edge = "packed" if desc.sequences is not None else f"{has_edge(desc, tile_of(desc)):d}"
     widths = f"{desc.head_dim}.{desc.values}.{edge}"
@@ -72,7 +72,7 @@ def numerics(desc: AttendingDescriptor) -> str:
     rank=rank,
     guarantee=guarantee,
     numerics=numerics,
-    priority=1,  # after wgmma, whose bits are others
+    priority=1,  # after wgmma, which gives other bits
     layout=layout,
 )
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:

@@ -24,11 +24,11 @@ from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import Support, Target
 
-#: Matrix products: both launches compute the scores and the probabilities' gradients.
+#: Matrix products: q @ k.T and dout @ v.T in both launches; then dq in the first, dk and dv in the second.
 PRODUCTS = 7
 
 
-#: Tiles of dq, and of dk and dv, as ``TILES`` of the forward op.
+#: (tile of dq, tile of dk and dv), chosen as ``TILES`` of the forward op.
 TILES = {
     "half": {
         64: (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
@@ -71,7 +71,7 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
 
 
 def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
-    """Bytes of sum(dout * out) of each query; without queries those of one, so that kernels get an address."""
+    """Bytes of sum(dout * out) for each query; at least one element, so that kernels get an address."""
     lse = desc.operand("lse")
     return max(lse.nbytes, lse.element.itemsize if desc.operand("dk").numel else 0)
 
@@ -85,7 +85,7 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     workspace=workspace,
     guarantee=guarantee,
     numerics=numerics,
-    priority=1,  # after wgmma, whose bits are others
+    priority=1,  # after wgmma, which gives other bits
     layout=layout,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:

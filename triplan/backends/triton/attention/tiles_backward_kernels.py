@@ -1,7 +1,7 @@
 """Kernels of ``tiles`` of the backward op: dq by tiles of queries, then dk and dv by tiles of keys.
 
-Both compute the probabilities anew, from lse. Each gradient is accumulated by one program, in the order of the keys
-(dq), or of the heads of a group and their queries (dk, dv): no atomics, and one order on every run.
+Both recompute the probabilities from lse. Each gradient is accumulated by one program in a fixed order, that of the
+keys (dq), or of the query heads of a group and their queries (dk, dv). There are no atomics.
 """
 
 # mypy: ignore-errors
@@ -26,14 +26,14 @@ from triplan.backends.triton.attention.shared_kernels import (
 
 @triton.jit
 def load_row(pointer, strides, batch, head, query, queries, other):
-    """One number for each ``query``: (batch, head, query) with ``strides``."""
+    """Load one number for each ``query`` from a (batch, head, query) tensor; ``other`` beyond ``queries``."""
     at = head_pointer(pointer, strides, batch, head)
     return tl.load(at + query.to(tl.int64) * strides[2], mask=query < queries, other=other)
 
 
 @triton.jit
 def load_lse(lse, strides, batch, head, query, queries, UNIT: tl.constexpr):
-    """lse in units of UNIT; +inf, which makes all probabilities 0, for rows without keys and beyond the queries."""
+    """lse * UNIT; +inf, which makes all probabilities 0, for queries that see no key and beyond the queries."""
     found = load_row(lse, strides, batch, head, query, queries, float("inf"))
     return tl.where(found == -float("inf"), float("inf"), found * UNIT)
 
@@ -218,14 +218,14 @@ def attention_dkdv_kernel(
 ):
     """dk = scale * ds.T @ q and dv = p.T @ dout of BLOCK_K keys of one head of k and v, over its ``group`` query heads.
 
-    Scores are transposed, (key, query), so that p.T and ds.T are multiplicands as they come. Rows beyond the queries
-    are 0 in q and dout, and their p is 0. Operands as in ``attention_dq_kernel``.
+    Scores are computed transposed, (key, query), so that p.T and ds.T need no transposition before they are multiplied.
+    Rows beyond the queries are 0 in q and dout, and their p is 0. Operands as in ``attention_dq_kernel``.
     """
     tiles = tl.cdiv(keys, BLOCK_K)
     if PACKED is not None:
         tiles = packed_tiles(keys, sequences, BLOCK_K)
     program = tl.program_id(0)
-    # With a causal mask, the first keys are seen by the most queries.
+    # With a causal mask the first keys are seen by the most queries: the longest programs start first.
     first = program % tiles * BLOCK_K
     batch = program // tiles // (heads // group)
     own = program // tiles % (heads // group)
@@ -249,7 +249,7 @@ def attention_dkdv_kernel(
     of_k = tl.zeros((BLOCK_K, BLOCK_D), ACC)
     of_v = tl.zeros((BLOCK_K, BLOCK_V), ACC)
     start, end = queries_of(first, first + BLOCK_K - 1, queries, shift, left, right, BLOCK_Q, LEFT, RIGHT)
-    # One loop over heads and their blocks: a loop within a loop spills.
+    # One loop over heads and their blocks: nested loops spill registers.
     blocks = tl.cdiv(end - start, BLOCK_Q)
     for step in range(group * blocks):
         head = own * group + step // blocks

@@ -1,8 +1,8 @@
 """Kernel of ``tiles``: attention with one tile of queries of one head per program, read through pointers.
 
-A program walks over the keys with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867; Dao et al.,
-FlashAttention, arXiv 2205.14135). What a row's block of keys adds does not depend on the other rows of its tile, and a
-block of which it sees no key changes nothing: its bits do not depend on the number of queries.
+A program loops over blocks of keys with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867; Dao et
+al., FlashAttention, arXiv 2205.14135). The contribution of a block to a row does not depend on the other rows of the
+tile, and a block of which the row sees no key changes nothing. So a row's bits do not depend on the number of queries.
 """
 
 # mypy: ignore-errors
@@ -76,16 +76,16 @@ def attention_tiles_kernel(
 ):
     """out = softmax(scores) @ v and lse of BLOCK_Q queries of one head, in blocks of BLOCK_K keys.
 
-    ``q``, ``k``, ``v``, ``out`` (batch, row, head, HEAD or VALUE) of f16, bf16, f32 or f64; ``lse`` (batch, head,
-    query), and the arithmetic, in ACC; ``mask`` (batch, head, query, key) or None. Strides are (batch, head, row,
-    element), the last None for 1. PACKED: None, or where a sequence's first query stands, "start" or "end"; see
-    ``packed_tile``. The others: see ``scores_of``.
+    ``q``, ``k``, ``v``, ``out``: (batch, row, head, HEAD or VALUE) of f16, bf16, f32 or f64; ``lse``: (batch, head,
+    query) of ACC, in which all is computed; ``mask``: (batch, head, query, key) or None. Strides are (batch, head, row,
+    element), the last None for 1. PACKED: None, or for packed sequences (see ``packed_tile``) the descriptor's
+    ``align``, "start" or "end". For the others see ``scores_of``.
     """
     tiles = tl.cdiv(queries, BLOCK_Q)
     if PACKED is not None:
         tiles = packed_tiles(queries, sequences, BLOCK_Q)
     program = tl.program_id(0)
-    # With a causal mask, the last tile has the most keys: programs start with the longest.
+    # With a causal mask the last tiles see the most keys: the longest programs start first.
     first = (tiles - 1 - program % tiles) * BLOCK_Q
     batch = program // tiles // heads
     head = program // tiles % heads
@@ -111,7 +111,7 @@ def attention_tiles_kernel(
     slope = slope_of(slopes, slopes_stride, head, UNIT)
     top = tl.full((BLOCK_Q,), -float("inf"), ACC)
     total = tl.zeros((BLOCK_Q,), ACC)
-    if sink is not None:  # as if a key of value 0 came first
+    if sink is not None:  # a sink is a first key whose value is 0
         logit = tl.load(sink + head.to(tl.int64) * (1 if sink_stride is None else sink_stride)) * UNIT
         top = tl.zeros((BLOCK_Q,), ACC) + logit
         total += tl.where(logit == -float("inf"), 0.0, 1.0)
@@ -150,7 +150,7 @@ def attention_tiles_kernel(
         z = load_tile(v, v_strides, key, keys, VALUE, BLOCK_V, False)
         acc = tl.dot(p.to(z.dtype), z, acc * factor[:, None], input_precision=PRECISION, out_dtype=ACC)
         top = new
-    # A row that has seen no key: 0 and -inf.
+    # A row that sees no key gets 0 and -inf.
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]
     store_tile(out, out_strides, query, queries, acc, VALUE, BLOCK_V)
     at = head_pointer(lse, lse_strides, batch, head)

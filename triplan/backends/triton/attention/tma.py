@@ -1,4 +1,4 @@
-"""What the Hopper kernels share: tensor maps of the operands, and which problems TMA can serve."""
+"""What the Hopper kernels share: tensor maps of the operands, and which problems TMA can read and write."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from triplan.sku.facts import fact
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
 #: Queries or keys of a tile.
 TILE = 128
-#: Bytes of the L2 cache that the heads whose tiles run at the same time may fill.
+#: Bytes of L2 cache that the heads whose tiles run at the same time may occupy.
 SECTION_BYTES = 32 << 20
-#: Elements of 16 bytes, the smallest unit that TMA moves: strides and rows are multiples of it.
+#: 16-bit elements in 16 bytes, the smallest unit that TMA moves: strides and rows must be multiples of it.
 VECTOR = 8
 
-#: The decorator ``kernel``, with what every kernel that reads by TMA and multiplies by wgmma has.
+#: The decorator ``kernel``, with the arguments that all entries with TMA and wgmma share.
 hopper_kernel = partial(
     kernel, elements=("f16", "bf16"), archs=(ArchSku.SM90A,), features=("gluon", "tma"), interpretable=False
 )
@@ -30,7 +30,7 @@ hopper_kernel = partial(
 
 @fact
 def tensor_map(name: str, element: ElementKind, rows: int, width: int) -> TensorMap:
-    """The map of (batch, row, head, element) in blocks of ``rows`` rows of one head."""
+    """The tensor map of an operand (batch, row, head, element), in boxes of ``rows`` rows of one head."""
     block = (1, rows, 1, width)
     return TensorMap(
         name, element, block, shared=gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_ELEMENT[element])
@@ -38,17 +38,17 @@ def tensor_map(name: str, element: ElementKind, rows: int, width: int) -> Tensor
 
 
 def width_of(desc: AttendingDescriptor) -> int:
-    """Elements of a head in shared memory: 64 or 128. TMA fills the columns that a head lacks with 0."""
+    """Elements of a head in shared memory, 64 or 128. TMA fills columns beyond the head with 0."""
     return 64 if max(desc.head_dim, desc.values) <= 64 else 128
 
 
 def shift_of(desc: AttendingDescriptor) -> int:
-    """The position of query 0; without a causal mask no position matters."""
+    """The position of query 0; 0 without a causal mask, when no position matters."""
     return desc.shift if desc.causal else 0
 
 
 def is_invariant(desc: AttendingDescriptor) -> bool:
-    """Whether the number of queries does not decide if the kernels apply: it moves the first query's position."""
+    """Whether ``supports`` holds for any number of queries (with ``align`` "end", that number moves query 0)."""
     return not (desc.causal and desc.align == "end")
 
 
@@ -57,7 +57,7 @@ def hopper_guarantee(desc: AttendingDescriptor) -> Mapping[str, PrecisionGuarant
 
 
 def section_heads(desc: AttendingDescriptor, rows: int) -> int:
-    """Heads of which two operands of ``rows`` rows fit the L2 cache together: a power of two."""
+    """The power of two of heads whose two operands of ``rows`` rows fit into SECTION_BYTES together."""
     fitting = SECTION_BYTES // max(2 * rows * width_of(desc) * desc.element.itemsize, 1)
     return 1 << min(max(fitting, 1).bit_length() - 1, 20)
 
@@ -80,7 +80,7 @@ def unmappable(o: Operand) -> str:
 
 
 def supports(desc: AttendingDescriptor) -> Support:
-    """Whether the kernels have what is asked for, and TMA can read and write the operands."""
+    """Whether the kernels implement all options of the problem, and TMA can read and write the operands."""
     asked = {"a softcap": desc.softcap > 0, "a mask": desc.mask is not None}
     asked["a window"] = desc.window_left is not None or desc.window_right is not None
     asked["packed sequences"] = desc.sequences is not None
@@ -92,7 +92,7 @@ def supports(desc: AttendingDescriptor) -> Support:
     if desc.keys == 0:
         return Support.no("there are no keys, and TMA maps no empty tensor")
     if shift_of(desc) % TILE:
-        return Support.no(f"the first query's position, {shift_of(desc)}, is no multiple of {TILE}")
+        return Support.no(f"the first query's position, {shift_of(desc)}, is not a multiple of {TILE}")
     if not desc.operand("lse").layout.packed:
         return Support.no("lse is not promised to be packed")
     mapped = (o for o in desc.operands() if len(o.shape) == 4)

@@ -23,14 +23,14 @@ from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionDescriptor
 from triplan.sku import ElementKind, Support, Target
 
-#: Keys of a block, and slots of the rings of K and V.
+#: Keys of a block, and slots of the K and V rings.
 BLOCK, STAGES = 128, 2
-#: TFLOP/s by the width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
+#: TFLOP/s by width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
 TERAFLOPS = {64: 430.0, 128: 640.0}
 
 
 def tiles_of(desc: AttentionDescriptor) -> int:
-    """Tiles of each head."""
+    """Tiles of queries per head."""
     return math.ceil(desc.queries / TILE)
 
 
@@ -44,7 +44,7 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
 
 
 def numerics(desc: AttentionDescriptor) -> str | None:
-    """A row's blocks of keys end at multiples of BLOCK: nothing else decides its bits."""
+    """The numerics id. Besides the values, a row's bits depend only on blocks of keys ending at multiples of BLOCK."""
     if not is_invariant(desc):
         return None
     return f"attention-wgmma.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"

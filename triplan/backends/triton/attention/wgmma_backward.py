@@ -28,7 +28,7 @@ from triplan.backends.triton.common.offsets import ceil_power, layout
 from triplan.descriptors import AttentionBackwardDescriptor
 from triplan.sku import ElementKind, Support, Target
 
-#: Rows of a warpgroup.
+#: Rows of a tile that one warpgroup multiplies.
 ROWS = 64
 #: Slots of the rings of the launch for dk and dv, by the width of a head: as many as shared memory holds.
 STAGES = {64: 4, 128: 3}
@@ -39,7 +39,7 @@ PRODUCTS = 7
 
 
 def tiles_of(desc: AttentionBackwardDescriptor) -> int:
-    """Tiles of queries of each head."""
+    """Tiles of queries per head."""
     return math.ceil(desc.queries / TILE)
 
 
@@ -48,7 +48,7 @@ def key_tiles(desc: AttentionBackwardDescriptor) -> int:
 
 
 def rows_bytes(desc: AttentionBackwardDescriptor) -> int:
-    """Bytes of one f32 for each query, padded to whole tiles."""
+    """Bytes of one f32 per query, with the queries of each head padded to whole tiles."""
     return desc.batch * desc.heads * tiles_of(desc) * TILE * 4
 
 
@@ -61,7 +61,7 @@ def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
     if desc.operand("lse").numel == 0:
         return Support.no("there are no queries, and TMA maps no empty tensor")
     if rows_bytes(desc) >= 2**33:
-        return Support.no(f"{desc.batch * desc.heads * desc.queries} rows are counted in 31 bits")
+        return Support.no(f"{desc.batch * desc.heads * desc.queries} rows; it counts fewer than 2**31")
     found = arguments.supports(desc, lambda d: max(tiles_of(d) * d.heads, key_tiles(d) * d.key_heads) * d.batch * 2)
     return can_map(desc) and found
 
@@ -72,7 +72,7 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
 
 
 def numerics(desc: AttentionBackwardDescriptor) -> str | None:
-    """The gradients of one head of one sequence depend on no other."""
+    """The numerics id: the gradients of one head of one sequence do not depend on the others."""
     if not is_invariant(desc):
         return None
     return f"attention_backward-wgmma.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"

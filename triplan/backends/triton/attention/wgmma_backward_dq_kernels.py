@@ -23,10 +23,10 @@ TILE = gl.constexpr(128)
 
 @gluon.jit
 def query_tile(index, sizes, CAUSAL: gl.constexpr):
-    """(first row, blocks of keys, query head among those of all batches) of tile number ``index``, the longest first.
+    """(first row, blocks of keys, query head) of tile number ``index``, the longest tiles first.
 
-    ``sizes``: tiles of rows, query heads of all batches, heads of a section, heads of a sequence, heads that share
-    keys, keys, position of row 0.
+    Heads are numbered over the whole batch. ``sizes``: tiles of rows, query heads of the batch, heads of a section,
+    heads of a sequence, query heads per key head, keys, position of row 0.
     """
     tiles, heads, section, _, _, keys, shift = sizes
     per = tiles * section
@@ -41,7 +41,7 @@ def query_tile(index, sizes, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def load_dq(q, k, v, dout, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    """The loading warp: Q and dout of each tile, K and V block after block through the ring."""
+    """The loading warp: loads Q and dout of each tile, and K and V block after block into the ring."""
     sq, so, sk, sv, _, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
     tiles, heads, _, of_sequence, group, _, _ = sizes
     slot = 0
@@ -101,7 +101,7 @@ def step_dq(
     s = warpgroup_mma_wait(1, deps=(s,))
     x = gl.exp2(s * scale - of_lse[:, None])
     if MASK:
-        # Keys beyond the last: their scores are 0, and exp2(-lse2) may overflow.
+        # Keys beyond the last must be masked: their scores are 0, and exp2(0 - lse2) may overflow.
         limit = gl.full([ROWS], 0, gl.int32, layout=gl.SliceLayout(1, S)) + (keys - key)
         if CAUSAL:
             limit = gl.minimum(limit, gl.arange(0, ROWS, layout=gl.SliceLayout(1, S)) + (position - key + 1))
@@ -130,7 +130,7 @@ def multiply_dq(
     STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
-    """A multiplying warpgroup: 64 rows of each of this program's tiles, and all keys that they see."""
+    """A multiplying warpgroup: dq of 64 rows of each of this program's tiles, over all keys that they see."""
     _, _, _, _, sdq, q_full, q_empty, _, _, _, _ = ring
     tiles, heads, _, of_sequence, _, keys, shift = sizes
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 16])
@@ -237,5 +237,5 @@ def attention_wgmma_dq_kernel(
             (load_dq, (q, k, v, dout, ring, sizes, WIDTH, STAGES, CAUSAL)),
         ],
         [4, 1],  # warps of the second and the third partition
-        [240, 24],  # registers of their threads
+        [240, 24],  # registers per thread there
     )

@@ -1,12 +1,12 @@
 """Kernels of ``wgmma`` of the backward op: gradients of attention on Hopper (Gluon), persistent and warp-specialised.
 
-``attention_rows_kernel`` prepares each query's numbers. Then ``attention_wgmma_dkdv_kernel`` computes dk and dv by
-tiles of keys, and ``attention_wgmma_dq_kernel`` (``wgmma_backward_dq_kernels``) dq by tiles of queries; both compute
-the scores anew. One warp loads by TMA, two warpgroups multiply, each 64 rows of a tile. Each gradient is accumulated by
-one program in a fixed order: no atomics.
+``attention_rows_kernel`` prepares lse and delta of each query. Then ``attention_wgmma_dkdv_kernel`` computes dk and dv
+by tiles of keys, and ``attention_wgmma_dq_kernel`` (``wgmma_backward_dq_kernels``) dq by tiles of queries; both
+recompute the scores. One warp loads by TMA; two warpgroups multiply, each 64 rows of a tile. Each gradient is
+accumulated by one program in a fixed order; there are no atomics.
 
-The position ``shift`` of row 0 is a multiple of a tile. The numbers of rows beyond the queries, up to a whole tile, are
-inf and 0: their probabilities are 0.
+The position ``shift`` of row 0 is a multiple of a tile. For rows beyond the queries, up to a whole tile, lse2 is +inf
+and delta 0, so that their probabilities are 0.
 """
 
 # mypy: ignore-errors
@@ -51,9 +51,10 @@ def attention_rows_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """delta = sum(dout * out) and lse2 = lse / ln(2) of each row: (heads of all batches, ``blocks`` * BLOCK) of f32.
+    """delta = sum(dout * out) and lse2 = lse / ln(2) of each row.
 
-    0 and +inf for rows beyond the queries; lse2 is +inf too where a query sees no key.
+    delta, lse2: (batch * heads, ``blocks`` * BLOCK) of f32. Rows beyond the queries get 0 and +inf; lse2 is +inf also
+    where a query sees no key.
     """
     program = tl.program_id(0)
     head = program // blocks % heads
@@ -70,10 +71,10 @@ def attention_rows_kernel(
 
 @gluon.jit
 def key_tile(index, sizes):
-    """(first key, key head among those of all batches) of tile number ``index``; with a causal mask longest first.
+    """(first key, key head) of tile number ``index``; with a causal mask, the longest tiles first.
 
-    ``sizes``: tiles of keys, key heads of all batches, heads of a section, key heads of a sequence, query heads that
-    share one, blocks of rows, position of row 0.
+    Heads are numbered over the whole batch. ``sizes``: tiles of keys, key heads of the batch, heads of a section, key
+    heads of a sequence, query heads per key head, blocks of rows, position of row 0.
     """
     tiles, heads, section, _, _, _, _ = sizes
     per = tiles * section
@@ -85,7 +86,7 @@ def key_tile(index, sizes):
 
 @gluon.jit
 def first_block(key, sizes, CAUSAL: gl.constexpr):
-    """The first block of rows that see some of the keys from ``key`` on."""
+    """The first block of rows that see a key of the tile that starts at ``key``."""
     _, _, _, _, _, blocks, shift = sizes
     found = key * 0
     if CAUSAL:
@@ -95,7 +96,7 @@ def first_block(key, sizes, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def load_dkdv(q, k, v, dout, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    """The loading warp: K and V of each tile, Q and dout block after block through the ring."""
+    """The loading warp: loads K and V of each tile, and Q and dout block after block into the ring."""
     sq, so, sk, sv, q_full, o_full, empty, kv_full, kv_empty = ring
     tiles, heads, _, of_sequence, group, blocks, _ = sizes
     slot = 0
@@ -140,10 +141,10 @@ def step_dkdv(
     STAGES: gl.constexpr,
     MASK: gl.constexpr,
 ):
-    """One block of rows: dv += p.T @ dout and dk += ds.T @ q for 64 keys; ``known`` are the rows' (lse2, delta).
+    """One block of rows: dv += p.T @ dout and dk += ds.T @ q for 64 keys; ``known`` is (lse2, delta) of the rows.
 
-    Those of the block at ``after`` are read while the last products run: once the next ones do, they take all that
-    shared memory and its ports can give.
+    lse2 and delta of the next block, at ``after``, are loaded while the last products run: later, the next products
+    saturate shared memory.
     """
     sq, so, sk, sv, q_full, o_full, empty, _, _ = ring
     lse2, delta = rows
@@ -194,7 +195,7 @@ def multiply_dkdv(
     STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
-    """A multiplying warpgroup: 64 keys of each of this program's tiles, and all rows that see them."""
+    """A multiplying warpgroup: dk and dv of 64 keys of each of this program's tiles, over all rows that see them."""
     _, _, sk, sv, _, _, _, kv_full, kv_empty = ring
     tiles, heads, _, of_sequence, group, blocks, shift = sizes
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
@@ -212,7 +213,7 @@ def multiply_dkdv(
             plain = gl.minimum(blocks, gl.cdiv(gl.maximum(first + TILE - 1 - shift, 0), ROWS))
         dk = gl.zeros((ROWS, WIDTH), gl.float32, A)
         dv = gl.zeros((ROWS, WIDTH), gl.float32, A)
-        # Rows of a head lie together: those of the block after a head's last are the next head's.
+        # The rows of a head are contiguous, and the next head's follow: one index runs over both.
         at = (head * group * blocks + gl.minimum(begin, blocks - 1)) * ROWS + gl.arange(0, ROWS, layout=columns)
         of_lse = gl.load(lse2 + at)
         of_delta = gl.load(delta + at)
@@ -259,7 +260,7 @@ def multiply_dkdv(
                     STAGES,
                     False,
                 )
-        # Through the slots of K and V, which no product reads any more.
+        # The results leave through the shared memory of K and V, which no product reads any more.
         thread_barrier()
         matrix(sv.index(WHICH), ROWS, WIDTH).store(dv.to(dv_map.dtype))
         matrix(sk.index(WHICH), ROWS, WIDTH).store((dk * scale * LN_2).to(dk_map.dtype))
@@ -294,12 +295,12 @@ def attention_wgmma_dkdv_kernel(
     STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
-    """dk = scale * ds.T @ q and dv = p.T @ dout in tiles of 128 keys, over the query heads that share these.
+    """dk = scale * ds.T @ q and dv = p.T @ dout in tiles of 128 keys, summed over the query heads that share them.
 
-    ``q`` to ``dv`` are tensor maps (batch, row, head, WIDTH at most) of f16 or bf16 in blocks of 64 rows; ``lse2`` and
-    ``delta`` from ``attention_rows_kernel``. ``tiles`` to ``shift``: see ``key_tile``.
+    ``q`` to ``dv`` are tensor maps (batch, row, head, up to WIDTH) of f16 or bf16 in blocks of 64 rows; ``lse2`` and
+    ``delta`` are from ``attention_rows_kernel``. ``tiles`` to ``shift``: see ``key_tile``.
 
-    Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
+    Launched with 4 warps, the first warpgroup; ``warp_specialize`` adds 5.
     """
     sq = gl.allocate_shared_memory(q.dtype, [STAGES] + q.block_type.shape, q.layout)
     so = gl.allocate_shared_memory(q.dtype, [STAGES] + q.block_type.shape, q.layout)
@@ -327,5 +328,5 @@ def attention_wgmma_dkdv_kernel(
             (load_dkdv, (q, k, v, dout, ring, sizes, WIDTH, STAGES, CAUSAL)),
         ],
         [4, 1],  # warps of the second and the third partition
-        [240, 24],  # registers of their threads
+        [240, 24],  # registers per thread there
     )

@@ -1,13 +1,13 @@
 """Kernel of ``wgmma``: attention on Hopper (Gluon), persistent and warp-specialised.
 
-One warp loads by TMA; two warpgroups multiply, each 64 of a tile's 128 queries, in turns: while one multiplies, the
-other computes exponentials. A step is one block of keys: its scores are multiplied together with the probabilities and
-values of the block before it (FlashAttention-3, arXiv 2407.08608), and a tile's last step is the next tile's first. K
-and V lie in rings of STAGES slots, Q in two slots: that of the next tile arrives early.
+One warp loads by TMA; two warpgroups take turns, each with 64 of a tile's 128 queries: while one multiplies, the other
+computes exponentials (FlashAttention-3, arXiv 2407.08608). A step is one block of keys. It issues q @ k.T of this block
+together with p @ v of the block before; a tile's last step also issues the first scores of the next tile. K and V go
+through rings of STAGES slots, Q through two slots, so that the next tile's Q arrives early.
 
-With a causal mask a tile ends at the end of a block of keys: the position of row 0 is a multiple of a tile. So only a
-tile's first block, the last of its keys, needs a mask. Blocks are visited from the last to the first, so that every row
-has met a key before any block without a mask. Rows beyond the queries are read as 0 by TMA and not written.
+The position of row 0 is a multiple of a tile, so that with a causal mask a tile ends where a block of keys ends, and
+only its last block of keys needs a mask. Blocks are visited from the last to the first: each row sees a key in the
+masked block, before any block without a mask. TMA reads rows beyond the queries as 0 and does not write them.
 """
 
 # mypy: ignore-errors
@@ -37,17 +37,17 @@ from triplan.backends.triton.attention.wgmma_shared_kernels import (
     opaque,
 )
 
-#: Slots of Q: one tile is multiplied, the next one arrives.
+#: Slots of Q: for the tile that is multiplied, and for the next one.
 AHEAD = gl.constexpr(2)
 
 
 @gluon.jit
 def tile_of(index, sizes):
-    """(first row, last position + 1, query head among those of all batches) of tile number ``index``.
+    """(first row, last position + 1, query head) of tile number ``index``.
 
-    ``sizes``: rows of tiles, query heads of all batches, heads of a section, heads of a sequence, heads that share
-    keys, keys, position of row 0. The tiles of a section of heads, whose keys and values fit the L2 cache, come
-    together, those with the most keys first.
+    Heads are numbered over the whole batch. ``sizes``: tiles of rows, query heads of the batch, heads of a section,
+    heads of a sequence, query heads per key head, keys, position of row 0. Tiles are ordered by sections of heads,
+    whose keys and values fit into the L2 cache together, and within a section by falling number of keys.
     """
     tiles_m, heads, section, _, _, _, shift = sizes
     per = tiles_m * section
@@ -60,7 +60,7 @@ def tile_of(index, sizes):
 
 @gluon.jit
 def blocks_of(end, sizes, CAUSAL: gl.constexpr, BLOCK: gl.constexpr):
-    """Blocks of keys of a tile that ends before position ``end``; at least one, where all keys may be masked."""
+    """Blocks of keys of a tile that ends before position ``end``; at least one, which may be masked entirely."""
     _, _, _, _, _, keys, _ = sizes
     if CAUSAL:
         keys = gl.minimum(keys, end)
@@ -71,7 +71,7 @@ def blocks_of(end, sizes, CAUSAL: gl.constexpr, BLOCK: gl.constexpr):
 def load_operands(
     q, k, v, ring, sizes, WIDTH: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr
 ):
-    """The loading warp: Q of each tile, and K and V block after block through the ring."""
+    """The loading warp: loads Q of each tile, and K and V block after block into the rings."""
     sq, sk, sv, _, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
     tiles_m, heads, _, of_sequence, group, _, _ = sizes
     BYTES: gl.constexpr = BLOCK * WIDTH * 2
@@ -103,7 +103,7 @@ def load_operands(
 
 @gluon.jit
 def halved(x):
-    """The larger of each element of the left half of the columns and its counterpart on the right, down to 8."""
+    """Elementwise maxima of the left and the right half of the columns, repeated until 8 columns are left."""
     if x.shape[1] > 8:
         left, right = x.reshape((x.shape[0], 2, x.shape[1] // 2)).permute((0, 2, 1)).split()
         x = halved(gl.maximum(left, right))
@@ -112,7 +112,7 @@ def halved(x):
 
 @gluon.jit
 def row_max(s, TREE: gl.constexpr):
-    """Of each row. TREE: by halves, as gl.max is one chain of dependent instructions in each thread."""
+    """The maximum of each row. TREE: by halves, because gl.max is a chain of dependent instructions in each thread."""
     if TREE:
         found = gl.convert_layout(gl.max(halved(s), 1), gl.SliceLayout(1, s.type.layout))
     else:
@@ -122,7 +122,7 @@ def row_max(s, TREE: gl.constexpr):
 
 @gluon.jit
 def row_sum(x, TREE: gl.constexpr):
-    """Of each row; with TREE of what each thread holds of it, so that nothing is exchanged until ``whole``."""
+    """The sum of each row; with TREE, a partial sum per thread, so that threads exchange nothing until ``whole``."""
     if TREE:
         found = gl.sum(gl.sum(x.reshape((x.shape[0], x.shape[1] // 8, 4, 2)), 3), 1)
     else:
@@ -132,7 +132,7 @@ def row_sum(x, TREE: gl.constexpr):
 
 @gluon.jit
 def rescaled(total, factor, TREE: gl.constexpr):
-    """total * factor of each row."""
+    """total * factor for each row; ``total`` as from ``row_sum``."""
     if TREE:
         factor = gl.convert_layout(factor, gl.SliceLayout(1, total.type.layout))[:, None]
     return total * factor
@@ -150,12 +150,13 @@ def whole(total, S: gl.constexpr, TREE: gl.constexpr):
 def first_softmax(
     s, row, n, sizes, scale, S: gl.constexpr, BLOCK: gl.constexpr, CAUSAL: gl.constexpr, TREE: gl.constexpr
 ):
-    """Maxima, exponentials and sums of a tile's first scores, ``s`` (ROWS, BLOCK), of its last block of keys.
+    """(maxima, exponentials, sums) of ``s`` (ROWS, BLOCK), the scores of a tile's last block of keys, visited first.
 
-    -inf beyond the keys and, if CAUSAL, beyond the diagonal. A row that sees no key has the maximum -inf and the sum 0.
+    Scores are masked beyond the keys and, if CAUSAL, beyond the diagonal. A row that sees no key has the maximum -inf
+    and the sum 0.
     """
     _, _, _, _, _, keys, shift = sizes
-    # Without a causal mask all tiles have one mask, which would be computed once, and spill.
+    # Without a causal mask all tiles have the same mask, which the compiler would hoist out of the loop, and spill.
     column = opaque((n - 1) * BLOCK)
     limit = gl.full([ROWS], 0, gl.int32, layout=gl.SliceLayout(1, S)) + (keys - column)
     if CAUSAL:
@@ -189,9 +190,9 @@ def steps(
 ):
     """All steps of a tile after its first: n - 1 blocks without a mask.
 
-    ``acc`` (ROWS, WIDTH) and ``x`` (ROWS, BLOCK), the exponentials of the block before, are f32; ``top`` and ``total``
-    are a row's running maximum, in base-2 logarithms, and sum. ``x`` is rounded where it multiplies: bf16 values that
-    live on over a loop would be unpacked and packed again.
+    ``acc`` (ROWS, WIDTH) and ``x`` (ROWS, BLOCK), the exponentials of the block before, are f32. ``top`` is the running
+    maximum of each row, as a base-2 logarithm, ``total`` its running sum. ``x`` is rounded only where it is multiplied:
+    bf16 values carried by a loop would be unpacked and packed again.
     """
     _, sk, sv, _, _, _, k_full, k_empty, v_full, v_empty = ring
     A: gl.constexpr = gl.DotOperandLayout(0, L, 2)
@@ -209,10 +210,10 @@ def steps(
         bar_arrive(FREE + 1 - WHICH, 256)
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(k_empty.index(slot), count=1)
-        # Scaled before the maximum, as the scale may be negative.
+        # Scaled before the maximum is taken, because the scale may be negative.
         s = s * scale
         new = gl.maximum(top, row_max(s, TREE))
-        # A row of -inf so far, of scores that overflowed.
+        # A row may be all -inf so far, if its scores overflowed: -inf - -inf would be NaN.
         base = gl.where(new == float("-inf"), 0.0, new)
         x = gl.exp2(s - base[:, None])
         factor = gl.exp2(top - base)
@@ -240,7 +241,7 @@ def write(
     WIDTH: gl.constexpr,
     TREE: gl.constexpr,
 ):
-    """A warpgroup's rows of ``out`` and ``lse``; 0 and -inf for a row that has seen no key."""
+    """Store a warpgroup's rows of ``out`` and ``lse``; 0 and -inf for a row that sees no key."""
     total = whole(total, S, TREE)
     none = total == 0.0
     logarithm = gl.where(none, float("-inf"), (top + gl.log2(total)) * LN_2)
@@ -271,7 +272,7 @@ def multiply(
     CAUSAL: gl.constexpr,
     TREE: gl.constexpr,
 ):
-    """A multiplying warpgroup: rows WHICH * ROWS to WHICH * ROWS + ROWS - 1 of each of this program's tiles."""
+    """A multiplying warpgroup: rows WHICH * ROWS to WHICH * ROWS + ROWS - 1 of each tile of this program."""
     sq, sk, sv, so, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
     tiles_m, heads, _, of_sequence, _, _, _ = sizes
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK, 16])
@@ -325,7 +326,7 @@ def multiply(
         new, x, sums = first_softmax(s, row, n, sizes, scale, S, BLOCK, CAUSAL, TREE)
         acc, x = warpgroup_mma_wait(0, deps=(acc, x))
         mbarrier.arrive(v_empty.index(last), count=1)
-        # Found again: there are no registers to keep it.
+        # Recomputed, because there are no registers to keep it.
         row, _, head = tile_of(opaque(gl.program_id(0) + turn * gl.num_programs(0)), sizes)
         row += WHICH * ROWS
         write(acc, top, total, out, lse, so.index(WHICH), head, of_sequence, row, S, L, WIDTH, TREE)
@@ -369,10 +370,10 @@ def attention_wgmma_kernel(
 ):
     """out = softmax(scale * q @ k.T) @ v and lse, in tiles of 128 queries and blocks of BLOCK keys.
 
-    ``q``, ``k``, ``v`` and ``out`` are tensor maps (batch, row, head, WIDTH at most) of f16 or bf16; ``lse`` (batch,
+    ``q``, ``k``, ``v`` and ``out`` are tensor maps (batch, row, head, up to WIDTH) of f16 or bf16; ``lse``: (batch,
     head, query) of f32, packed. ``tiles`` to ``shift``: see ``tile_of``. TREE: see ``row_max`` and ``row_sum``.
 
-    Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
+    Launched with 4 warps, the first warpgroup; ``warp_specialize`` adds 5.
     """
     sq = gl.allocate_shared_memory(q.dtype, [AHEAD * 2] + q.block_type.shape, q.layout)
     sk = gl.allocate_shared_memory(k.dtype, [STAGES] + k.block_type.shape, k.layout)
@@ -401,5 +402,5 @@ def attention_wgmma_kernel(
             (load_operands, (q, k, v, ring, sizes, WIDTH, BLOCK, STAGES, CAUSAL)),
         ],
         [4, 1],  # warps of the second and the third partition
-        [240, 24],  # registers of their threads
+        [240, 24],  # registers per thread there
     )

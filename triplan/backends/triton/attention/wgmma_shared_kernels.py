@@ -7,7 +7,7 @@ from triplan.backends.runtime.gluon import gl, gluon, reinterpret
 
 #: Rows of one warpgroup's product.
 ROWS = gl.constexpr(64)
-#: The first named barrier that Triton leaves free: it takes 0, 1, and one for each partition.
+#: The first named barrier that Triton leaves free: it uses 0, 1, and one for each partition.
 FREE = gl.constexpr(8)
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -20,7 +20,7 @@ def barrier_asm(kind, threads):
 
 @gluon.jit
 def bar_sync(which, THREADS: gl.constexpr):
-    """Arrive at a named barrier, and wait until THREADS have."""
+    """Arrive at named barrier ``which``, and wait until THREADS threads have arrived."""
     gl.inline_asm_elementwise(
         barrier_asm("sync", THREADS), "=r,r", [gl.to_tensor(which)], gl.int32, is_pure=False, pack=1
     )
@@ -28,7 +28,7 @@ def bar_sync(which, THREADS: gl.constexpr):
 
 @gluon.jit
 def bar_arrive(which, THREADS: gl.constexpr):
-    """Arrive at a named barrier, and go on."""
+    """Arrive at named barrier ``which`` without waiting."""
     gl.inline_asm_elementwise(
         barrier_asm("arrive", THREADS), "=r,r", [gl.to_tensor(which)], gl.int32, is_pure=False, pack=1
     )
@@ -36,13 +36,13 @@ def bar_arrive(which, THREADS: gl.constexpr):
 
 @gluon.jit
 def opaque(x):
-    """``x`` (an i32 scalar), of which the compiler knows nothing: what follows from it is not moved out of loops."""
+    """``x`` (an i32 scalar), hidden from the compiler: it cannot move what depends on ``x`` out of a loop."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [gl.to_tensor(x)], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def following(slot, phase, STAGES: gl.constexpr):
-    """The next slot of a ring, and the parity of its phase."""
+    """(next slot of a ring, parity of its phase)."""
     slot += 1
     wraps = slot == STAGES
     return gl.where(wraps, 0, slot), gl.where(wraps, phase ^ 1, phase)
@@ -50,6 +50,6 @@ def following(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def matrix(buffer, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
-    """A buffer of rank 4, (1, HEIGHT, 1, WIDTH) as TMA fills it, as a matrix."""
+    """A buffer (1, HEIGHT, 1, WIDTH), as TMA fills it, viewed as a matrix (HEIGHT, WIDTH)."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], buffer.dtype)
     return reinterpret(buffer, buffer.dtype, [HEIGHT, WIDTH], layout)

@@ -1,4 +1,4 @@
-"""Copies: tiles of rows and transposed tiles, in which the positions of elements may be mapped; and fills."""
+"""Copies, by tiles of rows or transposed tiles, with optional maps of positions (flip, roll, pad); and fills."""
 
 from triplan.backends.triton.copies import fill, rows, transposed
 

@@ -15,7 +15,7 @@ from triplan.backends.triton.copies.geometry import BOOL, ELEMENTS, F32, F64, I8
 from triplan.descriptors import ArangeDescriptor, FillDescriptor
 from triplan.sku import PrecisionGuarantee, Target
 
-#: An arange is a product and a sum, each rounded in f64; the oracle has as many.
+#: Roundings of an element of arange: a product and a sum in f64, and as many in the oracle.
 ROUNDINGS = 4
 
 

@@ -1,4 +1,4 @@
-"""Results that are computed from numbers alone."""
+"""Kernel of ``fill``: results that are computed from numbers alone."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -23,10 +23,10 @@ def numbers_kernel(
     FLAT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out[i] = start + i * step, or start without a step.
+    """out[i] = start + i * step; out[i] = start if ``step`` is None.
 
-    start, step: numbers of NUMBER_TYPE; out: numel elements of any type, bool as i8, packed if FLAT, else of ``sizes``
-    and ``strides``, innermost dimension first. CAST as ``moves_kernels.converted`` has it.
+    start, step: scalars of NUMBER_TYPE; out: ``numel`` elements of any type (bool as i8), packed if FLAT, else with
+    ``sizes`` and ``strides``, innermost dimension first. CAST: see ``moves_kernels.converted``.
     """
     first = tl.program_id(0).to(POINT_TYPE) * BLOCK
     point = first + tl.arange(0, BLOCK)
@@ -39,7 +39,7 @@ def numbers_kernel(
         value = value.to(tl.float32)
     value = value.to(out.dtype.element_ty)
     at = out + point if FLAT else out + unravel(point, sizes, strides)
-    # A mask of a length that is no multiple of 16 bytes would narrow all stores.
+    # Only the last block is masked: a mask whose length is not a multiple of 16 bytes would narrow all stores.
     if first + BLOCK <= numel:
         tl.store(at, value)
     else:

@@ -1,4 +1,4 @@
-"""Dimensions of a copy, as few as maps and layouts allow, and its operands as kernel arguments."""
+"""The dimensions of a copy, merged as far as maps and layouts allow, and its operands as kernel arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ELEMENTS = tuple(e for e in ElementKind if not e.value.startswith("fp8"))
 OPS = (*CopyDescriptor.ops(), *PadDescriptor.ops())
 #: Elements that Triton's language does not name in ``offsets.TL``.
 TYPES = {**TL, ElementKind.F16: tl.float16, ElementKind.BF16: tl.bfloat16, ElementKind.U8: tl.uint8, BOOL: tl.int1}
-#: What an op does to positions, as the kernels have it.
+#: The kernels' number for each map of positions.
 MAPS = {"flip": FLIP.value, "roll": ROLL.value, "pad": PAD.value}
 
 
@@ -33,10 +33,10 @@ class Dim(NamedTuple):
 
     Attributes:
         size: its extent.
-        map: what the op does to positions along it, one of MAPS; 0 for nothing.
-        amount: by how much.
-        extent: that of x.
-        x, out: their strides; 0 where x is broadcast.
+        map: how the op maps positions along it: a value of MAPS, or 0 for the identity.
+        amount: the map's parameter (shift of a roll, elements before x of a pad).
+        extent: extent of x along it.
+        x, out: strides of x and out along it; 0 where x is broadcast.
     """
 
     size: int
@@ -49,9 +49,9 @@ class Dim(NamedTuple):
 
 @fact
 def dims(desc: MoveDescriptor) -> tuple[Dim, ...]:
-    """The dimensions, innermost last: adjacent ones without a map are merged where both operands allow it.
+    """The dimensions, innermost last. Adjacent ones without a map are merged where both tensors' strides allow it.
 
-    The axis along which out has unit stride is innermost. Those of a matrix of which a triangle is kept stay apart.
+    The axis along which out has unit stride is innermost. tril and triu keep rows and columns separate.
     """
     x, out = desc.operand("x"), desc.operand("out")
     rank, triangle = len(x.shape), desc.op in ("tril", "triu")
@@ -94,12 +94,12 @@ def inner(desc: MoveDescriptor) -> Dim:
 
 
 def is_wide(desc: MoveDescriptor) -> bool:
-    """Whether points are numbered in 64 bits."""
+    """Whether points need 64-bit numbers."""
     return max(desc.operand("x").numel, desc.operand("out").numel) >= I32_LIMIT
 
 
 def dim_arg(desc: MoveDescriptor, d: Dim, size: Arg | None = None) -> tuple[Arg, ...]:
-    """A dimension as the kernels take it."""
+    """A dimension as the tuple that the kernels take."""
     wide = is_wide(desc)
     return (
         size or Int(d.size, wide, power_of_two_in(d.size)),
@@ -111,7 +111,7 @@ def dim_arg(desc: MoveDescriptor, d: Dim, size: Arg | None = None) -> tuple[Arg,
 
 
 def outer_args(desc: MoveDescriptor, outer: Sequence[Dim]) -> tuple[tuple[Arg, ...], tuple[int, ...]]:
-    """(``dims``, ``MAPS``) of the kernels: innermost first, padded to a length of RANKS."""
+    """The kernels' arguments (``dims``, ``MAPS``): innermost first, padded to one of the lengths RANKS."""
     found = [*reversed(outer)] or [BLANK]
     width = next(r for r in RANKS if r >= len(found))
     found += [BLANK] * (width - len(found))
@@ -119,7 +119,7 @@ def outer_args(desc: MoveDescriptor, outer: Sequence[Dim]) -> tuple[tuple[Arg, .
 
 
 def converts(desc: MoveDescriptor) -> str:
-    """CAST of the kernels."""
+    """The kernels' constant CAST."""
     if desc.result is desc.element:
         return "none"
     if desc.result is BOOL:
@@ -128,7 +128,8 @@ def converts(desc: MoveDescriptor) -> str:
 
 
 def base_args(desc: MoveDescriptor) -> dict[str, Arg]:
-    """``x``, ``value``, ``out`` and ``diagonal``. Moves without conversion are of integers: elements share binaries."""
+    """The arguments ``x``, ``value``, ``out`` and ``diagonal``. Without a conversion, elements are moved as integers of
+    their width, so that elements of one width share binaries."""
 
     def pointer(name: str) -> Ptr:
         o = desc.operand(name)
@@ -154,7 +155,7 @@ def constants(desc: MoveDescriptor) -> dict[str, Any]:
 
 
 def bytes_us(desc: MoveDescriptor, slowdown: float) -> float:
-    """Microseconds of a kernel that writes the result and reads as much of x, ``slowdown`` times as long as a copy."""
+    """Estimated microseconds of a copy, ``slowdown`` times as slow as that of packed operands."""
     out = desc.operand("out")
     moved = out.nbytes + min(desc.operand("x").numel, out.numel) * desc.element.itemsize
     return LAUNCH_US + slowdown * moved / BYTES_PER_US
@@ -162,7 +163,7 @@ def bytes_us(desc: MoveDescriptor, slowdown: float) -> float:
 
 @fact
 def guarantee(desc: MoveDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Bits are moved, or each element is rounded by itself, at most twice: to f32, then to the result."""
+    """Exact where bits are moved. A conversion rounds each element separately, at most twice: to f32, then to out."""
     element, out = desc.element, desc.result
     if out is element or not out.is_floating_point:
         return {"out": PrecisionGuarantee.exact(out)}
@@ -172,7 +173,7 @@ def guarantee(desc: MoveDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 
 def numerics(desc: MoveDescriptor) -> str:
-    """Equal for all kernels: each moves the same bits, and converts in the same way."""
+    """The numerics id, the same for all kernels: all move the same bits and convert in the same way."""
     return f"copies.{desc.op}.{desc.element}.{desc.result}.v1"
 
 
@@ -183,7 +184,7 @@ def layout(desc: MoveDescriptor) -> str:
 def copies(
     name: str, supports: Callable[[Any, Target], Support], rank: Callable[[Any, Target], float]
 ) -> Callable[[Any], Any]:
-    """Register the decorated function, which builds the launches, as the entry ``name`` of every copy."""
+    """Register the decorated function, which builds the launches, as the entry ``name`` of every copy op."""
 
     def register(build: Any) -> Any:
         for op in OPS:

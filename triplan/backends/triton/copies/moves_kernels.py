@@ -8,13 +8,13 @@ import triton.language as tl
 
 from triplan.backends.triton.common.offsets_kernels import quotient
 
-#: What happens to positions along a dimension; 0: nothing. Triton takes tuples of numbers, not of text.
+#: Maps of positions along a dimension; 0 is the identity. Numbers, because Triton takes no tuples of strings.
 FLIP, ROLL, PAD = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
 @triton.jit
 def source(i, dim, MAP: tl.constexpr):
-    """The position in x, along one dimension, of the result's position ``i``. ``dim``: (size, amount, extent, ...)."""
+    """The position in x, along one dimension, that out's position ``i`` reads. ``dim``: (size, amount, extent, ...)."""
     at = i
     if MAP == FLIP:
         at = dim[2] - 1 - i
@@ -28,7 +28,7 @@ def source(i, dim, MAP: tl.constexpr):
 
 @triton.jit
 def is_inside(at, dim, MAP: tl.constexpr):
-    """Whether x has position ``at``."""
+    """Whether position ``at`` lies within x."""
     found = at == at
     if MAP == PAD:
         found = (at >= 0) & (at < dim[2])
@@ -37,10 +37,10 @@ def is_inside(at, dim, MAP: tl.constexpr):
 
 @triton.jit
 def place(point, dims, MAPS: tl.constexpr):
-    """(offset in x, offset in out, whether x has it) of ``point``, numbered row-major over ``dims``.
+    """(offset in x, offset in out, whether the position lies within x) of ``point``, numbered row-major over ``dims``.
 
-    ``dims``: (size, amount, extent of x, stride of x, stride of out) of each dimension, innermost first; sizes as
-    ``quotient`` has them. Offsets have the type of the strides, i64.
+    ``dims``: (size, amount, extent of x, stride of x, stride of out) of each dimension, innermost first; for sizes see
+    ``quotient``. Offsets have the type of the strides, i64.
     """
     x_at = (point * 0).to(dims[0][3].dtype)
     out_at = x_at
@@ -59,7 +59,7 @@ def place(point, dims, MAPS: tl.constexpr):
 
 @triton.jit
 def outside(x, value, VALUE_TYPE: tl.constexpr):
-    """What stands where x has no element, in the type that x is read as: 0, or ``value`` as VALUE_TYPE."""
+    """What is written where x has no element, in the type in which x is read: 0, or ``value`` as VALUE_TYPE."""
     element: tl.constexpr = x.dtype.element_ty
     if value is None:
         found = tl.full((), 0, element)
@@ -76,7 +76,7 @@ def outside(x, value, VALUE_TYPE: tl.constexpr):
 
 @triton.jit
 def converted(value, out, CAST: tl.constexpr):
-    """``value`` as an element of ``out``. CAST: "none", "bool" (held as i8), "f32" (by way of it), or "direct"."""
+    """``value`` converted to out's element. CAST: "none", "bool" (held as i8), "f32" (by way of f32) or "direct"."""
     if CAST == "bool":
         value = (value != 0).to(tl.int8)
     elif CAST == "f32":

@@ -1,4 +1,4 @@
-"""Kernel ``rows``: tiles of rows, as wide as both operands are contiguous; a packed copy is one row."""
+"""Kernel ``rows``: tiles of rows along which both operands are contiguous; a packed copy is a single row."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from triplan.backends.triton.copies import geometry, rows_kernels as kernels
 from triplan.descriptors.copies import MoveDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: Threads of a program, and bytes of its narrower operand that each holds: as elementwise's rows, on an H200.
+#: Threads of a program, and bytes of the narrower operand per thread: as elementwise's ``rows``, measured on an H200.
 THREADS, BYTES = 128, 32
-#: Time relative to a packed copy: of rows that are no whole 16-byte vectors, as elementwise's; of elements one by one,
-#: where a stride or a map parts them, as elementwise's ``strided``.
+#: Time relative to a packed copy: for rows that are not whole 16-byte vectors, and for elements that a stride or a map
+#: separates. Those of elementwise's ``rows`` and ``strided``.
 ODD_SLOWDOWN, SINGLE_SLOWDOWN = 1.25, 2.3
-#: Time of a lane that a mask leaves idle, relative to one that moves elements. Untuned.
+#: Time of a masked-off lane, relative to one that moves elements. Untuned.
 IDLE = 0.3
 
 

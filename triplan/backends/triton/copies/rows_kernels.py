@@ -1,4 +1,4 @@
-"""Copies in tiles of rows and columns; each row's place is computed from its number."""
+"""Kernel of ``rows``: copies in tiles of rows and columns; each row's address is computed from its number."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -30,11 +30,12 @@ def rows_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """out[r, c] = x[m(r), m(c)], or ``value`` (0 without one) where x has no such element; r over the points of dims.
+    """out[r, c] = x[m(r), m(c)], or ``value`` (0 if None) where x has no such element, for r over the points of dims.
 
-    dims: (size, amount, extent of x, stride of x, stride of out) of each dimension of the rows, innermost first; along:
-    the same of the columns, whose strides are 1 where X_UNIT and OUT_UNIT say so. MAPS and MAP name m. With TRIANGLE 1
-    (-1) elements with c - i > diagonal (<) are 0, i the position along dims[0].
+    x, out: any elements. dims: (size, amount, extent of x, stride of x, stride of out) of each dimension of the rows,
+    innermost first; along: the same for the columns, where X_UNIT and OUT_UNIT say that a stride is 1. MAPS and MAP
+    select m. With TRIANGLE 1, elements with c - i > diagonal are 0 (with -1: < diagonal), i being the position along
+    dims[0].
     """
     columns = along[0]
     blocks = tl.cdiv(columns, BLOCK_COLUMNS)
@@ -47,7 +48,7 @@ def rows_kernel(
     x_at = x_row[:, None] + (at[None, :] if X_UNIT else (at * along[3])[None, :])
     out_at = out_row[:, None] + (column[None, :] if OUT_UNIT else (column * along[4])[None, :])
     if value is None and TRIANGLE == 0:
-        # Only the last tiles are masked: a mask of a length that is no multiple of 16 bytes narrows loads and stores.
+        # Only the last tiles are masked: a mask whose length is not a multiple of 16 bytes narrows loads and stores.
         if (first_row + BLOCK_ROWS <= rows) & (first_column + BLOCK_COLUMNS <= columns):
             tl.store(out + out_at, converted(tl.load(x + x_at), out, CAST))
         else:
@@ -61,7 +62,7 @@ def rows_kernel(
         live = (row < rows)[:, None] & (column < columns)[None, :]
         position = row - quotient(row, dims[0][0]) * dims[0][0][0]
         nearest = first_column if TRIANGLE == 1 else first_column + BLOCK_COLUMNS - 1
-        # Whole parts of rows are left unread: a mask that differs between columns would narrow the loads.
+        # The mask is per row, not per element: one that differs between columns would narrow the loads.
         needed = (nearest - position) * TRIANGLE <= diagonal * TRIANGLE
         loaded = tl.load(x + x_at, mask=live & needed[:, None], other=0)
         keep = (column[None, :] - position[:, None]) * TRIANGLE <= diagonal * TRIANGLE

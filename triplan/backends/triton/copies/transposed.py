@@ -1,4 +1,4 @@
-"""Kernel ``transposed``: x is contiguous along another axis than the result."""
+"""Kernel ``transposed``: copies whose input and result are contiguous along different axes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from triplan.backends.triton.copies import geometry, transposed_kernels as kerne
 from triplan.descriptors.copies import MoveDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: (rows and columns of a tile, threads), for elements of up to 2 bytes and for others: as elementwise's, on an H200.
+#: (rows and columns of a tile, threads) for elements of up to 2 bytes, and for others: as elementwise's, from an H200.
 WIDE_TILE, TILE = (128, 256), (64, 128)
-#: Rows or columns of a tile, if there are so few, and how long its other side may be; such a tile is half as large,
-#: because 16 x 1024 spills. Untuned.
+#: Sides of a tile if there are so few rows or columns, and the length of its other side at most. Such a tile has half
+#: as many elements, because 16 x 1024 spills. Untuned.
 NARROW, LONG = (4, 16), 1024
-#: Time relative to a packed copy, as elementwise's.
+#: Time relative to a packed copy; that of elementwise's ``transposed``.
 SLOWDOWN = 1.04
-#: Time of a lane that a mask leaves idle, relative to one that moves elements. Untuned.
+#: Time of a masked-off lane, relative to one that moves elements. Untuned.
 IDLE = 0.3
 
 
 def _turned(desc: MoveDescriptor) -> int | None:
-    """The last dimension along which x is contiguous, if the result is so along the innermost and x is not."""
+    """The dimension along which x is contiguous, if along the innermost one out is and x is not (nor broadcast)."""
     found = geometry.dims(desc)
     if not found or found[-1].out != 1 or found[-1].x in (0, 1):
         return None
@@ -94,7 +94,7 @@ def transposed(desc: MoveDescriptor, target: Target) -> list[Launch]:
             args,
             constants,
             num_warps=threads // 32,
-            # With masks of their own, ptxas would spill a few registers to fit another program (Triton 3.9, sm80).
+            # Maps add masks; unless told otherwise, ptxas spills a few registers to raise occupancy (Triton 3.9, sm80).
             max_registers=None if desc.op == "copy" else MAX_THREAD_REGISTERS,
         )
     ]

@@ -1,4 +1,4 @@
-"""Copies of operands that are contiguous along different axes: tiles that are transposed."""
+"""Kernel of ``transposed``: copies of operands that are contiguous along different axes, by transposed tiles."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -28,7 +28,7 @@ def transposed_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """out[m, r, c] = x[m, r, c], with maps, ``value`` and triangles as in ``rows_kernel``; m over the points of dims.
+    """out[m, r, c] = x[m, r, c], with maps, ``value`` and TRIANGLE as in ``rows_kernel``; m over the points of dims.
 
     across, along: (size, amount, extent of x, stride of x, stride of out) of r and of c. x has unit stride along r, out
     along c. A tile is loaded as [c, r], so that consecutive threads read consecutive elements, and transposed through
@@ -53,5 +53,5 @@ def transposed_kernel(
         loaded = tl.load(turned, mask=read, other=outside(x, value, VALUE_TYPE))
     live = (row < rows)[:, None] & (column < columns)[None, :]
     out_at = out_at + (row * across[4])[:, None] + column[None, :]
-    # Converted before, where a shorter element makes the exchange through shared memory shorter.
+    # Converted before it is transposed: a narrower element means less traffic through shared memory.
     tl.store(out + out_at, tl.trans(converted(loaded, out, CAST)), mask=live)

@@ -1,4 +1,4 @@
-"""Elementwise ops: a table of jit functions, trees of them as one function, and the few kernels that evaluate it."""
+"""Elementwise ops: a table of jit functions, trees of them fused into one function, and the kernels that call it."""
 
 from triplan.backends.triton.elementwise import flat, rows, strided, transposed
 

@@ -1,8 +1,8 @@
 """The guarantees of elementwise ops, from the errors of the maths table's functions.
 
-A result that is one function of operands has a tolerance relative to itself. One that is a tree has none that holds
-for every input: additions cancel, and exponentials amplify. Its tolerance is relative to the running error of the tree
-at the actual values, in units of roundoff, which stands for sum|terms| (``reference/elementwise/errors.py``).
+A result that is one function of operands has a relative tolerance. For a tree none holds for every input: additions
+cancel, and exponentials amplify. Its tolerance is relative to the running error of the tree at the actual values, in
+units of roundoff, which takes the place of sum|terms| (``reference/elementwise/errors.py``).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee
 from triplan.sku.facts import fact
 
-#: Functions without an error of their own.
+#: Functions that are computed exactly.
 EXACT = {
     *("neg", "abs", "sign", "maximum", "minimum", "fmax", "fmin", "copysign", "fmod", "where", "clamp"),
     *("floor", "ceil", "round", "trunc", "isnan", "isinf", "isfinite", "eq", "ne", "lt", "le", "gt", "ge"),
     *("logical_not", "logical_and", "logical_or", "logical_xor"),
     *("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
 }
-#: Of those, the functions that pass the relative errors of their arguments on.
+#: Those of them that pass the relative errors of their arguments on unchanged.
 PASSES = frozenset({"neg", "abs", "where"})
 #: Largest errors in ulp (1 ulp is at most two units of roundoff), for f32 and f64 (CUDA C++ Programming Guide,
 #: "Mathematical Functions Appendix"; sums of several functions are worked out there). By default half an ulp.
@@ -38,21 +38,21 @@ _ULP = {
     (3, 3): "asinh",
     (4, 3): "acosh sigmoid",
     (4, 5): "erfc",
-    # x / sqrt(2) is off by one ulp, which erfc amplifies by up to 2 * (x / sqrt(2))**2: 176 in f32, 1,480 in f64.
+    # x / sqrt(2) has an error of one ulp, which erfc amplifies by up to 2 * (x / sqrt(2))**2: 176 in f32, 1,480 in f64.
     (360, 3000): "normal_cdf",
     (6, 4): "log1pexp",
 }
 ULP: Mapping[str, tuple[float, float]] = {name: ulp for ulp, names in _ULP.items() for name in names.split()}
-#: Errors of the ``short_`` functions, in ulp of f32.
+#: Errors of the ``short_`` functions (``maths_kernels``), in ulp of f32.
 SHORT: Mapping[str, float] = {"exp": 260, "sigmoid": 264, "normal_cdf": 500}
-#: Functions whose results jump where their quotient is rounded to an integer.
+#: Functions whose result jumps where a quotient is rounded to an integer.
 JUMPS = frozenset({"truncate_divide"})
-#: Functions that count a subnormal f32 as 0 where this is not a small matter.
+#: Functions that flush subnormal f32 arguments to 0 where this changes the result by much.
 FLUSHES = frozenset({"pow", "atan2"})
 
 
 def function_error(name: str, element: ElementKind) -> float:
-    """The relative error of a function whose result is ``element``, in its compute element."""
+    """The relative error of function ``name`` in the compute element of ``element``, as which the result is stored."""
     if name in EXACT or not element.is_floating_point:
         return 0.0
     compute = element.compute
@@ -62,7 +62,7 @@ def function_error(name: str, element: ElementKind) -> float:
 
 
 def lost(compute: ElementKind) -> float:
-    """What flushing an argument or a result takes from a result: near 0 no slope is above 2."""
+    """The absolute error of a result if it or an argument is flushed: near 0 no function has a slope above 2."""
     return 2 * bounds.flushed(compute)
 
 
@@ -98,7 +98,7 @@ def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
         elif relative is None:
             tolerance = bounds.running(element, compute)
         else:
-            relative *= 2 if compute is ElementKind.F64 else 1  # the float64 oracle has errors, too
+            relative *= 2 if compute is ElementKind.F64 else 1  # the float64 oracle has as large an error
             tolerance = bounds.tolerance(element, compute, relative=relative, lost=(lost(compute),))
         found[name] = (
             bounds.guarantee(compute, tolerance, batch=True, order=True)

@@ -1,4 +1,4 @@
-"""How the elementwise kernels join the kernel table: each is an entry of every op."""
+"""Registration of the elementwise kernels: each is an entry of every op."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from triplan.sku import ElementKind, Support, Target
 DESCRIPTORS = (UnaryDescriptor, UnaryBackwardDescriptor, BinaryDescriptor, TernaryDescriptor, ExpressionDescriptor)
 ELEMENTS = tuple(e for e in ElementKind if not e.value.startswith("fp8"))
 FLOATS = tuple(e for e in ELEMENTS if e.is_floating_point)
-#: Every op, and the elements that it may take; the descriptor refuses those that a function does not.
+#: The elements that kernels take, by op; the descriptor refuses those that a function does not take.
 OPS = {op: FLOATS if cls is UnaryBackwardDescriptor else ELEMENTS for cls in DESCRIPTORS for op in cls.ops()}
 
 
 def numerics(desc: ElementwiseDescriptor) -> str:
-    """Equal for all kernels: nothing is contracted, so that each evaluates the same function to the same bits."""
+    """The numerics id, the same for all kernels: without contraction all evaluate the function to the same bits."""
     return f"elementwise.{hashlib.sha256(text(desc).encode()).hexdigest()[:16]}.v1"
 
 

@@ -8,7 +8,7 @@ from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: Threads of a program. Of 128, 256 and 512, on an H200 with gelu, silu and add of 16384 x 16384 bf16.
+#: Threads of a program: the best of 128, 256 and 512 on an H200, with gelu, silu and add of 16384 x 16384 bf16.
 THREADS = 128
 
 
@@ -19,7 +19,7 @@ def _block(desc: ElementwiseDescriptor) -> int:
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
     found = geometry.dims(desc)
     if len(found) > 1 or any(s not in (0, 1) for d in found for s in d.strides):
-        return Support.no("the operands are no packed tensors of one shape, or of one element")
+        return Support.no("the operands are not packed tensors of one shape, or of one element")
     blocks = -(-desc.operands()[-1].numel // _block(desc))
     return SUPPORTED if blocks < 2**31 else Support.no(f"needs {blocks} programs; a grid holds fewer than 2**31")
 

@@ -1,4 +1,4 @@
-"""Elementwise functions of packed operands: one block of consecutive elements per program."""
+"""Kernel of ``flat``: functions of packed operands; one block of consecutive elements per program."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -31,10 +31,10 @@ def flat_kernel(
     POINT_TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """outputs[i] = FUNCTION(inputs[i * STRIDES], scalars), i < numel.
+    """outputs[i] = FUNCTION(inputs[i * STRIDES], scalars) for i < numel.
 
-    inputs, outputs: packed elements of any types; one element where STRIDES is 0. Only the last block is masked: a
-    mask of a length that is no multiple of 16 bytes would narrow the loads of all.
+    inputs, outputs: packed elements of any types; a single element where STRIDES is 0. Only the last block is masked: a
+    mask whose length is not a multiple of 16 bytes would narrow all loads.
     """
     start = tl.program_id(0).to(POINT_TYPE) * BLOCK
     point = start + tl.arange(0, BLOCK)

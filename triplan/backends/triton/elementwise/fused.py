@@ -1,7 +1,7 @@
-"""A tree of the maths table as one jit function, whose source is written out: equal trees have equal text.
+"""A tree of the maths table as one jit function, whose source text is generated; equal trees have equal text.
 
-Relies on ``inspect.getsource``, by which Triton 3.6 to 3.9 read a jit function and the interpreter rewrites it, taking
-the lines from ``linecache``.
+Triton 3.6 to 3.9 and its interpreter read the source of a jit function by ``inspect.getsource``, which looks it up in
+``linecache``: the generated text is put there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triplan.sku import ElementKind
 from triplan.sku.facts import fact
 
 BOOL, I8 = ElementKind.BOOL, ElementKind.I8
-#: Triton's types, as the text has them.
+#: Triton's types, as source text.
 TYPES = {
     ElementKind.F16: "tl.float16",
     ElementKind.BF16: "tl.bfloat16",
@@ -38,20 +38,20 @@ TYPES = {
 
 
 def cast(value: str, held: ElementKind, wanted: ElementKind) -> str:
-    """Text of ``value``, held as one compute element, as another."""
+    """Source text that converts ``value`` from the compute element ``held`` to ``wanted``."""
     if held is wanted:
         return value
     if wanted is BOOL:
         return f"({value} != 0)"
-    # By way of f32, as torch converts integers; Triton's interpreter cannot do it at once.
+    # Integers are converted by way of f32, as in torch; Triton's interpreter cannot convert them directly.
     by = ".to(tl.float32)" if wanted.compute is not wanted and not held.is_floating_point else ""
     return f"{value}{by}.to({TYPES[wanted]})"
 
 
 def text(desc: ElementwiseDescriptor) -> str:
-    """The function of (tensors' values, scalars) that returns the tuple of results.
+    """Source text of a function of (values of the tensors, scalars) that returns the tuple of results.
 
-    Values come as they lie in memory, bool as i8; results go back so.
+    Values and results have their elements in memory; bool is i8.
     """
     tree, read = desc.tree, desc.inputs_read()
     tensors = [i.name for i in read if i.shape is not None]
@@ -80,7 +80,7 @@ def text(desc: ElementwiseDescriptor) -> str:
             for a, kind in zip(args, wanted, strict=True):
                 assert kind is not None
                 if tree.nodes[a][0] == "number":
-                    given.append(_constant(str(tree.nodes[a][1]), kind))  # in the precision that is computed in
+                    given.append(_constant(str(tree.nodes[a][1]), kind))  # rounded to the compute element
                 else:
                     given.append(cast(f"v{a}", tree.types[a].element.compute, kind))
             short = typed.element.itemsize == 2 and held is ElementKind.F32 and hasattr(maths, f"short_{name}")
@@ -114,7 +114,7 @@ def _constant(written: str, element: ElementKind) -> str:
     if element is BOOL:
         return f"tl.full((), {int(value != 0)}, tl.int1)"
     bits = 8 * element.itemsize
-    value = int(value) % 2**bits  # as torch wraps a number
+    value = int(value) % 2**bits  # out-of-range numbers wrap, as in torch
     if element is not ElementKind.U8 and value >= 2 ** (bits - 1):
         value -= 2**bits
     return f"tl.full((), {value}, {TYPES[element]})"
@@ -123,7 +123,7 @@ def _constant(written: str, element: ElementKind) -> str:
 @fact
 def _function(source: str, name: str) -> Any:
     filename = f"<triplan {name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
-    # linecache drops entries whose file is gone, unless they have no modification time.
+    # Without a modification time linecache keeps the entry, although there is no such file.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     names = {n: v for n, v in vars(maths).items() if n.removeprefix("short_") in FUNCTIONS}
     scope: dict[str, Any] = {**names, "tl": tl, "libdevice": libdevice, "__name__": __name__}

@@ -1,4 +1,4 @@
-"""Dimensions of an elementwise problem, as few as the layouts allow, and its operands as kernel arguments."""
+"""The dimensions of an elementwise problem, merged as far as layouts allow, and its operands as kernel arguments."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from triplan.sku.facts import fact
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dimension of the result, and each operand's stride along it: 0 where it is broadcast."""
+    """A dimension of the result, and the stride of each operand along it, 0 where it is broadcast."""
 
     size: int
     strides: tuple[int | Along, ...]
 
 
 def tensors(desc: ElementwiseDescriptor) -> tuple[Operand, ...]:
-    """The tensors: those that are read, then the results."""
+    """The operands that are tensors: inputs, then results."""
     return tuple(o for o in desc.operands() if o.is_tensor)
 
 
 @fact
 def dims(desc: ElementwiseDescriptor) -> tuple[Dim, ...]:
-    """The dimensions, innermost last: without those of extent 1, adjacent ones merged where every operand allows it.
+    """The dimensions, innermost last, without those of extent 1. Adjacent ones are merged where all strides allow it.
 
     The axis along which the first result has unit stride is innermost.
     """
@@ -57,12 +57,12 @@ def dims(desc: ElementwiseDescriptor) -> tuple[Dim, ...]:
 
 
 def blank(desc: ElementwiseDescriptor) -> Dim:
-    """A dimension of one element."""
+    """A dimension of extent 1."""
     return Dim(1, (0,) * len(tensors(desc)))
 
 
 def stride_args(desc: ElementwiseDescriptor, along: Sequence[Dim]) -> tuple[tuple[Arg, ...], ...]:
-    """For each tensor its strides along ``along``, innermost first."""
+    """The strides of each tensor along the dimensions ``along``, innermost first."""
     return tuple(
         padded([stride_arg(o, dim.strides[i]) for dim in along], Int(0, True, 16)) for i, o in enumerate(tensors(desc))
     )
@@ -85,7 +85,7 @@ def base_args(desc: ElementwiseDescriptor) -> dict[str, Arg]:
 
 
 def is_wide(desc: ElementwiseDescriptor) -> bool:
-    """Whether points are numbered in 64 bits."""
+    """Whether points need 64-bit numbers."""
     return desc.operands()[-1].numel >= I32_LIMIT
 
 
@@ -93,14 +93,14 @@ def constants(desc: ElementwiseDescriptor) -> dict[str, Any]:
     return {"FUNCTION": fused(desc), "POINT_TYPE": tl.int64 if is_wide(desc) else tl.int32}
 
 
-#: 16-byte loads of the narrowest operand per thread: 1 and 2 are equal for flat operands, 2 is best for rows (H200).
+#: 16-byte loads of the narrowest operand per thread. On an H200 1 and 2 are equal for ``flat``; 2 is best for ``rows``.
 LOADS = 2
-#: Elements that a thread may hold of all operands together. Untuned.
+#: Elements per thread at most, of all operands together. Untuned.
 HELD = 64
 
 
 def lanes(desc: ElementwiseDescriptor) -> int:
-    """Elements of each operand per thread: some 16-byte vectors of the narrowest of those as large as the result."""
+    """Elements of each operand per thread: LOADS 16-byte vectors of the narrowest operand that is not broadcast."""
     full = [o.element.itemsize for o in tensors(desc) if o.numel == desc.operands()[-1].numel]
     found, count = LOADS * 16 // min(full), len(tensors(desc))
     while found * count > HELD and found > 1:
@@ -109,5 +109,5 @@ def lanes(desc: ElementwiseDescriptor) -> int:
 
 
 def bytes_us(desc: ElementwiseDescriptor, slowdown: float = 1.0) -> float:
-    """Microseconds of a kernel that moves each operand once, ``slowdown`` times as slowly as ``flat``."""
+    """Estimated microseconds of a kernel that moves each operand once, ``slowdown`` times as slowly as ``flat``."""
     return LAUNCH_US + slowdown * sum(o.nbytes for o in tensors(desc)) / BYTES_PER_US

@@ -1,8 +1,8 @@
-"""The maths table's functions as Triton computes them: each of values of one type, f32 and f64 or integers.
+"""The functions of the maths table in Triton. The arguments of a function have one type: f32, f64 or an integer.
 
-Python's operators (``OPERATORS``) and functions of libdevice and of Triton's language (``NATIVE``) need no line here.
+Python's operators (``OPERATORS``) and functions of libdevice or Triton's language (``NATIVE``) need no function here.
 
-``short_NAME``, if there is one, computes results that are stored in 16 bits: in f32, with fewer instructions. bool is
+``short_NAME``, if it exists, computes f32 results that will be stored in 16 bits, with fewer instructions. bool is
 computed as i8. ``accuracy.py`` has the errors.
 """
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-#: Functions that are operators.
+#: Functions that are Python operators.
 OPERATORS = dict(
     zip(
         "add sub mul eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor".split(),
@@ -21,7 +21,7 @@ OPERATORS = dict(
         strict=True,
     )
 )
-#: Functions that need no line of their own, by the module that has them.
+#: Functions that libdevice or Triton's language have, by module.
 NATIVE = {
     "libdevice": "exp exp2 expm1 log1p hypot sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh atan2 erf "
     "erfc copysign",
@@ -33,7 +33,7 @@ NATIVE = {
 
 @triton.jit
 def _is_subnormal(x):
-    """Triton compiles libdevice to flush subnormal f32, which changes what is singular or rounded near 0."""
+    """Whether x is a subnormal f32. Triton compiles libdevice to flush these, which is wrong at a pole or jump at 0."""
     return (tl.abs(x) < 1.1754943508222875e-38) & (x.dtype == tl.float32)
 
 
@@ -49,7 +49,7 @@ def _normal(x):
 
 @triton.jit
 def div(x, y):
-    # ``/`` of f32 is div.full.f32, which is wrong by 2 ulp, and gives 0 for divisors beyond 2**126.
+    # ``/`` of f32 is div.full.f32, which has an error of 2 ulp and gives 0 for divisors beyond 2**126.
     return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
 
 
@@ -63,7 +63,7 @@ def reciprocal(x): return div(tl.full((), 1, x.dtype), x)
 
 @triton.jit
 def truncate_divide(x, y):
-    """Integers divided by 0 give 0."""
+    """x / y rounded towards 0. Integers divided by 0 give 0."""
     if x.dtype.is_int():
         found = tl.where(y == 0, 0, x // tl.where(y == 0, 1, y))
     else:
@@ -73,7 +73,7 @@ def truncate_divide(x, y):
 
 @triton.jit
 def floor_divide(x, y):
-    """Rounded down. Of floats as Python and torch do it, from the remainder: x / y rounds up near an integer."""
+    """x / y rounded down; for floats from the remainder, as in torch, because x / y may round up to an integer."""
     if x.dtype.is_int():
         quotient = truncate_divide(x, y)
         found = quotient - ((y != 0) & (quotient * y != x) & ((x < 0) != (y < 0))).to(x.dtype)
@@ -90,7 +90,7 @@ def floor_divide(x, y):
 
 @triton.jit
 def fmod(x, y):
-    """Of f32 in f64, where its subnormal numbers are normal; the result is exact."""
+    """x - y * trunc(x / y). f32 is computed in f64, where subnormal f32 are normal; the result is exact."""
     if x.dtype.is_int():
         found = x - truncate_divide(x, y) * y
     else:
@@ -100,7 +100,7 @@ def fmod(x, y):
 
 @triton.jit
 def remainder(x, y):
-    """With the sign of y."""
+    """x - y * floor(x / y), which has the sign of y."""
     rest = fmod(x, y)
     return tl.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
 
@@ -132,7 +132,7 @@ def log10(x): return libdevice.log10(_normal(x)) - tl.where(_is_subnormal(x), 7.
 @triton.jit
 def pow(x, y):
     if x.dtype.is_int():
-        # Modulo 2**bits by squaring. A negative exponent leaves only what 1 / x**-y rounds to towards 0.
+        # Modulo 2**bits, by squaring. For a negative exponent the result is 1 / x**-y rounded towards 0.
         odd = (y & 1) != 0
         small = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)).to(x.dtype)
         found, base, rest = (x * 0 + 1).to(x.dtype), x, y
@@ -152,15 +152,15 @@ def xlogy(x, y): return tl.where((x == 0) & (y == y), 0.0, x * log(y))
 # --- special functions ---
 @triton.jit
 def normal_cdf(x):
-    """The share of a normal distribution below x; erfc keeps the digits of its tail."""
+    """The cumulative distribution function of the standard normal; erfc keeps the tail's relative accuracy."""
     return 0.5 * libdevice.erfc(x * -0.7071067811865476)
 
 
 @triton.jit
 def short_normal_cdf(x):
-    """exp(-x**2 / 2) * P(t) for x < 0, t = 1 / (1 + 0.38 |x|), and 1 minus that of -x for others.
+    """exp(-x**2 / 2) * P(t) with t = 1 / (1 + 0.38 |x|) for x < 0, and 1 - short_normal_cdf(-x) for x >= 0.
 
-    P, of degree 5, is fitted to exp(x**2 / 2) * normal_cdf(x) in [-14.5, 0]: its relative error is at most 3.6e-5.
+    P, of degree 5, is fitted to exp(x**2 / 2) * normal_cdf(x) on [-14.5, 0]: its relative error is at most 3.6e-5.
     """
     size = tl.abs(x)
     t = libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1 + 0.38 * size)
@@ -177,7 +177,7 @@ def sigmoid(x): return reciprocal(1 + libdevice.exp(-x))
 
 @triton.jit
 def short_sigmoid(x):
-    # Of divisors beyond 2**126 the division gives 0: the result is subnormal there.
+    # fast_dividef gives 0 for divisors beyond 2**126, where the exact result is subnormal.
     return libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1 + tl.exp(-x))
 
 
@@ -211,14 +211,14 @@ def bitwise_not(x): return x ^ (x * 0 - 1)
 
 @triton.jit
 def bitwise_left_shift(x, y):
-    """0 for counts outside the width, which the hardware's shifts leave open."""
+    """x << y; 0 for counts outside the width, where the hardware's result is undefined."""
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
     return tl.where(inside, x << tl.where(inside, y, 0), 0)
 
 
 @triton.jit
 def bitwise_right_shift(x, y):
-    """Every bit is the sign's for counts outside the width."""
+    """x >> y, with sign extension; for counts outside the width, every bit is the sign bit."""
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
     return x >> tl.where(inside, y, x.dtype.primitive_bitwidth - 1).to(x.dtype)
 

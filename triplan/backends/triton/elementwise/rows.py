@@ -1,4 +1,4 @@
-"""Kernel ``rows``: rows that are contiguous or broadcast: row and column vectors, padded rows, (b, 1, s, 1)."""
+"""Kernel ``rows``: operands with contiguous or broadcast rows, such as row and column vectors, padded rows, masks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: Threads of a program, where rows are whole 16-byte vectors and where they are not. On an H200, with a row vector
-#: added to 16384 x 16384 and 16384 x 10007 bf16, of 128 and 256 threads with 1, 2 or 4 loads.
+#: Threads of a program where rows are whole 16-byte vectors, and where they are not: the best on an H200 of 128 and 256
+#: threads with 1, 2 or 4 loads, for a row vector added to 16384 x 16384 and to 16384 x 10007 bf16.
 THREADS, ODD_THREADS = 128, 256
 #: Time relative to ``flat``, in these cases.
 SLOWDOWN, ODD_SLOWDOWN = 1.01, 1.25
-#: Time of a lane that a mask leaves idle, relative to one that moves elements. Untuned.
+#: Time of a masked-off lane, relative to one that moves elements. Untuned.
 IDLE = 0.3
 
 
@@ -24,7 +24,7 @@ def _dims(desc: ElementwiseDescriptor) -> tuple[geometry.Dim, ...]:
 
 
 def _are_vectors(desc: ElementwiseDescriptor) -> bool:
-    """Whether every row of every operand starts at a multiple of 16 bytes, for all that is promised."""
+    """Whether the promised layouts imply that every row of every operand starts at a multiple of 16 bytes."""
     found = _dims(desc)
     for i, o in enumerate(geometry.tensors(desc)):
         if found[-1].strides[i] == 0:
@@ -41,7 +41,7 @@ def _threads(desc: ElementwiseDescriptor) -> int:
 
 
 def tile(desc: ElementwiseDescriptor) -> tuple[int, int]:
-    """(rows, columns) of a program's tile: the widest of those that leave the fewest lanes idle."""
+    """(rows, columns) of a program's tile: the widest one among those with the fewest masked-off lanes."""
     columns = _dims(desc)[-1].size
     rows = desc.operands()[-1].numel // max(columns, 1)
     return row_tile(_threads(desc) * geometry.lanes(desc), rows, columns)
@@ -57,7 +57,7 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
     found = _dims(desc)
     written = [o.is_written for o in geometry.tensors(desc)]
     if 0 in desc.shape:
-        return Support.no("there is no row")
+        return Support.no("the result is empty: there is no row")
     for stride, writes in zip(found[-1].strides, written, strict=True):
         if stride != 1 and ((writes and found[-1].size > 1) or stride != 0):
             return Support.no("a row is not promised contiguous or broadcast")

@@ -1,4 +1,4 @@
-"""Elementwise functions of operands whose rows are contiguous or broadcast: tiles of rows and columns."""
+"""Kernel of ``rows``: functions of operands whose rows are contiguous or broadcast, in tiles of rows and columns."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -25,10 +25,11 @@ def rows_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """outputs[r, c] = FUNCTION(inputs[r, c], scalars), r over the points of ``sizes``, c < columns.
+    """outputs[r, c] = FUNCTION(inputs[r, c], scalars) for r over the points of ``sizes`` and c < columns.
 
-    strides: of each input and output along ``sizes``, innermost first; along c it is 1, or 0 where COLUMNS_VARY is not
-    set. An operand that varies along one direction alone is loaded once for the other.
+    inputs, outputs: any elements. strides: of each input and output along ``sizes``, innermost first; along c the
+    stride is 1, or 0 where COLUMNS_VARY is False. An operand that varies along rows or columns only is loaded as a
+    vector.
     """
     blocks = tl.cdiv(columns, BLOCK_COLUMNS)
     row = (tl.program_id(0) // blocks).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

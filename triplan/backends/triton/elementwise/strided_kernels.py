@@ -1,4 +1,4 @@
-"""Elementwise functions of operands of any strides: each element's offset is computed from its number."""
+"""Kernel of ``strided``: functions of operands of any strides; each element's offset is computed from its number."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -21,9 +21,9 @@ def strided_kernel(
     POINT_TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """outputs[i] = FUNCTION(inputs[i], scalars), i over the ``numel`` points of ``sizes``.
+    """outputs[i] = FUNCTION(inputs[i], scalars) for i over the ``numel`` points of ``sizes``.
 
-    strides: of each input and output; they and the sizes run from the innermost dimension outwards.
+    inputs, outputs: any elements. sizes, and strides of each input and output: innermost dimension first.
     """
     point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     live = point < numel

@@ -1,4 +1,4 @@
-"""Elementwise functions of operands of which some are contiguous along another axis: tiles that are transposed."""
+"""Kernel of ``transposed``: functions of operands of which some are contiguous along another axis."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -11,7 +11,7 @@ from triplan.backends.triton.common.offsets_kernels import unravel
 
 @triton.jit
 def _steps(index, stride, KIND: tl.constexpr):
-    """index * stride, where KIND, if not None, is the stride."""
+    """index * stride; KIND is the stride if that is a constant, else None."""
     return index * stride if KIND is None else index * KIND
 
 
@@ -39,11 +39,12 @@ def transposed_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """outputs[m, r, c] = FUNCTION(inputs[m, r, c], scalars), m over the points of ``sizes``.
+    """outputs[m, r, c] = FUNCTION(inputs[m, r, c], scalars) for m over the points of ``sizes``.
 
-    strides: of each input and output along ``sizes``, innermost first; across and along: along r and c, where
-    ROW_STRIDES and COLUMN_STRIDES do not say them. An input that is TURNED, of unit stride along r, is loaded as
-    [c, r], so that consecutive threads read consecutive elements, and transposed through shared memory.
+    inputs, outputs: any elements. strides: of each input and output along ``sizes``, innermost first; across and along:
+    the strides along r and c that are not constants of ROW_STRIDES and COLUMN_STRIDES. A TURNED input, which has unit
+    stride along r, is loaded as [c, r], so that consecutive threads read consecutive elements, and transposed through
+    shared memory.
     """
     column_blocks, row_blocks = tl.cdiv(columns, BLOCK_COLUMNS), tl.cdiv(rows, BLOCK_ROWS)
     tile = tl.program_id(0)

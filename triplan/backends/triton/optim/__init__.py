@@ -1,4 +1,4 @@
-"""Optimizer steps: one body for lists of tensors, and the rules of Adam, SGD and Lion."""
+"""Optimizer steps: one kernel for lists of tensors, and the update rules of Adam, SGD and Lion."""
 
 from triplan.backends.triton.optim import update
 

@@ -1,4 +1,4 @@
-"""Kernel ``update``: one launch counts the steps, one updates all tensors; a program has one chunk of one tensor."""
+"""Kernel ``update``: one launch counts the steps, one updates all tensors, a chunk of a tensor per program."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Tar
 
 TYPES = {ElementKind.F32: tl.float32, ElementKind.BF16: tl.bfloat16, ElementKind.F16: tl.float16}
 ELEMENTS = tuple(str(element) for element in TYPES)
-#: Bytes of the narrowest stream that a thread holds at once: one vector. With two, Adam of f32 takes 72 registers
-#: instead of 48, and fewer programs are resident.
+#: Bytes of the narrowest stream per thread: one vector. With two, Adam of f32 takes 72 registers instead of 48, which
+#: lowers occupancy.
 VECTOR = 16
 WARPS = 4
-#: Steps that a program counts. Untuned.
+#: Tensors whose steps one program counts. Untuned.
 COUNTED = 1024
-#: The rules: their functions and, by field, the bits of FLAGS.
+#: By op: (update rule, its scalars, bits of FLAGS by descriptor field).
 RULES: Mapping[str, tuple[Any, Any, Mapping[str, int]]] = {
     "adam": (kernels.adam_scalars, kernels.adam, {"decoupled": 1, "amsgrad": 2}),
     "sgd": (kernels.sgd_scalars, kernels.sgd, {"momentum": 4, "nesterov": 8}),
@@ -33,7 +33,8 @@ RULES: Mapping[str, tuple[Any, Any, Mapping[str, int]]] = {
 
 
 def guarantee(desc: UpdateDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """An element's update depends on its own values and its tensor's step alone. Errors are computed at the values."""
+    """An element's update depends only on its own values and its tensor's step. Tolerances are relative to a running
+    error at the actual values."""
     return {
         o.name: bounds.guarantee(
             ElementKind.F32,
@@ -58,7 +59,7 @@ def numerics(desc: UpdateDescriptor) -> str:
 def applies(desc: UpdateDescriptor, target: Target) -> Support:
     strided = [o.name for o in desc.operands() if not o.layout.packed]
     if strided:
-        return Support.no(f"{', '.join(strided)} may be strided; takes packed vectors and contiguous pieces")
+        return Support.no(f"{', '.join(strided)} may be strided; it takes packed vectors and contiguous tensors")
     if chunks(desc.sizes) >= LIMIT:
         return Support.no(f"{chunks(desc.sizes)} chunks of {CHUNK} elements; a grid holds fewer than 2**31")
     return SUPPORTED
@@ -88,7 +89,7 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
 
     steps, found_inf = pointer("steps"), pointer("found_inf")
     counts: dict[str, Arg] = {"steps": steps, "tensors": Int(count), "found_inf": found_inf}
-    # The next launch reads the steps: within one, programs would read them before or after another counts.
+    # A launch of its own: within the update, programs would read a step before or after another one counts it.
     counting = Launch(kernels.count_kernel, -(-count // COUNTED), counts, {"BLOCK": COUNTED})
     if not table.programs:
         return [counting]
@@ -111,7 +112,7 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
         "CHUNK": CHUNK,
         "BLOCK": 32 * WARPS * VECTOR // min(operands[name].element.itemsize for name in desc.streams),
     }
-    # fuses=False: the loop over whole blocks and the one over the rest must round alike.
+    # fuses=False: the masked and the unmasked loop must round alike, so ptxas must not contract them differently.
     return [
         counting,
         Launch(kernels.update_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False),

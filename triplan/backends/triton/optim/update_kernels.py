@@ -1,4 +1,4 @@
-"""Updates of lists of parameters: one body, and the update rule as a jit function."""
+"""Kernels of ``update``: steps of a list of parameters; the update rule is a jit function."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -27,7 +27,10 @@ def count_kernel(steps, tensors, found_inf, BLOCK: tl.constexpr):
 
 @triton.jit
 def adam_scalars(hyper, step, FLAGS: tl.constexpr):
-    """hyper: f64 lr, beta1, beta2, eps, weight decay. Powers in f64: 0.999 as f32 to the power 1e5 is off by 1e-3."""
+    """The f32 scalars of ``adam``, from hyper (f64): lr, beta1, beta2, eps, weight decay.
+
+    Powers are computed in f64: f32's 0.999 to the power 1e5 has a relative error of 1e-3.
+    """
     lr, beta1, beta2 = tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2)
     eps, decay = tl.load(hyper + 3), tl.load(hyper + 4)
     correction1 = 1.0 - tl.exp(step * tl.log(beta1))
@@ -48,7 +51,7 @@ def adam_scalars(hyper, step, FLAGS: tl.constexpr):
 
 @triton.jit
 def adam(p, g, m, v, largest, s, FLAGS: tl.constexpr):
-    """p - lr / (1 - beta1**t) * m / (sqrt(v / (1 - beta2**t)) + eps).
+    """p - lr / (1 - beta1**t) * m / (sqrt(v / (1 - beta2**t)) + eps), elementwise in f32; returns p and the states.
 
     Kingma and Ba, "Adam", 2015; DECOUPLED: Loshchilov and Hutter, "Decoupled weight decay regularization", 2019.
     """
@@ -68,7 +71,7 @@ def adam(p, g, m, v, largest, s, FLAGS: tl.constexpr):
 
 @triton.jit
 def sgd_scalars(hyper, step, FLAGS: tl.constexpr):
-    """hyper: f64 lr, momentum, dampening, weight decay."""
+    """The f32 scalars of ``sgd``, from hyper (f64): lr, momentum, dampening, weight decay."""
     momentum, dampening = tl.load(hyper + 1), tl.load(hyper + 2)
     return (
         tl.load(hyper).to(tl.float32),
@@ -81,10 +84,13 @@ def sgd_scalars(hyper, step, FLAGS: tl.constexpr):
 
 @triton.jit
 def sgd(p, g, m, v, largest, s, FLAGS: tl.constexpr):
-    """p - lr * d with b = momentum * b + (1 - dampening) * g; d is b, or g + momentum * b (Sutskever et al., 2013)."""
+    """p - lr * d with b = momentum * b + (1 - dampening) * g and d = b, elementwise in f32; returns p and the states.
+
+    With Nesterov's momentum, d = g + momentum * b (Sutskever et al., 2013).
+    """
     g = g + s[3] * p
     if MOMENTUM & FLAGS:
-        # The first buffer is the gradient, without dampening, as torch's; what the buffer held may be infinite.
+        # In the first step the buffer becomes g, without dampening, as in torch. Selected, as it may have held NaN.
         m = tl.where(s[4], g, s[1] * m + s[2] * g)
         g = g + s[1] * m if NESTEROV & FLAGS else m
     return p - s[0] * g, m, v, largest
@@ -92,7 +98,7 @@ def sgd(p, g, m, v, largest, s, FLAGS: tl.constexpr):
 
 @triton.jit
 def lion_scalars(hyper, step, FLAGS: tl.constexpr):
-    """hyper: f64 lr, beta1, beta2, weight decay."""
+    """The f32 scalars of ``lion``, from hyper (f64): lr, beta1, beta2, weight decay."""
     lr, beta1, beta2 = tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2)
     return (
         lr.to(tl.float32),
@@ -106,9 +112,9 @@ def lion_scalars(hyper, step, FLAGS: tl.constexpr):
 
 @triton.jit
 def lion(p, g, m, v, largest, s, FLAGS: tl.constexpr):
-    """p * (1 - lr * decay) - lr * sign(beta1 * m + (1 - beta1) * g) (Chen et al., 2023)."""
+    """p * (1 - lr * decay) - lr * sign(beta1 * m + (1 - beta1) * g) (Chen et al., 2023), elementwise in f32."""
     c = s[1] * m + s[2] * g
-    # NaN compares false with 0, and its sign is NaN: c itself stands for it.
+    # Where c is 0 or NaN, both comparisons are false, and c itself is the sign.
     sign = tl.where(c > 0, 1.0, tl.where(c < 0, -1.0, c))
     return p * s[5] - s[0] * sign, s[3] * m + s[4] * g, v, largest
 
@@ -166,17 +172,17 @@ def update_kernel(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """p, states = RULE(p, g / grad_scale, states), of this program's chunk, in f32.
+    """p, states = RULE(p, g / grad_scale, states) for the elements of one chunk of one tensor, in f32.
 
-    addresses: i64 [2 + STATES, tensors], of parameters, gradients and states, of TYPES (p, g, states); steps: f32
-    [tensors], counted before; hyper: f64, as SCALARS reads them; grad_scale, found_inf: f32 [1] or None. Nothing is
-    written if found_inf is not 0.
+    addresses: i64 [2 + STATES, tensors], of parameters, gradients and states, whose elements are TYPES (p, g, states);
+    steps: f32 [tensors], counted by ``count_kernel``; hyper: f64, in the order of SCALARS; grad_scale, found_inf: f32
+    [1] or None. Nothing is written if found_inf is not 0.
     """
     if found_inf is not None:
         if tl.load(found_inf) != 0.0:
             return
     tensor, first, count = chunk_of(chunks, sizes, CHUNK)
-    # A reciprocal: a GradScaler's scales are powers of two, of which it is exact.
+    # One reciprocal instead of divisions: it is exact for the scales of a GradScaler, which are powers of two.
     scale = 1.0 if grad_scale is None else tl.div_rn(1.0, tl.load(grad_scale))
     s = SCALARS(hyper, tl.load(steps + tensor).to(tl.float64), FLAGS)
     p = address_of(addresses, 0, tensor, tensors)
@@ -185,7 +191,7 @@ def update_kernel(
     v = address_of(addresses, 3, tensor, tensors) if STATES > 1 else p
     largest = address_of(addresses, 4, tensor, tensors) if STATES > 2 else p
     a = (p, g, m, v, largest)
-    # Alignment is read from the addresses, so that no table can promise what does not hold.
+    # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
     if (count == CHUNK) & (((p | g | m | v | largest) % 16) == 0):
         for i in range(0, CHUNK, BLOCK):
             offset = first + i + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""Kernel ``windows``: pooling and its gradients, a pixel and channel of the result by itself; no atomics."""
+"""Kernel ``windows``: pooling and its gradients. Each element of the result is computed separately, without atomics."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from triplan.descriptors.pooling import AdaptiveProblem, AvgProblem, MaxProblem,
 from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
-#: Pixels, and products of extents that windows are computed from, are counted in 32 bits.
+#: Limit for numbers of pixels and products of extents, which kernels compute in 32 bits.
 MOST = 2**30
-#: Pixels times channels of a tile, and its channels at most where they are adjacent. Untuned.
+#: Elements of a tile, and its channels at most, where channels are adjacent in memory. Untuned.
 AREA, CHANNELS = 1024, 64
-#: Pixels of a tile whose channels are not adjacent. Untuned.
+#: Pixels of a tile where channels are not adjacent. Untuned.
 PIXELS = 256
 WARPS = 4
-#: Elements that one multiprocessor takes up in a microsecond: about ten instructions each. Untuned.
+#: Elements of windows that one multiprocessor reduces per microsecond, about ten instructions each. Untuned.
 SM_ELEMENTS_PER_US = 2e4
-#: Roundings of ``a / b`` of f32 (PTX ISA, div.full: 2 units in the last place), and the one of a count.
+#: Roundings of an f32 ``a / b``: 4 for div.full (PTX ISA: 2 units in the last place), 1 for converting the divisor.
 QUOTIENT = 5
 
 
@@ -52,7 +52,7 @@ def _span(desc: PoolProblem) -> tuple[int, int]:
 
 
 def _reach(desc: PoolProblem) -> tuple[int, int]:
-    """Rows and columns of windows that have one element, at most."""
+    """Rows and columns of windows that contain one element, at most."""
     if isinstance(desc, WindowsProblem):
         axes = zip(desc.kernel, desc.dilation, desc.stride, strict=True)
         rows, columns = (d * (k - 1) // s + 1 for k, d, s in axes)
@@ -63,12 +63,12 @@ def _reach(desc: PoolProblem) -> tuple[int, int]:
 
 
 def _steps(desc: PoolProblem) -> int:
-    """Elements that one of the result is made of at most."""
+    """Elements that are read for one element of the result, at most."""
     return math.prod(_reach(desc) if is_backward(desc) else _span(desc))
 
 
 def _tile(desc: PoolProblem) -> tuple[int, int]:
-    """Pixels and channels; channels only where they are adjacent in every tensor."""
+    """(pixels, channels) of a tile; one channel unless channels are adjacent in every tensor."""
     last = all(not o.layout.packed and o.layout.unit_axis == 1 for o in desc.operands())
     across = min(CHANNELS, ceil_power(desc.channels)) if last else 1
     return (min(AREA // across, PIXELS) if across > 1 else PIXELS), across
@@ -94,7 +94,7 @@ def supports(desc: PoolProblem, target: Target) -> Support:
     plane = max(desc.height * desc.width, _steps(desc), getattr(desc, "divisor", 0))
     largest = max(_pixels(desc), plane, desc.channels, *products, *reach)
     if largest >= MOST:
-        return Support.no(f"{largest} pixels or positions; it counts fewer than {MOST}")
+        return Support.no(f"{largest} pixels or positions; it takes fewer than {MOST}")
     if _programs(desc) >= 2**31:
         return Support.no(f"{_programs(desc)} programs; a grid holds fewer than 2**31")
     return SUPPORTED
@@ -109,7 +109,7 @@ def rank(desc: PoolProblem, target: Target) -> float:
 
 
 def guarantee(desc: PoolProblem) -> Mapping[str, PrecisionGuarantee]:
-    """Additions in a fixed order, the same for every image; an average is divided."""
+    """Additions in a fixed order, the same for every image, and the division of an average."""
     if isinstance(desc, MaxPool2dDescriptor):
         exact = bounds.guarantee(ElementKind.I64, bounds.EXACT, math_precision=MathPrecision.EXACT, batch=True)
         return {"out": bounds.guarantee(desc.element.compute, bounds.EXACT, batch=True), "indices": exact}
@@ -118,7 +118,7 @@ def guarantee(desc: PoolProblem) -> Mapping[str, PrecisionGuarantee]:
 
 
 def numerics(desc: PoolProblem) -> str:
-    """Elements are added one by one, in their order, whatever the tile."""
+    """The numerics id: elements are added one by one in row-major order, whatever the tile."""
     return f"{desc.op}.windows.{desc.element}.v1"
 
 

@@ -1,4 +1,4 @@
-"""Kernels of ``windows``: each pixel of a result reads its window, and of a gradient the windows that have it."""
+"""Kernels of ``windows``: a pixel of a result reads its window; a pixel of a gradient, the windows that contain it."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -11,8 +11,10 @@ from triplan.backends.triton.common.rows_kernels import axis_offset
 
 @triton.jit
 def window(at, kernel, stride, padding, dilation, extent, windows, ADAPTIVE: tl.constexpr):
-    """The first position of window ``at`` of ``windows`` along an axis, and the one behind its last, at most that of
-    the padding's end; ADAPTIVE: floor(at * extent / windows) and ceil((at + 1) * extent / windows)."""
+    """(start, end) of window ``at`` of ``windows`` along an axis, end at most that of the padding.
+
+    ADAPTIVE: (floor(at * extent / windows), ceil((at + 1) * extent / windows)).
+    """
     if ADAPTIVE:
         start = at * extent // windows
         end = ((at + 1) * extent + windows - 1) // windows
@@ -24,13 +26,13 @@ def window(at, kernel, stride, padding, dilation, extent, windows, ADAPTIVE: tl.
 
 @triton.jit
 def elements(start, end, extent, PADDED: tl.constexpr):
-    """How many positions a window has along an axis; PADDED: with those of the padding."""
+    """The number of positions of a window along an axis; those in the padding count only if PADDED."""
     return end - start if PADDED else tl.minimum(end, extent) - tl.maximum(start, 0)
 
 
 @triton.jit
 def coordinates(rows, columns, tiles_channels, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """(image, row, column) of each of BLOCK_P pixels, and BLOCK_C channels, of this program."""
+    """(image, row, column) of this program's BLOCK_P pixels, and its BLOCK_C channels."""
     program = tl.program_id(0)
     channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)
     pixel = program // tiles_channels * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -39,7 +41,7 @@ def coordinates(rows, columns, tiles_channels, BLOCK_P: tl.constexpr, BLOCK_C: t
 
 @triton.jit
 def place(base, strides, image, row, column, channel):
-    """The address of each pixel [:, None] and channel [None, :]."""
+    """The addresses [BLOCK_P, BLOCK_C] of pixels and channels."""
     at = axis_offset(image.to(tl.int64), strides[0]) + axis_offset(row, strides[2]) + axis_offset(column, strides[3])
     return base + at[:, None] + axis_offset(channel, strides[1])[None, :]
 
@@ -75,11 +77,12 @@ def pool_kernel(
     BLOCK_C: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """out[pixel, channel] = the largest element of its window of x, and indices its place; or without MAX, the sum of
-    the window divided by its elements, or by ``divisor``: BLOCK_P pixels of any images, BLOCK_C channels.
+    """MAX: out[pixel, channel] = max(window of x), indices = its position; else out = sum(window of x) / divisor.
 
-    ``x`` and ``out`` (image, channel, row, column) of f16, bf16, f32 or f64, ``indices`` of i64; strides in this order,
-    None for 1; sums in ACC, in the order of the elements. ``kernel_rows``, ``kernel_columns``: the largest window.
+    ``x`` and ``out``: (image, channel, row, column) of f16, bf16, f32 or f64; ``indices``: i64; strides in this order,
+    None for 1. A program computes BLOCK_P pixels of any images by BLOCK_C channels. Without ``divisor``, a sum is
+    divided by the number of the window's elements. Sums are accumulated in ACC, in row-major order. ``kernel_rows``,
+    ``kernel_columns``: extents of the largest window.
     """
     image, row, column, channel = coordinates(rows, columns, tiles_channels, BLOCK_P, BLOCK_C)
     top, bottom = window(row, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
@@ -145,12 +148,12 @@ def pool_backward_kernel(
     BLOCK_C: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """dx[pixel, channel] = the sum of dout over the windows whose ``indices`` are the pixel; or without MAX, of dout
-    divided by a window's elements, or by ``divisor``, over the windows that have it: BLOCK_P pixels, BLOCK_C channels.
+    """MAX: dx[pixel, channel] = sum of dout over the windows whose ``indices`` name the pixel; else dx = sum of dout /
+    divisor over the windows that contain it.
 
-    Operands as in ``pool_kernel``; sums in ACC, in the order of windows. Of ``reach_rows`` by ``reach_columns``
-    windows, which end at the last that can have the pixel (ADAPTIVE: start at the first), all others lie outside. No
-    pixel is written twice.
+    Operands as in ``pool_kernel``; a program computes BLOCK_P pixels by BLOCK_C channels. Sums are accumulated in ACC,
+    in the order of windows. A pixel looks at ``reach_rows`` by ``reach_columns`` windows, which end at the last one
+    that can contain it (ADAPTIVE: start at the first one); no other window contains it. No pixel is written twice.
     """
     image, row, column, channel = coordinates(height, width, tiles_channels, BLOCK_P, BLOCK_C)
     if ADAPTIVE:

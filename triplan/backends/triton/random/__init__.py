@@ -1,4 +1,4 @@
-"""Random numbers: groups of elements that share a counter, and elements one by one for any layout and block."""
+"""Random numbers: kernel ``groups`` for consecutive elements, ``elements`` for blocks of larger tensors."""
 
 from triplan.backends.triton.random import elements, groups
 

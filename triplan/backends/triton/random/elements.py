@@ -1,4 +1,4 @@
-"""Kernel ``elements``: blocks of larger tensors, element by element."""
+"""Kernel ``elements``: blocks of larger tensors; each element evaluates Philox itself."""
 
 from __future__ import annotations
 

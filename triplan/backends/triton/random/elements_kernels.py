@@ -1,4 +1,4 @@
-"""Random numbers in tensors of any strides, and in blocks of larger tensors: each element evaluates Philox."""
+"""Kernel of ``elements``: random numbers in blocks of larger tensors, of any strides; each element evaluates Philox."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -29,9 +29,9 @@ def elements_kernel(
     POINT_TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out[i] = NUMBER(word of first + sum(i * index_strides), x[i], parameters), i over the ``numel`` points of sizes.
+    """out[i] = NUMBER(word(first + sum(i * index_strides)), x[i], parameters) for i over the ``numel`` points of sizes.
 
-    Sizes and strides run from the innermost dimension outwards; the other arguments are those of ``groups_kernel``.
+    Sizes and strides: innermost dimension first. The other arguments are those of ``groups_kernel``.
     """
     keep(state)
     point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)

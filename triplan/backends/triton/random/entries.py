@@ -1,4 +1,4 @@
-"""How the kernels of random numbers join the kernel table, and their common arguments and guarantees."""
+"""Registration of the kernels of random numbers, and their common arguments and guarantees."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from triplan.descriptors import Operand, RandomDescriptor
 from triplan.descriptors.random import INTEGERS, PARAMETERS
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 
-#: Roundings on the path of a term, f32. uniform: of low, of high - low, the sum. normal: the logarithm, 3 ulp (6),
-#: halved by the root, which rounds once; the angle and its functions, 3 ulp (6); two products and a sum; mean and std.
-#: exponential: the logarithm, the rate, the product. dropout: the scale, the product. (tests/families/random holds the
-#: functions to their errors.)
+#: Roundings on the path of a term in f32 (1 ulp is 2 roundings).
+#: uniform: low, high - low, the sum.
+#: normal: the logarithm (3 ulp, halved by the root), the root, the angle and its functions (3 ulp), two products and a
+#: sum, mean and std.
+#: exponential: the logarithm (3 ulp), the rate, the product.
+#: dropout: the scale, the product.
+#: tests/families/random tests the errors of these functions.
 ROUNDINGS = {"uniform": 3, "normal": 16, "exponential": 8, "dropout": 2}
-#: Elements a microsecond that one evaluation of Philox for each would give; one for four elements is hidden. Untuned.
+#: Evaluations of Philox per microsecond; one for four elements is hidden by memory traffic. Untuned.
 ELEMENTS_PER_US = 2e5
 
 
 def guarantee(desc: RandomDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """An element depends on its index alone, whatever the batch is; at another index it is another number."""
+    """Batch-invariant: an element depends on its index alone. Not order-invariant: other indices give other numbers."""
     roundings, compute = ROUNDINGS.get(desc.op), desc.element.compute
     if roundings is None:
         return {"out": PrecisionGuarantee.exact(desc.element).replace(order_invariant=False)}
     kept = {"kept": PrecisionGuarantee.exact(ElementKind.I64)} if desc.keeps_state else {}
     if compute is ElementKind.F64:
-        roundings *= 2  # the float64 oracle's own too
+        roundings *= 2  # the float64 oracle has as many
     relative, per_term = (0, roundings) if desc.op in ("uniform", "normal") else (roundings, 0)
     if desc.op == "uniform" and desc.element.itemsize == 2:
         return {"out": bounds.guarantee(compute, bounds.rounded_down(desc.element), batch=True)}
@@ -42,14 +45,14 @@ def guarantee(desc: RandomDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 
 def numerics(desc: RandomDescriptor) -> str:
-    """Equal for all kernels: each makes an element of the same words, by the same function."""
+    """The numerics id, the same for all kernels: all compute an element from the same words by the same function."""
     return f"random.{desc.op}.{desc.element}.v1"
 
 
 def fits(desc: RandomDescriptor, programs: int) -> Support:
-    """Whether a kernel of so many programs takes the operands."""
+    """Whether a kernel with ``programs`` programs takes the operands."""
     if any(not o.layout.packed for o in desc.operands() if o.name in ("state", "kept")):
-        return Support.no("takes state and kept packed")
+        return Support.no("it takes state and kept only packed")
     return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
 
 
@@ -60,7 +63,7 @@ def pointer(o: Operand) -> Ptr:
 
 def arguments(desc: RandomDescriptor) -> dict[str, Arg]:
     operands = {o.name: o for o in desc.operands()}
-    # One binary for all places of seed and offset (see ``state_of``): an unused address is that of the result.
+    # One binary wherever seed and offset are (see ``state_of``): unused pointers get the address of the result.
     i64 = ElementKind.I64
     place, name = (1, "state") if "state" in operands else (2, "kept") if "kept" in operands else (0, "out")
     given: tuple[Arg, ...] = (Scalar("seed", i64, 0), Scalar("offset", i64, 0))
@@ -81,7 +84,7 @@ def strides(found: Sequence[Arg]) -> tuple[Arg, ...]:
 
 
 def geometry(desc: RandomDescriptor) -> dict[str, Arg]:
-    """Sizes and strides, from the innermost axis outwards."""
+    """Sizes and strides, innermost axis first."""
     operands = {o.name: o for o in desc.operands()}
     wide = operands["out"].numel >= I32_LIMIT
 
@@ -105,7 +108,7 @@ def constants(desc: RandomDescriptor) -> dict[str, Any]:
 
 
 def cost(desc: RandomDescriptor, evaluations: int) -> float:
-    """Microseconds of a kernel that evaluates Philox so many times."""
+    """Estimated microseconds of a kernel with ``evaluations`` evaluations of Philox."""
     return LAUNCH_US + max(
         sum(o.nbytes for o in desc.operands() if o.is_tensor) / BYTES_PER_US, evaluations / ELEMENTS_PER_US
     )
@@ -116,7 +119,7 @@ def entry(
     supports: Callable[[RandomDescriptor, Target], Support],
     rank: Callable[[RandomDescriptor, Target], float],
 ) -> Callable[[Any], Any]:
-    """Register the decorated function, which builds the launches, as the entry ``name`` of every op."""
+    """Register the decorated function, which builds the launches, as the entry ``name`` of every op of the family."""
 
     def register(build: Any) -> Any:
         for op in RandomDescriptor.ops():

@@ -1,4 +1,4 @@
-"""Random numbers of consecutive indices: one evaluation of Philox for all elements of a counter."""
+"""Kernel of ``groups``: random numbers of consecutive indices, with one evaluation of Philox per counter."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -19,7 +19,7 @@ def _write(out, x, parameters, state, places, counter, point, live, NUMBER, PAIR
         to = unravel(point, sizes, out_strides)
         if x is not None:
             of = unravel(point, sizes, x_strides)
-    # Words are made within the branch: of those made before, both branches' layouts would go through shared memory.
+    # Words are computed within each branch: shared by both, they would be converted to both layouts in shared memory.
     a, b = pairs(state, counter, WIDE)
     given = None
     if x is not None:
@@ -49,12 +49,12 @@ def groups_kernel(
     POINT_TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out[i] = NUMBER(word of first + i, x[i], parameters), i < numel.
+    """out[i] = NUMBER(word(first + i), x[i], parameters) for i < numel.
 
-    out, x (None if there is none): packed, with None for sizes and strides, or with strides of ``sizes``, both from the
-    innermost axis outwards. state: as ``state_of`` has it.
-    A counter serves 4 elements, 2 if WIDE. Where ``first`` is no multiple of that, the elements of a counter are not
-    those of one vector: then all blocks are masked, else only the last, as masks narrow accesses.
+    out, x (or None): any elements, packed (then sizes and strides are None), or with ``sizes`` and strides, innermost
+    axis first. state: see ``state_of``. A counter serves 4 elements, 2 if WIDE. If ``first`` is a multiple of that, a
+    vector holds the elements of one counter, and only the last block is masked, because masks narrow accesses;
+    otherwise every block is.
     """
     keep(state)
     places = (sizes, out_strides, x_strides)
@@ -65,7 +65,7 @@ def groups_kernel(
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
     group = tl.program_id(0).to(tl.int64) * (BLOCK // SHARED) + tl.arange(0, BLOCK // SHARED)
     counter = ((first >> (1 if WIDE else 2)) + group) & ALL
-    # Vectors of a counter's elements: those of two would change threads through shared memory.
+    # Vectors hold the elements of one counter: those of two would have to be exchanged through shared memory.
     point = tl.max_contiguous(start + tl.arange(0, BLOCK), SHARED)
     if (skipped == 0) & (start + BLOCK <= numel):
         _write(out, x, parameters, state, places, counter, point, None, NUMBER, PAIRED, WIDE, BLOCK)

@@ -1,8 +1,8 @@
-"""Random numbers of the words of Philox (common/philox_kernels.py).
+"""Random numbers from the words of Philox (common/philox_kernels.py).
 
-Products and sums are written as ``tl.fma`` or not contracted, square roots are rounded to nearest, and f32 calls no
-library: so the bits are those of every GPU. ``NUMBERS`` has the jit function of each op, of (words, x, parameters, the
-element of the result); that of ``normal`` takes the two words of a pair of elements and returns both.
+Every GPU gives the same bits: multiply-adds are explicit (``tl.fma``) and nothing else is contracted, square roots are
+rounded to nearest, and f32 calls no library. ``NUMBERS`` has the jit function of each op, from (word, x, parameters,
+element of the result); that of ``normal`` takes the two words of a pair of elements and returns both numbers.
 """
 
 # mypy: ignore-errors
@@ -16,9 +16,9 @@ from triplan.backends.triton.common.philox_kernels import as_i64, minus_log, pol
 
 @triton.jit
 def pairs(state, counter, WIDE):
-    """(a, b): the first and the second word of each pair, of the shape of ``counter`` (i64).
+    """(a, b): the first and the second word of each pair of elements of ``counter`` (i64).
 
-    Of 32 bits: two pairs a counter, along a new last axis. WIDE: of 64 bits, one pair a counter.
+    Words of 32 bits: two pairs a counter, along a new last axis. WIDE: words of 64 bits, one pair a counter.
     """
     seed, offset = state_of(state)
     w0, w1, w2, w3 = words_of(seed, offset, counter)
@@ -32,8 +32,10 @@ def pairs(state, counter, WIDE):
 
 @triton.jit
 def circle(word):
-    """(cos, sin) of 2 * pi * u, u = word * 2**-32 or 2**-64: of an angle of at most pi / 4, by the
-    polynomials of Cephes (sinf.c, sin.c), and the quadrant."""
+    """(cos(2 * pi * u), sin(2 * pi * u)) with u = word * 2**-32 (64-bit words: 2**-64).
+
+    The angle is reduced to at most pi / 4 and a quadrant; the polynomials are those of Cephes (sinf.c, sin.c).
+    """
     if word.dtype == tl.uint32:
         quadrant = (word + 0x20000000) >> 30
         a = (word - (quadrant << 30)).to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09
@@ -75,10 +77,10 @@ def circle(word):
 
 @triton.jit
 def before(x):
-    """The largest number below ``x``, a finite number of its type."""
+    """The largest number below ``x``, which is finite, in its type."""
     BITS: tl.constexpr = tl.core.get_int_dtype(x.dtype.primitive_bitwidth, True)
     bits = x.to(BITS, bitcast=True)
-    least = tl.full((), 1, BITS) << (x.dtype.primitive_bitwidth - 1)  # of the sign alone
+    least = tl.full((), 1, BITS) << (x.dtype.primitive_bitwidth - 1)  # only the sign bit is set
     found = tl.where(x == 0, least + 1, tl.where(x > 0, bits - 1, bits + 1))
     return found.to(x.dtype, bitcast=True)
 
@@ -88,7 +90,7 @@ def before(x):
 
 @triton.jit
 def uniform(word, x, parameters, OUT):
-    """low + u * (high - low), rounded down to OUT, and below high though that sum may round up to it."""
+    """low + u * (high - low), rounded down to OUT; below high, although the sum may round up to high."""
     if word.dtype == tl.uint32:
         u = (word >> 8).to(tl.float32) * 5.960464477539063e-08
     else:
@@ -105,7 +107,7 @@ def uniform(word, x, parameters, OUT):
 
 @triton.jit
 def normal(a, b, parameters):
-    """(mean + std * r * cos(t), mean + std * r * sin(t)), r = sqrt(-2 * log(u)) of word a, t = 2 * pi * u of b."""
+    """(mean + std * r * cos(t), mean + std * r * sin(t)), with r = sqrt(-2 * log(u(a))) and t = 2 * pi * u(b)."""
     square = 2.0 * minus_log(a)
     if square.dtype == tl.float32:
         r = tl.sqrt_rn(square)
@@ -125,7 +127,7 @@ def exponential(word, x, parameters, OUT):
 
 @triton.jit
 def randint(word, x, parameters, OUT):
-    """low + the upper 64 bits of word * (high - low): without a loop, and so nearly without bias."""
+    """low + the upper 64 bits of word * (high - low): no rejection loop; relative bias of (high - low) / 2**64."""
     low, high = as_i64(parameters[0]), as_i64(parameters[1])
     span = tl.sub(high, low, sanitize_overflow=False).to(tl.uint64, bitcast=True)
     above = tl.umulhi(word, word * 0 + span).to(tl.int64, bitcast=True)
@@ -137,14 +139,14 @@ def randint(word, x, parameters, OUT):
 
 @triton.jit
 def _below(word, p):
-    """Whether word * 2**-32 < p, a scalar: words are compared with an integer."""
+    """Whether word * 2**-32 < p, a scalar; p becomes an integer, with which words are compared."""
     limit = tl.minimum(tl.maximum(tl.full((), p, tl.float64), 0.0), 1.0) * 4294967296.0
     return word.to(tl.int64) < tl.ceil(limit).to(tl.int64)
 
 
 @triton.jit
 def _one(chosen, OUT):
-    """1 where ``chosen``, else 0; of f32 for every float."""
+    """1 where ``chosen``, else 0, as OUT (as f32 if OUT is any float)."""
     return tl.where(chosen, 1.0, 0.0) if OUT.is_floating() else tl.where(chosen, 1, 0)
 
 

@@ -1,4 +1,4 @@
-"""What both entries of reductions share: what each op accumulates, how its operand lies, tiles and guarantees."""
+"""What both entries of reductions share: what each op accumulates, dimensions, tiles, costs and guarantees."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from triplan.sku.facts import fact
 BOOL, I8, I32, I64, F32 = (ElementKind(name) for name in ("bool", "i8", "i32", "i64", "f32"))
 FLOATS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "bool")
-#: Triton's types of what is computed and of results.
+#: Triton's types of accumulators and results.
 TYPES = {**TL, ElementKind.F16: tl.float16, ElementKind.BF16: tl.bfloat16, ElementKind.U8: tl.uint8, BOOL: tl.int8}
 OPS = (*ReduceDescriptor.ops(), *ExtremumDescriptor.ops())
-#: Without fused products and sums (``fuses=False``): two lanes that merge the same accumulators must round alike, as
-#: both write the result to one address of shared memory.
+#: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
+#: the same address of shared memory, so both must round alike.)
 WARPS = 4
-#: Bytes of x that a program holds at a time, for each of its threads; half of that with two accumulators. On an H200,
-#: of 32, 64 and 128 in 2 to 16 warps, the best or within 3 % of it for rows and columns of 8192 to 16384 elements; the
-#: second for columns of which not every row begins at a multiple of 16 bytes.
+#: Bytes of x per thread that a program holds at a time, half as many with two accumulators. The second is for columns
+#: where not every row begins at a multiple of 16 bytes. On an H200, of 32, 64 and 128 with 2 to 16 warps, these are the
+#: best or within 3 % of it for rows and columns of 8192 to 16384 elements.
 THREAD_BYTES, ODD_THREAD_BYTES = 32, 64
-#: Tiles that one program reduces of a line at most, and programs that share a line from which on they take more.
+#: Tiles of a line that one program reduces, at most; unless more than MOST_CHUNKS programs would share a line.
 CHUNK_TILES, MOST_CHUNKS = 8, 4096
-#: Bytes of neighbouring lines that a program reduces, where x is contiguous across them: where they begin at multiples
-#: of 16 bytes, where they do not, and of few elements each (then what is reduced of a line is in one thread). On an
-#: H200, of 256 to 4096 for 8192 x 8192 and about 16384 x 16384.
+#: Width in bytes of a tile across lines, where x is contiguous across them: if they begin at multiples of 16 bytes, if
+#: they do not, and if lines have few elements (one thread then reduces all of a line). The best on an H200 of 256 to
+#: 4096, for 8192 x 8192 and about 16384 x 16384.
 ACROSS_BYTES, ODD_ACROSS_BYTES, FEW_ACROSS_BYTES = 256, 1024, 2048
-#: Elements of a line up to which they are few. Untuned.
+#: Largest number of elements of a line that counts as few. Untuned.
 FEW = 32
-#: Neighbouring lines from which on they are reduced side by side. Untuned.
+#: Smallest number of neighbouring lines that are reduced side by side. Untuned.
 FEWEST_ACROSS = 8
-#: Lines of a program at most, where each has an address of its own: with 1024 of them registers spill.
+#: Lines of a program at most, if each has its own address: with 1024 registers spill.
 MOST_LINES = 512
-#: Programs that keep an H200 busy; with fewer, lines that lie side by side are divided. Untuned.
+#: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
 BUSY = 1024
-#: Blocks of a chunk at least, where lines lie side by side. Untuned.
+#: Blocks of a chunk at least, if lines are reduced side by side. Untuned.
 FEWEST_BLOCKS = 4
 
 
 class Kind(NamedTuple):
-    """What the kernels accumulate of each element, what of that, and what they make of the result."""
+    """The kernels' constants for an op: how elements are accumulated, mapped before that, and finished after it."""
 
     accumulates: tl.constexpr
     maps: tl.constexpr = do.PLAIN
@@ -77,7 +77,7 @@ KINDS = {
     "std": Kind(do.MOMENTS, finish=do.DEVIATION),
     "logsumexp": Kind(do.EXPONENTIALS, finish=do.LOGARITHM),
 }
-#: vector_norm, by its order.
+#: vector_norm, by order.
 NORMS = {1: Kind(do.SUM, do.ABSOLUTE), 2: Kind(do.SUM, do.SQUARE, do.ROOT)}
 OTHER_NORM = Kind(do.SUM, do.POWER, do.INVERSE_POWER)
 #: Kinds with two accumulators.
@@ -86,7 +86,7 @@ POSITIONS = (do.ARGMAX, do.ARGMIN)
 
 
 class Dim(NamedTuple):
-    """A dimension: its extent and its strides in x and, of a kept one, in the results."""
+    """A dimension: its extent, its stride in x, and if it is kept, its strides in the results."""
 
     size: int
     x: int | Along
@@ -95,15 +95,15 @@ class Dim(NamedTuple):
 
 
 class Plan:
-    """How one problem is reduced.
+    """How one problem is reduced. A *line* is the elements that one result reduces.
 
     Attributes:
         kept, reduced: dimensions, innermost last; adjacent ones are merged where strides allow it.
-        across: the dimension along which x is contiguous, if that is a kept one; it is not among ``kept`` then.
-        lanes, n: results, and elements of each.
+        across: the kept dimension along which x is contiguous, if there is one; it is then not among ``kept``.
+        lanes, n: number of results, and elements of a line.
         unit: whether the elements of a line are contiguous.
-        tile: lines and elements of them that a program holds.
-        chunk, chunks: elements that a program reduces of a line at most, and how many programs share a line.
+        tile: (lines, elements of each) that a program holds at a time.
+        chunk, chunks: elements of a line that one program reduces at most, and programs that share a line.
     """
 
     def __init__(self, desc: ReductionProblem) -> None:
@@ -124,13 +124,13 @@ class Plan:
         self.across = beside[0] if beside and not self.unit else None
         self.kept = [d for d in kept if d is not self.across]
         if self.across is None and not self.kept and self.unit:
-            # A lone line has the divisibility that neighbours would have: it decides a load's width.
+            # A single line is given the stride that neighbours would have: its divisibility decides the width of loads.
             self.kept = [Dim(1, self._distance(), 1, int(desc.op in ("max", "min")))]
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
 
     def _distance(self) -> int:
-        """A number that divides the distance between contiguous lines, in elements."""
+        """A divisor of the distance between contiguous lines, in elements."""
         x = self.desc.operand("x")
         return self.n if x.layout.packed else x.layout.stride_multiple
 
@@ -148,7 +148,7 @@ class Plan:
         odd = self.across is not None and any(d * x.element.itemsize % 16 for d in distances) and self.n > FEW
         size = 32 * WARPS * (ODD_THREAD_BYTES if odd else THREAD_BYTES) // max(x.element.itemsize, 2)
         if self.kind.accumulates in PAIRS or self.compute.itemsize > 4:
-            size = max(size // 2, 32 * WARPS * 16 // x.element.itemsize)  # a load of each thread
+            size = max(size // 2, 32 * WARPS * 16 // x.element.itemsize)  # at least one 16-byte load a thread
         if self.across is None:
             block = min(ceil_power(max(self.n, 1)), size)
             return Tile(min(size // block, MOST_LINES), block, WARPS)
@@ -167,7 +167,7 @@ class Plan:
         return max(chunk, 1), max(-(-self.n // max(chunk, 1)), 1)
 
     def groups(self) -> int:
-        """Programs, for each chunk."""
+        """Programs per chunk."""
         if self.across is None:
             return -(-self.lanes // self.tile.rows)
         return -(-self.across.size // self.tile.rows) * (self.lanes // self.across.size)
@@ -179,14 +179,14 @@ class Plan:
         return max(self.lanes, self.n) >= I32_LIMIT
 
     def _dims(self, dims: list[Dim]) -> tuple[Arg, ...]:
-        """Innermost first, padded to a length of RANKS."""
+        """Kernel arguments of dimensions: innermost first, padded to one of the lengths RANKS."""
         found = [*reversed(dims)]
         width = next(r for r in RANKS if r >= len(found))
         found += [Dim(1, 0)] * (width - len(found))
         return tuple((divisor(d.size, self.wide), *self._strides(d)) for d in found)
 
     def _strides(self, d: Dim) -> tuple[Arg, ...]:
-        """In x, out and indices."""
+        """Strides of a dimension in x, out and indices."""
         x, out, *indices = self.desc.operands()
         strides = zip((x, out, indices[0] if indices else out), (d.x, d.out, d.indices), strict=True)
         return tuple(stride_arg(o, s) for o, s in strides)
@@ -196,7 +196,7 @@ class Plan:
         return None if o is None else Ptr(name, I8 if o.element is BOOL else o.element, o.alignment)
 
     def arguments(self) -> dict[str, Arg]:
-        """What both kernels take; ``kept`` has every kept dimension for the second."""
+        """Arguments of both kernels; for the second, ``kept`` has all kept dimensions."""
         across = [] if self.across is None else [self.across]
         along = None
         if self.across is not None:
@@ -248,7 +248,7 @@ class Plan:
         }
 
     def _vector(self, block: int) -> int:
-        """Elements of a load where lines have several dimensions, the innermost contiguous."""
+        """Elements per load, if lines have several dimensions of which the innermost is contiguous."""
         *outer, inner = self.reduced or [Dim(1, 0)]
         if self.unit or self.across is not None or inner.x != 1:
             return 1
@@ -259,11 +259,11 @@ class Plan:
     # --- what is promised ---
 
     def invariant(self) -> bool:
-        """Batch-invariant: the tile, and the width of loads, follow from the length and layout of a line alone."""
+        """Whether the tile and the width of loads, and so the bits, depend only on a line's length and layout."""
         return self.unit and not self.desc.operand("x").layout.zero_axes
 
     def merging(self) -> Tile:
-        """Lines and chunks of them that a program of the second launch merges at a time."""
+        """(lines, chunks) that a program of the second launch merges at a time."""
         size = 32 * WARPS * THREAD_BYTES // max(self.compute.itemsize, 4)
         block = min(ceil_power(self.chunks), size)
         return Tile(size // block, block, WARPS)
@@ -309,11 +309,11 @@ def additions(desc: ReductionProblem) -> float:
 
 
 def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
-    """One rounding for each addition on the path of a term, and some for what is done before and after.
+    """One rounding for each addition on the path of a term, and some for what precedes and follows the additions.
 
-    Of a variance (Chan, Golub and LeVeque, 1983): the mean of each accumulator is rounded four times an element, the
-    squares are relative to those. Of a logsumexp: each step rescales a sum of exponentials, whose arguments are exact
-    to a rounding.
+    Variance (Chan, Golub and LeVeque, 1983): the mean of each accumulator is rounded four times per element, and
+    squared deviations are relative to these means. Logsumexp: each step rescales the sum of exponentials, whose
+    arguments are rounded once.
     """
     found = plan_of(desc)
     out, n, depth = desc.result, desc.reduced, found.depth()
@@ -322,7 +322,7 @@ def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
         return {o.name: exactly(desc, o, batch) for o in desc.operands() if o.is_written}
     compute, lost, power = found.compute, 0.0, 0.0
     if desc.order not in (1, 2):
-        # A power is as many roundoffs off as its logarithm has units: at most the largest exponent of 2, and back.
+        # d(2**y) / 2**y = ln(2) * dy: an error of y is amplified by |y|, at most the largest exponent; so for the root.
         power = (256 if compute is F32 else 2200) * (1 + 1 / desc.order)
     relative, per_term = {
         "prod": (n, 1),
@@ -334,7 +334,7 @@ def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     if desc.op == "vector_norm":
         lost = (max(n, 1) * bounds.smallest_normal(compute)) ** (1 / desc.order)
     if desc.op == "std":
-        # Squares that underflow, and a variance that the root flushes.
+        # Squares that underflow, and a subnormal variance that the root flushes.
         lost = math.sqrt(
             bounds.smallest_normal(compute) * (1 + n / (n - desc.correction if n > desc.correction else 1))
         )
@@ -344,9 +344,10 @@ def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
 
 
 def exactly(desc: ReductionProblem, o: Operand, batch: bool) -> PrecisionGuarantee:
-    """Of a result that is one of the elements, a count, or a sum modulo 2**64. No order changes it; positions it does.
+    """The guarantee of an exact result: an element, a position, a count, or a sum modulo 2**64.
 
-    An extremum is equal to the reference's, but of several zeros or NaN it may be another.
+    Only positions depend on the order of elements. An extremum equals the reference's; among zeros of both signs or
+    NaN of different bits it may be another one.
     """
     order = o.name == "out" and desc.op not in ("argmax", "argmin")
     if not o.element.is_floating_point:
@@ -361,7 +362,7 @@ def reductions(
     workspace: Any = None,
     priority: int = 0,
 ) -> Callable[[Any], Any]:
-    """Register the decorated function, which builds the launches, as the entry ``name`` of every reduction."""
+    """Register the decorated function, which builds the launches, as the entry ``name`` of every reduction op."""
 
     def register(build: Any) -> Any:
         for op in OPS:

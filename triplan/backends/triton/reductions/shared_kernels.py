@@ -1,7 +1,7 @@
-"""What the kernels of reductions share: where elements lie, and what is accumulated, merged and written.
+"""What the kernels of reductions share: offsets of elements, and how they are accumulated, merged and finished.
 
-An accumulator is a pair (a, b): a sum, product or extremum and nothing; an extremum and its position; a mean and the
-sum of squared deviations from it; a maximum and the sum of exponentials below it.
+An accumulator is a pair (a, b): (sum, product or extremum; unused), (extremum; its position), (mean; sum of squared
+deviations from it), or (maximum; sum of exp(x - maximum)).
 """
 
 # mypy: ignore-errors
@@ -12,18 +12,20 @@ import triton.language as tl
 
 from triplan.backends.triton.common.offsets_kernels import quotient
 
-#: What is accumulated.
+#: KIND: what is accumulated.
 SUM, PRODUCT, MAX, MIN, ARGMAX, ARGMIN, MOMENTS, EXPONENTIALS = (tl.constexpr(i) for i in range(8))
-#: What is done to an element first.
+#: MAP: how an element is mapped before it is accumulated.
 PLAIN, NONZERO, ABSOLUTE, SQUARE, POWER = (tl.constexpr(i) for i in range(5))
-#: What is done to the result at last.
+#: FINISH: how the accumulator becomes the result.
 KEEP, MEAN, VARIANCE, DEVIATION, ROOT, INVERSE_POWER, LOGARITHM, POSITION = (tl.constexpr(i) for i in range(8))
 
 
 @triton.jit
 def offset_of(point, dims, WHICH: tl.constexpr, VECTOR: tl.constexpr = 1):
-    """The offset of ``point``, numbered row-major over ``dims``: (size, stride, ...) of each, innermost first; sizes
-    as ``quotient`` has them. VECTOR aligned neighbours are promised to be neighbours there."""
+    """The offset of ``point``, numbered row-major over ``dims``: (size, stride, ...) of each, innermost first.
+
+    For sizes see ``quotient``. VECTOR: so many consecutive, aligned points are promised to be contiguous in memory.
+    """
     at = (point * 0).to(tl.int64)
     for d in tl.static_range(len(dims)):
         if d == len(dims) - 1:
@@ -39,10 +41,10 @@ def offset_of(point, dims, WHICH: tl.constexpr, VECTOR: tl.constexpr = 1):
 
 @triton.jit
 def lines_of(unit, lanes, outer, kept, along, ACROSS: tl.constexpr, ROWS: tl.constexpr, POINT_TYPE: tl.constexpr):
-    """(offsets in x, in out and in indices, numbers, which exist) of the ROWS results of group ``unit``.
+    """(offsets in x, in out, in indices, numbers, which exist) of the ROWS results of group ``unit``.
 
-    ACROSS: they are neighbours along one dimension ``along``, at one point of the dimensions ``kept``, of which there
-    are ``outer``. Otherwise they are consecutive points of ``kept``. A group is of ``lanes`` results in all.
+    ACROSS: they are neighbours along the dimension ``along``, at one of the ``outer`` points of the dimensions
+    ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all.
     """
     if ACROSS:
         blocks = tl.cdiv(along[0], ROWS)
@@ -64,7 +66,7 @@ def lines_of(unit, lanes, outer, kept, along, ACROSS: tl.constexpr, ROWS: tl.con
 
 @triton.jit
 def element_of(v, order, MAP: tl.constexpr, COMPUTE: tl.constexpr):
-    """What is accumulated of an element."""
+    """The element ``v`` as it is accumulated: MAP(v) in COMPUTE."""
     if v.dtype.is_floating() and v.dtype.primitive_bitwidth < 32:
         v = v.to(tl.float32)
     if MAP == NONZERO:
@@ -82,7 +84,7 @@ def element_of(v, order, MAP: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def shift_of(top):
-    """What is subtracted from exponents: the largest of them, if it is finite."""
+    """What is subtracted from exponents: the largest of them if it is finite, else 0."""
     return tl.where(tl.abs(top) == float("inf"), 0.0, top)
 
 
@@ -98,10 +100,10 @@ def smaller(a, v):
 
 @triton.jit
 def merged(a, b, v, w, live, KIND: tl.constexpr, IDENTITY: tl.constexpr):
-    """(a, b), and (v, w) where ``live``; everywhere without it. Not of MOMENTS, whose counts differ.
+    """The accumulators (a, b) merged with (v, w) where ``live`` (None: everywhere). Not of MOMENTS, which need counts.
 
-    EXPONENTIALS: of two maxima the larger stays and the sum below the other shrinks by exp(-abs(a - v)), or by 1 if
-    they are equal, perhaps infinite.
+    EXPONENTIALS: the larger maximum stays, and the sum of the other is scaled by exp(-abs(a - v)), or by 1 if both
+    maxima are equal, which may be infinite.
     """
     if live is not None:
         if KIND == PRODUCT:
@@ -142,28 +144,30 @@ def _times(a, b):
 
 @triton.jit
 def extremum_of(a, LARGEST: tl.constexpr):
-    """(the extremum along each row, whether there is a NaN): Triton's own extrema leave NaN out."""
+    """(extremum of each row, whether it holds a NaN). Triton's tl.max and tl.min ignore NaN."""
     odd = tl.max((a != a).to(tl.int32), 1) > 0
     if LARGEST:
         top = tl.max(a, 1)
     else:
         top = tl.min(a, 1)
     if a.dtype.is_floating():
-        top = tl.where(odd, float("nan"), top + 0.0)  # which of two zeros it is would depend on their order
+        top = tl.where(odd, float("nan"), top + 0.0)  # + 0.0: -0 becomes 0, else the order of zeros would matter
     return top, odd
 
 
 @triton.jit
 def position_of(a, b, top, odd):
-    """The smallest of the positions ``b`` where a is ``top``, or NaN if that is ``odd``."""
+    """The smallest position ``b`` at which a equals ``top``, or at which it is NaN if ``odd``."""
     is_it = tl.where(odd[:, None], a != a, a == top[:, None])
     return tl.min(tl.where(is_it, b, 0x7FFFFFFFFFFFFFFF), 1)
 
 
 @triton.jit
 def folded(a, b, count, n, KIND: tl.constexpr):
-    """The accumulators of a tile's rows merged to one for each: (a, b) [ROWS]. Of MOMENTS, each is of ``count``
-    elements, and all of ``n``."""
+    """The accumulators [ROWS, BLOCK] of a tile merged into one for each row: (a, b) [ROWS].
+
+    MOMENTS: an accumulator has ``count`` elements, those of a row ``n`` together.
+    """
     if KIND == SUM:
         a = tl.sum(a, 1)
         b = a
@@ -177,7 +181,7 @@ def folded(a, b, count, n, KIND: tl.constexpr):
         b = position_of(a, b, top, odd)
         a = top
     elif KIND == MOMENTS:
-        mean = tl.sum(a * (count / n), 1)  # the sum of all elements may be beyond the largest number
+        mean = tl.sum(a * (count / n), 1)  # not sum / n: the sum of all elements may overflow
         apart = a - mean[:, None]
         b = tl.sum(b, 1) + tl.sum(count * apart * apart, 1)
         a = mean
@@ -191,7 +195,7 @@ def folded(a, b, count, n, KIND: tl.constexpr):
 
 @triton.jit
 def finished(a, b, n, correction, order, FINISH: tl.constexpr):
-    """The result of the accumulators of ``n`` elements."""
+    """The result FINISH(a, b) of an accumulator of ``n`` elements."""
     if FINISH == MEAN:
         a = a / n
     elif FINISH == VARIANCE:

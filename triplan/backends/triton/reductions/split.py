@@ -11,14 +11,14 @@ from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import SUPPORTED, Support, Target
 
-#: Registers of a thread that merges accumulators, at most.
+#: Limit of registers per thread in the kernel that merges accumulators.
 MERGING_REGISTERS = 128
 
 
 def applies(desc: ReductionProblem, target: Target) -> Support:
     found = plan_of(desc)
     programs = found.groups() * found.chunks
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs, 2**31 or more")
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
 
 
 def rank(desc: ReductionProblem, target: Target) -> float:
@@ -59,7 +59,7 @@ def split(desc: ReductionProblem, target: Target) -> list[Launch]:
             own = {**own, "out": None, "indices": None}
         taken = {name: own[name] for name in which.arg_names if not name.isupper()}
         constants = {name: known[name] for name in which.arg_names if name in known}
-        # Left alone, ptxas spills in merges of variances.
+        # Without a limit, ptxas spills registers when it merges variances, to raise occupancy.
         most = None if which is reduce_kernel else MERGING_REGISTERS
         launches.append(Launch(which, grid, taken, constants, WARPS, max_registers=most, fuses=False))
     return launches

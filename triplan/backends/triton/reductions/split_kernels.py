@@ -1,4 +1,4 @@
-"""Reductions in chunks: merges the accumulators of each line's chunks."""
+"""Kernel of ``split`` that merges the accumulators of the chunks of each line."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -41,15 +41,15 @@ def merge_kernel(
 ):
     """out[r] = finish(merge over c of (firsts[r, c], seconds[r, c])), in the order of c.
 
-    firsts, seconds: [lanes, chunks] of accumulators of ``chunk`` elements each, the last perhaps of fewer; out:
-    RESULT; indices: i64 or absent.
+    firsts, seconds: [lanes, chunks], accumulators of ``chunk`` elements each (the last may have fewer); out: [lanes] of
+    RESULT; indices: [lanes] of i64, or None.
     """
     _, out_at, index_at, number, inside = lines_of(tl.program_id(0), lanes, lanes, kept, None, False, ROWS, POINT_TYPE)
     row = number.to(tl.int64)[:, None] * chunks
     col = tl.arange(0, BLOCK)
     a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
     if KIND == MOMENTS:
-        for step in range(tl.cdiv(chunks, BLOCK)):  # the mean of all, then deviations from it
+        for step in range(tl.cdiv(chunks, BLOCK)):  # first the mean of all, then the squared deviations from it
             c = step * BLOCK + col
             live = inside[:, None] & (c < chunks)[None, :]
             share = tl.minimum(n - c.to(n.dtype) * chunk, chunk).to(COMPUTE)[None, :] / n.to(COMPUTE)
@@ -76,7 +76,7 @@ def merge_kernel(
             if seconds is not None:
                 w = tl.load(seconds + row + c[None, :], mask=live, other=0)
             if KIND == ARGMAX or KIND == ARGMIN:
-                b = tl.where(live & (b == 0x7FFFFFFFFFFFFFFF), w, b)  # of a line of identities
+                b = tl.where(live & (b == 0x7FFFFFFFFFFFFFFF), w, b)  # no position yet: all equal the identity
             a, b = merged(a, b, v, w, live, KIND, IDENTITY)
         a, b = folded(a, b, b, n.to(COMPUTE), KIND)
     tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)

@@ -13,7 +13,9 @@ def applies(desc: ReductionProblem, target: Target) -> Support:
     found = plan_of(desc)
     if found.chunks > 1:
         return Support.no(f"lines of {found.n} elements are divided into {found.chunks} chunks")
-    return SUPPORTED if found.groups() < 2**31 else Support.no(f"needs {found.groups()} programs, 2**31 or more")
+    if found.groups() >= 2**31:
+        return Support.no(f"needs {found.groups()} programs; a grid holds fewer than 2**31")
+    return SUPPORTED
 
 
 def rank(desc: ReductionProblem, target: Target) -> float:

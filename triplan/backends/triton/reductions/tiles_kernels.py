@@ -1,4 +1,4 @@
-"""Reductions by tiles [ROWS, BLOCK] of results and of what is reduced, each element read once."""
+"""Kernel of ``tiles`` and of the first launch of ``split``: tiles [ROWS, BLOCK] of lines; each element is read once."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -33,7 +33,7 @@ def taken(
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """x at the positions ``k`` of each line, as it is accumulated."""
+    """x at positions ``k`` of each line, mapped as it is accumulated."""
     if UNIT:
         at = k.to(tl.int64)
     else:
@@ -43,9 +43,9 @@ def taken(
 
 @triton.jit
 def step_of(a, b, v, k, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
-    """(a, b) and the elements ``v`` at ``k``; ``steps``: how many each accumulator has with them.
+    """The accumulators (a, b) with the elements ``v`` at positions ``k``, the ``steps``-th of each accumulator.
 
-    ``live``: which exist, or None. (What results that do not exist accumulate is not stored.)
+    ``live``: which elements exist, or None. (Rows beyond the last line accumulate anything; they are not stored.)
     """
     if KIND == MOMENTS:
         apart = v - a
@@ -93,11 +93,11 @@ def reduce_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out[r] = finish(accumulate over k of map(x[r, k])); with ``chunks`` > 1, the accumulators of one of them.
+    """out[r] = finish(accumulate over k of map(x[r, k])); if ``chunks`` > 1, the accumulators of each chunk instead.
 
-    x: any element, at kept[r] + reduced[k]; out: RESULT; indices: i64 or absent; firsts, seconds: [lanes, chunks] of
-    the accumulators, or absent. A program reduces one chunk of ROWS lines: BLOCK accumulators a line, each over every
-    BLOCK-th element, are merged at the end.
+    x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; indices: [lanes] of i64, or None; firsts,
+    seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS lines with BLOCK accumulators
+    a line, each over every BLOCK-th element, which are merged at the end.
     """
     x_at, out_at, index_at, number, inside = lines_of(
         tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE
@@ -111,7 +111,7 @@ def reduce_kernel(
         b = tl.zeros((ROWS, BLOCK), tl.int64) + (first + col).to(tl.int64)[None, :]
     else:
         b = tl.zeros((ROWS, BLOCK), COMPUTE)
-    # Only the last block is masked: a mask of a length that is no multiple of 16 bytes narrows loads.
+    # Only the last block is masked: a mask whose length is not a multiple of 16 bytes narrows loads.
     whole = length // BLOCK
     for step in range(whole):
         k = first + step * BLOCK + col
