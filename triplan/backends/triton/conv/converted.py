@@ -1,6 +1,6 @@
-"""Kernel ``converted``: ``tiles`` over copies with channels last, of operands that have channels first.
+"""Kernel ``converted``: copies operands from channels first to channels last, and runs ``tiles`` on the copies.
 
-``entries`` makes such a kernel of another one.
+``entries`` makes such a kernel of any other.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _strides(o: Operand) -> tuple[int, ...]:
 
 
 def _with_copies(desc: Conv2dProblem, arg: Arg) -> Arg:
-    """An argument of the inner kernel, with the copies in place of the operands; its own scratch lies behind them."""
+    """An argument of the inner kernel with copies in place of operands; its own scratch follows the copies."""
     offsets, end = _offsets(desc)
     if isinstance(arg, tuple):
         return tuple(_with_copies(desc, a) for a in arg)

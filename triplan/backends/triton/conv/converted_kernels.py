@@ -1,4 +1,4 @@
-"""Kernel of ``converted``: images from channels first to channels last, or back."""
+"""Kernel of ``converted``: transposes images from channels first to channels last, or back."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -19,11 +19,10 @@ def conv2d_order_kernel(
     BLOCK_P: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """out[image, pixel, channel] = source[image, channel, pixel], or with LAST False the other way round: BLOCK_P of
-    ``pixels`` and BLOCK_C of ``channels`` of one image.
+    """out[image, pixel, channel] = source[image, channel, pixel]; with LAST False, the inverse.
 
-    Both packed, of one element. Each side is read or written along its own last axis: the compiler turns the tile in
-    shared memory.
+    source, out: packed, of the same element. A program moves BLOCK_P pixels by BLOCK_C channels of one image. It reads
+    and writes along the last axis of each side; the compiler transposes the tile through shared memory.
     """
     program = tl.program_id(0)
     pixel = program % tiles_pixels * BLOCK_P + tl.arange(0, BLOCK_P)

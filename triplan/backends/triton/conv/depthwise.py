@@ -1,4 +1,4 @@
-"""Kernel ``depthwise``: convolution of each channel by itself, without products of matrices, and its gradients."""
+"""Kernel ``depthwise``: convolution of each channel separately and its gradients, without matrix products."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from triplan.backends.triton.conv import depthwise_kernels as kernels, shared
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
 
-#: Pixels of a tile, and its rows at most; channels at most. Untuned.
+#: Pixels of a tile, its rows at most, and its channels at most. Untuned.
 PIXELS = 64
 ROWS = 8
 CHANNELS = 64
-#: Taps times pixels times channels of a tile of the gradient of weight: 32 sums a thread. Untuned.
+#: Taps times pixels times channels of a tile of the gradient of weight: 32 accumulators a thread. Untuned.
 SUMS = 4096
-#: Programs that hide the latency of its loads, and parts at most. Untuned.
+#: Programs of the gradient of weight that hide the latency of its loads, and parts at most. Untuned.
 BUSY_PROGRAMS = 2112
 MOST_PARTS = 256
 WARPS = 4
-#: Products that one multiprocessor adds in a microsecond, also for the gradient of weight: on an H200, of 3 x 3 taps.
+#: Products that one multiprocessor accumulates per microsecond, for pixels and for the gradient of weight; measured on
+#: an H200 with 3 x 3 taps.
 SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 2.3e4, 7e3
 
 
@@ -50,7 +51,7 @@ def _tiles(desc: Conv2dProblem) -> tuple[int, int, int]:
 
 
 def _lanes(desc: Conv2dProblem) -> int:
-    """Pixels of a tile of the gradient of weight."""
+    """Pixels that a tile of the gradient of weight accumulates side by side."""
     return max(SUMS // (ceil_power(desc.kernel[1]) * _block(desc)), 1)
 
 
@@ -83,7 +84,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
 
 
 def _precision(desc: Conv2dProblem) -> MathPrecision:
-    """Nothing is rounded to tf32 here."""
+    """The precision of products: the element's own, because without tensor cores nothing is rounded to tf32."""
     return MathPrecision(desc.element.value)
 
 
@@ -94,7 +95,7 @@ def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
 
 
 def numerics(desc: Conv2dProblem) -> str | None:
-    """The taps of a pixel are added one by one, whatever its tile."""
+    """The numerics id: the taps of a pixel are added one by one, whatever its tile."""
     kernel = "x".join(map(str, desc.kernel))
     return None if shared.of_weight(desc) else f"{desc.op}.depthwise.{desc.element}.{kernel}.v1"
 
@@ -104,7 +105,7 @@ def workspace(desc: Conv2dProblem, target: Target) -> int:
 
 
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    """The result, or the gradient of x."""
+    """The launch for the result, or for the gradient of x."""
     if programs(desc) == 0:
         return []
     height, width = _tile(desc)
@@ -122,7 +123,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
 
 
 def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    """The gradient of weight: each part of the pixels, then the sum of the parts."""
+    """The launches for the gradient of weight: sums over each part of the pixels, then the sum of the parts."""
     if programs(desc) == 0:
         return []
     parts, each = _parts(desc)

@@ -1,6 +1,8 @@
-"""Kernels of ``depthwise``: convolution of each channel by itself. Nothing is shared between channels, so there is no
-matrix product: a thread multiplies and adds for a few pixels of a few channels, which are adjacent in memory if
-channels are last."""
+"""Kernels of ``depthwise``: convolution of each channel separately.
+
+Channels share no factors, so there is no matrix product. A thread multiplies and adds for a few pixels of a few
+channels, which are adjacent in memory if channels are last.
+"""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -43,12 +45,12 @@ def conv2d_depthwise_kernel(
     TRANSPOSED: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """out[pixel, channel] = bias[channel] + sum over taps of source[pixel at tap, channel] * weight[channel, tap]:
-    BLOCK_C channels of TILE_ROWS by TILE_COLUMNS pixels of one image.
+    """out[pixel, channel] = bias[channel] + sum over taps of source[pixel at tap, channel] * weight[channel, tap].
 
-    ``source`` and ``out`` (image, channel, row, column) of f16, bf16, f32 or f64; ``weight`` (channel, 1, tap row, tap
-    column); strides in this order, None for 1; sums in ACC. TRANSPOSED: the gradient of x. A tile is a square so that
-    the taps of its pixels read the same lines of the L1 cache.
+    ``source`` and ``out``: (image, channel, row, column) of f16, bf16, f32 or f64; ``weight``: (channel, 1, tap row,
+    tap column); strides in this order, None for 1; sums in ACC. A program computes BLOCK_C channels of TILE_ROWS by
+    TILE_COLUMNS pixels of one image; tiles are nearly square, so that the taps of their pixels share lines of the L1
+    cache. TRANSPOSED: the gradient of x.
     """
     program = tl.program_id(0)
     channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -116,12 +118,12 @@ def conv2d_depthwise_weight_kernel(
     BLOCK_C: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """out[channel, tap] = sum over ``each`` pixels of dout[pixel, channel] * x[pixel at tap, channel]: BLOCK_C
-    channels, the taps of one row of the filters (TAPS, of which ``kernel_columns`` exist), one part of the pixels.
+    """out[part, channel, tap] = sum over the part's ``each`` pixels of dout[pixel, channel] * x[pixel at tap, channel].
 
-    ``x`` and ``dout`` (image, channel, row, column) of f16, bf16, f32 or f64; ``out`` (part, channel, 1, tap row, tap
-    column), its parts ``part_stride`` apart; strides in this order, None for 1. Each of BLOCK_P lanes sums its pixels,
-    and the lanes are added last: dout is read once for the taps of a row.
+    ``x`` and ``dout``: (image, channel, row, column) of f16, bf16, f32 or f64; ``out``: (part, channel, 1, tap row, tap
+    column), where parts have the stride ``part_stride``; strides in this order, None for 1. A program computes BLOCK_C
+    channels, one row of taps (TAPS, of which ``kernel_columns`` exist) and one part of the pixels. dout is read once
+    for a row of taps; each of BLOCK_P lanes sums its own pixels, and the lanes are added at the end.
     """
     program = tl.program_id(0)
     tap_row = program % kernel_rows

@@ -94,7 +94,7 @@ def supports(desc: PoolProblem, target: Target) -> Support:
     plane = max(desc.height * desc.width, _steps(desc), getattr(desc, "divisor", 0))
     largest = max(_pixels(desc), plane, desc.channels, *products, *reach)
     if largest >= MOST:
-        return Support.no(f"{largest} pixels or positions; it takes fewer than {MOST}")
+        return Support.no(f"{largest} pixels or positions; it counts fewer than {MOST}")
     if _programs(desc) >= 2**31:
         return Support.no(f"{_programs(desc)} programs; a grid holds fewer than 2**31")
     return SUPPORTED

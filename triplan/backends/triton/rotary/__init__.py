@@ -1,4 +1,4 @@
-"""Rotary position embedding: one kernel for q and k, pairs of either kind, tables and computed angles."""
+"""Rotary position embedding: one kernel for q and k, both kinds of pairs, tables or computed angles."""
 
 from triplan.backends.triton.rotary import tiles
 

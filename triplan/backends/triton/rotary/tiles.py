@@ -17,22 +17,22 @@ from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.rotary import AnyRotaryDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 
-#: Heads of a tile, and a program's warps, unless heads are long. On an H200 programs of one such tile moved 3.95e6 to
-#: 4.0e6 bytes a microsecond, of (4, 4096, 32, 128) bf16 with tables (torch.compile 4.09e6, a copy 4.15e6): as fast as
-#: one warp with 8 heads of one token, and faster than tiles whose warps share tokens.
+#: Heads of a tile. (A program has WARPS warps, unless heads are long.) On an H200, programs of one such tile moved 3.95
+#: to 4.0 TB/s of (4, 4096, 32, 128) bf16 with tables (torch.compile 4.09, a copy 4.15): as fast as one warp with 8
+#: heads of one token, and faster than tiles whose warps share tokens.
 HEADS = 2
 WARPS = 4
-#: Tiles of a program that computes angles: in programs of one tile of 8 heads they took as long as all else. Untuned.
+#: Tiles of a program that computes angles. With one tile of 8 heads, angles took as long as everything else. Untuned.
 ANGLE_TILES = 4
-#: Warps of a multiprocessor that keep memory busy. Untuned.
+#: Warps per multiprocessor that saturate memory. Untuned.
 SM_WARPS = 32
-#: The longest head, in elements: one program holds it whole.
+#: The longest head, in elements: a program holds whole heads.
 MOST_ELEMENTS = 4096
-#: Roundings of each of the two products of a result, by whether the kernel computes the angles. From a table: the
-#: product and the sum. Computed: also the scale, and 4 for cosf or sinf, which are within 2 units in the last place
-#: ("CUDA C++ Programming Guide", mathematical functions).
+#: Roundings of each of the two products of a result, by whether the kernel computes the angles. False (tables): the
+#: product and the sum. True: also the scale, and 4 for cosf or sinf, which are within 2 units in the last place ("CUDA
+#: C++ Programming Guide", mathematical functions).
 ROUNDINGS = {False: 2, True: 4 + 3}
-#: The large operands.
+#: The operands that are tensors of heads.
 TENSORS = ("q", "q_out", "k", "k_out")
 
 
@@ -46,15 +46,15 @@ class Tile:
 
 
 def guarantee(desc: AnyRotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """A rotation depends on one pair alone, so neither batch nor order changes its bits. A norm depends on its head, in
-    an order that the tile and the promised layouts decide.
+    """A rotation depends on one pair alone, so neither batch nor order changes its bits. A norm sums over its head, in
+    an order that the tile and the promised layouts determine.
 
-    Of a norm: the product and sum of squares, at most one rounding each, their mean and eps, whose errors the root
-    halves; the root (2 units in the last place are 4 roundings), and the products with rstd and weight.
+    A norm adds roundings: at most one each for the product and the sum of squares, and those of mean and eps, all of
+    which the root halves; 4 for the root (2 units in the last place), and the products with rstd and weight.
     """
     compute, wide = desc.element.compute, desc.element.compute is ElementKind.F64
     normed, length = isinstance(desc, NormedRotaryDescriptor), desc.q_shape[3]
-    rotated = ROUNDINGS[desc.table_rows is None] + (ROUNDINGS[True] if wide else 0)  # the float64 oracle's own too
+    rotated = ROUNDINGS[desc.table_rows is None] + (ROUNDINGS[True] if wide else 0)  # f64: the oracle's roundings too
     rstd = ((length + 3) // 2 + 4) * (2 if wide else 1)
     found = {}
     for o in desc.operands():
@@ -69,7 +69,7 @@ def guarantee(desc: AnyRotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 def applies(desc: AnyRotaryDescriptor, target: Target) -> Support:
     if desc.q_shape[3] > MOST_ELEMENTS:
-        return Support.no(f"heads of {desc.q_shape[3]} elements; takes {MOST_ELEMENTS} or fewer")
+        return Support.no(f"heads of {desc.q_shape[3]} elements; it takes up to {MOST_ELEMENTS}")
     programs = _blocks(desc, _tile(desc)) * ((desc.q_shape[2] + (desc.k_heads or 0)) // _tile(desc).heads + 2)
     return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
 
@@ -82,7 +82,7 @@ def numerics(desc: AnyRotaryDescriptor) -> str | None:
     name = f"{desc.op}.{desc.element}.{'angles' if desc.table_rows is None else 'table'}.v1"
     if not isinstance(desc, NormedRotaryDescriptor):
         return name
-    # Which elements a thread loads together decides the order of a sum.
+    # The order of a sum depends on which elements a thread loads together, and so on the promised layouts.
     promises = [
         f"{o.alignment}x{o.layout.stride_multiple}{'' if o.layout.unit_axis is None else o.layout.unit_axis}"
         if not o.layout.packed
@@ -95,8 +95,8 @@ def numerics(desc: AnyRotaryDescriptor) -> str | None:
 
 
 def _tile(desc: AnyRotaryDescriptor) -> Tile:
-    """Each thread holds 16 bytes of either half of a head, so that no two compute the same angles; or one pair, where
-    each element of a head has an address of its own."""
+    """A thread holds 16 bytes of each half of a head, so that no two threads compute the same angles; or one pair, if
+    the elements of a head are not contiguous."""
     pairs = ceil_power(ceil_power(desc.half) + ceil_power(desc.q_shape[3] - 2 * desc.half) // 2)
     unit = all(o.layout.packed or o.layout.unit_axis == 3 for o in desc.operands() if o.name in TENSORS)
     threads = max(pairs * desc.element.itemsize // 16 if unit else pairs, 1)
@@ -109,8 +109,8 @@ def _blocks(desc: AnyRotaryDescriptor, tile: Tile) -> int:
 
 
 def _tiles(desc: AnyRotaryDescriptor, tile: Tile, target: Target) -> int:
-    """Tiles of heads that a program rotates: one, but several where it computes angles, which takes as long as rotating
-    a few tiles, unless tokens are too few to keep the card busy then."""
+    """Tiles of heads that a program rotates. One with tables. With computed angles, which take as long as rotating a
+    few tiles, several; but one if there are too few tokens to keep the card busy with that."""
     most = min(ANGLE_TILES, -(-max(desc.q_shape[2], desc.k_heads or 0, 1) // tile.heads))
     warps = _blocks(desc, tile) * tile.warps * -(-desc.q_shape[2] // (tile.heads * most))
     return 1 if desc.table_rows is not None or warps < target.sm_count * SM_WARPS else most
@@ -142,7 +142,7 @@ def tiles(desc: AnyRotaryDescriptor, target: Target) -> list[Launch]:
     blocks, each = _blocks(desc, tile), tile.heads * _tiles(desc, tile, target)
     q_groups, k_groups = -(-q_heads // each), -(-(desc.k_heads or 0) // each)
     groups = max(q_groups + k_groups, 1)
-    if not blocks or (status is None and not (q_heads or desc.k_heads)):  # positions are looked at without heads too
+    if not blocks or (status is None and not (q_heads or desc.k_heads)):  # (status needs no heads, only positions)
         return before
     tensors = {o.name: _tensor(o) for o in desc.operands() if o.is_tensor}
     tokens, rest, compute = batch * sequence, length - 2 * desc.half, desc.element.compute
@@ -178,7 +178,7 @@ def tiles(desc: AnyRotaryDescriptor, target: Target) -> list[Launch]:
         "REST": ceil_power(rest) if rest else 0,
         "INTERLEAVED": desc.pairs == "interleaved",
         "CLAMP": desc.out_of_bounds == "clamp",
-        # Where the heads of a token lie side by side. (On an H200 3% faster; elsewhere 4% slower.)
+        # If the heads of a token are adjacent in memory. (On an H200 3% faster then, and 4% slower otherwise.)
         "GROUPS_FIRST": desc.operand("q").layout.packed,
         # (Triton cannot compare nested tuples with None.)
         "KEYS": desc.k_heads is not None,

@@ -1,4 +1,4 @@
-"""Rotary position embedding: a program finds the angles of a few tokens once, and rotates their heads by them."""
+"""Kernel of ``tiles``: a program loads or computes the angles of a few tokens once, and rotates their heads by them."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -44,16 +44,16 @@ def rotary_kernel(
     POSITIONS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """out = (x * cos - y * sin, y * cos + x * sin) for each pair (x, y) of each head, with ``sign`` times sin.
+    """out = (x * cos - y * sin, y * cos + x * sin) for each pair (x, y) of each head; sin is multiplied by ``sign``.
 
-    q, k (with KEYS): (heads, x, out, and with NORM weight, rstd). x and out: (batch, sequence, heads,
-    elements of a head), of which 2 * ``half`` are rotated and ``rest`` are not; weight: (elements of a head,); rstd:
-    (batch, sequence, heads). cos, sin: (batch, table_rows, half) with TABLE, else inv_freq: (half,). positions: (batch,
-    sequence), with POSITIONS. Each tensor is (address, strides); a stride of None is 1.
+    q, and k with KEYS, are tuples (heads, x, out), with NORM (heads, x, out, weight, rstd). x, out: (batch, sequence,
+    heads, head_dim) of f16, bf16, f32 or f64, of which 2 * ``half`` elements are rotated and ``rest`` are copied;
+    weight: (head_dim,); rstd: (batch, sequence, heads). With TABLE, cos, sin: (batch, table_rows, half), else inv_freq:
+    (half,). With POSITIONS, positions: (batch, sequence). Each tensor is (address, strides); a stride of None is 1.
 
-    There are ``blocks`` of TOKENS tokens of all sequences, and ``groups`` of ``tiles`` times HEADS heads, first
-    ``q_groups`` of q. Neighbouring programs work on the groups of a block, with GROUPS_FIRST, else on the blocks of a
-    group.
+    There are ``blocks`` of TOKENS tokens, over all sequences, and ``groups`` of ``tiles`` * HEADS heads: ``q_groups``
+    of q, then those of k. With GROUPS_FIRST, neighbouring programs take the groups of one block, otherwise the blocks
+    of one group.
     """
     pid = tl.program_id(0)
     if GROUPS_FIRST:
@@ -129,7 +129,7 @@ def _rotate(
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Rotate the ``tiles`` tiles of heads of a group; without LOOPS one, which takes fewer registers."""
+    """Rotate the ``tiles`` tiles of a group of heads; without LOOPS there is one tile, which takes fewer registers."""
     if LOOPS:
         for i in range(tiles):
             head = (group * tiles + i) * HEADS
@@ -157,9 +157,9 @@ def _rotate_tile(
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Rotate HEADS heads of the tokens (``b``, ``s``) [TOKENS] by c and d [TOKENS, BLOCK].
+    """Rotate HEADS heads of the tokens (``b``, ``s``) [TOKENS] by cos ``c`` and sin ``d`` [TOKENS, BLOCK].
 
-    Both results are one product, rounded, and one fused multiply-add: written so, no binary rounds otherwise.
+    Each result is a rounded product and an explicit FMA, so that ptxas has no choice of which product to contract.
     """
     count, x, out, weight, rstd = heads
     c = c[None, :, :]
@@ -211,7 +211,7 @@ def _rotate_tile(
 
 @triton.jit
 def _offset(strides, b, s, column=None):
-    """Offsets of (b, s) [TOKENS], or of (b, s, column) [TOKENS, BLOCK]."""
+    """Offsets of tokens (b, s) [TOKENS], or of their elements (b, s, column) [TOKENS, BLOCK]."""
     offset = axis_offset(b, strides[0]) + axis_offset(s, strides[1])
     if column is not None:
         offset = offset[:, None] + axis_offset(column, strides[2])[None, :]
@@ -220,5 +220,5 @@ def _offset(strides, b, s, column=None):
 
 @triton.jit
 def _heads(strides, head, b, s):
-    """Offsets of heads [HEADS, TOKENS, 1]."""
+    """Offsets of the heads ``head`` of tokens (b, s), [HEADS, TOKENS, 1]."""
     return axis_offset(head, strides[2])[:, None, None] + _offset(strides, b, s)[None, :, None]

@@ -1,4 +1,4 @@
-"""``looped`` of scans: a program walks along rows of any length and carries the result so far."""
+"""Kernel ``looped`` of scans: a program loops over the blocks of rows of any length, and carries the result so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import ScanEntry
 from triplan.sku import Target
 
-#: Microseconds of a step of the loop, which waits for its loads and for the step before. Untuned.
+#: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
 STEP_US = 1.0
 
 

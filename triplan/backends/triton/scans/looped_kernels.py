@@ -31,8 +31,8 @@ def scan_looped_kernel(
 ):
     """out[k] = x[0] + ... + x[k] along each row; with REVERSE, x[k] + ... + x[n - 1]; with PRODUCT, products.
 
-    x, out: [outer, lanes, n] of f16, bf16, f32, f64 or i64; they may be the same memory. A program walks along ROWS
-    rows by blocks of BLOCK elements.
+    x, out: [outer, lanes, n] of f16, bf16, f32, f64 or i64; they may be the same memory. A program scans ROWS rows in
+    blocks of BLOCK elements.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     at = row_pointers(x, x_strides, outer, sizes, lane)
@@ -71,8 +71,8 @@ def cumprod_backward_looped_kernel(
 ):
     """dx[k] = out[k - 1] * s[k], where s[k] = dout[k] + x[k + 1] * s[k + 1], along each row.
 
-    dout, x, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64. A program walks along ROWS rows, from their end, by
-    blocks of BLOCK elements, and carries the first s of the block before.
+    dout, x, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64. A program scans ROWS rows from their end, in blocks of
+    BLOCK elements, and carries the first s of the previous block.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     dout_at = row_pointers(dout, dout_strides, outer, sizes, lane)

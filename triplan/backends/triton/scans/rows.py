@@ -1,4 +1,4 @@
-"""``rows`` of scans: a program holds whole rows in registers."""
+"""Kernel ``rows`` of scans: a program holds whole rows in registers."""
 
 from __future__ import annotations
 

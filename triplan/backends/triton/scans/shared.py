@@ -9,17 +9,17 @@ from triplan.backends.triton.common.rows_entries import Entry
 from triplan.descriptors import CumprodBackwardDescriptor, Operand, ScanDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 
-#: The ops that integers have too.
+#: The ops that also take integers.
 SCANS = ("cumsum", "cumprod")
-#: Elements of a tile at most, which some arrays of f32 must fit with in registers. Untuned.
+#: Elements of a tile at most, so that a few f32 arrays of its size fit into registers. Untuned.
 MOST = 4096
 
 
 class ScanEntry(Entry):
     desc: ScanDescriptor | CumprodBackwardDescriptor
     ops: ClassVar[tuple[str, ...]] = (*SCANS, "cumprod_backward")
-    in_order = False  # no operand has one element a row
-    late = ("x", "dout", "out")  # each element is read once, for the results
+    in_order = False  # no operand has one element per row
+    late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
 
     @classmethod
     def elements_of(cls, op: str) -> tuple[str, ...]:
@@ -40,14 +40,14 @@ class ScanEntry(Entry):
         return self.rows.invariant
 
     def depth(self) -> int:
-        """Additions on the path of a term at most. However a tile's scan is divided among threads, its elements are
-        combined by one addition fewer than there are; then each further tile adds one."""
+        """Additions on the path of a term, at most. A tile has fewer than its number of elements, however its scan is
+        divided among threads; each further tile adds one."""
         return self.tile.block + -(-self.rows.n // self.tile.block)
 
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
-        """A sum is of its terms, each rounded by ``depth`` additions. A product of k elements is rounded k - 1 times,
-        however it is divided. A term of the backward is a product of at most n elements, and is rounded by a product
-        and an addition wherever it is combined."""
+        """A term of a sum is rounded by ``depth`` additions. A product of k elements is rounded k - 1 times, however it
+        is divided. A term of the backward is a product of at most n elements, and each time that runs are merged it is
+        rounded by a product and an addition."""
         n, depth, batch = self.rows.n, self.depth(), self.invariant()
         if not self.element.is_floating_point:  # modulo 2**64 any order is right
             return bounds.guarantee(ElementKind.I64, bounds.EXACT, math_precision=MathPrecision.EXACT, batch=batch)

@@ -1,7 +1,7 @@
-"""``split`` of scans: each block of a row has its own program, for few and long rows.
+"""Kernel ``split`` of scans: each block of a row has its own program, for few and long rows.
 
-Three launches: totals of the blocks, their scan, and the scan of each block from the total of all before it. Blocks
-depend on a row's length alone.
+Three launches: the totals of the blocks, the scan of the totals, and the scan of each block from the total of all
+blocks before it. The division into blocks depends on a row's length alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from triplan.backends.triton.scans.looped_kernels import scan_looped_kernel
 from triplan.backends.triton.scans.shared import MOST, SCANS, ScanEntry
 from triplan.sku import SUPPORTED, Support, Target
 
-#: Blocks of a row from which on it is divided whatever the number of rows, where batch invariance is required, as the
-#: choice must not depend on that number; shorter ones are walked along. Untuned.
+#: If batch invariance is required, the choice between ``split`` and ``looped`` must not depend on the number of rows:
+#: rows of at least so many blocks are split. Untuned.
 FEWEST_BLOCKS = 4
 
 
@@ -44,12 +44,12 @@ class ScanSplit(SplitRows, ScanEntry):
         )
 
     def totals_tile(self) -> Tile:
-        """What a program scans of a row's totals at a time."""
+        """The tile in which ``looped`` scans the totals of rows."""
         block = min(ceil_power(self.blocks()), MOST * 4 // self.compute.itemsize)
         return Tile(1, block, warps_for(block, self.compute.itemsize))
 
     def depth(self) -> int:
-        """A term is added within its block, within the scan of totals, and as part of what a block starts from."""
+        """Additions on the path of a term: within its block, within the scan of totals, and one to a later block."""
         within = self.totals_tile().block
         return 2 * self.tile.block + within + -(-self.blocks() // within)
 

@@ -1,8 +1,8 @@
-"""Scans, entry ``split``: each row divided among ``blocks`` programs (reduce, then scan).
+"""Scans, entry ``split``: each row is divided among ``blocks`` programs, which reduce and later scan a block each.
 
-Between the launches of these kernels ``scan_looped_kernel`` scans the totals of each row. Operands of shape [outer,
-lanes, n] and their strides: see ``common/rows_kernels``. The first launch loads with ``evict_last``, to keep the rows
-in the cache for the last, which loads with ``evict_first``.
+Between the launches of these two kernels ``scan_looped_kernel`` scans the totals of each row. For operands of shape
+[outer, lanes, n] and their strides see ``common/rows_kernels``. The first launch loads with ``evict_last``, to keep the
+rows in the L2 cache for the last one, which loads with ``evict_first``.
 """
 
 # mypy: ignore-errors
@@ -63,8 +63,8 @@ def scan_finish_kernel(
     """out[k] = x[0] + ... + x[k] for one block of one row; with REVERSE, x[k] + ... + x[n - 1]; with PRODUCT,
     products.
 
-    x, out: [outer, lanes, n] of f16, bf16, f32, f64 or i64; totals: [rows, blocks] of COMPUTE, scanned: that of the
-    neighbouring block is of all that comes before this one.
+    x, out: [outer, lanes, n] of f16, bf16, f32, f64 or i64; totals: [rows, blocks] of COMPUTE, already scanned: the
+    total of the neighbouring block covers all elements before this block.
     """
     row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
