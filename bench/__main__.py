@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from bench import (
     attention,
+    batch_norm,
     conv,
     copies,
     determinism,
@@ -41,10 +42,10 @@ from bench.indexing.cases import DTYPES
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
 REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1), "elementwise": (10, 1)}
 REPEATS |= {"conv": (10, 1), "random": (10, 1), "optim": (10, 1), "reductions": (10, 1), "sampling": (10, 1)}
-REPEATS["pooling"] = (10, 1)
+REPEATS |= {"pooling": (10, 1), "batch_norm": (10, 1)}
 #: Benches of one family's cases.
 ONE_FAMILY: dict[str, Any] = {"conv": conv, "copies": copies, "random": random, "reductions": reductions}
-ONE_FAMILY["pooling"] = pooling
+ONE_FAMILY |= {"pooling": pooling, "batch_norm": batch_norm}
 ONE_FAMILY |= {"rotary": rotary, "sampling": sampling}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
@@ -55,6 +56,7 @@ HELP = {
     "rotary": "rotary embedding of q and k against torch and torch.compile, on GPUs",
     "attention": "attention against torch's flash and cuDNN backends, on a GPU",
     "conv": "convolutions and their gradients against cuDNN, on GPUs",
+    "batch_norm": "batch normalisation and its gradients against torch and torch.compile, on GPUs",
     "pooling": "pooling and its gradients against torch, on GPUs",
     "copies": "copies, transposes, joins and fills against torch and torch.compile, on GPUs",
     "random": "random numbers and dropout against torch and torch.compile, on GPUs",

@@ -16,6 +16,7 @@ import triplan as tp
 from triplan import functional
 from triplan.functional import _plans
 from triplan.functional._replay import program as _program, replay as _replay
+from triplan.functional.batch_norm import _normalised
 from triplan.nn.attention import _multi_head
 
 
@@ -124,6 +125,6 @@ def replays_on_cpu() -> Iterator[list[bool]]:
 
 def forget() -> None:
     """Drop all replays."""
-    for function in (*(getattr(functional, name) for name in functional.__all__), _multi_head):
+    for function in (*(getattr(functional, name) for name in functional.__all__), _multi_head, _normalised):
         if hasattr(function, "replays"):
             function.replays.forget()

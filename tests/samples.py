@@ -27,6 +27,7 @@ TURNED = {"q_shape": (2, 4, 3, 8), "k_heads": 2, "rotary_dim": 4, "element": "f3
 FILTERED = {"batch": 2, "in_channels": 6, "height": 4, "width": 5, "out_channels": 6, "kernel": (3, 2), "groups": 2}
 FILTERED |= {"stride": (1, 2), "padding": (1, 0, 0, 1), "element": "f32"}
 POOLED = {"batch": 2, "channels": 6, "height": 4, "width": 5, "element": "f32"}
+IMAGES = {"batch": 5, "channels": 6, "pixels": 7, "element": "f32"}
 LISTED = {"sizes": (5, 0, 33), "scaled": True, "element": "f32"}
 #: Reductions, of each kind of accumulator one.
 REDUCTIONS = ("sum", "amax", "max", "var", "vector_norm", "logsumexp")
@@ -58,6 +59,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         *(TYPES[op](**MATRIX) for op in (*NORMS, "scale_gradient")),
         *(tp.ScanDescriptor(op=op, scan_axis=1, **MATRIX) for op in tp.ScanDescriptor.ops()),
         tp.CumprodBackwardDescriptor(scan_axis=1, **MATRIX),
+        *(TYPES[op](**IMAGES) for op in ("batch_norm", "batch_norm_backward")),
         *(TYPES[op](table_rows=9, positions=True, **TURNED) for op in ("rotary", "normed_rotary")),
         tp.CrossEntropyDescriptor(reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True, **MATRIX),
         *(TYPES[op](reduction="byte_mean", weight=True, **MATRIX) for op in LOSSES),

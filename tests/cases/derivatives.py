@@ -158,6 +158,11 @@ def _convolved(conv2d: Function) -> Function:
     return lambda x, y: conv2d(x, y[None, :, :2, :2], y[0, 0, :1], (1, 2), 1)
 
 
+def _normalised(batch_norm: Function) -> Function:
+    """Of a batch whose statistics are its own, and whose weight and bias are of the other tensor."""
+    return lambda x, y: batch_norm(x, None, None, y[0, :, 0], y[1, :, 1], True)
+
+
 #: Ours and torch's, of two tensors of one shape.
 PAIRS: dict[str, tuple[Function, Function]] = {
     "cat": (lambda x, y: F.cat([x, y], 1), lambda x, y: torch.cat([x, y], 1)),
@@ -171,6 +176,7 @@ PAIRS: dict[str, tuple[Function, Function]] = {
         lambda x, y: functional.adaptive_avg_pool2d(x * y, (2, 3)),
     ),
     "conv2d": (_convolved(F.conv2d), _convolved(functional.conv2d)),
+    "batch_norm": (_normalised(F.batch_norm), _normalised(functional.batch_norm)),
     "masked_fill": (lambda x, y: F.masked_fill(x, y > 0, 2.0) * y, lambda x, y: x.masked_fill(y > 0, 2.0) * y),
 }
 

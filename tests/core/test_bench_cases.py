@@ -446,7 +446,8 @@ def test_optim_smoke(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bench", ["conv", "copies", "elementwise", "pooling", "random", "reductions", "rotary", "sampling"]
+    "bench",
+    ["batch_norm", "conv", "copies", "elementwise", "pooling", "random", "reductions", "rotary", "sampling"],
 )
 def test_smoke_against_torch(tmp_path: Path, bench: str) -> None:
     found, _ = smoke(tmp_path, [bench, *ON_CPU], f"{bench}-cpu-smoke")

@@ -194,6 +194,7 @@ CHANGED: dict[str, object] = {
     "mask": "bool",
     "sequences": 3,
     "grad_element": "bf16",
+    "parameter_element": "f32",
     "state_element": "bf16",
 }
 

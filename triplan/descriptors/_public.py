@@ -2,6 +2,7 @@
 
 from triplan.descriptors.attention import *
 from triplan.descriptors.base import *
+from triplan.descriptors.batch_norm import *
 from triplan.descriptors.conv import *
 from triplan.descriptors.copies import *
 from triplan.descriptors.elementwise import *

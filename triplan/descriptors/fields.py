@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 if TYPE_CHECKING:
     from triplan.sku.model import Converted
@@ -84,6 +84,9 @@ Shape = Annotated[Extents, ShapeField()]
 RowsShape = Annotated[Extents, ShapeField(min_rank=2)]
 #: A shape of any rank; that of a scalar is ().
 AnyShape = Annotated[Extents, ShapeField(min_rank=0)]
+#: What norms add to a variance. 0 and below too, as in torch: where the sum is then 0 or below, results become NaN or
+#: infinite. -0.0 is stored as 0.0: equal values have equal keys.
+Epsilon = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda eps: eps + 0.0)]
 #: What an index outside its axis does. ``skip``: the update is dropped, a gathered element becomes zero. ``clamp``: the
 #: nearest valid position is taken. ``error``: as skip, and the lowest bad position is recorded in ``status``.
 OutOfBounds = Literal["skip", "clamp", "error"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
-
-from pydantic import AfterValidator, Field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from triplan.descriptors.base import PlannedBy, RowwiseDescriptor
-from triplan.descriptors.fields import RowsShape
+from triplan.descriptors.fields import Epsilon, RowsShape
 from triplan.descriptors.operand import Operand, Role
 
 if TYPE_CHECKING:
@@ -23,10 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["L2NormBackwardDescriptor", "L2NormDescriptor"]
 __all__ += ["LayerNormBackwardDescriptor", "LayerNormDescriptor"]
 __all__ += ["RmsNormBackwardDescriptor", "RmsNormDescriptor"]
-
-#: 0 and below too, as in torch: rows whose statistic is then 0 or no number become NaN or infinite. -0.0 is stored as
-#: 0.0: equal values have equal keys.
-Epsilon = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda eps: eps + 0.0)]
 
 
 class _Norm(RowwiseDescriptor):

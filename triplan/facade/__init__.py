@@ -1,6 +1,7 @@
 """What users hold: plans, their args, workspaces, caches."""
 
 from triplan.facade.attention import *
+from triplan.facade.batch_norm import *
 from triplan.facade.cache import *
 from triplan.facade.conv import *
 from triplan.facade.copies import *

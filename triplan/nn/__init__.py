@@ -2,6 +2,7 @@
 
 from triplan._exports import export as _export
 from triplan.nn.attention import *
+from triplan.nn.batch_norm import *
 from triplan.nn.conv import *
 from triplan.nn.copies import *
 from triplan.nn.elementwise import *

@@ -48,6 +48,7 @@ class OpCategory(_Name):
     INDEXING = "indexing"
     GEMM = "gemm"
     ROWWISE = "rowwise"
+    NORMALIZATION = "normalization"
     ELEMENTWISE = "elementwise"
     ATTENTION = "attention"
     CONV = "conv"

@@ -35,7 +35,7 @@ from proofs import (
     run,
     target,
 )
-from samples import ACCUMULATING, REDUCTIONS, REPRESENTED, SAMPLES, known
+from samples import ACCUMULATING, NORMS, REPRESENTED, SAMPLES, known
 from sanitized import plans_of_samples
 
 import triplan as tp
@@ -150,7 +150,7 @@ def test_batch_invariant_where_interpreted_segments_are_long(entry: str) -> None
 
 
 #: Ops that add up along rows.
-SUMS = ("cross_entropy", *(op for op in FAMILIES if "softmax" in op or ("_norm" in op and op not in REDUCTIONS)))
+SUMS = ("cross_entropy", *(op for op in FAMILIES if "softmax" in op or op in NORMS))
 STRIDED, NARROW = tp.Layout.strided(), tp.Layout(alignment=4)
 
 

@@ -1,0 +1,64 @@
+"""Draws of batch normalisation and its backward: channels last as packed images of one pixel, and channels first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import triplan as tp
+from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from triplan.testing.placing import write
+
+CHANNELS = (16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048)
+PIXELS = (49, 64, 196, 256, 784, 1024, 3136, 12544)
+EPS, MOMENTUM = 1e-5, 0.1
+
+
+def draw(op: str, d: Draw) -> tp.Descriptor:
+    element = d.element(op)
+    numel = max(d.bytes // (element.itemsize * (3 if op.endswith("_backward") else 2)), 64)
+    channels = d.extent(1, min(2048, numel // 8), CHANNELS)
+    pixels = 1 if d.chance(0.5) else d.extent(1, min(1 << 16, max(numel // channels // 2, 1)), PIXELS)
+    batch = max(numel // (channels * pixels), 2)
+    fields = {"training": d.chance(0.8), "weight": d.chance(0.9)}
+    fields["bias"] = fields["weight"]
+    return described(op, element=element, batch=batch, channels=channels, pixels=pixels, **fields)
+
+
+def complete(desc: Any, t: Tensors) -> None:
+    """Variances are positive; statistics of the backward are those of normal values."""
+    if desc.op.endswith("_backward"):
+        write(t["mean"], torch.zeros_like(t["mean"]))
+        write(t["rstd"], torch.ones_like(t["rstd"]))
+    elif "running_var" in t:
+        write(t["running_var"], t["running_var"].abs() + 0.5)
+
+
+def peers(desc: Any) -> dict[str, Peer]:
+    return {"torch": lambda t: _torchs(desc, t)}
+
+
+def _torchs(desc: Any, t: Tensors) -> Tensors:
+    aten, x, weight = torch.ops.aten, t["x"], t.get("weight")
+    if desc.op.endswith("_backward"):
+        running: tuple[Any, Any]
+        mask, running = [True, desc.weight, desc.bias], (None, None)
+        # On the CPU torch takes statistics in the element alone.
+        mean, rstd = (s if x.is_cuda else s.to(x.dtype) for s in (t["mean"], t["rstd"]))
+        if not desc.training:  # torch computes rstd from the variance
+            running = (mean.to(x.dtype), torch.full_like(mean, 1 - EPS).to(x.dtype))
+        dx, dweight, dbias = aten.native_batch_norm_backward(
+            t["dout"], x, weight, *running, mean, rstd, desc.training, EPS, mask
+        )
+        found = {"dx": dx, "dweight": dweight, "dbias": dbias}
+        return {name: found[name] for name, wanted in zip(found, mask, strict=True) if wanted}
+    mean, var = t["running_mean"], t["running_var"]
+    if not desc.training:
+        out, *_ = aten.native_batch_norm(x, weight, t.get("bias"), mean, var, False, MOMENTUM, EPS)
+        wide = (s.to(desc.element.compute.torch) for s in (mean, var))
+        return {"out": out, "mean": next(wide), "rstd": (next(wide) + EPS).rsqrt()}
+    # It updates them in place.
+    mean, var = mean.clone(), var.clone()
+    out, own, rstd = aten.native_batch_norm(x, weight, t.get("bias"), mean, var, True, MOMENTUM, EPS)
+    return {"out": out, "mean": own, "rstd": rstd, "next_mean": mean, "next_var": var}

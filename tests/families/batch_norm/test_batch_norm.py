@@ -1,0 +1,200 @@
+"""Batch normalisation beside torch's: statistics, layouts, modules, refusals; problems of any shape by every kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import H200, places
+from hypothesis import given, settings, strategies as st
+from proofs import target
+from replaying import replays_on_cpu
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+import triplan.nn
+from triplan.testing import check_plan, descriptors
+
+Tensor = torch.Tensor
+torchs = torch.nn.functional
+OPS = ("batch_norm", "batch_norm_backward")
+SHAPES = {"vectors": (8, 5), "rows": (4, 3, 7), "images": (4, 3, 5, 6), "volumes": (2, 3, 2, 3, 2), "empty": (0, 3, 4)}
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("layout", ["first", "last", "gaps"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_results_and_gradients_are_torchs(name: str, layout: str, training: bool) -> None:
+    x = drawn(*SHAPES[name])
+    if layout == "last":
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    elif layout == "gaps":
+        x = torch.stack((x, x), -1)[..., 1]
+    leaves = [x.requires_grad_(), *(drawn(x.size(1), seed=s).requires_grad_() for s in (1, 2))]
+    running = [(drawn(x.size(1), seed=3), drawn(x.size(1), seed=4).abs()) for _ in range(2)]
+    outs = [m.batch_norm(x, *r, *leaves[1:], training, 0.3, 1e-3) for m, r in zip((F, torchs), running, strict=True)]
+    torch.testing.assert_close(*outs, check_stride=x.dim() == 4 and layout != "gaps")
+    torch.testing.assert_close(*running)
+    g = torch.randn_like(outs[1]).requires_grad_()
+    first = [torch.autograd.grad(out, leaves, g, create_graph=True) for out in outs]
+    torch.testing.assert_close(*first)
+    if x.numel():
+        along = [drawn(*t.shape, seed=5) for t in leaves]
+        second = [torch.autograd.grad(found, (leaves[0], leaves[1], g), along) for found in first]
+        torch.testing.assert_close(*second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_of_f32_and_of_the_images(dtype: torch.dtype) -> None:
+    """As under mixed precision, and in models that are of one dtype."""
+    x = drawn(6, 4, 9).to(dtype)
+    for of in (dtype, torch.float32):
+        numbers = [drawn(4, seed=s).to(of).requires_grad_() for s in (1, 2)]
+        running = [(torch.zeros(4, dtype=of), torch.ones(4, dtype=of)) for _ in range(2)]
+        got = F.batch_norm(x, *running[0], *numbers, True)
+        wide = (t.double() for t in (x, *running[1], *numbers))
+        expected = torchs.batch_norm(*wide, True)
+        torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-2)
+        found = torch.autograd.grad(got.float().square().sum(), numbers)
+        assert all(t.dtype == of for t in (*found, *running[0]))
+
+
+def test_absent_parameters_and_cumulative_averages() -> None:
+    x = drawn(6, 4, 3)
+    torch.testing.assert_close(*(m.batch_norm(x, None, None, training=True) for m in (F, torchs)))
+    weight, bias = drawn(4, seed=1), drawn(4, seed=2)
+    torch.testing.assert_close(*(m.batch_norm(x, None, None, weight, None, True) for m in (F, torchs)))
+    torch.testing.assert_close(*(m.batch_norm(x, None, None, None, bias, True) for m in (F, torchs)))
+
+
+MODULES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "BatchNorm1d": ((6, 4), {"momentum": None}),
+    "BatchNorm2d": ((2, 4, 3, 3), {"eps": 1e-3, "momentum": 0.2}),
+    "BatchNorm3d": ((2, 4, 3, 2, 2), {"affine": False, "track_running_stats": False}),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_torchs(name: str) -> None:
+    shape, options = MODULES[name]
+    ours, theirs = (getattr(m, name)(4, **options).double() for m in (triplan.nn, torch.nn))
+    for seed in range(3):
+        torch.testing.assert_close(ours(drawn(*shape, seed=seed)), theirs(drawn(*shape, seed=seed)))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(*(m.eval()(drawn(*shape)) for m in (ours, theirs)))
+    assert repr(ours) == repr(theirs)
+    with pytest.raises(ValueError, match="expected"):
+        ours(drawn(4))
+
+
+def test_training_that_updates_running_statistics_is_replayed() -> None:
+    """But for the update, which autograd must not see."""
+    running = [(torch.zeros(4), torch.ones(4)) for _ in range(2)]
+    with replays_on_cpu() as answers:
+        for seed in range(5):
+            del answers[:]
+            x = drawn(6, 4, 9, seed=seed).float()
+            leaves = [x.clone().requires_grad_() for _ in range(2)]
+            outs = [
+                m.batch_norm(leaf, *r, training=True) for m, leaf, r in zip((F, torchs), leaves, running, strict=True)
+            ]
+            torch.testing.assert_close(*outs)
+            torch.testing.assert_close(*(torch.autograd.grad(o, t, x) for o, t in zip(outs, leaves, strict=True)))
+            torch.testing.assert_close(*running)
+        assert answers == [True, True]
+
+
+def test_registration() -> None:
+    x, weight, bias = (t.requires_grad_() for t in (drawn(3, 4, 5), drawn(4, seed=1), drawn(4, seed=2)))
+    mean, var, ops = drawn(4, seed=3), drawn(4, seed=4).abs(), torch.ops.triplan
+    for training in (True, False):
+        torch.library.opcheck(ops.batch_norm.default, (x, weight, bias, mean, var, training, 0.1, 1e-5))
+        given = (drawn(3, 4, 5, seed=5).requires_grad_(), x, mean, var, weight, bias, training)
+        torch.library.opcheck(ops.batch_norm_backward.default, given)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: F.batch_norm(x[:1, :, :1], None, None, training=True), ValueError, "more than 1 value"),
+        (lambda x: F.batch_norm(x, None, None), RuntimeError, "training=False"),
+        (lambda x: F.batch_norm(x, drawn(3), None, training=True), RuntimeError, "running_var"),
+        (lambda x: F.batch_norm(x, drawn(2), drawn(2)), RuntimeError, "3 elements"),
+        (lambda x: F.batch_norm(x, None, None, drawn(3).float(), training=True), RuntimeError, "float64"),
+        (lambda x: F.batch_norm(x[0, 0], None, None, training=True), RuntimeError, "2 axes"),
+        (lambda x: F.batch_norm(x.int(), None, None, training=True), tp.Unsupported, "only f16"),
+    ],
+)
+def test_refusals(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(drawn(2, 3, 4))
+
+
+def test_plans_refuse() -> None:
+    sizes: dict[str, Any] = {"batch": 2, "channels": 3, "pixels": 4, "element": "bf16"}
+    for fields, message in (
+        ({"batch": 0}, "must be positive"),
+        ({"training": False, "running": False}, "needs running"),
+        ({"parameter_element": "f16"}, "must be bf16 or f32"),
+    ):
+        with pytest.raises(tp.InvalidProblem, match=message):
+            tp.BatchNormDescriptor(**{**sizes, **fields})
+    for fields, message in (
+        ({"batch": 1 << 30}, "it counts fewer than"),
+        ({"layouts": {"weight": "strided"}}, "must be packed"),
+    ):
+        with pytest.raises(tp.Unsupported, match=message):
+            tp.plan(tp.BatchNormDescriptor(**{**sizes, **fields}), target=H200)
+
+
+@pytest.mark.parametrize("kernel", [None, pytest.param("channels", marks=pytest.mark.interpret)])
+def test_statistics_far_from_zero(kernel: str | None) -> None:
+    """Variances of 1 around 4096: squares in f32 would leave nothing of them."""
+    where = "cpu" if kernel is None else "interpret"
+    desc = tp.BatchNormDescriptor(batch=300, channels=3, pixels=1, element="f32", weight=False, bias=False)
+    x = (4096 + drawn(300, 3, 1)).float()
+    out, mean, rstd, var = torch.empty_like(x), torch.zeros(3), torch.empty(3), torch.ones(3)
+    args = tp.BatchNormArgs(x, out, torch.empty(3), rstd, None, None, mean, var, mean, var, momentum=1.0)
+    plan = tp.plan(desc, target=target(where))
+    plan.run(args, tp.Workspace.allocate(plan))
+    wide = x.double().flatten(1)
+    torch.testing.assert_close(var.double(), wide.var(0), rtol=1e-3, atol=0)
+    torch.testing.assert_close(rstd.double(), (wide.var(0, correction=0) + 1e-5).rsqrt(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(mean.double(), wide.mean(0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("element", ["bf16", "f32"])
+@pytest.mark.parametrize(("where", "kernel"), places("channels"))
+@settings(max_examples=10)
+@given(data=st.data())
+def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
+    cls = tp.descriptor_types()[data.draw(st.sampled_from(OPS))]
+    preference = tp.PlanPreference(kernel=kernel)
+    desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element, "parameter_element": None}))
+    vectors = {o.name: tp.Layout(alignment=16) for o in desc.operands() if len(o.shape) == 1}
+    desc = desc.replace(layouts={**dict(desc.layouts), **vectors})
+    check_plan(tp.plan(desc, target=target(where), preference=preference), runs=1)
+
+
+LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+
+
+@pytest.mark.parametrize("sizes", [(300, 24, 1), (5, 24, 30), (5, 3, 130), (2, 3, 1500)])
+@pytest.mark.parametrize(("where", "kernel"), places("channels"))
+@pytest.mark.parametrize("op", OPS)
+def test_parts_and_tiles(op: str, where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
+    """Several parts and blocks of a channel, the last not full; channels last with gaps between images."""
+    batch, channels, pixels = sizes
+    desc = tp.descriptor_types()[op](batch=batch, channels=channels, pixels=pixels, element="f32")
+    if sizes == (5, 24, 30):
+        desc = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 3})
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert check_plan(plan, runs=1).compared

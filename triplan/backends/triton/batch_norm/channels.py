@@ -1,0 +1,226 @@
+"""Kernel ``channels``: sums over parts of each channel, merged in a fixed order, and a pass that writes the result.
+
+Forward in training x is read twice, backward x and dout are; with running statistics x is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Scalar, Scratch
+from triplan.backends.table import kernel
+from triplan.backends.triton.batch_norm import channels_kernels as kernels
+from triplan.backends.triton.common import bounds, card
+from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
+from triplan.backends.triton.common.strides import axis_strides, count, row_tile
+from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor
+from triplan.descriptors.batch_norm import BatchNormProblem
+from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
+from triplan.sku.facts import fact
+
+ELEMENTS = ("f16", "bf16", "f32", "f64")
+#: Extents are counted in 32 bits.
+MOST = 2**30
+#: Bytes of an operand that a program holds at a time: 32 for each of its threads. Untuned.
+TILE_BYTES, WARPS = 8192, 8
+#: Bytes of neighbouring channels of a tile, where they are adjacent. Untuned.
+CHANNEL_BYTES = 256
+#: Programs that sum: for each multiprocessor of an H200 as many as its registers hold, four forward and three backward,
+#: so that all run at once. One number for all targets: tolerances depend on it.
+PROGRAMS_FORWARD, PROGRAMS_BACKWARD = 528, 396
+#: Programs at most that share one block of columns. Untuned.
+MOST_PARTS = 512
+#: Tiles of a program that writes results: it reads what belongs to its channels once. Untuned.
+APPLY_TILES = 4
+#: Partial sums and channels that a program merges at a time, and warps. Untuned.
+MERGE_PARTS, MERGE_CHANNELS, MERGE_WARPS = 256, 16, 8
+#: torch's default.
+MOMENTUM = 0.1
+
+
+class Geometry(NamedTuple):
+    """How images are divided among programs.
+
+    Attributes:
+        last: whether columns are channels, which are adjacent then, and rows the pixels of all images; otherwise
+            columns are pixels of a channel, and rows images.
+        rows, height, block, warps: rows in all, rows and columns of a tile, and warps of its program.
+        blocks, across: blocks of columns in all, and of one channel (1 with ``last``).
+        groups: tiles along the rows.
+        each, parts: tiles that a summing program walks, and how many such share a block of columns.
+    """
+
+    last: bool
+    rows: int
+    height: int
+    block: int
+    warps: int
+    blocks: int
+    across: int
+    groups: int
+    each: int
+    parts: int
+
+    @property
+    def partials(self) -> int:
+        """Partial sums of a channel."""
+        return self.parts * self.across
+
+    @property
+    def merging(self) -> tuple[int, int]:
+        """Partial sums that a merging program holds at a time, and its warps."""
+        parts = min(ceil_power(self.partials), MERGE_PARTS)
+        return parts, max(parts * MERGE_WARPS // MERGE_PARTS, 1)
+
+    @property
+    def depth(self) -> int:
+        """Additions on the path of a term of a sum: of a place, within a thread and between threads, of a merge."""
+        parts, warps = self.merging
+        tile = self.height * self.block // (32 * self.warps) + 12
+        return self.each + tile + -(-self.partials // parts) + parts * MERGE_CHANNELS // (32 * warps) + 12
+
+
+@fact
+def geometry(desc: BatchNormProblem) -> Geometry:
+    size = TILE_BYTES // desc.element.itemsize
+    images = [o for o in desc.operands() if len(o.shape) == 3]
+    last = desc.pixels == 1 or all(not o.layout.packed and o.layout.unit_axis == 1 for o in images)
+    rows = desc.count if last else desc.batch
+    if last:
+        block = min(ceil_power(desc.channels), CHANNEL_BYTES // desc.element.itemsize)
+        height = size // block
+    else:
+        height, block = row_tile(size, rows, desc.pixels)
+    height = min(height, ceil_power(rows))
+    warps = max(height * block * WARPS // size, 1)
+    across = 1 if last else -(-desc.pixels // block)
+    blocks = -(-desc.channels // block) if last else desc.channels * across
+    groups = -(-rows // height)
+    programs = PROGRAMS_FORWARD if isinstance(desc, BatchNormDescriptor) else PROGRAMS_BACKWARD
+    each = -(-groups // min(max(programs // max(blocks, 1), 1), MOST_PARTS))
+    return Geometry(last, rows, height, block, warps, blocks, across, groups, each, -(-groups // each))
+
+
+def supports(desc: BatchNormProblem, target: Target) -> Support:
+    for o in desc.operands():
+        if len(o.shape) == 1 and not o.layout.packed:
+            return Support.no(f"{o.name} is strided: one number a channel must be packed")
+    largest = max(geometry(desc).rows, desc.channels, desc.pixels)
+    if largest >= MOST:
+        return Support.no(f"an extent of {largest}; it counts fewer than {MOST}")
+    programs = geometry(desc).blocks * geometry(desc).groups
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs, 2**31 or more")
+
+
+def rank(desc: BatchNormProblem, target: Target) -> float:
+    """Estimated microseconds."""
+    once = sum(o.nbytes for o in desc.operands())
+    again = sum(o.nbytes for o in desc.operands() if len(o.shape) == 3 and not o.is_written) if desc.sums else 0
+    return card.LAUNCH_US * (3 if desc.sums else 1) + (once + again) / card.BYTES_PER_US
+
+
+def _array(desc: BatchNormProblem) -> int:
+    """Bytes of the partial sums of one kind."""
+    return padded_bytes(geometry(desc).partials * desc.channels * desc.element.compute.itemsize)
+
+
+def workspace(desc: BatchNormProblem, target: Target) -> int:
+    if not desc.sums or not desc.channels:
+        return 0
+    means = isinstance(desc, BatchNormBackwardDescriptor) and desc.training
+    return 2 * (_array(desc) + (padded_bytes(desc.channels * desc.element.compute.itemsize) if means else 0))
+
+
+def guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
+    """*Statistics* (Chan, Golub and LeVeque, 1983): the mean of each place is rounded four times an element, squares
+    are of deviations from those; both are merged by their depth. *Sums*: one rounding an addition. Products, quotients
+    and the root come once. Without sums an element depends on its channel's numbers alone.
+    """
+    depth, compute, alone = geometry(desc).depth, desc.element.compute, not desc.sums
+    each = 16 if alone else 8 * depth + 48 if isinstance(desc, BatchNormDescriptor) else depth + 32
+    return {
+        o.name: bounds.rounded(o.element, compute, 8, each, batch=alone, order=alone)
+        for o in desc.operands()
+        if o.is_written
+    }
+
+
+def numerics(desc: BatchNormProblem) -> str | None:
+    """Of elements that depend on their channel's numbers alone; no tile changes them."""
+    if desc.sums:
+        return None
+    found = f"{desc.op}.channels.v1.{desc.element}.{desc.parameter_element or desc.element}.{desc.weight}.{desc.bias}"
+    return f"{found}.{desc.eps!r}" if isinstance(desc, BatchNormDescriptor) else found
+
+
+def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
+    if desc.channels == 0:
+        return []
+    found, compute, own = geometry(desc), desc.element.compute, {o.name: o for o in desc.operands()}
+    parts, merging_warps = found.merging
+    given: dict[str, Arg] = {
+        "rows": Int(found.rows),
+        "channels": count(desc.channels),
+        "pixels": count(1 if found.last else desc.pixels),
+        "inner": Int(desc.pixels) if found.last and desc.pixels > 1 else None,
+        "blocks": Int(found.blocks),
+        "held": Int(found.each * found.height),
+        "width": Int(1 if found.last else found.block),
+        "across": Int(found.across),
+        "parts": Int(found.partials),
+        "eps": Float(getattr(desc, "eps", 0.0), compute),
+        "momentum": Scalar("momentum", compute, MOMENTUM) if "momentum" in own else None,
+    }
+    for o in desc.operands():
+        if o.is_tensor:
+            given[o.name] = values(o)
+            given[f"{o.name}_strides"] = axis_strides(o)
+    stored = ("totals", "projections") if isinstance(desc, BatchNormBackwardDescriptor) else ("means", "squares")
+    if desc.sums:
+        given |= {name: Scratch(i * _array(desc), compute) for i, name in enumerate(stored)}
+    if isinstance(desc, BatchNormBackwardDescriptor) and desc.training:
+        width = padded_bytes(desc.channels * compute.itemsize)
+        given |= {
+            name: Scratch(2 * _array(desc) + i * width, compute) for i, name in enumerate(("total", "projection"))
+        }
+    constants: dict[str, Any] = {"LAST": found.last, "COMPUTE": TL[compute], "PARTS": parts, "ROWS": found.height}
+
+    def launch(which: Any, programs: int, each: int, block: int, warps: int) -> Launch:
+        known = {**constants, "BLOCK": block}
+        args = {name: given.get(name) for name in which.arg_names if not name.isupper()}
+        args |= {"each": Int(each)} if "each" in args else {}
+        # fuses=False: lanes that hold one sum must round it alike, and so must tiles that a mask cuts.
+        taken = {name: known[name] for name in which.arg_names if name in known}
+        return replace(Launch(which, programs, args, taken, warps, fuses=False), overlaps=True)
+
+    back = isinstance(desc, BatchNormBackwardDescriptor)
+    launches = []
+    if desc.sums:
+        which = kernels.batch_norm_sums_kernel if back else kernels.batch_norm_statistics_kernel
+        merge = kernels.batch_norm_fold_kernel if back else kernels.batch_norm_merge_kernel
+        launches = [
+            launch(which, found.blocks * found.parts, found.each, found.block, found.warps),
+            launch(merge, -(-desc.channels // MERGE_CHANNELS), 0, MERGE_CHANNELS, merging_warps),
+        ]
+        # The merge has written what running statistics would give.
+        given |= {"running_mean": None, "running_var": None}
+    last = kernels.batch_norm_gradient_kernel if back else kernels.batch_norm_apply_kernel
+    each = min(APPLY_TILES, found.groups)
+    return [*launches, launch(last, found.blocks * -(-found.groups // each), each, found.block, found.warps)]
+
+
+for _cls in (BatchNormDescriptor, BatchNormBackwardDescriptor):
+    for _op in _cls.ops():
+        kernel(
+            op=_op,
+            name="channels",
+            elements=ELEMENTS,
+            supports=supports,
+            rank=rank,
+            guarantee=guarantee,
+            numerics=numerics,
+            workspace=workspace,
+            layout=layout,
+        )(build)

@@ -1,0 +1,404 @@
+"""Kernels of ``channels``: partial statistics and sums of each channel, their merge in a fixed order, and the results.
+
+    forward     out = (x - mean) * rstd * weight + bias             rstd = 1 / sqrt(var + eps)
+    backward    dx = (dout - mean(dout) - hat * mean(dout * hat)) * rstd * weight    hat = (x - mean) * rstd
+
+Images are (batch, channels, pixels) of f16, bf16, f32 or f64, with strides in this order, None for 1. A tile has ROWS
+*rows* and BLOCK *columns*. With LAST, where channels are adjacent, columns are channels, and rows the pixels of all
+images, ``inner`` of each (None: one); ``pixels`` is 1 then. Otherwise columns are pixels of one channel, rows images.
+Programs walk ``each`` tiles of one block of columns; there are ``blocks`` blocks. Partial results are [parts, channels]
+of COMPUTE, which is f32, or f64 for f64. No atomics: every order is fixed.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.overlap import begin
+from triplan.backends.triton.common.rows_kernels import axis_offset
+
+
+@triton.jit
+def columns_of(channels, pixels, blocks, LAST: tl.constexpr, BLOCK: tl.constexpr):
+    """(channel, pixel, which columns exist, number of the block among those of the channel's pixels).
+
+    [1, BLOCK], but the last, and without LAST the channel, are scalars. With LAST all pixels are 0.
+    """
+    block = tl.program_id(0) % blocks
+    column = tl.arange(0, BLOCK)[None, :]
+    if LAST:
+        channel = block * BLOCK + column
+        pixel = column * 0
+        live = channel < channels
+        part = block * 0
+    else:
+        across = tl.cdiv(pixels, BLOCK)
+        channel = block // across
+        part = block % across
+        pixel = part * BLOCK + column
+        live = pixel < pixels
+    return channel, pixel, live, part
+
+
+@triton.jit
+def place(base, strides, row, channel, pixel, inner):
+    """Addresses of each row [:, None] and column [None, :]."""
+    if inner is None:
+        at = base + axis_offset(row.to(tl.int64), strides[0]) + axis_offset(pixel, strides[2])
+    else:
+        at = base + axis_offset((row // inner).to(tl.int64), strides[0]) + axis_offset(row % inner, strides[2])
+    return at + axis_offset(channel, strides[1])
+
+
+@triton.jit
+def of_channel(v, LAST: tl.constexpr):
+    """The sum of a tile's elements for each of its channels: [1, BLOCK], or a scalar without LAST."""
+    if LAST:
+        total = tl.sum(v, 0, keep_dims=True)
+    else:
+        total = tl.sum(tl.sum(v, 0), 0)
+    return total
+
+
+@triton.jit
+def step_of(a, b, v, inverse):
+    """(mean, sum of squared deviations) of each place of a tile with one more element ``v``; inverse: 1 / their number
+    (Welford 1962, "Note on a method for calculating corrected sums of squares and products")."""
+    apart = v - a
+    mean = a + apart * inverse
+    return mean, b + apart * (v - mean)
+
+
+@triton.jit
+def batch_norm_statistics_kernel(
+    x,
+    means,
+    squares,
+    x_strides,
+    rows,
+    channels,
+    pixels,
+    inner,
+    each,
+    blocks,
+    LAST: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """means[part, c] = mean, squares[part, c] = sum of (x - mean)^2, over the elements of channel c in one part.
+
+    Each place of a tile has accumulators of its own, so that the loop needs no other thread; they are merged at the end
+    (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
+    """
+    begin(OVERLAPS)
+    channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
+    part = tl.program_id(0) // blocks
+    row = part * each * ROWS + tl.arange(0, ROWS)[:, None]
+    length = tl.minimum(rows - part * each * ROWS, each * ROWS)
+    a = tl.zeros((ROWS, BLOCK), COMPUTE)
+    b = tl.zeros((ROWS, BLOCK), COMPUTE)
+    whole = length // ROWS
+    for step in range(whole):
+        v = tl.load(place(x, x_strides, row + step * ROWS, channel, pixel, inner), mask=live, other=0.0).to(COMPUTE)
+        a, b = step_of(a, b, v, 1.0 / tl.full((), step + 1, COMPUTE))
+    inside = tl.arange(0, ROWS)[:, None] < length - whole * ROWS
+    if whole * ROWS < length:
+        at = place(x, x_strides, row + whole * ROWS, channel, pixel, inner)
+        v = tl.load(at, mask=inside & live, other=0.0).to(COMPUTE)
+        c, d = step_of(a, b, v, 1.0 / tl.full((), whole + 1, COMPUTE))
+        a, b = tl.where(inside, c, a), tl.where(inside, d, b)
+    count = (whole + inside.to(tl.int32)).to(COMPUTE)
+    total = tl.full((), length, COMPUTE)
+    if not LAST:
+        count = tl.where(live, count, 0.0)
+        total = total * tl.minimum(pixels - beside * BLOCK, BLOCK).to(COMPUTE)
+    mean = of_channel(a * (count / total), LAST)
+    apart = a - mean
+    square = of_channel(b + count * apart * apart, LAST)
+    across = tl.cdiv(pixels, BLOCK)  # 1 with LAST
+    to = (part.to(tl.int64) * across + beside) * channels + channel
+    exists = channel < channels
+    tl.store(means + to, mean, mask=exists)
+    tl.store(squares + to, square, mask=exists)
+
+
+@triton.jit
+def next_of(running, next, channel, exists, statistic, momentum):
+    """next = (1 - momentum) * running + momentum * statistic."""
+    old = tl.load(running + channel, mask=exists, other=0.0).to(statistic.dtype)
+    new = old * (1.0 - momentum) + statistic * momentum
+    tl.store(next + channel, new.to(next.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def batch_norm_merge_kernel(
+    means,
+    squares,
+    mean,
+    rstd,
+    running_mean,
+    running_var,
+    next_mean,
+    next_var,
+    rows,
+    channels,
+    pixels,
+    held,
+    width,
+    across,
+    parts,
+    momentum,
+    eps,
+    COMPUTE: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """mean, rstd and the next running statistics of BLOCK channels, from the partial ones in their order.
+
+    means, squares: [parts, channels]; a part has at most ``held`` rows and ``width`` pixels of a channel, ``across``
+    parts the same rows; mean, rstd: [channels] of COMPUTE; running and next statistics: of a parameter's element, or
+    absent.
+    """
+    begin(OVERLAPS)
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    exists = channel < channels
+    total = tl.full((), rows, COMPUTE) * tl.full((), pixels, COMPUTE)
+    a = tl.zeros((PARTS, BLOCK), COMPUTE)
+    for step in range(tl.cdiv(parts, PARTS)):
+        part = step * PARTS + tl.arange(0, PARTS)[:, None]
+        height = tl.minimum(rows - part // across * held, held).to(COMPUTE)
+        count = height * tl.minimum(pixels - part % across * width, width).to(COMPUTE)
+        live = exists & (part < parts)
+        v = tl.load(means + part.to(tl.int64) * channels + channel, mask=live, other=0.0)
+        a += tl.where(live, v * (count / total), 0.0)
+    centre = tl.sum(a, 0, keep_dims=True)
+    b = tl.zeros((PARTS, BLOCK), COMPUTE)
+    for step in range(tl.cdiv(parts, PARTS)):
+        part = step * PARTS + tl.arange(0, PARTS)[:, None]
+        height = tl.minimum(rows - part // across * held, held).to(COMPUTE)
+        count = height * tl.minimum(pixels - part % across * width, width).to(COMPUTE)
+        live = exists & (part < parts)
+        at = part.to(tl.int64) * channels + channel
+        apart = tl.load(means + at, mask=live, other=0.0) - centre
+        square = tl.load(squares + at, mask=live, other=0.0)
+        b += tl.where(live, square + count * apart * apart, 0.0)
+    square = tl.sum(b, 0, keep_dims=True)
+    tl.store(mean + channel, centre, mask=exists)
+    tl.store(rstd + channel, tl.rsqrt(square / total + eps), mask=exists)
+    if next_mean is not None:
+        next_of(running_mean, next_mean, channel, exists, centre, momentum)
+        next_of(running_var, next_var, channel, exists, square / (total - 1.0), momentum)
+
+
+@triton.jit
+def parameter_of(pointer, channel, exists, COMPUTE: tl.constexpr):
+    """One number for each channel."""
+    return tl.load(pointer + channel, mask=exists, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+
+
+@triton.jit
+def batch_norm_apply_kernel(
+    x,
+    out,
+    mean,
+    rstd,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    x_strides,
+    out_strides,
+    rows,
+    channels,
+    pixels,
+    inner,
+    each,
+    blocks,
+    eps,
+    LAST: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """out = (x - mean) * rstd * weight + bias.
+
+    mean, rstd: [channels] of COMPUTE; with ``running_mean`` and ``running_var`` they are computed from those, and
+    written. weight, bias and running statistics: [channels] of a parameter's element, or absent.
+    """
+    begin(OVERLAPS)
+    channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
+    part = tl.program_id(0) // blocks
+    exists = channel < channels
+    if running_var is not None:
+        m = parameter_of(running_mean, channel, exists, COMPUTE)
+        r = tl.rsqrt(parameter_of(running_var, channel, exists, COMPUTE) + eps)
+        first = exists & (part + beside == 0)
+        tl.store(mean + channel, m, mask=first)
+        tl.store(rstd + channel, r, mask=first)
+    else:
+        m = parameter_of(mean, channel, exists, COMPUTE)
+        r = parameter_of(rstd, channel, exists, COMPUTE)
+    if weight is not None:
+        r = r * parameter_of(weight, channel, exists, COMPUTE)
+    if bias is not None:
+        shift = parameter_of(bias, channel, exists, COMPUTE)
+    length = tl.minimum(rows - part * each * ROWS, each * ROWS)
+    for step in range(tl.cdiv(length, ROWS)):
+        row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = live & (row < rows)
+        v = tl.load(place(x, x_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        v = (v - m) * r
+        if bias is not None:
+            v = v + shift
+        tl.store(place(out, out_strides, row, channel, pixel, inner), v.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def batch_norm_sums_kernel(
+    dout,
+    x,
+    mean,
+    rstd,
+    totals,
+    projections,
+    dout_strides,
+    x_strides,
+    rows,
+    channels,
+    pixels,
+    inner,
+    each,
+    blocks,
+    LAST: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """totals[part, c] = sum(dout), projections[part, c] = sum(dout * hat), over the elements of channel c in one part.
+
+    Each place of a tile has sums of its own, which are added at the end.
+    """
+    begin(OVERLAPS)
+    channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
+    part = tl.program_id(0) // blocks
+    exists = channel < channels
+    m = parameter_of(mean, channel, exists, COMPUTE)
+    r = parameter_of(rstd, channel, exists, COMPUTE)
+    a = tl.zeros((ROWS, BLOCK), COMPUTE)
+    b = tl.zeros((ROWS, BLOCK), COMPUTE)
+    length = tl.minimum(rows - part * each * ROWS, each * ROWS)
+    for step in range(tl.cdiv(length, ROWS)):
+        row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = live & (row < rows)
+        g = tl.load(place(dout, dout_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        v = tl.load(place(x, x_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        a += g
+        b += g * ((v - m) * r)
+    across = tl.cdiv(pixels, BLOCK)  # 1 with LAST
+    at = (part.to(tl.int64) * across + beside) * channels + channel
+    tl.store(totals + at, of_channel(a, LAST), mask=exists)
+    tl.store(projections + at, of_channel(b, LAST), mask=exists)
+
+
+@triton.jit
+def batch_norm_fold_kernel(
+    totals,
+    projections,
+    dweight,
+    dbias,
+    total,
+    projection,
+    rows,
+    channels,
+    pixels,
+    parts,
+    COMPUTE: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """dweight = sum(projections), dbias = sum(totals), in the order of parts, and both divided by a channel's elements.
+
+    totals, projections: [parts, channels]; dweight, dbias: [channels] of a parameter's element, or absent; total,
+    projection: [channels] of COMPUTE, or absent.
+    """
+    begin(OVERLAPS)
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    exists = channel < channels
+    a = tl.zeros((PARTS, BLOCK), COMPUTE)
+    b = tl.zeros((PARTS, BLOCK), COMPUTE)
+    for step in range(tl.cdiv(parts, PARTS)):
+        part = step * PARTS + tl.arange(0, PARTS)[:, None]
+        live = exists & (part < parts)
+        at = part.to(tl.int64) * channels + channel
+        a += tl.load(totals + at, mask=live, other=0.0)
+        b += tl.load(projections + at, mask=live, other=0.0)
+    a = tl.sum(a, 0, keep_dims=True)
+    b = tl.sum(b, 0, keep_dims=True)
+    if dbias is not None:
+        tl.store(dbias + channel, a.to(dbias.dtype.element_ty), mask=exists)
+    if dweight is not None:
+        tl.store(dweight + channel, b.to(dweight.dtype.element_ty), mask=exists)
+    if total is not None:
+        count = tl.full((), rows, COMPUTE) * tl.full((), pixels, COMPUTE)
+        tl.store(total + channel, a / count, mask=exists)
+        tl.store(projection + channel, b / count, mask=exists)
+
+
+@triton.jit
+def batch_norm_gradient_kernel(
+    dout,
+    x,
+    mean,
+    rstd,
+    weight,
+    total,
+    projection,
+    dx,
+    dout_strides,
+    x_strides,
+    dx_strides,
+    rows,
+    channels,
+    pixels,
+    inner,
+    each,
+    blocks,
+    LAST: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """dx = (dout - total - hat * projection) * rstd * weight; without total and projection dx = dout * rstd * weight.
+
+    total, projection: means of dout and of dout * hat, [channels] of COMPUTE.
+    """
+    begin(OVERLAPS)
+    channel, pixel, live, _ = columns_of(channels, pixels, blocks, LAST, BLOCK)
+    part = tl.program_id(0) // blocks
+    exists = channel < channels
+    r = parameter_of(rstd, channel, exists, COMPUTE)
+    scale = r
+    if weight is not None:
+        scale = scale * parameter_of(weight, channel, exists, COMPUTE)
+    if total is not None:
+        m = parameter_of(mean, channel, exists, COMPUTE)
+        t = parameter_of(total, channel, exists, COMPUTE)
+        p = parameter_of(projection, channel, exists, COMPUTE)
+    length = tl.minimum(rows - part * each * ROWS, each * ROWS)
+    for step in range(tl.cdiv(length, ROWS)):
+        row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = live & (row < rows)
+        d = tl.load(place(dout, dout_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        if total is not None:
+            v = tl.load(place(x, x_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+            d = d - t - (v - m) * r * p
+        tl.store(place(dx, dx_strides, row, channel, pixel, inner), (d * scale).to(dx.dtype.element_ty), mask=mask)

@@ -1,0 +1,51 @@
+"""Args and plans of batch normalisation. Each Args' fields are the operands of its descriptor, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor
+from triplan.facade.plan import Plan
+
+__all__ = ["BatchNormArgs", "BatchNormBackwardArgs", "BatchNormBackwardPlan", "BatchNormPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormArgs:
+    """``momentum`` is 0.1 if it is None; ``next_mean`` and ``next_var`` may be ``running_mean`` and ``running_var``."""
+
+    x: Tensor
+    out: Tensor
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+    next_mean: Tensor | None = None
+    next_var: Tensor | None = None
+    momentum: float | None = None
+
+
+class BatchNormPlan(Plan[BatchNormDescriptor, BatchNormArgs]):
+    descriptor_type, args_type = BatchNormDescriptor, BatchNormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormBackwardArgs:
+    """``mean`` and ``rstd`` are those of batch_norm."""
+
+    dout: Tensor
+    x: Tensor
+    mean: Tensor
+    rstd: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+
+
+class BatchNormBackwardPlan(Plan[BatchNormBackwardDescriptor, BatchNormBackwardArgs]):
+    descriptor_type, args_type = BatchNormBackwardDescriptor, BatchNormBackwardArgs

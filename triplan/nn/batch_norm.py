@@ -1,0 +1,47 @@
+"""Batch normalisation as modules: those of torch.nn, with the same parameters, state and options, over our kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triplan import functional
+
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
+
+
+def _normalised(m: Any, input: Tensor) -> Tensor:
+    """As torch's modules: momentum None is the average over all batches; without running statistics, a batch's own."""
+    m._check_input_dim(input)
+    momentum = 0.0 if m.momentum is None else m.momentum
+    if m.training and m.track_running_stats and m.num_batches_tracked is not None:
+        m.num_batches_tracked.add_(1)
+        if m.momentum is None:
+            momentum = 1.0 / float(m.num_batches_tracked)
+    own = m.training or (m.running_mean is None and m.running_var is None)
+    updates = not m.training or m.track_running_stats
+    mean, var = (m.running_mean, m.running_var) if updates else (None, None)
+    return functional.batch_norm(input, mean, var, m.weight, m.bias, own, momentum, m.eps)
+
+
+class BatchNorm1d(torch.nn.BatchNorm1d):
+    """torch.nn.BatchNorm1d, computed by ``triplan.functional.batch_norm``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _normalised(self, input)
+
+
+class BatchNorm2d(torch.nn.BatchNorm2d):
+    """torch.nn.BatchNorm2d, computed by ``triplan.functional.batch_norm``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _normalised(self, input)
+
+
+class BatchNorm3d(torch.nn.BatchNorm3d):
+    """torch.nn.BatchNorm3d, computed by ``triplan.functional.batch_norm``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _normalised(self, input)
