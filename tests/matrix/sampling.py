@@ -24,7 +24,8 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
 def asks(desc: tp.SampleDescriptor, entry: str, name: str) -> Patterns:
     logits = desc.operand("logits")
     is_vector = logits.layout.packed and desc.vocabulary % 8 == 0
-    return (VECTOR,) if is_vector else (), (INEXACT,)
+    # (An estimate may be inexact: what follows from it is checked.)
+    return (VECTOR,) if is_vector else (), () if name == "narrow_kernel" else (INEXACT,)
 
 
 @compiles("sample")

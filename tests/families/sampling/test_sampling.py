@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cases import pinned
+from cases import WHERE, pinned
 from torch import Tensor
 
 import triplan as tp
@@ -14,6 +14,7 @@ import triplan.functional as F  # noqa: N812
 from triplan.backends.reference.sampling import masses
 
 INF, NAN = math.inf, math.nan
+ENTRIES = ["looped", "split"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 #: The tests of a distribution are of fixed seeds, at which they hold. This is how often others would fail.
 FALSE_ALARM = 1e-6
@@ -131,46 +132,60 @@ def test_repeats_are_not_frozen() -> None:
         assert torch.equal(F.sample(x, **given), F.sample(x.clone(), **tensors))  # type: ignore[arg-type]
 
 
-@pytest.mark.interpret
-@pytest.mark.parametrize("element", ["f32", "f16", "bf16"])
-def test_blocks(element: str) -> None:
-    """Rows of several blocks, ties, and what is infinite: the reference's tokens."""
-    g = torch.Generator().manual_seed(2)
-    x = (torch.randint(-40, 40, (4, 2100), generator=g) / 8).to(tp.ElementKind.of(element).torch)
-    x[1, 2090], x[2, :2050] = INF, -INF
-    desc = tp.SampleDescriptor(element=element, rows=4, vocabulary=2100, top_k=True, top_p=True)
-    args = {
-        "temperature": torch.tensor([1.0, 0.5, 2.0, 0.0]),
-        "top_k": torch.tensor([0, 50, 700, 3]),
-        "top_p": torch.tensor([0.9, 1.0, 0.4, 0.5]),
-        "seed": torch.arange(4) - 2,
-        "position": torch.arange(4) + 2**33,
-    }
-    plan = pinned(desc, "looped", tp.Target.cpu(interpret=True))
+def tokens_of(entry: str, desc: tp.SampleDescriptor, args: dict[str, Tensor], where: str) -> tuple[Tensor, Tensor]:
+    """Those of an entry, and the reference's, in float64."""
+    device = "cuda" if where == "gpu" else "cpu"
+    plan = pinned(desc, entry, tp.Target.cpu(interpret=True) if where == "interpret" else tp.Target.current())
     assert plan is not None
-    found = torch.empty(4, dtype=torch.int64)
-    plan.run(tp.SampleArgs(logits=x, **args, out=found))
-    wanted = tp.TABLE.reference("sample").compute(desc, {"logits": x.double(), **args})["out"]
+    found = torch.empty(desc.rows, dtype=torch.int64, device=device)
+    given = {name: t.to(device) for name, t in args.items()}
+    plan.run(tp.SampleArgs(**given, out=found), tp.Workspace.allocate(plan, device))
+    wanted = tp.TABLE.reference("sample").compute(desc, {**args, "logits": args["logits"].double()})["out"]
+    return found.cpu(), wanted
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize(
+    ("element", "filters"), [("f32", "kpm"), ("f16", "kp"), ("bf16", "p"), ("f32", "k"), ("f32", "m")]
+)
+def test_rows(element: str, filters: str, entry: str, where: str) -> None:
+    """Rows of several chunks, flat and steep, with ties, of few tokens, infinite, with NaN: the reference's tokens."""
+    g, n = torch.Generator().manual_seed(2), 9000 if where == "interpret" else 128_256
+    x = torch.randn(14, n, generator=g) * torch.tensor([2, 2, 12, 1, 1, 1, 1, 2, 6, 1, 2, 2, 1, 1])[:, None]
+    x[3], x[4, 3:], x[5, 77], x[6, n - 2 :], x[13] = 0.5, -INF, NAN, INF, -INF
+    x[7] = (x[7] * 4).round() / 4
+    given = {
+        "top_k": torch.tensor([50, 0, 0, 0, 0, 3, 0, 40, 0, 3, 600, 1, 0, 0]),
+        "top_p": torch.tensor([1, 0.9, 0.9, 0.9, 0.5, 0.9, 0.9, 0.9, 0.99, 0.9, 0.9, 0.95, 0.5, 0.5]),
+        "min_p": torch.tensor([0, 0, 0.1, 0, 0, 0, 0, 0, 0.001, 0, 0, 0, 0, 0.1]),
+    }
+    args = {
+        "logits": x.to(tp.ElementKind.of(element).torch),
+        "temperature": torch.tensor([1, 0.7, 1, 1.3, 1, 1, 1, 1.2, 0.5, 0, 1, 2, INF, 1]),
+        **{name: t for letter, (name, t) in zip("kpm", given.items(), strict=True) if letter in filters},
+        "seed": torch.arange(14) * 7 - 5,
+        "position": torch.arange(14) + 2**33,
+    }
+    desc = tp.SampleDescriptor(element=element, rows=14, vocabulary=n, **{name: name in args for name in given})
+    found, wanted = tokens_of(entry, desc, args, where)
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.interpret
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", ["top_k", "top_p", "both"])
-def test_thresholds(name: str) -> None:
+def test_thresholds(name: str, entry: str, where: str) -> None:
     """Ten logits, ties among them, at every top_k and as many top_p: hot rows of which each kept token is drawn."""
     x = torch.tensor([0.0, 1.0, 2.0, 2.0, -1.0, 0.5, 3.0, 1.0, -4.0, 2.0]).expand(30, 10).contiguous()
     every = torch.arange(30)
-    args = {"temperature": torch.full((30,), 50.0), "seed": every * 5, "position": every}
+    args = {"logits": x, "temperature": torch.full((30,), 50.0), "seed": every * 5, "position": every}
     if name != "top_p":
         args["top_k"] = every % 10 + 1
     if name != "top_k":
         args["top_p"] = (every % 10 + 1) / 11 if name == "top_p" else torch.full((30,), 0.95)
     desc = tp.SampleDescriptor(element="f32", rows=30, vocabulary=10, top_k="top_k" in args, top_p="top_p" in args)
-    plan = pinned(desc, "looped", tp.Target.cpu(interpret=True))
-    assert plan is not None
-    found = torch.empty(30, dtype=torch.int64)
-    plan.run(tp.SampleArgs(logits=x, **args, out=found))
-    wanted = tp.TABLE.reference("sample").compute(desc, {"logits": x.double(), **args})["out"]
+    found, wanted = tokens_of(entry, desc, args, where)
     assert torch.equal(found, wanted)
 
 

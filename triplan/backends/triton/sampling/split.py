@@ -1,0 +1,131 @@
+"""Kernel ``split`` of sampling: chunks of a row have programs of their own; of few tokens, one program finds one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
+from triplan.backends.table import kernel
+from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, LAUNCH_US, OVERLAPPED_LAUNCH_US
+from triplan.backends.triton.common.offsets import ceil_power, layout
+from triplan.backends.triton.sampling import split_kernels as kernels
+from triplan.backends.triton.sampling.looped import BLOCK
+from triplan.backends.triton.sampling.shared import (
+    SM_EXPONENTIALS_PER_US,
+    STEPS,
+    guarantee,
+    logits_args,
+    numerics,
+    row_args,
+)
+from triplan.descriptors import SampleDescriptor
+from triplan.sku import SUPPORTED, ElementKind, Support, Target
+
+#: Tokens of a chunk at most. Untuned.
+CHUNK = 4096
+#: Groups of a row, tokens of which few are left, and keys between two bounds: at most, in the registers of a program.
+FEW = 8192
+#: Tokens of a group at least: a sector or two. At most 64, so that top-k looks at 128 groups or more.
+GROUP, MOST_TOKENS = 16, 64 * FEW
+#: Microseconds of the program that finds thresholds and the token of a row. Untuned.
+ROW_US = 10.0
+
+
+class Parts(NamedTuple):
+    """How a row is divided, and where the parts of the workspace begin, in bytes."""
+
+    chunk: int
+    chunks: int
+    group: int
+    places: int
+    offsets: Mapping[str, int]
+    size: int
+
+    @property
+    def groups(self) -> int:
+        return self.chunks * (self.chunk // self.group)
+
+
+def parts_of(desc: SampleDescriptor) -> Parts:
+    """By the vocabulary alone."""
+    n = desc.vocabulary
+    chunk = min(ceil_power(max(n, 1)), CHUNK)
+    chunks = max(-(-n // chunk), 1)
+    group = min(max(ceil_power(-(-n // FEW)), GROUP), chunk)
+    found = Parts(chunk, chunks, group, min(FEW // chunks, chunk), {}, 0)
+    sizes = {
+        "sums": 8 * 4 * chunks,
+        "between_masses": 8 * chunks * found.places * desc.top_p,
+        "largest": 4 * found.groups,
+        "chosen": 4 * (FEW // group),
+        "state": 4 * 4,
+        "counts": 4 * chunks,
+        "between": 4 * chunks * found.places * desc.top_p,
+    }
+    offsets, end = {}, 0
+    for name, size in sizes.items():
+        offsets[name], end = end, end + -(-desc.rows * size // 16) * 16
+    return found._replace(offsets=offsets, size=end)
+
+
+def supports(desc: SampleDescriptor, target: Target) -> Support:
+    if desc.vocabulary > MOST_TOKENS:
+        return Support.no(f"a vocabulary of {desc.vocabulary}; its groups fit no program from {MOST_TOKENS} tokens on")
+    programs = desc.rows * parts_of(desc).chunks
+    if programs >= 2**31:
+        return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def rank(desc: SampleDescriptor, target: Target) -> float:
+    """A read of the rows; of wide rows (all may be), another, with exponentials; two programs of each row. Untuned."""
+    multiprocessors, tokens = max(target.sm_count, 1), desc.rows * desc.vocabulary
+    size = tokens * desc.element.itemsize
+    masses = max(size / L2_BYTES_PER_US, tokens / (multiprocessors * SM_EXPONENTIALS_PER_US))
+    finds = (1 + (desc.top_p or not desc.top_k)) * -(-desc.rows // multiprocessors) * ROW_US
+    return LAUNCH_US + 3 * OVERLAPPED_LAUNCH_US + size / BYTES_PER_US + masses + finds
+
+
+@kernel(
+    op="sample",
+    name="split",
+    elements=STEPS,
+    guarantee=guarantee,
+    supports=supports,
+    rank=rank,
+    numerics=numerics,
+    workspace=lambda desc, target: parts_of(desc).size if desc.rows else 0,
+    layout=layout,
+)
+def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
+    if desc.rows == 0:
+        return []
+    parts = parts_of(desc)
+    logits, each = logits_args(desc), row_args(desc)
+
+    def scratch(*names: str) -> dict[str, Arg]:
+        kinds = {"sums": ElementKind.I64, "between_masses": ElementKind.I64}
+        return {name: Scratch(parts.offsets[name], kinds.get(name, ElementKind.I32)) for name in names}
+
+    launch = partial(Launch, overlaps=True, num_warps=8)
+    chunks: dict[str, Arg] = {"chunks": Int(parts.chunks)}
+    sizes = {"CHUNK": parts.chunk}
+    rest = {**logits, **each, **scratch("state", "sums", "counts", "between", "between_masses"), **chunks}
+    grouped = {"GROUP": parts.group, "FEW": FEW}
+    looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
+    masses = {**sizes, "PLACES": parts.places}  # in 64 registers, two programs share a multiprocessor
+    places = {"CHUNKS": ceil_power(parts.chunks), "PLACES": parts.places, "FEW": FEW}
+    groups = {**scratch("largest", "chosen", "state"), "groups": Int(parts.groups)}
+    return [
+        launch(
+            kernels.largest_kernel,
+            desc.rows * parts.chunks,
+            {**logits, **scratch("largest"), **chunks},
+            {**sizes, "GROUP": parts.group},
+        ),
+        launch(kernels.narrow_kernel, desc.rows, {**logits, **each, **groups}, grouped, max_registers=255),
+        launch(kernels.masses_kernel, desc.rows * parts.chunks, rest, masses, num_warps=16, max_registers=64),
+        launch(kernels.finish_kernel, desc.rows, rest, {**sizes, **places, **looped}, max_registers=255),
+    ]
