@@ -21,16 +21,21 @@ from triplan.backends.triton.sampling.shared import (
     row_args,
 )
 from triplan.descriptors import SampleDescriptor
-from triplan.sku import SUPPORTED, ElementKind, Support, Target
+from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 #: Tokens of a chunk at most. Untuned.
 CHUNK = 4096
-#: Groups of a row, tokens of which few are left, and keys between two bounds: at most, in the registers of a program.
-FEW = 8192
-#: Tokens of a group at least: a sector or two. At most 64, so that top-k looks at 128 groups or more.
-GROUP, MOST_TOKENS = 16, 64 * FEW
+#: Keys between two bounds: at most, in the registers of a program.
+BETWEEN = 8192
+#: Tokens of a group at least: a sector or two; and at most, so that top-k looks at 64 groups or more.
+GROUP, MOST = 16, 64
 #: Microseconds of the program that finds thresholds and the token of a row. Untuned.
 ROW_US = 10.0
+
+
+def few_of(target: Target) -> int:
+    """Groups of a row, tokens that are sampled, and tokens of which few are left: at most, in registers."""
+    return 8192 if target.arch is ArchSku.SM90A else 4096  # for sm80, Triton 3.9 spills with more
 
 
 class Parts(NamedTuple):
@@ -48,18 +53,18 @@ class Parts(NamedTuple):
         return self.chunks * (self.chunk // self.group)
 
 
-def parts_of(desc: SampleDescriptor) -> Parts:
-    """By the vocabulary alone."""
-    n = desc.vocabulary
+def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
+    """By the vocabulary and the architecture alone."""
+    n, few = desc.vocabulary, few_of(target)
     chunk = min(ceil_power(max(n, 1)), CHUNK)
     chunks = max(-(-n // chunk), 1)
-    group = min(max(ceil_power(-(-n // FEW)), GROUP), chunk)
-    found = Parts(chunk, chunks, group, min(FEW // chunks, chunk), {}, 0)
+    group = min(max(ceil_power(-(-n // few)), GROUP), chunk)
+    found = Parts(chunk, chunks, group, min(BETWEEN // chunks, chunk), {}, 0)
     sizes = {
         "sums": 8 * 4 * chunks,
         "between_masses": 8 * chunks * found.places * desc.top_p,
         "largest": 4 * found.groups,
-        "chosen": 4 * (FEW // group),
+        "chosen": 4 * (few // group),
         "state": 4 * 4,
         "counts": 4 * chunks,
         "between": 4 * chunks * found.places * desc.top_p,
@@ -71,9 +76,10 @@ def parts_of(desc: SampleDescriptor) -> Parts:
 
 
 def supports(desc: SampleDescriptor, target: Target) -> Support:
-    if desc.vocabulary > MOST_TOKENS:
-        return Support.no(f"a vocabulary of {desc.vocabulary}; its groups fit no program from {MOST_TOKENS} tokens on")
-    programs = desc.rows * parts_of(desc).chunks
+    most = MOST * few_of(target)
+    if desc.vocabulary > most:
+        return Support.no(f"a vocabulary of {desc.vocabulary}; its groups fit no program from {most} tokens on")
+    programs = desc.rows * parts_of(desc, target).chunks
     if programs >= 2**31:
         return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
     return SUPPORTED
@@ -96,13 +102,13 @@ def rank(desc: SampleDescriptor, target: Target) -> float:
     supports=supports,
     rank=rank,
     numerics=numerics,
-    workspace=lambda desc, target: parts_of(desc).size if desc.rows else 0,
+    workspace=lambda desc, target: parts_of(desc, target).size if desc.rows else 0,
     layout=layout,
 )
 def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     if desc.rows == 0:
         return []
-    parts = parts_of(desc)
+    parts = parts_of(desc, target)
     logits, each = logits_args(desc), row_args(desc)
 
     def scratch(*names: str) -> dict[str, Arg]:
@@ -113,10 +119,11 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     chunks: dict[str, Arg] = {"chunks": Int(parts.chunks)}
     sizes = {"CHUNK": parts.chunk}
     rest = {**logits, **each, **scratch("state", "sums", "counts", "between", "between_masses"), **chunks}
-    grouped = {"GROUP": parts.group, "FEW": FEW}
+    few = few_of(target)
+    grouped = {"GROUP": parts.group, "FEW": few}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
-    masses = {**sizes, "PLACES": parts.places}  # in 64 registers, two programs share a multiprocessor
-    places = {"CHUNKS": ceil_power(parts.chunks), "PLACES": parts.places, "FEW": FEW}
+    masses = {**sizes, "PLACES": parts.places}
+    places = {"CHUNKS": ceil_power(parts.chunks), "PLACES": parts.places, "BETWEEN": BETWEEN}
     groups = {**scratch("largest", "chosen", "state"), "groups": Int(parts.groups)}
     return [
         launch(
@@ -126,6 +133,6 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
             {**sizes, "GROUP": parts.group},
         ),
         launch(kernels.narrow_kernel, desc.rows, {**logits, **each, **groups}, grouped, max_registers=255),
-        launch(kernels.masses_kernel, desc.rows * parts.chunks, rest, masses, num_warps=16, max_registers=64),
+        launch(kernels.masses_kernel, desc.rows * parts.chunks, rest, masses, num_warps=16),
         launch(kernels.finish_kernel, desc.rows, rest, {**sizes, **places, **looped}, max_registers=255),
     ]

@@ -127,7 +127,8 @@ def cell_of(weight, far, own_weight, own_far, bound):
 def estimate(at, stride, n, largest, own, known, best, rate, p, groups, GROUP: tl.constexpr, FEW: tl.constexpr):
     """(low, high): the threshold of top_p probably is a key of low ... high - 1.
 
-    Of each group the largest logit is known, ``own``; the others are estimated from those of every so many groups.
+    Of each group the largest logit is known, ``own``; the others are estimated from FEW tokens, of every so many
+    groups.
     """
     # What follows from an estimate is checked; so it is f32, and need not be the same on all GPUs.
     top = value_of(best)
@@ -154,7 +155,10 @@ def estimate(at, stride, n, largest, own, known, best, rate, p, groups, GROUP: t
     first, begins = cell_of(weight, far, own_weight, own_far, part * total - margin)
     _, ends = cell_of(weight, far, own_weight, own_far, part * total + margin)
     high = tl.where(first == 0, best, key_of(top - begins / scale)) + 1
-    return key_of(top - (ends + CELL) / scale), high
+    low = key_of(top - (ends + CELL) / scale)
+    # (Of an infinite temperature both may be anything.)
+    low = tl.minimum(tl.maximum(low, LEAST_KEY), best)
+    return low, tl.minimum(tl.maximum(high, low + 1), best + 1)
 
 
 @triton.jit
@@ -300,7 +304,7 @@ def finish_kernel(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     PLACES: tl.constexpr,
-    FEW: tl.constexpr,
+    BETWEEN: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -333,7 +337,7 @@ def finish_kernel(
                 above = tl.sum(tl.load(of_chunk + chunks, mask=known, other=0), 0)
                 of_row = counts + row * chunks
                 most = tl.max(tl.load(of_row + chunk, mask=known, other=0), 0)
-                slot = tl.arange(0, FEW)
+                slot = tl.arange(0, BETWEEN)
                 of, place = slot // PLACES, slot % PLACES
                 is_there = place < tl.load(of_row + of, mask=of < chunks, other=0)
                 key = tl.load(between + row * chunks * PLACES + slot, mask=is_there, other=NO_KEY)
