@@ -211,6 +211,9 @@ def calls(d: Draw) -> dict[str, Call]:
         "adaptive_avg_pool2d": Call(
             ours.adaptive_avg_pool2d, tf.adaptive_avg_pool2d, (d.values(2, 8, d.m, 8), 1), (0,)
         ),
+        "group_norm": Call(
+            ours.group_norm, tf.group_norm, (d.values(d.m, 16, 8), 4, d.values(16), d.values(16)), (0, 2)
+        ),
         "batch_norm": Call(ours.batch_norm, tf.batch_norm, (x, d.values(d.n), d.values(d.n).abs(), w, b), (0, 3, 4)),
         "embedding_rms_norm": Call(
             lambda *a: ours.embedding_rms_norm(*a)[0], lambda *a: embedded(*a)[0], (rows, x, w), (1, 2)
@@ -298,6 +301,8 @@ def calls(d: Draw) -> dict[str, Call]:
     found["nn.Flatten"] = Call(modules.Flatten(), torch.nn.Flatten(), (whole.transpose(0, 1),), (0,))
     for name in ("LogSoftmax", "Softmax"):
         found[f"nn.{name}"] = Call(getattr(modules, name)(-1), getattr(torch.nn, name)(-1), (x,), (0,))
+    mine, its = (m.GroupNorm(4, 16, device=d.device, dtype=d.dtype) for m in (modules, torch.nn))
+    found["nn.GroupNorm"] = Call(mine, its, (d.values(4, 16, d.m),), (0,))
     for name, sides in {"BatchNorm1d": (), "BatchNorm2d": (d.m, 8), "BatchNorm3d": (d.m, 4, 2)}.items():
         # (torch.func.vmap takes no training that updates running statistics.)
         options = {"track_running_stats": name != "BatchNorm2d", "device": d.device, "dtype": d.dtype}

@@ -1,4 +1,4 @@
-"""Draws of batch normalisation and its backward: channels last as packed images of one pixel, and channels first."""
+"""Draws of batch and group normalisation, and their backward: channels last as packed images of one pixel, and first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
     channels = d.extent(1, min(2048, numel // 8), CHANNELS)
     pixels = 1 if d.chance(0.5) else d.extent(1, min(1 << 16, max(numel // channels // 2, 1)), PIXELS)
     batch = max(numel // (channels * pixels), 2)
-    fields = {"training": d.chance(0.8), "weight": d.chance(0.9)}
+    fields: dict[str, Any] = {"weight": d.chance(0.9)}
     fields["bias"] = fields["weight"]
+    if op.startswith("batch"):
+        fields["training"] = d.chance(0.8)
+    else:
+        fields["groups"] = d.one_of([g for g in (1, 2, 4, 8, 16, 32, channels) if channels % g == 0])
     return described(op, element=element, batch=batch, channels=channels, pixels=pixels, **fields)
 
 
@@ -41,6 +45,16 @@ def peers(desc: Any) -> dict[str, Peer]:
 
 def _torchs(desc: Any, t: Tensors) -> Tensors:
     aten, x, weight = torch.ops.aten, t["x"], t.get("weight")
+    if desc.op.startswith("group"):
+        sizes = (desc.batch, desc.channels, desc.pixels, desc.groups)
+        if desc.op == "group_norm":
+            found = aten.native_group_norm(x, weight, t.get("bias"), *sizes, EPS)
+            return dict(zip(("out", "mean", "rstd"), found, strict=True))
+        mean, rstd = (s if x.is_cuda else s.to(x.dtype) for s in (t["mean"], t["rstd"]))
+        mask = [True, desc.weight, desc.bias]
+        found = aten.native_group_norm_backward(t["dout"], x, mean, rstd, weight, *sizes, mask)
+        named = zip(("dx", "dweight", "dbias"), found, mask, strict=True)
+        return {name: g for name, g, wanted in named if wanted}
     if desc.op.endswith("_backward"):
         running: tuple[Any, Any]
         mask, running = [True, desc.weight, desc.bias], (None, None)

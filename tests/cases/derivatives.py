@@ -177,6 +177,10 @@ PAIRS: dict[str, tuple[Function, Function]] = {
     ),
     "conv2d": (_convolved(F.conv2d), _convolved(functional.conv2d)),
     "batch_norm": (_normalised(F.batch_norm), _normalised(functional.batch_norm)),
+    "group_norm": (
+        lambda x, y: F.group_norm(x, 1, y[0, :, 0], y[-1, :, 1]),
+        lambda x, y: functional.group_norm(x, 1, y[0, :, 0], y[-1, :, 1]),
+    ),
     "masked_fill": (lambda x, y: F.masked_fill(x, y > 0, 2.0) * y, lambda x, y: x.masked_fill(y > 0, 2.0) * y),
 }
 

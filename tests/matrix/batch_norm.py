@@ -1,4 +1,4 @@
-"""Batch normalisation: images of one pixel, whose channels go in vectors, and of many; gaps; parameters of f32."""
+"""Normalisation of images: of one pixel, whose channels go in vectors, and of many; gaps; parameters of f32; groups."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         yield odd.replace(layouts={o.name: layout for o in odd.operands() if len(o.shape) == 3})
 
 
+def groups(op: str) -> Iterator[tp.Descriptor]:
+    cls: Any = tp.descriptor_types()[op]
+    for element in ("f16", "bf16", "f32", "f64"):
+        yield cls(element=element, **FIRST, groups=32)
+    yield cls(element="bf16", **ODD, groups=20, weight=False, bias=False)
+    yield cls(element="bf16", **FIRST, groups=32, parameter_element="f32")
+
+
 def asks(desc: Any, entry: str, name: str) -> Patterns:
     reads = "merge" not in name and "fold" not in name and desc.channels == 256
     return ((VECTORS,) if reads else ()), ()
@@ -36,3 +44,8 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
 @compiles(*OPS)
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
     return planned(op, entry, target, problems(op), asks)
+
+
+@compiles("group_norm", "group_norm_backward")
+def builds_of_groups(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    return planned(op, entry, target, groups(op), asks)

@@ -1,4 +1,4 @@
-"""Batch normalisation for the proofs: contributions are the elements of a channel, images of one pixel or of many."""
+"""Normalisation of images for the proofs: contributions are the elements of a channel or group, of few pixels or many."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Batches(Drawn):
 
 
 def taken(t: Any, axis: int, kept: Tensor | None) -> Any:
-    """Some of the elements of each channel; numbers of the channels stay."""
-    return t.index_select(axis, kept) if kept is not None and isinstance(t, Tensor) and t.dim() == 3 else t
+    """Some of the elements of each channel, or of the images and their groups; numbers of the channels stay."""
+    return t.index_select(axis, kept) if kept is not None and isinstance(t, Tensor) and t.dim() > max(axis, 1) else t
 
 
 def joined(out: Values, axis: int = 0, kept: Tensor | None = None) -> Tensor:
@@ -65,11 +65,11 @@ def values(desc: Any, kind: Kind) -> Values:
     numbers = {
         o.name: torch.randn(o.shape, generator=g, dtype=torch.float64).to(o.element.torch)
         for o in desc.operands()
-        if not o.is_written and o.is_tensor and len(o.shape) == 1
+        if not o.is_written and o.is_tensor and len(o.shape) < 3
     }
     if not desc.op.endswith("_backward"):
         found: dict[str, Any] = {"x": x.to(desc.element.torch), **numbers}
-        return found | follows(desc, found) | ({"momentum": 0.25} if desc.training else {})
+        return found | follows(desc, found) | ({"momentum": 0.25} if getattr(desc, "training", False) else {})
     dout = torch.randn(x.shape, generator=g, dtype=torch.float64)
     dout *= 2.0 ** torch.randint(-6, 7, x.shape, generator=g)
     if kind == "cancelling":
@@ -93,3 +93,13 @@ def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, pixels: bool =
 for _op in ("batch_norm", "batch_norm_backward"):
     _bare = {"training": False, "weight": False, "bias": False}
     joins(_op, {}, {"pixels": True}, {"training": False}, {**_bare, "pixels": True})(partial(problem, _op))
+
+
+def group_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Batches:
+    sizes = {"batch": IMAGES, "channels": 4, "groups": 2, "pixels": max(n // 2, 4) | 1}
+    desc = tp.descriptor_types()[op](element=element, **sizes, **fields)
+    return Batches(desc, partial(values, desc, kind))
+
+
+for _op in ("group_norm", "group_norm_backward"):
+    joins(_op, {}, {"weight": False, "bias": False})(partial(group_problem, _op))

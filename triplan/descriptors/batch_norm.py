@@ -1,32 +1,41 @@
-"""Batch normalisation: each channel by the mean and variance of its elements, or by running ones; its backward."""
+"""Normalisation of images: by statistics of each channel or by running ones, or of each group of channels; backward."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from triplan.descriptors.base import Descriptor, PlannedBy
-from triplan.descriptors.fields import Epsilon, Extent
+from triplan.descriptors.fields import DivisorField, Epsilon, Extent
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.errors import shown
 from triplan.sku import Element, OpCategory, OptionalElement, field
 
 if TYPE_CHECKING:
-    from triplan.facade.batch_norm import BatchNormBackwardPlan, BatchNormPlan
+    from triplan.facade.batch_norm import (
+        BatchNormBackwardPlan,
+        BatchNormPlan,
+        GroupNormBackwardPlan,
+        GroupNormPlan,
+    )
 
-__all__ = ["BatchNormBackwardDescriptor", "BatchNormDescriptor"]
+__all__ = [
+    "BatchNormBackwardDescriptor",
+    "BatchNormDescriptor",
+    "GroupNormBackwardDescriptor",
+    "GroupNormDescriptor",
+]
 
 
-class BatchNormProblem(Descriptor):
-    """Images of shape (batch, channels, pixels). Statistics are in f32 (in f64 for f64).
-
-    Images with channels last in memory are a batch of all their pixels, of one pixel each: packed then.
+class ImagesProblem(Descriptor):
+    """Images of shape (batch, channels, pixels), with a weight and a bias. Statistics are in f32 (in f64 for f64).
 
     Attributes:
         element: element of the images.
         batch: number of images.
         channels: channels of an image.
         pixels: elements of a channel of one image.
-        training: whether channels are normalised by their own statistics, rather than by running ones.
         weight: whether there is an operand ``weight``, one number a channel.
         bias: whether there is an operand ``bias`` (of the backward op, ``dbias``).
         parameter_element: element of weight, bias and running statistics: the images' or that of the statistics; None:
@@ -39,10 +48,54 @@ class BatchNormProblem(Descriptor):
     batch: Extent
     channels: Extent
     pixels: Extent
-    training: bool = True
     weight: bool = True
     bias: bool = True
     parameter_element: OptionalElement = field(default=None)
+
+    def check_problem(self) -> None:
+        if self.batch * self.pixels == 0:
+            raise ValueError(f"batch = {self.batch}, pixels = {self.pixels}: must be positive")
+        if self.parameter_element not in (None, self.element, self.element.compute):
+            raise ValueError(
+                f"parameter_element = {shown(self.parameter_element)}: must be {self.element} or {self.element.compute}"
+            )
+
+    @property
+    def _apart(self) -> tuple[int, ...]:
+        """The axes of images that are a batch."""
+        return ()
+
+    def _images(self, name: str, role: Role = Role.INPUT) -> Operand:
+        shape = (self.batch, self.channels, self.pixels)
+        return Operand(name, role, self.element, shape, batch_axes=self._apart)
+
+    def _parameter(self, name: str, present: bool, role: Role = Role.INPUT, over: str | None = None) -> list[Operand]:
+        element = self.parameter_element or self.element
+        return [Operand(name, role, element, (self.channels,), over=over)] if present else []
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        names = ("batch", "channels", "pixels")
+        found = {"element": args.x.dtype, **dict(zip(names, args.x.shape, strict=True))}
+        tells = {"weight": "weight", "bias": "bias" if "eps" in cls.model_fields else "dbias"}
+        tells |= {"running": "running_mean"} if "running" in cls.model_fields else {}
+        given = {f: getattr(args, name, None) for f, name in tells.items()}
+        found |= {f: t is not None for f, t in given.items()}
+        element = next((t.dtype for t in given.values() if t is not None), None)
+        groups = {"groups": args.mean.shape[1]} if "groups" in cls.model_fields else {}
+        return {**found, **groups, "parameter_element": element, **options}
+
+
+class BatchNormProblem(ImagesProblem):
+    """Normalisation of each channel.
+
+    Images with channels last in memory are a batch of all their pixels, of one pixel each: packed then.
+
+    Attributes:
+        training: whether channels are normalised by their own statistics, rather than by running ones.
+    """
+
+    training: bool = True
 
     @property
     def count(self) -> int:
@@ -54,34 +107,12 @@ class BatchNormProblem(Descriptor):
         """Whether elements of a channel are summed; otherwise each depends on the channel's numbers alone."""
         return self.training
 
-    def check_problem(self) -> None:
-        if self.count == 0:
-            raise ValueError(f"batch = {self.batch}, pixels = {self.pixels}: must be positive")
-        if self.parameter_element not in (None, self.element, self.element.compute):
-            raise ValueError(
-                f"parameter_element = {shown(self.parameter_element)}: must be {self.element} or {self.element.compute}"
-            )
-
-    def _images(self, name: str, role: Role = Role.INPUT) -> Operand:
-        axes = () if self.training else (0, 1, 2)
-        return Operand(name, role, self.element, (self.batch, self.channels, self.pixels), batch_axes=axes)
+    @property
+    def _apart(self) -> tuple[int, ...]:
+        return () if self.training else (0, 1, 2)
 
     def _statistic(self, name: str, role: Role = Role.INPUT) -> Operand:
         return Operand(name, role, self.element.compute, (self.channels,))
-
-    def _parameter(self, name: str, present: bool, role: Role = Role.INPUT, over: str | None = None) -> list[Operand]:
-        element = self.parameter_element or self.element
-        return [Operand(name, role, element, (self.channels,), over=over)] if present else []
-
-    @classmethod
-    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
-        names = ("batch", "channels", "pixels")
-        found = {"element": args.x.dtype, **dict(zip(names, args.x.shape, strict=True))}
-        tells = {"weight": "weight", "bias": "bias" if "running" in cls.model_fields else "dbias"}
-        tells |= {"running": "running_mean"} if "running" in cls.model_fields else {}
-        given = {f: getattr(args, name, None) for f, name in tells.items()}
-        element = next((t.dtype for t in given.values() if t is not None), None)
-        return {**found, **{f: t is not None for f, t in given.items()}, "parameter_element": element, **options}
 
 
 class BatchNormDescriptor(BatchNormProblem, PlannedBy["BatchNormPlan"]):
@@ -140,6 +171,77 @@ class BatchNormBackwardDescriptor(BatchNormProblem, PlannedBy["BatchNormBackward
     @property
     def sums(self) -> bool:
         return self.training or self.weight or self.bias
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            self._images("dout"),
+            self._images("x"),
+            self._statistic("mean"),
+            self._statistic("rstd"),
+            self._images("dx", Role.OUTPUT),
+            *self._parameter("weight", self.weight),
+            *self._parameter("dweight", self.weight, Role.OUTPUT),
+            *self._parameter("dbias", self.bias, Role.OUTPUT),
+        )
+
+
+class GroupNormProblem(ImagesProblem):
+    """Normalisation of each group of adjacent channels of each image.
+
+    Attributes:
+        groups: number of groups of channels; divides them.
+    """
+
+    groups: Annotated[int, Field(ge=1, lt=2**31), DivisorField(("channels",))] = 1
+
+    @property
+    def count(self) -> int:
+        """Elements of a group."""
+        return self.channels // self.groups * self.pixels
+
+    def check_problem(self) -> None:
+        super().check_problem()
+        if self.channels % self.groups:
+            raise ValueError(f"groups = {self.groups}: must divide channels = {self.channels}")
+
+    @property
+    def _apart(self) -> tuple[int, ...]:
+        return (0,)
+
+    def _statistic(self, name: str, role: Role = Role.INPUT) -> Operand:
+        return Operand(name, role, self.element.compute, (self.batch, self.groups), batch_axes=(0, 1))
+
+
+class GroupNormDescriptor(GroupNormProblem, PlannedBy["GroupNormPlan"]):
+    """``out = (x - mean) * rstd * weight + bias`` with ``rstd = 1 / sqrt(var + eps)`` of each group of channels of each
+    image, and weight and bias of each channel (torch.nn.functional.group_norm; Wu and He, 2018).
+
+    ``mean`` and ``rstd`` (batch, groups) are written for the backward op. The tolerance is as of batch_norm.
+
+    Attributes:
+        eps: what is added to the variance.
+    """
+
+    op: Literal["group_norm"] = "group_norm"
+    eps: Epsilon = 1e-5
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            self._images("x"),
+            self._images("out", Role.OUTPUT),
+            self._statistic("mean", Role.OUTPUT),
+            self._statistic("rstd", Role.OUTPUT),
+            *self._parameter("weight", self.weight),
+            *self._parameter("bias", self.bias),
+        )
+
+
+class GroupNormBackwardDescriptor(GroupNormProblem, PlannedBy["GroupNormBackwardPlan"]):
+    """``dx = rstd * (g - mean(g) - xhat * mean(g * xhat))`` with ``xhat = (x - mean) * rstd``, ``g = dout * weight``,
+    means over each group; ``dweight = sum(dout * xhat)`` and ``dbias = sum(dout)`` of each channel.
+    """
+
+    op: Literal["group_norm_backward"] = "group_norm_backward"
 
     def declare_operands(self) -> tuple[Operand, ...]:
         return (

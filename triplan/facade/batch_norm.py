@@ -1,4 +1,4 @@
-"""Args and plans of batch normalisation. Each Args' fields are the operands of its descriptor, in order."""
+"""Args and plans of batch and group normalisation. Each Args' fields are the operands of its descriptor, in order."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor
+from triplan.descriptors import (
+    BatchNormBackwardDescriptor,
+    BatchNormDescriptor,
+    GroupNormBackwardDescriptor,
+    GroupNormDescriptor,
+)
 from triplan.facade.plan import Plan
 
 __all__ = ["BatchNormArgs", "BatchNormBackwardArgs", "BatchNormBackwardPlan", "BatchNormPlan"]
+__all__ += ["GroupNormArgs", "GroupNormBackwardPlan", "GroupNormPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ class BatchNormPlan(Plan[BatchNormDescriptor, BatchNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class BatchNormBackwardArgs:
-    """``mean`` and ``rstd`` are those of batch_norm."""
+    """``mean`` and ``rstd`` are those of the forward op."""
 
     dout: Tensor
     x: Tensor
@@ -49,3 +55,21 @@ class BatchNormBackwardArgs:
 
 class BatchNormBackwardPlan(Plan[BatchNormBackwardDescriptor, BatchNormBackwardArgs]):
     descriptor_type, args_type = BatchNormBackwardDescriptor, BatchNormBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNormArgs:
+    x: Tensor
+    out: Tensor
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class GroupNormPlan(Plan[GroupNormDescriptor, GroupNormArgs]):
+    descriptor_type, args_type = GroupNormDescriptor, GroupNormArgs
+
+
+class GroupNormBackwardPlan(Plan[GroupNormBackwardDescriptor, BatchNormBackwardArgs]):
+    descriptor_type, args_type = GroupNormBackwardDescriptor, BatchNormBackwardArgs

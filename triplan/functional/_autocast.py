@@ -22,7 +22,7 @@ _on = torch._C._is_any_autocast_enabled
 _OPS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("mm", "bmm", "addmm", "addbmm", "baddbmm", "linear", "matmul")},
     **{name: (name,) for name in ("conv1d", "conv2d")},
-    **{name: (name,) for name in ("rms_norm", "layer_norm", "nll_loss", "cumsum", "cumprod")},
+    **{name: (name,) for name in ("rms_norm", "layer_norm", "group_norm", "nll_loss", "cumsum", "cumprod")},
     "scaled_dot_product_attention": ("scaled_dot_product_attention",),
     "l2_norm": ("norm.ScalarOpt_dim",),
     "sum": ("sum.dim_IntList",),

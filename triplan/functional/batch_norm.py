@@ -1,7 +1,7 @@
-"""Batch normalisation as torch has it: by a batch's own statistics, which update running ones, or by those.
+"""Batch and group normalisation as torch has them: by statistics of channels or of groups, or by running ones.
 
-The results of the registered op are the normalised images, the statistics and the next running ones, which the public
-function copies where they belong: a registered op that writes its arguments cannot be differentiated. It is
+The results of a registered op are the images, the statistics and, of batch_norm, the next running ones, which the
+public function copies where they belong: a registered op that writes its arguments cannot be differentiated. It is
 differentiated as a function of its statistics too, so that derivatives of every order follow from two formulas. That of
 the backward is in plain torch.
 """
@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from triplan.errors import Unsupported
-from triplan.facade import BatchNormBackwardPlan, BatchNormPlan
+from triplan.facade import BatchNormBackwardPlan, BatchNormPlan, GroupNormBackwardPlan, GroupNormPlan, Plan
+from triplan.functional._autocast import widened
 from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.sku import ElementKind
 
-__all__ = ["batch_norm"]
+__all__ = ["batch_norm", "group_norm"]
 
 Tensor = torch.Tensor
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -57,16 +58,129 @@ def _each(s: Tensor, x: Tensor) -> Tensor:
     return s.reshape(1, s.numel(), *(1,) * (x.dim() - 2))
 
 
-def _total(t: Tensor) -> Tensor:
+def _of_channels(t: Tensor) -> Tensor:
     """The sum of each channel."""
     return t.sum([0, *range(2, t.dim())])
+
+
+class _Channels:
+    """Statistics of channels; ``how``: whether they are the batch's own, rather than constants."""
+
+    def __init__(self, x: Tensor, how: bool) -> None:
+        self.x, self.moves, self.count = x, how, x.numel() // x.size(1)
+
+    def spread(self, s: Tensor) -> Tensor:
+        """One number for each statistic, as it broadcasts against ``x``."""
+        return _each(s, self.x)
+
+    def total(self, t: Tensor) -> Tensor:
+        """The sum of the elements of each statistic."""
+        return _of_channels(t)
+
+
+class _Groups(_Channels):
+    """Statistics of ``how`` groups of channels of each image."""
+
+    def __init__(self, x: Tensor, how: int) -> None:
+        self.x, self.moves, self.groups = x, True, how
+        self.count = x.numel() // (x.size(0) * how)
+
+    def spread(self, s: Tensor) -> Tensor:
+        n = self.x.size(0)
+        return s.reshape(n, self.groups, 1).expand(n, self.groups, self.count).reshape(self.x.shape)
+
+    def total(self, t: Tensor) -> Tensor:
+        return t.reshape(self.x.size(0), self.groups, self.count).sum(2)
 
 
 def _packed(**vectors: Tensor | None) -> dict[str, Tensor]:
     return {name: t.contiguous() for name, t in vectors.items() if t is not None}
 
 
-# --- the op ---
+# --- gradients ---
+
+
+def _make_backward(
+    name: str, plan: type[Plan[Any, Any]], of: type[_Channels], field: str, kind: str
+) -> tuple[Any, Recorded]:
+    """(``backward`` of the forward op, the op that it calls). ``field`` of the plan has the schema's type ``kind``."""
+
+    def grad(ctx: Any, dout: Tensor | None, dmean: Tensor | None, drstd: Tensor | None, *_: Any) -> Any:
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        dout = torch.zeros_like(x) if dout is None else dout
+        dx, dweight, dbias = op(dout, x, mean, rstd, weight, bias, ctx.how)
+        # The statistics are results of the registered op, not of the call: only second derivatives reach them.
+        own = of(x, ctx.how)
+        if drstd is not None:
+            c = x.to(rstd.dtype) - own.spread(mean)
+            dx = dx - (c * own.spread(drstd * rstd**3 / own.count)).to(x.dtype)
+        if dmean is not None:
+            dx = dx + own.spread(dmean / own.count).expand(x.shape).to(x.dtype)
+        return dx, None if weight is None else dweight, None if bias is None else dbias
+
+    def fake(
+        dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, how: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dweight, dbias = (x.new_empty(0) if p is None else p.new_empty((x.size(1),)) for p in (weight, bias))
+        return _empty(x) if of is _Channels else x.new_empty(x.shape), dweight, dbias
+
+    def kernel(
+        dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, how: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dweight, dbias = found = fake(dout, x, mean, rstd, weight, bias, how)
+        last = of is _Channels and _is_last(x)
+        operands = {name: _images(t, last) for name, t in (("dout", dout), ("x", x), ("dx", dx))}
+        operands |= _packed(mean=mean, rstd=rstd, weight=weight)
+        operands |= {} if weight is None else {"dweight": dweight}
+        operands |= {} if bias is None else {"dbias": dbias}
+        run(plan, operands, **{field: how})
+        return found
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        dout, x, mean, rstd, weight, bias, ctx.how = inputs
+        ctx.biased = bias is not None
+        ctx.save_for_backward(dout, x, mean, rstd, weight)
+
+    def second(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor) -> Any:
+        dout, x, mean, rstd, weight = ctx.saved_tensors
+        own = of(x, ctx.how)
+        d, v, c = (t.to(rstd.dtype) for t in (dout, of_dx, x))
+        r = own.spread(rstd)
+        c = c - own.spread(mean)
+        hat = c * r
+        w = torch.ones_like(r) if weight is None else _each(weight.to(rstd.dtype), x)
+        g = d * w
+        if own.moves:
+            # dx = r * (g - mean(g) - hat * mean(g * hat))
+            v_hat, g_hat = (own.total(t) / own.count for t in (v * hat, g * hat))
+            centre = own.spread(own.total(v) / own.count)
+            to_g = r * (v - centre - hat * own.spread(v_hat))
+            to_c = -r * r * (v * own.spread(g_hat) + g * own.spread(v_hat))
+            to_r = own.total((v - centre) * g) - 3 * own.count * (v_hat * g_hat)
+        else:
+            to_g, to_c, to_r = r * v, torch.zeros_like(c), own.total(v * g)
+        to_d, to_weight = to_g * w, None
+        if weight is not None:
+            u = _each(of_dweight.to(rstd.dtype), x)
+            to_d, to_c, to_r = to_d + u * hat, to_c + u * d * r, to_r + own.total(u * d * c)
+            to_weight = _of_channels(to_g * d).to(weight.dtype)
+        if ctx.biased:
+            to_d = to_d + _each(of_dbias.to(rstd.dtype), x)
+        return to_d.to(dout.dtype), to_c.to(x.dtype), -own.total(to_c), to_r, to_weight, None, None
+
+    op = Recorded(
+        f"{name}_backward",
+        f"(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, {kind} {field})"
+        " -> (Tensor dx, Tensor dweight, Tensor dbias)",
+        kernel,
+        fake,
+        setup=setup,
+        backward=second,
+    )
+    return grad, op
+
+
+# --- batch_norm ---
 
 
 def _fake(
@@ -108,79 +222,14 @@ def _kernel(
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, _, _, ctx.training, _, _ = inputs
+    x, weight, bias, _, _, ctx.how, _, _ = inputs
     _, mean, rstd, *updated = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*updated, *(() if ctx.training else (mean, rstd)))
+    ctx.mark_non_differentiable(*updated, *(() if ctx.how else (mean, rstd)))
     ctx.save_for_backward(x, mean, rstd, weight, bias)
 
 
-def _grad(ctx: Any, dout: Tensor | None, dmean: Tensor | None, drstd: Tensor | None, *_: Any) -> Any:
-    x, mean, rstd, weight, bias = ctx.saved_tensors
-    dout = torch.zeros_like(x) if dout is None else dout
-    dx, dweight, dbias = _backward(dout, x, mean, rstd, weight, bias, ctx.training)
-    # The statistics are results of the registered op, not of the call: only second derivatives reach them.
-    count = x.numel() // x.size(1)
-    if drstd is not None:
-        c = x.to(rstd.dtype) - _each(mean, x)
-        dx = dx - (c * _each(drstd * rstd**3 / count, x)).to(x.dtype)
-    if dmean is not None:
-        dx = dx + _each(dmean / count, x).expand(x.shape).to(x.dtype)
-    return dx, None if weight is None else dweight, None if bias is None else dbias, *(None,) * 5
-
-
-def _backward_fake(
-    dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    dweight, dbias = (x.new_empty(0) if p is None else p.new_empty((x.size(1),)) for p in (weight, bias))
-    return _empty(x), dweight, dbias
-
-
-def _backward_kernel(
-    dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dweight, dbias = found = _backward_fake(dout, x, mean, rstd, weight, bias, training)
-    last = _is_last(x)
-    operands = {name: _images(t, last) for name, t in (("dout", dout), ("x", x), ("dx", dx))}
-    operands |= _packed(mean=mean, rstd=rstd, weight=weight)
-    operands |= {} if weight is None else {"dweight": dweight}
-    operands |= {} if bias is None else {"dbias": dbias}
-    run(BatchNormBackwardPlan, operands, training=training)
-    return found
-
-
-def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    dout, x, mean, rstd, weight, bias, ctx.training = inputs
-    ctx.biased = bias is not None
-    ctx.save_for_backward(dout, x, mean, rstd, weight)
-
-
-def _backward_grad(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor) -> Any:
-    dout, x, mean, rstd, weight = ctx.saved_tensors
-    d, v, c = (t.to(rstd.dtype) for t in (dout, of_dx, x))
-    count, r = x.numel() // x.size(1), _each(rstd, x)
-    c = c - _each(mean, x)
-    hat = c * r
-    w = torch.ones_like(r) if weight is None else _each(weight.to(rstd.dtype), x)
-    g = d * w
-    if ctx.training:
-        # dx = r * (g - mean(g) - hat * mean(g * hat))
-        centre, v_hat, g_hat = (_each(_total(t) / count, x) for t in (v, v * hat, g * hat))
-        to_g = r * (v - centre - hat * v_hat)
-        to_c = -r * r * (v * g_hat + g * v_hat)
-        to_r = _total((v - centre) * g) - 3 * count * (v_hat * g_hat).reshape(rstd.shape)
-    else:
-        to_g, to_c, to_r = r * v, torch.zeros_like(c), _total(v * g)
-    to_d, to_weight = to_g * w, None
-    if weight is not None:
-        u = _each(of_dweight.to(rstd.dtype), x)
-        to_d, to_c, to_r = to_d + u * hat, to_c + u * d * r, to_r + _total(u * d * c)
-        to_weight = _total(to_g * d).to(weight.dtype)
-    if ctx.biased:
-        to_d = to_d + _each(of_dbias.to(rstd.dtype), x)
-    return to_d.to(dout.dtype), to_c.to(x.dtype), -_total(to_c), to_r, to_weight, None, None
-
-
+_grad, _ = _make_backward("batch_norm", BatchNormBackwardPlan, _Channels, "training", "bool")
 _batch_norm = Recorded(
     "batch_norm",
     "(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training,"
@@ -188,45 +237,75 @@ _batch_norm = Recorded(
     _kernel,
     _fake,
     setup=_setup,
-    backward=_grad,
-)
-_backward = Recorded(
-    "batch_norm_backward",
-    "(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool training)"
-    " -> (Tensor dx, Tensor dweight, Tensor dbias)",
-    _backward_kernel,
-    _backward_fake,
-    setup=_backward_setup,
-    backward=_backward_grad,
+    backward=lambda ctx, *grads: (*_grad(ctx, *grads), *(None,) * 5),
 )
 
-# --- the call ---
+
+# --- group_norm ---
 
 
-def _check(input: Tensor, training: bool, **parameters: Tensor | None) -> None:
+def _group_fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    mean, rstd = (x.new_empty((x.size(0), groups), dtype=_compute(x)) for _ in range(2))
+    return x.new_empty(x.shape), mean, rstd
+
+
+def _group_kernel(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, mean, rstd = found = _group_fake(x, weight, bias, groups, eps)
+    operands = {"x": _images(x, False), "out": _images(out, False), "mean": mean, "rstd": rstd}
+    run(GroupNormPlan, operands | _packed(weight=weight, bias=bias), groups=groups, eps=eps)
+    return found
+
+
+def _group_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, ctx.how, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, *output[1:], weight, bias)
+
+
+_group_grad, _ = _make_backward("group_norm", GroupNormBackwardPlan, _Groups, "groups", "SymInt")
+_group_norm = Recorded(
+    "group_norm",
+    "(Tensor x, Tensor? weight, Tensor? bias, SymInt groups, float eps) -> (Tensor out, Tensor mean, Tensor rstd)",
+    _group_kernel,
+    _group_fake,
+    setup=_group_setup,
+    backward=lambda ctx, *grads: (*_group_grad(ctx, *grads), None, None),
+)
+
+# --- calls ---
+
+
+def _check(name: str, input: Tensor, **parameters: Tensor | None) -> None:
+    """Raise ``RuntimeError`` unless there is one number a channel in each of ``parameters``, of the right dtype."""
     if input.dim() < 2 and input.numel():
-        raise RuntimeError(f"batch_norm(): expected an input of 2 axes or more, but got {list(input.shape)}")
+        raise RuntimeError(f"{name}(): expected an input of 2 axes or more, but got {list(input.shape)}")
     if input.dtype not in _DTYPES:
-        raise Unsupported(f"batch_norm(): {input.dtype} is not supported, only f16, bf16, f32 and f64")
-    absent = [name for name in ("running_mean", "running_var") if parameters[name] is None]
-    if absent and (len(absent) == 1 or not training):
-        raise RuntimeError(f"batch_norm(): Expected {absent[0]} to be defined when training={training}")
+        raise Unsupported(f"{name}(): {input.dtype} is not supported, only f16, bf16, f32 and f64")
     dtypes = {p.dtype for p in parameters.values() if p is not None}
     if len(dtypes) > 1 or not dtypes <= {input.dtype, _compute(input)}:
         raise RuntimeError(
-            f"batch_norm(): expected weight, bias and running statistics of {input.dtype}, or all of "
+            f"{name}(): expected weight, bias and running statistics of {input.dtype}, or all of "
             f"{_compute(input)}, but got {', '.join(sorted(map(str, dtypes)))}"
         )
     channels = input.size(1) if input.dim() > 1 else 0
-    for name, p in parameters.items():
+    for what, p in parameters.items():
         if p is None:
             continue
         if p.dim() != 1 or p.size(0) != channels:
-            raise RuntimeError(
-                f"batch_norm(): {name} should contain {channels} elements, but has shape {list(p.shape)}"
-            )
+            raise RuntimeError(f"{name}(): {what} should contain {channels} elements, but has shape {list(p.shape)}")
         if p.device != input.device:
-            raise RuntimeError(f"batch_norm(): {name} is on {p.device}, but input on {input.device}")
+            raise RuntimeError(f"{name}(): {what} is on {p.device}, but input on {input.device}")
+
+
+def _of_nothing(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The result where there are no elements."""
+    scale, shift = (None if p is None else _each(p.to(input.dtype), input) for p in (weight, bias))
+    out = input.clone() if scale is None else input * scale
+    return out if shift is None else out + shift
 
 
 @replayed
@@ -270,11 +349,12 @@ def batch_norm(
     ``ValueError`` for training with one element a channel, ``RuntimeError`` for shapes, dtypes and devices that do not
     fit, ``Unsupported`` for other dtypes.
     """
-    _check(input, training, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    absent = [n for n, t in (("running_mean", running_mean), ("running_var", running_var)) if t is None]
+    if absent and (len(absent) == 1 or not training):
+        raise RuntimeError(f"batch_norm(): Expected {absent[0]} to be defined when training={training}")
+    _check("batch_norm", input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
     if input.numel() == 0:
-        scale, shift = (None if p is None else _each(p.to(input.dtype), input) for p in (weight, bias))
-        out = input.clone() if scale is None else input * scale
-        return out if shift is None else out + shift
+        return _of_nothing(input, weight, bias)
     if training and input.numel() == input.size(1):
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
     out, next_mean, next_var = _normalised(
@@ -283,4 +363,33 @@ def batch_norm(
     if training and running_mean is not None and running_var is not None:
         running_mean.copy_(next_mean)
         running_var.copy_(next_var)
+    return out
+
+
+@replayed
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """``(input - mean) / sqrt(var + eps) * weight + bias``, with mean and variance of each of ``num_groups`` groups of
+    adjacent channels of each image, weight and bias of each channel (torch.nn.functional.group_norm).
+
+    ``input`` (batch, channels, ...), ``weight`` and ``bias`` as in ``batch_norm``; under autocast all are converted to
+    f32 where torch does so. The result is contiguous; an input that is not is copied. Differentiable, any number of
+    times. Raises ``RuntimeError`` for shapes, groups, dtypes and devices that do not fit, ``ValueError`` for a single
+    image with groups of one element, as torch does, ``Unsupported`` for other dtypes.
+    """
+    (input,), (weight, bias) = widened("group_norm", input), widened("group_norm", weight, bias)
+    _check("group_norm", input, weight=weight, bias=bias)
+    if input.dim() < 2:
+        raise RuntimeError(f"group_norm(): expected an input of 2 axes or more, but got {list(input.shape)}")
+    if num_groups < 1 or input.size(1) % num_groups:
+        raise RuntimeError(
+            f"group_norm(): Expected number of channels in input to be divisible by num_groups, but got input of shape "
+            f"{list(input.shape)} and num_groups={num_groups}"
+        )
+    if input.numel() == 0:
+        return _of_nothing(input, weight, bias)
+    if input.numel() == num_groups:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
+    out: Tensor = _group_norm(input, weight, bias, num_groups, eps)[0]
     return out

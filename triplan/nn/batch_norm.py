@@ -1,4 +1,4 @@
-"""Batch normalisation as modules: those of torch.nn, with the same parameters, state and options, over our kernels."""
+"""Batch and group normalisation as modules of torch.nn, with its parameters, state and options, over our kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triplan import functional
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm"]
 
 
 def _normalised(m: Any, input: Tensor) -> Tensor:
@@ -45,3 +45,10 @@ class BatchNorm3d(torch.nn.BatchNorm3d):
 
     def forward(self, input: Tensor) -> Tensor:
         return _normalised(self, input)
+
+
+class GroupNorm(torch.nn.GroupNorm):
+    """torch.nn.GroupNorm, computed by ``triplan.functional.group_norm``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)

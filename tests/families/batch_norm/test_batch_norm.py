@@ -1,4 +1,4 @@
-"""Batch normalisation beside torch's: statistics, layouts, modules, refusals; problems of any shape by every kernel."""
+"""Batch and group normalisation beside torch's: statistics, layouts, modules, refusals; problems of any shape by every kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
 torchs = torch.nn.functional
-OPS = ("batch_norm", "batch_norm_backward")
+OPS = ("batch_norm", "batch_norm_backward", "group_norm", "group_norm_backward")
 SHAPES = {"vectors": (8, 5), "rows": (4, 3, 7), "images": (4, 3, 5, 6), "volumes": (2, 3, 2, 3, 2), "empty": (0, 3, 4)}
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
 
@@ -48,6 +48,26 @@ def test_results_and_gradients_are_torchs(name: str, layout: str, training: bool
         along = [drawn(*t.shape, seed=5) for t in leaves]
         second = [torch.autograd.grad(found, (leaves[0], leaves[1], g), along) for found in first]
         torch.testing.assert_close(*second)
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize(("shape", "groups"), [((4, 6, 5, 3), 3), ((3, 6), 2), ((2, 4, 7), 1), ((2, 4, 2, 3, 2), 4)])
+def test_groups_are_torchs(shape: tuple[int, ...], groups: int, layout: str) -> None:
+    x = drawn(*shape)
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if layout == "last" else x
+    leaves = [x.requires_grad_(), *(drawn(x.size(1), seed=s).requires_grad_() for s in (1, 2))]
+    outs = [m.group_norm(x, groups, *leaves[1:], 1e-3) for m in (F, torchs)]
+    torch.testing.assert_close(*outs)
+    g = torch.randn_like(outs[1]).requires_grad_()
+    first = [torch.autograd.grad(out, leaves, g, create_graph=True) for out in outs]
+    torch.testing.assert_close(*first)
+    along = [drawn(*t.shape, seed=5) for t in leaves]
+    torch.testing.assert_close(*(torch.autograd.grad(found, (leaves[0], leaves[1], g), along) for found in first))
+    torch.testing.assert_close(*(m.group_norm(x, groups, None, leaves[2]) for m in (F, torchs)))
+    ours, theirs = (m.GroupNorm(groups, shape[1], dtype=torch.float64) for m in (triplan.nn, torch.nn))
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert repr(ours) == repr(theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -119,6 +139,10 @@ def test_registration() -> None:
         torch.library.opcheck(ops.batch_norm.default, (x, weight, bias, mean, var, training, 0.1, 1e-5))
         given = (drawn(3, 4, 5, seed=5).requires_grad_(), x, mean, var, weight, bias, training)
         torch.library.opcheck(ops.batch_norm_backward.default, given)
+    torch.library.opcheck(ops.group_norm.default, (x, weight, bias, 2, 1e-5))
+    statistics = (drawn(3, 2, seed=6), drawn(3, 2, seed=7))
+    given = (drawn(3, 4, 5, seed=5).requires_grad_(), x, *statistics, weight, bias, 2)
+    torch.library.opcheck(ops.group_norm_backward.default, given)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +155,8 @@ def test_registration() -> None:
         (lambda x: F.batch_norm(x, None, None, drawn(3).float(), training=True), RuntimeError, "float64"),
         (lambda x: F.batch_norm(x[0, 0], None, None, training=True), RuntimeError, "2 axes"),
         (lambda x: F.batch_norm(x.int(), None, None, training=True), tp.Unsupported, "only f16"),
+        (lambda x: F.group_norm(x, 2), RuntimeError, "divisible by num_groups"),
+        (lambda x: F.group_norm(x[:1, :, :1], 3), ValueError, "more than 1 value"),
     ],
 )
 def test_refusals(call: Any, error: type[Exception], message: str) -> None:
@@ -147,6 +173,10 @@ def test_plans_refuse() -> None:
     ):
         with pytest.raises(tp.InvalidProblem, match=message):
             tp.BatchNormDescriptor(**{**sizes, **fields})
+    with pytest.raises(tp.InvalidProblem, match="must divide channels"):
+        tp.GroupNormDescriptor(**sizes, groups=2)
+    with pytest.raises(tp.Unsupported, match="must be contiguous"):
+        tp.plan(tp.GroupNormDescriptor(**sizes, layouts={"x": "strided"}), target=H200)
     for fields, message in (
         ({"batch": 1 << 30}, "it counts fewer than"),
         ({"layouts": {"weight": "strided"}}, "must be packed"),
@@ -179,7 +209,8 @@ def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, 
     cls = tp.descriptor_types()[data.draw(st.sampled_from(OPS))]
     preference = tp.PlanPreference(kernel=kernel)
     desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element, "parameter_element": None}))
-    vectors = {o.name: tp.Layout(alignment=16) for o in desc.operands() if len(o.shape) == 1}
+    packed = 1 if "batch" in desc.op else 3
+    vectors = {o.name: tp.Layout(alignment=16) for o in desc.operands() if o.shape and len(o.shape) <= packed}
     desc = desc.replace(layouts={**dict(desc.layouts), **vectors})
     check_plan(tp.plan(desc, target=target(where), preference=preference), runs=1)
 
@@ -189,12 +220,24 @@ LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 
 @pytest.mark.parametrize("sizes", [(300, 24, 1), (5, 24, 30), (5, 3, 130), (2, 3, 1500)])
 @pytest.mark.parametrize(("where", "kernel"), places("channels"))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPS[:2])
 def test_parts_and_tiles(op: str, where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
     """Several parts and blocks of a channel, the last not full; channels last with gaps between images."""
     batch, channels, pixels = sizes
     desc = tp.descriptor_types()[op](batch=batch, channels=channels, pixels=pixels, element="f32")
     if sizes == (5, 24, 30):
         desc = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 3})
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert check_plan(plan, runs=1).compared
+
+
+@pytest.mark.parametrize("sizes", [(3, 6, 4, 3), (2, 4, 1500, 2), (40, 12, 1, 3)])
+@pytest.mark.parametrize(("where", "kernel"), places("groups"))
+@pytest.mark.parametrize("op", OPS[2:])
+def test_groups_of_several_tiles(op: str, where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
+    """Several groups in a tile, or several tiles in a group, the last not full; images of one pixel."""
+    batch, channels, pixels, groups = sizes
+    cls: Any = tp.descriptor_types()[op]
+    desc = cls(batch=batch, channels=channels, pixels=pixels, groups=groups, element="f32")
     plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
     assert check_plan(plan, runs=1).compared

@@ -1,4 +1,4 @@
-"""Batch normalisation in plain torch, from the definition; statistics are centred twice."""
+"""Batch and group normalisation in plain torch, from the definitions; statistics are centred twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from torch import Tensor
 
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.common import bounds
-from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor
-from triplan.descriptors.batch_norm import BatchNormProblem
+from triplan.descriptors import (
+    BatchNormBackwardDescriptor,
+    BatchNormDescriptor,
+    GroupNormBackwardDescriptor,
+    GroupNormDescriptor,
+)
+from triplan.descriptors.batch_norm import BatchNormProblem, GroupNormProblem
 from triplan.sku import PrecisionGuarantee
 
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -122,6 +127,73 @@ def _guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
     }
 
 
+# --- groups: their channels and pixels are those of one channel of as many images ---
+
+
+def _rows(desc: GroupNormProblem, t: Tensor) -> Tensor:
+    """Images as (1, batch * groups, elements of a group)."""
+    return t.reshape(1, desc.batch * desc.groups, desc.count)
+
+
+def _spread(desc: GroupNormProblem, x: Tensors, name: str, absent: float) -> Tensor | float:
+    """The weight or bias of each element, in rows."""
+    if x.get(name) is None:
+        return absent
+    return _rows(desc, x[name][:, None].expand(desc.batch, desc.channels, desc.pixels))
+
+
+def group_norm(desc: GroupNormDescriptor, x: Tensors) -> Tensors:
+    mean, deviations = _centred(_rows(desc, x["x"]))
+    rstd = 1 / (_mean(deviations**2) + desc.eps).sqrt()
+    out = deviations * rstd * _spread(desc, x, "weight", 1) + _spread(desc, x, "bias", 0)
+    of = (desc.batch, desc.groups)
+    return {"out": out.reshape(x["x"].shape), "mean": mean.reshape(of), "rstd": rstd.reshape(of)}
+
+
+def _group_statistics(desc: GroupNormBackwardDescriptor, x: Tensors) -> Tensors:
+    mean, deviations = _centred(_rows(desc, x["x"].double()))
+    found = {"mean": mean, "rstd": 1 / (_mean(deviations**2) + EPS).sqrt()}
+    return {name: t.reshape(desc.batch, desc.groups).to(desc.element.compute.torch) for name, t in found.items()}
+
+
+def _group_errors(desc: GroupNormDescriptor, x: Tensors) -> Tensors:
+    """As ``_errors``."""
+    v = _rows(desc, x["x"])
+    _, deviations = _centred(v)
+    size, rstd = _mean(v.abs()), 1 / (_mean(deviations**2) + desc.eps).sqrt()
+    off, wide = 1 + size * rstd, {k: t.abs() for k, t in x.items()}
+    out = _spread(desc, wide, "weight", 1) * rstd * (deviations.abs() * (1 + off) + size)
+    out = out + _spread(desc, wide, "bias", 0)
+    of = (desc.batch, desc.groups)
+    return {"out": out.reshape(x["x"].shape), "mean": size.reshape(of), "rstd": (rstd * off).reshape(of)}
+
+
+def _group_backward(desc: GroupNormBackwardDescriptor, x: Tensors, sign: int) -> Tensors:
+    """``sign``: -1 for the gradients, 1 for sum|terms| of absolute values."""
+    dout, v = (_rows(desc, x[name]) for name in ("dout", "x"))
+    mean, rstd = (x[name].reshape(1, desc.batch * desc.groups, 1) for name in ("mean", "rstd"))
+    hat, g = (v + sign * mean) * rstd, dout * _spread(desc, x, "weight", 1)
+
+    def mean_of(t: Tensor) -> Tensor:
+        return t.mean(2, keepdim=True)
+
+    shape = x["x"].shape
+    dx = (g + sign * (mean_of(g) + hat * mean_of(g * hat))) * rstd
+    found = {"dx": dx.reshape(shape), "dweight": (dout * hat).reshape(shape).sum((0, 2))}
+    written = {o.name for o in desc.operands() if o.is_written}
+    return {name: t for name, t in {**found, "dbias": x["dout"].sum((0, 2))}.items() if name in written}
+
+
+def _group_guarantee(desc: GroupNormProblem) -> Mapping[str, PrecisionGuarantee]:
+    """As ``_guarantee``; gradients of weight and bias are sums over the images."""
+    terms = {"dweight": desc.batch * desc.pixels, "dbias": desc.batch * desc.pixels}
+    return {
+        o.name: bounds.rounded(o.element, desc.element.compute, 8, 8 * terms.get(o.name, desc.count) + 48)
+        for o in desc.operands()
+        if o.is_written
+    }
+
+
 # Squares and products of wide values would leave the range of f32.
 reference(
     op="batch_norm",
@@ -132,3 +204,15 @@ reference(
 reference(
     op="batch_norm_backward", elements=FLOATS, guarantee=_guarantee, checks=CheckRules(_terms, _statistics, ("unit",))
 )(batch_norm_backward)
+reference(
+    op="group_norm",
+    elements=FLOATS,
+    guarantee=_group_guarantee,
+    checks=CheckRules(_group_errors, None, ("unit",), signed=True),
+)(group_norm)
+reference(
+    op="group_norm_backward",
+    elements=FLOATS,
+    guarantee=_group_guarantee,
+    checks=CheckRules(lambda desc, x: _group_backward(desc, x, 1), _group_statistics, ("unit",)),
+)(lambda desc, x: _group_backward(desc, x, -1))

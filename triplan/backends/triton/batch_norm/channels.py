@@ -16,7 +16,7 @@ from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.strides import axis_strides, count, row_tile
 from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor
-from triplan.descriptors.batch_norm import BatchNormProblem
+from triplan.descriptors.batch_norm import BatchNormProblem, ImagesProblem
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
@@ -83,11 +83,11 @@ class Geometry(NamedTuple):
 
 
 @fact
-def geometry(desc: BatchNormProblem) -> Geometry:
+def geometry(desc: ImagesProblem) -> Geometry:
     size = TILE_BYTES // desc.element.itemsize
     images = [o for o in desc.operands() if len(o.shape) == 3]
     last = desc.pixels == 1 or all(not o.layout.packed and o.layout.unit_axis == 1 for o in images)
-    rows = desc.count if last else desc.batch
+    rows = desc.batch * desc.pixels if last else desc.batch
     if last:
         block = min(ceil_power(desc.channels), CHANNEL_BYTES // desc.element.itemsize)
         height = size // block
@@ -121,7 +121,7 @@ def rank(desc: BatchNormProblem, target: Target) -> float:
     return card.LAUNCH_US * (3 if desc.sums else 1) + (once + again) / card.BYTES_PER_US
 
 
-def _array(desc: BatchNormProblem) -> int:
+def array(desc: ImagesProblem) -> int:
     """Bytes of the partial sums of one kind."""
     return padded_bytes(geometry(desc).partials * desc.channels * desc.element.compute.itemsize)
 
@@ -130,7 +130,7 @@ def workspace(desc: BatchNormProblem, target: Target) -> int:
     if not desc.sums or not desc.channels:
         return 0
     means = isinstance(desc, BatchNormBackwardDescriptor) and desc.training
-    return 2 * (_array(desc) + (padded_bytes(desc.channels * desc.element.compute.itemsize) if means else 0))
+    return 2 * (array(desc) + (padded_bytes(desc.channels * desc.element.compute.itemsize) if means else 0))
 
 
 def guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
@@ -155,11 +155,9 @@ def numerics(desc: BatchNormProblem) -> str | None:
     return f"{found}.{desc.eps!r}" if isinstance(desc, BatchNormDescriptor) else found
 
 
-def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
-    if desc.channels == 0:
-        return []
+def arguments(desc: ImagesProblem) -> dict[str, Arg]:
+    """What the kernels take of operands and geometry."""
     found, compute, own = geometry(desc), desc.element.compute, {o.name: o for o in desc.operands()}
-    parts, merging_warps = found.merging
     given: dict[str, Arg] = {
         "rows": Int(found.rows),
         "channels": count(desc.channels),
@@ -177,38 +175,53 @@ def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
         if o.is_tensor:
             given[o.name] = values(o)
             given[f"{o.name}_strides"] = axis_strides(o)
-    stored = ("totals", "projections") if isinstance(desc, BatchNormBackwardDescriptor) else ("means", "squares")
-    if desc.sums:
-        given |= {name: Scratch(i * _array(desc), compute) for i, name in enumerate(stored)}
-    if isinstance(desc, BatchNormBackwardDescriptor) and desc.training:
-        width = padded_bytes(desc.channels * compute.itemsize)
-        given |= {
-            name: Scratch(2 * _array(desc) + i * width, compute) for i, name in enumerate(("total", "projection"))
-        }
-    constants: dict[str, Any] = {"LAST": found.last, "COMPUTE": TL[compute], "PARTS": parts, "ROWS": found.height}
+    return given
 
-    def launch(which: Any, programs: int, each: int, block: int, warps: int) -> Launch:
-        known = {**constants, "BLOCK": block}
-        args = {name: given.get(name) for name in which.arg_names if not name.isupper()}
-        args |= {"each": Int(each)} if "each" in args else {}
-        # fuses=False: lanes that hold one sum must round it alike, and so must tiles that a mask cuts.
-        taken = {name: known[name] for name in which.arg_names if name in known}
-        return replace(Launch(which, programs, args, taken, warps, fuses=False), overlaps=True)
 
+def launch(which: Any, programs: int, given: Mapping[str, Arg], warps: int, **constants: Any) -> Launch:
+    """A launch of a kernel that takes some of ``given`` and of ``constants``."""
+    args = {name: given.get(name) for name in which.arg_names if not name.isupper()}
+    taken = {name: constants[name] for name in which.arg_names if name in constants}
+    # fuses=False: lanes that hold one sum must round it alike, and so must tiles that a mask cuts.
+    return replace(Launch(which, programs, args, taken, warps, fuses=False), overlaps=True)
+
+
+def summing(desc: ImagesProblem, which: Any, merge: Any, given: Mapping[str, Arg]) -> list[Launch]:
+    """The launches that sum parts of each channel and merge them."""
+    found, acc = geometry(desc), TL[desc.element.compute]
+    parts, warps = found.merging
+    own = {**given, "each": Int(found.each)}
+    tile = {"LAST": found.last, "COMPUTE": acc, "ROWS": found.height, "BLOCK": found.block}
+    merging = {"COMPUTE": acc, "PARTS": parts, "BLOCK": MERGE_CHANNELS}
+    return [
+        launch(which, found.blocks * found.parts, own, found.warps, **tile),
+        launch(merge, -(-desc.channels // MERGE_CHANNELS), given, warps, **merging),
+    ]
+
+
+def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
+    if desc.channels == 0:
+        return []
+    found, compute, given = geometry(desc), desc.element.compute, arguments(desc)
     back = isinstance(desc, BatchNormBackwardDescriptor)
     launches = []
     if desc.sums:
+        stored = ("totals", "projections") if back else ("means", "squares")
+        given |= {name: Scratch(i * array(desc), compute) for i, name in enumerate(stored)}
+        if back and desc.training:
+            width = padded_bytes(desc.channels * compute.itemsize)
+            means = ("total", "projection")
+            given |= {name: Scratch(2 * array(desc) + i * width, compute) for i, name in enumerate(means)}
         which = kernels.batch_norm_sums_kernel if back else kernels.batch_norm_statistics_kernel
         merge = kernels.batch_norm_fold_kernel if back else kernels.batch_norm_merge_kernel
-        launches = [
-            launch(which, found.blocks * found.parts, found.each, found.block, found.warps),
-            launch(merge, -(-desc.channels // MERGE_CHANNELS), 0, MERGE_CHANNELS, merging_warps),
-        ]
+        launches = summing(desc, which, merge, given)
         # The merge has written what running statistics would give.
         given |= {"running_mean": None, "running_var": None}
     last = kernels.batch_norm_gradient_kernel if back else kernels.batch_norm_apply_kernel
     each = min(APPLY_TILES, found.groups)
-    return [*launches, launch(last, found.blocks * -(-found.groups // each), each, found.block, found.warps)]
+    tile = {"LAST": found.last, "COMPUTE": TL[compute], "ROWS": found.height, "BLOCK": found.block}
+    programs = found.blocks * -(-found.groups // each)
+    return [*launches, launch(last, programs, {**given, "each": Int(each)}, found.warps, **tile)]
 
 
 for _cls in (BatchNormDescriptor, BatchNormBackwardDescriptor):

@@ -273,6 +273,8 @@ def batch_norm_sums_kernel(
     channels,
     pixels,
     inner,
+    groups,
+    per,
     each,
     blocks,
     LAST: tl.constexpr,
@@ -283,14 +285,16 @@ def batch_norm_sums_kernel(
 ):
     """totals[part, c] = sum(dout), projections[part, c] = sum(dout * hat), over the elements of channel c in one part.
 
-    Each place of a tile has sums of its own, which are added at the end.
+    Each place of a tile has sums of its own, which are added at the end. Without ``per`` mean and rstd are [channels];
+    otherwise [rows, groups], of groups of ``per`` channels.
     """
     begin(OVERLAPS)
     channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
     part = tl.program_id(0) // blocks
     exists = channel < channels
-    m = parameter_of(mean, channel, exists, COMPUTE)
-    r = parameter_of(rstd, channel, exists, COMPUTE)
+    if per is None:
+        m = parameter_of(mean, channel, exists, COMPUTE)
+        r = parameter_of(rstd, channel, exists, COMPUTE)
     a = tl.zeros((ROWS, BLOCK), COMPUTE)
     b = tl.zeros((ROWS, BLOCK), COMPUTE)
     length = tl.minimum(rows - part * each * ROWS, each * ROWS)
@@ -299,12 +303,16 @@ def batch_norm_sums_kernel(
         mask = live & (row < rows)
         g = tl.load(place(dout, dout_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
         v = tl.load(place(x, x_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        if per is not None:
+            at = row.to(tl.int64) * groups + channel // per
+            m = parameter_of(mean, at, exists & (row < rows), COMPUTE)
+            r = parameter_of(rstd, at, exists & (row < rows), COMPUTE)
         a += g
         b += g * ((v - m) * r)
     across = tl.cdiv(pixels, BLOCK)  # 1 with LAST
-    at = (part.to(tl.int64) * across + beside) * channels + channel
-    tl.store(totals + at, of_channel(a, LAST), mask=exists)
-    tl.store(projections + at, of_channel(b, LAST), mask=exists)
+    to = (part.to(tl.int64) * across + beside) * channels + channel
+    tl.store(totals + to, of_channel(a, LAST), mask=exists)
+    tl.store(projections + to, of_channel(b, LAST), mask=exists)
 
 
 @triton.jit

@@ -1,0 +1,126 @@
+"""Kernel ``groups``: one launch normalises whole groups of channels; others sum gradients of weight and bias.
+
+Groups are read twice; the second time they come from the L2 cache while those of all programs fit there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
+from triplan.backends.table import kernel
+from triplan.backends.triton.batch_norm import groups_kernels as kernels
+from triplan.backends.triton.batch_norm.channels import (
+    ELEMENTS,
+    MOST,
+    TILE_BYTES,
+    WARPS,
+    arguments,
+    array,
+    geometry,
+    launch,
+    summing,
+)
+from triplan.backends.triton.batch_norm.channels_kernels import batch_norm_fold_kernel, batch_norm_sums_kernel
+from triplan.backends.triton.common import bounds, card
+from triplan.backends.triton.common.offsets import TL, ceil_power, divisor, layout
+from triplan.backends.triton.common.rows import Tile
+from triplan.descriptors import GroupNormBackwardDescriptor, GroupNormDescriptor
+from triplan.descriptors.batch_norm import GroupNormProblem
+from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
+
+
+def tile(desc: GroupNormProblem) -> Tile:
+    """What a program holds at a time; of the elements of a group alone, so that the batch decides no bits."""
+    size = TILE_BYTES // desc.element.itemsize
+    block = min(ceil_power(max(desc.count, 1)), size)
+    return Tile(size // block, block, WARPS)
+
+
+def rows(desc: GroupNormProblem) -> int:
+    return desc.batch * desc.groups
+
+
+def supports(desc: GroupNormProblem, target: Target) -> Support:
+    for o in desc.operands():
+        if not o.layout.packed:
+            return Support.no(f"{o.name} is strided: a group must be contiguous")
+    largest = max(rows(desc), desc.count, desc.batch, desc.channels)
+    if largest >= MOST:
+        return Support.no(f"an extent of {largest}; it counts fewer than {MOST}")
+    programs = geometry(desc).blocks * geometry(desc).groups
+    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs, 2**31 or more")
+
+
+def sums(desc: GroupNormProblem) -> bool:
+    """Whether gradients of weight or bias are asked for."""
+    return isinstance(desc, GroupNormBackwardDescriptor) and (desc.weight or desc.bias)
+
+
+def rank(desc: GroupNormProblem, target: Target) -> float:
+    """Estimated microseconds."""
+    read = sum(o.nbytes for o in desc.operands() if len(o.shape) == 3 and not o.is_written)
+    nbytes = sum(o.nbytes for o in desc.operands()) + read * (2 if sums(desc) else 1)
+    return card.LAUNCH_US * (3 if sums(desc) else 1) + nbytes / card.BYTES_PER_US
+
+
+def workspace(desc: GroupNormProblem, target: Target) -> int:
+    return 2 * array(desc) if sums(desc) else 0
+
+
+def guarantee(desc: GroupNormProblem) -> Mapping[str, PrecisionGuarantee]:
+    """As of ``channels``: a group is merged within its program, in an order that its length alone decides."""
+    back, found = isinstance(desc, GroupNormBackwardDescriptor), {}
+    for o in desc.operands():
+        if o.is_written:
+            summed = o.name in ("dweight", "dbias")
+            depth = geometry(desc).depth if summed else tile(desc).additions(desc.count)
+            each = depth + 32 if back else 8 * depth + 48
+            found[o.name] = bounds.rounded(o.element, desc.element.compute, 8, each, batch=not summed)
+    return found
+
+
+def numerics(desc: GroupNormProblem) -> str | None:
+    """Of a group: alignments, and a divisor of its length, decide which elements a thread loads together."""
+    if sums(desc):
+        return None
+    promised = ",".join(str(min(o.alignment, 16)) for o in desc.operands())
+    found = f"{desc.op}.groups.v1.{desc.element}.{desc.parameter_element or desc.element}.{desc.weight}.{desc.bias}"
+    found += f".{tile(desc).text}.{promised}.{min(power_of_two_in(desc.count), 16)}"
+    return f"{found}.{desc.eps!r}" if isinstance(desc, GroupNormDescriptor) else found
+
+
+def build(desc: GroupNormProblem, target: Target) -> list[Launch]:
+    if desc.channels == 0:
+        return []
+    found, compute = tile(desc), desc.element.compute
+    per = Int(desc.channels // desc.groups)
+    given: dict[str, Arg] = {**arguments(desc), "groups": Int(desc.groups), "per": per}
+    launches = []
+    if sums(desc):
+        stored = {name: Scratch(i * array(desc), compute) for i, name in enumerate(("totals", "projections"))}
+        launches = summing(desc, batch_norm_sums_kernel, batch_norm_fold_kernel, {**given, **stored})
+    which = kernels.group_norm_kernel if isinstance(desc, GroupNormDescriptor) else kernels.group_norm_gradient_kernel
+    given |= {
+        "rows": Int(rows(desc)),
+        "n": Int(desc.count, divisibility=power_of_two_in(desc.count)),
+        "pixels": divisor(desc.pixels, False),
+    }
+    programs = -(-rows(desc) // found.rows)
+    constants = {"COMPUTE": TL[compute], "ROWS": found.rows, "BLOCK": found.block}
+    return [*launches, launch(which, programs, given, found.warps, **constants)]
+
+
+for _cls in (GroupNormDescriptor, GroupNormBackwardDescriptor):
+    for _op in _cls.ops():
+        kernel(
+            op=_op,
+            name="groups",
+            elements=ELEMENTS,
+            supports=supports,
+            rank=rank,
+            guarantee=guarantee,
+            numerics=numerics,
+            workspace=workspace,
+            layout=layout,
+        )(build)

@@ -1,0 +1,132 @@
+"""Kernels of ``groups``: a program walks whole groups of channels twice, for their sums and for the results.
+
+    forward     out = (x - mean) * rstd * weight + bias      rstd = 1 / sqrt(var + eps)
+    backward    dx = (g - mean(g) - hat * mean(g * hat)) * rstd      g = dout * weight, hat = (x - mean) * rstd
+
+Images are packed (batch, channels, pixels) of f16, bf16, f32 or f64: a group of one image is a row of ``n`` contiguous
+elements, ``per`` channels of it. mean, rstd: [rows] of COMPUTE, which is f32, or f64 for f64; weight, bias: [channels]
+of a parameter's element, or absent. ``pixels``: as ``quotient`` has it.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.batch_norm.channels_kernels import step_of
+from triplan.backends.triton.common.offsets_kernels import quotient
+from triplan.backends.triton.common.overlap import begin
+
+
+@triton.jit
+def of_elements(pointer, row, col, mask, groups, per, pixels, COMPUTE: tl.constexpr):
+    """The weight or bias of the elements ``col`` [1, BLOCK] of each row [ROWS, 1]."""
+    channel = row % groups * per + quotient(col, pixels)
+    return tl.load(pointer + channel, mask=mask, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+
+
+@triton.jit
+def group_norm_kernel(
+    x,
+    out,
+    mean,
+    rstd,
+    weight,
+    bias,
+    rows,
+    n,
+    groups,
+    per,
+    pixels,
+    eps,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """out = (x - mean) * rstd * weight + bias, of ROWS rows; mean and rstd are written.
+
+    Each place of a tile has a mean and squared deviations of its own, merged at the end of the first walk.
+    """
+    begin(OVERLAPS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    inside = row < rows
+    start = row.to(tl.int64) * n
+    place = tl.arange(0, BLOCK)[None, :]
+    a = tl.zeros((ROWS, BLOCK), COMPUTE)
+    b = tl.zeros((ROWS, BLOCK), COMPUTE)
+    whole = n // BLOCK
+    for step in range(whole):
+        v = tl.load(x + start + (step * BLOCK + place), mask=inside, other=0.0).to(COMPUTE)
+        a, b = step_of(a, b, v, 1.0 / tl.full((), step + 1, COMPUTE))
+    live = place < n - whole * BLOCK
+    if whole * BLOCK < n:
+        v = tl.load(x + start + (whole * BLOCK + place), mask=inside & live, other=0.0).to(COMPUTE)
+        c, d = step_of(a, b, v, 1.0 / tl.full((), whole + 1, COMPUTE))
+        a, b = tl.where(live, c, a), tl.where(live, d, b)
+    count = (whole + live.to(tl.int32)).to(COMPUTE)
+    total = tl.full((), n, COMPUTE)
+    m = tl.sum(a * (count / total), 1, keep_dims=True)
+    apart = a - m
+    r = tl.rsqrt(tl.sum(b + count * apart * apart, 1, keep_dims=True) / total + eps)
+    tl.store(mean + row, m, mask=inside)
+    tl.store(rstd + row, r, mask=inside)
+    for step in range(tl.cdiv(n, BLOCK)):
+        col = step * BLOCK + place
+        mask = inside & (col < n)
+        v = (tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE) - m) * r
+        if weight is not None:
+            v = v * of_elements(weight, row, col, mask, groups, per, pixels, COMPUTE)
+        if bias is not None:
+            v = v + of_elements(bias, row, col, mask, groups, per, pixels, COMPUTE)
+        tl.store(out + start + col, v.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def group_norm_gradient_kernel(
+    dout,
+    x,
+    mean,
+    rstd,
+    weight,
+    dx,
+    rows,
+    n,
+    groups,
+    per,
+    pixels,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """dx = (g - mean(g) - hat * mean(g * hat)) * rstd, g = dout * weight, of ROWS rows."""
+    begin(OVERLAPS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    inside = row < rows
+    start = row.to(tl.int64) * n
+    place = tl.arange(0, BLOCK)[None, :]
+    m = tl.load(mean + row, mask=inside, other=0.0)
+    r = tl.load(rstd + row, mask=inside, other=0.0)
+    a = tl.zeros((ROWS, BLOCK), COMPUTE)
+    b = tl.zeros((ROWS, BLOCK), COMPUTE)
+    for step in range(tl.cdiv(n, BLOCK)):
+        col = step * BLOCK + place
+        mask = inside & (col < n)
+        g = tl.load(dout + start + col, mask=mask, other=0.0).to(COMPUTE)
+        if weight is not None:
+            g = g * of_elements(weight, row, col, mask, groups, per, pixels, COMPUTE)
+        a += g
+        b += g * ((tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE) - m) * r)
+    total = tl.full((), n, COMPUTE)
+    shift = tl.sum(a, 1, keep_dims=True) / total
+    projection = tl.sum(b, 1, keep_dims=True) / total
+    for step in range(tl.cdiv(n, BLOCK)):
+        col = step * BLOCK + place
+        mask = inside & (col < n)
+        g = tl.load(dout + start + col, mask=mask, other=0.0).to(COMPUTE)
+        if weight is not None:
+            g = g * of_elements(weight, row, col, mask, groups, per, pixels, COMPUTE)
+        hat = (tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE) - m) * r
+        tl.store(dx + start + col, ((g - shift - hat * projection) * r).to(dx.dtype.element_ty), mask=mask)
