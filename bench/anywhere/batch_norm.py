@@ -1,4 +1,4 @@
-"""Draws of batch and group normalisation, and their backward: channels last as packed images of one pixel, and first."""
+"""Draws of batch and group normalisation, and their backward: images of one pixel (channels last), and of many."""
 
 from __future__ import annotations
 
