@@ -179,7 +179,7 @@ PAIRS: dict[str, tuple[Function, Function]] = {
     "batch_norm": (_normalised(F.batch_norm), _normalised(functional.batch_norm)),
     "group_norm": (
         lambda x, y: F.group_norm(x, 1, y[0, :, 0], y[-1, :, 1]),
-        lambda x, y: functional.group_norm(x, 1, y[0, :, 0], y[-1, :, 1]),
+        lambda x, y: functional.layer_norm(x, x.shape[1:]) * y[0, :, :1] + y[-1, :, 1:2],
     ),
     "masked_fill": (lambda x, y: F.masked_fill(x, y > 0, 2.0) * y, lambda x, y: x.masked_fill(y > 0, 2.0) * y),
 }
