@@ -298,14 +298,45 @@ def _sha256(data: bytes) -> str:
 
 
 @app.command()
-def demo() -> None:
-    """Plan, explain and run on real data: sums of scikit-learn's digits by class, with and without determinism."""
-    with _errors():
-        try:
-            import sklearn  # noqa: F401
-        except ModuleNotFoundError:
-            raise Unsupported("the demo's data comes with scikit-learn: pip install scikit-learn") from None
-        from triplan.cli.demo import run
+def demo(
+    train: Annotated[bool, typer.Option("--train", help="Train a network on Fashion-MNIST instead.")] = False,
+    data: Annotated[Path | None, typer.Option(help="The folder of Fashion-MNIST's four IDX files.")] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 5,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images of a step: 512, on a CPU 64.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Train on so many: all, on a CPU 1,000.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    alone: Annotated[bool, typer.Option("--alone", help="Do not train on torch beside.")] = False,
+    twice: Annotated[bool, typer.Option("--twice", help="Train again, deterministically, and compare bits.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Draw the losses and the confusion matrix there, as PNG.")] = None,
+) -> None:
+    """Plan, explain and run on real data: sums of scikit-learn's digits by class, with and without determinism.
 
-        if not run(_console()):
+    With --train, a convolutional network is trained on Fashion-MNIST, beside the same network on torch; the other
+    options are for that.
+    """
+    with _errors():
+        if train:
+            from triplan.cli import fashion_mnist
+
+            ok = fashion_mnist.run(
+                *(_console(), data or fashion_mnist.FOLDER),
+                device=device,
+                epochs=epochs,
+                batch=batch,
+                images=images,
+                seed=seed,
+                alone=alone,
+                twice=twice,
+                out=out,
+            )
+        else:
+            try:
+                import sklearn  # noqa: F401
+            except ModuleNotFoundError:
+                raise Unsupported("the demo's data comes with scikit-learn: pip install scikit-learn") from None
+            from triplan.cli.demo import run
+
+            ok = run(_console())
+        if not ok:
             raise typer.Exit(FAULT)
