@@ -60,7 +60,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         *(tp.ScanDescriptor(op=op, scan_axis=1, **MATRIX) for op in tp.ScanDescriptor.ops()),
         tp.CumprodBackwardDescriptor(scan_axis=1, **MATRIX),
         *(TYPES[op](**IMAGES) for op in ("batch_norm", "batch_norm_backward")),
-        *(TYPES[op](groups=3, **IMAGES) for op in ("group_norm", "group_norm_backward")),
+        *(TYPES[op](groups=2, **IMAGES) for op in ("group_norm", "group_norm_backward")),
         *(TYPES[op](table_rows=9, positions=True, **TURNED) for op in ("rotary", "normed_rotary")),
         tp.CrossEntropyDescriptor(reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True, **MATRIX),
         *(TYPES[op](reduction="byte_mean", weight=True, **MATRIX) for op in LOSSES),

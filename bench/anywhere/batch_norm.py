@@ -46,6 +46,8 @@ def peers(desc: Any) -> dict[str, Peer]:
 def _torchs(desc: Any, t: Tensors) -> Tensors:
     aten, x, weight = torch.ops.aten, t["x"], t.get("weight")
     if desc.op.startswith("group"):
+        t = {name: v.contiguous() for name, v in t.items()}  # as torch's autograd gives them to these two
+        x, weight = t["x"], t.get("weight")
         sizes = (desc.batch, desc.channels, desc.pixels, desc.groups)
         if desc.op == "group_norm":
             found = aten.native_group_norm(x, weight, t.get("bias"), *sizes, EPS)

@@ -211,6 +211,8 @@ def changed(desc: tp.Descriptor, name: str) -> object:
         return (*value[:-1], value[-1] + 1) if value else None
     if name.endswith("_axis"):
         return 1 - value
+    if name == "channels":
+        return 2 * value  # groups divide them
     return 1 if name.endswith("_dim") and name != "embedding_dim" else value + 1
 
 
