@@ -477,6 +477,17 @@ def test_changed_surroundings_are_noticed(
     assert results[0][1] == results[1][1]
 
 
+def test_calls_under_a_profiler_are_not_recorded(answers: list[bool], device: str) -> None:
+    """It marks plans by ops of its own."""
+    with torch.profiler.profile():
+        for name in RECORDED:
+            for _ in range(3):
+                call = drawn(name, device)
+                torch.testing.assert_close(call.ours(*call.given(True)), call.theirs(*call.given(True)))
+    assert not any(answers)
+    assert all(f.replays._count == 0 for f in map(vars(functional).get, functional.__all__) if hasattr(f, "replays"))
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_transforms_go_the_long_way(name: str, answers: list[bool], device: str) -> None:
     function, args = warm(name, device, False)

@@ -20,6 +20,7 @@ from functools import update_wrapper
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import _get_overloaded_args, handle_torch_function
 
@@ -82,7 +83,8 @@ class Replays:
                 if (found := repeat(*args)) is not None:
                     self.last = repeat
                     return found
-            if nothing_watches(args) and hooks(False) is None:  # so that tensors have addresses
+            # So that tensors have addresses; a profiler's marks would be among what is repeated.
+            if nothing_watches(args) and hooks(False) is None and not profiler._is_profiler_enabled:
                 # Recorded when it comes the second time: shapes that never come again should not pay for it.
                 if came := self._came.get(facts := _facts(args)):
                     return self._record(args, key, facts)
