@@ -307,6 +307,8 @@ def demo(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     alone: Annotated[bool, typer.Option("--alone", help="Do not train on torch beside.")] = False,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Train under torch.compile too.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="On a GPU: do not capture the step as a CUDA graph.")] = False,
     twice: Annotated[bool, typer.Option("--twice", help="Train again, deterministically, and compare bits.")] = False,
     out: Annotated[Path | None, typer.Option(help="Draw the losses and the confusion matrix there, as PNG.")] = None,
 ) -> None:
@@ -327,6 +329,8 @@ def demo(
                 images=images,
                 seed=seed,
                 alone=alone,
+                compiled=compiled,
+                eager=eager,
                 twice=twice,
                 out=out,
             )

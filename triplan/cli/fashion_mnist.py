@@ -2,7 +2,7 @@
 the confusion matrix: convolutions, batch norms, pooling, dropout, linear layers, cross-entropy and AdamW are triplan's.
 
 Beside it the same network trains on torch, from the same parameters, over the same images in the same order. What is
-dropped differs: torch's dropout draws other random numbers.
+dropped differs: torch's dropout draws other random numbers. On a GPU triplan's step is captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ DROPOUT, RATE, WEIGHT_DECAY = 0.3, 2e-3, 1e-2
 #: What five epochs over all images reach at least.
 EXPECTED_ACCURACY, EPOCHS = 0.91, 5
 ON_A_CPU = 1000  # images that take the reference backend less than two minutes
+UNCAPTURED = 3  # steps before the capture: they compile kernels and find memory
 
 
 # --- the data ---
@@ -98,40 +99,75 @@ def network(nn: Any, dropout: float = DROPOUT) -> torch.nn.Sequential:
     )
 
 
+class Captured:
+    """A step as a CUDA graph, of index tensors of one length."""
+
+    def __init__(self, step: Callable[[Tensor], Tensor], index: Tensor) -> None:
+        self.index, self.graph = index.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = step(self.index)
+
+    def __call__(self, index: Tensor) -> Tensor:
+        self.index.copy_(index)
+        self.graph.replay()
+        return self.loss.clone()
+
+
 @dataclass
 class Training:
-    """One network in training, on triplan or on torch."""
+    """One network in training, on triplan or on torch. ``captures``: whether whole batches repeat a captured step."""
 
     name: str
-    model: torch.nn.Sequential
+    model: torch.nn.Module
     criterion: torch.nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
+    captures: bool = False
+    captured: Captured | None = None
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(cls, name: str, device: torch.device, steps: int, seed: int, dropout: float = DROPOUT) -> Training:
+    def of(
+        cls, name: str, device: torch.device, steps: int, seed: int, dropout: float = DROPOUT, eager: bool = False
+    ) -> Training:
+        """``name``: "triplan", "torch" or "torch.compile"; ``eager``: without a capture."""
         torch.manual_seed(seed)
-        ours = name == "triplan"
-        model = network(triplan.nn if ours else torch.nn, dropout).to(device)
-        if device.type == "cuda":
+        ours, on_gpu = name == "triplan", device.type == "cuda"
+        model: torch.nn.Module = network(triplan.nn if ours else torch.nn, dropout).to(device)
+        if on_gpu:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        captures = ours and on_gpu and not eager
+        # A captured step reads the rate from the device, where the schedule changes it.
+        rate = torch.tensor(RATE, device=device) if captures else RATE
         adamw: Any = triplan.optim.AdamW if ours else torch.optim.AdamW
-        optimizer: torch.optim.Optimizer = adamw(model.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY)
+        optimizer: torch.optim.Optimizer = adamw(model.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
         criterion = triplan.nn.CrossEntropyLoss() if ours else torch.nn.CrossEntropyLoss()
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=max(steps, 2))
-        return cls(name, model, criterion, optimizer, schedule)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=max(steps, 2), cycle_momentum=False)
+        if name == "torch.compile":
+            model.compile()
+        return cls(name, model, criterion, optimizer, schedule, captures)
 
-    def step(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        """One step of the optimizer; returns the loss before it, on the device."""
+    def update(self, images: Images, index: Tensor) -> Tensor:
+        """One step of the optimizer on some of the images; returns the loss before it, on the device."""
+        pixels, labels = images.batch(index)
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda):
             loss: Tensor = self.criterion(self.model(pixels), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.schedule.step()
         return loss.detach()
+
+    def step(self, images: Images, index: Tensor, batch: int) -> Tensor:
+        """``update``, repeated from its capture where ``batch`` images are given; then one step of the schedule."""
+        if self.captures and len(index) == batch and self.schedule.last_epoch >= UNCAPTURED:
+            if self.captured is None:
+                self.captured = Captured(lambda index: self.update(images, index), index)
+            loss = self.captured(index)
+        else:
+            loss = self.update(images, index)
+        self.schedule.step()
+        return loss
 
     def epoch(self, images: Images, order: Tensor, batch: int, advance: Callable[[], None]) -> None:
         """One pass over the images in that order; the last batch may be smaller."""
@@ -140,8 +176,7 @@ class Training:
         wait(images.pixels)
         begin = time.perf_counter()
         for index in torch.split(order, batch):
-            pixels, labels = images.batch(index)
-            losses.append(self.step(pixels, labels))
+            losses.append(self.step(images, index, batch))
             advance()
         self.losses += [float(loss) for loss in losses]  # the only wait for the device
         self.seconds.append(time.perf_counter() - begin)
@@ -176,16 +211,19 @@ def orders(n: int, epochs: int, device: torch.device, seed: int) -> Iterator[Ten
         yield torch.randperm(n, generator=g).to(device)
 
 
-def train(console: Console, names: list[str], images: Images, epochs: int, batch: int, seed: int) -> list[Training]:
-    """Train by each of ``names`` ("triplan", "torch"), an epoch in turn, with a progress bar."""
+def train(
+    console: Console, names: list[str], images: Images, epochs: int, batch: int, seed: int, eager: bool = False
+) -> list[Training]:
+    """Train by each of ``names``, an epoch in turn, with a progress bar."""
     device = images.pixels.device
     steps = -(-len(images.labels) // batch)
-    runs = [Training.of(name, device, epochs * steps, seed) for name in names]
+    runs = [Training.of(name, device, epochs * steps, seed, eager=eager) for name in names]
     shown_as = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*shown_as, console=console) as progress:
         for number, order in enumerate(orders(len(images.labels), epochs, device, seed), 1):
             for run in runs:
                 task = progress.add_task(f"epoch {number}, {run.name}", total=steps)
+                torch.manual_seed(seed + number)  # what is dropped is the same whatever else was trained between
                 run.epoch(images, order, batch, lambda task=task: progress.advance(task))  # type: ignore[misc]
     return runs
 
@@ -242,6 +280,8 @@ def run(
     images: int | None = None,
     seed: int = 0,
     alone: bool = False,
+    compiled: bool = False,
+    eager: bool = False,
     twice: bool = False,
     out: Path | None = None,
 ) -> bool:
@@ -249,8 +289,9 @@ def run(
     whole training is below 91 %.
 
     ``images``: how many of the 60,000 are trained on, on a CPU 1,000 by default; ``batch``: of a step, by default 512,
-    on a CPU 64; ``alone``: without torch beside; ``out``: where the PNG goes. Raises ``Unsupported`` without the data
-    or the device, ``InvalidProblem`` for files that are not Fashion-MNIST's.
+    on a CPU 64; ``alone``: without torch beside; ``compiled``: under torch.compile too; ``eager``: without a capture;
+    ``out``: where the PNG goes. Raises ``Unsupported`` without the data or the device, ``InvalidProblem`` for files
+    that are not Fashion-MNIST's.
     """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if where.type not in ("cpu", "cuda") or (where.type == "cuda" and not torch.cuda.is_available()):
@@ -264,9 +305,10 @@ def run(
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(twice or before)
     try:
-        runs = train(console, ["triplan"] if alone else ["triplan", "torch"], training, epochs, batch, seed)
+        names = ["triplan"] if alone else ["triplan", "torch", *["torch.compile"] * compiled]
+        runs = train(console, names, training, epochs, batch, seed, eager)
         found = [one.confusion(test) for one in runs]
-        again = train(console, ["triplan"], training, epochs, batch, seed)[0] if twice else None
+        again = train(console, ["triplan"], training, epochs, batch, seed, eager)[0] if twice else None
     finally:
         torch.use_deterministic_algorithms(before)
     table = Table("on", "first loss", "last 20", "test accuracy", "first epoch", "an epoch")
