@@ -117,3 +117,29 @@ def crossing(key, weight, above, low, high, bound):
         found += steps * unit
         unit = unit >> 2
     return found.to(tl.int32)
+
+
+@triton.jit
+def kth_largest(key, low, high, k):
+    """The smallest t of low ... high such that fewer than ``k`` keys are above t, as i32; none is above ``high``.
+
+    ``key`` (i32) is a block of one axis and less than 2**20 elements. Each step decides two bits of t - low, by three
+    counts that are one sum.
+    """
+    found = as_i64(low)
+    span = as_i64(high) - found + 1
+    unit = tl.full((), 1, tl.int64)
+    while unit * 4 < span:
+        unit = unit * 4
+    while unit > 0:
+        counts = tl.zeros(key.shape, tl.int64)
+        for j in tl.static_range(1, 4):
+            first = tl.minimum(found + j * unit, 0x7FFFFFFF).to(tl.int32)
+            counts += (key >= first).to(tl.int64) << (20 * (j - 1))
+        total = tl.sum(counts, 0)
+        steps = tl.full((), 0, tl.int64)
+        for j in tl.static_range(3):
+            steps += (((total >> (20 * j)) & 0xFFFFF) >= k).to(tl.int64)
+        found += steps * unit
+        unit = unit >> 2
+    return found.to(tl.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
@@ -51,6 +52,13 @@ class Parts(NamedTuple):
     @property
     def groups(self) -> int:
         return self.chunks * (self.chunk // self.group)
+
+    @property
+    def margin(self) -> int:
+        """Keys on both sides of an estimate: in any order, a chunk has its places for 5 deviations more."""
+        if self.places == self.chunk:
+            return self.chunk * self.chunks
+        return self.chunks * (self.places - 5 * math.isqrt(self.places)) // 2
 
 
 def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
@@ -120,7 +128,7 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     sizes = {"CHUNK": parts.chunk}
     rest = {**logits, **each, **scratch("state", "sums", "counts", "between", "between_masses"), **chunks}
     few = few_of(target)
-    grouped = {"GROUP": parts.group, "FEW": few}
+    grouped = {"MARGIN": parts.margin, "GROUP": parts.group, "FEW": few}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
     masses = {**sizes, "PLACES": parts.places}
     places = {"CHUNKS": ceil_power(parts.chunks), "PLACES": parts.places, "BETWEEN": BETWEEN}

@@ -2,8 +2,9 @@
 
 1. ``largest_kernel``, by chunks: the largest key of each group of GROUP neighbouring tokens.
 2. ``narrow_kernel``, by rows. The k-th largest of these is at most the k-th largest logit, so groups whose largest key
-   is below it hold none of the top k: the few others, in registers, give the token. A row without top-k is *wide*: of
-   top_p, an estimate says between which keys its threshold lies.
+   is below it hold none of the top k: the few others, in registers, give the token. (So is the k-th largest of fewer
+   maxima, of several groups each: it is found sooner, and tried first.) A row without top-k is *wide*: of top_p, an
+   estimate says between which keys its threshold lies.
 3. ``masses_kernel``, by chunks of wide rows: exact sums of masses, and the keys between those two.
 4. ``finish_kernel``, by rows: the exact threshold, among these keys; then the chunk of the token, then the token.
 
@@ -28,6 +29,7 @@ from triplan.backends.triton.sampling.shared_kernels import (
     crossing,
     drawn,
     key_of,
+    kth_largest,
     least_of,
     load_logits,
     mass_of,
@@ -46,8 +48,10 @@ SLOW = tl.constexpr(2)
 CELLS = tl.constexpr(1 << 14)
 #: The width of a cell, in temperatures.
 CELL = tl.constexpr(28.0 / (1 << 14))
-#: By how many standard deviations the estimate may be wrong. Untuned.
-DEVIATIONS = tl.constexpr(3.5)
+#: Groups of which a first bound knows one maximum.
+NEIGHBOURS = tl.constexpr(16)
+#: Tokens of few groups that a program takes as a small block. Untuned.
+SMALL = tl.constexpr(1024)
 
 
 @triton.jit
@@ -86,7 +90,7 @@ def token_of_few(x, col, known, n, row, low, best, rate, is_greedy, each, stride
     if top_k is not None:
         k = tl.load(top_k + row * strides[1])
         if (k > 0) & (k < n):
-            low = crossing(key, known.to(tl.int32), 0, low, best, k.to(tl.float64))
+            low = kth_largest(key, low, best, k)
     mass = tl.where(known & (key >= low), mass_of(x, top, rate), 0)
     if top_p is not None:
         p = tl.load(top_p + row * strides[2]).to(tl.float64)
@@ -98,6 +102,32 @@ def token_of_few(x, col, known, n, row, low, best, rate, is_greedy, each, stride
     number = drawn(seed, position, row, strides[4], strides[5], tl.sum(mass, 0), is_greedy)
     place = tl.sum((tl.cumsum(mass, 0) <= number).to(tl.int32), 0)
     return tl.sum(tl.where(tl.arange(0, x.shape[0]) == place, col, 0), 0).to(tl.int64)
+
+
+@triton.jit
+def token_of_groups(
+    places,
+    count,
+    at,
+    stride,
+    n,
+    row,
+    low,
+    best,
+    rate,
+    is_greedy,
+    each,
+    strides,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """``token_of_few`` of ``count`` groups of GROUP tokens, whose numbers are at ``places``; of SIZE tokens at most."""
+    slot = tl.arange(0, SIZE)
+    is_taken = slot // GROUP < count
+    col = tl.load(places + slot // GROUP, mask=is_taken, other=0) * GROUP + slot % GROUP
+    is_taken = is_taken & (col < n)
+    x = load_logits(at, stride, col, is_taken)
+    return token_of_few(x, col, is_taken, n, row, low, best, rate, is_greedy, each, strides)
 
 
 @triton.jit
@@ -124,8 +154,42 @@ def cell_of(weight, far, own_weight, own_far, bound):
 
 
 @triton.jit
-def estimate(at, stride, n, largest, own, known, best, rate, p, groups, GROUP: tl.constexpr, FEW: tl.constexpr):
-    """(low, high): the threshold of top_p probably is a key of low ... high - 1.
+def cell_of_rank(weight, far, own_weight, own_far, rank):
+    """The last cell before which fewer than ``rank`` tokens lie. Weights (i32) are numbers of tokens, below 2**20."""
+    found = tl.full((), 0, tl.int32)
+    unit = tl.full((), CELLS // 4, tl.int32)
+    while unit > 0:
+        counts = tl.zeros(far.shape, tl.int64)
+        for j in tl.static_range(1, 4):
+            edge = (found + j * unit).to(tl.float32) * CELL
+            count = tl.where(far < edge, weight, 0) + tl.where(own_far < edge, own_weight, 0)
+            counts += count.to(tl.int64) << (20 * (j - 1))
+        total = tl.sum(counts, 0)
+        steps = tl.full((), 0, tl.int32)
+        for j in tl.static_range(3):
+            steps += (((total >> (20 * j)) & 0xFFFFF) < rank).to(tl.int32)
+        found += steps * unit
+        unit = unit // 4
+    return found
+
+
+@triton.jit
+def estimate(
+    at,
+    stride,
+    n,
+    largest,
+    own,
+    known,
+    best,
+    rate,
+    p,
+    groups,
+    MARGIN: tl.constexpr,
+    GROUP: tl.constexpr,
+    FEW: tl.constexpr,
+):
+    """(low, high): the threshold of top_p probably is a key of low ... high - 1; there are about 2 * MARGIN of these.
 
     Of each group the largest logit is known, ``own``; the others are estimated from FEW tokens, of every so many
     groups.
@@ -133,7 +197,7 @@ def estimate(at, stride, n, largest, own, known, best, rate, p, groups, GROUP: t
     # What follows from an estimate is checked; so it is f32, and need not be the same on all GPUs.
     top = value_of(best)
     scale = rate.to(tl.float32)
-    part, slot = p.to(tl.float32), tl.arange(0, FEW)
+    slot = tl.arange(0, FEW)
     step = (groups + FEW // GROUP - 1) // (FEW // GROUP)
     group = (slot // GROUP) * step
     col = group * GROUP + slot % GROUP
@@ -145,17 +209,14 @@ def estimate(at, stride, n, largest, own, known, best, rate, p, groups, GROUP: t
     own_weight, own_far = below_top(value_of(own), top, scale)
     own_weight = tl.where(known, own_weight, 0.0)
 
-    total = tl.sum(weight + own_weight, 0)
-    _, edge = cell_of(weight, far, own_weight, own_far, part * total)
-    # The variance of the share before ``edge``: that of sums of samples, of which every ``step``-th is known.
-    square = weight * weight
-    before = (1.0 - part) * (1.0 - part) * tl.sum(tl.where(far < edge, square, 0.0), 0)
-    variance = before + part * part * tl.sum(tl.where(far < edge, 0.0, square), 0)
-    margin = DEVIATIONS * tl.sqrt(variance) + 1e-4 * total
-    first, begins = cell_of(weight, far, own_weight, own_far, part * total - margin)
-    _, ends = cell_of(weight, far, own_weight, own_far, part * total + margin)
-    high = tl.where(first == 0, best, key_of(top - begins / scale)) + 1
-    low = key_of(top - (ends + CELL) / scale)
+    _, edge = cell_of(weight, far, own_weight, own_far, p.to(tl.float32) * tl.sum(weight + own_weight, 0))
+    count = tl.where(is_sampled, step, 0).to(tl.int32)
+    own_count = known.to(tl.int32)
+    rank = tl.sum(tl.where(far < edge, count, 0) + tl.where(own_far < edge, own_count, 0), 0)
+    first = cell_of_rank(count, far, own_count, own_far, rank - MARGIN)
+    last = cell_of_rank(count, far, own_count, own_far, rank + MARGIN)
+    high = tl.where(first == 0, best, key_of(top - first.to(tl.float32) * CELL / scale)) + 1
+    low = key_of(top - (last.to(tl.float32) + 1.0) * CELL / scale)
     # (Of an infinite temperature both may be anything.)
     low = tl.minimum(tl.maximum(low, LEAST_KEY), best)
     return low, tl.minimum(tl.maximum(high, low + 1), best + 1)
@@ -173,6 +234,7 @@ def narrow_kernel(
     chosen,
     state,
     groups,
+    MARGIN: tl.constexpr,
     GROUP: tl.constexpr,
     FEW: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -208,25 +270,33 @@ def narrow_kernel(
         left = tl.full((), DONE, tl.int32)
     if is_few & (left == WIDE):
         # (The largest is at the end of a search that has but one key to find.)
-        least = crossing(keys, known.to(tl.int32), 0, tl.where(is_greedy, best, LEAST_KEY), best, k.to(tl.float64))
-        is_chosen = known & (keys >= least)
-        count = tl.sum(is_chosen.to(tl.int32), 0)
+        start = tl.where(is_greedy, best, LEAST_KEY)
+        maxima = tl.max(tl.reshape(keys, (FEW // NEIGHBOURS, NEIGHBOURS)), 1)
+        least = kth_largest(maxima, start, best, k)
+        count = tl.sum((known & (keys >= least)).to(tl.int32), 0)
+        if count * GROUP > FEW:
+            least = kth_largest(keys, start, best, k)
+            count = tl.sum((known & (keys >= least)).to(tl.int32), 0)
         left = tl.where(count * GROUP <= FEW, DONE, SLOW).to(tl.int32)
         if left == DONE:
+            is_chosen = known & (keys >= least)
             places = chosen + row * (FEW // GROUP)
             tl.store(places + tl.cumsum(is_chosen.to(tl.int32), 0) - 1, group, mask=is_chosen)
             tl.debug_barrier()  # threads read what other threads of the program have written
-            slot = tl.arange(0, FEW)
-            is_taken = slot // GROUP < count
-            col = tl.load(places + slot // GROUP, mask=is_taken, other=0) * GROUP + slot % GROUP
-            is_taken = is_taken & (col < n)
-            x = load_logits(at, stride, col, is_taken)
-            token = token_of_few(x, col, is_taken, n, row, least, best, rate, is_greedy, each, strides)
+            token = tl.full((), 0, tl.int64)
+            if count * GROUP <= SMALL:
+                token = token_of_groups(
+                    places, count, at, stride, n, row, least, best, rate, is_greedy, each, strides, GROUP, SMALL
+                )
+            else:
+                token = token_of_groups(
+                    places, count, at, stride, n, row, least, best, rate, is_greedy, each, strides, GROUP, FEW
+                )
             tl.store(out + row * strides[6], token)
     if top_p is not None:
         p = tl.load(top_p + row * strides[2]).to(tl.float64)
         if (left == WIDE) & (p < 1.0):
-            low, high = estimate(at, stride, n, of_row, keys, known, best, rate, p, groups, GROUP, FEW)
+            low, high = estimate(at, stride, n, of_row, keys, known, best, rate, p, groups, MARGIN, GROUP, FEW)
     state += row * 4
     tl.store(state, left)
     tl.store(state + 1, low)
