@@ -119,6 +119,7 @@ class Training:
 
     name: str
     model: torch.nn.Module
+    forward: Callable[[Tensor], Tensor]
     criterion: torch.nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
@@ -144,15 +145,14 @@ class Training:
         optimizer: torch.optim.Optimizer = adamw(model.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
         criterion = triplan.nn.CrossEntropyLoss() if ours else torch.nn.CrossEntropyLoss()
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=max(steps, 2), cycle_momentum=False)
-        if name == "torch.compile":
-            model.compile()
-        return cls(name, model, criterion, optimizer, schedule, captures)
+        forward = torch.compile(model) if name == "torch.compile" else model
+        return cls(name, model, forward, criterion, optimizer, schedule, captures)
 
     def update(self, images: Images, index: Tensor) -> Tensor:
         """One step of the optimizer on some of the images; returns the loss before it, on the device."""
         pixels, labels = images.batch(index)
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda):
-            loss: Tensor = self.criterion(self.model(pixels), labels)
+            loss: Tensor = self.criterion(self.forward(pixels), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
