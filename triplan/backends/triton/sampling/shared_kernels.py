@@ -1,7 +1,7 @@
 """What the kernels of sampling share: keys in the order of logits, masses, searches, numbers that are drawn.
 
 Sums are of integers, so that they do not depend on their order. Thresholds are found by bits: keys are integers in the
-order of the logits, and each step of a search decides two bits of the smallest key that stays.
+order of the logits, and each step of a search decides one or two bits of the smallest key that stays.
 """
 
 # mypy: ignore-errors
@@ -100,22 +100,18 @@ def drawn(seed, position, row, seed_stride, position_stride, total, is_greedy):
 def crossing(key, weight, above, low, high, bound):
     """The smallest t of low ... high such that above + sum(weight[key > t]) < bound (f64), as i32; ``high`` is one.
 
-    ``key`` (i32) and ``weight`` are blocks of one shape, of one axis. Each step decides two bits of t - low.
+    ``key`` (i32) and ``weight`` are blocks of one shape, of one axis. Each step decides a bit of t - low.
     """
     found = as_i64(low)
-    span = as_i64(high) - found + 1
     unit = tl.full((), 1, tl.int64)
-    while unit * 4 < span:
-        unit = unit * 4
+    while unit * 2 < as_i64(high) - found + 1:
+        unit = unit * 2
     while unit > 0:
-        steps = tl.full((), 0, tl.int64)
-        for j in range(1, 4):
-            # (No key is as large as 2**31 - 1: from there on nothing has weight.)
-            first = tl.minimum(found + j * unit, 0x7FFFFFFF).to(tl.int32)
-            reached = above + tl.sum(tl.where(key >= first, weight, 0), 0)
-            steps += (reached.to(tl.float64) >= bound).to(tl.int64)
-        found += steps * unit
-        unit = unit >> 2
+        # (No key is as large as 2**31 - 1: from there on nothing has weight.)
+        first = tl.minimum(found + unit, 0x7FFFFFFF).to(tl.int32)
+        reached = above + tl.sum(tl.where(key >= first, weight, 0), 0)
+        found += tl.where(reached.to(tl.float64) >= bound, unit, 0)
+        unit = unit >> 1
     return found.to(tl.int32)
 
 

@@ -54,11 +54,13 @@ class Parts(NamedTuple):
         return self.chunks * (self.chunk // self.group)
 
     @property
-    def margin(self) -> int:
-        """Keys on both sides of an estimate: in any order, a chunk has its places for 5 deviations more."""
+    def keys(self) -> int:
+        """Keys between two bounds that are sought: so few that a chunk, of keys in any order, has places for its share
+        and 5 deviations more.
+        """
         if self.places == self.chunk:
             return self.chunk * self.chunks
-        return self.chunks * (self.places - 5 * math.isqrt(self.places)) // 2
+        return self.chunks * (self.places - 5 * math.isqrt(self.places))
 
 
 def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
@@ -128,7 +130,7 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     sizes = {"CHUNK": parts.chunk}
     rest = {**logits, **each, **scratch("state", "sums", "counts", "between", "between_masses"), **chunks}
     few = few_of(target)
-    grouped = {"MARGIN": parts.margin, "GROUP": parts.group, "FEW": few}
+    grouped = {"KEYS": parts.keys, "GROUP": parts.group, "FEW": few}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
     masses = {**sizes, "PLACES": parts.places}
     places = {"CHUNKS": ceil_power(parts.chunks), "PLACES": parts.places, "BETWEEN": BETWEEN}
@@ -142,5 +144,5 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
         ),
         launch(kernels.narrow_kernel, desc.rows, {**logits, **each, **groups}, grouped, max_registers=255),
         launch(kernels.masses_kernel, desc.rows * parts.chunks, rest, masses, num_warps=16),
-        launch(kernels.finish_kernel, desc.rows, rest, {**sizes, **places, **looped}, max_registers=255),
+        launch(kernels.finish_kernel, desc.rows, rest, {**sizes, **places, **looped}, num_warps=16, max_registers=128),
     ]

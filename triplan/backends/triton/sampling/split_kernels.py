@@ -44,7 +44,7 @@ NAN_KEY = tl.constexpr(0x7FFFFFFF)
 DONE = tl.constexpr(0)
 WIDE = tl.constexpr(1)
 SLOW = tl.constexpr(2)
-#: Cells of the estimate along the logits that have mass: 4**7, of 0.0017 temperatures each.
+#: Cells of the estimate along the logits that have mass, of 0.0017 temperatures each.
 CELLS = tl.constexpr(1 << 14)
 #: The width of a cell, in temperatures.
 CELL = tl.constexpr(28.0 / (1 << 14))
@@ -138,39 +138,29 @@ def below_top(x, top, rate):
 
 
 @triton.jit
-def cell_of(weight, far, own_weight, own_far, bound):
-    """The last cell before which less than ``bound`` lies, and where it begins."""
+def edge_of(weight, far, own_weight, own_far, bound):
+    """The distance, by cells, that ``bound`` is reached at: less lies before it."""
     found = tl.full((), 0, tl.int32)
-    unit = tl.full((), CELLS // 4, tl.int32)
+    unit = tl.full((), CELLS // 2, tl.int32)
     while unit > 0:
-        steps = tl.full((), 0, tl.int32)
-        for j in tl.static_range(1, 4):
-            edge = (found + j * unit).to(tl.float32) * CELL
-            sums = tl.where(far < edge, weight, 0.0) + tl.where(own_far < edge, own_weight, 0.0)
-            steps += (tl.sum(sums, 0) < bound).to(tl.int32)
-        found += steps * unit
-        unit = unit // 4
-    return found, found.to(tl.float32) * CELL
+        edge = (found + unit).to(tl.float32) * CELL
+        sums = tl.where(far < edge, weight, 0.0) + tl.where(own_far < edge, own_weight, 0.0)
+        found += tl.where(tl.sum(sums, 0) < bound, unit, 0)
+        unit = unit // 2
+    return (found.to(tl.float32) + 0.5) * CELL
 
 
 @triton.jit
-def cell_of_rank(weight, far, own_weight, own_far, rank):
-    """The last cell before which fewer than ``rank`` tokens lie. Weights (i32) are numbers of tokens, below 2**20."""
+def width_of(count, apart, own_count, own_apart, KEYS: tl.constexpr):
+    """The largest of some widths, CELL * 2**(i / 4), below which KEYS tokens at most are ``apart``; or the smallest."""
     found = tl.full((), 0, tl.int32)
-    unit = tl.full((), CELLS // 4, tl.int32)
+    unit = tl.full((), 32, tl.int32)
     while unit > 0:
-        counts = tl.zeros(far.shape, tl.int64)
-        for j in tl.static_range(1, 4):
-            edge = (found + j * unit).to(tl.float32) * CELL
-            count = tl.where(far < edge, weight, 0) + tl.where(own_far < edge, own_weight, 0)
-            counts += count.to(tl.int64) << (20 * (j - 1))
-        total = tl.sum(counts, 0)
-        steps = tl.full((), 0, tl.int32)
-        for j in tl.static_range(3):
-            steps += (((total >> (20 * j)) & 0xFFFFF) < rank).to(tl.int32)
-        found += steps * unit
-        unit = unit // 4
-    return found
+        width = CELL * tl.exp2((found + unit).to(tl.float32) * 0.25)
+        counts = tl.where(apart < width, count, 0) + tl.where(own_apart < width, own_count, 0)
+        found += tl.where(tl.sum(counts, 0) <= KEYS, unit, 0)
+        unit = unit // 2
+    return CELL * tl.exp2(found.to(tl.float32) * 0.25)
 
 
 @triton.jit
@@ -185,11 +175,11 @@ def estimate(
     rate,
     p,
     groups,
-    MARGIN: tl.constexpr,
+    KEYS: tl.constexpr,
     GROUP: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """(low, high): the threshold of top_p probably is a key of low ... high - 1; there are about 2 * MARGIN of these.
+    """(low, high): the threshold of top_p probably is a key of low ... high - 1; about KEYS tokens have one of these.
 
     Of each group the largest logit is known, ``own``; the others are estimated from FEW tokens, of every so many
     groups.
@@ -209,14 +199,11 @@ def estimate(
     own_weight, own_far = below_top(value_of(own), top, scale)
     own_weight = tl.where(known, own_weight, 0.0)
 
-    _, edge = cell_of(weight, far, own_weight, own_far, p.to(tl.float32) * tl.sum(weight + own_weight, 0))
+    edge = edge_of(weight, far, own_weight, own_far, p.to(tl.float32) * tl.sum(weight + own_weight, 0))
     count = tl.where(is_sampled, step, 0).to(tl.int32)
-    own_count = known.to(tl.int32)
-    rank = tl.sum(tl.where(far < edge, count, 0) + tl.where(own_far < edge, own_count, 0), 0)
-    first = cell_of_rank(count, far, own_count, own_far, rank - MARGIN)
-    last = cell_of_rank(count, far, own_count, own_far, rank + MARGIN)
-    high = tl.where(first == 0, best, key_of(top - first.to(tl.float32) * CELL / scale)) + 1
-    low = key_of(top - (last.to(tl.float32) + 1.0) * CELL / scale)
+    width = width_of(count, tl.abs(far - edge), known.to(tl.int32), tl.abs(own_far - edge), KEYS)
+    high = tl.where(edge < width, best, key_of(top - (edge - width) / scale)) + 1
+    low = key_of(top - (edge + width) / scale)
     # (Of an infinite temperature both may be anything.)
     low = tl.minimum(tl.maximum(low, LEAST_KEY), best)
     return low, tl.minimum(tl.maximum(high, low + 1), best + 1)
@@ -234,7 +221,7 @@ def narrow_kernel(
     chosen,
     state,
     groups,
-    MARGIN: tl.constexpr,
+    KEYS: tl.constexpr,
     GROUP: tl.constexpr,
     FEW: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -296,7 +283,9 @@ def narrow_kernel(
     if top_p is not None:
         p = tl.load(top_p + row * strides[2]).to(tl.float64)
         if (left == WIDE) & (p < 1.0):
-            low, high = estimate(at, stride, n, of_row, keys, known, best, rate, p, groups, MARGIN, GROUP, FEW)
+            # Loaded again: kept in registers until here, they would be spilled.
+            keys = tl.load(of_row + group, mask=known, other=LEAST_KEY)
+            low, high = estimate(at, stride, n, of_row, keys, known, best, rate, p, groups, KEYS, GROUP, FEW)
     state += row * 4
     tl.store(state, left)
     tl.store(state + 1, low)
