@@ -61,7 +61,7 @@ HELP = {
     "copies": "copies, transposes, joins and fills against torch and torch.compile, on GPUs",
     "random": "random numbers and dropout against torch and torch.compile, on GPUs",
     "reductions": "reductions of rows, columns and whole tensors against torch and torch.compile, on GPUs",
-    "sampling": "tokens from logits, with filters, against torch and torch.compile, on GPUs",
+    "sampling": "tokens from logits, with filters, against torch's sorts, on GPUs",
     "elementwise": "elementwise functions and a fused expression against torch and torch.compile, on GPUs",
     "optim": "steps of optimizers against torch's fused and foreach ones, on a GPU",
     "host": "host time of planning and launching, and of every function beside torch's",

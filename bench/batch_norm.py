@@ -1,4 +1,4 @@
-"""Cases of batch normalisation and its backward: layers of ResNet-50, channels last and first, beside torch's."""
+"""Cases of batch normalisation and its backward: layers of CNNs, channels last and first, beside torch's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.rows import Buffers, OneOpCase, wrong_elements
 from triplan.backends.triton.common.rows_entries import Entry
 
 #: (images, channels, side)
-SIZES = ((64, 256, 56), (256, 64, 112), (256, 2048, 7), (512, 32, 28))
+SIZES = ((64, 256, 56), (512, 32, 28))
 
 
 def cases(tiny: bool = False) -> list[BatchNormCase]:
