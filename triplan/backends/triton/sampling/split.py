@@ -28,6 +28,8 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 CHUNK = 4096
 #: Keys between two bounds: at most, in the registers of a program.
 BETWEEN = 8192
+#: Tokens whose masses a program has in registers at a time: few, so that many programs run at once. Untuned.
+MASSES = 512
 #: Tokens of a group at least: a sector or two; and at most, so that top-k looks at 64 groups or more.
 GROUP, MOST = 16, 64
 #: Microseconds of the program that finds thresholds and the token of a row. Untuned.
@@ -132,7 +134,7 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     few = few_of(target)
     grouped = {"KEYS": parts.keys, "GROUP": parts.group, "FEW": few}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
-    masses = {**sizes, "PLACES": parts.places}
+    masses = {**sizes, "PLACES": parts.places, "BLOCK": min(MASSES, parts.chunk)}
     places = {"CHUNKS": ceil_power(parts.chunks), "PLACES": parts.places, "BETWEEN": BETWEEN}
     groups = {**scratch("largest", "chosen", "state"), "groups": Int(parts.groups)}
     return [
@@ -143,6 +145,6 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
             {**sizes, "GROUP": parts.group},
         ),
         launch(kernels.narrow_kernel, desc.rows, {**logits, **each, **groups}, grouped, max_registers=255),
-        launch(kernels.masses_kernel, desc.rows * parts.chunks, rest, masses, num_warps=16),
+        launch(kernels.masses_kernel, desc.rows * parts.chunks, rest, masses, num_warps=4),
         launch(kernels.finish_kernel, desc.rows, rest, {**sizes, **places, **looped}, num_warps=16, max_registers=128),
     ]

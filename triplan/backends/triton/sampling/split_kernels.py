@@ -51,7 +51,7 @@ CELL = tl.constexpr(28.0 / (1 << 14))
 #: Groups of which a first bound knows one maximum.
 NEIGHBOURS = tl.constexpr(16)
 #: Tokens of few groups that a program takes as a small block. Untuned.
-SMALL = tl.constexpr(1024)
+SMALL = tl.constexpr(2048)
 
 
 @triton.jit
@@ -309,9 +309,10 @@ def masses_kernel(
     chunks,
     CHUNK: tl.constexpr,
     PLACES: tl.constexpr,
+    BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Of a chunk of a wide row: masses, and the keys between low and high of state.
+    """Of a chunk of a wide row, block by block: masses, and the keys between low and high of state.
 
     sums: [rows, 4, chunks], of all masses, of those from high on, of those that min_p keeps of the latter, and what
     ``finish_kernel`` makes of the rest; counts:
@@ -325,25 +326,36 @@ def masses_kernel(
     if tl.load(state) == WIDE:
         rate, _ = rate_of(each[0], row, strides[0])
         top = value_of(tl.load(state + 3))
-        col = chunk * CHUNK + tl.arange(0, CHUNK)
-        x = load_logits(logits + row * row_stride, stride, col, col < n)
-        mass = tl.where(col < n, mass_of(x, top, rate), 0)
+        low, high = tl.load(state + 1), tl.load(state + 2)
+        least = least_of(each[3], row, strides[3])
+        of_all = tl.full((), 0, tl.int64)
+        of_high = tl.full((), 0, tl.int64)
+        of_kept = tl.full((), 0, tl.int64)
+        count = tl.full((), 0, tl.int32)
+        for start in range(0, CHUNK, BLOCK):
+            col = chunk * CHUNK + start + tl.arange(0, BLOCK)
+            x = load_logits(logits + row * row_stride, stride, col, col < n)
+            mass = tl.where(col < n, mass_of(x, top, rate), 0)
+            of_all += tl.sum(mass, 0)
+            if each[2] is not None:
+                key = key_of(x)
+                is_between = (key >= low) & (key < high) & (col < n)
+                place = count + tl.cumsum(is_between.to(tl.int32), 0) - 1
+                place_at = tl.program_id(0).to(tl.int64) * PLACES + place
+                tl.store(between + place_at, key, mask=is_between & (place < PLACES))
+                tl.store(between_masses + place_at, mass, mask=is_between & (place < PLACES))
+                count += tl.sum(is_between.to(tl.int32), 0)
+                mass = tl.where(key >= high, mass, 0)
+                of_high += tl.sum(mass, 0)
+            if each[3] is not None:
+                of_kept += tl.sum(tl.where(mass.to(tl.float64) < least, 0, mass), 0)
         of_chunk = sums + row * 4 * chunks + chunk
-        tl.store(of_chunk, tl.sum(mass, 0))
+        tl.store(of_chunk, of_all)
+        tl.store(of_chunk + chunks, of_high if each[2] is not None else of_all)
         if each[2] is not None:
-            low, high = tl.load(state + 1), tl.load(state + 2)
-            key = key_of(x)
-            is_between = (key >= low) & (key < high) & (col < n)
-            place = tl.cumsum(is_between.to(tl.int32), 0) - 1
-            place_at = tl.program_id(0).to(tl.int64) * PLACES + place
-            tl.store(between + place_at, key, mask=is_between & (place < PLACES))
-            tl.store(between_masses + place_at, mass, mask=is_between & (place < PLACES))
-            tl.store(counts + tl.program_id(0), tl.sum(is_between.to(tl.int32), 0))
-            mass = tl.where(key >= high, mass, 0)
-        tl.store(of_chunk + chunks, tl.sum(mass, 0))
+            tl.store(counts + tl.program_id(0), count)
         if each[3] is not None:
-            mass = tl.where(mass.to(tl.float64) < least_of(each[3], row, strides[3]), 0, mass)
-            tl.store(of_chunk + 2 * chunks, tl.sum(mass, 0))
+            tl.store(of_chunk + 2 * chunks, of_kept)
 
 
 @triton.jit
