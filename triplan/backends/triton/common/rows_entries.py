@@ -3,8 +3,8 @@
 A family writes a subclass of ``Entry`` with what its ops share, and for each kernel a subclass of its kind
 (``WholeRows``, ``LoopedRows``, ``SplitRows``) and of that, in this order. From these follow when the entry applies, its
 cost, workspace, numerics id and launches. A family must write ``guaranteed``, and each kernel ``find_tile``, and
-``main`` or ``which`` (a split ``pairs`` and ``partials``); all else has a default. An instance is the kernel applied to
-one problem, so that each fact of it is found once.
+``main`` or ``which`` (a split ``pairs`` and ``partials``); all else has a default. A class that is given ``ops`` is
+registered for them. An instance is the kernel applied to one problem, so that each fact of it is found once.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ class Entry(ABC):
 
     desc: RowsDescriptor
     name: ClassVar[str]
-    #: The ops that the entry computes.
-    ops: ClassVar[tuple[str, ...]]
     #: Where batch invariance is required, the entry of the smallest priority is taken (see the kernel table).
     priority: ClassVar[int] = 0
     #: Part of the numerics id: raised when bits change.
@@ -58,6 +56,10 @@ class Entry(ABC):
     program_us: ClassVar[float] = 0.0
     #: The kernel, if ``main`` is one launch of it.
     which: ClassVar[Any]
+
+    def __init_subclass__(cls, ops: Sequence[str] = ()) -> None:
+        """``ops``: those that the entry computes; none for what entries have in common."""
+        cls.register(*ops)
 
     def __init__(self, desc: RowsDescriptor) -> None:
         """A family sets facts of its own before it calls this: ``axis`` and ``find_tile`` read them."""
@@ -191,9 +193,9 @@ class Entry(ABC):
 
     @classmethod
     def register(cls, *ops: str) -> None:
-        """Add the entry to the kernel table, for each of ``ops``; by default for its own."""
+        """Add the entry to the kernel table, for each of ``ops``."""
         of: Callable[[Any], Entry] = fact(cls)
-        for op in ops or cls.ops:
+        for op in ops:
             kernel(
                 op=op,
                 name=cls.name,

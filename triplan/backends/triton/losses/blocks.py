@@ -6,7 +6,7 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.rows import Tile, waves_us
 from triplan.backends.triton.losses import blocks_kernels as kernels
 from triplan.backends.triton.losses.shared import LossEntry
-from triplan.descriptors import Operand
+from triplan.descriptors import CrossEntropyBackwardDescriptor, NllLossBackwardDescriptor, Operand
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 #: Elements of a row at most that a program holds whole, of several rows where they are shorter. Untuned.
@@ -32,7 +32,7 @@ class LossBlocks(LossEntry):
         return bounds.rounded(o.element, self.compute, relative, of_terms, batch=not self.mean, order=order)
 
 
-class CrossEntropyBlocks(LossBlocks):
+class CrossEntropyBlocks(LossBlocks, ops=CrossEntropyBackwardDescriptor.ops()):
     which = kernels.cross_entropy_backward_kernel
 
     def find_tile(self) -> Tile:
@@ -51,7 +51,7 @@ class CrossEntropyBlocks(LossBlocks):
         return self.gradient(o, roundings, roundings)
 
 
-class NllLossBlocks(LossBlocks):
+class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
     which, elementwise = kernels.nll_loss_backward_kernel, True
 
     def find_tile(self) -> Tile:
@@ -60,7 +60,3 @@ class NllLossBlocks(LossBlocks):
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """Products."""
         return self.gradient(o, 8, 0)
-
-
-CrossEntropyBlocks.register("cross_entropy_backward")
-NllLossBlocks.register("nll_loss_backward")

@@ -20,7 +20,7 @@ BLOCK = 8192
 RESIDENT = 4
 
 
-class ScaleElements(Entry):
+class ScaleElements(Entry, ops=ScaleGradientDescriptor.ops()):
     desc: ScaleGradientDescriptor
     name, which = "elements", kernels.scale_gradient_kernel
     elementwise, in_order = True, False
@@ -55,6 +55,3 @@ class ScaleElements(Entry):
         """One launch, of no more programs than are resident."""
         most = RESIDENT * max(target.sm_count, 1)
         return [replace(launch, grid=min(launch.grid, most)) for launch in super().launches(target)]
-
-
-ScaleElements.register("scale_gradient")

@@ -11,6 +11,7 @@ from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.losses import looped_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
+from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import ElementKind
 
 #: Microseconds of a program's last reduction and of waiting for its first loads. Untuned.
@@ -36,7 +37,7 @@ class Loop(Tile):
         return self.vec + each_block * -(-n // self.block) + 5 + math.log2(self.cols)
 
 
-class CrossEntropyLooped(LoopedRows, CrossEntropyEntry):
+class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
     program_us = PROGRAM_US
     cached_share = 0.2
     missed_share = 0.7
@@ -65,6 +66,3 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry):
         most = 0 if alone else registers_for(self.tile, self.resident())
         which, cols = kernels.cross_entropy_looped_kernel, self.tile.cols
         return [self.launch(which, registers=most, COLS=cols, VEC=self.tile.vec)]
-
-
-CrossEntropyLooped.register()

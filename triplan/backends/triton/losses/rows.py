@@ -15,7 +15,7 @@ from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.losses import rows_kernels as kernels
 from triplan.backends.triton.losses.elements import BLOCK, ScaleElements
 from triplan.backends.triton.losses.shared import CHUNK_WARPS, CrossEntropyEntry, LossEntry
-from triplan.descriptors import Operand
+from triplan.descriptors import CrossEntropyDescriptor, NllLossDescriptor, Operand, ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, interpreting
 
 #: Elements of a row at most, in registers as the compute element.
@@ -28,7 +28,7 @@ NARROW_EACH = 128
 ALONE = 32 * CHUNK_WARPS
 
 
-class CrossEntropyRows(WholeRows, CrossEntropyEntry):
+class CrossEntropyRows(WholeRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
     def find_tile(self) -> Tile | None:
         block = ceil_power(self.rows.n)
         if self.holds_narrow(block) and self.rows.vectors:
@@ -47,7 +47,7 @@ class CrossEntropyRows(WholeRows, CrossEntropyEntry):
         return [self.launch(kernels.cross_entropy_rows_kernel, registers=most, NARROW=narrow)]
 
 
-class NllLossRows(WholeRows, LossEntry):
+class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
     which, elementwise = kernels.nll_loss_kernel, True
 
     def find_tile(self) -> Tile:
@@ -70,7 +70,7 @@ class NllLossRows(WholeRows, LossEntry):
         return bounds.rounded(o.element, self.compute, *how, batch=each, order=each)
 
 
-class ScaleRows(ScaleElements):
+class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     name, which = "rows", kernels.scale_gradient_rows_kernel
 
     def find_tile(self) -> Tile:
@@ -84,8 +84,3 @@ class ScaleRows(ScaleElements):
 
     def us(self, target: Target) -> float:
         return 1.2 * super().us(target)  # addresses are computed, and loads may be narrow
-
-
-CrossEntropyRows.register()
-NllLossRows.register("nll_loss")
-ScaleRows.register("scale_gradient")

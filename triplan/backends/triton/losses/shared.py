@@ -146,7 +146,6 @@ class LossEntry(Entry):
 
 class CrossEntropyEntry(LossEntry):
     desc: CrossEntropyDescriptor
-    ops = CrossEntropyDescriptor.ops()
 
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """The sum of n exponentials has the relative roundings of its additions and of each exponential: 2 ulp of

@@ -14,10 +14,11 @@ from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.losses import split_kernels as kernels
 from triplan.backends.triton.losses.looped import PROGRAM_US
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
+from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import Target
 
 
-class CrossEntropySplit(SplitRows, CrossEntropyEntry):
+class CrossEntropySplit(SplitRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
     program_us = PROGRAM_US
     pairs = ((kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel),)
 
@@ -39,6 +40,3 @@ class CrossEntropySplit(SplitRows, CrossEntropyEntry):
         # Without a gradient: sectors of partial results and losses.
         losses = 0.0 if self.desc.gradient else waves_us(self.rows.count, 64, target) - LAUNCH_US
         return super().us(target) + losses
-
-
-CrossEntropySplit.register()

@@ -11,11 +11,11 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.norms import looped_kernels as kernels
-from triplan.backends.triton.norms.shared import NormEntry
+from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target
 
 
-class NormLooped(LoopedRows, NormEntry):
+class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def find_tile(self) -> Tile:
         """By sweeps on an H200: what registers have room for beside a row's sums. A program has one row."""
         r, size, centred, operands = self.rows, self.element.itemsize, self.centred, self.read_first
@@ -43,6 +43,3 @@ class NormLooped(LoopedRows, NormEntry):
             return [self.launch(kernels.norm_looped_kernel, registers=most, **how)]
         accumulated = [self.accumulate()] if self.gradients else []
         return [self.launch(kernels.norm_backward_looped_kernel, **how), *accumulated]
-
-
-NormLooped.register()

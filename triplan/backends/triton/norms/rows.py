@@ -11,7 +11,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.norms import rows_kernels as kernels
-from triplan.backends.triton.norms.shared import NormEntry
+from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target
 
 #: Elements of a row at most: registers hold x forward, and backward also dout, weight and two sums.
@@ -24,7 +24,7 @@ LONG = 8192
 HELD_BACKWARD = 16384
 
 
-class NormRows(WholeRows, NormEntry):
+class NormRows(WholeRows, NormEntry, ops=OPS):
     own_launches = 1
 
     def find_tile(self) -> Tile | None:
@@ -68,6 +68,3 @@ class NormRows(WholeRows, NormEntry):
         lone = bool(self.gradients) and grid == 1 and self.element.itemsize == 2
         most = registers_for(tile, 1) if fits_once or lone else 0
         return [self.launch(kernels.norm_backward_rows_kernel, grid, registers=most, STAGES=stages)]
-
-
-NormRows.register()

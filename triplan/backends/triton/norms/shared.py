@@ -20,6 +20,7 @@ from triplan.descriptors import Operand
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import PrecisionGuarantee, Target, interpreting
 
+OPS = ("rms_norm", "layer_norm", "l2_norm", "rms_norm_backward", "layer_norm_backward", "l2_norm_backward")
 #: The kernels' arguments for partial sums, by the gradient that they become.
 PARTIALS = {"dweight": "dweights", "dbias": "dbiases"}
 #: Partial sums of a gradient at most: an H200's multiprocessors. One number for all targets: tolerances depend on it.
@@ -42,7 +43,6 @@ FOLD_WARPS = 8
 
 class NormEntry(Entry):
     desc: NormDescriptor
-    ops = ("rms_norm", "layer_norm", "l2_norm", "rms_norm_backward", "layer_norm_backward", "l2_norm_backward")
     late = ("dsummed",)
     #: Launches of ``main`` with gradients of weight or bias.
     own_launches: ClassVar[int] = 2

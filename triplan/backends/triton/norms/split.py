@@ -15,12 +15,12 @@ from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
-from triplan.backends.triton.norms.shared import NormEntry
+from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Support, Target
 
 
-class NormSplit(SplitRows, NormEntry):
+class NormSplit(SplitRows, NormEntry, ops=OPS):
     pairs = (
         (kernels.norm_partial_kernel, kernels.norm_finish_kernel),
         (norm_parameters_kernel, kernels.norm_backward_finish_kernel),
@@ -61,6 +61,3 @@ class NormSplit(SplitRows, NormEntry):
         # In f64, sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.
         registers = registers_for(self.tile, 2) if self.element is ElementKind.F64 else 0
         return self.accumulate(registers) if self.backward else super().reduce()
-
-
-NormSplit.register()

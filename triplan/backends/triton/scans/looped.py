@@ -6,14 +6,14 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, warps_for
 from triplan.backends.triton.common.rows_entries import RESIDENT_WARPS, LoopedRows
 from triplan.backends.triton.scans import looped_kernels as kernels
-from triplan.backends.triton.scans.shared import ScanEntry
+from triplan.backends.triton.scans.shared import OPS, ScanEntry
 from triplan.sku import Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
 STEP_US = 1.0
 
 
-class ScanLooped(LoopedRows, ScanEntry):
+class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
     priority = 2
 
     def find_tile(self) -> Tile:
@@ -28,6 +28,3 @@ class ScanLooped(LoopedRows, ScanEntry):
 
     def main(self) -> list[Launch]:
         return [self.launch(kernels.cumprod_backward_looped_kernel if self.backward else kernels.scan_looped_kernel)]
-
-
-ScanLooped.register()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.rows_entries import Entry
@@ -11,13 +11,13 @@ from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 
 #: The ops that also take integers.
 SCANS = ("cumsum", "cumprod")
+OPS = (*SCANS, "cumprod_backward")
 #: Elements of a tile at most, so that a few f32 arrays of its size fit into registers. Untuned.
 MOST = 4096
 
 
 class ScanEntry(Entry):
     desc: ScanDescriptor | CumprodBackwardDescriptor
-    ops: ClassVar[tuple[str, ...]] = (*SCANS, "cumprod_backward")
     in_order = False  # no operand has one element per row
     late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
 

@@ -23,8 +23,7 @@ from triplan.sku import SUPPORTED, Support, Target
 FEWEST_BLOCKS = 4
 
 
-class ScanSplit(SplitRows, ScanEntry):
-    ops = SCANS
+class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
     priority = 1
 
     def find_tile(self) -> Tile:
@@ -69,6 +68,3 @@ class ScanSplit(SplitRows, ScanEntry):
             self.launch(scan_looped_kernel, self.rows.count, self.totals_tile(), rows),
             self.launch(kernels.scan_finish_kernel, programs),
         ]
-
-
-ScanSplit.register()

@@ -6,13 +6,13 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.softmax import looped_kernels as kernels
-from triplan.backends.triton.softmax.shared import SoftmaxEntry
+from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
 
 
-class SoftmaxLooped(LoopedRows, SoftmaxEntry):
+class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     priority = 2
 
     def find_tile(self) -> Tile:
@@ -30,6 +30,3 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry):
             return [self.launch(kernels.softmax_backward_looped_kernel, UNROLL=unroll)]
         unroll, vector = unroll or r.unroll(self.tile, 4), r.vector(self.tile)
         return [self.launch(kernels.softmax_looped_kernel, UNROLL=unroll, VECTOR=vector)]
-
-
-SoftmaxLooped.register()

@@ -8,7 +8,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.softmax import rows_kernels as kernels
-from triplan.backends.triton.softmax.shared import SoftmaxEntry
+from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.sku import ElementKind, interpreting
 
 #: Elements of a row at most: registers hold one operand of them (forward), or two (backward).
@@ -19,7 +19,7 @@ MOST_BACKWARD = 16384
 NARROW = 32768
 
 
-class SoftmaxRows(WholeRows, SoftmaxEntry):
+class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
     def find_tile(self) -> Tile | None:
         most = MOST_BACKWARD if self.backward else MOST_FORWARD
         tile = self.rows.whole_tile(most // (4 if self.element is ElementKind.F64 else 1))
@@ -38,6 +38,3 @@ class SoftmaxRows(WholeRows, SoftmaxEntry):
         narrow = (self.holds_narrow(self.tile) if narrow is None else narrow) and not interpreting()
         most = registers_for(self.tile, 2) if narrow else 0
         return [self.launch(kernels.softmax_rows_kernel, registers=most, NARROW=narrow)]
-
-
-SoftmaxRows.register()

@@ -10,10 +10,11 @@ from triplan.descriptors import Operand
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import PrecisionGuarantee
 
+OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
+
 
 class SoftmaxEntry(Entry):
     desc: AnySoftmaxDescriptor
-    ops = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
     version = 2
     in_order = False  # no operand has one element a row
 

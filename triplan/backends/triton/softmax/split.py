@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.softmax import split_kernels as kernels
-from triplan.backends.triton.softmax.shared import SoftmaxEntry
+from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 
 
-class SoftmaxSplit(SplitRows, SoftmaxEntry):
+class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
     priority = 1
     pairs = (
         (kernels.softmax_partial_kernel, kernels.softmax_finish_kernel),
@@ -25,6 +25,3 @@ class SoftmaxSplit(SplitRows, SoftmaxEntry):
         if self.rows.n == 0:
             return ()
         return ("totals",) if self.backward else ("tops", "totals")
-
-
-SoftmaxSplit.register()
