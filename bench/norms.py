@@ -132,7 +132,7 @@ class NormCase(OneOpCase):
         return next((text for text in wrong if text), "")
 
     def swept(self) -> Iterator[type[Entry]]:
-        for tile in whole_tiles(self, 2 * (rows.MOST_BACKWARD if self.backward else rows.MOST_FORWARD)):
+        for tile in whole_tiles(self, 2 * rows.NormRows.longest[self.backward]):
             name = f"rows {tile.rows}x{tile.block} w{tile.warps}"
             if self.backward:
                 for stages in (1, 3, 4):

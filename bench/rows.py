@@ -217,10 +217,15 @@ def looped_tiles(case: Case) -> Iterator[tuple[Tile, int]]:
                 yield from ((Tile(1, block, warps), unroll) for unroll in (1, 2, 4, 8) if block * unroll <= case.n)
 
 
-def with_tile(entry: type[rows_entries.Entry], name: str, tile: Tile, **options: Any) -> type[rows_entries.Entry]:
-    """``entry`` under another name, with another tile and with ``options`` of its launches."""
+def with_tile(
+    entry: type[rows_entries.Entry], name: str, tile: Tile, narrow: bool | None = None, **options: Any
+) -> type[rows_entries.Entry]:
+    """``entry`` under another name, with another tile and with ``options`` of its launches.
+
+    ``narrow``: whether threads hold elements as they are read; by default as the entry decides.
+    """
     own = {"name": name, "find_tile": lambda self: tile, "main": partialmethod(entry.main, **options)}
-    return type(name, (entry,), own)
+    return type(name, (entry,), own if narrow is None else {**own, "narrow": lambda self: narrow})
 
 
 @contextmanager

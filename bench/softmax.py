@@ -97,7 +97,7 @@ class SoftmaxCase(OneOpCase):
         return wrong_elements(name, wide[name], wanted, torch.finfo(self.dtype).eps, wanted.square().mean().sqrt())
 
     def swept(self) -> Iterator[type[Entry]]:
-        for tile in whole_tiles(self, 2 * (rows.MOST_BACKWARD if self.backward else rows.MOST_FORWARD)):
+        for tile in whole_tiles(self, 2 * rows.SoftmaxRows.longest[self.backward]):
             name = f"rows {tile.rows}x{tile.block} w{tile.warps}"
             if self.backward or tile.block < 32768 or tile.warps > 16:
                 yield with_tile(rows.SoftmaxRows, name, tile)

@@ -9,11 +9,11 @@ narrowing of the result, the subnormal numbers of its element and the shape of a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
-from triplan.descriptors import Descriptor
+from triplan.descriptors import Descriptor, Operand
 from triplan.sku import Duplicates, ElementKind, MathPrecision, PrecisionGuarantee, Tolerance
 from triplan.sku.facts import fact
 
@@ -156,10 +156,14 @@ def guarantee(
     )
 
 
-def of_outputs(desc: Descriptor, found: PrecisionGuarantee) -> Mapping[str, PrecisionGuarantee]:
-    """``found`` for each output of ``desc``; ``status``, the lowest bad position, is a minimum: no order changes it."""
-    status = PrecisionGuarantee.exact(ElementKind.I64)
-    return {o.name: status if o.name == "status" else found for o in desc.operands() if o.is_written}
+def of_outputs(
+    desc: Descriptor, found: PrecisionGuarantee | Callable[[Operand], PrecisionGuarantee]
+) -> Mapping[str, PrecisionGuarantee]:
+    """``found`` for each output of ``desc``, or what it returns for each. ``status``, the lowest bad position, is a
+    minimum: no order changes it."""
+    status, written = PrecisionGuarantee.exact(ElementKind.I64), [o for o in desc.operands() if o.is_written]
+    each = found if callable(found) else lambda o: found
+    return {o.name: status if o.name == "status" else each(o) for o in written}
 
 
 @fact

@@ -27,6 +27,8 @@ L2_BYTES = 40 << 20
 L2_SHARE = 16 << 20
 #: Bytes of a sector: the smallest transfer between memory and the L2 cache.
 SECTOR = 32
+#: Warps that a multiprocessor holds (compute capability 8.0 and 9.0).
+SM_WARPS = 64
 #: 32-bit registers per multiprocessor.
 SM_REGISTERS = 1 << 16
 #: Registers that one thread can use.

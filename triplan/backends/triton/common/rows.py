@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from triplan.backends.runtime.launch import Arg, Int, Stride, power_of_two_in
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded
-from triplan.descriptors import Operand, Role, packed_strides
-from triplan.sku import ElementKind, Target
+from triplan.descriptors import Operand, packed_strides
+from triplan.descriptors.base import RowsDescriptor
+from triplan.descriptors.fields import AxisField
+from triplan.sku import Target
+
+#: The annotation of a field that names the axis of the rows.
+AXIS = AxisField("input_shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +42,13 @@ class Tile:
 
 
 class Rows:
-    """The rows along ``axis`` of operands of one shape, the values of which are of one ``element``.
+    """The rows of ``desc``: along the axis that a field of it names, by default the last.
 
     The other axes are numbered in groups. Neighbouring rows of one program lie along the last group, the *lanes*; the
     other groups are *outer* dimensions, and a program works at one point of them.
 
     Attributes:
-        operands: those that consist of the rows; ``read`` and ``written``: how many of them are.
+        operands: those that consist of the rows.
         n, lanes, outer, count: elements of a row, rows along the last group, points of the outer dimensions, all rows.
         unit: whether each row is contiguous in every operand.
         across: whether instead neighbouring rows are adjacent in memory, in every operand.
@@ -53,18 +58,20 @@ class Rows:
         neighbours: adjacent rows that fill two sectors.
     """
 
-    def __init__(self, operands: Sequence[Operand], axis: int, element: ElementKind, in_order: bool = False) -> None:
-        """``in_order``: rows are numbered row-major, as operands with one element a row require."""
-        shape, self.operands = operands[0].shape, operands
-        self.read = sum([o.role is not Role.OUTPUT for o in operands])
-        self.written = sum([o.is_written for o in operands])
-        self.axis, self.n, self.element = axis, shape[axis] if shape else 1, element  # a scalar is a row of one
-        self.neighbours = 2 * card.SECTOR // element.itemsize
+    def __init__(self, desc: RowsDescriptor) -> None:
+        shape, fields = desc.input_shape, type(desc).model_fields
+        named = [getattr(desc, name) for name in fields if AXIS in fields[name].metadata]
+        self.axis = axis = named[0] if named else len(shape) - 1
+        self.operands = operands = [o for o in desc.operands() if o.shape == shape]
+        self.n, self.element = shape[axis] if shape else 1, desc.element  # a scalar is a row of one
+        self.neighbours = 2 * card.SECTOR // desc.element.itemsize
         others = [a for a in range(len(shape)) if a != axis and shape[a] != 1]
         if all(o.layout.packed for o in operands):
             # Strides are known: the axes before ``axis`` form one dimension, and those behind it another.
             groups = [g for g in ([a for a in others if a < axis], [a for a in others if a > axis]) if g]
         else:
+            # Operands with one element a row require that rows are numbered row-major.
+            in_order = any(o.shape == (*shape[:axis], *shape[axis + 1 :]) for o in desc.operands())
             unit = None if in_order else operands[0].layout.unit_axis
             groups = sorted([[a] for a in others], key=lambda g: g == [unit])
         self._groups, self._sizes = groups, [math.prod(shape[a] for a in g) for g in groups]
@@ -79,7 +86,7 @@ class Rows:
         aligned = [min(o.alignment, self._distance(o) * o.element.itemsize) for o in operands]
         self.vectors = self.unit and min(aligned) >= 16
         #: Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.
-        self._size = element.itemsize if self.unit else 8
+        self._size = desc.element.itemsize if self.unit else 8
 
     def _distance(self, o: Operand) -> int:
         """A power of two that divides the distance between contiguous rows of ``o``, in elements."""

@@ -15,25 +15,22 @@ from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
-from triplan.backends.triton.common.card import L2_BYTES
+from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_WARPS
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
-from triplan.backends.triton.common.rows import Rows, Tile, again_us, waves_us
+from triplan.backends.triton.common.rows import Rows, Tile, again_us, registers_for, waves_us
 from triplan.descriptors import Operand, Role
 from triplan.descriptors.base import RowsDescriptor
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, interpreting
 from triplan.sku.facts import cached_property, fact
 
 #: Blocks of one row at most, as each finishing program of a split merges them all at once. Untuned.
 MOST_BLOCKS = 4096
-#: Warps that a multiprocessor holds (compute capability 8.0 and 9.0).
-RESIDENT_WARPS = 64
-#: The guarantee of ``status``: an integer, the lowest bad row.
-LOWEST_ROW = PrecisionGuarantee.exact(ElementKind.I64)
-
-
-@fact
-def rows_along(desc: RowsDescriptor, axis: int, in_order: bool) -> Rows:
-    return Rows([o for o in desc.operands() if o.shape == desc.input_shape], axis, desc.element, in_order)
+#: Elements of a row at most where threads hold them as they are read; elements of each thread, two to a register, and
+#: its registers at most.
+MOST_NARROW = 32768
+NARROW_EACH = 128
+rows_of: Callable[[RowsDescriptor], Rows] = fact(Rows)
 
 
 class Entry(ABC):
@@ -48,27 +45,29 @@ class Entry(ABC):
     #: Whether each element is computed alone: then neither tile nor layout decides bits.
     elementwise: ClassVar[bool] = False
     index_elements: ClassVar[tuple[str, ...]] = ()
-    #: Whether rows are numbered row-major, as operands with one element a row require.
-    in_order: ClassVar[bool] = True
     #: Operands that are read for the results alone; the others that are read also reduce their rows.
     late: ClassVar[tuple[str, ...]] = ()
-    #: Microseconds a program costs beside its traffic, while RESIDENT_WARPS warps run on its multiprocessor.
+    #: Whether launches begin while the one ahead of them ends, as all are short.
+    overlaps: ClassVar[bool] = False
+    #: Microseconds a program costs beside its traffic, while SM_WARPS warps run on its multiprocessor.
     program_us: ClassVar[float] = 0.0
-    #: The kernel, if ``main`` is one launch of it.
-    which: ClassVar[Any]
+    #: The kernel of the op, and that of its backward, of which ``main`` is one launch.
+    which: ClassVar[Sequence[Any]]
 
     def __init_subclass__(cls, ops: Sequence[str] = ()) -> None:
         """``ops``: those that the entry computes; none for what entries have in common."""
         cls.register(*ops)
 
     def __init__(self, desc: RowsDescriptor) -> None:
-        """A family sets facts of its own before it calls this: ``axis`` and ``find_tile`` read them."""
+        """A family sets facts of its own before it calls this: ``find_tile`` reads them."""
         self.desc, self.element, self.compute = desc, desc.element, desc.element.compute
         self.backward = desc.op.endswith("_backward")
         #: Where the rows lie.
-        self.rows = rows_along(desc, self.axis(), self.in_order)
-        #: Operands that are read to reduce their rows.
-        self.read_first = sum([o.role is not Role.OUTPUT and o.name not in self.late for o in self.rows.operands])
+        self.rows = rows_of(desc)
+        read = [o.name for o in self.rows.operands if o.role is not Role.OUTPUT]
+        #: How often operands' rows are read or written; operands that are read to reduce their rows.
+        self.moved = len(read) + sum([o.is_written for o in self.rows.operands])
+        self.read_first = len(set(read) - set(self.late))
         self.own_tile = self.find_tile()
         #: ``own_tile``; where the entry does not apply, one that a guarantee can be stated for.
         self.tile = self.own_tile or self.rows.block_tile()
@@ -78,10 +77,6 @@ class Entry(ABC):
     @abstractmethod
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """The guarantee of one output that is not ``status``."""
-
-    def axis(self) -> int:
-        """The axis along which rows lie; by default the last."""
-        return len(self.desc.input_shape) - 1
 
     def arguments(self) -> dict[str, Arg]:
         """Every argument that a kernel may have, beside the workspace's arrays and the tile's ``blocks``."""
@@ -105,7 +100,7 @@ class Entry(ABC):
 
     def main(self) -> list[Launch]:
         """The launches that do the rows' own work. There is something to write."""
-        return [self.launch(self.which)]
+        return [self.launch(self.which[self.backward])]
 
     @abstractmethod
     def us(self, target: Target) -> float:
@@ -130,8 +125,7 @@ class Entry(ABC):
         return SUPPORTED
 
     def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
-        written = [o for o in self.desc.operands() if o.is_written]
-        return {o.name: LOWEST_ROW if o.name == "status" else self.guaranteed(o) for o in written}
+        return bounds.of_outputs(self.desc, self.guaranteed)
 
     def rank(self, target: Target) -> float:
         return self.us(target)
@@ -150,12 +144,12 @@ class Entry(ABC):
     def traffic(self) -> tuple[int, int]:
         """Bytes of one row: those read first, to reduce it, and those moved second, for the results alone. If there
         are any of these, the first are read again."""
-        row, moved = self.rows.n * self.element.itemsize, self.rows.read + self.rows.written
-        return self.read_first * row, (moved - self.read_first) * row
+        row = self.rows.n * self.element.itemsize
+        return self.read_first * row, (self.moved - self.read_first) * row
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """``waves_us`` of programs that reduce a tile each, with what they cost beside their traffic."""
-        busy = programs * self.tile.warps * self.program_us / (RESIDENT_WARPS * max(target.sm_count, 1))
+        busy = programs * self.tile.warps * self.program_us / (SM_WARPS * max(target.sm_count, 1))
         return waves_us(programs, nbytes, target) + busy
 
     @cached_property
@@ -173,10 +167,12 @@ class Entry(ABC):
         tile: Tile | None = None,
         args: Mapping[str, Arg] | None = None,
         registers: int = 0,
+        fuses: bool = True,
         **constants: Any,
     ) -> Launch:
         """The launch of one kernel, with what it asks for of all arguments and constants; an argument that there is not
-        is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most."""
+        is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most; ``fuses``: see
+        Launch."""
         tile = tile or self.tile
         given = {"blocks": Int(self.rows.groups(tile.rows)), **self.given, **(args or {})}
         own = {"COMPUTE": TL[self.compute], "ROWS": tile.rows, "BLOCK": tile.block}
@@ -184,7 +180,8 @@ class Entry(ABC):
         taken = {name: given.get(name) for name in which.arg_names if not name.isupper()}
         constants = {name: known[name] for name in which.arg_names if name in known}
         grid = self.programs() if grid is None else grid
-        return Launch(which, grid, taken, constants, tile.warps, max_registers=registers)
+        how: dict[str, Any] = {"overlaps": self.overlaps, "max_registers": registers, "fuses": fuses}
+        return Launch(which, grid, taken, constants, tile.warps, **how)
 
     @classmethod
     def elements_of(cls, op: str) -> tuple[str, ...]:
@@ -215,6 +212,30 @@ class WholeRows(Entry):
     """A tile holds whole rows; each element is read once."""
 
     name = "rows"
+    #: Elements of a row at most, forward and backward, that registers hold as compute elements; of f64 a quarter.
+    longest: ClassVar[Sequence[int]]
+    #: Bytes of a tile of several short rows, forward and backward.
+    held: ClassVar[Sequence[int]] = (4096, 4096)
+    #: Elements of a row above which ``narrow`` pays.
+    narrow_above: ClassVar[int] = MOST_NARROW
+
+    def find_tile(self) -> Tile | None:
+        if self.narrow():
+            block = ceil_power(self.rows.n)
+            return Tile(1, block, block // (32 * NARROW_EACH))
+        most = self.longest[self.backward] // (4 if self.element is ElementKind.F64 else 1)
+        return self.rows.whole_tile(most, self.held[self.backward])
+
+    def narrow(self) -> bool:
+        """Whether threads hold 16-bit elements as they are read: as compute elements they would fill a multiprocessor's
+        registers. (With an address for each, narrow ones would not fit either.)"""
+        fits = self.narrow_above < ceil_power(self.rows.n) <= MOST_NARROW
+        return fits and self.element.itemsize == 2 and self.rows.vectors
+
+    def main(self) -> list[Launch]:
+        narrow = self.narrow() and not interpreting()
+        most = min(registers_for(self.tile, 2), NARROW_EACH) if narrow else 0
+        return [self.launch(self.which[self.backward], registers=most, NARROW=narrow)]
 
     def us(self, target: Target) -> float:
         return waves_us(self.programs(), self.tile.rows * sum(self.traffic()), target)
@@ -283,7 +304,8 @@ class SplitRows(Entry):
     def us(self, target: Target) -> float:
         count, sectors, (first, second), pieces = self.rows.count, self.rows.sectors(), self.traffic(), self.finish()[1]
         written = waves_us(count * pieces, sectors * second / pieces, target)
-        return self.reduce_us(target) + written + again_us(count * sectors * first if second else 0)
+        us = self.reduce_us(target) + written + again_us(count * sectors * first if second else 0)
+        return us - LAUNCH_US + OVERLAPPED_LAUNCH_US if self.overlaps else us
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | {"blocks": Int(self.blocks()), "pieces": Int(self.finish()[1])}

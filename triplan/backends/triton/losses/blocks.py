@@ -33,7 +33,7 @@ class LossBlocks(LossEntry):
 
 
 class CrossEntropyBlocks(LossBlocks, ops=CrossEntropyBackwardDescriptor.ops()):
-    which = kernels.cross_entropy_backward_kernel
+    which = (None, kernels.cross_entropy_backward_kernel)
 
     def find_tile(self) -> Tile:
         tile = self.rows.whole_tile(2 * MOST // (4 if self.element is ElementKind.F64 else 1))
@@ -52,7 +52,7 @@ class CrossEntropyBlocks(LossBlocks, ops=CrossEntropyBackwardDescriptor.ops()):
 
 
 class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
-    which, elementwise = kernels.nll_loss_backward_kernel, True
+    which, elementwise = (None, kernels.nll_loss_backward_kernel), True
 
     def find_tile(self) -> Tile:
         return self.rows.whole_tile(MOST) or self.rows.block_tile()

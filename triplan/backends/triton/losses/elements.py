@@ -22,8 +22,8 @@ RESIDENT = 4
 
 class ScaleElements(Entry, ops=ScaleGradientDescriptor.ops()):
     desc: ScaleGradientDescriptor
-    name, which = "elements", kernels.scale_gradient_kernel
-    elementwise, in_order = True, False
+    name, which = "elements", (kernels.scale_gradient_kernel,)
+    elementwise = True
 
     def find_tile(self) -> Tile:
         return Tile(1, BLOCK, 16)

@@ -9,46 +9,29 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common import bounds, card
-from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows import Tile, registers_for
+from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.losses import rows_kernels as kernels
 from triplan.backends.triton.losses.elements import BLOCK, ScaleElements
 from triplan.backends.triton.losses.shared import CHUNK_WARPS, CrossEntropyEntry, LossEntry
 from triplan.descriptors import CrossEntropyDescriptor, NllLossDescriptor, Operand, ScaleGradientDescriptor
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, interpreting
+from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
-#: Elements of a row at most, in registers as the compute element.
-MOST = 8192
-#: Elements of a row at most where threads hold 16-bit elements as they are read, and so many each.
-MOST_NARROW = 32768
-NARROW_EACH = 128
 #: Rows that one program of nll_loss reads and reduces by itself, which takes less time than a launch. Each thread has
 #: one, as in ``loss_sum_kernel``: the order of additions is the same.
 ALONE = 32 * CHUNK_WARPS
 
 
 class CrossEntropyRows(WholeRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
-    def find_tile(self) -> Tile | None:
-        block = ceil_power(self.rows.n)
-        if self.holds_narrow(block) and self.rows.vectors:
-            return Tile(1, block, block // (32 * NARROW_EACH))
-        return self.rows.whole_tile(MOST // (4 if self.element is ElementKind.F64 else 1))
+    which, longest, narrow_above = (kernels.cross_entropy_rows_kernel,), (8192,), 8192
 
-    def holds_narrow(self, block: int) -> bool:
-        """Whether threads hold elements as they are read: a gradient would otherwise read them again. (Smoothing would
-        need as many registers again for weights.)"""
-        fits = MOST < block <= MOST_NARROW and self.element.itemsize == 2
-        return fits and self.desc.gradient and not self.smoothing
-
-    def main(self) -> list[Launch]:
-        narrow = self.holds_narrow(self.tile.block) and not interpreting()
-        most = min(registers_for(self.tile, 2), 128) if narrow else 0
-        return [self.launch(kernels.cross_entropy_rows_kernel, registers=most, NARROW=narrow)]
+    def narrow(self) -> bool:
+        """A gradient would otherwise read elements again. (Smoothing would need as many registers for weights.)"""
+        return super().narrow() and self.desc.gradient and not self.smoothing
 
 
 class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
-    which, elementwise = kernels.nll_loss_kernel, True
+    elementwise = True
 
     def find_tile(self) -> Tile:
         return Tile(ALONE, 1, CHUNK_WARPS) if self.reduces() else Tile(128, 1, 4)
@@ -58,7 +41,7 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
 
     def main(self) -> list[Launch]:
         absent = () if self.reduces() else ("loss", "share", "counted")
-        return [self.launch(self.which, args=dict.fromkeys(absent))]
+        return [self.launch(kernels.nll_loss_kernel, args=dict.fromkeys(absent))]
 
     def us(self, target: Target) -> float:
         return self.rows.count * 64 / card.BYTES_PER_US  # sectors of a target and of an element
@@ -71,7 +54,7 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
 
 
 class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
-    name, which = "rows", kernels.scale_gradient_rows_kernel
+    name, which = "rows", (kernels.scale_gradient_rows_kernel,)
 
     def find_tile(self) -> Tile:
         return self.rows.whole_tile(BLOCK) or self.rows.block_tile()

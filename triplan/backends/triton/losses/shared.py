@@ -47,9 +47,6 @@ class LossEntry(Entry):
         self.with_gradient = isinstance(desc, CrossEntropyDescriptor) and desc.gradient
         super().__init__(desc)
 
-    def axis(self) -> int:
-        return self.desc.class_axis
-
     def arguments(self) -> dict[str, Arg]:
         args, desc, (parts, each) = super().arguments(), self.desc, self.chunks()
         if isinstance(desc, CrossEntropyDescriptor) and desc.in_place:

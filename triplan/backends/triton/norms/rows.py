@@ -14,35 +14,30 @@ from triplan.backends.triton.norms import rows_kernels as kernels
 from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target
 
-#: Elements of a row at most: registers hold x forward, and backward also dout, weight and two sums.
-MOST_FORWARD = 16384
-MOST_BACKWARD = 8192
 #: Elements of a row from which on forward programs of 16-bit elements have fewer warps: these wait less for each other.
 LONG = 8192
-#: Bytes of an operand that a backward program holds where rows are short, as many as of long rows: two such programs on
-#: a multiprocessor, with the next rows on their way, keep memory busy.
-HELD_BACKWARD = 16384
 
 
 class NormRows(WholeRows, NormEntry, ops=OPS):
+    longest = (16384, 8192)  # registers hold x forward, and backward also dout, weight and two sums
+    #: Backward as many bytes as of long rows: two such programs on a multiprocessor, with the next rows on their way,
+    #: keep memory busy.
+    held = (4096, 16384)
     own_launches = 1
 
     def find_tile(self) -> Tile | None:
-        r, narrow, wide = self.rows, self.element.itemsize == 2, self.element is ElementKind.F64
-        if not self.backward:
-            tile = r.whole_tile(MOST_FORWARD // (4 if wide else 1))
-            if tile is not None and narrow and tile.block >= LONG:
-                return replace(tile, warps=tile.block // 1024)
-            if tile is not None and narrow and self.centred and r.unit and tile.block <= 512:
-                return Tile(4096 // tile.block, tile.block, 4)  # converts vectors of weight and bias once for four rows
-            return tile
-        tile = r.whole_tile(MOST_BACKWARD // (4 if wide else 1), HELD_BACKWARD)
-        if tile is None:
-            return None
-        # Weights shared by rows of several warps come through shared memory; with two sums registers run out.
-        crowded = self.centred and tile.block > 256 and narrow
-        rows = max(tile.rows // 2, 1) if r.across or crowded else tile.rows
-        return Tile(rows, tile.block, min(max(rows * tile.block // (32 * (4 if wide else 8)), 1), 16))
+        r, tile, narrow = self.rows, super().find_tile(), self.element.itemsize == 2
+        if tile is not None and self.backward:
+            # Weights shared by rows of several warps come through shared memory; with two sums registers run out.
+            crowded = self.centred and tile.block > 256 and narrow
+            rows = max(tile.rows // 2, 1) if r.across or crowded else tile.rows
+            each = 32 * (4 if self.element is ElementKind.F64 else 8)
+            return Tile(rows, tile.block, min(max(rows * tile.block // each, 1), 16))
+        if tile is not None and narrow and tile.block >= LONG:
+            return replace(tile, warps=tile.block // 1024)
+        if tile is not None and narrow and self.centred and r.unit and tile.block <= 512:
+            return Tile(4096 // tile.block, tile.block, 4)  # converts vectors of weight and bias once for four rows
+        return tile
 
     def partials_tile(self) -> Tile:
         return self.tile

@@ -7,7 +7,6 @@ fixed order, without atomics.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch
@@ -44,6 +43,8 @@ FOLD_WARPS = 8
 class NormEntry(Entry):
     desc: NormDescriptor
     late = ("dsummed",)
+    #: ``version`` forward and backward; with gradients of weight or bias it is 4.
+    versions: ClassVar[tuple[int, int]] = (2, 2)
     #: Launches of ``main`` with gradients of weight or bias.
     own_launches: ClassVar[int] = 2
 
@@ -51,8 +52,8 @@ class NormEntry(Entry):
         self.centred = desc.op.startswith("layer_norm")
         #: The gradients of weight and bias that are computed.
         self.gradients = [o.name for o in desc.operands() if o.name in PARTIALS]
-        self.version = 4 if self.gradients else 2
         super().__init__(desc)
+        self.version = 4 if self.gradients else self.versions[self.backward]
 
     def arguments(self) -> dict[str, Arg]:
         """(A lone partial sum is the gradient itself.)"""
@@ -92,8 +93,8 @@ class NormEntry(Entry):
         or so short that a program takes less time than the fold.
         """
         tile = self.partials_tile()
-        groups, moved = -(-self.rows.count // tile.rows), self.rows.read + self.rows.written
-        more_us = (groups - 1) * tile.rows * tile.block * moved * self.element.itemsize / card.SM_BYTES_PER_US
+        groups = -(-self.rows.count // tile.rows)
+        more_us = (groups - 1) * tile.rows * tile.block * self.moved * self.element.itemsize / card.SM_BYTES_PER_US
         alone = -(-self.rows.n // tile.block) >= ENOUGH_BLOCKS or more_us <= card.LAUNCH_US + card.HOST_LAUNCH_US
         most = 1 if groups <= FEW_GROUPS and alone else MOST_PARTIALS
         each = max(-(-groups // most), 1) if self.gradients else 1
@@ -109,8 +110,7 @@ class NormEntry(Entry):
         tile = self.partials_tile()
         blocks = -(-self.rows.n // tile.block)
         programs = self.partial_sums()[0] * blocks
-        found = self.launch(norm_parameters_kernel, programs, tile, {"blocks": Int(blocks)}, registers)
-        return replace(found, fuses=False)
+        return self.launch(norm_parameters_kernel, programs, tile, {"blocks": Int(blocks)}, registers, fuses=False)
 
     def accumulate_us(self, target: Target) -> float:
         blocks, (partials, groups) = -(-self.rows.n // self.partials_tile().block), self.partial_sums()

@@ -7,29 +7,22 @@ weight and bias reduces blocks of each row on its way, so that no operand is rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import LAUNCH_US, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
 from triplan.backends.triton.norms.shared import OPS, NormEntry
-from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Support, Target
 
 
 class NormSplit(SplitRows, NormEntry, ops=OPS):
+    versions, overlaps = (2, 4), True
     pairs = (
         (kernels.norm_partial_kernel, kernels.norm_finish_kernel),
         (norm_parameters_kernel, kernels.norm_backward_finish_kernel),
     )
-
-    def __init__(self, desc: NormDescriptor) -> None:
-        super().__init__(desc)
-        if self.backward:
-            self.version = 4
 
     def find_tile(self) -> Tile:
         return self.partials_tile() if self.backward else self.finish()[0]
@@ -49,13 +42,6 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
 
     def reduce_us(self, target: Target) -> float:
         return self.accumulate_us(target) if self.backward else super().reduce_us(target)
-
-    def us(self, target: Target) -> float:
-        return super().us(target) - LAUNCH_US + OVERLAPPED_LAUNCH_US
-
-    def launches(self, target: Target) -> list[Launch]:
-        """Each launch is placed while the one ahead of it ends, as all are short."""
-        return [replace(launch, overlaps=True) for launch in super().launches(target)]
 
     def reduce(self) -> Launch:
         # In f64, sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.card import SM_WARPS
 from triplan.backends.triton.common.rows import Tile, warps_for
-from triplan.backends.triton.common.rows_entries import RESIDENT_WARPS, LoopedRows
+from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import OPS, ScanEntry
 from triplan.sku import Target
@@ -14,6 +14,7 @@ STEP_US = 1.0
 
 
 class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
+    which = (kernels.scan_looped_kernel, kernels.cumprod_backward_looped_kernel)
     priority = 2
 
     def find_tile(self) -> Tile:
@@ -22,9 +23,6 @@ class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
         return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
 
     def us(self, target: Target) -> float:
-        at_once = RESIDENT_WARPS // self.tile.warps * max(target.sm_count, 1)
+        at_once = SM_WARPS // self.tile.warps * max(target.sm_count, 1)
         waves, steps = -(-self.programs() // at_once), -(-self.rows.n // self.tile.block)
         return super().us(target) + STEP_US * waves * steps
-
-    def main(self) -> list[Launch]:
-        return [self.launch(kernels.cumprod_backward_looped_kernel if self.backward else kernels.scan_looped_kernel)]

@@ -18,15 +18,11 @@ MOST = 4096
 
 class ScanEntry(Entry):
     desc: ScanDescriptor | CumprodBackwardDescriptor
-    in_order = False  # no operand has one element per row
     late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
 
     @classmethod
     def elements_of(cls, op: str) -> tuple[str, ...]:
         return (*super().elements_of(op), *(("i64",) if op in SCANS else ()))
-
-    def axis(self) -> int:
-        return self.desc.scan_axis
 
     def most(self) -> int:
         """Elements of a tile at most."""

@@ -16,10 +16,6 @@ OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 class SoftmaxEntry(Entry):
     desc: AnySoftmaxDescriptor
     version = 2
-    in_order = False  # no operand has one element a row
-
-    def axis(self) -> int:
-        return self.desc.softmax_axis
 
     def constants(self) -> dict[str, Any]:
         return {"LOG": self.desc.op.startswith("log_")}
