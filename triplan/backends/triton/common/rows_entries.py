@@ -107,8 +107,8 @@ class Entry(ABC):
         """Microseconds of ``main``."""
 
     def programs(self) -> int:
-        """Programs of the largest launch."""
-        return self.rows.outer * self.rows.groups(self.tile.rows)
+        """Programs of the largest launch; by default one a tile."""
+        return self.rows.programs(self.tile)
 
     def idle(self) -> bool:
         """Whether ``main`` has nothing to write."""
@@ -123,9 +123,6 @@ class Entry(ABC):
             if not o.layout.packed and o.shape != self.desc.input_shape:
                 return Support.no(f"{o.name} is not promised packed: only operands of whole rows may have gaps")
         return SUPPORTED
-
-    def guarantee(self) -> Mapping[str, PrecisionGuarantee]:
-        return bounds.of_outputs(self.desc, self.guaranteed)
 
     def rank(self, target: Target) -> float:
         return self.us(target)
@@ -198,7 +195,7 @@ class Entry(ABC):
                 name=cls.name,
                 elements=cls.elements_of(op),
                 index_elements=cls.index_elements,
-                guarantee=lambda desc: of(desc).guarantee(),
+                guarantee=lambda desc: bounds.of_outputs(desc, of(desc).guaranteed),
                 supports=lambda desc, target: of(desc).supports(target),
                 rank=lambda desc, target: of(desc).rank(target),
                 workspace=lambda desc, target: sum(of(desc).arrays().values()),
@@ -251,6 +248,9 @@ class LoopedRows(Entry):
     cached_share: ClassVar[float] = 0.35
     missed_share: ClassVar[float] = 0.8
 
+    def programs(self) -> int:
+        return self.rows.outer * self.rows.groups(self.tile.rows)
+
     def resident(self) -> int:
         """Programs that run on a multiprocessor at a time."""
         return 2
@@ -273,7 +273,7 @@ class SplitRows(Entry):
     pairs: ClassVar[Sequence[tuple[Any, Any]]]
 
     @abstractmethod
-    def partials(self) -> Sequence[str]:
+    def partials(self) -> tuple[str, ...]:
         """The arrays of partial results, one element a block."""
 
     def blocks(self) -> int:
@@ -285,7 +285,8 @@ class SplitRows(Entry):
         return self.tile, self.blocks()
 
     def arrays(self) -> dict[str, int]:
-        size = padded_bytes(self.rows.count * self.blocks() * self.compute.itemsize)
+        count = 0 if self.idle() else self.rows.count * self.blocks()
+        size = padded_bytes(count * self.compute.itemsize)
         return super().arrays() | dict.fromkeys(self.partials(), size)
 
     def programs(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.rows import Tile, waves_us
 from triplan.backends.triton.losses import blocks_kernels as kernels
@@ -15,9 +17,8 @@ MOST = 4096
 
 class LossBlocks(LossEntry):
     name = "blocks"
-
-    def programs(self) -> int:
-        return self.rows.programs(self.tile)
+    #: Roundings relative to the result, and of its terms.
+    roundings: ClassVar[tuple[int, int]]
 
     def idle(self) -> bool:
         return self.rows.count == 0  # rows of no classes have a status: their targets are bad
@@ -25,15 +26,20 @@ class LossBlocks(LossEntry):
     def us(self, target: Target) -> float:
         return waves_us(self.rows.count, sum(self.traffic()), target)
 
-    def gradient(self, o: Operand, relative: int, of_terms: int) -> PrecisionGuarantee:
-        """The guarantee, with the roundings of a denominator."""
-        relative += 0 if self.counts_exactly() else self.roundings_over_rows()
-        order = self.counts_exactly() and not self.roundings_over_classes()
+    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
+        """``roundings``, and those of the classes' sum of weights and of a denominator."""
+        classes, exact = self.roundings_over_classes(), self.counts_exactly()
+        relative, of_terms = (n + classes for n in self.roundings)
+        relative += 0 if exact else self.roundings_over_rows()
+        order = exact and not classes
         return bounds.rounded(o.element, self.compute, relative, of_terms, batch=not self.mean, order=order)
 
 
 class CrossEntropyBlocks(LossBlocks, ops=CrossEntropyBackwardDescriptor.ops()):
     which = (None, kernels.cross_entropy_backward_kernel)
+    # exp(x - lse): the difference has a rounding of the size of lse where the exponential is not small, and lse the
+    # forward op's roundings.
+    roundings = (24, 24)
 
     def find_tile(self) -> Tile:
         tile = self.rows.whole_tile(2 * MOST // (4 if self.element is ElementKind.F64 else 1))
@@ -44,19 +50,10 @@ class CrossEntropyBlocks(LossBlocks, ops=CrossEntropyBackwardDescriptor.ops()):
         weight = f".weight{min(self.desc.operand('weight').alignment, 16)}" if self.weighs else ""
         return f"{self.desc.op}.{self.name}.v{self.version}.{self.element}{weight}"
 
-    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
-        """exp(x - lse): the difference has a rounding of the size of lse where the exponential is not small, and lse
-        the forward op's roundings."""
-        roundings = 24 + self.roundings_over_classes()
-        return self.gradient(o, roundings, roundings)
-
 
 class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
     which, elementwise = (None, kernels.nll_loss_backward_kernel), True
+    roundings = (8, 0)  # products
 
     def find_tile(self) -> Tile:
         return self.rows.whole_tile(MOST) or self.rows.block_tile()
-
-    def guaranteed(self, o: Operand) -> PrecisionGuarantee:
-        """Products."""
-        return self.gradient(o, 8, 0)

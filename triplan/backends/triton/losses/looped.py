@@ -14,9 +14,6 @@ from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import ElementKind
 
-#: Microseconds of a program's last reduction and of waiting for its first loads. Untuned.
-PROGRAM_US = 1.5
-
 
 @dataclass(frozen=True, slots=True)
 class Loop(Tile):
@@ -38,7 +35,8 @@ class Loop(Tile):
 
 
 class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
-    program_us = PROGRAM_US
+    which = (kernels.cross_entropy_looped_kernel,)
+    tile: Loop
     cached_share = 0.2
     missed_share = 0.7
 
@@ -60,9 +58,7 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         return 32 // self.tile.warps
 
     def main(self) -> list[Launch]:
-        assert isinstance(self.tile, Loop)
         # (Left alone, ptxas may spill a few registers of f64's to fit a third program. Rows with gaps need more.)
         alone = self.element is not ElementKind.F64 or not self.rows.unit
         most = 0 if alone else registers_for(self.tile, self.resident())
-        which, cols = kernels.cross_entropy_looped_kernel, self.tile.cols
-        return [self.launch(which, registers=most, COLS=cols, VEC=self.tile.vec)]
+        return [self.launch(self.which[0], registers=most, COLS=self.tile.cols, VEC=self.tile.vec)]

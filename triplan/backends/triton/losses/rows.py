@@ -34,7 +34,8 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
     elementwise = True
 
     def find_tile(self) -> Tile:
-        return Tile(ALONE, 1, CHUNK_WARPS) if self.reduces() else Tile(128, 1, 4)
+        n = max(self.rows.n, 1)
+        return Tile(ALONE, n, CHUNK_WARPS) if self.reduces() else Tile(128, n, 4)
 
     def reduces(self) -> bool:
         return self.desc.reduced and self.rows.outer == 1 and 0 < self.rows.count <= ALONE

@@ -43,8 +43,8 @@ class LossEntry(Entry):
         self.mean, self.smoothing = desc.reduction in ("mean", "byte_mean"), getattr(desc, "label_smoothing", 0.0)
         #: Whether the sum of the classes' weights is needed.
         self.weighs = self.smoothing != 0 and desc.weight
-        #: Whether the forward op writes the gradient as well.
-        self.with_gradient = isinstance(desc, CrossEntropyDescriptor) and desc.gradient
+        #: Whether a gradient is written.
+        self.differentiates = desc.op.endswith("_backward") or getattr(desc, "gradient", False)
         super().__init__(desc)
 
     def arguments(self) -> dict[str, Arg]:
@@ -63,7 +63,7 @@ class LossEntry(Entry):
             "EACH": not self.desc.reduced,
             "SMOOTH": self.smoothing != 0,
             "CLAMP": self.desc.out_of_bounds == "clamp",
-            "GRAD": self.with_gradient,
+            "GRAD": self.differentiates,
             "PARTS": RECOUNTED_ROWS if self.recounts() else 1 if self.chunks()[0] == 1 else MOST_CHUNKS,
         }
 
@@ -78,19 +78,15 @@ class LossEntry(Entry):
         """Whether ``main`` reduces the rows' losses too."""
         return False
 
-    def divides(self) -> bool:
-        """Whether gradients are divided by a mean's denominator."""
-        return self.mean and (self.backward or self.with_gradient) and self.rows.count > 0
-
     def recounts(self) -> bool:
-        """Whether each program of ``main`` counts the denominator by itself, which saves a launch."""
+        """Whether each program of ``main`` counts a gradient's denominator by itself, which saves a launch."""
         count = self.rows.count
-        few = count <= RECOUNTED_ROWS and self.programs() * count * 8 <= RECOUNTED_BYTES and self.chunks()[0] == 1
-        return few and self.divides() and self.counts_exactly()
+        few = count <= RECOUNTED_ROWS and self.programs() * count * 8 <= RECOUNTED_BYTES
+        return few and count > 0 and self.mean and self.differentiates and self.counts_exactly()
 
     def counts_first(self) -> bool:
-        """Whether a launch before ``main`` counts the denominator."""
-        return self.divides() and not self.recounts()
+        """Whether a launch before ``main`` counts a gradient's denominator."""
+        return self.mean and self.differentiates and self.rows.count > 0 and not self.recounts()
 
     def arrays(self) -> dict[str, int]:
         """Denominators and numerators of the chunks, and the sum of the classes' weights. The numerator of a lone chunk
@@ -143,6 +139,7 @@ class LossEntry(Entry):
 
 class CrossEntropyEntry(LossEntry):
     desc: CrossEntropyDescriptor
+    program_us = 1.5  # a program's last reduction, and waiting for its first loads. Untuned
 
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """The sum of n exponentials has the relative roundings of its additions and of each exponential: 2 ulp of

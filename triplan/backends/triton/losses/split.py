@@ -5,21 +5,17 @@ Without a gradient, the second launch has one program a row, which writes its lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.rows import Tile, waves_us
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.losses import split_kernels as kernels
-from triplan.backends.triton.losses.looped import PROGRAM_US
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import Target
 
 
 class CrossEntropySplit(SplitRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
-    program_us = PROGRAM_US
     pairs = ((kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel),)
 
     def find_tile(self) -> Tile:
@@ -28,7 +24,7 @@ class CrossEntropySplit(SplitRows, CrossEntropyEntry, ops=CrossEntropyDescriptor
     def finish(self) -> tuple[Tile, int]:
         return super().finish() if self.desc.gradient else (Tile(1, self.tile.block, 4), 1)
 
-    def partials(self) -> Sequence[str]:
+    def partials(self) -> tuple[str, ...]:
         """Maxima; sums of exponentials relative to them; with label smoothing, sums of weighted logits."""
         return ("tops", "totals", "plains") if self.smoothing else ("tops", "totals")
 

@@ -5,8 +5,6 @@ Backward, programs stay for several groups of rows, and accumulate the gradients
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
 from triplan.backends.triton.common.rows_entries import WholeRows
@@ -34,7 +32,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             each = 32 * (4 if self.element is ElementKind.F64 else 8)
             return Tile(rows, tile.block, min(max(rows * tile.block // each, 1), 16))
         if tile is not None and narrow and tile.block >= LONG:
-            return replace(tile, warps=tile.block // 1024)
+            return Tile(1, tile.block, tile.block // 1024)
         if tile is not None and narrow and self.centred and r.unit and tile.block <= 512:
             return Tile(4096 // tile.block, tile.block, 4)  # converts vectors of weight and bias once for four rows
         return tile
@@ -43,8 +41,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         return self.tile
 
     def us(self, target: Target) -> float:
-        programs, groups = self.partial_sums() if self.backward else (self.programs(), 1)
-        return waves_us(programs, groups * self.tile.rows * sum(self.traffic()), target)
+        programs = self.sums if self.backward else self.programs()
+        return waves_us(programs, self.each * self.tile.rows * sum(self.traffic()), target)
 
     def main(self, stages: int = 3) -> list[Launch]:
         """``stages``: how far backward programs fetch ahead. With 3, two groups of rows are in registers or on their
@@ -58,8 +56,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         # Where a warp holds whole rows of vectors, and two sums, a program takes more than half of the registers, but
         # so few more that ptxas, left alone, may spill to fit a second program; so it may where there is no second one.
         # (In f32 and f64 the lone program is the binary of many.)
-        grid = self.partial_sums()[0]
         fits_once = self.element is ElementKind.F32 and tile.block <= 128 and r.vectors and len(self.gradients) == 2
-        lone = bool(self.gradients) and grid == 1 and self.element.itemsize == 2
+        lone = bool(self.gradients) and self.sums == 1 and self.element.itemsize == 2
         most = registers_for(tile, 1) if fits_once or lone else 0
-        return [self.launch(kernels.norm_backward_rows_kernel, grid, registers=most, STAGES=stages)]
+        return [self.launch(kernels.norm_backward_rows_kernel, self.sums, registers=most, STAGES=stages)]

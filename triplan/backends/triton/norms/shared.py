@@ -53,17 +53,14 @@ class NormEntry(Entry):
         #: The gradients of weight and bias that are computed.
         self.gradients = [o.name for o in desc.operands() if o.name in PARTIALS]
         super().__init__(desc)
+        self.sums, self.each = self.partial_sums()
         self.version = 4 if self.gradients else self.versions[self.backward]
 
     def arguments(self) -> dict[str, Arg]:
         """(A lone partial sum is the gradient itself.)"""
         args, count = super().arguments(), self.rows.count
-        if "norm" in args:
-            args["rstd"] = args["norm"]
-        if self.backward:
-            partials, each = self.partial_sums()
-            args["each"] = Int(each)
-            args |= {PARTIALS[name]: args[name] for name in self.gradients if partials == 1}
+        args |= {"rstd": args.get("norm", args.get("rstd")), "each": Int(self.each)}
+        args |= {PARTIALS[name]: args[name] for name in self.gradients if self.sums == 1}
         eps = getattr(self.desc, "eps", 0.0)  # gradients of rms_norm and layer_norm find it in rstd
         return args | {"rows": Int(count, count >= I32_LIMIT), "eps": Float(eps, self.compute)}
 
@@ -109,23 +106,22 @@ class NormEntry(Entry):
         """
         tile = self.partials_tile()
         blocks = -(-self.rows.n // tile.block)
-        programs = self.partial_sums()[0] * blocks
-        return self.launch(norm_parameters_kernel, programs, tile, {"blocks": Int(blocks)}, registers, fuses=False)
+        args = {"blocks": Int(blocks)}
+        return self.launch(norm_parameters_kernel, self.sums * blocks, tile, args, registers, fuses=False)
 
     def accumulate_us(self, target: Target) -> float:
-        blocks, (partials, groups) = -(-self.rows.n // self.partials_tile().block), self.partial_sums()
-        nbytes = groups * self.partials_tile().rows * self.traffic()[0] / max(blocks, 1)
-        return waves_us(partials * blocks, nbytes, target)
+        tile = self.partials_tile()
+        blocks = -(-self.rows.n // tile.block)
+        return waves_us(self.sums * blocks, self.each * tile.rows * self.traffic()[0] / max(blocks, 1), target)
 
     def arrays(self) -> dict[str, int]:
         """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
-        count = self.partial_sums()[0]
-        size = padded_bytes(max(count, 1) * self.rows.n * self.compute.itemsize)
-        return {PARTIALS[name]: size for name in self.gradients if count != 1}
+        size = padded_bytes(max(self.sums, 1) * self.rows.n * self.compute.itemsize)
+        return {PARTIALS[name]: size for name in self.gradients if self.sums != 1}
 
     def launches(self, target: Target) -> list[Launch]:
         """The rows' own work, and the fold of partial sums."""
-        n, count, folded = self.rows.n, self.partial_sums()[0], len(NormEntry.arrays(self))
+        n, count, folded = self.rows.n, self.sums, len(NormEntry.arrays(self))
         if n == 0 or not folded:
             return super().launches(target)
         held = FOLD_FEW_PARTIALS if count <= FOLD_FEW_PARTIALS else FOLD_PARTIALS
@@ -165,7 +161,7 @@ class NormEntry(Entry):
             shared = self.partials_tile()
             rows = shared.rows * shared.block // (32 * shared.warps) + 12
             folded = FOLD_PARTIALS * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
-            accumulated = self.partial_sums()[1] + rows + folded + 4
+            accumulated = self.each + rows + folded + 4
             return bounds.rounded(o.element, self.compute, accumulated, accumulated, flushes=accumulated)
         n, depth = self.rows.n, self.tile.additions(self.rows.n)
         roundings = (3 if self.centred else 2) * (depth + 12)

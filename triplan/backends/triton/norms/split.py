@@ -6,8 +6,6 @@ weight and bias reduces blocks of each row on its way, so that no operand is rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import SplitRows
@@ -31,7 +29,7 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
         tile = self.rows.block_tile(self.read_first)
         return tile, max(-(-self.rows.n // tile.block), 1)
 
-    def partials(self) -> Sequence[str]:
+    def partials(self) -> tuple[str, ...]:
         names = ("projections", "totals") if self.backward else ("squares", "centres", "rests")
         return names if self.centred else names[:1]
 

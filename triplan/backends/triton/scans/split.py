@@ -6,8 +6,6 @@ blocks before it. The division into blocks depends on a row's length alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
@@ -33,7 +31,7 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
     def invariant(self) -> bool:
         return super().invariant() and self.blocks() >= FEWEST_BLOCKS
 
-    def partials(self) -> Sequence[str]:
+    def partials(self) -> tuple[str, ...]:
         return ("totals",)
 
     def supports(self, target: Target) -> Support:

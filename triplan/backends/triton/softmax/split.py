@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.softmax import split_kernels as kernels
@@ -20,8 +18,6 @@ class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
     def find_tile(self) -> Tile:
         return self.rows.block_tile(2 if self.backward else 1, alone=True)
 
-    def partials(self) -> Sequence[str]:
+    def partials(self) -> tuple[str, ...]:
         """Maxima and sums of exponentials relative to them; backward, sums."""
-        if self.rows.n == 0:
-            return ()
         return ("totals",) if self.backward else ("tops", "totals")
