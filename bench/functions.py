@@ -18,8 +18,19 @@ Tensor = torch.Tensor
 #: (rows, width, dtype) of the calls: so small that the device is rarely slower than the host.
 SIZES = ((64, 256, torch.bfloat16), (8, 64, torch.float32))
 
-#: Functions of numbers alone, which are not replayed.
-WITHOUT_TENSORS = ("arange", "full", "ones", "rand", "randint", "randn", "zeros")
+#: Functions of numbers alone, or of modules, which are not replayed.
+WITHOUT_TENSORS = (
+    "arange",
+    "full",
+    "ones",
+    "rand",
+    "randint",
+    "randn",
+    "zeros",
+    "nn.Patched",
+    "nn.patch",
+    "nn.unpatch",
+)
 #: Functions that differ in a number, an op or an axis from one that is not here.
 ALIKE = (
     *("bernoulli_", "dropout2d", "dropout3d", "exponential_", "nn.Dropout1d", "nn.Dropout2d", "nn.Dropout3d", "normal"),

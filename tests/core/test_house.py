@@ -35,7 +35,7 @@ SHARED = {
     "bench/anywhere": {"drawing", "run"},
 }
 #: Rooms that only some families have a module in, and what they have besides.
-OPTIONAL = {"triplan/nn": {"_modules"}}
+OPTIONAL = {"triplan/nn": {"_modules", "patching"}}
 #: A room imports only rooms of the lines above its own ("" is the package ``triplan`` itself).
 ORDER = (
     ("errors", "_exports", "_interrupts"),

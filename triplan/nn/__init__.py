@@ -10,6 +10,7 @@ from triplan.nn.gemm import *
 from triplan.nn.indexing import *
 from triplan.nn.losses import *
 from triplan.nn.norms import *
+from triplan.nn.patching import *
 from triplan.nn.pooling import *
 from triplan.nn.random import *
 from triplan.nn.rotary import *

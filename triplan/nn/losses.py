@@ -13,8 +13,8 @@ from triplan.functional.losses.shared import legacy
 __all__ = ["CrossEntropyLoss", "LinearCrossEntropyLoss", "NLLLoss"]
 
 
-class CrossEntropyLoss(nn.Module):
-    """``functional.cross_entropy`` as a module (torch.nn.CrossEntropyLoss, whose state dicts it loads).
+class CrossEntropyLoss(nn.CrossEntropyLoss):
+    """torch.nn.CrossEntropyLoss, computed by ``triplan.functional.cross_entropy``.
 
     ``weight`` and ``bytes`` (for reduction ``"byte_mean"``), one value a class, are buffers; the state dict leaves
     ``bytes`` out. The other arguments are those of ``functional.cross_entropy``.
@@ -34,11 +34,9 @@ class CrossEntropyLoss(nn.Module):
         *,
         bytes: Tensor | None = None,
     ) -> None:
-        super().__init__()
         reduction = legacy(reduction, size_average, reduce)
-        self.register_buffer("weight", weight)
+        super().__init__(weight, None, ignore_index, None, reduction, label_smoothing)
         self.register_buffer("bytes", bytes, persistent=False)
-        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(
@@ -48,7 +46,7 @@ class CrossEntropyLoss(nn.Module):
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
-            bytes=self.bytes,
+            bytes=getattr(self, "bytes", None),  # a patched module of torch has none
         )
 
     def extra_repr(self) -> str:

@@ -40,6 +40,8 @@ class RMSNorm(torch.nn.RMSNorm):
     initialised to 0.
     """
 
+    weight_offset = 0
+
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,

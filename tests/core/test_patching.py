@@ -1,0 +1,386 @@
+"""Models of torch whose modules compute by ours: beside the same models unpatched, and back."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from triplan import nn
+from triplan.nn.patching import _equals
+
+Tensor = torch.Tensor
+F64 = torch.float64
+
+
+def values(*shape: int) -> Tensor:
+    """The same on every call."""
+    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(len(shape)))
+
+
+INDICES = torch.tensor([[0, 3, 3], [5, 1, 0]])
+#: The arguments of the module and of its forward; those that are not here are functions of one tensor.
+GIVEN: dict[str, tuple[tuple[Any, ...], tuple[Tensor, ...]]] = {
+    **{f"{kind}Pool1d": ((2,), (values(2, 3, 8),)) for kind in ("Max", "Avg", "AdaptiveAvg")},
+    **{f"{kind}Pool2d": ((2,), (values(2, 3, 8, 6),)) for kind in ("Max", "Avg", "AdaptiveAvg")},
+    **{f"BatchNorm{axes}d": ((4,), (values(3, 4, 5, 2, 3)[(..., *(0,) * (3 - axes))],)) for axes in (1, 2, 3)},
+    **{f"ConstantPad{axes}d": (((1, 2) * axes, 1.5), (values(2, 3, 4, 5, 6),)) for axes in (1, 2, 3)},
+    **{f"ZeroPad{axes}d": (((1, 2) * axes,), (values(2, 3, 4, 5, 6),)) for axes in (1, 2, 3)},
+    **{f"Dropout{axes}d": ((1.0,), (values(2, 3, *(4,) * axes),)) for axes in (1, 2, 3)},  # certain: drops all
+    "Dropout": ((1.0,), (values(3, 4, 6),)),
+    "Conv1d": ((4, 6, 3, 2, 1), (values(2, 4, 9),)),
+    "Conv2d": ((4, 6, (3, 2), 1, "same", 1, 2), (values(2, 4, 7, 5),)),
+    "CrossEntropyLoss": ((torch.arange(1.0, 7),), (values(2, 6), torch.tensor([4, 1]))),
+    "NLLLoss": ((), (values(2, 6), torch.tensor([4, 1]))),
+    "Embedding": ((6, 4, 0), (INDICES,)),
+    "EmbeddingBag": ((6, 4), (INDICES,)),
+    "GroupNorm": ((2, 4), (values(3, 4, 5),)),
+    "LayerNorm": ((6,), (values(3, 4, 6),)),
+    "RMSNorm": ((6,), (values(3, 4, 6),)),
+    "Linear": ((6, 5), (values(3, 4, 6),)),
+    "LogSoftmax": ((1,), (values(3, 4, 6),)),
+    "MultiheadAttention": ((8, 2), (values(5, 3, 8),) * 3),
+    "PReLU": ((4,), (values(3, 4, 6),)),
+    "Softmax": ((1,), (values(3, 4, 6),)),
+    "Threshold": ((0.1, 2.0), (values(3, 4, 6),)),
+}
+
+
+def first(out: Any) -> Tensor:
+    tensor: Tensor = out[0] if isinstance(out, tuple) else out
+    return tensor
+
+
+def trained(model: torch.nn.Module, *inputs: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    """The result, and the gradients of a sum of it, of inputs and parameters."""
+    given = [t.clone().requires_grad_() if t.is_floating_point() else t for t in inputs]
+    out = first(model(*given))
+    wanted = [t for t in (*given, *model.parameters()) if t.requires_grad]
+    weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
+    return out.detach(), list(torch.autograd.grad((out * weights).sum(), wanted, allow_unused=True))
+
+
+@pytest.mark.parametrize("name", sorted(kind.__name__ for kind in _equals()))
+def test_each_type_computes_what_torchs_does(name: str) -> None:
+    arguments, inputs = GIVEN.get(name, ((), (values(3, 4, 6),)))
+    theirs = getattr(torch.nn, name)(*arguments).double()
+    for p in theirs.parameters():
+        torch.nn.init.normal_(p)
+    ours = copy.deepcopy(theirs)
+    before = dict(vars(ours))
+    assert nn.patch(ours).replaced == {"": (name, name)}
+    assert isinstance(ours, (type(theirs), getattr(nn, name)))
+    assert repr(ours).startswith(name)
+    torch.testing.assert_close(trained(ours, *inputs), trained(theirs, *inputs))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())  # running statistics, too
+    theirs.load_state_dict(ours.state_dict())
+    assert nn.unpatch(ours) >= 1
+    assert type(ours) is type(theirs)
+    assert vars(ours).keys() == before.keys()
+    assert all(vars(ours)[key] is value for key, value in before.items())
+
+
+class LlamaRMSNorm(torch.nn.Module):
+    """As the transformers library defines those of Llama, Mistral and Qwen (in the input's precision)."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        normed = hidden_states * torch.rsqrt(hidden_states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * normed
+
+
+class GemmaRMSNorm(torch.nn.Module):
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps, self.weight = eps, torch.nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * (1.0 + self.weight)
+
+
+class CentredNorm(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states - hidden_states.mean(-1, keepdim=True))
+
+
+class OuterEpsNorm(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        root = hidden_states.pow(2).mean(-1, keepdim=True).sqrt()
+        return self.weight * hidden_states / (root + self.variance_epsilon)
+
+
+class GatedNorm(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(hidden_states) * gate
+
+
+@pytest.mark.parametrize("width", [1, 6])
+@pytest.mark.parametrize(("kind", "what"), [(LlamaRMSNorm, "RMSNorm"), (GemmaRMSNorm, "RMSNorm(weight_offset=1)")])
+def test_rms_norms_are_known_by_their_results(kind: Callable[[int], Any], what: str, width: int, device: str) -> None:
+    theirs = kind(width).to(device, F64)
+    torch.nn.init.normal_(theirs.weight)
+    ours, x, state = copy.deepcopy(theirs), values(3, 4, width).to(device), torch.get_rng_state()
+    assert nn.patch(ours).replaced == {"": (type(theirs).__name__, what)}
+    assert torch.equal(torch.get_rng_state(), state)
+    assert isinstance(ours, type(theirs))
+    assert type(ours) is not type(theirs)
+    torch.testing.assert_close(trained(ours, x), trained(theirs, x))
+    torch.testing.assert_close(copy.deepcopy(ours)(x), theirs(x))
+    mixed = x.float()  # such classes differ in the dtype that they return
+    assert torch.equal(ours(mixed), theirs(mixed))
+    nn.unpatch(ours)
+    assert type(ours) is type(theirs)
+    assert vars(ours).keys() == vars(theirs).keys()
+
+
+@pytest.mark.parametrize("kind", [CentredNorm, OuterEpsNorm, GatedNorm])
+def test_other_norms_are_left(kind: Callable[[int], torch.nn.Module]) -> None:
+    assert nn.patch(kind(6)).left == {"": (kind.__name__, "no equal in triplan.nn")}  # type: ignore[attr-defined]
+
+
+def conv1d() -> torch.nn.Module:
+    """As the transformers library defines that of GPT-2."""
+
+    class Conv1D(torch.nn.Module):
+        def __init__(self, nf: int, nx: int) -> None:
+            super().__init__()
+            self.nf, self.weight, self.bias = nf, torch.nn.Parameter(values(nx, nf)), torch.nn.Parameter(values(nf))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+    return Conv1D(5, 6)
+
+
+def activation(name: str, function: Callable[[Tensor], Tensor]) -> Callable[[], torch.nn.Module]:
+    return type(name, (torch.nn.Module,), {"forward": lambda self, input: function(input)})
+
+
+F = torch.nn.functional
+ALIKE = {
+    "Linear": conv1d,
+    "GELU": activation("GELUActivation", F.gelu),
+    "GELU(approximate='tanh')": activation(
+        "NewGELU", lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    ),
+    "SiLU": activation("SiLUActivation", lambda x: x * torch.sigmoid(x)),
+    "ReLU": activation("MyReLU", F.relu),
+    "ReLUSquared": activation("ReLUSquaredActivation", lambda x: F.relu(x).square()),
+}
+
+
+@pytest.mark.parametrize("what", ALIKE)
+def test_modules_of_libraries_are_known_by_their_results(what: str) -> None:
+    theirs, x = ALIKE[what](), values(3, 4, 6)
+    ours = copy.deepcopy(theirs)
+    assert nn.patch(ours).replaced == {"": (type(theirs).__name__, what)}
+    torch.testing.assert_close(trained(ours, x), trained(theirs, x))
+    assert (nn.unpatch(ours), type(ours)) == (1, type(theirs))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: F.gelu(x).clamp(-10, 10), lambda x: x * torch.sigmoid(1.702 * x), lambda x: (x, x), Tensor.double],
+)
+def test_other_activations_are_left(function: Callable[[Tensor], Any]) -> None:
+    assert nn.patch(activation("GELUActivation", function)()).replaced == {}
+
+
+class Language(torch.nn.Module):
+    """Tied, partly frozen, shared and hooked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(11, 8)
+        self.norm = torch.nn.LayerNorm(8)
+        shared = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.GELU(), torch.nn.Linear(12, 8))
+        self.layers = torch.nn.ModuleList([shared, LlamaRMSNorm(8), shared])
+        self.dropout = torch.nn.Dropout(0.5).eval()
+        self.head = torch.nn.Linear(8, 11, bias=False)
+        self.head.weight = self.table.weight
+        self.loss = torch.nn.CrossEntropyLoss()
+        shared[0].bias.requires_grad_(False)
+        self.seen: list[str] = []
+        self.norm.register_forward_hook(self.doubled)
+        self.head.register_full_backward_hook(self.passed)
+
+    def doubled(self, module: torch.nn.Module, given: object, out: Tensor) -> Tensor:
+        self.seen.append("forward")
+        return out * 2
+
+    def passed(self, *_: object) -> None:
+        self.seen.append("backward")
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.norm(self.table(tokens))
+        for layer in self.layers:
+            x = x + self.dropout(layer(x))
+        logits = self.head(x)
+        return logits, self.loss(logits.flatten(0, 1), targets.flatten())
+
+
+def test_a_model_keeps_its_parameters_hooks_ties_and_flags(device: str) -> None:
+    theirs = Language().to(device, F64)
+    ours = copy.deepcopy(theirs)
+    tokens, targets = (torch.randint(11, (2, 5), device=device) for _ in range(2))
+    kept = [(n, id(p), p.requires_grad) for n, p in ours.named_parameters(remove_duplicate=False)]
+    types = [type(m) for m in ours.modules()]
+    report = nn.patch(ours)
+    assert (len(report.replaced), report.left) == (9, {})
+    assert kept == [(n, id(p), p.requires_grad) for n, p in ours.named_parameters(remove_duplicate=False)]
+    assert ours.head.weight is ours.table.weight
+    assert [m.training for m in ours.modules()] == [m.training for m in theirs.modules()]
+    for _ in range(4):  # and replayed
+        steps = []
+        for model in (ours, theirs):
+            model.zero_grad()
+            logits, loss = model(tokens, targets)
+            loss.backward()
+            steps.append((logits, loss, [p.grad for p in model.parameters()]))
+            torch.optim.SGD(model.parameters(), 0.1).step()
+        torch.testing.assert_close(*steps)
+    assert ours.seen == ["forward", "backward"] * 4
+    theirs.load_state_dict(ours.state_dict())
+    assert nn.patch(ours).replaced == {}  # nothing is left to do
+    assert nn.unpatch(copy.deepcopy(ours)) == nn.unpatch(ours) == 9
+    assert nn.unpatch(ours) == 0
+    assert [type(m) for m in ours.modules()] == types
+    assert torch.equal(ours(tokens, targets)[0], theirs(tokens, targets)[0])
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_patched_model_compiles_whole() -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(6, 6), LlamaRMSNorm(6), torch.nn.ReLU()), torch.randn(5, 6)
+    nn.patch(model)
+    assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
+
+
+class Scaled(torch.nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def overridden() -> torch.nn.Module:
+    module = torch.nn.Linear(6, 6)
+    module.forward = lambda input: input  # type: ignore[method-assign]
+    return module
+
+
+LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
+    "subclass": (lambda: Scaled(6, 6), "a subclass of torch.nn.Linear"),
+    "parametrised": (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(6, 6)), "a subclass of"),
+    "lazy": (lambda: torch.nn.LazyLinear(6), "a subclass of torch.nn.Linear"),
+    "forward": (overridden, "its forward was replaced"),
+    "padding": (lambda: torch.nn.Conv1d(6, 6, 3, padding=1, padding_mode="circular"), "padding_mode = 'circular'"),
+    "complex": (lambda: torch.nn.Linear(6, 6, dtype=torch.complex64), "weight is torch.complex64"),
+    "sparse": (lambda: torch.nn.Embedding(6, 6, sparse=True), "sparse = True"),
+    "dropout": (lambda: torch.nn.MultiheadAttention(6, 2, dropout=0.1), "dropout = 0.1"),
+    "wide": (lambda: torch.nn.MultiheadAttention(320, 1), "heads are 320 wide"),
+    "axis": (lambda: torch.nn.Softmax(), "dim = None"),
+    "empty": (lambda: torch.nn.AdaptiveAvgPool2d((0, 2)), r"output_size = \(0, 2\)"),
+    "unknown": (lambda: torch.nn.Bilinear(6, 6, 6), "no equal in triplan.nn"),
+    "ours": (lambda: nn.Linear(6, 6), "is triplan's already"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_ours_would_refuse_is_left_and_the_report_says_why(case: str) -> None:
+    make, why = LEFT[case]
+    model = make()
+    kind, report = type(model), nn.patch(model)
+    assert report.replaced == {} or case == "parametrised"
+    assert re.match(why, report.left[""][1])
+    assert type(model) is kind
+    nn.unpatch(model)
+    assert type(model) is kind
+
+
+def test_a_class_that_changed_again_is_not_lost() -> None:
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(6, 6))
+    nn.patch(model)
+    torch.nn.utils.parametrizations.weight_norm(model[1])
+    with pytest.raises(RuntimeError, match=r"'1'.* changed since"):
+        nn.unpatch(model)
+    assert type(model[0]) is nn.ReLU
+    torch.nn.utils.parametrize.remove_parametrizations(model[1], "weight")
+    assert nn.unpatch(model) == 2
+
+
+def test_the_report_is_a_table() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6), torch.nn.ReLU(), torch.nn.RReLU())
+    report = nn.patch(model, skip=lambda path, module: path == "1")
+    assert str(report).splitlines() == [
+        "2 of 4 modules replaced",
+        "  replaced  count  by triplan.nn's  first",
+        "  Linear        1  Linear           0",
+        "  ReLU          1  ReLU             2",
+        "  left    count  because                 first",
+        "  Linear      1  skipped                 1",
+        "  RReLU       1  no equal in triplan.nn  3",
+    ]
+    with pytest.raises(TypeError, match="not function"):
+        nn.patch(lambda x: x)  # type: ignore[arg-type]
+
+
+def test_a_thousand_modules_take_less_than_a_second() -> None:
+    parts = (lambda: torch.nn.Linear(8, 8), torch.nn.ReLU, lambda: LlamaRMSNorm(64), lambda: torch.nn.LayerNorm(8))
+    model = torch.nn.Sequential(*(part() for _ in range(250) for part in parts))
+    start = time.process_time()
+    assert len(nn.patch(model).replaced) == 1000
+    assert time.process_time() - start < 1
+    assert len({type(part) for part in model}) == len(parts)
+
+
+# --- models of libraries, where these are installed ---
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+LLAMA = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
+BERT = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 10}
+#: The library, the model, and how many of its modules stay torch's.
+MODELS: dict[str, tuple[str, Callable[[Any], torch.nn.Module], int]] = {
+    "llama": ("transformers", lambda t: t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)), 1),
+    "qwen3": ("transformers", lambda t: t.Qwen3ForCausalLM(t.Qwen3Config(**LLAMA)), 1),
+    "gemma": ("transformers", lambda t: t.GemmaForCausalLM(t.GemmaConfig(**LLAMA)), 2),
+    "gpt2": ("transformers", lambda t: t.GPT2LMHeadModel(t.GPT2Config(**GPT2)).eval(), 0),
+    "bert": ("transformers", lambda t: t.BertForMaskedLM(t.BertConfig(**BERT)), 1),
+    "resnet50": ("torchvision", lambda t: t.models.resnet50(num_classes=10), 0),
+    "vit": ("timm", lambda t: t.models.vision_transformer.VisionTransformer(**VIT), 6),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_libraries_train_as_without_ours(name: str, device: str) -> None:
+    library, make, left = MODELS[name]
+    theirs = make(pytest.importorskip(library)).to(device, F64)
+    ours = copy.deepcopy(theirs)
+    report = nn.patch(ours)
+    assert len(report.left) <= left, str(report)
+    found = []
+    tokens, images = torch.randint(1, 64, (2, 9), device=device), values(4, 3, 64, 64).to(device)
+    for model in (ours, theirs):
+        if library == "transformers":
+            out = model(input_ids=tokens, labels=tokens)
+            logits, loss = out.logits, out.loss
+        else:
+            logits = model(images if name == "resnet50" else images[..., :32, :32])
+            loss = torch.nn.functional.cross_entropy(logits, torch.arange(4, device=device))
+        loss.backward()
+        found.append((logits, loss, [p.grad for p in model.parameters()]))
+    # RMSNorms of transformers are computed in f32, of whatever dtype the model is: then f32's tolerance.
+    rounded = any("RMSNorm" in kind for kind, _ in report.replaced.values())
+    torch.testing.assert_close(*found, **({"rtol": 1.3e-6, "atol": 1e-5} if rounded else {}))
+    if name == "llama":
+        words = [model.generate(tokens, max_new_tokens=8, do_sample=False) for model in (ours, theirs)]
+        assert torch.equal(*words)
