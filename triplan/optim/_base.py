@@ -150,16 +150,20 @@ class ListOptimizer(torch.optim.Optimizer):
                 loss = closure()
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         for number, group in enumerate(self.param_groups):
-            known = self._known.get(number)
-            if known is not None and known.step(self, group, scale, found):
-                continue
-            parts = []
-            for key, params in self._together(group).items():
-                step = self._list_step((number, *key), group, params)
-                step([packed(_grad(p), p) for p in params], self.numbers(group), scale, found)
-                parts.append((step, params))
-            self._known[number] = _Known.of(self, group, parts)
+            self._update(number, group, scale, found)
         return loss
+
+    def _update(self, number: int, group: dict[str, Any], scale: Tensor | None, found: Tensor | None) -> None:
+        """A step of the group of that number."""
+        known = self._known.get(number)
+        if known is not None and known.step(self, group, scale, found):
+            return
+        parts = []
+        for key, params in self._together(group).items():
+            step = self._list_step((number, *key), group, params)
+            step([packed(_grad(p), p) for p in params], self.numbers(group), scale, found)
+            parts.append((step, params))
+        self._known[number] = _Known.of(self, group, parts)
 
     def _together(self, group: dict[str, Any]) -> dict[tuple[Any, ...], list[Tensor]]:
         found: dict[tuple[Any, ...], list[Tensor]] = {}
@@ -193,16 +197,21 @@ class ListOptimizer(torch.optim.Optimizer):
         operands: dict[str, Any] = {"steps": counted}
         for name in ("param", *names):
             whole = params if name == "param" else [self.state[p][name] for p in params]
-            operands[name] = [packed(t, p) for t, p in zip(whole, params, strict=True)]
-            if any(t.data_ptr() != own.data_ptr() for t, own in zip(whole, operands[name], strict=True)):
-                raise InvalidProblem(
-                    f"{type(self).__name__}: there are gaps between the elements of a {name}, or they overlap; "
-                    "parameters must be dense in memory, in any order of axes"
-                )
+            operands[name] = self._dense(name, whole, params)
         made = ListStep(self.plan, operands, len(self.numbers(group)), options)
         which = tuple([t.data_ptr() for p in params for t in (p, *self._initialized(p, names))])
         self._lists[key] = which, made
         return made
+
+    def _dense(self, name: str, tensors: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+        """Views of tensors that lie as ``params`` do, with axes in the order of memory."""
+        found = [packed(t, p) for t, p in zip(tensors, params, strict=True)]
+        if any(t.data_ptr() != own.data_ptr() for t, own in zip(tensors, found, strict=True)):
+            raise InvalidProblem(
+                f"{type(self).__name__}: there are gaps between the elements of a {name}, or they overlap; "
+                "parameters must be dense in memory, in any order of axes"
+            )
+        return found
 
     def _initialized(self, p: Tensor, names: Sequence[str]) -> list[Tensor]:
         """The step and the states of ``p``."""
