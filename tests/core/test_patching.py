@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,13 +277,34 @@ def overridden() -> torch.nn.Module:
     return module
 
 
+def holding() -> torch.nn.Module:
+    module = type("Holding", (torch.nn.Dropout,), {})()
+    module.inner = torch.nn.Bilinear(6, 6, 6)
+    return module
+
+
+class Packed(torch.nn.Parameter):
+    """As quantised and sharded parameters are."""
+
+
+def packed() -> torch.nn.Module:
+    module = torch.nn.LayerNorm(6, bias=False)
+    module.weight = Packed(module.weight.detach())
+    return module
+
+
 LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     "subclass": (lambda: Scaled(6, 6), "a subclass of torch.nn.Linear"),
-    "parametrised": (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(6, 6)), "a subclass of"),
+    "holding": (holding, "a subclass of torch.nn.Dropout"),
+    "parametrised": (
+        lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(6, 6, bias=False)),
+        "a subclass of",
+    ),
     "lazy": (lambda: torch.nn.LazyLinear(6), "a subclass of torch.nn.Linear"),
     "forward": (overridden, "its forward was replaced"),
     "padding": (lambda: torch.nn.Conv1d(6, 6, 3, padding=1, padding_mode="circular"), "padding_mode = 'circular'"),
     "complex": (lambda: torch.nn.Linear(6, 6, dtype=torch.complex64), "weight is torch.complex64"),
+    "packed": (packed, "weight is a Packed"),
     "sparse": (lambda: torch.nn.Embedding(6, 6, sparse=True), "sparse = True"),
     "dropout": (lambda: torch.nn.MultiheadAttention(6, 2, dropout=0.1), "dropout = 0.1"),
     "wide": (lambda: torch.nn.MultiheadAttention(320, 1), "heads are 320 wide"),
@@ -303,6 +325,12 @@ def test_what_ours_would_refuse_is_left_and_the_report_says_why(case: str) -> No
     assert type(model) is kind
     nn.unpatch(model)
     assert type(model) is kind
+
+
+def test_a_model_on_another_device_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(torch.nn.ReLU())  # its input, too, will be there
+    monkeypatch.setattr(model, "buffers", lambda: [SimpleNamespace(device=torch.device("mps"))])
+    assert nn.patch(model).left == {"0": ("ReLU", "the model is on mps")}
 
 
 def test_a_class_that_changed_again_is_not_lost() -> None:
