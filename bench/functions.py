@@ -207,6 +207,10 @@ def calls(d: Draw) -> dict[str, Call]:
             ours.linear_cross_entropy, _linear_cross_entropy, (x, d.x, d.positions(d.m, of=d.m)), (0, 1)
         ),
         "nll_loss": Call(ours.nll_loss, tf.nll_loss, (x, target), (0,)),
+        **{
+            name: Call(getattr(ours, name), getattr(tf, name), (x, d.x), (0, 1))
+            for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+        },
         "mm": Call(ours.mm, torch.mm, (x, square), (0, 1)),
         "bmm": Call(ours.bmm, torch.bmm, (d.values(4, d.m, d.n), d.values(4, d.n, d.m)), (0, 1)),
         "matmul": Call(ours.matmul, torch.matmul, (d.values(4, d.m, d.n), matrix), (0, 1)),
@@ -359,6 +363,8 @@ def calls(d: Draw) -> dict[str, Call]:
         return out
 
     found["nn.LinearCrossEntropyLoss"] = Call(projecting, _linear_cross_entropy, (x, d.x, rows), (0, 1))
+    for name in ("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"):
+        found[f"nn.{name}"] = Call(getattr(modules, name)(), getattr(torch.nn, name)(), (x, d.x), (0,))
     found["nn.NLLLoss"] = Call(modules.NLLLoss(), torch.nn.NLLLoss(), (x, target), (0,))
     found["nn.CrossEntropyLoss"] = Call(modules.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(), (x, target), (0,))
     return found

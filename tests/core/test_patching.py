@@ -39,6 +39,7 @@ GIVEN: dict[str, tuple[tuple[Any, ...], tuple[Tensor, ...]]] = {
     "Conv2d": ((4, 6, (3, 2), 1, "same", 1, 2), (values(2, 4, 7, 5),)),
     "CrossEntropyLoss": ((torch.arange(1.0, 7),), (values(2, 6), torch.tensor([4, 1]))),
     "NLLLoss": ((), (values(2, 6), torch.tensor([4, 1]))),
+    **dict.fromkeys(("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"), ((), (values(2, 6), values(2, 6) ** 2))),
     "Embedding": ((6, 4, 0), (INDICES,)),
     "EmbeddingBag": ((6, 4), (INDICES,)),
     "GroupNorm": ((2, 4), (values(3, 4, 5),)),

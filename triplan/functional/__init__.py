@@ -4,6 +4,7 @@ from triplan._exports import export as _export
 from triplan.functional._flops import register as _register_flops
 from triplan.functional.attention import *
 from triplan.functional.batch_norm import *
+from triplan.functional.composed import *
 from triplan.functional.conv import *
 from triplan.functional.copies import *
 from triplan.functional.elementwise import *

@@ -33,6 +33,7 @@ _OPS: dict[str, tuple[str, ...]] = {
     "softmax": ("softmax.int",),
     "log_softmax": ("log_softmax.int",),
     "cross_entropy": ("cross_entropy_loss", "nll_loss"),
+    **{name: (name,) for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")},
 }
 #: Elementwise functions that torch may compute in f32; of the others it converts for, promotion does the same.
 _WIDENED = re.compile(r"aten::((acos|asin|cosh|expm?1?|log(2|10|1p)?|pow|reciprocal|rsqrt|sinh|softplus|tan)\b(?!_).*)")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,15 @@ from torch import Tensor, nn
 from triplan import functional
 from triplan.functional.losses.shared import legacy
 
-__all__ = ["CrossEntropyLoss", "LinearCrossEntropyLoss", "NLLLoss"]
+__all__ = [
+    "CrossEntropyLoss",
+    "HuberLoss",
+    "L1Loss",
+    "LinearCrossEntropyLoss",
+    "MSELoss",
+    "NLLLoss",
+    "SmoothL1Loss",
+]
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
@@ -105,9 +115,21 @@ class LinearCrossEntropyLoss(nn.Module):
         return f"reduction={self.reduction!r}, ignore_index={self.ignore_index}, label_smoothing={self.label_smoothing}"
 
 
-class NLLLoss(nn.NLLLoss):
-    """torch.nn.NLLLoss, computed by ``triplan.functional.nll_loss``."""
+def _loss(name: str, function: Callable[..., Tensor], *options: str) -> type[nn.Module]:
+    """torch's module of that name, computed by ``function`` of two tensors and of these attributes of the module."""
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        ignored, reduction = self.ignore_index, self.reduction
-        return functional.nll_loss(input, target, self.weight, ignore_index=ignored, reduction=reduction)
+    def forward(self: Any, input: Tensor, target: Tensor) -> Tensor:
+        return function(input, target, **{option: getattr(self, option) for option in options})
+
+    doc = f"torch.nn.{name}, computed by ``triplan.functional.{function.__name__}``."
+    made: type[nn.Module] = type(
+        name, (getattr(nn, name),), {"forward": forward, "__doc__": doc, "__module__": "triplan.nn"}
+    )
+    return made
+
+
+NLLLoss = _loss("NLLLoss", functional.nll_loss, "weight", "ignore_index", "reduction")
+MSELoss = _loss("MSELoss", functional.mse_loss, "reduction")
+L1Loss = _loss("L1Loss", functional.l1_loss, "reduction")
+SmoothL1Loss = _loss("SmoothL1Loss", functional.smooth_l1_loss, "reduction", "beta")
+HuberLoss = _loss("HuberLoss", functional.huber_loss, "reduction", "delta")
