@@ -81,7 +81,7 @@ class LossEntry(Entry):
     def recounts(self) -> bool:
         """Whether each program of ``main`` counts a gradient's denominator by itself, which saves a launch."""
         count = self.rows.count
-        few = count <= RECOUNTED_ROWS and self.programs() * count * 8 <= RECOUNTED_BYTES
+        few = count <= RECOUNTED_ROWS and self.programs() * count * 8 <= RECOUNTED_BYTES and self.chunks()[0] == 1
         return few and count > 0 and self.mean and self.differentiates and self.counts_exactly()
 
     def counts_first(self) -> bool:
