@@ -153,7 +153,7 @@ def calls(d: Draw) -> dict[str, Call]:
     matrix, shape = d.values(d.n, d.m), (d.n,)
     vector, mask, bag = d.distinct(d.m), d.positions(d.m, d.n, of=2).bool(), d.positions(4, d.m // 2, of=d.m)
     first, second, whole = d.values(4, d.m, d.n), d.values(4, d.n, d.m), d.values(4, d.m, d.m)
-    heads = d.values(d.m, d.n, ROTATED)
+    heads, variances = d.values(d.m, d.n, ROTATED), d.values(d.n).abs() + 1
 
     def lengths() -> Tensor:
         return d.values(2, d.m, 4, 16)
@@ -229,7 +229,7 @@ def calls(d: Draw) -> dict[str, Call]:
         "group_norm": Call(
             ours.group_norm, tf.group_norm, (d.values(d.m, 16, 8), 4, d.values(16), d.values(16)), (0, 2)
         ),
-        "batch_norm": Call(ours.batch_norm, tf.batch_norm, (x, d.values(d.n), d.values(d.n).abs(), w, b), (0, 3, 4)),
+        "batch_norm": Call(ours.batch_norm, tf.batch_norm, (x, d.values(d.n), variances, w, b), (0, 3, 4)),
         "embedding_rms_norm": Call(
             lambda *a: ours.embedding_rms_norm(*a)[0], lambda *a: embedded(*a)[0], (rows, x, w), (1, 2)
         ),
