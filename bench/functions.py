@@ -318,7 +318,7 @@ def calls(d: Draw) -> dict[str, Call]:
         found[f"nn.{name}"] = Call(getattr(modules, name)(-1), getattr(torch.nn, name)(-1), (x,), (0,))
     mine, its = (m.GroupNorm(4, 16, device=d.device, dtype=d.dtype) for m in (modules, torch.nn))
     found["nn.GroupNorm"] = Call(mine, its, (d.values(4, 16, d.m),), (0,))
-    for name, sides in {"BatchNorm1d": (), "BatchNorm2d": (d.m, 8), "BatchNorm3d": (d.m, 4, 2)}.items():
+    for name, sides in {"BatchNorm1d": (), "BatchNorm2d": (2, 2), "BatchNorm3d": (2, 2, 1)}.items():
         # (torch.func.vmap takes no training that updates running statistics.)
         options = {"track_running_stats": name != "BatchNorm2d", "device": d.device, "dtype": d.dtype}
         mine, its = (getattr(m, name)(16, **options).train(name == "BatchNorm2d") for m in (modules, torch.nn))
