@@ -52,6 +52,7 @@ _WEIGHTED = {name: _weighted(tree) for name, tree in _TREES.items()}
 
 
 def _loss(name: str, input: Tensor, target: Tensor, reduction: str, weight: Tensor | None, *bound: float) -> Tensor:
+    """The elements' losses by the expression of ``name``, or their mean or sum."""
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{shown(reduction)} is not a valid value for reduction; valid are none, mean, sum")
     if input.shape != target.shape:

@@ -315,9 +315,8 @@ def masses_kernel(
     """Of a chunk of a wide row, block by block: masses, and the keys between low and high of state.
 
     sums: [rows, 4, chunks], of all masses, of those from high on, of those that min_p keeps of the latter, and what
-    ``finish_kernel`` makes of the rest; counts:
-    [rows, chunks], of keys of low ... high - 1; between, between_masses: [rows, chunks, PLACES], these keys and their
-    masses.
+    ``finish_kernel`` makes of the rest; counts: [rows, chunks], of keys of low ... high - 1; between, between_masses:
+    [rows, chunks, PLACES], these keys and their masses.
     """
     begin(OVERLAPS)
     row = (tl.program_id(0) // chunks).to(tl.int64)
