@@ -14,8 +14,8 @@ from torch.nn import functional
 import triplan as tp
 from bench.rows import DTYPES, Buffers, Case, Run, compiled_by_torch, with_tile, wrong_elements
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import Entry
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import looped, rows
 from triplan.backends.triton.losses.looped import Loop
 

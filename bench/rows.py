@@ -23,7 +23,7 @@ from bench.timing import Contestant, copy_share, speed_ratio
 from triplan.backends.runtime.compile import compile_source
 from triplan.backends.triton.common import rows_entries
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows import Tile
+from triplan.backends.triton.common.tiles import Tile
 
 #: (rows, elements of a row) of softmax and norms.
 SHAPES = ((4096, 4096), (8192, 8192), (8192, 32768), (65536, 256), (16, 262144))

@@ -18,7 +18,7 @@ from samples import LOSSES, SetConstant
 from torch.nn import functional
 
 import triplan as tp
-from triplan.backends.triton.common.rows import Tile
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import looped, shared, split
 from triplan.testing import args_for, check_plan, check_refusals
 from triplan.testing.values import Values

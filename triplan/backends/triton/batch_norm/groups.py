@@ -24,7 +24,7 @@ from triplan.backends.triton.batch_norm.channels import (
 from triplan.backends.triton.batch_norm.channels_kernels import batch_norm_fold_kernel, batch_norm_sums_kernel
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, divisor, layout
-from triplan.backends.triton.common.rows import Tile
+from triplan.backends.triton.common.tiles import Tile
 from triplan.descriptors import GroupNormBackwardDescriptor, GroupNormDescriptor
 from triplan.descriptors.batch_norm import GroupNormProblem
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target

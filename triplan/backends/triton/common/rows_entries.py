@@ -18,7 +18,8 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_WARPS
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
-from triplan.backends.triton.common.rows import Rows, Tile, again_us, registers_for, waves_us
+from triplan.backends.triton.common.rows import Rows
+from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, waves_us
 from triplan.descriptors import Operand, Role
 from triplan.descriptors.base import RowsDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, interpreting

@@ -11,7 +11,7 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int, values
-from triplan.backends.triton.common.rows import Tile, warps_for
+from triplan.backends.triton.common.tiles import Tile, warps_for
 from triplan.backends.triton.indexing import normed_rows_kernels as kernels
 from triplan.backends.triton.indexing.arguments import status
 from triplan.descriptors import NormedEmbeddingDescriptor

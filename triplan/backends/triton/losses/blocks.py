@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.rows import Tile, waves_us
+from triplan.backends.triton.common.tiles import Tile, waves_us
 from triplan.backends.triton.losses import blocks_kernels as kernels
 from triplan.backends.triton.losses.shared import LossEntry
 from triplan.descriptors import CrossEntropyBackwardDescriptor, NllLossBackwardDescriptor, Operand

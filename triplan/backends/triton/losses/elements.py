@@ -8,8 +8,8 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import I32_LIMIT
-from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import Entry
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import elements_kernels as kernels
 from triplan.descriptors import Operand, ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import LoopedRows
+from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.losses import looped_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common import bounds, card
-from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import WholeRows
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import rows_kernels as kernels
 from triplan.backends.triton.losses.elements import BLOCK, ScaleElements
 from triplan.backends.triton.losses.shared import CHUNK_WARPS, CrossEntropyEntry, LossEntry

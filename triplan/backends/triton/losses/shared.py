@@ -14,8 +14,8 @@ from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import padded_bytes
-from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import Entry
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import shared_kernels as kernels
 from triplan.descriptors import CrossEntropyDescriptor, Operand
 from triplan.descriptors.fields import NO_BAD_INDEX

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
-from triplan.backends.triton.common.rows import Tile, waves_us
 from triplan.backends.triton.common.rows_entries import SplitRows
+from triplan.backends.triton.common.tiles import Tile, waves_us
 from triplan.backends.triton.losses import split_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor

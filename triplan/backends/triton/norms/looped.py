@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import LoopedRows
+from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import looped_kernels as kernels
 from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target

@@ -6,8 +6,8 @@ Backward, programs stay for several groups of rows, and accumulate the gradients
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.rows import Tile, registers_for, waves_us
 from triplan.backends.triton.common.rows_entries import WholeRows
+from triplan.backends.triton.common.tiles import Tile, registers_for, waves_us
 from triplan.backends.triton.norms import rows_kernels as kernels
 from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded_bytes
-from triplan.backends.triton.common.rows import Tile, waves_us
 from triplan.backends.triton.common.rows_entries import Entry
+from triplan.backends.triton.common.tiles import Tile, waves_us
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel, norm_parameters_kernel
 from triplan.descriptors import Operand
 from triplan.descriptors.norms import NormDescriptor

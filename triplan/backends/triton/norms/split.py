@@ -7,8 +7,8 @@ weight and bias reduces blocks of each row on its way, so that no operand is rea
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.rows import Tile, registers_for
 from triplan.backends.triton.common.rows_entries import SplitRows
+from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
 from triplan.backends.triton.norms.shared import OPS, NormEntry

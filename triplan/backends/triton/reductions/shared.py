@@ -13,8 +13,8 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL, ceil_power, divisor, layout
-from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.strides import Along, known_strides, row_tile, stride_arg
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.descriptors import ExtremumDescriptor, Operand, ReduceDescriptor
 from triplan.descriptors.reductions import OF_FLOATS, ReductionProblem

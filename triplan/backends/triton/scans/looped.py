@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from triplan.backends.triton.common.card import SM_WARPS
-from triplan.backends.triton.common.rows import Tile, warps_for
 from triplan.backends.triton.common.rows_entries import LoopedRows
+from triplan.backends.triton.common.tiles import Tile, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import OPS, ScanEntry
 from triplan.sku import Target

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import WholeRows
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.scans import rows_kernels as kernels
 from triplan.backends.triton.scans.shared import OPS, ScanEntry
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
-from triplan.backends.triton.common.rows import Tile, again_us, warps_for, waves_us
 from triplan.backends.triton.common.rows_entries import SplitRows
+from triplan.backends.triton.common.tiles import Tile, again_us, warps_for, waves_us
 from triplan.backends.triton.scans import split_kernels as kernels
 from triplan.backends.triton.scans.looped_kernels import scan_looped_kernel
 from triplan.backends.triton.scans.shared import MOST, SCANS, ScanEntry

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import LoopedRows
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.softmax import looped_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.rows import Tile
 from triplan.backends.triton.common.rows_entries import SplitRows
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.softmax import split_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 

@@ -1,0 +1,52 @@
+"""What a program of a reduction holds at a time, the warps and registers for it, and what programs' traffic costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import ceil_power
+from triplan.sku import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program holds at a time: ``rows`` x ``block`` elements, in ``warps`` warps."""
+
+    rows: int
+    block: int
+    warps: int
+
+    @property
+    def text(self) -> str:
+        """The tile within a numerics id."""
+        return f"{self.rows}x{self.block}w{self.warps}"
+
+    def additions(self, n: int, each_block: int = 1) -> float:
+        """Roundings on the path of one term of a sum over ``n`` elements: within a thread, between threads, and
+        ``each_block`` for each block of the row."""
+        return self.rows * self.block // (32 * self.warps) + 12 + each_block * -(-n // self.block)
+
+
+def warps_for(elements: int, size: int) -> int:
+    """Warps whose threads hold about 32 bytes of an operand each: at most 16, but 32 for 32,768 elements or more."""
+    return 32 if elements >= 32768 else min(ceil_power(elements * size // (32 * 32)), 16)
+
+
+def registers_for(tile: Tile, programs: int) -> int:
+    """Registers a thread, a multiple of eight, with which ``programs`` programs are resident on a multiprocessor."""
+    return min(card.SM_REGISTERS // (programs * 32 * tile.warps) // 8 * 8, card.MAX_THREAD_REGISTERS)
+
+
+# --- costs, in microseconds on an H200 ---
+
+
+def waves_us(programs: int, nbytes: float, target: Target) -> float:
+    """``programs`` programs that move ``nbytes`` each: bound by memory, or by the busiest multiprocessor."""
+    alone = -(-programs // max(target.sm_count, 1)) * nbytes / card.SM_BYTES_PER_US
+    return card.LAUNCH_US + max(programs * nbytes / card.BYTES_PER_US, alone)
+
+
+def again_us(nbytes: float) -> float:
+    """Reading ``nbytes`` once more: from the L2 cache while they fit."""
+    return nbytes / (card.L2_BYTES_PER_US if nbytes <= card.L2_BYTES else card.BYTES_PER_US)
