@@ -138,6 +138,22 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return tf.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
 
+def _adjusted(x: Tensor, bias: Tensor, counts: Tensor, allowed: Tensor) -> Tensor:
+    return torch.where(allowed, x + bias - 0.25 * counts, -torch.inf)
+
+
+def _speculative(draft: Tensor, probs: Tensor) -> Tensor:
+    """Tokens of a draft that was certain, as they are usually accepted."""
+    places = torch.arange(draft.shape[1] + 1, device=draft.device)
+    chances = probs[:, :-1].gather(2, draft[..., None])[..., 0]
+    count = (torch.rand_like(chances) < chances).long().cumprod(1).sum(1, keepdim=True)
+    known = tf.pad(draft, (0, 1))
+    left = probs.gather(1, count[..., None].expand(-1, 1, probs.shape[2]))[:, 0]
+    missed = (count < draft.shape[1]) * left.gather(1, known.gather(1, count))
+    last = left.scatter_add(1, known.gather(1, count), -missed).multinomial(1)
+    return torch.where(places < count, known, torch.where(places == count, last, -1))
+
+
 def _of_itself(module: Any) -> Callable[[Tensor], Tensor]:
     """Self-attention, without the probabilities."""
     return lambda x: module(x, x, x, need_weights=False)[0]
@@ -154,6 +170,7 @@ def calls(d: Draw) -> dict[str, Call]:
     vector, mask, bag = d.distinct(d.m), d.positions(d.m, d.n, of=2).bool(), d.positions(4, d.m // 2, of=d.m)
     first, second, whole = d.values(4, d.m, d.n), d.values(4, d.n, d.m), d.values(4, d.m, d.m)
     heads, variances = d.values(d.m, d.n, ROTATED), d.values(d.n).abs() + 1
+    certain = d.positions(d.m, 4, of=d.n)
 
     def lengths() -> Tensor:
         return d.values(2, d.m, 4, 16)
@@ -198,6 +215,20 @@ def calls(d: Draw) -> dict[str, Call]:
         "count_nonzero": Call(ours.count_nonzero, torch.count_nonzero, (x, -1)),
         "vector_norm": Call(ours.vector_norm, torch.linalg.vector_norm, (x, 2, -1), (0,)),
         "sample": Call(lambda x: ours.sample(x, temperature=0.0, seed=1), lambda x: x.argmax(1), (x,)),
+        "adjust_logits": Call(
+            lambda x, y, z, k: ours.adjust_logits(x, bias=y, counts=z, frequency_penalty=0.25, allowed=k),
+            _adjusted,
+            (x, b, d.positions(d.m, d.n, of=3), mask),
+            (0, 1),
+        ),
+        "token_log_probs": Call(
+            ours.token_log_probs, lambda x, t: tf.log_softmax(x, 1).gather(1, t[:, None])[:, 0], (x, target), (0,)
+        ),
+        "speculative_sample": Call(
+            lambda *t: ours.speculative_sample(t[0], None, t[1], seed=1)[0],
+            _speculative,
+            (certain[:, :-1].contiguous(), tf.one_hot(certain, d.n).float()),
+        ),
         "cumprod": Call(ours.cumprod, torch.cumprod, (x, -1), (0,)),
         "layer_norm": Call(ours.layer_norm, tf.layer_norm, (x, shape, w, b), (0, 2, 3)),
         "rms_norm": Call(ours.rms_norm, tf.rms_norm, (x, shape, w, 1e-5), (0, 2)),

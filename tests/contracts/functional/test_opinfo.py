@@ -27,6 +27,7 @@ REFUSALS = Path(__file__).with_name("refusals.txt")
 #: Functions that torch does not have, or of which it has no samples.
 OTHERS = {"embedding_rms_norm", "gather_with_grad", "l2_norm", "relu_squared", "rotary"}
 OTHERS |= {"vector_norm"}
+OTHERS |= {"adjust_logits", "speculative_sample", "token_log_probs"}
 OTHERS |= {"attention", "attention_varlen", "expression", "geglu", "reglu", "softcap_tanh", "swiglu"}
 OTHERS |= {"cast", "copy", "fill", "zero"}
 #: Functions that draw: their results are no sample's. tests/families/random compares what is certain.
