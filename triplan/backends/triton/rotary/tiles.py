@@ -25,7 +25,7 @@ WARPS = 4
 #: Tiles of a program that computes angles. With one tile of 8 heads, angles took as long as everything else. Untuned.
 ANGLE_TILES = 4
 #: Warps per multiprocessor that saturate memory. Untuned.
-SM_WARPS = 32
+ENOUGH_WARPS = 32
 #: The longest head, in elements: a program holds whole heads.
 MOST_ELEMENTS = 4096
 #: Roundings of each of the two products of a result, by whether the kernel computes the angles. False (tables): the
@@ -113,7 +113,7 @@ def _tiles(desc: AnyRotaryDescriptor, tile: Tile, target: Target) -> int:
     few tiles, several; but one if there are too few tokens to keep the card busy with that."""
     most = min(ANGLE_TILES, -(-max(desc.q_shape[2], desc.k_heads or 0, 1) // tile.heads))
     warps = _blocks(desc, tile) * tile.warps * -(-desc.q_shape[2] // (tile.heads * most))
-    return 1 if desc.table_rows is not None or warps < target.sm_count * SM_WARPS else most
+    return 1 if desc.table_rows is not None or warps < target.sm_count * ENOUGH_WARPS else most
 
 
 def _tensor(o: Operand | None) -> Arg:
