@@ -26,10 +26,9 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 #: Tokens of a chunk at most. Untuned.
 CHUNK = 4096
-#: Keys between two bounds: at most, in the registers of a program.
-BETWEEN = 8192
-#: Tokens whose masses a program has in registers at a time: few, so that many programs run at once. Untuned.
-MASSES = 512
+#: Lines of tokens, and tokens of a line, whose masses a program has in registers at a time: few, so that many programs
+#: run at once. A line is loaded by 8 threads of one warp. Untuned.
+LINES, LINE = 16, 32
 #: Tokens of a group at least: a sector or two; and at most, so that top-k looks at 64 groups or more.
 GROUP, MOST = 16, 64
 #: Microseconds of the program that finds thresholds and the token of a row. Untuned.
@@ -37,7 +36,8 @@ ROW_US = 10.0
 
 
 def few_of(target: Target) -> int:
-    """Groups of a row, tokens that are sampled, and tokens of which few are left: at most, in registers."""
+    """Groups of a row, tokens that are sampled, tokens of which few are left, keys between two bounds: at most, in
+    registers."""
     return 8192 if target.arch is ArchSku.SM90A else 4096  # for sm80, Triton 3.9 spills with more
 
 
@@ -71,10 +71,9 @@ def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
     chunk = min(ceil_power(max(n, 1)), CHUNK)
     chunks = max(-(-n // chunk), 1)
     group = min(max(ceil_power(-(-n // few)), GROUP), chunk)
-    found = Parts(chunk, chunks, group, min(BETWEEN // chunks, chunk), {}, 0)
+    found = Parts(chunk, chunks, group, min(few // chunks, chunk), {}, 0)
     sizes = {
         "sums": 8 * 4 * chunks,
-        "between_masses": 8 * chunks * found.places * desc.top_p,
         "largest": 4 * found.groups,
         "chosen": 4 * (few // group),
         "state": 4 * 4,
@@ -124,18 +123,18 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     logits, each = logits_args(desc), row_args(desc)
 
     def scratch(*names: str) -> dict[str, Arg]:
-        kinds = {"sums": ElementKind.I64, "between_masses": ElementKind.I64}
-        return {name: Scratch(parts.offsets[name], kinds.get(name, ElementKind.I32)) for name in names}
+        return {n: Scratch(parts.offsets[n], ElementKind.I64 if n == "sums" else ElementKind.I32) for n in names}
 
     launch = partial(Launch, overlaps=True, num_warps=8)
     chunks: dict[str, Arg] = {"chunks": Int(parts.chunks)}
     sizes = {"CHUNK": parts.chunk}
-    rest = {**logits, **each, **scratch("state", "sums", "counts", "between", "between_masses"), **chunks}
+    rest = {**logits, **each, **scratch("state", "sums", "counts", "between"), **chunks}
     few = few_of(target)
     grouped = {"KEYS": parts.keys, "GROUP": parts.group, "FEW": few}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
-    masses = {**sizes, "PLACES": parts.places, "BLOCK": min(MASSES, parts.chunk)}
-    places = {"CHUNKS": ceil_power(parts.chunks), "PLACES": parts.places, "BETWEEN": BETWEEN}
+    line = min(LINE, parts.chunk)
+    masses = {**sizes, "PLACES": parts.places, "LINES": min(LINES, parts.chunk // line), "LINE": line}
+    places = {"CHUNKS": ceil_power(parts.chunks), "PLACES": parts.places, "BETWEEN": few}
     groups = {**scratch("largest", "chosen", "state"), "groups": Int(parts.groups)}
     return [
         launch(
@@ -145,6 +144,6 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
             {**sizes, "GROUP": parts.group},
         ),
         launch(kernels.narrow_kernel, desc.rows, {**logits, **each, **groups}, grouped, max_registers=255),
-        launch(kernels.masses_kernel, desc.rows * parts.chunks, rest, masses, num_warps=4),
+        launch(kernels.masses_kernel, desc.rows * parts.chunks, rest, masses, num_warps=4, max_registers=80),
         launch(kernels.finish_kernel, desc.rows, rest, {**sizes, **places, **looped}, num_warps=16, max_registers=128),
     ]

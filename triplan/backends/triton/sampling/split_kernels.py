@@ -294,6 +294,24 @@ def narrow_kernel(
 
 
 @triton.jit
+def store_between(
+    at, stride, n, begins, low, high, base, found, CHUNK: tl.constexpr, PLACES: tl.constexpr, LINE: tl.constexpr
+):
+    """Store the keys low ... high - 1 of a chunk at ``found``, those of each line from its place ``base`` on.
+
+    base: [LINES]; line i has LINE tokens of each LINES * LINE. No key is stored that has a place from PLACES on.
+    """
+    line = tl.arange(0, base.shape[0])
+    for start in range(0, CHUNK, base.shape[0] * LINE):
+        col = begins + start + line[:, None] * LINE + tl.arange(0, LINE)[None, :]
+        key = key_of(load_logits(at, stride, col, col < n))
+        is_between = ((key >= low) & (key < high) & (col < n)).to(tl.int32)
+        place = base[:, None] + tl.cumsum(is_between, 1) - 1
+        tl.store(found + place, key, mask=(is_between != 0) & (place < PLACES))
+        base += tl.sum(is_between, 1)
+
+
+@triton.jit
 def masses_kernel(
     logits,
     row_stride,
@@ -305,56 +323,58 @@ def masses_kernel(
     sums,
     counts,
     between,
-    between_masses,
     chunks,
     CHUNK: tl.constexpr,
     PLACES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    LINES: tl.constexpr,
+    LINE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Of a chunk of a wide row, block by block: masses, and the keys between low and high of state.
+    """Of a chunk of a wide row: masses, and the keys between low and high of state.
 
     sums: [rows, 4, chunks], of all masses, of those from high on, of those that min_p keeps of the latter, and what
-    ``finish_kernel`` makes of the rest; counts: [rows, chunks], of keys of low ... high - 1; between, between_masses:
-    [rows, chunks, PLACES], these keys and their masses.
+    ``finish_kernel`` makes of the rest; counts: [rows, chunks], of keys of low ... high - 1; between: [rows, chunks,
+    PLACES], these keys. A program has LINES lines of LINE tokens at a time; lines fit warps, so that those that count
+    keys need not wait for each other.
     """
     begin(OVERLAPS)
     row = (tl.program_id(0) // chunks).to(tl.int64)
-    chunk = tl.program_id(0) % chunks
+    begins = (tl.program_id(0) % chunks) * CHUNK
+    at = logits + row * row_stride
     state += row * 4
     if tl.load(state) == WIDE:
         rate, _ = rate_of(each[0], row, strides[0])
         top = value_of(tl.load(state + 3))
         low, high = tl.load(state + 1), tl.load(state + 2)
         least = least_of(each[3], row, strides[3])
-        of_all = tl.full((), 0, tl.int64)
-        of_high = tl.full((), 0, tl.int64)
-        of_kept = tl.full((), 0, tl.int64)
-        count = tl.full((), 0, tl.int32)
-        for start in range(0, CHUNK, BLOCK):
-            col = chunk * CHUNK + start + tl.arange(0, BLOCK)
-            x = load_logits(logits + row * row_stride, stride, col, col < n)
+        of_all = tl.zeros((LINES, LINE), tl.int64)
+        of_high = tl.zeros((LINES, LINE), tl.int64)
+        of_kept = tl.zeros((LINES, LINE), tl.int64)
+        count = tl.zeros((LINES, LINE), tl.int32)
+        for start in range(0, CHUNK, LINES * LINE):
+            col = begins + start + tl.arange(0, LINES)[:, None] * LINE + tl.arange(0, LINE)[None, :]
+            x = load_logits(at, stride, col, col < n)
             mass = tl.where(col < n, mass_of(x, top, rate), 0)
-            of_all += tl.sum(mass, 0)
+            of_all += mass
             if each[2] is not None:
                 key = key_of(x)
-                is_between = (key >= low) & (key < high) & (col < n)
-                place = count + tl.cumsum(is_between.to(tl.int32), 0) - 1
-                place_at = tl.program_id(0).to(tl.int64) * PLACES + place
-                tl.store(between + place_at, key, mask=is_between & (place < PLACES))
-                tl.store(between_masses + place_at, mass, mask=is_between & (place < PLACES))
-                count += tl.sum(is_between.to(tl.int32), 0)
+                count += ((key >= low) & (key < high) & (col < n)).to(tl.int32)
                 mass = tl.where(key >= high, mass, 0)
-                of_high += tl.sum(mass, 0)
+                of_high += mass
             if each[3] is not None:
-                of_kept += tl.sum(tl.where(mass.to(tl.float64) < least, 0, mass), 0)
-        of_chunk = sums + row * 4 * chunks + chunk
-        tl.store(of_chunk, of_all)
-        tl.store(of_chunk + chunks, of_high if each[2] is not None else of_all)
-        if each[2] is not None:
-            tl.store(counts + tl.program_id(0), count)
+                of_kept += tl.where(mass.to(tl.float64) < least, 0, mass)
+        of_chunk = sums + row * 4 * chunks + tl.program_id(0) % chunks
+        tl.store(of_chunk, tl.sum(tl.sum(of_all, 1), 0))
+        tl.store(of_chunk + chunks, tl.sum(tl.sum(of_high if each[2] is not None else of_all, 1), 0))
         if each[3] is not None:
-            tl.store(of_chunk + 2 * chunks, of_kept)
+            tl.store(of_chunk + 2 * chunks, tl.sum(tl.sum(of_kept, 1), 0))
+        if each[2] is not None:
+            of_line = tl.sum(count, 1)
+            tl.store(counts + tl.program_id(0), tl.sum(of_line, 0))
+            if low < high:
+                found = between + tl.program_id(0).to(tl.int64) * PLACES
+                base = tl.cumsum(of_line, 0) - of_line
+                store_between(at, stride, n, begins, low, high, base, found, CHUNK, PLACES, LINE)
 
 
 @triton.jit
@@ -369,7 +389,6 @@ def finish_kernel(
     sums,
     counts,
     between,
-    between_masses,
     chunks,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -411,7 +430,7 @@ def finish_kernel(
                 of, place = slot // PLACES, slot % PLACES
                 is_there = place < tl.load(of_row + of, mask=of < chunks, other=0)
                 key = tl.load(between + row * chunks * PLACES + slot, mask=is_there, other=NO_KEY)
-                mass = tl.load(between_masses + row * chunks * PLACES + slot, mask=is_there, other=0)
+                mass = tl.where(is_there, mass_of(value_of(key), top, rate), 0)
                 reached = above + tl.sum(mass, 0)
                 is_right = (above.to(tl.float64) < bound) & (reached.to(tl.float64) >= bound) & (most <= PLACES)
                 left = tl.where(is_right, WIDE, SLOW).to(tl.int32)
