@@ -257,6 +257,14 @@ def calls(d: Draw) -> dict[str, Call]:
         "adaptive_avg_pool2d": Call(
             ours.adaptive_avg_pool2d, tf.adaptive_avg_pool2d, (d.values(2, 8, d.m, 8), 1), (0,)
         ),
+        "interpolate": Call(ours.interpolate, tf.interpolate, (d.values(2, 8, d.m, 8), None, 2.0, "bilinear"), (0,)),
+        "upsample_nearest": Call(ours.upsample_nearest, tf.interpolate, (d.values(2, 8, d.m, 8), None, 2.0), (0,)),
+        "upsample_bilinear": Call(
+            ours.upsample_bilinear,
+            lambda x, size, scale: tf.interpolate(x, size, scale, "bilinear", True),
+            (d.values(2, 8, d.m, 8), None, 2.0),
+            (0,),
+        ),
         "group_norm": Call(
             ours.group_norm, tf.group_norm, (d.values(d.m, 16, 8), 4, d.values(16), d.values(16)), (0, 2)
         ),
@@ -358,6 +366,9 @@ def calls(d: Draw) -> dict[str, Call]:
         for axes, sides in ((1, (d.m,)), (2, (d.m, 8))):
             mine, its = (getattr(m, f"{name}{axes}d")(2) for m in (modules, torch.nn))
             found[f"nn.{name}{axes}d"] = Call(mine, its, (d.values(2, 8, *sides),), (0,))
+    for name, how in {"Upsample": {"mode": "bilinear"}, "UpsamplingNearest2d": {}, "UpsamplingBilinear2d": {}}.items():
+        mine, its = (getattr(m, name)(scale_factor=2, **how) for m in (modules, torch.nn))
+        found[f"nn.{name}"] = Call(mine, its, (d.values(2, 8, d.m, 8),), (0,))
     mine, its = (m.MultiheadAttention(32, 2).to(d.device, d.dtype) for m in (modules, torch.nn))
     its.load_state_dict(mine.state_dict())
     found["nn.MultiheadAttention"] = Call(_of_itself(mine), _of_itself(its), (d.values(d.m, 4, 32),), (0,))

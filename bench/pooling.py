@@ -1,4 +1,4 @@
-"""Cases of pooling and its gradients, channels last: windows of ResNet and of its like, beside torch's."""
+"""Cases of pooling, resizing and their gradients, channels last: of ResNet and its like, beside torch's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from bench.anywhere import pooling
 from bench.rows import Buffers, OneOpCase, Run, wrong_elements
 from triplan.backends.triton.common.rows_entries import Entry
 
-#: (op, images, channels, side, kernel (or side of an adaptive result), stride, padding)
+#: (op, images, channels, side, kernel (or side of a result), stride, padding)
 SIZES = (
     ("max_pool2d", 256, 64, 112, 3, 2, 1),
     ("max_pool2d", 64, 256, 56, 2, 2, 0),
     ("avg_pool2d", 64, 256, 56, 2, 2, 0),
     ("avg_pool2d", 64, 256, 56, 3, 1, 1),
     ("adaptive_avg_pool2d", 256, 2048, 7, 1, 1, 0),
+    ("upsample_nearest2d", 64, 256, 56, 112, 1, 0),
+    ("upsample_bilinear2d", 64, 256, 56, 112, 1, 0),
 )
 
 
@@ -59,7 +61,7 @@ class PoolCase(OneOpCase):
     def descriptor(self) -> tp.Descriptor:
         cls: Any = tp.descriptor_types()[self.op]
         how: dict[str, Any] = {"out_size": (self.kernel,) * 2}
-        if "adaptive" not in self.op:
+        if "adaptive" not in self.op and "upsample" not in self.op:
             how = {"kernel": (self.kernel,) * 2, "stride": (self.stride,) * 2, "padding": (self.padding,) * 2}
         desc: tp.Descriptor = cls(
             element=self.dtype, batch=self.rows, channels=self.n, height=self.side, width=self.side, **how

@@ -33,6 +33,12 @@ LISTED = {"sizes": (5, 0, 33), "scaled": True, "element": "f32"}
 REDUCTIONS = ("sum", "amax", "max", "var", "vector_norm", "logsumexp")
 #: Pooling of windows of one size.
 POOLS = ("max_pool2d", "max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward")
+#: Ops on images that have the size of the result.
+SIZED = tuple(
+    f"{name}2d{back}"
+    for name in ("adaptive_avg_pool", "upsample_nearest", "upsample_bilinear")
+    for back in ("", "_backward")
+)
 #: Copies, with what they do along the axes.
 COPIES = {"copy": (), "roll": (0, 3), "tril": (1,), "pad": (0, 0, 2, 1)}
 
@@ -76,7 +82,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.Conv2dDescriptor(has_bias=True, **FILTERED),
         *(TYPES[op](**FILTERED) for op in ("conv2d_backward_input", "conv2d_backward_weight")),
         *(TYPES[op](kernel=(3, 2), stride=(2, 1), padding=(1, 0), **POOLED) for op in POOLS),
-        *(TYPES[f"adaptive_avg_pool2d{back}"](out_size=(3, 2), **POOLED) for back in ("", "_backward")),
+        *(TYPES[op](out_size=(3, 2), **POOLED) for op in SIZED),
         *(
             tp.RandomDescriptor(op=op, out_shape=(5, 32), element="f32", state="device")
             for op in tp.RandomDescriptor.ops()

@@ -1,4 +1,4 @@
-"""Draws of pooling and its gradients: windows as models have them, channels last in memory."""
+"""Draws of pooling, resizing and their gradients: as models have them, channels last in memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ CHANNELS = (16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048)
 SIDES = (7, 8, 14, 16, 28, 32, 56, 64, 112)
 #: (kernel, stride), and how often.
 WINDOWS = {(2, 2): 6, (3, 2): 6, (3, 1): 2, (5, 3): 1, (7, 1): 1}
+#: Pixels of a resized side for one of the image, and how often.
+FACTORS = {2.0: 6, 4.0: 1, 0.5: 2, 1.5: 1, 1.9: 1}
 
 
 def draw(op: str, d: Draw) -> tp.Descriptor:
@@ -26,6 +28,9 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
     how: dict[str, Any]
     if "adaptive" in op:
         how = {"out_size": (d.weighed({1: 4, 7: 2, side: 1}),) * 2}
+    elif "upsample" in op:
+        how = {"out_size": (max(int(side * d.weighed(FACTORS)), 1),) * 2}
+        how |= {"align_corners": d.chance(0.3)} if "bilinear" in op else {"exact": d.chance(0.3)}
     else:
         kernel, stride = d.weighed(WINDOWS)
         how = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "padding": (kernel // 2 if kernel % 2 else 0,) * 2}
@@ -49,6 +54,8 @@ def peers(desc: Any) -> dict[str, Peer]:
             "adaptive_avg_pool2d_backward": lambda t: {"dx": aten._adaptive_avg_pool2d_backward(t["dout"], t["dx"])},
         }
         return {"torch": calls[desc.op]}
+    if "upsample" in desc.op:
+        return {"torch": resized(desc)}
     windows = (desc.kernel, desc.stride, desc.padding)
 
     def largest(t: Tensors) -> Tensors:
@@ -70,3 +77,18 @@ def peers(desc: Any) -> dict[str, Peer]:
         "avg_pool2d_backward": lambda t: {"dx": aten.avg_pool2d_backward(t["dout"], t["dx"], *windows, *averages())},
     }
     return {"torch": calls[desc.op]}
+
+
+def resized(desc: Any) -> Peer:
+    """torch's function for a resized image, or its gradient."""
+    aten: Any = torch.ops.aten
+    shape = (desc.batch, desc.channels, desc.height, desc.width)
+    corners = (desc.align_corners,) if "bilinear" in desc.op else ()
+    scales = tuple(f or None for f in desc.scale)
+    name = desc.op
+    if getattr(desc, "exact", False):
+        name = name.replace("upsample_nearest", "_upsample_nearest_exact")
+    call = getattr(aten, name)
+    if desc.op.endswith("_backward"):
+        return lambda t: {"dx": call(t["dout"], desc.out_size, shape, *corners, *scales)}
+    return lambda t: {"out": call(t["x"], desc.out_size, *corners, *scales)}

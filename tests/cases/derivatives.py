@@ -175,6 +175,14 @@ PAIRS: dict[str, tuple[Function, Function]] = {
         lambda x, y: F.adaptive_avg_pool2d(x * y, (2, 3)),
         lambda x, y: functional.adaptive_avg_pool2d(x * y, (2, 3)),
     ),
+    "interpolate": (
+        lambda x, y: F.interpolate((x * y)[None], (5, 3), mode="bilinear"),
+        lambda x, y: functional.interpolate((x * y)[None], (5, 3), mode="bilinear"),
+    ),
+    "upsample_nearest": (
+        lambda x, y: F.upsample_nearest((x * y)[None], (5, 3)),
+        lambda x, y: functional.interpolate((x * y)[None], (5, 3)),
+    ),
     "conv2d": (_convolved(F.conv2d), _convolved(functional.conv2d)),
     "batch_norm": (_normalised(F.batch_norm), _normalised(functional.batch_norm)),
     "group_norm": (

@@ -30,6 +30,9 @@ INDICES = torch.tensor([[0, 3, 3], [5, 1, 0]])
 GIVEN: dict[str, tuple[tuple[Any, ...], tuple[Tensor, ...]]] = {
     **{f"{kind}Pool1d": ((2,), (values(2, 3, 8),)) for kind in ("Max", "Avg", "AdaptiveAvg")},
     **{f"{kind}Pool2d": ((2,), (values(2, 3, 8, 6),)) for kind in ("Max", "Avg", "AdaptiveAvg")},
+    "Upsample": ((None, 1.5, "bilinear"), (values(2, 3, 4, 5),)),
+    "UpsamplingNearest2d": (((7, 3),), (values(2, 3, 4, 5),)),
+    "UpsamplingBilinear2d": (((7, 3),), (values(2, 3, 4, 5),)),
     **{f"BatchNorm{axes}d": ((4,), (values(3, 4, 5, 2, 3)[(..., *(0,) * (3 - axes))],)) for axes in (1, 2, 3)},
     **{f"ConstantPad{axes}d": (((1, 2) * axes, 1.5), (values(2, 3, 4, 5, 6),)) for axes in (1, 2, 3)},
     **{f"ZeroPad{axes}d": (((1, 2) * axes,), (values(2, 3, 4, 5, 6),)) for axes in (1, 2, 3)},
@@ -311,6 +314,7 @@ LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     "wide": (lambda: torch.nn.MultiheadAttention(320, 1), "heads are 320 wide"),
     "axis": (lambda: torch.nn.Softmax(), "dim = None"),
     "empty": (lambda: torch.nn.AdaptiveAvgPool2d((0, 2)), r"output_size = \(0, 2\)"),
+    "mode": (lambda: torch.nn.Upsample(5, mode="bicubic"), "mode = .bicubic"),
     "unknown": (lambda: torch.nn.Bilinear(6, 6, 6), "no equal in triplan.nn"),
     "ours": (lambda: nn.Linear(6, 6), "is triplan's already"),
 }

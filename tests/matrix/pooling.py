@@ -1,4 +1,4 @@
-"""Pooling: channels last, whose elements go in vectors, and first; strides and gaps."""
+"""Pooling: channels last, whose elements go in vectors (bytes in short ones), and first; strides and gaps."""
 
 from __future__ import annotations
 
@@ -10,16 +10,25 @@ from matrix import VECTORS, Build, Patterns, compiles, planned
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 SIZES: dict[str, Any] = {"batch": 64, "channels": 256, "height": 56, "width": 56}
-OPS = tuple(f"{name}_pool2d{suffix}" for name in ("max", "avg", "adaptive_avg") for suffix in ("", "_backward"))
+NAMES = ("max_pool", "avg_pool", "adaptive_avg_pool", "upsample_nearest", "upsample_bilinear")
+OPS = tuple(f"{name}2d{suffix}" for name in NAMES for suffix in ("", "_backward"))
 
 
 def problems(op: str) -> Iterator[tp.Descriptor]:
     cls: Any = tp.descriptor_types()[op]
     how: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
-    for element in ("f16", "bf16", "f32", "f64"):
-        desc = cls(element=element, **SIZES, **({"out_size": (7, 7)} if "adaptive" in op else how))
+    if "_pool" not in op or "adaptive" in op:
+        how = {"out_size": (7, 7) if "adaptive" in op else (112, 112)}
+    for element in ("f16", "bf16", "f32", "f64", *["u8"] * (op == "upsample_nearest2d")):
+        desc = cls(element=element, **SIZES, **how)
         yield desc.replace(layouts={o.name: LAST for o in desc.operands()})
         yield desc
+    if "nearest" in op:
+        yield desc.replace(exact=True)
+    if "bilinear" in op:
+        yield desc.replace(align_corners=True)
+        yield desc.replace(out_size=(56, 112))
+        yield desc.replace(out_size=(112, 56))
     if op.startswith("avg"):
         yield desc.replace(divisor=2, count_include_pad=False)
         yield desc.replace(count_include_pad=False)
@@ -27,7 +36,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
     last = all(o.layout == LAST for o in desc.operands())
-    return ((VECTORS,) if last and desc.element.itemsize <= 4 else ()), ()
+    return ((VECTORS,) if last and 2 <= desc.element.itemsize <= 4 else ()), ()
 
 
 @compiles(*OPS)

@@ -1,4 +1,4 @@
-"""Pooling for the proofs: contributions are the elements of one long window, or the windows that share one pixel."""
+"""Pooling for the proofs: contributions are the elements of one long window, or the results that share one pixel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ class Pooling(Drawn):
             yield Variant(other, joined, partial(joined, images=kept))
 
     def reordered(self) -> Variant:
-        """Another order within the row that is summed, of which the pixel in the middle has all."""
+        """Another order within the row that is summed, of which the pixel in the middle has all; else of the images."""
+        if self.desc.op.startswith("upsample") and not self.desc.op.endswith("_backward"):
+            order = torch.tensor([2, 0, 1])
+            found = {name: t.index_select(0, order) for name, t in self.values.items()}
+            return Variant(Pooling(self.desc, partial(dict, found)), joined, partial(joined, images=order))
         order = torch.randperm(length(self.desc), generator=torch.Generator().manual_seed(1))
         found = {name: t.index_select(3, order) for name, t in self.values.items()}
         return Variant(Pooling(self.desc, partial(dict, found)), middle, middle)
@@ -56,13 +60,17 @@ def values(desc: Any, kind: Kind, n: int) -> Values:
 
 
 def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, tall: bool = False) -> Pooling:
-    """``tall``: of windows that have two rows, the second of which is padding."""
+    """``tall``: of windows that have two rows, the second of which is padding; of two rows that share a pixel."""
     k = max(n // 4, 4) // 2 * 2 + 1
     cls: Any = tp.descriptor_types()[op]
     sizes: dict[str, Any] = {"batch": IMAGES, "channels": CHANNELS, "height": 1, "width": k}
     back = op.endswith("_backward")
-    if "adaptive" in op:
-        sizes |= {"out_size": (1, k), "width": 1} if back else {"out_size": (1, 1)}
+    if back and ("adaptive" in op or "upsample" in op):
+        sizes |= {"out_size": (2 if tall else 1, k), "width": 1}
+    elif "upsample" in op:
+        sizes |= {"out_size": (5 if tall else 3, 2 * k), "height": 3}
+    elif "adaptive" in op:
+        sizes |= {"out_size": (1, 1)}
     else:
         sizes |= {"kernel": (1, k), "padding": (0, k // 2) if back else (0, 0)}
         if tall:
@@ -71,5 +79,6 @@ def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, tall: bool = F
     return Pooling(desc, partial(values, desc, kind, k))
 
 
-for _op in (f"{name}_pool2d{suffix}" for name in ("max", "avg", "adaptive_avg") for suffix in ("", "_backward")):
+NAMES = ("max_pool", "avg_pool", "adaptive_avg_pool", "upsample_nearest", "upsample_bilinear")
+for _op in (f"{name}2d{suffix}" for name in NAMES for suffix in ("", "_backward")):
     joins(_op, *({}, {"tall": True})[: 1 if "adaptive" in _op else 2])(partial(problem, _op))

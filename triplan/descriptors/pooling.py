@@ -1,11 +1,12 @@
-"""Pooling: the maximum or the average of windows over images, and the gradients."""
+"""Pooling and resizing of images: the maximum or the average of windows, pixels between pixels, and the gradients."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from triplan.descriptors.base import Descriptor, PlannedBy
 from triplan.descriptors.fields import Extent, to_tuple
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
         AvgPool2dPlan,
         MaxPool2dBackwardPlan,
         MaxPool2dPlan,
+        UpsampleBilinear2dBackwardPlan,
+        UpsampleBilinear2dPlan,
+        UpsampleNearest2dBackwardPlan,
+        UpsampleNearest2dPlan,
     )
     from triplan.sku.model import Converted
 
@@ -30,14 +35,22 @@ __all__ = [
     "AvgPool2dDescriptor",
     "MaxPool2dBackwardDescriptor",
     "MaxPool2dDescriptor",
+    "UpsampleBilinear2dBackwardDescriptor",
+    "UpsampleBilinear2dDescriptor",
+    "UpsampleNearest2dBackwardDescriptor",
+    "UpsampleNearest2dDescriptor",
 ]
 
 if TYPE_CHECKING:
     Pair = Converted[tuple[int, int], Sequence[int]]
     Padding = Converted[tuple[int, int], Sequence[int]]
+    Scale = Converted[tuple[float, float], Sequence[float]]
 else:
     Pair = Annotated[tuple[(Annotated[int, Field(ge=1, lt=2**31)],) * 2], BeforeValidator(to_tuple)]
     Padding = Annotated[tuple[(Annotated[int, Field(ge=0, lt=2**31)],) * 2], BeforeValidator(to_tuple)]
+    # -0.0 is stored as 0.0: equal values have equal keys.
+    Factor = Annotated[float, Field(ge=0, le=2**31, allow_inf_nan=False), AfterValidator(lambda f: f + 0.0)]
+    Scale = Annotated[tuple[(Factor,) * 2], BeforeValidator(to_tuple)]
 
 
 class PoolProblem(Descriptor):
@@ -221,6 +234,135 @@ class AdaptiveAvgPool2dBackwardDescriptor(AdaptiveProblem, PlannedBy["AdaptiveAv
     """``dx[n, c, h, w]``, the sum over the windows that contain the pixel of ``dout / (elements of the window)``."""
 
     op: Literal["adaptive_avg_pool2d_backward"] = "adaptive_avg_pool2d_backward"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return self._results("dout"), self._pixels("dx", Role.OUTPUT)
+
+
+# --- resizing ---
+
+
+def _f32(value: float) -> float:
+    """``value`` rounded to f32."""
+    found: float = struct.unpack("f", struct.pack("f", value))[0]
+    return found
+
+
+class ResizeProblem(PoolProblem):
+    """Fields of resizing. Position ``p`` of the result lies at ``source(p)`` along an axis of ``x``.
+
+    ``source(p)`` is ``p * step``, or ``(p + 0.5) * step`` where pixels have their centers at 0.5. ``step`` is
+    1 / scale, or the quotient of the extents of ``x`` and of the result if scale is 0. Each of these operations is
+    rounded to ``position``. An axis along which ``x`` and the result have equal extents is copied, whatever the scale.
+
+    Attributes:
+        out_size: (height, width) of the result.
+        scale: rows and columns of the result for one of ``x``; 0: as the extents say.
+    """
+
+    out_size: Pair
+    scale: Scale = field(default=(0.0, 0.0))
+
+    def check_problem(self) -> None:
+        super().check_problem()
+        if any(0 < f < 2**-31 for f in self.scale):
+            raise ValueError(f"scale = {self.scale}: must be 0, or between 2**-31 and 2**31")
+
+    @property
+    def out_extents(self) -> tuple[int, int]:
+        return self.out_size
+
+    @property
+    def position(self) -> ElementKind:
+        """The element in which positions are computed."""
+        return ElementKind.F32
+
+    @property
+    def resized(self) -> tuple[bool, bool]:
+        """Whether rows, and columns, are not just copied."""
+        return self.height != self.out_size[0], self.width != self.out_size[1]
+
+    @property
+    def steps(self) -> tuple[float, float]:
+        """Rows and columns of ``x`` from one of the result to the next, rounded to ``position``."""
+        axes = zip((self.height, self.width), self.out_size, self.scale, strict=True)
+        exact = (1.0 if n == m else self._step(n, m, scale) for n, m, scale in axes)
+        rows, columns = (_f32(step) if self.position is ElementKind.F32 else step for step in exact)
+        return rows, columns
+
+    def _step(self, n: int, m: int, scale: float) -> float:
+        """What ``steps`` rounds, for extents of ``x`` and of the result."""
+        return 1 / scale if scale else n / m
+
+
+class NearestProblem(ResizeProblem):
+    """Fields of resizing by copies of pixels.
+
+    Attributes:
+        exact: whether pixels have their centers at 0.5, so that the nearest pixel is taken; if not, the one at or
+            before ``p * step``.
+    """
+
+    exact: bool = False
+
+
+class UpsampleNearest2dDescriptor(NearestProblem, PlannedBy["UpsampleNearest2dPlan"]):
+    """``out[n, c, p, q] = x[n, c, floor(source(p)), floor(source(q))]``, the last pixel at most
+    (torch.nn.functional.interpolate, modes nearest and nearest-exact)."""
+
+    op: Literal["upsample_nearest2d"] = "upsample_nearest2d"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return self._pixels("x"), self._results("out", Role.OUTPUT)
+
+
+class UpsampleNearest2dBackwardDescriptor(NearestProblem, PlannedBy["UpsampleNearest2dBackwardPlan"]):
+    """``dx[n, c, h, w]``, the sum of ``dout`` over the pixels of upsample_nearest2d that are copies of this one."""
+
+    op: Literal["upsample_nearest2d_backward"] = "upsample_nearest2d_backward"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return self._results("dout"), self._pixels("dx", Role.OUTPUT)
+
+
+class BilinearProblem(ResizeProblem):
+    """Fields of linear interpolation between pixels.
+
+    With ``s = max(source(p) - 0.5, 0)``, or ``s = source(p)`` with ``align_corners``, a result lies between pixels
+    ``i = floor(s)`` and ``i + 1``, with weights ``1 - (s - i)`` and ``s - i``; from the last pixel on, that one alone
+    has weight 1.
+
+    Attributes:
+        align_corners: whether the first pixels of ``x`` and of the result have the same centers, and the last ones:
+            ``step`` is then the quotient of the extents less 1, and scale is ignored.
+    """
+
+    align_corners: bool = False
+
+    @property
+    def position(self) -> ElementKind:
+        return self.element.compute
+
+    def _step(self, n: int, m: int, scale: float) -> float:
+        if self.align_corners:
+            return (n - 1) / (m - 1) if m > 1 else 0.0
+        return super()._step(n, m, scale)
+
+
+class UpsampleBilinear2dDescriptor(BilinearProblem, PlannedBy["UpsampleBilinear2dPlan"]):
+    """``out[n, c, p, q]``, the sum of four pixels of ``x``, between whose centers it lies, by the weights of their rows
+    and columns; of two, if one axis is copied (torch.nn.functional.interpolate, modes bilinear and linear)."""
+
+    op: Literal["upsample_bilinear2d"] = "upsample_bilinear2d"
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return self._pixels("x"), self._results("out", Role.OUTPUT)
+
+
+class UpsampleBilinear2dBackwardDescriptor(BilinearProblem, PlannedBy["UpsampleBilinear2dBackwardPlan"]):
+    """``dx[n, c, h, w]``, the sum of ``dout`` by the weights that the pixel has in upsample_bilinear2d."""
+
+    op: Literal["upsample_bilinear2d_backward"] = "upsample_bilinear2d_backward"
 
     def declare_operands(self) -> tuple[Operand, ...]:
         return self._results("dout"), self._pixels("dx", Role.OUTPUT)

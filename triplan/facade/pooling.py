@@ -13,6 +13,10 @@ from triplan.descriptors import (
     AvgPool2dDescriptor,
     MaxPool2dBackwardDescriptor,
     MaxPool2dDescriptor,
+    UpsampleBilinear2dBackwardDescriptor,
+    UpsampleBilinear2dDescriptor,
+    UpsampleNearest2dBackwardDescriptor,
+    UpsampleNearest2dDescriptor,
 )
 from triplan.facade.plan import Plan
 
@@ -27,6 +31,12 @@ __all__ = [
     "MaxPool2dBackwardArgs",
     "MaxPool2dBackwardPlan",
     "MaxPool2dPlan",
+    "UpsampleArgs",
+    "UpsampleBackwardArgs",
+    "UpsampleBilinear2dBackwardPlan",
+    "UpsampleBilinear2dPlan",
+    "UpsampleNearest2dBackwardPlan",
+    "UpsampleNearest2dPlan",
 ]
 
 
@@ -80,3 +90,31 @@ class AdaptiveAvgPool2dPlan(Plan[AdaptiveAvgPool2dDescriptor, AvgPoolArgs]):
 
 class AdaptiveAvgPool2dBackwardPlan(Plan[AdaptiveAvgPool2dBackwardDescriptor, AvgPoolBackwardArgs]):
     descriptor_type, args_type = AdaptiveAvgPool2dBackwardDescriptor, AvgPoolBackwardArgs
+
+
+@dataclass(frozen=True, slots=True)
+class UpsampleArgs:
+    x: Tensor
+    out: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class UpsampleBackwardArgs:
+    dout: Tensor
+    dx: Tensor
+
+
+class UpsampleNearest2dPlan(Plan[UpsampleNearest2dDescriptor, UpsampleArgs]):
+    descriptor_type, args_type = UpsampleNearest2dDescriptor, UpsampleArgs
+
+
+class UpsampleNearest2dBackwardPlan(Plan[UpsampleNearest2dBackwardDescriptor, UpsampleBackwardArgs]):
+    descriptor_type, args_type = UpsampleNearest2dBackwardDescriptor, UpsampleBackwardArgs
+
+
+class UpsampleBilinear2dPlan(Plan[UpsampleBilinear2dDescriptor, UpsampleArgs]):
+    descriptor_type, args_type = UpsampleBilinear2dDescriptor, UpsampleArgs
+
+
+class UpsampleBilinear2dBackwardPlan(Plan[UpsampleBilinear2dBackwardDescriptor, UpsampleBackwardArgs]):
+    descriptor_type, args_type = UpsampleBilinear2dBackwardDescriptor, UpsampleBackwardArgs

@@ -59,6 +59,8 @@ def _refused(m: Any) -> str:
     if name.startswith("Adaptive"):
         sizes = m.output_size if isinstance(m.output_size, (tuple, list)) else (m.output_size,)
         return f"output_size = {shown(m.output_size)}: ours has at least one element" if 0 in sizes else ""
+    if name == "Upsample" and m.mode in ("bicubic", "trilinear"):
+        return f"mode = {shown(m.mode)}: ours are nearest, nearest-exact, linear, bilinear and area"
     if name == "MultiheadAttention" and m.dropout:
         return f"dropout = {shown(m.dropout)}: our attention has none"
     wide = name == "MultiheadAttention" and m.head_dim > MOST_WIDTH

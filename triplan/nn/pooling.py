@@ -1,4 +1,4 @@
-"""Pooling as modules: those of torch.nn, with the same options, over our kernels."""
+"""Pooling and resizing as modules: those of torch.nn, with the same options, over our kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from torch import Tensor
 
 from triplan import functional
 
-__all__ = ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AvgPool1d", "AvgPool2d", "MaxPool1d", "MaxPool2d"]
+__all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "Upsample",
+    "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
+]
 
 
 def _largest(m: Any) -> tuple[Any, ...]:
@@ -58,3 +68,29 @@ class AdaptiveAvgPool2d(torch.nn.AdaptiveAvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         return functional.adaptive_avg_pool2d(input, self.output_size)
+
+
+def _resized(m: Any, input: Tensor) -> Tensor:
+    how = (m.size, m.scale_factor, m.mode, m.align_corners, m.recompute_scale_factor)
+    return functional.interpolate(input, *how)
+
+
+class Upsample(torch.nn.Upsample):
+    """torch.nn.Upsample, computed by ``triplan.functional.interpolate``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _resized(self, input)
+
+
+class UpsamplingNearest2d(torch.nn.UpsamplingNearest2d):
+    """torch.nn.UpsamplingNearest2d, computed by ``triplan.functional.interpolate``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _resized(self, input)
+
+
+class UpsamplingBilinear2d(torch.nn.UpsamplingBilinear2d):
+    """torch.nn.UpsamplingBilinear2d, computed by ``triplan.functional.interpolate``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _resized(self, input)

@@ -1,4 +1,4 @@
-"""Pooling in plain torch, from the definitions: one step for each element of a window."""
+"""Pooling and resizing in plain torch, from the definitions: one step for each element of a window."""
 
 from __future__ import annotations
 
@@ -19,8 +19,21 @@ from triplan.descriptors import (
     Descriptor,
     MaxPool2dBackwardDescriptor,
     MaxPool2dDescriptor,
+    UpsampleBilinear2dBackwardDescriptor,
+    UpsampleBilinear2dDescriptor,
+    UpsampleNearest2dBackwardDescriptor,
+    UpsampleNearest2dDescriptor,
 )
-from triplan.descriptors.pooling import AdaptiveProblem, AvgProblem, MaxProblem, PoolProblem, WindowsProblem
+from triplan.descriptors.pooling import (
+    AdaptiveProblem,
+    AvgProblem,
+    BilinearProblem,
+    MaxProblem,
+    NearestProblem,
+    PoolProblem,
+    ResizeProblem,
+    WindowsProblem,
+)
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
@@ -125,6 +138,68 @@ def _indices(desc: MaxPool2dBackwardDescriptor, x: Tensors) -> Tensors:
     return {"indices": max_pool(desc, {"x": values})["indices"]}
 
 
+# --- resizing ---
+
+
+def _sources(desc: ResizeProblem, axis: int) -> Tensor:
+    """``source(p)`` of each position of the result along an axis, in ``desc.position``."""
+    at = torch.arange(desc.out_size[axis]).to(desc.position.torch)
+    aligned = desc.align_corners if isinstance(desc, BilinearProblem) else not getattr(desc, "exact", False)
+    return (at if aligned else at + 0.5) * desc.steps[axis]
+
+
+def _nearest(desc: NearestProblem, axis: int) -> Tensor:
+    """The pixel of ``x`` of which each pixel of the result is a copy, along an axis."""
+    if not desc.resized[axis]:
+        return torch.arange(desc.out_size[axis])
+    return _sources(desc, axis).clamp(max=(desc.height, desc.width)[axis] - 1).long()
+
+
+def _between(desc: BilinearProblem, axis: int, like: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(positions of the result, pixels of ``x`` that they read, weights like ``like``) along an axis.
+
+    First the pixels at or before the sources, then the next ones, where there are such.
+    """
+    last, at = (desc.height, desc.width)[axis] - 1, torch.arange(desc.out_size[axis])
+    if not desc.resized[axis]:
+        return [(at, at, torch.ones(len(at), dtype=like.dtype))]
+    s = _sources(desc, axis)
+    s = s if desc.align_corners else (s - 0.5).clamp(min=0)
+    i, inner = s.floor().clamp(max=last), s.floor() < last
+    second = torch.where(inner, s - i, 0).to(like.dtype)
+    return [(at, i.long(), 1 - second), (at[inner], i.long()[inner] + 1, second[inner])]
+
+
+def nearest(desc: NearestProblem, x: Tensors) -> Tensors:
+    return {"out": x["x"][..., _nearest(desc, 0), :][..., _nearest(desc, 1)]}
+
+
+def nearest_backward(desc: NearestProblem, x: Tensors) -> Tensors:
+    shape, rows, columns = (desc.batch, desc.channels), _nearest(desc, 0), _nearest(desc, 1)
+    part = x["dout"].new_zeros((*shape, desc.out_size[0], desc.width)).index_add_(3, columns, x["dout"])
+    return {"dx": part.new_zeros((*shape, desc.height, desc.width)).index_add_(2, rows, part)}
+
+
+def bilinear(desc: BilinearProblem, x: Tensors) -> Tensors:
+    each = x["x"].new_zeros((desc.batch, desc.channels, desc.height, desc.out_size[1]))
+    for at, pixels, weights in _between(desc, 1, each):
+        each[..., at] += weights * x["x"][..., pixels]
+    out = each.new_zeros((desc.batch, desc.channels, *desc.out_size))
+    for at, pixels, weights in _between(desc, 0, each):
+        out[..., at, :] += weights[:, None] * each[..., pixels, :]
+    return {"out": out}
+
+
+def bilinear_backward(desc: BilinearProblem, x: Tensors) -> Tensors:
+    dx = x["dout"].new_zeros((desc.batch, desc.channels, desc.height, desc.width))
+    for p, rows, v in _between(desc, 0, dx):
+        for q, columns, w in _between(desc, 1, dx):
+            part = dx.new_zeros((*dx.shape[:2], len(rows), desc.width))
+            terms = v[:, None] * w * x["dout"][..., p, :][..., q]
+            dx.index_add_(2, rows, part.index_add_(3, columns, terms))
+    return {"dx": dx}
+
+
 # --- guarantees ---
 
 
@@ -133,7 +208,14 @@ def _of(desc: PoolProblem) -> Mapping[str, PrecisionGuarantee]:
     exact = bounds.guarantee(ElementKind.I64, bounds.EXACT, math_precision=MathPrecision.EXACT)
     if isinstance(desc, MaxPool2dDescriptor):
         return {"out": bounds.guarantee(desc.element.compute, bounds.EXACT), "indices": exact}
+    if isinstance(desc, UpsampleNearest2dDescriptor):
+        return {"out": PrecisionGuarantee.exact(desc.element)}
     terms = desc.height * desc.width + math.prod(desc.out_extents)
+    if isinstance(desc, ResizeProblem):
+        order = isinstance(desc, UpsampleBilinear2dDescriptor)
+        return bounds.of_outputs(
+            desc, bounds.rounded(desc.element, desc.element.compute, 0, 4 * terms + 6, order=order)
+        )
     return bounds.of_outputs(desc, bounds.rounded(desc.element, desc.element.compute, 1, terms + 1))
 
 
@@ -145,7 +227,12 @@ TABLE: dict[type[Descriptor], tuple[Compute, CheckRules]] = {
     AvgPool2dBackwardDescriptor: (average_backward, CheckRules()),
     AdaptiveAvgPool2dDescriptor: (average, CheckRules(_averages)),
     AdaptiveAvgPool2dBackwardDescriptor: (average_backward, CheckRules()),
+    UpsampleNearest2dDescriptor: (nearest, CheckRules(CheckRules.no_terms)),
+    UpsampleNearest2dBackwardDescriptor: (nearest_backward, CheckRules()),
+    UpsampleBilinear2dDescriptor: (bilinear, CheckRules()),
+    UpsampleBilinear2dBackwardDescriptor: (bilinear_backward, CheckRules()),
 }
 for _cls, (_compute, _checks) in TABLE.items():
     for _op in _cls.ops():
-        reference(op=_op, elements=ELEMENTS, guarantee=_of, checks=_checks)(_compute)
+        _elements = (*ELEMENTS, "u8") if _cls is UpsampleNearest2dDescriptor else ELEMENTS
+        reference(op=_op, elements=_elements, guarantee=_of, checks=_checks)(_compute)

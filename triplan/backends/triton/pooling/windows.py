@@ -67,7 +67,7 @@ def _steps(desc: PoolProblem) -> int:
     return math.prod(_reach(desc) if is_backward(desc) else _span(desc))
 
 
-def _tile(desc: PoolProblem) -> tuple[int, int]:
+def tile(desc: PoolProblem) -> tuple[int, int]:
     """(pixels, channels) of a tile; one channel unless channels are adjacent in every tensor."""
     last = all(not o.layout.packed and o.layout.unit_axis == 1 for o in desc.operands())
     across = min(CHANNELS, ceil_power(desc.channels)) if last else 1
@@ -80,7 +80,7 @@ def _pixels(desc: PoolProblem) -> int:
 
 
 def _programs(desc: PoolProblem) -> int:
-    pixels, channels = _tile(desc)
+    pixels, channels = tile(desc)
     return -(-_pixels(desc) // pixels) * -(-desc.channels // channels)
 
 
@@ -126,7 +126,7 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
     if _programs(desc) == 0:
         return []
     back, largest = is_backward(desc), isinstance(desc, MaxProblem)
-    pixels, channels = _tile(desc)
+    pixels, channels = tile(desc)
     source, out = (desc.operand(name) for name in (("dout", "dx") if back else ("x", "out")))
     indices = desc.operand("indices") if largest else None
     names = ("dout", "dx") if back else ("x", "out")

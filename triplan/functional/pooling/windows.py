@@ -125,7 +125,7 @@ _max_backward = Recorded(
 # --- averages ---
 
 
-def _average(
+def linear_op(
     name: str,
     parameters: str,
     fields: tuple[str, ...],
@@ -176,7 +176,7 @@ def _average(
     return op
 
 
-_avg_pool = _average(
+_avg_pool = linear_op(
     "avg_pool2d",
     "SymInt[] kernel, SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, SymInt divisor",
     ("kernel", "stride", "padding", "ceil_mode", "count_include_pad", "divisor"),
@@ -185,7 +185,7 @@ _avg_pool = _average(
         input.shape[2:], kernel, stride, padding, (1, 1), ceil_mode
     ),
 )
-_adaptive = _average(
+_adaptive = linear_op(
     "adaptive_avg_pool2d",
     "SymInt[] out_size",
     ("out_size",),
@@ -344,7 +344,7 @@ def avg_pool1d(
     return _avg(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-def _adapted(axes: int, input: Tensor, size: int | Sequence[int | None] | None) -> Tensor:
+def adapted(axes: int, input: Tensor, size: int | Sequence[int | None] | None) -> Tensor:
     name = f"adaptive_avg_pool{axes}d"
     images = _images(name, axes, input)
     given = [size] * axes if size is None or isinstance(size, int) else list(size)
@@ -367,10 +367,10 @@ def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] |
     ``output_size``: (height, width) of the result, or one number for both; None keeps the input's. Window p of P along
     an axis of n elements is from floor(p * n / P) to ceil((p + 1) * n / P) - 1. All else is as in ``avg_pool2d``.
     """
-    return _adapted(2, input, output_size)
+    return adapted(2, input, output_size)
 
 
 @replayed
 def adaptive_avg_pool1d(input: Tensor, output_size: int | Sequence[int]) -> Tensor:
     """``adaptive_avg_pool2d`` along one axis of ``input`` (batch, channels, length) or (channels, length)."""
-    return _adapted(1, input, output_size)
+    return adapted(1, input, output_size)

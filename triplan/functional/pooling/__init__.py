@@ -1,0 +1,2 @@
+from triplan.functional.pooling.resizing import *
+from triplan.functional.pooling.windows import *
