@@ -1,7 +1,8 @@
-"""Steps of optimizers over a model's parameters, against torch's fused and foreach ones: device and host time."""
+"""Steps of optimizers and clipping over a model's parameters, against torch's fused and foreach ones."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -48,15 +49,20 @@ STEPS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], i
     "AdamW": (ours.AdamW, torch.optim.AdamW, {"lr": 1e-3}, 7),
     "SGD with momentum": (ours.SGD, torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}, 5),
 }
+#: By name: the limit of the norm, and bytes read and written per byte of f32 gradient. By 0, each call scales.
+CLIPS: dict[str, tuple[float, int]] = {
+    "clip_grad_norm_": (0.0, 3),
+    "clip_grad_norm_ below the limit": (math.inf, 1),
+}
 
 
 def run(
     iterations: int, warmup: int, device: torch.device, tiny: bool, progress: Callable[[str, int, int], None]
 ) -> Report:
-    """Time a step of each optimizer over each model."""
+    """Time a step of each optimizer, and clipping, over each model."""
     models, started = TINY if tiny else MODELS, time.perf_counter()
     rows: list[Row] = []
-    pairs = [(model, name) for model in models for name in STEPS]
+    pairs = [(model, name) for model in models for name in (*STEPS, *CLIPS)]
     for done, (model, name) in enumerate(pairs):
         progress(f"{name}, {model}", done, len(pairs))
         rows += case_rows(name, model, models[model], iterations, warmup, device)
@@ -74,21 +80,14 @@ def run(
 def case_rows(
     name: str, model: str, shapes: Sequence[tuple[int, ...]], iterations: int, warmup: int, device: torch.device
 ) -> list[Row]:
-    make, peer, options, moved = STEPS[name]
-    theirs = {**options, "capturable": True} if peer is torch.optim.AdamW and device.type == "cuda" else options
-    makers: dict[str, Callable[[list[Tensor]], Any]] = {
-        "triplan": lambda ps: make(ps, **options),
-        "torch foreach": lambda ps: peer(ps, foreach=True, **theirs),
-        "torch fused": lambda ps: peer(ps, fused=True, **theirs),
-    }
+    makers, moved = steps(name, device) if name in STEPS else clips(name)
     nbytes = moved * sum(torch.Size(shape).numel() for shape in shapes) * 4
     found: list[Row] = []
     for contestant, maker in makers.items():  # one after another: states of large models do not fit side by side
         params = [torch.zeros(shape, device=device, requires_grad=True) for shape in shapes]
         for p in params:
             p.grad = torch.full_like(p, 1e-3)
-        optimizer = maker(params)
-        one = Contestant(contestant, partial(_step, optimizer), 1)
+        one = Contestant(contestant, partial(_call, maker(params)), 1)
         timed = timing.times([one], iterations, warmup, device)[0]
         device_us = timed.median_us
         host_us = timing.host_times([one.calls(10)])[0].median_us
@@ -106,5 +105,29 @@ def case_rows(
     return [{**found[0], "of_torch": min(times[1:]) / times[0]}, *found[1:]]
 
 
-def _step(optimizer: Any, i: int) -> None:
-    optimizer.step()
+def _call(call: Callable[[], Any], i: int) -> None:
+    call()
+
+
+#: What one contestant does with given parameters, by its name.
+Makers = dict[str, Callable[[list[Tensor]], Callable[[], Any]]]
+
+
+def steps(name: str, device: torch.device) -> tuple[Makers, int]:
+    make, peer, options, moved = STEPS[name]
+    theirs = {**options, "capturable": True} if peer is torch.optim.AdamW and device.type == "cuda" else options
+    makers: Makers = {
+        "triplan": lambda ps: make(ps, **options).step,
+        "torch foreach": lambda ps: peer(ps, foreach=True, **theirs).step,
+        "torch fused": lambda ps: peer(ps, fused=True, **theirs).step,
+    }
+    return makers, moved
+
+
+def clips(name: str) -> tuple[Makers, int]:
+    limit, moved = CLIPS[name]
+    makers: Makers = {
+        "triplan": lambda ps: partial(ours.clip_grad_norm_, ps, limit),
+        "torch foreach": lambda ps: partial(torch.nn.utils.clip_grad_norm_, ps, limit, foreach=True),
+    }
+    return makers, moved

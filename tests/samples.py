@@ -90,6 +90,8 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.SampleDescriptor(element="f32", rows=5, vocabulary=32, top_k=True, top_p=True, min_p=True),
         *(TYPES[op](**HEADS) for op in ("attention", "attention_backward")),
         *(TYPES[op](**LISTED) for op in ("adam", "sgd", "lion")),
+        tp.TotalNormDescriptor(sizes=LISTED["sizes"], element="f32"),
+        tp.ClipDescriptor(op="clip_norm", sizes=LISTED["sizes"], element="f32"),
     )
 }
 #: The op of ``SAMPLES`` that stands for each op of a table family: they share a descriptor, and every kernel.

@@ -1,7 +1,8 @@
-"""Draws of optimizer steps: lists of many sizes, against torch's formulas on the whole vectors."""
+"""Draws of optimizer steps, norms and clipping: lists of many sizes, against torch's formulas on the whole vectors."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,16 +17,26 @@ COUNTS = (1, 2, 12, 148)
 
 def draw(op: str, d: Draw) -> tp.Descriptor:
     element, state = d.element(op), d.one_of((None, tp.ElementKind.F32))
-    each = 2 * element.itemsize + {"adam": 2, "sgd": 1, "lion": 1}[op] * (state or element).itemsize
+    each = element.itemsize
+    if op in STEPS:
+        each += element.itemsize + {"adam": 2, "sgd": 1, "lion": 1}[op] * (state or element).itemsize
     total, count = max(d.bytes // each, 1), d.one_of(COUNTS)
     # Half of them equal, the others as skewed as an embedding beside biases.
     sizes = [total // count] * count if d.chance(0.5) else [max(total >> (i + 1), 1) for i in range(min(count, 20))]
-    options = {"adam": {"decoupled": d.chance(0.5)}, "sgd": {"nesterov": d.chance(0.5)}}.get(op, {})
-    return described(op, element=element, state_element=state, sizes=tuple(max(n, 1) for n in sizes), **options)
+    options: dict[str, Any] = {"adam": {"decoupled": d.chance(0.5)}, "sgd": {"nesterov": d.chance(0.5)}}.get(op, {})
+    if op in STEPS:
+        options |= {"state_element": state}
+    elif op == "total_norm":
+        options = {"order": d.one_of((2.0, 2.0, 1.0, math.inf))}
+    return described(op, element=element, sizes=tuple(max(n, 1) for n in sizes), **options)
 
 
 def complete(desc: Any, t: Tensors) -> None:
-    """Numbers that training has; squares; the second update."""
+    """Numbers that training has; squares; the second update. A norm by which elements are scaled."""
+    if desc.op not in STEPS:
+        if desc.op == "clip_norm":
+            t["norm"].fill_(4.0)
+        return
     t["hyper"].copy_(torch.tensor([USUAL[name] for name in desc.hyper]))
     t["steps"].fill_(1.0)
     for name in desc.kept:
@@ -34,6 +45,18 @@ def complete(desc: Any, t: Tensors) -> None:
 
 
 def peers(desc: Any) -> dict[str, Peer]:
+    def norm(t: Tensors) -> Tensors:
+        return {"norm": torch.linalg.vector_norm(t["x"], desc.order, dtype=torch.float32).double().view(1)}
+
+    def by_norm(t: Tensors) -> Tensors:
+        return {"x": t["x"].mul_((t["limit"] / (t["norm"] + 1e-6)).clamp(max=1.0))}
+
+    def by_value(t: Tensors) -> Tensors:
+        return {"x": t["x"].clamp_(-t["limit"], t["limit"])}
+
+    if desc.op not in STEPS:
+        return {"torch": {"total_norm": norm, "clip_norm": by_norm, "clip_value": by_value}[desc.op]}
+
     def formula(t: Tensors) -> Tensors:
         given = {name: x.float() if x.is_floating_point() else x for name, x in t.items() if x is not None}
         hyper = t["hyper"].double()

@@ -1,7 +1,8 @@
-"""Optimizer steps: each rule with f32, and with halves whose states are f32."""
+"""Optimizer steps: each rule with f32, and with halves whose states are f32. Norms of each kind, clipping."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,24 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
     return ((VECTORS,) if name == "update_kernel" else (), ())
+
+
+def lists(op: str) -> Iterator[tp.Descriptor]:
+    cls: Any = tp.descriptor_types()[op]
+    options: Any = [{"op": name} for name in cls.ops()]
+    if op == "total_norm":
+        options = [{"order": order} for order in (2.0, 1.0, 3.0, math.inf, -math.inf)]
+    for element in ("f32", "bf16", "f16"):
+        yield from (cls(element=element, sizes=SIZES, **option) for option in options)
+
+
+def asks_of_lists(desc: Any, entry: str, name: str) -> Patterns:
+    return ((VECTORS,) if name in ("chunk_kernel", "clip_kernel") else (), ())
+
+
+@compiles("total_norm", "clip_norm")
+def builds_of_lists(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    return planned(op, entry, target, lists(op), asks_of_lists, proofs_spill=False)
 
 
 @compiles("adam", "sgd", "lion")

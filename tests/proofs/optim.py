@@ -1,7 +1,8 @@
-"""Optimizer steps for the proofs: an empty tensor, one of one element, and others of which some make chunks."""
+"""Optimizer steps and clipping for the proofs: an empty tensor, one of one element, others that make chunks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import triplan as tp
 from proofs import Drawn, Kind, Outputs, Values, Variant, draw, follows, joins
+from triplan.backends.triton.common.tables import CHUNK
 
 
 class Lists(Drawn):
@@ -24,6 +26,8 @@ class Lists(Drawn):
         """Elements in another order, also between tensors, whose steps are equal."""
         total = sum(self.desc.sizes)  # type: ignore[attr-defined]
         order = torch.randperm(total, generator=torch.Generator().manual_seed(1))
+        if self.desc.op == "total_norm":
+            order = torch.arange(total).flip(0)
         streams = self.desc.streams  # type: ignore[attr-defined]
 
         def permuted(values: Any) -> Values:
@@ -56,13 +60,25 @@ def values(desc: Any, kind: Kind) -> Values:
         if o.name in desc.streams
         else torch.zeros(o.shape).to(o.element.torch)
         for o in desc.operands()
+        if o.role != "output"
     }
-    return found | follows(desc, found) | {"steps": torch.full((len(desc.sizes),), 2.0)}
+    found |= follows(desc, found)
+    if kind == "cancelling" and math.isfinite(getattr(desc, "order", math.inf)):
+        # In f64 most orders of drawn terms give the same sum. Here a large term is followed by small ones, of 0.4 of
+        # its ulp: those of its lane, or its part of the reference's sum, are lost one by one. Before it they are not.
+        large = 64.0 if desc.order == 2 else 1.0
+        x = torch.full((sum(desc.sizes),), large * (0.4 * 2.0**-52) ** (1 / desc.order), dtype=torch.float64)
+        x[1] = large
+        found["x"] = x.to(desc.element.torch)
+    # The second update; a norm and a limit by which most elements change.
+    known = {"steps": torch.full(found["steps"].shape, 2.0)} if "steps" in found else {"limit": 0.3}
+    return found | known | ({"norm": torch.tensor([3.7], dtype=torch.float64)} if "norm" in found else {})
 
 
-def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Lists:
-    cls: Any = tp.descriptor_types()[op]
-    desc = cls(element=element, sizes=(0, 1, n, 3 * n + 7), **fields)
+def problem(name: str, n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Lists:
+    cls: Any = tp.descriptor_types()[name]
+    n = CHUNK if name == "total_norm" else n
+    desc = cls(**{"op": name, "element": element, "sizes": (0, 1, n, 3 * n + 7), **fields})
     return Lists(desc, partial(values, desc, kind))
 
 
@@ -71,5 +87,7 @@ for _op, _options in {
     "adam": ({"amsgrad": True, "decoupled": False}, {"maximize": True, "scaled": True}, WIDE),
     "sgd": ({"nesterov": True}, {"momentum": False, "scaled": True}, WIDE),
     "lion": ({}, {"scaled": True}, WIDE),
+    "total_norm": ({}, {"order": 3.0}, {"order": math.inf}),
+    "clip_norm": ({}, {"op": "clip_value"}),
 }.items():
     joins(_op, *_options)(partial(problem, _op))

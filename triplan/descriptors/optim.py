@@ -1,23 +1,40 @@
-"""Descriptors of optimizer steps: one op updates a list of parameters of any sizes."""
+"""Descriptors of optimizer steps, and of clipping: one op updates a list of tensors of any sizes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+import math
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from pydantic import BeforeValidator
 from typing_extensions import Self
 
 from triplan.descriptors.base import Descriptor, PlannedBy
 from triplan.descriptors.fields import Extents
-from triplan.descriptors.operand import Operand, Role
+from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.errors import shown
 from triplan.sku import Element, ElementKind, OpCategory, OptionalElement, field
 
 if TYPE_CHECKING:
-    from triplan.facade.optim import AdamPlan, LionPlan, SGDPlan
+    from triplan.facade.optim import AdamPlan, ClipPlan, LionPlan, SGDPlan, TotalNormPlan
+    from triplan.sku.model import Converted
 
-__all__ = ["AdamDescriptor", "LionDescriptor", "SGDDescriptor"]
+__all__ = ["AdamDescriptor", "ClipDescriptor", "LionDescriptor", "SGDDescriptor", "TotalNormDescriptor"]
 
+#: JSON has no infinity: pydantic writes these words.
+_INFINITE = ("Infinity", "-Infinity", "inf", "-inf")
+if TYPE_CHECKING:
+    Order = Converted[float, str]
+else:
+    Order = Annotated[float, BeforeValidator(lambda x: float(x) if x in _INFINITE else x)]
 F32, F64 = ElementKind.F32, ElementKind.F64
+
+
+def _check_list(sizes: tuple[int, ...], **elements: ElementKind | None) -> None:
+    for name, found in elements.items():
+        if found is not None and (not found.is_floating_point or found is F64):
+            raise ValueError(f"{name} = {shown(found)}: updates take f32, bf16 and f16")
+    if len(sizes) >= 2**31:
+        raise ValueError(f"sizes: {len(sizes)} tensors; must be fewer than 2**31")
 
 
 class UpdateDescriptor(Descriptor):
@@ -65,12 +82,7 @@ class UpdateDescriptor(Descriptor):
         return ("param", "grad", *self.kept)
 
     def check_problem(self) -> None:
-        for name in ("element", "grad_element", "state_element"):
-            found = getattr(self, name)
-            if found is not None and (not found.is_floating_point or found is F64):
-                raise ValueError(f"{name} = {shown(found)}: updates take f32, bf16 and f16")
-        if len(self.sizes) >= 2**31:
-            raise ValueError(f"sizes: {len(self.sizes)} tensors; must be fewer than 2**31")
+        _check_list(self.sizes, **{n: getattr(self, n) for n in ("element", "grad_element", "state_element")})
 
     def declare_operands(self) -> tuple[Operand, ...]:
         shape, state = (sum(self.sizes),), self.state_element or self.element
@@ -179,3 +191,77 @@ class LionDescriptor(UpdateDescriptor, PlannedBy["LionPlan"]):
     hyper = ("lr", "beta1", "beta2", "weight_decay")
 
     op: Literal["lion"] = "lion"
+
+
+class ListProblem(Descriptor):
+    """Fields of what is computed of one list. ``x`` is a vector of ``sum(sizes)`` elements.
+
+    Args hold it as one tensor, or as a list of contiguous tensors of ``sizes`` elements, anywhere in memory.
+
+    Attributes:
+        element: element of x.
+        sizes: elements of each tensor.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.OPTIM
+    #: The operands that may be given as lists of tensors.
+    streams: ClassVar[tuple[str, ...]] = ("x",)
+
+    op: str
+    element: Element
+    sizes: Extents
+
+    def check_problem(self) -> None:
+        _check_list(self.sizes, element=self.element)
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        tensors = list(args.x) if isinstance(args.x, (list, tuple)) else [args.x]
+        return {"element": tensors[0].dtype if tensors else "f32", "sizes": [t.numel() for t in tensors], **options}
+
+    @classmethod
+    def example(cls, element: ElementKind) -> Self:
+        """A problem of ``element`` with an empty tensor, one of one element, one of odd size and a longer one."""
+        return cls(op=cls.ops()[0], element=element, sizes=(0, 1, 77, 300))
+
+
+class TotalNormDescriptor(ListProblem, PlannedBy["TotalNormPlan"]):
+    """``norm = (sum |x|**order) ** (1 / order)`` over all elements of a list (torch.nn.utils.get_total_norm).
+
+    Accumulated in f64. The largest magnitude for the order inf, the smallest for -inf; NaN if there is one. Of no
+    elements the norm is 0, of a negative order inf.
+
+    Attributes:
+        order: any number but 0.
+    """
+
+    op: Literal["total_norm"] = "total_norm"
+    order: Order = field(default=2.0)
+
+    def check_problem(self) -> None:
+        super().check_problem()
+        if self.order == 0 or math.isnan(self.order):
+            raise ValueError(f"order = {shown(self.order)}: must be a number other than 0")
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return (
+            Operand("x", Role.INPUT, self.element, (sum(self.sizes),)),
+            Operand("norm", Role.OUTPUT, F64, (1,)),
+        )
+
+
+class ClipDescriptor(ListProblem, PlannedBy["ClipPlan"]):
+    """``clip_norm``: ``x *= min(1, limit / (norm + 1e-6))``; ``clip_value``: ``x = min(max(x, -limit), limit)``.
+
+    As torch.nn.utils.clip_grads_with_norm_ and clip_grad_value_. NaN stays NaN; a norm that is NaN makes all of x NaN.
+    """
+
+    op: Literal["clip_norm", "clip_value"]
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        norm = (Operand("norm", Role.INPUT, F64, (1,)),) if self.op == "clip_norm" else ()
+        return (
+            Operand("x", Role.IN_OUT, self.element, (sum(self.sizes),), batch_axes=(0,)),
+            Operand("limit", Role.INPUT, F64, kind=OperandKind.HOST_SCALAR),
+            *norm,
+        )

@@ -8,10 +8,19 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from triplan.descriptors import AdamDescriptor, LionDescriptor, SGDDescriptor
+from triplan.descriptors import (
+    AdamDescriptor,
+    ClipDescriptor,
+    LionDescriptor,
+    SGDDescriptor,
+    TotalNormDescriptor,
+)
 from triplan.facade.tables import TablePlan
 
-__all__ = ["AdamArgs", "AdamPlan", "LionArgs", "LionPlan", "SGDArgs", "SGDPlan"]
+__all__ = [
+    "AdamArgs", "AdamPlan", "ClipArgs", "ClipPlan", "LionArgs", "LionPlan", "SGDArgs", "SGDPlan", "TotalNormArgs",
+    "TotalNormPlan",
+]  # fmt: skip
 
 Tensors: TypeAlias = Tensor | Sequence[Tensor]
 
@@ -67,3 +76,28 @@ class LionArgs:
 
 class LionPlan(TablePlan[LionDescriptor, LionArgs]):
     descriptor_type, args_type = LionDescriptor, LionArgs
+
+
+@dataclass(frozen=True, slots=True)
+class TotalNormArgs:
+    """``norm``: f64, of one element."""
+
+    x: Tensors
+    norm: Tensor
+
+
+class TotalNormPlan(TablePlan[TotalNormDescriptor, TotalNormArgs]):
+    descriptor_type, args_type = TotalNormDescriptor, TotalNormArgs
+
+
+@dataclass(frozen=True, slots=True)
+class ClipArgs:
+    """``norm``: f64, of one element, for clip_norm alone."""
+
+    x: Tensors
+    limit: float
+    norm: Tensor | None = None
+
+
+class ClipPlan(TablePlan[ClipDescriptor, ClipArgs]):
+    descriptor_type, args_type = ClipDescriptor, ClipArgs

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triplan.backends.runtime.launcher import WORKSPACE, BoundLaunch, Places
 from triplan.backends.triton.common.tables import tables
-from triplan.descriptors import Descriptor, Operand
+from triplan.descriptors import Descriptor, Operand, OperandKind
 from triplan.errors import InvalidProblem, TriplanError, Unsupported
 from triplan.facade import check
 from triplan.facade.bound import BoundRun, bump_versions, launch_all
@@ -73,19 +73,21 @@ class TablePlan(Plan[D, A]):
         self._validate(args, workspace)
         return self._located(args, (args,))
 
-    def locate(self, args: A) -> BoundRun:
+    def locate(self, args: A, counted: bool = True) -> BoundRun:
         """As ``bind``, but args are not held: gradients, which the caller frees after each step.
 
         The caller promises to call it only where all tensors of ``args`` have the addresses that they have now.
+        What is written is held, as each call tells autograd of it; unless ``counted``, the caller does that.
         """
-        return self._located(args, ())
+        return self._located(args, (), counted)
 
-    def _located(self, args: A, held: tuple[Any, ...]) -> BoundRun:
+    def _located(self, args: A, held: tuple[Any, ...], counted: bool = True) -> BoundRun:
         if torch.cuda.is_current_stream_capturing():
             raise Unsupported(f"{self.descriptor.op}: bind before capturing, or run")
-        own = Workspace.allocate(self, self._written(args)[0].device) if self.workspace_size() else None
+        written = self._written(args)
+        own = Workspace.allocate(self, written[0].device) if self.workspace_size() else None
         calls, index = self._bind(args, own, None)
-        return BoundRun(calls, index, self._written(args), (*held, own))
+        return BoundRun(calls, index, written if counted else (), (*held, own))
 
     def _bind(
         self,
@@ -100,7 +102,7 @@ class TablePlan(Plan[D, A]):
         index = self._written(args)[0].get_device()
         kernels = self._load("launches", index)
         plain = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in self._streams}  # type: ignore[arg-type]
-        held = {name: t for name, t in plain.items() if t is not None}
+        held = {name: t for name, t in plain.items() if isinstance(t, Tensor)}
         places: Places = {key: i for i, key in enumerate([*((name, None) for name in held), WORKSPACE])}
         values = (*(t.data_ptr() for t in held.values()), 0 if workspace is None else workspace.address)
         if workspace is not None and self.workspace_size():
@@ -195,6 +197,9 @@ def _check_lists(desc: Descriptor, plan: TablePlan[Any, Any], args: Any) -> None
     for o in desc.operands():
         value = getattr(args, o.name)
         if o.name not in streams:
+            if o.kind is OperandKind.HOST_SCALAR and value is not None:
+                check._check_scalar(op, o, value)
+                continue
             if value is None:
                 raise InvalidProblem(f"{op}: {o.name} is missing; {o.element} of shape {o.shape} is expected")
             named.append((o.name, o, check._as_tensor(op, o.name, o, value)))

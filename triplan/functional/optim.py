@@ -1,19 +1,19 @@
-"""Steps of optimizers over lists of tensors: what ``triplan.optim`` runs. torch has no public functions of these."""
+"""Steps of optimizers, norms and clipping of lists of tensors: what ``triplan.optim`` runs."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from triplan.descriptors import Layout
 from triplan.errors import Unsupported
-from triplan.facade import Workspace
-from triplan.facade.bound import BoundRun
+from triplan.facade import ClipArgs, ClipPlan, TotalNormArgs, TotalNormPlan, Workspace
+from triplan.facade.bound import BoundRun, bump_versions
 from triplan.facade.tables import TablePlan
 from triplan.functional._plans import PLANS
 from triplan.sku import Target
@@ -22,6 +22,8 @@ __all__: list[str] = []
 
 #: Sets of addresses whose tables one list keeps: gradients that are made anew take turns at a few. Untuned.
 MAX_BOUND = 8
+#: Lists whose norms and clipping are kept bound, of all models together. Untuned.
+MAX_LISTS = 64
 
 
 class ListStep:
@@ -148,3 +150,65 @@ def packed(t: Tensor, like: Tensor) -> Tensor:
         return t.detach().contiguous()
     order = sorted(range(like.dim()), key=lambda axis: (like.stride()[axis], like.shape[axis]), reverse=True)
     return t.detach().permute(order).contiguous()
+
+
+class TensorList:
+    """Contiguous tensors of one element and device, of which norms are taken and which are clipped.
+
+    On a GPU the runs are bound, and found again by the addresses and sizes of the tensors: a list that is known is
+    launched without a look at its tensors. No tensor of a list is held.
+    """
+
+    #: The bound runs, and the tensor besides the list that each reads or writes.
+    _bound: ClassVar[OrderedDict[tuple[Any, ...], tuple[BoundRun, Tensor | None]]] = OrderedDict()
+    #: What captured graphs read, for as long as the process lives: nothing tells when a graph is gone.
+    _captured: ClassVar[dict[tuple[Any, ...], tuple[BoundRun, Tensor | None]]] = {}
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors, self.device = tensors, tensors[0].device
+        self._key: tuple[Any, ...] = ()
+        if self.device.type == "cuda":
+            self._key = (self.device, tensors[0].dtype, tuple(map(Tensor.data_ptr, tensors)))
+            self._key += (tuple(map(Tensor.numel, tensors)),)
+
+    def norm(self, order: float) -> Tensor:
+        """f64, of one element; good until the next call for tensors at these addresses."""
+        norm = torch.empty(1, dtype=torch.float64, device=self.device)
+        args = TotalNormArgs(self.tensors, norm)
+        found = self._run(TotalNormPlan, args, (order,), {"order": order}, norm)
+        assert found is not None
+        return found
+
+    def clip_(self, limit: float, norm: Tensor | None = None) -> None:
+        """Scale the tensors by ``min(1, limit / (norm + 1e-6))``, or clamp them to [-limit, limit]."""
+        of = (limit, None if norm is None else norm.data_ptr())
+        options = {"op": "clip_value" if norm is None else "clip_norm"}
+        self._run(ClipPlan, ClipArgs(self.tensors, limit, norm), of, options, norm)
+        if self._key:  # plans run on the CPU count by themselves
+            bump_versions(self.tensors)
+
+    def _run(
+        self,
+        kind: type[TablePlan[Any, Any]],
+        args: Any,
+        of: tuple[Any, ...],
+        options: Mapping[str, Any],
+        beside: Tensor | None,
+    ) -> Tensor | None:
+        """Run. ``of``: the numbers and addresses besides the list's. Returns what the run reads or writes besides."""
+        key, capturing = (kind, of, *self._key), bool(self._key) and torch.cuda.is_current_stream_capturing()
+        found = None
+        if self._key:
+            found = self._bound.get(key) or (self._captured.get(key) if capturing else None)
+        if found is None:
+            plan: Any = PLANS.get(kind.descriptor_type.from_args(args, **options), target=Target.of(self.device))
+            if capturing or not self._key:  # a graph writes its tables anew in each replay, to memory of its own
+                plan.run(args, Workspace.allocate(plan, self.device) if plan.workspace_size() else None)
+                return beside
+            found = self._bound[key] = plan.locate(args, counted=False), beside
+            if len(self._bound) > MAX_LISTS:
+                self._bound.popitem(last=False)
+        if capturing:
+            self._captured[key] = found
+        found[0]()
+        return found[1]

@@ -296,7 +296,9 @@ def test_tolerances_tell_wrong_results_apart(op: str, entry: str) -> None:
                 verdict = judge(wrong.got, native[name] if moved_bits(g) else wide[name], terms.get(name), g)
                 key = (wrong.rule, wrong.operand, name)
                 caught[key] = caught.get(key, False) or bool(verdict.wrong.any())
-            tried = not reads or {rule for rule, _, _ in caught} >= {"missing", "neighbour"}
+            # A single number has no neighbour.
+            rules = {"missing", "neighbour"} if any(t.numel() > 1 for t in native.values()) else {"missing"}
+            tried = not reads or {rule for rule, _, _ in caught} >= rules
             if tried and all(caught.values()):
                 break
         assert [wrong for wrong, found in caught.items() if not found] == [], plan.key

@@ -1,7 +1,8 @@
-"""Optimizer steps in plain torch, from the published rules, and how far rounding may move them."""
+"""Optimizer steps in plain torch, from the published rules, and how far rounding may move them; clipping."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from triplan.backends.table import CheckRules, reference
+from triplan.backends.triton.optim import clip, total
 from triplan.backends.triton.optim.update import ELEMENTS, RULES, guarantee
-from triplan.descriptors.optim import UpdateDescriptor
-from triplan.sku import ElementKind
+from triplan.descriptors.optim import ClipDescriptor, TotalNormDescriptor, UpdateDescriptor
+from triplan.sku import ElementKind, PrecisionGuarantee
 
 U = ElementKind.F32.unit_roundoff
 TINY = float(torch.finfo(torch.float32).tiny)
@@ -162,3 +164,41 @@ for _op in RULES:
         guarantee=guarantee,
         checks=CheckRules(terms=_terms, inputs=_usual, signed=True),
     )(_step)
+
+
+# --- clipping ---
+
+
+def _total_guarantee(desc: TotalNormDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Elements may be added one by one."""
+    return total.guarantee(desc) if math.isinf(desc.order) else {"norm": total.of_order(desc.order, sum(desc.sizes))}
+
+
+@reference(op="total_norm", elements=ELEMENTS, guarantee=_total_guarantee, checks=CheckRules(CheckRules.no_terms))
+def _total_norm(desc: TotalNormDescriptor, given: Values) -> Found:
+    x = given["x"].double().abs()
+    if math.isinf(desc.order):
+        # torch has no extremum of no elements.
+        x = torch.cat((x, torch.tensor([0.0 if desc.order > 0 else math.inf])))
+        found = x.amax() if desc.order > 0 else x.amin()
+    else:
+        found = x.pow(desc.order).sum().pow(1 / desc.order)
+    return {"norm": found.reshape(1)}
+
+
+def _clipped(desc: ClipDescriptor, given: Values) -> Found:
+    x, limit = given["x"].double(), given["limit"]
+    if desc.op == "clip_value":
+        return {"x": x.clamp_min(-limit).clamp_max(limit)}
+    return {"x": x * (limit / (given["norm"].double() + 1e-6)).clamp_max(1.0)}
+
+
+for _op in ClipDescriptor.ops():
+    reference(
+        op=_op,
+        elements=ELEMENTS,
+        guarantee=clip.guarantee,
+        checks=CheckRules(
+            CheckRules.no_terms, lambda desc, x: {"norm": x["norm"].abs()} if desc.op == "clip_norm" else {}
+        ),
+    )(_clipped)

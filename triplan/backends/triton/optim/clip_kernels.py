@@ -1,0 +1,51 @@
+"""Kernel of ``clip``: the tensors of a list are scaled by their total norm, or clamped, in place."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, load_stream, store_stream
+
+
+@triton.jit
+def _clipped(x, coefficient, limit, BY_NORM: tl.constexpr):
+    """In f64: no coefficient is subnormal, so that one rounding to f32 remains. NaN stays NaN."""
+    x = x.to(tl.float64)
+    if BY_NORM:
+        x = x * coefficient
+    else:
+        x = tl.where(x < -limit, -limit, x)
+        x = tl.where(x > limit, limit, x)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def clip_kernel(
+    chunks, sizes, addresses, norm, limit, tensors, TYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):
+    """x *= min(1, limit / (norm + 1e-6)); without a norm, x = min(max(x, -limit), limit); one chunk of one tensor.
+
+    addresses: i64 [1, tensors], of tensors of TYPE; norm: f64 [1] or None; limit: f64.
+    """
+    coefficient = 1.0
+    if norm is not None:
+        coefficient = limit / (tl.load(norm) + 1e-6)
+        coefficient = tl.where(coefficient > 1.0, 1.0, coefficient)
+        # Nothing changes: half of the traffic and all writes are saved in most steps of a training.
+        if coefficient == 1.0:
+            return
+    tensor, first, count = chunk_of(chunks, sizes, CHUNK)
+    x = address_of(addresses, 0, tensor, tensors)
+    if (count == CHUNK) & ((x % 16) == 0):
+        for i in range(0, CHUNK, BLOCK):
+            offset = first + i + tl.arange(0, BLOCK)
+            own = _clipped(load_stream(x, offset, None, TYPE, True), coefficient, limit, norm is not None)
+            store_stream(x, offset, own, None, TYPE, True)
+    else:
+        for i in range(0, count, BLOCK):
+            offset = i + tl.arange(0, BLOCK)
+            mask = offset < count
+            own = _clipped(load_stream(x, first + offset, mask, TYPE, False), coefficient, limit, norm is not None)
+            store_stream(x, first + offset, own, mask, TYPE, False)

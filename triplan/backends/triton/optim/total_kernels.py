@@ -1,0 +1,115 @@
+"""Kernels of ``total``: the norm of a list of tensors, in two stages of fixed order."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, load_stream
+
+#: What is accumulated: sum x**2, sum |x|, sum |x|**order, max |x|, min |x|.
+SQUARES = tl.constexpr(0)
+MAGNITUDES = tl.constexpr(1)
+POWERS = tl.constexpr(2)
+LARGEST = tl.constexpr(3)
+SMALLEST = tl.constexpr(4)
+
+
+@triton.jit
+def _larger(a, b):
+    """max(a, b); NaN if either is."""
+    return tl.where((b > a) | (b != b), b, a)
+
+
+@triton.jit
+def _smaller(a, b):
+    """min(a, b); NaN if either is."""
+    return tl.where((b < a) | (b != b), b, a)
+
+
+@triton.jit
+def _merged(a, b, KIND: tl.constexpr):
+    if KIND == LARGEST:
+        return _larger(a, b)
+    if KIND == SMALLEST:
+        return _smaller(a, b)
+    return a + b
+
+
+@triton.jit
+def _reduced(a, KIND: tl.constexpr):
+    if KIND == LARGEST:
+        return tl.reduce(a, 0, _larger)
+    if KIND == SMALLEST:
+        return tl.reduce(a, 0, _smaller)
+    return tl.sum(a, 0)
+
+
+@triton.jit
+def _term(x, order, KIND: tl.constexpr):
+    """What an element contributes: f64, in which no square and no fourth power of an f32 overflows."""
+    a = tl.abs(x.to(tl.float64))
+    if KIND == SQUARES:
+        a = a * a
+    elif KIND == POWERS:
+        # 0**order is 0, or inf for a negative order; log would warn of 0 in the interpreter.
+        power = tl.exp(order * tl.log(tl.where(a == 0.0, 1.0, a)))
+        a = tl.where(a == 0.0, tl.where(order > 0.0, 0.0, float("inf")), power)
+    return a
+
+
+@triton.jit
+def chunk_kernel(
+    chunks,
+    sizes,
+    addresses,
+    partials,
+    tensors,
+    order,
+    TYPE: tl.constexpr,
+    KIND: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """partials[program] = sum of |x|**order (KIND: or the extremum) of one chunk of one tensor, in f64.
+
+    addresses: i64 [1, tensors], of tensors of TYPE; order: f64; partials: f64 [programs].
+    """
+    tensor, first, count = chunk_of(chunks, sizes, CHUNK)
+    x = address_of(addresses, 0, tensor, tensors)
+    neutral = float("inf") if KIND == SMALLEST else 0.0
+    total = tl.full([BLOCK], neutral, tl.float64)
+    # The masked loop gives each lane the same elements, so the bits do not depend on addresses.
+    if (count == CHUNK) & ((x % 16) == 0):
+        for i in range(0, CHUNK, BLOCK):
+            offset = first + i + tl.arange(0, BLOCK)
+            total = _merged(total, _term(load_stream(x, offset, None, TYPE, True), order, KIND), KIND)
+    else:
+        for i in range(0, count, BLOCK):
+            offset = i + tl.arange(0, BLOCK)
+            inside = offset < count
+            term = _term(load_stream(x, first + offset, inside, TYPE, False), order, KIND)
+            total = _merged(total, tl.where(inside, term, neutral), KIND)
+    tl.store(partials + tl.program_id(0), _reduced(total, KIND))
+
+
+@triton.jit
+def root_kernel(partials, count, norm, order, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """norm = (sum of partials) ** (1 / order) (KIND: or their extremum).
+
+    partials: f64 [count] or None; norm: f64 [1].
+    """
+    neutral = float("inf") if KIND == SMALLEST else 0.0
+    total = tl.full([BLOCK], neutral, tl.float64)
+    if partials is not None:
+        for i in range(0, count, BLOCK):
+            offset = i + tl.arange(0, BLOCK)
+            total = _merged(total, tl.load(partials + offset, mask=offset < count, other=neutral), KIND)
+    found = _reduced(total, KIND)
+    if KIND == SQUARES:
+        found = tl.sqrt(found)
+    elif KIND == POWERS:
+        root = tl.exp(tl.log(tl.where(found == 0.0, 1.0, found)) / order)
+        found = tl.where(found == 0.0, tl.where(order > 0.0, 0.0, float("inf")), root)
+    tl.store(norm, found)
