@@ -128,9 +128,29 @@ def embedded(index: Tensor, weight: Tensor, norm_weight: Tensor) -> tuple[Tensor
     return tf.rms_norm(found, norm_weight.shape, norm_weight, 1e-5), found
 
 
-def _first_of(module: Any, name: str) -> Callable[..., Any]:
+def _first(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of several results, as one of the first."""
-    return lambda *args: getattr(module, name)(*args)[0]
+    return lambda *args: function(*args)[0]
+
+
+class Written(torch.nn.Module):
+    """A module as users write it: ``function`` of the inputs, then of the parameters."""
+
+    def __init__(self, function: Callable[..., Any], *parameters: str) -> None:
+        super().__init__()
+        self.function = function
+        for name in parameters:
+            self.register_parameter(name, torch.nn.Parameter(torch.empty(0)))
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs, *self.parameters())
+
+
+def with_given(module: torch.nn.Module, *parameters: str, inputs: int = 1) -> Callable[..., Any]:
+    """The module as a function of its inputs, then of its parameters, so that these can be leaves of a call."""
+    return lambda *given: torch.func.functional_call(
+        module, dict(zip(parameters, given[inputs:], strict=True)), given[:inputs]
+    )
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -208,10 +228,10 @@ def calls(d: Draw) -> dict[str, Call]:
             for name in (*DIFFERENTIABLE, "argmax", "argmin", "any", "all")
         },
         **{
-            name: Call(_first_of(ours, name), _first_of(torch, name), (x, -1))
+            name: Call(_first(getattr(ours, name)), _first(getattr(torch, name)), (x, -1))
             for name in ("max", "min", "var_mean", "std_mean")
         },
-        "aminmax": Call(_first_of(ours, "aminmax"), _first_of(torch, "aminmax"), (x,)),
+        "aminmax": Call(_first(ours.aminmax), _first(torch.aminmax), (x,)),
         "count_nonzero": Call(ours.count_nonzero, torch.count_nonzero, (x, -1)),
         "vector_norm": Call(ours.vector_norm, torch.linalg.vector_norm, (x, 2, -1), (0,)),
         "sample": Call(lambda x: ours.sample(x, temperature=0.0, seed=1), lambda x: x.argmax(1), (x,)),
@@ -388,23 +408,18 @@ def calls(d: Draw) -> dict[str, Call]:
         mine, its = (getattr(m, f"Dropout{name}")(RARE) for m in (modules, torch.nn))
         found[f"nn.Dropout{name}"] = Call(mine, its, (t,), (0,))
 
-    def of_table(name: str, *parameters: str) -> Callable[..., Any]:
-        table = getattr(modules, name)(d.m, d.n, device=d.device, dtype=d.dtype)
-        return lambda i, *given: torch.func.functional_call(table, dict(zip(parameters, given, strict=True)), (i,))
-
-    found["nn.Embedding"] = Call(of_table("Embedding", "weight"), tf.embedding, (rows, x), (1,))
-    found["nn.EmbeddingBag"] = Call(of_table("EmbeddingBag", "weight"), tf.embedding_bag, (bag, x), (1,))
-    normed = of_table("FusedEmbeddingRMSNorm", "weight", "norm_weight")
-    found["nn.FusedEmbeddingRMSNorm"] = Call(lambda *a: normed(*a)[0], lambda *a: embedded(*a)[0], (rows, x, w), (1, 2))
+    # Parameters are given by torch.func.functional_call to our module and to one of torch, so that both cost the same.
+    for name in ("Embedding", "EmbeddingBag"):
+        mine, its = (with_given(getattr(m, name)(d.m, d.n), "weight") for m in (modules, torch.nn))
+        found[f"nn.{name}"] = Call(mine, its, (rows if name == "Embedding" else bag, x), (1,))
+    pair = (modules.FusedEmbeddingRMSNorm(d.m, d.n), Written(embedded, "weight", "norm_weight"))
+    mine, its = (_first(with_given(module, "weight", "norm_weight")) for module in pair)
+    found["nn.FusedEmbeddingRMSNorm"] = Call(mine, its, (rows, x, w), (1, 2))
     turn = modules.RotaryEmbedding(ROTATED, device=d.device)
     found["nn.RotaryEmbedding"] = Call(turn, lambda x: rotated(x, None, *angles(d)), (heads,), (0,))
-    projected = modules.LinearCrossEntropyLoss(d.n, d.m, device=d.device, dtype=d.dtype)
-
-    def projecting(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(projected, {"linear.weight": weight}, (x, target))
-        return out
-
-    found["nn.LinearCrossEntropyLoss"] = Call(projecting, _linear_cross_entropy, (x, d.x, rows), (0, 1))
+    mine = with_given(modules.LinearCrossEntropyLoss(d.n, d.m), "linear.weight", inputs=2)
+    its = with_given(Written(lambda x, t, weight: _linear_cross_entropy(x, weight, t), "weight"), "weight", inputs=2)
+    found["nn.LinearCrossEntropyLoss"] = Call(mine, its, (x, rows, d.x), (0, 2))
     for name in ("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"):
         found[f"nn.{name}"] = Call(getattr(modules, name)(), getattr(torch.nn, name)(), (x, d.x), (0,))
     found["nn.NLLLoss"] = Call(modules.NLLLoss(), torch.nn.NLLLoss(), (x, target), (0,))
