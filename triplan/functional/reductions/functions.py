@@ -1,7 +1,4 @@
-"""Reductions over any set of axes, as torch has them.
-
-Gradients are composed of torch's elementwise ops, so that they can be differentiated again.
-"""
+"""Reductions over any set of axes, as torch has them."""
 
 from __future__ import annotations
 
@@ -11,13 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from triplan.descriptors.reductions import EXTREMA
-from triplan.facade import ExtremumPlan, ReducePlan
 from triplan.functional._autocast import widened
-from triplan.functional._ops import Recorded, check_out
-from triplan.functional._plans import run
+from triplan.functional._ops import check_out
 from triplan.functional._replay.replay import replayed
-from triplan.functional._shapes import axis
+from triplan.functional.reductions.engine import dims, extremum, reduce
 
 __all__ = [
     "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min",
@@ -27,161 +21,6 @@ __all__ = [
 Tensor = torch.Tensor
 F = TypeVar("F", bound=Callable[..., Any])
 Axes = int | Sequence[int] | None
-#: A tensor of more axes is viewed with one for each run of neighbouring axes that are reduced alike.
-_MAX_AXES = 8
-
-
-def _dims(name: str, input: Tensor, dim: Axes) -> list[int]:
-    """The axes as they are given, perhaps negative; all for None and ()."""
-    if isinstance(dim, int):
-        return [dim]
-    if dim is None or len(dim) == 0:
-        # torch takes no axes for all axes, but in any and all.
-        return [] if dim is not None and name in ("any", "all") else list(range(input.dim()))
-    return list(dim)
-
-
-def _axes(input: Tensor, dims: Sequence[int]) -> list[int]:
-    """The axes to reduce, in order. Raises ``IndexError``, and ``RuntimeError`` for one that is given twice."""
-    given = [axis(d, input.dim()) for d in dims]
-    for d in given:
-        if given.count(d) > 1:
-            raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
-    return [a for a in range(input.dim()) if a in given]
-
-
-def _kept(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
-    return [n for a, n in enumerate(shape) if a not in axes]
-
-
-def _fewer_axes(input: Tensor, axes: Sequence[int]) -> tuple[Tensor, list[int]]:
-    if input.dim() == 0:
-        return input.reshape(1), [0]
-    if input.dim() <= _MAX_AXES:
-        return input, list(axes)
-    shape: list[int] = []
-    reduced: list[int] = []
-    for a, n in enumerate(input.shape):
-        if a and (a in axes) == (a - 1 in axes):
-            shape[-1] *= n
-        else:
-            reduced += [len(shape)] if a in axes else []
-            shape.append(n)
-    return input.reshape(shape), reduced
-
-
-def _compute(op: str, input: Tensor, dims: Sequence[int], *how: Any) -> list[Tensor]:
-    outs, (_, _, correction, order) = _empty(op, input, dims, *how), how
-    x, axes = _fewer_axes(input, _axes(input, dims))
-    kept = _kept(x.shape, axes)
-    names = ("out", "indices")[: len(outs)]
-    operands = {"x": x, **{name: t.view(kept) for name, t in zip(names, outs, strict=True)}}
-    options: dict[str, Any] = {"op": op, "reduce_axes": tuple(axes)}
-    if op in ("var", "std"):
-        options["correction"] = correction
-    if op == "vector_norm":
-        options["order"] = order
-    run(ExtremumPlan if len(outs) > 1 else ReducePlan, operands, **options)
-    return outs
-
-
-def _empty(
-    op: str, input: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None, *_: float
-) -> list[Tensor]:
-    """New tensors for the results, without values."""
-    axes = _axes(input, dims)
-    if op in EXTREMA and 0 in [input.shape[a] for a in axes] and 0 not in _kept(input.shape, axes):
-        raise IndexError(f"{op}(): Expected reduction dim {list(dims)} to have non-zero size.")
-    shape = [1 if a in axes else n for a, n in enumerate(input.shape)] if keepdim else _kept(input.shape, axes)
-    found = [input.new_empty(shape, dtype=dtype or input.dtype)]
-    return [*found, input.new_empty(shape, dtype=torch.int64)] if op in ("max", "min") else found
-
-
-def _expanded(t: Tensor, axes: Sequence[int]) -> Tensor:
-    """``t`` with axes of one element where it was reduced."""
-    for a in axes:
-        t = t.unsqueeze(a)
-    return t
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.op, input, dims, keepdim, _, ctx.correction, ctx.order = inputs
-    ctx.axes, ctx.shape, ctx.dtype = _axes(input, dims), input.shape, input.dtype
-    ctx.gone = [] if keepdim else ctx.axes
-    output = (output,) if isinstance(output, Tensor) else tuple(output)
-    for t in output:
-        if not t.is_floating_point():
-            ctx.mark_non_differentiable(t)
-    ctx.save_for_backward(*(() if ctx.op in ("sum", "mean") else (input, *output)))
-
-
-def _exclusive_products(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """The product over ``axes`` of all other elements, without a division: zeros are numbers like others."""
-    kept = [a for a in range(x.dim()) if a not in axes]
-    order = [*kept, *axes]
-    lines = x.permute(order).reshape([*(x.shape[a] for a in kept), -1])
-    one = torch.ones_like(lines[..., :1])
-    before = torch.cat([one, lines[..., :-1]], -1).cumprod(-1)
-    behind = torch.cat([one, lines.flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
-    found = (before * behind).reshape([x.shape[a] for a in order])
-    return found.permute([order.index(a) for a in range(x.dim())])
-
-
-def _gradient(ctx: Any, grads: Any) -> Any:
-    op, axes = ctx.op, ctx.axes
-    grad = _expanded(grads[0], ctx.gone)
-    count = math.prod([ctx.shape[a] for a in axes])
-    if op in ("sum", "mean"):
-        return (grad.to(ctx.dtype) if op == "sum" else (grad / count).to(ctx.dtype)).expand(ctx.shape)
-    x, out, *indices = ctx.saved_tensors
-    wide = torch.promote_types(torch.promote_types(x.dtype, out.dtype), torch.float32)
-    out = _expanded(out, ctx.gone)
-    if op in ("amax", "amin"):  # equal elements share it; NaN equals nothing, and its line's gradient is NaN
-        chosen = x == out
-        return (grad * chosen) / chosen.sum(axes, keepdim=True) if axes else grad * chosen
-    if op in ("max", "min"):
-        lines = torch.arange(count, device=x.device).reshape([n if a in axes else 1 for a, n in enumerate(x.shape)])
-        return torch.where(lines == _expanded(indices[0], ctx.gone), grad, 0)  # not 0 * grad, which may be infinite
-    if op == "prod":
-        return (grad.to(wide) * _exclusive_products(x.to(wide), axes)).to(x.dtype) if x.numel() else torch.zeros_like(x)
-    if op == "logsumexp":
-        return grad * (x - torch.where(out.isinf(), 0, out)).exp() if axes else grad * torch.ones_like(x)
-    if op in ("var", "std"):
-        v = x.to(wide)
-        apart = v - (v.mean(axes, keepdim=True) if axes else v)
-        scale = grad.to(wide) * (2 / (count - ctx.correction) if count != ctx.correction else math.inf)
-        if op == "std":
-            scale = torch.where(out == 0, 0, scale / (2 * out))
-        return (scale * apart).to(x.dtype)
-    # vector_norm
-    v, n, p = x.to(wide), out.to(wide), ctx.order
-    if p == 1:
-        return (grad * v.sgn()).to(x.dtype)
-    found = v / n if p == 2 else v.sgn() * (v / n).abs().pow(p - 1)
-    return (grad * torch.where(n == 0, 0, torch.where(v == 0, 0, found))).to(x.dtype)
-
-
-def _backward(ctx: Any, *grads: Any) -> Any:
-    return None, _gradient(ctx, grads), None, None, None, None, None
-
-
-_PARAMETERS = "str op, Tensor input, int[] dims, bool keepdim, ScalarType? dtype, float correction, float order"
-_reduce = Recorded(
-    "reduce",
-    f"({_PARAMETERS}) -> Tensor",
-    lambda *args: _compute(*args)[0],
-    lambda *args: _empty(*args)[0],
-    setup=_setup,
-    backward=_backward,
-)
-_extremum = Recorded(
-    "extremum",
-    f"({_PARAMETERS}) -> (Tensor, Tensor)",
-    lambda *args: tuple(_compute(*args)),
-    lambda *args: tuple(_empty(*args)),
-    setup=_setup,
-    backward=_backward,
-)
 
 
 def _refuse_complex(name: str, *dtypes: torch.dtype | None) -> None:
@@ -228,7 +67,7 @@ def _call(
         computed = torch.bool
     if op in ("amax", "amin"):
         computed = None
-    result = _reduce(op, input, _dims(op, input, dim), keepdim, computed, float(correction), float(order))
+    result = reduce(op, input, dims(op, input, dim), keepdim, computed, float(correction), float(order))
     if op in ("any", "all") and input.dtype is torch.uint8:
         result = result.to(torch.uint8)
     if dtype is not None and op in ("sum", "prod", "mean", "vector_norm"):
@@ -321,7 +160,7 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> 
 
 def _extrema(op: str, input: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     _refuse_complex(op, input.dtype)
-    values, indices = _extremum(op, input, [dim], keepdim, None, 1.0, 2.0)
+    values, indices = extremum(op, input, [dim], keepdim, None, 1.0, 2.0)
     return values, indices
 
 

@@ -1,0 +1,1 @@
+from triplan.functional.reductions.functions import *

@@ -1,0 +1,106 @@
+"""Gradients of reductions.
+
+They are composed of torch's elementwise ops, so that they can be differentiated again. Where nothing watches and no
+second gradient is wanted, those of ``_FUSED`` are one launch instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from triplan import expr
+from triplan.facade import plan_type
+from triplan.functional._plans import run
+from triplan.functional._replay.recording import recording
+from triplan.functional._watching import nothing_watches, transformed
+
+Tensor = torch.Tensor
+#: Operands of an expression have this many axes at most.
+_MAX_AXES = 8
+
+_x, _mean, _out, _grad, _count, _correction = map(expr.operand, ("x", "mean", "out", "grad", "count", "correction"))
+_slope = _grad / (_count - _correction)
+#: The gradient of x by op, for vector_norm by op and order, in the names of ``_fused``.
+_FUSED = {
+    "var": 2 * _slope * (_x - _mean),
+    "std": expr.where(expr.eq(_out, 0), 0, _slope / _out) * (_x - _mean),
+    "logsumexp": _grad * expr.exp(_x - expr.where(expr.isinf(_out), 0, _out)),
+    ("vector_norm", 1.0): _grad * expr.sign(_x),
+    ("vector_norm", 2.0): expr.where(expr.eq(_out, 0) | expr.eq(_x, 0), 0, _grad * (_x / _out)),
+}
+
+
+def expanded(t: Tensor, axes: Sequence[int]) -> Tensor:
+    """``t`` with axes of one element where it was reduced."""
+    for a in axes:
+        t = t.unsqueeze(a)
+    return t
+
+
+def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]) -> Any:
+    """The gradient of what was reduced; ``mean(x, dtype)`` is that over the reduced axes, which stay."""
+    root = _FUSED.get((ctx.op, ctx.order) if ctx.op == "vector_norm" else ctx.op)
+    if root is None or not ctx.axes or len(ctx.shape) > _MAX_AXES or torch.is_grad_enabled() or transformed():
+        return _composed(ctx, expanded(grads[0], ctx.gone))
+    x, out = ctx.saved_tensors
+    if torch.compiler.is_compiling() or not nothing_watches((x, grads[0]), modes=recording() is not None):
+        return _composed(ctx, expanded(grads[0], ctx.gone))
+    operands = {"x": x, "grad": expanded(grads[0], ctx.gone)}
+    scalars = {}
+    if ctx.op in ("var", "std"):
+        operands["mean"] = mean(x, torch.promote_types(x.dtype, torch.float32))
+        scalars = {"count": math.prod([ctx.shape[a] for a in ctx.axes]), "correction": ctx.correction}
+    if ctx.op != "var" and (ctx.op, ctx.order) != ("vector_norm", 1.0):
+        operands["out"] = expanded(out, ctx.gone)
+    found = torch.empty_like(x)
+    run(plan_type("expression"), {**operands, "dx": found}, scalars=scalars, results=(("dx", root),))
+    return found
+
+
+def _exclusive_products(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """The product over ``axes`` of all other elements, without a division: zeros are numbers like others."""
+    kept = [a for a in range(x.dim()) if a not in axes]
+    order = [*kept, *axes]
+    lines = x.permute(order).reshape([*(x.shape[a] for a in kept), -1])
+    one = torch.ones_like(lines[..., :1])
+    before = torch.cat([one, lines[..., :-1]], -1).cumprod(-1)
+    behind = torch.cat([one, lines.flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
+    found = (before * behind).reshape([x.shape[a] for a in order])
+    return found.permute([order.index(a) for a in range(x.dim())])
+
+
+def _composed(ctx: Any, grad: Tensor) -> Any:
+    op, axes = ctx.op, ctx.axes
+    count = math.prod([ctx.shape[a] for a in axes])
+    if op in ("sum", "mean"):
+        return (grad.to(ctx.dtype) if op == "sum" else (grad / count).to(ctx.dtype)).expand(ctx.shape)
+    x, out, *indices = ctx.saved_tensors
+    wide = torch.promote_types(torch.promote_types(x.dtype, out.dtype), torch.float32)
+    out = expanded(out, ctx.gone)
+    if op in ("amax", "amin"):  # equal elements share it; NaN equals nothing, and its line's gradient is NaN
+        chosen = x == out
+        return (grad * chosen) / chosen.sum(axes, keepdim=True) if axes else grad * chosen
+    if op in ("max", "min"):
+        lines = torch.arange(count, device=x.device).reshape([n if a in axes else 1 for a, n in enumerate(x.shape)])
+        return torch.where(lines == expanded(indices[0], ctx.gone), grad, 0)  # not 0 * grad, which may be infinite
+    if op == "prod":
+        return (grad.to(wide) * _exclusive_products(x.to(wide), axes)).to(x.dtype) if x.numel() else torch.zeros_like(x)
+    if op == "logsumexp":
+        return grad * (x - torch.where(out.isinf(), 0, out)).exp() if axes else grad * torch.ones_like(x)
+    if op in ("var", "std"):
+        v = x.to(wide)
+        apart = v - (v.mean(axes, keepdim=True) if axes else v)
+        scale = grad.to(wide) * (2 / (count - ctx.correction) if count != ctx.correction else math.inf)
+        if op == "std":
+            scale = torch.where(out == 0, 0, scale / (2 * out))
+        return (scale * apart).to(x.dtype)
+    # vector_norm
+    v, n, p = x.to(wide), out.to(wide), ctx.order
+    if p == 1:
+        return (grad * v.sgn()).to(x.dtype)
+    found = v / n if p == 2 else v.sgn() * (v / n).abs().pow(p - 1)
+    return (grad * torch.where(n == 0, 0, torch.where(v == 0, 0, found))).to(x.dtype)
