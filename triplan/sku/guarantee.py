@@ -42,7 +42,7 @@ class PrecisionGuarantee(FrozenModel):
         accumulator: element in which sums are accumulated.
         deterministic: the same inputs on the same device give the same bits on every run.
         bit_stable_on_same_hardware: so do all processes and all devices of the same model, with the same compiler
-            version and tuning table.
+            version and tuning table; on the CPU, with the same number of threads.
         batch_invariant: the bits of one row or segment depend neither on the number of others in the batch, nor on its
             position, nor on which plan of the same ``numerics_id`` ran it.
         order_invariant: the bits do not depend on the order in which contributions arrive.

@@ -182,7 +182,9 @@ def _total_norm(desc: TotalNormDescriptor, given: Values) -> Found:
         x = torch.cat((x, torch.tensor([0.0 if desc.order > 0 else math.inf])))
         found = x.amax() if desc.order > 0 else x.amin()
     else:
-        found = x.pow(desc.order).sum().pow(1 / desc.order)
+        # One by one: torch's sum of many elements depends on its number of threads.
+        x = torch.cat((torch.zeros(1, dtype=torch.float64), x.pow(desc.order)))
+        found = x.cumsum(0)[-1].pow(1 / desc.order)
     return {"norm": found.reshape(1)}
 
 
