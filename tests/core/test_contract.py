@@ -44,13 +44,15 @@ def test_sku_round_trips_and_says_what_the_kernel_is(op: str) -> None:
 @pytest.mark.parametrize("op", SAMPLES)
 def test_args_fields_are_the_operands(op: str) -> None:
     desc = SAMPLES[op].replace(
-        **known(SAMPLES[op], out_of_bounds="error", residual=True, mask="f32", amsgrad=True, slopes=True, sink=True)
+        **known(SAMPLES[op], out_of_bounds="error", residual=True, mask="f32", amsgrad=True, slopes=True, sink=True),
+        **known(SAMPLES[op], copy_element="bf16"),
     )
     args = tp.plan_type(op).args_type
     if issubclass(args, tp.NamedArgs):
         args = type(args(**{o.name: None for o in desc.operands()}))
     fields = [f.name for f in dataclasses.fields(args)]
-    others = ({"table_rows": None}, {"mask": None, "sequences": 3})
+    rounded: dict[str, Any] = {"stochastic": True, "element": "bf16", "copy_element": None}
+    others = ({"table_rows": None}, {"mask": None, "sequences": 3}, rounded if hasattr(desc, "stochastic") else {})
     variants = [[o.name for o in d.operands()] for d in (desc, *(desc.replace(**known(desc, **o)) for o in others))]
     for names in variants:
         assert [f for f in fields if f in names] == names
@@ -196,6 +198,8 @@ CHANGED: dict[str, object] = {
     "grad_element": "bf16",
     "parameter_element": "f32",
     "state_element": "bf16",
+    "copy_element": "bf16",
+    "stochastic": None,
 }
 
 

@@ -16,6 +16,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     cls: Any = tp.descriptor_types()[op]
     for element in ("f32", "bf16", "f16"):
         yield cls(element=element, sizes=SIZES, state_element="f32", scaled=element == "bf16")
+    yield cls(element="f32", sizes=SIZES, grad_element="bf16", copy_element="bf16")
+    yield cls(element="bf16", sizes=SIZES, stochastic=True)
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:

@@ -78,15 +78,16 @@ def values(desc: Any, kind: Kind) -> Values:
 def problem(name: str, n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Lists:
     cls: Any = tp.descriptor_types()[name]
     n = CHUNK if name == "total_norm" else n
+    fields |= {"stochastic": element == "bf16"} if "stochastic" in fields else {}
     desc = cls(**{"op": name, "element": element, "sizes": (0, 1, n, 3 * n + 7), **fields})
     return Lists(desc, partial(values, desc, kind))
 
 
 WIDE = {"grad_element": "f32", "state_element": "bf16"}
 for _op, _options in {
-    "adam": ({"amsgrad": True, "decoupled": False}, {"maximize": True, "scaled": True}, WIDE),
+    "adam": ({"amsgrad": True, "decoupled": False}, {"maximize": True, "scaled": True, "copy_element": "bf16"}, WIDE),
     "sgd": ({"nesterov": True}, {"momentum": False, "scaled": True}, WIDE),
-    "lion": ({}, {"scaled": True}, WIDE),
+    "lion": ({}, {"scaled": True, "stochastic": True}, WIDE),
     "total_norm": ({}, {"order": 3.0}, {"order": math.inf}),
     "clip_norm": ({}, {"op": "clip_value"}),
 }.items():

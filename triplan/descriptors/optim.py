@@ -53,6 +53,12 @@ class UpdateDescriptor(Descriptor):
         maximize: whether the gradients are negated.
         scaled: whether Args have ``grad_scale``, by which gradients are divided, and ``found_inf``: if it is not 0, the
             whole update is skipped, and ``steps`` stays as it is (torch.amp.GradScaler).
+        copy_element: element of ``copy``, to which updated parameters are rounded too: a model's, whose f32 masters are
+            updated. None: there is none.
+        stochastic: whether parameters, which are bf16, are rounded up or down at random, so that they are exact on
+            average: f32's upper half after a uniform number below one unit of it is added. The numbers are those of
+            Philox4x32-10 of the key ``seed``; the counter's words are, from the first, the element's place in its
+            tensor over 8, 0, t, and the tensor's place in the list. Element i takes 16 bits, the i % 8-th of the draw.
     """
 
     category: ClassVar[OpCategory] = OpCategory.OPTIM
@@ -70,6 +76,8 @@ class UpdateDescriptor(Descriptor):
     state_element: OptionalElement = field(default=None)
     maximize: bool = False
     scaled: bool = False
+    copy_element: OptionalElement = field(default=None)
+    stochastic: bool = False
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -79,10 +87,13 @@ class UpdateDescriptor(Descriptor):
     @property
     def streams(self) -> tuple[str, ...]:
         """The operands that may be given as lists of tensors."""
-        return ("param", "grad", *self.kept)
+        return ("param", "grad", *self.kept, *(("copy",) if self.copy_element else ()))
 
     def check_problem(self) -> None:
-        _check_list(self.sizes, **{n: getattr(self, n) for n in ("element", "grad_element", "state_element")})
+        elements = ("element", "grad_element", "state_element", "copy_element")
+        _check_list(self.sizes, **{n: getattr(self, n) for n in elements})
+        if self.stochastic and (self.element is not ElementKind.BF16 or self.copy_element):
+            raise ValueError(f"stochastic = True: takes bf16 parameters without a copy, not element = {self.element}")
 
     def declare_operands(self) -> tuple[Operand, ...]:
         shape, state = (sum(self.sizes),), self.state_element or self.element
@@ -96,6 +107,8 @@ class UpdateDescriptor(Descriptor):
             Operand("hyper", Role.INPUT, F64, (len(self.hyper),)),
             *states[self.always :],
             *(Operand(name, Role.INPUT, F32, (1,)) for name in scales),
+            *((Operand("copy", Role.IN_OUT, self.copy_element, shape, batch_axes=(0,)),) if self.copy_element else ()),
+            *((Operand("seed", Role.INPUT, ElementKind.I64, (1,)),) if self.stochastic else ()),
         )
 
     @classmethod
@@ -103,13 +116,15 @@ class UpdateDescriptor(Descriptor):
         listed = isinstance(args.param, (list, tuple))
         params, grads = (list(x) if listed else [x] for x in (args.param, args.grad))
         states = next((getattr(args, name) for name in cls.states if getattr(args, name) is not None), None)
-        first = (states[0] if states else None) if listed else states
+        first, copy = ((x[0] if x else None) if listed else x for x in (states, args.copy))
         found = {
             "element": params[0].dtype if params else "f32",
             "grad_element": grads[0].dtype if grads else None,
             "state_element": None if first is None else first.dtype,
             "sizes": tuple(p.numel() for p in params),
             "scaled": args.grad_scale is not None,
+            "copy_element": None if copy is None else copy.dtype,
+            "stochastic": args.seed is not None,
         }
         return {**found, **options}
 

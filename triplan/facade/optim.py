@@ -38,6 +38,8 @@ class AdamArgs:
     max_exp_avg_sq: Tensors | None = None
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+    copy: Tensors | None = None
+    seed: Tensor | None = None
 
 
 class AdamPlan(TablePlan[AdamDescriptor, AdamArgs]):
@@ -55,6 +57,8 @@ class SGDArgs:
     momentum_buffer: Tensors | None = None
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+    copy: Tensors | None = None
+    seed: Tensor | None = None
 
 
 class SGDPlan(TablePlan[SGDDescriptor, SGDArgs]):
@@ -72,6 +76,8 @@ class LionArgs:
     hyper: Tensor
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+    copy: Tensors | None = None
+    seed: Tensor | None = None
 
 
 class LionPlan(TablePlan[LionDescriptor, LionArgs]):

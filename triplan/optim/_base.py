@@ -94,6 +94,10 @@ class _Known:
         return True
 
 
+def _has_master(group: dict[str, Any], p: Tensor) -> bool:
+    return group["master_weights"] and p.dtype is not torch.float32
+
+
 def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
     """Whether these are the same objects."""
     return list(map(id, some)) == list(map(id, others))
@@ -115,8 +119,18 @@ class ListOptimizer(torch.optim.Optimizer):
     #: The plan, and the fields of a group that are numbers, in the order of the descriptor's ``hyper``.
     plan: ClassVar[type[TablePlan[Any, Any]]]
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
-        super().__init__(params, {**defaults, **IGNORED})
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], master_weights: bool = False, stochastic_rounding: bool = False
+    ) -> None:
+        """``master_weights``: f32 copies of narrower parameters (``master`` in their state) and f32 states.
+
+        ``stochastic_rounding``: bf16 parameters are rounded at random, by ``rounding_seed`` of the groups, from torch's
+        default generator.
+        """
+        if master_weights and stochastic_rounding:
+            raise ValueError("master_weights and stochastic_rounding: masters are f32, and not rounded")
+        seed = int(torch.randint(2**62, ())) if stochastic_rounding else None
+        super().__init__(params, {**defaults, **IGNORED, "master_weights": master_weights, "rounding_seed": seed})
         self._lists: dict[tuple[Any, ...], tuple[tuple[int, ...], ListStep]] = {}
         self._known: dict[int, _Known | None] = {}
 
@@ -174,13 +188,16 @@ class ListOptimizer(torch.optim.Optimizer):
                 if torch.is_complex(p):
                     raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
                 kept = self.state.get(p) or {}
-                state = next((kept[n].dtype for n in self.states(group) if kept.get(n) is not None), p.dtype)
+                own = torch.float32 if _has_master(group, p) else p.dtype
+                state = next((kept[n].dtype for n in self.states(group) if kept.get(n) is not None), own)
                 found.setdefault((p.device, p.dtype, p.grad.dtype, state), []).append(p)
         return found
 
     def _list_step(self, key: tuple[Any, ...], group: dict[str, Any], params: list[Tensor]) -> ListStep:
-        options, names = self.options(group), self.states(group)
-        key = (*key, *options.values(), *names)
+        options, names, seed = self.options(group), self.states(group), group["rounding_seed"]
+        mastered = _has_master(group, params[0])
+        names = (*names, "master") if mastered else names
+        key = (*key, *options.values(), *names, seed)
         # Where everything lies: parameters and states may have been replaced since (``p.data = ...``, a loaded state).
         kept = [self._initialized(p, names) for p in params]
         which = tuple([t.data_ptr() for p, state in zip(params, kept, strict=True) for t in (p, *state)])
@@ -195,9 +212,13 @@ class ListOptimizer(torch.optim.Optimizer):
         for p, step in zip(params, counted.unbind(), strict=True):
             self.state[p]["step"] = step
         operands: dict[str, Any] = {"steps": counted}
+        if seed is not None and params[0].dtype is torch.bfloat16:
+            operands["seed"] = torch.tensor([seed], device=device)
         for name in ("param", *names):
             whole = params if name == "param" else [self.state[p][name] for p in params]
             operands[name] = self._dense(name, whole, params)
+        if mastered:
+            operands |= {"copy": operands["param"], "param": operands.pop("master")}
         made = ListStep(self.plan, operands, len(self.numbers(group)), options)
         which = tuple([t.data_ptr() for p in params for t in (p, *self._initialized(p, names))])
         self._lists[key] = which, made
@@ -223,8 +244,11 @@ class ListOptimizer(torch.optim.Optimizer):
             state["step"] = torch.tensor(float(state["step"]))  # older state dicts have a number
         for name in names:
             t = state.get(name)
-            if t is None:
-                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            if t is None and name == "master":
+                state[name] = p.detach().to(torch.float32, memory_format=torch.preserve_format)
+            elif t is None:
+                dtype = torch.float32 if "master" in names else p.dtype
+                state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
             elif t.stride() != p.stride():
                 # Loaded from elsewhere: states lie as their parameters.
                 state[name] = torch.empty_like(p, dtype=t.dtype).copy_(t)
@@ -232,13 +256,20 @@ class ListOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
+        # torch has rounded states to their parameters' dtype.
+        params = [(p, _has_master(group, p)) for group in self.param_groups for p in group["params"]]
+        places = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        for (p, mastered), place in zip(params, places, strict=True):
+            for name, t in state_dict["state"].get(place, {}).items():
+                if mastered and name != "step" and isinstance(t, Tensor):
+                    self.state[p][name] = t.to(p.device, torch.float32, copy=True)
         self._lists.clear()
         self._known.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            for name, value in {**self.defaults, **IGNORED}.items():
+            for name, value in {**self.defaults, **IGNORED, "master_weights": False, "rounding_seed": None}.items():
                 group.setdefault(name, value)
         self._lists, self._known = {}, {}
 

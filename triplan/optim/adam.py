@@ -34,13 +34,22 @@ class Adam(ListOptimizer):
         *,
         maximize: bool = False,
         decoupled_weight_decay: bool = False,
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
     ) -> None:
         for name, value in (("learning rate", lr), ("epsilon value", eps), ("weight_decay value", weight_decay)):
             check_range(name, value)
         for i, beta in enumerate(betas):
             check_range(f"beta parameter at index {i}", beta, 1.0)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
-        super().__init__(params, {**defaults, "maximize": maximize, "decoupled_weight_decay": decoupled_weight_decay})
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+        }
+        defaults |= {"maximize": maximize, "decoupled_weight_decay": decoupled_weight_decay}
+        super().__init__(params, defaults, master_weights, stochastic_rounding)
 
     def numbers(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
         return (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
@@ -65,5 +74,18 @@ class AdamW(Adam):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            decoupled_weight_decay=True,
+            master_weights=master_weights,
+            stochastic_rounding=stochastic_rounding,
+        )

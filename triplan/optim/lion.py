@@ -30,12 +30,15 @@ class Lion(ListOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
     ) -> None:
         check_range("learning rate", lr)
         check_range("weight_decay value", weight_decay)
         for i, beta in enumerate(betas):
             check_range(f"beta parameter at index {i}", beta, 1.0)
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults, master_weights, stochastic_rounding)
 
     def numbers(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
         return (group["lr"], *group["betas"], group["weight_decay"])

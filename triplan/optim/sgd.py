@@ -33,13 +33,16 @@ class SGD(ListOptimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
     ) -> None:
         for name, value in (("learning rate", lr), ("momentum value", momentum), ("weight_decay value", weight_decay)):
             check_range(name, value)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "nesterov": nesterov, "maximize": maximize})
+        defaults |= {"nesterov": nesterov, "maximize": maximize}
+        super().__init__(params, defaults, master_weights, stochastic_rounding)
 
     def numbers(self, group: dict[str, Any]) -> Sequence[float | Tensor]:
         return (group["lr"], group["momentum"], group["dampening"], group["weight_decay"])

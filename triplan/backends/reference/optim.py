@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triplan.backends.reference.philox import MASK, philox
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.optim import clip, total
 from triplan.backends.triton.optim.update import ELEMENTS, RULES, guarantee
@@ -79,7 +80,26 @@ STEPS = {"adam": _adam, "sgd": _sgd, "lion": _lion}
 def _step(desc: UpdateDescriptor, given: Values) -> Found:
     skipped = desc.scaled and bool(given["found_inf"] != 0)
     found = {name: given[name] for name in ("param", *desc.kept)} if skipped else STEPS[desc.op](desc, given)
+    if desc.copy_element:
+        found["copy"] = given["copy"] if skipped else found["param"]
+    if desc.stochastic and not skipped:
+        found["param"] = _rounded_at_random(desc, found["param"], given)
     return {**found, "steps": given["steps"] if skipped else given["steps"] + 1}
+
+
+def _rounded_at_random(desc: UpdateDescriptor, p: Tensor, given: Values) -> Tensor:
+    """The upper half of f32's bits after 16 random bits are added to the lower one."""
+    places = [torch.arange(n) for n in desc.sizes]
+    at = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+    tensor = torch.arange(len(desc.sizes)).repeat_interleave(torch.tensor(desc.sizes, dtype=torch.int64))
+    _, t = _numbers(desc, given)
+    seed = given["seed"]
+    words = philox([at >> 3 & MASK, at >> 35, t.long(), tensor], (seed & MASK, seed >> 32 & MASK))
+    word = torch.stack(words).gather(0, (at >> 1 & 3)[None])[0]
+    bits = p.float().view(torch.int32).long() & MASK
+    bits = bits + (word >> (at & 1) * 16 & 0xFFFF) & MASK & ~0xFFFF
+    upper = torch.where(bits >= 2**31, bits - 2**32, bits).int().view(torch.float32)
+    return torch.where(p.isnan(), p, upper.to(p.dtype))
 
 
 # --- how far rounding may move results, in units of roundoff: numbers of roundings times absolute terms ---
@@ -141,8 +161,9 @@ TERMS = {"adam": _of_adam, "sgd": _of_sgd, "lion": _of_lion}
 
 def _terms(desc: UpdateDescriptor, given: Values) -> Found:
     if desc.scaled and bool(given["found_inf"] != 0):
-        return {name: torch.zeros_like(given[name]) for name in ("param", *desc.kept)}
-    return {name: x.nan_to_num(0.0, posinf=torch.inf) for name, x in TERMS[desc.op](desc, given).items()}
+        return {name: torch.zeros_like(given[name]) for name in desc.streams if name != "grad"}
+    found = {name: x.nan_to_num(0.0, posinf=torch.inf) for name, x in TERMS[desc.op](desc, given).items()}
+    return found | ({"copy": found["param"]} if desc.copy_element else {})
 
 
 def _usual(desc: UpdateDescriptor, given: Values) -> Found:
@@ -182,9 +203,11 @@ def _total_norm(desc: TotalNormDescriptor, given: Values) -> Found:
         x = torch.cat((x, torch.tensor([0.0 if desc.order > 0 else math.inf])))
         found = x.amax() if desc.order > 0 else x.amin()
     else:
-        # One by one: torch's sum of many elements depends on its number of threads.
         x = torch.cat((torch.zeros(1, dtype=torch.float64), x.pow(desc.order)))
-        found = x.cumsum(0)[-1].pow(1 / desc.order)
+        # In rows: how torch sums many elements of one row depends on its number of threads.
+        while x.numel() > 1:
+            x = torch.cat((x, x.new_zeros(-x.numel() % 1024))).view(-1, 1024).sum(1)
+        found = x.pow(1 / desc.order)
     return {"norm": found.reshape(1)}
 
 

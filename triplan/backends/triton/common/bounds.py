@@ -113,11 +113,14 @@ def tolerance(
     )
 
 
-def running(out: ElementKind, compute: ElementKind) -> Tolerance:
-    """The tolerance of a result whose error is computed at the actual values, in units of roundoff: sum|terms|."""
+def running(out: ElementKind, compute: ElementKind, *, directed: bool = False) -> Tolerance:
+    """The tolerance of a result whose error is computed at the actual values, in units of roundoff: sum|terms|.
+
+    ``directed``: it is rounded to a neighbour, not always to the nearest.
+    """
     u = compute.unit_roundoff or ElementKind.F32.unit_roundoff
     return Tolerance(
-        rtol=narrowing(out, compute),
+        rtol=narrowing(out, compute) * (1 + directed),
         ctol=u * (1 + out.unit_roundoff),
         underflow=smallest_subnormal(out) if out.is_floating_point else 0.0,
     )

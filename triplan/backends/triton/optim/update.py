@@ -35,16 +35,14 @@ RULES: Mapping[str, tuple[Any, Any, Mapping[str, int]]] = {
 def guarantee(desc: UpdateDescriptor) -> Mapping[str, PrecisionGuarantee]:
     """An element's update depends only on its own values and its tensor's step. Tolerances are relative to a running
     error at the actual values."""
-    return {
-        o.name: bounds.guarantee(
-            ElementKind.F32,
-            bounds.EXACT if o.name == "steps" else bounds.running(o.element, ElementKind.F32),
-            batch=True,
-            order=True,
-        )
-        for o in desc.operands()
-        if o.is_written
-    }
+    found = {}
+    for o in desc.operands():
+        if o.is_written:
+            at_random = desc.stochastic and o.name == "param"  # by place, so neither order nor other tensors may change
+            tolerance = bounds.running(o.element, ElementKind.F32, directed=at_random)
+            exact = bounds.EXACT if o.name == "steps" else tolerance
+            found[o.name] = bounds.guarantee(ElementKind.F32, exact, batch=not at_random, order=not at_random)
+    return found
 
 
 def flags(desc: UpdateDescriptor) -> int:
@@ -53,7 +51,8 @@ def flags(desc: UpdateDescriptor) -> int:
 
 def numerics(desc: UpdateDescriptor) -> str:
     elements = ".".join(str(o.element) for o in desc.operands() if o.name in desc.streams)
-    return f"optim.{desc.op}.{elements}.{flags(desc)}{'-' if desc.maximize else '+'}{'s' if desc.scaled else ''}.v1"
+    options = f"{'-' if desc.maximize else '+'}{'s' if desc.scaled else ''}{'r' if desc.stochastic else ''}"
+    return f"optim.{desc.op}.{elements}.{flags(desc)}{options}.v1"
 
 
 def applies(desc: UpdateDescriptor, target: Target) -> Support:
@@ -100,8 +99,10 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
         "hyper": pointer("hyper"),
         "grad_scale": pointer("grad_scale"),
         "found_inf": found_inf,
+        "seed": pointer("seed"),
     }
-    types = tuple(TYPES[operands[name].element] for name in ("param", "grad", desc.streams[-1]))
+    last = "copy" if desc.copy_element else "param"
+    types = tuple(TYPES[operands[name].element] for name in ("param", "grad", (*desc.kept, "grad")[0], last))
     constants: dict[str, Any] = {
         "SCALARS": scalars,
         "RULE": rule,
@@ -109,6 +110,7 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
         "MAXIMIZE": desc.maximize,
         "TYPES": types,
         "STATES": len(desc.kept),
+        "COPIES": desc.copy_element is not None,
         "CHUNK": CHUNK,
         "BLOCK": 32 * WARPS * VECTOR // min(operands[name].element.itemsize for name in desc.streams),
     }

@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.philox_kernels import words_of
 from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, load_stream, store_stream
 
 #: Bits of FLAGS.
@@ -120,18 +121,37 @@ def lion(p, g, m, v, largest, s, FLAGS: tl.constexpr):
 
 
 @triton.jit
+def _rounded_at_random(x, seed, stream, first, BLOCK: tl.constexpr):
+    """bf16 of x (f32, elements ``first`` .. ``first + BLOCK``): the upper half after adding 16 random bits.
+
+    A draw of four words serves 8 elements, which are a vector: each thread draws what it stores.
+    """
+    w0, w1, w2, w3 = words_of(seed, stream, first // 8 + tl.arange(0, BLOCK // 8).to(tl.int64))
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    below = tl.join(words & 0xFFFF, words >> 16).reshape(BLOCK)
+    bits = tl.add(x.to(tl.uint32, bitcast=True), below, sanitize_overflow=False)
+    upper = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return tl.where(x == x, upper, x.to(tl.bfloat16))  # the sum may carry a NaN's bits into its sign
+
+
+@triton.jit
 def _block(
     a,
+    first,
     offset,
     mask,
     scale,
     s,
+    seed,
+    stream,
     TYPES: tl.constexpr,
     STATES: tl.constexpr,
     WHOLE: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     RULE: tl.constexpr,
     FLAGS: tl.constexpr,
+    COPIES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     p = load_stream(a[0], offset, mask, TYPES[0], WHOLE)
     g = load_stream(a[1], offset, mask, TYPES[1], WHOLE) * scale
@@ -144,6 +164,10 @@ def _block(
     if STATES > 2:
         largest = load_stream(a[4], offset, mask, TYPES[2], WHOLE)
     p, m, v, largest = RULE(p, g, m, v, largest, s, FLAGS)
+    if COPIES:
+        store_stream(a[5], offset, p, mask, TYPES[3], WHOLE)
+    if seed is not None:
+        p = _rounded_at_random(p, seed, stream, first, BLOCK)
     store_stream(a[0], offset, p, mask, TYPES[0], WHOLE)
     if STATES > 0:
         store_stream(a[2], offset, m, mask, TYPES[2], WHOLE)
@@ -163,20 +187,23 @@ def update_kernel(
     hyper,
     grad_scale,
     found_inf,
+    seed,
     SCALARS: tl.constexpr,
     RULE: tl.constexpr,
     FLAGS: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     TYPES: tl.constexpr,
     STATES: tl.constexpr,
+    COPIES: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """p, states = RULE(p, g / grad_scale, states) for the elements of one chunk of one tensor, in f32.
 
-    addresses: i64 [2 + STATES, tensors], of parameters, gradients and states, whose elements are TYPES (p, g, states);
-    steps: f32 [tensors], counted by ``count_kernel``; hyper: f64, in the order of SCALARS; grad_scale, found_inf: f32
-    [1] or None. Nothing is written if found_inf is not 0.
+    addresses: i64 [2 + STATES + COPIES, tensors], of parameters, gradients, states and copies of the parameters, whose
+    elements are TYPES (p, g, states, copies); steps: f32 [tensors], counted by ``count_kernel``; hyper: f64, in the
+    order of SCALARS; grad_scale, found_inf: f32 [1] or None; seed: i64 [1], or None if p is rounded to nearest. Nothing
+    is written if found_inf is not 0.
     """
     if found_inf is not None:
         if tl.load(found_inf) != 0.0:
@@ -184,19 +211,32 @@ def update_kernel(
     tensor, first, count = chunk_of(chunks, sizes, CHUNK)
     # One reciprocal instead of divisions: it is exact for the scales of a GradScaler, which are powers of two.
     scale = 1.0 if grad_scale is None else tl.div_rn(1.0, tl.load(grad_scale))
-    s = SCALARS(hyper, tl.load(steps + tensor).to(tl.float64), FLAGS)
+    step = tl.load(steps + tensor)
+    s = SCALARS(hyper, step.to(tl.float64), FLAGS)
+    if seed is not None:
+        seed = tl.load(seed)
+    stream = (tensor << 32) | step.to(tl.int64)
     p = address_of(addresses, 0, tensor, tensors)
     g = address_of(addresses, 1, tensor, tensors)
     m = address_of(addresses, 2, tensor, tensors) if STATES > 0 else p
     v = address_of(addresses, 3, tensor, tensors) if STATES > 1 else p
     largest = address_of(addresses, 4, tensor, tensors) if STATES > 2 else p
-    a = (p, g, m, v, largest)
+    copy = address_of(addresses, 2 + STATES, tensor, tensors) if COPIES else p
+    a = (p, g, m, v, largest, copy)
     # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
-    if (count == CHUNK) & (((p | g | m | v | largest) % 16) == 0):
+    if (count == CHUNK) & (((p | g | m | v | largest | copy) % 16) == 0):
         for i in range(0, CHUNK, BLOCK):
-            offset = first + i + tl.arange(0, BLOCK)
-            _block(a, offset, None, scale, s, TYPES, STATES, True, MAXIMIZE, RULE, FLAGS)
+            at = first + i
+            offset = at + tl.arange(0, BLOCK)
+            _block(
+                a, at, offset, None, scale, s, seed, stream, TYPES, STATES, True, MAXIMIZE, RULE, FLAGS, COPIES, BLOCK
+            )
     else:
         for i in range(0, count, BLOCK):
+            at = first + i
             offset = i + tl.arange(0, BLOCK)
-            _block(a, first + offset, offset < count, scale, s, TYPES, STATES, False, MAXIMIZE, RULE, FLAGS)
+            mask = offset < count
+            offset = first + offset
+            _block(
+                a, at, offset, mask, scale, s, seed, stream, TYPES, STATES, False, MAXIMIZE, RULE, FLAGS, COPIES, BLOCK
+            )
