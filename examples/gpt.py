@@ -1,0 +1,498 @@
+"""GPT-2 (124M parameters), trained on real text by triplan, by torch or under torch.compile.
+
+    python examples/gpt.py --out FOLDER [--backend triplan|torch|torch.compile] [--steps 200] [--resume]
+
+The text is the source code of Python's standard library, or the file that --text names; its words become tokens (see
+``Tokens``). All backends train the same model from the same parameters on the same batches. On triplan every module,
+loss, optimizer and clipping is ours; torch holds the tensors, converts between dtypes for autocast, copies, and adds
+the gradients where autograd meets two. On a GPU the whole step of triplan is one CUDA graph.
+
+Prints the loss, tokens per second, model FLOP utilisation and peak memory, and a digest of the parameters: on triplan
+it is the same in each run on the same hardware, also in one that was stopped (--stop) and resumed. FOLDER receives
+the checkpoint, the tokens and a PNG of the curves. --layers, --width and others make it small enough for a CPU. Needs
+the extras ``cli`` and, for the PNG, ``bench``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import os
+import pickle
+import re
+import statistics
+import sys
+import sysconfig
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+import triplan.functional as F  # noqa: N812
+import triplan.nn
+import triplan.optim
+
+BETAS, DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
+#: Tokens that stand for single bytes; the others stand for pieces of text.
+BYTES = 256
+#: A word or a number with the space before it, a run of signs, a run of white space.
+PIECE = re.compile(rb" ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z_0-9]+|\s+")
+UNCAPTURED = 3  # steps before the capture: they compile kernels and write the optimizer's tables
+LOGGED = 10  # steps between two looks at the loss, which wait for the device
+PEAK = 989.5  # TFLOP/s of dense bf16 products: H100 and H200 SXM, by their data sheets
+
+
+class RefusedError(Exception):
+    """What was asked for cannot be done; the message says why."""
+
+
+# --- text ---
+
+
+def read_text(path: Path | None) -> bytes:
+    """The file, or all modules of the standard library in the order of their paths."""
+    if path is not None:
+        return path.read_bytes()
+    root = Path(sysconfig.get_path("stdlib"))
+    found = sorted(p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts)
+    return b"\n".join(p.read_bytes() for p in found)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text as tokens: bytes, and the pieces (words, signs, spaces) that are most frequent in it.
+
+    ``ids`` (tokens,) i32; ``pieces``: those of the tokens from BYTES on. A piece that has no token is spelt in bytes.
+    """
+
+    ids: Tensor
+    pieces: list[bytes]
+
+    @classmethod
+    def of(cls, text: bytes, vocabulary: int) -> Tokens:
+        pieces = PIECE.findall(text)
+        counts = Counter(pieces)
+        # Equally frequent ones in the order of their bytes: the vocabulary depends on the text alone.
+        known = sorted((p for p in counts if len(p) > 1), key=lambda p: (-counts[p], p))[: max(vocabulary - BYTES, 0)]
+        number = {piece: (i,) for i, piece in enumerate(known, BYTES)}
+        spelt = {piece: number.get(piece) or tuple(piece) for piece in counts}
+        return cls(torch.tensor([i for piece in pieces for i in spelt[piece]], dtype=torch.int32), known)
+
+    @classmethod
+    def cached(cls, text: bytes, vocabulary: int, folder: Path) -> Tokens:
+        """Read from ``folder`` if they were made of this text for this vocabulary; otherwise made and kept there."""
+        path = folder / f"tokens-{vocabulary}-{hashlib.sha256(text).hexdigest()[:16]}.pt"
+        if path.exists():
+            kept = torch.load(path, weights_only=True)
+            return cls(kept["ids"], kept["pieces"])
+        made = cls.of(text, vocabulary)
+        save({"ids": made.ids, "pieces": made.pieces}, path)
+        return made
+
+    def decode(self, ids: list[int]) -> bytes:
+        return b"".join(bytes([i]) if i < BYTES else self.pieces[i - BYTES] for i in ids)
+
+    def batch(self, step: int, seed: int, rows: int, length: int) -> Tensor:
+        """``rows`` windows of ``length + 1`` tokens (i64), at places that depend on the seed and the step alone."""
+        g = torch.Generator().manual_seed((seed << 32) + step)
+        at = torch.randint(len(self.ids) - length, (rows, 1), generator=g)
+        return self.ids[at + torch.arange(length + 1)].long()
+
+
+# --- the model ---
+
+
+class Kit(NamedTuple):
+    """What the model and its training take from a library."""
+
+    nn: Any  # the modules
+    add: Callable[[Tensor, Tensor], Tensor]
+    #: (batch, length, heads, width) each, to the same; a query sees the keys up to its own.
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    #: A norm, what a layer adds to the stream, and the stream: the norm of their sum, and the sum.
+    add_norm: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
+    #: Rows, the weight of the last linear layer, targets: the mean cross-entropy.
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor]
+    clip: Callable[..., Tensor]
+
+    @classmethod
+    def of(cls, backend: str) -> Kit:
+        if backend == "triplan":
+            return cls(
+                triplan.nn,
+                F.add,
+                lambda q, k, v: F.attention(q, k, v, causal=True)[0],
+                lambda norm, x, stream: norm(x, residual=stream),
+                F.linear_cross_entropy,
+                triplan.optim.clip_grad_norm_,
+            )
+        f = torch.nn.functional
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+            return f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+        def add_norm(norm: Any, x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+            stream = stream + x
+            return norm(stream), stream
+
+        def loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+            return f.cross_entropy(f.linear(x, weight), targets)
+
+        return cls(torch.nn, torch.add, attend, add_norm, loss, torch.nn.utils.clip_grad_norm_)
+
+
+class Sizes(NamedTuple):
+    """By default those of GPT-2 with 124M parameters; the vocabulary is rounded up to a multiple of 128."""
+
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    length: int = 1024
+    vocabulary: int = 50304
+
+
+class Block(torch.nn.Module):
+    """Attention, then a norm and an MLP. The norms around a block add to the stream what a layer returns."""
+
+    def __init__(self, kit: Kit, sizes: Sizes) -> None:
+        super().__init__()
+        self.kit, self.heads, width, nn = kit, sizes.heads, sizes.width, kit.nn
+        self.norm = nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.gelu, self.down = nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        x = self.out(self.kit.attend(q, k, v).flatten(2))
+        x, stream = self.kit.add_norm(self.norm, x, stream)
+        return self.down(self.gelu(self.up(x))), stream
+
+
+class GPT(torch.nn.Module):
+    """GPT-2 (Radford et al., 2019), without dropout: its embedding is also the weight of the last layer."""
+
+    def __init__(self, kit: Kit, sizes: Sizes, seed: int = 0) -> None:
+        super().__init__()
+        self.kit = kit
+        self.embedding = kit.nn.Embedding(sizes.vocabulary, sizes.width)
+        self.positions = torch.nn.Parameter(torch.empty(sizes.length, sizes.width))
+        self.blocks = torch.nn.ModuleList(Block(kit, sizes) for _ in range(sizes.layers))
+        self.norms = torch.nn.ModuleList(kit.nn.LayerNorm(sizes.width) for _ in range(sizes.layers + 1))
+        g = torch.Generator().manual_seed(seed)
+        for name, p in self.named_parameters():
+            if p.dim() < 2:  # biases 0, weights of norms 1
+                torch.nn.init.constant_(p, float("norm" in name and name.endswith("weight")))
+            else:  # the stream is a sum of 2 * layers results
+                shrunk = math.sqrt(2 * sizes.layers) if name.endswith(("out.weight", "down.weight")) else 1
+                torch.nn.init.normal_(p, std=0.02 / shrunk, generator=g)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of (batch, length) tokens, given the tokens after them."""
+        stream = self.kit.add(self.embedding(inputs), self.positions)
+        first, *norms = self.norms
+        x = first(stream)
+        for block, norm in zip(self.blocks, norms, strict=True):
+            x, stream = self.kit.add_norm(norm, *block(x, stream))
+        return self.kit.loss(x.flatten(0, 1), self.embedding.weight, targets.flatten())
+
+
+def flops_per_token(model: GPT, sizes: Sizes) -> float:
+    """6N + 12LHQT (Chowdhery et al., 2022, PaLM, appendix B): N without the positions, of L layers, H heads of width Q
+    and T tokens; attention as if it were not causal."""
+    n = sum(p.numel() for p in model.parameters()) - model.positions.numel()
+    return 6 * n + 12 * sizes.layers * sizes.width * sizes.length
+
+
+# --- training ---
+
+
+def rate(step: int, steps: int, most: float) -> float:
+    """Linear to ``most`` in the first twentieth of the steps, then a cosine down to a tenth of it."""
+    warm = max(steps // 20, 1)
+    if step < warm:
+        return most * (step + 1) / warm
+    return most * (0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(steps - warm, 1)))
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    """To a file of another name, then renamed: whenever this is interrupted, ``path`` is whole, old or new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def optimizer(options: argparse.Namespace, model: GPT) -> torch.optim.Optimizer:
+    """Matrices decay, vectors do not. Muon moves the matrices of the blocks, AdamW the rest."""
+    ours, device = options.backend == "triplan", torch.device(options.device)
+    if options.optimizer == "muon" and not ours:
+        raise RefusedError("--optimizer muon: needs --backend triplan (torch's takes no embeddings and vectors)")
+    matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
+    tables = [model.embedding.weight, model.positions]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    lr: Any = torch.tensor(options.rate, device=device) if ours else options.rate
+    if options.optimizer == "muon":
+        adamw = {"use_muon": False, "betas": BETAS}
+        groups: list[dict[str, Any]] = [
+            {"params": matrices},
+            {"params": tables, **adamw},
+            {"params": vectors, **adamw, "weight_decay": 0.0},
+        ]
+        return triplan.optim.Muon(groups, lr=lr, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
+    both: list[dict[str, Any]] = [{"params": [*matrices, *tables]}, {"params": vectors, "weight_decay": 0.0}]
+    if ours:
+        return triplan.optim.AdamW(both, lr=lr, betas=BETAS, weight_decay=DECAY)
+    return torch.optim.AdamW(both, lr=lr, betas=BETAS, weight_decay=DECAY, fused=True)
+
+
+class Captured:
+    """A step as a CUDA graph."""
+
+    def __init__(self, step: Callable[[Tensor], tuple[Tensor, Tensor]], windows: Tensor) -> None:
+        self.windows, self.graph = windows.clone(), torch.cuda.CUDAGraph()
+        torch.cuda.empty_cache()  # the graph has memory of its own
+        with torch.cuda.graph(self.graph):
+            self.found = step(self.windows)
+
+    def __call__(self, windows: Tensor) -> tuple[Tensor, Tensor]:
+        self.windows.copy_(windows)
+        self.graph.replay()
+        loss, norm = self.found
+        return loss.clone(), norm.clone()
+
+
+@dataclass
+class Training:
+    """A model in training. ``fixed``: the options that decide the bits of its parameters, and a digest of the text."""
+
+    model: GPT
+    forward: Callable[[Tensor, Tensor], Tensor]
+    optimizer: torch.optim.Optimizer
+    clip: Callable[..., Tensor]
+    tokens: Tokens
+    device: torch.device
+    fixed: dict[str, Any]
+    captures: bool
+    step: int = 0
+    made: int = 0  # of the steps, those of this process
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    captured: Captured | None = None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, tokens: Tokens, digest: str) -> Training:
+        device, kit = torch.device(options.device), Kit.of(options.backend)
+        sizes = Sizes(*(getattr(options, name) for name in Sizes._fields))
+        model = GPT(kit, sizes, options.seed).to(device)
+        forward: Any = torch.compile(model, dynamic=False) if options.backend == "torch.compile" else model
+        fixed = {name: getattr(options, name) for name in (*Sizes._fields, *FIXED)} | {"text": digest}
+        captures = options.backend == "triplan" and device.type == "cuda" and not options.eager
+        return cls(model, forward, optimizer(options, model), kit.clip, tokens, device, fixed, captures)
+
+    def update(self, windows: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of the optimizer; returns the loss and the norm of the gradients before it, on the device."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.fixed["precision"] == "bf16"):
+            loss = self.forward(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = self.clip(self.model.parameters(), CLIP)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach(), norm
+
+    def advance(self) -> tuple[Tensor, Tensor]:
+        """The next step."""
+        windows = self.tokens.batch(self.step, *(self.fixed[name] for name in ("seed", "batch", "length")))
+        if self.device.type == "cuda":
+            windows = windows.pin_memory().to(self.device, non_blocking=True)
+        now = rate(self.step, self.fixed["steps"], self.fixed["rate"])
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(now)  # where a captured step reads it
+            else:
+                group["lr"] = now
+        if self.captures and self.made == UNCAPTURED:
+            self.captured = Captured(self.update, windows)
+        self.step, self.made = self.step + 1, self.made + 1
+        return (self.captured or self.update)(windows)
+
+    def several(self, count: int) -> float:
+        """So many steps; returns how many seconds they took."""
+        begin = time.perf_counter()
+        found = [self.advance() for _ in range(count)]
+        for loss, norm in found:  # waits for the device
+            self.losses.append(float(loss))
+            self.norms.append(float(norm))
+        if not math.isfinite(self.losses[-1]):
+            raise RefusedError(f"the loss of step {self.step} is {self.losses[-1]}: try a smaller --rate")
+        return time.perf_counter() - begin
+
+    def save(self, path: Path) -> None:
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "fixed": self.fixed}
+        save({**state, "step": self.step, "losses": self.losses, "norms": self.norms}, path)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint. Refuses one of other options."""
+        if not path.exists():
+            raise RefusedError(f"--resume: there is no {path}")
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as e:
+            raise RefusedError(f"--resume: {path} is no checkpoint: {e}") from None
+        kept = state.get("fixed") if isinstance(state, dict) else None
+        if kept is None:
+            raise RefusedError(f"--resume: {path} is no checkpoint of this script")
+        other = [
+            f"{name} {kept.get(name)}, now {value}" for name, value in self.fixed.items() if kept.get(name) != value
+        ]
+        if other:
+            raise RefusedError(f"--resume: {path} was written with other options: {'; '.join(other)}")
+        self.model.load_state_dict(state["model"])
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr  # that of the device, not the one that was loaded
+        self.step, self.losses, self.norms = state["step"], state["losses"], state["norms"]
+
+    def digest(self) -> str:
+        """Of the bits of all parameters."""
+        found = hashlib.sha256()
+        for p in self.model.parameters():
+            found.update(p.detach().cpu().numpy().tobytes())
+        return found.hexdigest()[:16]
+
+
+# --- what is shown ---
+
+
+def draw(path: Path, training: Training, name: str) -> None:
+    """The losses and the norms of the gradients, as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, sides = plt.subplots(1, 2, figsize=(12, 5))
+    curves = (("loss", training.losses), ("norm of the gradients before clipping", training.norms))
+    for side, (title, values) in zip(sides, curves, strict=True):
+        side.plot(range(1, len(values) + 1), values, linewidth=0.8)
+        side.set(xlabel="step", title=f"{title}, {name}", yscale="log")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def report(console: Console, training: Training, seconds: list[float], peak: float) -> None:
+    """The loss, speed and memory. The first look is left out if there are others: kernels are compiled in it."""
+    step, losses = statistics.median(seconds[1:] or seconds), training.losses
+    per_second = training.fixed["batch"] * training.fixed["length"] / step
+    console.print(f"loss {losses[0]:.4f} at step 1, {losses[-1]:.4f} at step {training.step}")
+    console.print(f"{step * 1e3:.1f} ms a step, {per_second:,.0f} tokens/s")
+    if training.device.type == "cuda":
+        sizes = Sizes(*(training.fixed[name] for name in Sizes._fields))
+        used = per_second * flops_per_token(training.model, sizes) / (peak * 1e12)
+        allocated, reserved = (n / 2**30 for n in (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+        console.print(f"model FLOP utilisation {used:.1%} of {peak:g} TFLOP/s")
+        console.print(f"peak memory {allocated:.1f} GiB allocated, {reserved:.1f} GiB reserved")
+    console.print(f"parameters after step {training.step}: {training.digest()}")
+
+
+#: Options beside the sizes that decide the bits of the parameters.
+FIXED = ("backend", "precision", "optimizer", "batch", "steps", "rate", "seed")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="GPT-2, trained on real text by triplan, torch or torch.compile.")
+    parser.add_argument("--backend", choices=("triplan", "torch", "torch.compile"), default="triplan")
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=("bf16", "f32"), help="autocast to bf16; f32 on a CPU by default")
+    for name, value in Sizes._field_defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=200, help="of the whole training; the rate follows a cosine")
+    parser.add_argument("--stop", type=int, help="stop after this step, with a checkpoint")
+    parser.add_argument("--rate", type=float, default=6e-4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--text", type=Path, help="a file; by default the standard library's modules")
+    parser.add_argument("--out", type=Path, default=Path("gpt-run"), help="a folder for checkpoint, tokens and curves")
+    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
+    parser.add_argument("--eager", action="store_true", help="triplan: without a CUDA graph")
+    parser.add_argument("--peak", type=float, default=PEAK, help="TFLOP/s that the utilisation is of")
+    options = parser.parse_args(arguments)
+    if options.width % options.heads:
+        parser.error(f"--width {options.width} is no multiple of --heads {options.heads}")
+    if options.vocabulary <= BYTES:
+        parser.error(f"--vocabulary {options.vocabulary}: {BYTES} tokens are bytes, so there must be more")
+    if options.precision is None:
+        options.precision = "f32" if options.device == "cpu" else "bf16"
+    return options
+
+
+def train(console: Console, options: argparse.Namespace) -> Training:
+    text = read_text(options.text)
+    tokens = Tokens.cached(text, options.vocabulary, options.out)
+    console.print(f"{len(text):,} bytes of text: {len(tokens.ids):,} tokens of {BYTES + len(tokens.pieces):,} kinds")
+    if len(tokens.ids) <= options.length:
+        raise RefusedError(f"the text has {len(tokens.ids)} tokens: more than --length {options.length} are needed")
+    training = Training.of(options, tokens, hashlib.sha256(text).hexdigest()[:16])
+    checkpoint = options.out / "checkpoint.pt"
+    if options.resume:
+        training.resume(checkpoint)
+        console.print(f"resumed after step {training.step}")
+    last = min(options.stop or options.steps, options.steps)
+    if training.step >= last:
+        raise RefusedError(f"{training.step} steps of {last} are done already")
+    seconds: list[float] = []  # a step's, of each look
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(options.backend, total=last, completed=training.step)
+        while training.step < last:
+            count = min(LOGGED, last - training.step, options.every - training.step % options.every)
+            seconds.append(training.several(count) / count)
+            shown = f"{options.backend}, loss {training.losses[-1]:.4f}"
+            progress.update(task, completed=training.step, description=shown)
+            if training.step == last or training.step % options.every == 0:
+                training.save(checkpoint)
+    report(console, training, seconds, options.peak)
+    try:
+        draw(options.out / "curves.png", training, options.backend)
+    except ModuleNotFoundError:
+        console.print("no curves: they need matplotlib (pip install matplotlib)")
+    return training
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(options.backend == "triplan")
+    memory.fill_uninitialized_memory = False  # every element is written before it is read
+    try:
+        train(Console(), options)
+    except RefusedError as e:
+        print(f"gpt.py: {e}", file=sys.stderr)
+        return 1
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        memory.fill_uninitialized_memory = before[1]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""The training of examples/gpt.py: it learns as torch does, and gives its bits again, also when it was stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.functional import DEVICES
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
+#: Too small to learn much, large enough for two looks at the loss.
+SMALL = {"layers": 2, "width": 32, "heads": 2, "length": 16, "vocabulary": 400, "batch": 4, "rate": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Any:
+    spec = importlib.util.spec_from_file_location("gpt_example", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.py"
+    path.write_bytes(EXAMPLE.read_bytes() + "\xa0é\r\n\t".encode() + bytes([255, 0]))
+    return path
+
+
+def arguments(text: Path, out: Path, device: str, *more: str, **changed: Any) -> list[str]:
+    sizes = [f"--{name}={value}" for name, value in {**SMALL, **changed}.items()]
+    return [*sizes, f"--text={text}", f"--out={out}", f"--device={device}", *more]
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+    return state
+
+
+def test_tokens_are_the_text(gpt: Any, text: Path, tmp_path: Path) -> None:
+    raw = text.read_bytes()
+    tokens = gpt.Tokens.cached(raw, 300, tmp_path)
+    assert tokens.decode(tokens.ids.tolist()) == raw
+    assert len(tokens.pieces) == 300 - 256
+    assert b" self" in tokens.pieces
+    assert len(tokens.ids) < len(raw) * 0.8
+    again = gpt.Tokens.cached(raw, 300, tmp_path)
+    assert again.pieces == tokens.pieces
+    assert torch.equal(again.ids, tokens.ids)
+    one, other = (tokens.batch(step, 0, 3, 8) for step in (5, 6))
+    assert torch.equal(one, tokens.batch(5, 0, 3, 8))
+    assert not torch.equal(one, other)
+    assert one.shape == (3, 9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stopped_training_ends_with_the_same_bits(
+    gpt: Any, text: Path, tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # On a GPU, steps 4 to 12 are a graph's; of the resumed one, 10 to 12.
+    steps = ("--steps=12", "--every=6")
+    assert gpt.main(arguments(text, tmp_path / "whole", device, *steps)) == 0
+    assert gpt.main(arguments(text, tmp_path / "parts", device, *steps, "--stop=6")) == 0
+    halfway = parameters(tmp_path / "parts")
+    assert gpt.main(arguments(text, tmp_path / "parts", device, *steps, "--resume")) == 0
+    whole, parts = (parameters(tmp_path / name) for name in ("whole", "parts"))
+    assert all(torch.equal(p, parts[name]) for name, p in whole.items())
+    assert not any(torch.equal(p, halfway[name]) for name, p in whole.items())
+    losses = torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)["losses"]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] - 0.5
+    out = capsys.readouterr().out
+    first, _, last = (line for line in out.splitlines() if line.startswith("parameters after step"))
+    assert first == last
+    assert "tokens/s" in out
+    assert (tmp_path / "whole" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_losses_are_torchs(gpt: Any, text: Path, tmp_path: Path) -> None:
+    found = {}
+    for backend in ("triplan", "torch"):
+        folder = tmp_path / backend
+        assert gpt.main(arguments(text, folder, "cpu", "--steps=4", f"--backend={backend}")) == 0
+        found[backend] = torch.load(folder / "checkpoint.pt", weights_only=True)
+    # Each loss depends on the rounding errors of the steps before it: AdamW divides small gradients by their size.
+    torch.testing.assert_close(found["triplan"]["losses"], found["torch"]["losses"], rtol=1e-4, atol=0)
+    torch.testing.assert_close(found["triplan"]["norms"], found["torch"]["norms"], rtol=1e-3, atol=0)
+
+
+def test_muon_learns(gpt: Any, text: Path, tmp_path: Path) -> None:
+    assert gpt.main(arguments(text, tmp_path, "cpu", "--steps=6", "--optimizer=muon")) == 0
+    losses = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["losses"]
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_what_cannot_be_resumed_is_refused(
+    gpt: Any, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*more: str, **changed: Any) -> str:
+        assert gpt.main(arguments(text, tmp_path, "cpu", "--steps=2", *more, **changed)) == 1
+        return capsys.readouterr().err
+
+    assert "there is no" in refused("--resume")
+    assert gpt.main(arguments(text, tmp_path, "cpu", "--steps=2", "--stop=1")) == 0
+    assert "batch 4, now 5" in refused("--resume", batch=5)
+    assert "backend triplan, now torch" in refused("--resume", "--backend=torch")
+    assert "needs --backend triplan" in refused("--backend=torch", "--optimizer=muon")
+    assert "1 steps of 1 are done" in refused("--resume", "--stop=1")
+    assert gpt.main(arguments(text, tmp_path, "cpu", "--steps=2", "--resume")) == 0
+    (tmp_path / "checkpoint.pt").write_bytes(b"PK, but not whole")
+    assert "is no checkpoint" in refused("--resume")
+
+
+def test_an_interrupted_save_leaves_the_checkpoint(gpt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checkpoint.pt"
+    gpt.save({"step": 1}, path)
+
+    def full(_: int) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        gpt.save({"step": 2}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_model_is_gpt_2(gpt: Any) -> None:
+    with torch.device("meta"):
+        model = gpt.GPT(gpt.Kit.of("torch"), gpt.Sizes(vocabulary=50257))
+    n = 124_439_808  # of the published model
+    assert sum(p.numel() for p in model.parameters()) == n
+    assert gpt.flops_per_token(model, gpt.Sizes()) == 6 * (n - 1024 * 768) + 12 * 12 * 12 * 64 * 1024
