@@ -34,6 +34,8 @@ def products(element: str) -> Iterator[tp.Descriptor]:
     ]
     if element in ("f16", "bf16"):
         found.append(base.replace(out_element="f32", epilogue="bias"))
+        found.append(tp.BatchedGemmDescriptor(batch=4, m=4096, n=4096, k=4096, element=element, symmetric=True))
+        found.append(found[-1].replace(reads_c0=True))
     if element == "f32":
         found += [d.replace(math="tf32") for d in found]
         three = base.replace(math="tf32x3", epilogue="bias_gelu")
@@ -133,7 +135,7 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
 def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descriptor, Iterable[Launch]]]:
     """Each tile and ring of an entry, with the epilogues and layouts that need the most registers."""
     base = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f16", epilogue="bias_silu", layouts={"b": COLUMN})
-    heavy = (base, base.replace(epilogue="bias_gelu"), base.replace(out_element="f32"))
+    heavy = (base, base.replace(epilogue="bias_gelu"), base.replace(out_element="f32"), base.replace(reads_c0=True))
     if (op, entry) == ("gemm", "tiles"):
         for desc in heavy:
             for tile in tiles_of(desc, target):

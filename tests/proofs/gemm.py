@@ -66,6 +66,50 @@ def make(batched: bool, n: int, element: tp.ElementKind, kind: Kind, **options: 
     return Gemm(batched, {"element": element, **options}, a, b, c0, bias)
 
 
+class Symmetric(Problem):
+    """``a`` (batch, rows, k) times ``(signs * a).T``, added to a symmetric ``c0``."""
+
+    def __init__(self, a: Tensor, signs: Tensor, c0: Tensor, element: tp.ElementKind) -> None:
+        self.drawn = (a, signs, c0, element)
+        (batch, rows, k), b = a.shape, (a * signs).mT.contiguous()
+        sizes = {"batch": batch, "m": rows, "n": rows, "k": k}
+        self.desc: tp.Descriptor = tp.BatchedGemmDescriptor(**sizes, element=element, reads_c0=True, symmetric=True)
+        self.values = {"a": a, "b": b, "c0": c0}
+
+    def parts(self) -> Iterator[Variant]:
+        a, signs, c0, element = self.drawn
+        for kept in ([1], [2, 0]):
+            part = Symmetric(a[kept], signs, c0[kept], element)
+            yield Variant(part, lambda out: out["c"], lambda out, kept=kept: out["c"][kept])
+
+    def reordered(self) -> Variant:
+        a, signs, c0, element = self.drawn
+        order = torch.randperm(a.shape[2], generator=torch.Generator().manual_seed(1))
+        other = Symmetric(a[..., order].contiguous(), signs[order], c0, element)
+        return Variant(other, lambda out: out["c"], lambda out: out["c"])
+
+
+def symmetric(n: int, element: tp.ElementKind, kind: Kind) -> Symmetric:
+    """As ``make``, of matrices that are symmetric."""
+    g = torch.Generator().manual_seed(0)
+    a, signs = draw((3, ROWS, n), element, kind, n, g), torch.ones(n, dtype=element.torch)
+    if kind == "huge" and element is tp.ElementKind.F64:
+        a = a * 2.0**-520
+    out = element if element.is_floating_point else tp.ElementKind.I32
+    c0 = draw((3, ROWS, ROWS), out, kind, n, g)
+    if kind == "cancelling" and element.is_floating_point:
+        half, order = n // 2, torch.randperm(n, generator=g)
+        a[..., half:], signs[half:] = a[..., :half], -1
+        a, signs, c0 = a[..., order].contiguous(), signs[order], c0 * 2.0**-10
+    return Symmetric(a, signs, c0.tril() + c0.tril(-1).mT, element)
+
+
+def make_any(batched: bool, n: int, element: tp.ElementKind, kind: Kind, **options: Any) -> Problem:
+    return (
+        symmetric(n, element, kind) if options.pop("symmetric", False) else make(batched, n, element, kind, **options)
+    )
+
+
 _OPTIONS: tuple[dict[str, Any], ...] = ({}, {"epilogue": "bias"}, {"epilogue": "bias_relu", "reads_c0": True})
 joins("gemm", *_OPTIONS)(partial(make, False))
-joins("batched_gemm", *_OPTIONS)(partial(make, True))
+joins("batched_gemm", *_OPTIONS, {"symmetric": True})(partial(make_any, True))

@@ -122,14 +122,19 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
         epilogue: bias and activation, applied in the accumulator, before the one rounding.
         reads_c0: whether there is a ``c0``.
         saves_pre: whether the argument of the activation is written to ``pre``, for the backward pass.
+        symmetric: the caller promises that ``c`` is symmetric, as of ``a @ a.T``: an element above the diagonal may be
+            a copy of the one below it.
     """
 
     epilogue: Epilogue = "identity"
     reads_c0: bool = False
     saves_pre: bool = False
+    symmetric: bool = False
 
     def check_problem(self) -> None:
         super().check_problem()
+        if self.symmetric and (self.m != self.n or self.has_bias):
+            raise ValueError(f"symmetric = True: needs m = n and no bias, not {self.m}, {self.n} and {self.epilogue}")
         if self.element is ElementKind.I8 and self.activation not in ("identity", "relu"):
             raise ValueError(f"epilogue = {self.epilogue}: integers have no {self.activation}")
 
@@ -154,12 +159,12 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
 
     def declare_operands(self) -> tuple[Operand, ...]:
         compute, lead = self.sums, self.lead
-        rows = tuple(range(len(lead) + 1))
+        rows = tuple(range(len(lead) + (not self.symmetric)))
         c0 = Operand("c0", Role.INPUT, self.out, (*lead, self.m, self.n), batch_axes=rows)
         pre = Operand("pre", Role.OUTPUT, self.out, (*lead, self.m, self.n), batch_axes=rows)
         return (
             Operand("a", Role.INPUT, self.element, (*lead, self.m, self.k), batch_axes=rows),
-            Operand("b", Role.INPUT, self.element, (*lead, self.k, self.n), batch_axes=rows[:-1]),
+            Operand("b", Role.INPUT, self.element, (*lead, self.k, self.n), batch_axes=tuple(range(len(lead)))),
             Operand("c", Role.OUTPUT, self.out, (*lead, self.m, self.n), batch_axes=rows, over="c0"),
             *((c0,) if self.reads_c0 else ()),
             *((Operand("bias", Role.INPUT, self.out, (self.n,)),) if self.has_bias else ()),

@@ -205,7 +205,7 @@ def column(alignment: int, **facts: Any) -> tp.Layout:
         (FORWARD, {"n": 63}, "b is promised stride_multiple=1 "),
         (FORWARD, {"k": 0}, "k is 0"),
         (FORWARD, {"n": 60, "layouts": {"b": COLUMN, "c": ROW}}, "n is not a multiple of 8"),
-        (FORWARD, {"reads_c0": True}, "c0"),
+        (FORWARD, {"reads_c0": True, "layouts": {"c0": COLUMN}}, "c0 is not row-major"),
         (FORWARD, {"layouts": {"a": "strided"}}, "a is promised no unit stride"),
         (FORWARD, {"layouts": {"b": column(16)}}, "b is promised stride_multiple=1 "),
         (FORWARD, {"layouts": {"b": column(8, stride_multiple=8)}}, "b is promised an alignment of 8 "),

@@ -117,12 +117,23 @@ def _backward_terms(desc: GemmBackwardDescriptor, x: Mapping[str, Any]) -> Mappi
 
 
 def _inputs(desc: MultiplyingDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Beside infinities, 0 for what tf32 may take for 0: infinity times it would be NaN, or not."""
-    found = {name: x[name] for name in ("a", "b", "dc") if isinstance(x.get(name), Tensor)}
+    """Beside infinities, 0 for what tf32 may take for 0: infinity times it would be NaN, or not. What is promised to be
+    symmetric is so."""
+    follows = _symmetric(desc, x) if isinstance(desc, MatrixProductDescriptor) and desc.symmetric else {}
+    found = {name: {**x, **follows}[name] for name in ("a", "b", "dc") if isinstance(x.get(name), Tensor)}
     tf32 = desc.multiplicands in (MathPrecision.TF32, MathPrecision.TF32X3)
     if not tf32 or all(bool(t.isfinite().all()) for t in found.values()):
-        return {}
-    return {name: torch.where(t.abs() < TF32_SMALLEST, 0.0, t) for name, t in found.items()}
+        return follows
+    return {**follows, **{name: torch.where(t.abs() < TF32_SMALLEST, 0.0, t) for name, t in found.items()}}
+
+
+def _symmetric(desc: MatrixProductDescriptor, x: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A matrix, its transpose and a symmetric c0; ones where an axis has a stride of 0."""
+    given = {name: x[name] for name in ("a", "b", "c0") if isinstance(x.get(name), Tensor)}
+    if any(o.layout.zero_axes for o in desc.operands()):
+        return {name: torch.ones_like(t) for name, t in given.items()}
+    found = {"b": given["a"].mT}
+    return found | ({"c0": given["c0"].tril() + given["c0"].tril(-1).mT} if "c0" in given else {})
 
 
 _RULES = CheckRules(_terms, _inputs, integers=lambda desc: desc.activation in ("identity", "relu"))

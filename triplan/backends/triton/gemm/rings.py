@@ -76,8 +76,8 @@ class Ring:
 
     def fits(self, desc: MatrixProductDescriptor, target: Target) -> bool:
         """Whether nothing spills and shared memory suffices."""
-        # gelu (erf) spills at 128 accumulators. With f32 output silu (exp) spills too, on Triton 3.9.
-        wide = self.specialised and desc.out.itemsize > 2
+        # gelu (erf) spills at 128 accumulators. With c0 silu (exp) spills too, and with f32 output on Triton 3.9.
+        wide = self.specialised and (desc.out.itemsize > 2 or desc.reads_c0)
         most = 64 if desc.activation == "gelu" or (desc.activation == "silu" and wide) else 128
         # Without staging buffers a tile of C leaves through B's slots, which must hold it.
         staged = self.specialised or self.stages * self.k * 2 >= self.m * desc.out.itemsize
@@ -152,9 +152,15 @@ def rings_of(desc: MatrixProductDescriptor, target: Target, specialised: bool) -
     return tuple(r for r in RINGS if r.specialised == specialised and r.fits(desc, target))
 
 
+def halves(desc: MatrixProductDescriptor, ring: Ring) -> bool:
+    """Whether only the lower triangle of a symmetric C is computed: in square tiles, which warpgroups share."""
+    return desc.symmetric and ring.m == ring.n and ring.pieces == 2 and desc.out.itemsize == 2
+
+
 def tiles_in(desc: MatrixProductDescriptor, ring: Ring) -> int:
-    """Tiles of C, of all products."""
-    return math.prod(desc.lead) * -(-desc.m // ring.m) * -(-desc.n // ring.n)
+    """Tiles of C that are computed, of all products."""
+    rows, columns = -(-desc.m // ring.m), -(-desc.n // ring.n)
+    return math.prod(desc.lead) * (rows * (rows + 1) // 2 if halves(desc, ring) else rows * columns)
 
 
 def tile_us(ring: Ring, k: int, busy: float = 1.0) -> float:
@@ -174,7 +180,7 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     compute = math.ceil(tiles / sms) * tile_us(ring, desc.k, min(tiles / sms, 1.0))
     if ring.pingpong and is_short(desc):
         compute *= COOL_PINGPONG
-    nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n)
+    nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n * (1 + desc.reads_c0))
     within = min(desc.m / ring.m, 1.0)
     memory = nbytes / (_rates(ring).stream * TERA_PER_US * (1 - OUTSIDE_SLOWDOWN * (1 - within)))
     return FIXED_US[ring.specialised] + combined(compute, memory, power=LIMITS_POWER)

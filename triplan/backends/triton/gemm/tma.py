@@ -5,7 +5,7 @@ from __future__ import annotations
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Int, Scalar, TensorMap
 from triplan.backends.triton.gemm import wgmma_shared_kernels as kernels
-from triplan.backends.triton.gemm.arguments import pointer
+from triplan.backends.triton.gemm.arguments import matrix_strides, pointer
 from triplan.backends.triton.gemm.matrices import (
     I32_COUNTER_LIMIT,
     is_contiguous,
@@ -55,16 +55,24 @@ def operand_maps(desc: MatrixProductDescriptor, ring: Ring) -> dict[str, TensorM
 
 def common_arguments(desc: MatrixProductDescriptor, ring: Ring) -> tuple[dict[str, Arg], dict[str, object]]:
     """The arguments and constexprs that ``wgmma_kernel`` and ``wgmma_tiles_kernel`` share."""
+    c0 = desc.operand("c0") if desc.reads_c0 else None
+    strides, known = matrix_strides(c0, ("c0m", "c0n", "c0_batch"))
+    strides.pop("c0n", None)
+    known.pop("c0n", None)  # 1, as ``supports`` makes sure
     args: dict[str, Arg] = {
         **operand_maps(desc, ring),
+        "c0": None if c0 is None else pointer(c0),
         "bias": pointer(desc.operand("bias")) if desc.has_bias else None,
         "alpha": Scalar("alpha", ElementKind.F32, 1.0),
+        "beta": None if c0 is None else Scalar("beta", ElementKind.F32, 1.0),
+        **strides,
         "m": Int(desc.m),
         "n": Int(desc.n),
         "k": Int(desc.k),
         "group_m": Int(ring.group),
     }
     return args, {
+        **known,
         "A_ROWS": is_row_major(desc.operand("a")),
         "B_ROWS": is_row_major(desc.operand("b")),
         "BLOCK_N": ring.n,
@@ -96,8 +104,8 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     """Whether TMA can read and write the operands, and i32 counts everything."""
     if desc.saves_pre:
         return Support.no("does not write pre")
-    if desc.reads_c0:
-        return Support.no("does not read c0")
+    if desc.reads_c0 and not is_row_major(desc.operand("c0")):
+        return Support.no("c0 is not row-major")
     if desc.k == 0:
         return Support.no("k is 0, and TMA maps no empty matrix")
     if max(desc.m, desc.n, desc.k) >= I32_COUNTER_LIMIT:

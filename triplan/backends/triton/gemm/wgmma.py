@@ -14,7 +14,7 @@ from triplan.backends.table import Configuration
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout
-from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, ring_us, rings_of, tiles_in
+from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, halves, ring_us, rings_of, tiles_in
 from triplan.backends.triton.gemm.tma import common_arguments, operand_maps, shared_layout, supports
 from triplan.backends.triton.gemm.wgmma_kernels import wgmma_kernel
 from triplan.descriptors.gemm import MatrixProductDescriptor
@@ -43,7 +43,13 @@ def launches(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> list[
             wgmma_kernel,
             min(tiles_in(desc, ring), target.sm_count),
             {**args, "batch": Int(math.prod(desc.lead))},
-            {**constants, "PIECES": ring.pieces, "BUFFERS": ring.buffers, **_batch_constexprs(desc, ring)},
+            {
+                **constants,
+                "PIECES": ring.pieces,
+                "BUFFERS": ring.buffers,
+                "SYMMETRIC": halves(desc, ring),
+                **_batch_constexprs(desc, ring),
+            },
             num_warps=4,
             overlaps=True,
         )

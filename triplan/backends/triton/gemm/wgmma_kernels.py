@@ -35,7 +35,8 @@ from triplan.backends.triton.gemm.wgmma_shared_kernels import (
     as_matrix,
     load_bias,
     next_slot,
-    tile_of,
+    place_of,
+    tiles_in,
     write_tile,
 )
 
@@ -66,6 +67,7 @@ def load_operands(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    SYMMETRIC: gl.constexpr,
 ):
     """The loading warp: the operands of every step of this program's tiles, through the ring.
 
@@ -73,14 +75,13 @@ def load_operands(
     else the maps are those of their transposes.
     """
     sa, sb, _, full, empty, _ = ring
-    batch, tiles_m, tiles_n, steps, group_m = extent
+    steps = extent[3]
     previous_wait()
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
     slot = 0
     phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
-    for tile in range(gl.program_id(0), batch * tiles_m * tiles_n, gl.num_programs(0)):
-        product = tile // (tiles_m * tiles_n)
-        tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+    for tile in range(gl.program_id(0), tiles_in(extent, SYMMETRIC), gl.num_programs(0)):
+        product, tile_m, tile_n = place_of(tile, extent, SYMMETRIC)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
         for step in range(steps):
@@ -159,15 +160,18 @@ def multiply(
     C_SHARED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    added,
+    HAS_C0: gl.constexpr,
+    SYMMETRIC: gl.constexpr,
 ):
-    """C = act(alpha * A @ B + bias) on warpgroup WHICH's share of this program's tiles (WHICH is 0 or 1).
+    """C = act(alpha * A @ B + beta * C0 + bias) on warpgroup WHICH's share of this program's tiles (WHICH is 0 or 1).
 
     With 2 PIECES (cooperative): rows WHICH * 64 to WHICH * 64 + 63 of each tile. With 1 (ping-pong): every other tile,
-    so that one group writes while the other multiplies. ``result`` and ``extent``: see ``write_tile`` and
+    so that one group writes while the other multiplies. ``result``, ``added`` and ``extent``: see ``write_tile`` and
     ``load_operands``.
     """
     _, _, sc, _, _, order = ring
-    batch, tiles_m, tiles_n, steps, group_m = extent
+    steps = extent[3]
     previous_wait()
     PINGPONG: gl.constexpr = PIECES == 1
     ROWS: gl.constexpr = 2 * HALF // PIECES
@@ -177,11 +181,10 @@ def multiply(
     slot = 0
     phase = 0
     last = 0
-    mine = gl.cdiv(batch * tiles_m * tiles_n - gl.program_id(0), gl.num_programs(0))
+    mine = gl.cdiv(tiles_in(extent, SYMMETRIC) - gl.program_id(0), gl.num_programs(0))
     for turn in range(WHICH if PINGPONG else 0, mine, 2 if PINGPONG else 1):
         tile = gl.program_id(0) + turn * gl.num_programs(0)
-        product = tile // (tiles_m * tiles_n)
-        tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+        product, tile_m, tile_n = place_of(tile, extent, SYMMETRIC)
         if PINGPONG:
             slot = turn * steps % STAGES
             phase = turn * steps // STAGES % 2
@@ -196,7 +199,24 @@ def multiply(
         row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
         column = tile_n * BLOCK_N
         first: gl.constexpr = WHICH * BUFFERS
-        write_tile(acc, held, result, sc, product, row, column, layout, C_SHARED, first, BUFFERS, HAS_BIAS, ACTIVATION)
+        write_tile(
+            acc,
+            held,
+            result,
+            sc,
+            product,
+            row,
+            column,
+            layout,
+            C_SHARED,
+            first,
+            BUFFERS,
+            HAS_BIAS,
+            ACTIVATION,
+            added,
+            HAS_C0,
+            SYMMETRIC,
+        )
     store_wait(0)
 
 
@@ -205,8 +225,12 @@ def wgmma_kernel(
     a,
     b,
     c,
+    c0,
     bias,
     alpha,
+    beta,
+    c0m,
+    c0_batch,
     batch,
     m,
     n,
@@ -225,13 +249,16 @@ def wgmma_kernel(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    SYMMETRIC: gl.constexpr,
 ):
-    """c = act(alpha * a @ b + bias) in tiles of 128 by BLOCK_N.
+    """c = act(alpha * a @ b + beta * c0 + bias) in tiles of 128 by BLOCK_N.
 
-    ``a`` (m, k), ``b`` (k, n) and ``c`` (m, n) are tensor maps: f16 or bf16, and ``c`` may be f32; ``bias`` (n,) is a
-    pointer or None; k >= 1. In a batch the maps have the axis ``batch`` first; A_EACH and B_EACH are then 1, or 0 where
-    one matrix serves all products, and A_SHARED, B_SHARED and C_SHARED the layouts of blocks as matrices. Without a
-    batch all five are None.
+    ``a`` (m, k), ``b`` (k, n) and ``c`` (m, n) are tensor maps: f16 or bf16, and ``c`` may be f32; ``bias`` (n,) and
+    ``c0`` (m, n), of contiguous rows ``c0m`` apart, are pointers or None; k >= 1. In a batch the maps have the axis
+    ``batch`` first; A_EACH and B_EACH are then 1, or 0 where one matrix serves all products, and A_SHARED, B_SHARED and
+    C_SHARED the layouts of blocks as matrices. Without a batch all five are None. SYMMETRIC: c is symmetric, in tiles
+    of 128 by 128 that two warpgroups share; only those of the lower triangle are computed, and blocks of 64 by 64 below
+    the diagonal are written twice.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
@@ -252,7 +279,11 @@ def wgmma_kernel(
     ring = (sa, sb, sc, full, empty, order)
     extent = (batch, gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
     HAS_BIAS: gl.constexpr = bias is not None
+    HAS_C0: gl.constexpr = c0 is not None
+    HAS_BATCH: gl.constexpr = c0_batch is not None
     result = (c, bias if HAS_BIAS else alpha, alpha, n)
+    # A partition takes no None.
+    added = (c0 if HAS_C0 else alpha, beta if HAS_C0 else alpha, c0m if HAS_C0 else m, c0_batch if HAS_BATCH else m, m)
     gl.warp_specialize(
         [
             (
@@ -273,6 +304,9 @@ def wgmma_kernel(
                     C_SHARED,
                     HAS_BIAS,
                     ACTIVATION,
+                    added,
+                    HAS_C0,
+                    SYMMETRIC,
                 ),
             ),
             (
@@ -293,9 +327,15 @@ def wgmma_kernel(
                     C_SHARED,
                     HAS_BIAS,
                     ACTIVATION,
+                    added,
+                    HAS_C0,
+                    SYMMETRIC,
                 ),
             ),
-            (load_operands, (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, PIECES, BLOCK_N, BLOCK_K, STAGES)),
+            (
+                load_operands,
+                (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, PIECES, BLOCK_N, BLOCK_K, STAGES, SYMMETRIC),
+            ),
         ],
         [4, 1],  # warps of the second and the third partition
         [232, 40],  # registers of their threads

@@ -25,6 +25,7 @@ def launches(desc: GemmDescriptor, ring: Ring) -> list[Launch]:
     if desc.operand("c").numel == 0:
         return []
     args, constants = common_arguments(desc, ring)
+    args.pop("c0_batch")
     return [
         Launch(
             wgmma_tiles_kernel,

@@ -59,8 +59,11 @@ def wgmma_tiles_kernel(
     a,
     b,
     c,
+    c0,
     bias,
     alpha,
+    beta,
+    c0m,
     m,
     n,
     k,
@@ -73,10 +76,11 @@ def wgmma_tiles_kernel(
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """c = act(alpha * a @ b + bias), one tile (BLOCK_M, BLOCK_N) per program of BLOCK_M // 16 warps.
+    """c = act(alpha * a @ b + beta * c0 + bias), one tile (BLOCK_M, BLOCK_N) per program of BLOCK_M // 16 warps.
 
-    ``a`` (m, k), ``b`` (k, n) and ``c`` (m, n) are tensor maps: f16 or bf16, and ``c`` may be f32; ``bias`` (n,) is a
-    pointer or None; k >= 1. A_ROWS, B_ROWS: A and B are row-major; else the maps are those of their transposes.
+    ``a`` (m, k), ``b`` (k, n) and ``c`` (m, n) are tensor maps: f16 or bf16, and ``c`` may be f32; ``bias`` (n,) and
+    ``c0`` (m, n), of contiguous rows ``c0m`` apart, are pointers or None; k >= 1. A_ROWS, B_ROWS: A and B are
+    row-major; else the maps are those of their transposes.
 
     The ring is refilled STAGES - 1 steps ahead, so that loads overlap the products.
     """
@@ -123,5 +127,7 @@ def wgmma_tiles_kernel(
     # All warps are done with the ring. B's slots now stage the whole tile: no block of columns waits for another.
     PARTS: gl.constexpr = BLOCK_N // c.block_type.shape[1]
     buffers = reinterpret(sb, c.dtype, [PARTS] + c.block_type.shape, c.layout)
-    write_tile(acc, held, result, buffers, 0, row, column, layout, None, 0, PARTS, HAS_BIAS, ACTIVATION)
+    HAS_C0: gl.constexpr = c0 is not None
+    added = (c0, beta, c0m, 0, m)
+    write_tile(acc, held, result, buffers, 0, row, column, layout, None, 0, PARTS, HAS_BIAS, ACTIVATION, added, HAS_C0)
     store_wait(0)
