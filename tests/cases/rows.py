@@ -53,6 +53,7 @@ PARAMETERS: tuple[dict[str, Any], ...] = (
     {"weight": False, "bias": False},
     {"bias": False, "weight_offset": 1},
     {"residual": True},
+    {"residual": True, "branch_element": "bf16", "branch_gradient": True},
 )
 
 

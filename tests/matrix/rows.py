@@ -21,6 +21,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     yield build(op, (8, 1030), -1, "bf16")  # one program
     yield strided(build(op, (64, 1024), -1, "bf16"))
     yield build(op, (64, 100, 304), 1, "bf16")
+    if op.startswith(("rms", "layer")):
+        yield build(op, (4096, 768), -1, "f32", residual=True, branch_element="bf16", branch_gradient=True)
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:

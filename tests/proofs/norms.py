@@ -25,7 +25,7 @@ def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
     if kind in ("subnormal", "equal") or (kind == "huge" and narrow):
         x = draw((n, length), desc.element, kind, length, g).double()
     elif kind == "huge":
-        compute = torch.finfo(desc.element.compute.torch)
+        compute = torch.finfo((getattr(desc, "branch_element", None) or desc.element).compute.torch)
         x = (x.sign() + x.clamp(-3, 3) / 4) * math.sqrt(compute.max / (8 * length))
     elif kind == "wide":
         x *= 2.0 ** torch.randint(-8 if narrow else -40, 9 if narrow else 41, x.shape, generator=g)
@@ -44,7 +44,7 @@ def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
             found["bias"] = torch.randn(length, generator=g, dtype=torch.float64).to(dtype)
         if residual:
             found["residual"] = x.flip(1).to(dtype)
-        return found
+        return {name: t.to(desc.operand(name).element.torch) for name, t in found.items()}
     dout = torch.randn(n, length, generator=g, dtype=torch.float64)
     dout *= 2.0 ** torch.randint(-6, 7, dout.shape, generator=g)
     if kind == "cancelling":
@@ -60,6 +60,7 @@ def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
     found["dout"] = dout.to(dtype)
     if residual:
         found["dsummed"] = torch.zeros_like(found["dout"]) if kind == "cancelling" else found["dout"].flip(0)
+    found["dout"] = found["dout"].to(desc.operand("dout").element.torch)
     return found | follows(desc, found)
 
 
@@ -71,6 +72,8 @@ def norm_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: boo
 
 for _op in OPS:
     _bare = {"weight": False, **({"bias": False} if _op.startswith("layer_norm") else {})}
-    _others = ({}, _bare, {"residual": True, "weight_offset": 1}, {"long": True}, {"long": True, **_bare})
+    _branch = {"residual": True, "branch_element": "bf16"}
+    _branch |= {"branch_gradient": True} if _op.endswith("_backward") else {}
+    _others = ({}, _bare, {"residual": True, "weight_offset": 1}, {"long": True}, {"long": True, **_bare}, _branch)
     _options = ({}, {"long": True}) if _op.startswith("l2") else _others
     joins(_op, *_options)(partial(norm_problem, _op))

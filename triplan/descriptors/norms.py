@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from triplan.descriptors.base import PlannedBy, RowwiseDescriptor
 from triplan.descriptors.fields import Epsilon, RowsShape
 from triplan.descriptors.operand import Operand, Role
+from triplan.errors import shown
+from triplan.sku import ElementKind, OptionalElement, field
 
 if TYPE_CHECKING:
     from triplan.facade.norms import (
@@ -37,9 +39,11 @@ class _Norm(RowwiseDescriptor):
     def _rows(self) -> tuple[int, ...]:
         return self.input_shape[:-1]
 
-    def _whole(self, name: str, role: Role, present: bool = True) -> tuple[Operand, ...]:
+    def _whole(
+        self, name: str, role: Role, present: bool = True, element: ElementKind | None = None
+    ) -> tuple[Operand, ...]:
         batch = tuple(range(len(self._rows)))
-        return (Operand(name, role, self.element, self.input_shape, batch_axes=batch),) if present else ()
+        return (Operand(name, role, element or self.element, self.input_shape, batch_axes=batch),) if present else ()
 
     def _of_rows(self, name: str, role: Role) -> Operand:
         return Operand(name, role, self.element.compute, self._rows, batch_axes=tuple(range(len(self._rows))))
@@ -49,11 +53,16 @@ class _Norm(RowwiseDescriptor):
 
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
-        fields: dict[str, Any] = {"element": args.x.dtype, "input_shape": tuple(args.x.shape)}
+        wide = args.x if getattr(args, "residual", None) is None else args.residual
+        fields: dict[str, Any] = {"element": wide.dtype, "input_shape": tuple(args.x.shape)}
+        if "branch_element" in cls.model_fields:
+            branch = (args.out if hasattr(args, "out") else args.dout).dtype
+            fields["branch_element"] = None if branch == wide.dtype else branch
         tells = {"weight": ("weight",), "bias": ("bias", "dbias"), "residual": ("residual", "dsummed")}
-        for field, names in tells.items():
-            if field in cls.model_fields:
-                fields[field] = any(getattr(args, name, None) is not None for name in names)
+        tells["branch_gradient"] = ("dbranch",)
+        for told, names in tells.items():
+            if told in cls.model_fields:
+                fields[told] = any(getattr(args, name, None) is not None for name in names)
         return {**fields, **options}
 
 
@@ -66,15 +75,36 @@ class _ScaledNorm(_Norm):
         residual: whether x + residual is normalised: in f32 (f64 for f64), before it is rounded to ``element`` and
             written to ``summed``. The backward op then adds ``dsummed``, the gradient of ``summed``.
         bias: whether there is an operand ``bias`` (of the backward op, ``dbias``), of a row's shape.
+        branch_element: f16 or bf16: the element of what a layer before reads and one behind writes (``out``, ``dout``,
+            and with a residual ``x``), where it is another than that of the sum of all layers. None: ``element``.
     """
 
     weight: bool = True
     weight_offset: Literal[0, 1] = 0
     residual: bool = False
+    branch_element: OptionalElement = field(default=None)
 
     def check_problem(self) -> None:
+        if self.branch_element not in (None, ElementKind.F16, ElementKind.BF16):
+            raise ValueError(f"branch_element = {shown(self.branch_element)}: must be f16, bf16 or None")
         if self.weight_offset and not self.weight:
             raise ValueError("weight_offset = 1: needs a weight to be added to, but weight = False")
+
+
+class _ScaledNormBackward(_ScaledNorm):
+    """Their backward ops.
+
+    Attributes:
+        branch_gradient: whether ``dx`` is also written to ``dbranch``, rounded to ``branch_element``: the gradient of
+            the forward op's ``x`` where its residual is wider.
+    """
+
+    branch_gradient: bool = False
+
+    def check_problem(self) -> None:
+        super().check_problem()
+        if self.branch_gradient and self.branch_element is None:
+            raise ValueError("branch_gradient = True: needs a branch_element")
 
 
 class RmsNormDescriptor(_ScaledNorm, PlannedBy["RmsNormPlan"]):
@@ -90,8 +120,8 @@ class RmsNormDescriptor(_ScaledNorm, PlannedBy["RmsNormPlan"]):
 
     def declare_operands(self) -> tuple[Operand, ...]:
         return (
-            *self._whole("x", Role.INPUT),
-            *self._whole("out", Role.OUTPUT),
+            *self._whole("x", Role.INPUT, element=self.branch_element if self.residual else None),
+            *self._whole("out", Role.OUTPUT, element=self.branch_element),
             self._of_rows("rstd", Role.OUTPUT),
             *self._shared("weight", Role.INPUT, self.weight),
             *self._whole("residual", Role.INPUT, self.residual),
@@ -99,7 +129,7 @@ class RmsNormDescriptor(_ScaledNorm, PlannedBy["RmsNormPlan"]):
         )
 
 
-class RmsNormBackwardDescriptor(_ScaledNorm, PlannedBy["RmsNormBackwardPlan"]):
+class RmsNormBackwardDescriptor(_ScaledNormBackward, PlannedBy["RmsNormBackwardPlan"]):
     """``dx = rstd * (g - xhat * mean(g * xhat))`` with ``xhat = x * rstd`` and ``g = dout * weight``;
     ``dweight = sum(dout * xhat)`` over all rows.
 
@@ -110,13 +140,14 @@ class RmsNormBackwardDescriptor(_ScaledNorm, PlannedBy["RmsNormBackwardPlan"]):
 
     def declare_operands(self) -> tuple[Operand, ...]:
         return (
-            *self._whole("dout", Role.INPUT),
+            *self._whole("dout", Role.INPUT, element=self.branch_element),
             *self._whole("x", Role.INPUT),
             self._of_rows("rstd", Role.INPUT),
             *self._whole("dx", Role.OUTPUT),
             *self._shared("weight", Role.INPUT, self.weight),
             *self._shared("dweight", Role.OUTPUT, self.weight),
             *self._whole("dsummed", Role.INPUT, self.residual),
+            *self._whole("dbranch", Role.OUTPUT, self.branch_gradient, self.branch_element),
         )
 
 
@@ -137,8 +168,8 @@ class LayerNormDescriptor(_ScaledNorm, PlannedBy["LayerNormPlan"]):
 
     def declare_operands(self) -> tuple[Operand, ...]:
         return (
-            *self._whole("x", Role.INPUT),
-            *self._whole("out", Role.OUTPUT),
+            *self._whole("x", Role.INPUT, element=self.branch_element if self.residual else None),
+            *self._whole("out", Role.OUTPUT, element=self.branch_element),
             self._of_rows("mean", Role.OUTPUT),
             self._of_rows("rstd", Role.OUTPUT),
             *self._shared("weight", Role.INPUT, self.weight),
@@ -148,7 +179,7 @@ class LayerNormDescriptor(_ScaledNorm, PlannedBy["LayerNormPlan"]):
         )
 
 
-class LayerNormBackwardDescriptor(_ScaledNorm, PlannedBy["LayerNormBackwardPlan"]):
+class LayerNormBackwardDescriptor(_ScaledNormBackward, PlannedBy["LayerNormBackwardPlan"]):
     """``dx = rstd * (g - mean(g) - xhat * mean(g * xhat))`` with ``xhat = (x - mean) * rstd``, ``g = dout * weight``;
     ``dweight = sum(dout * xhat)`` and ``dbias = sum(dout)`` over all rows.
 
@@ -160,7 +191,7 @@ class LayerNormBackwardDescriptor(_ScaledNorm, PlannedBy["LayerNormBackwardPlan"
 
     def declare_operands(self) -> tuple[Operand, ...]:
         return (
-            *self._whole("dout", Role.INPUT),
+            *self._whole("dout", Role.INPUT, element=self.branch_element),
             *self._whole("x", Role.INPUT),
             self._of_rows("mean", Role.INPUT),
             self._of_rows("rstd", Role.INPUT),
@@ -169,6 +200,7 @@ class LayerNormBackwardDescriptor(_ScaledNorm, PlannedBy["LayerNormBackwardPlan"
             *self._shared("dweight", Role.OUTPUT, self.weight),
             *self._shared("dbias", Role.OUTPUT, self.bias),
             *self._whole("dsummed", Role.INPUT, self.residual),
+            *self._whole("dbranch", Role.OUTPUT, self.branch_gradient, self.branch_element),
         )
 
 

@@ -39,7 +39,7 @@ class RmsNormPlan(Plan[RmsNormDescriptor, RmsNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class RmsNormBackwardArgs:
-    """``rstd`` is the output of rms_norm. Pass the last three if the descriptor has them, else None."""
+    """``rstd`` is the output of rms_norm. Pass the last four if the descriptor has them, else None."""
 
     dout: Tensor
     x: Tensor
@@ -48,6 +48,7 @@ class RmsNormBackwardArgs:
     weight: Tensor | None = None
     dweight: Tensor | None = None
     dsummed: Tensor | None = None
+    dbranch: Tensor | None = None
 
 
 class RmsNormBackwardPlan(Plan[RmsNormBackwardDescriptor, RmsNormBackwardArgs]):
@@ -74,7 +75,7 @@ class LayerNormPlan(Plan[LayerNormDescriptor, LayerNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class LayerNormBackwardArgs:
-    """``mean`` and ``rstd`` are outputs of layer_norm. Pass the last four if the descriptor has them, else None."""
+    """``mean`` and ``rstd`` are outputs of layer_norm. Pass the last five if the descriptor has them, else None."""
 
     dout: Tensor
     x: Tensor
@@ -85,6 +86,7 @@ class LayerNormBackwardArgs:
     dweight: Tensor | None = None
     dbias: Tensor | None = None
     dsummed: Tensor | None = None
+    dbranch: Tensor | None = None
 
 
 class LayerNormBackwardPlan(Plan[LayerNormBackwardDescriptor, LayerNormBackwardArgs]):

@@ -64,13 +64,20 @@ def _axes(
         if p is not None and not p.is_floating_point():
             raise RuntimeError(f"{name}(): expected floating-point tensors, but {what} is {p.dtype}")
     if residual is not None and (
-        residual.shape != input.shape or residual.dtype != input.dtype or residual.device != input.device
+        residual.shape != input.shape
+        or not (residual.dtype == input.dtype or _is_branch(input, residual))
+        or residual.device != input.device
     ):
         raise RuntimeError(
             f"{name}(): residual is {residual.dtype} of {list(residual.shape)} on {residual.device}, but input "
             f"{input.dtype} of {list(input.shape)} on {input.device}"
         )
     return len(shape)
+
+
+def _is_branch(input: Tensor, wide: Tensor) -> bool:
+    """Whether ``input`` is what a layer in 16 bits adds to a wider sum of all layers."""
+    return input.dtype in (torch.float16, torch.bfloat16) and wide.dtype in (torch.float32, torch.float64)
 
 
 @overload
@@ -115,14 +122,16 @@ def rms_norm(
     all are converted to f32 where torch does so.
 
     Returns a tensor of ``input``'s shape; with a ``residual`` of that shape and dtype, the norm of ``input + residual``
-    and that sum, both from one pass. Differentiable in ``input``, ``weight`` and ``residual``, any number of times.
-    Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit, ``InvalidProblem`` for an offset without a
-    weight.
+    and that sum, both from one pass. If ``input`` is f16 or bf16, ``residual`` may be f32 or f64: so is the sum then,
+    the norm is of ``input``'s dtype, and autocast converts neither. Differentiable in ``input``, ``weight`` and
+    ``residual``, any number of times. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit,
+    ``InvalidProblem`` for an offset without a weight.
     """
-    (input,), (weight, residual) = widened("rms_norm", input), widened("rms_norm", weight, residual)
+    if residual is None or not _is_branch(input, residual):
+        (input,), (weight, residual) = widened("rms_norm", input), widened("rms_norm", weight, residual)
     axes = _axes("rms_norm", input, normalized_shape, residual, weight=weight)
     if eps is None:
-        eps = torch.finfo(ElementKind.of(input.dtype).compute.torch).eps
+        eps = torch.finfo(ElementKind.of((input if residual is None else residual).dtype).compute.torch).eps
     out, _, _, summed = _rms_norm(input, axes, weight, None, residual, eps, weight_offset)
     return out if residual is None else (out, summed)
 
@@ -169,7 +178,8 @@ def layer_norm(
     ``input``: f16, bf16, f32 or f64; ``weight`` and ``bias``: of ``normalized_shape``. ``weight_offset``, ``residual``,
     other dtypes, results and errors are as in ``rms_norm``. Differentiable in all tensors, any number of times.
     """
-    (input,), (weight, bias, residual) = widened("layer_norm", input), widened("layer_norm", weight, bias, residual)
+    if residual is None or not _is_branch(input, residual):
+        (input,), (weight, bias, residual) = widened("layer_norm", input), widened("layer_norm", weight, bias, residual)
     axes = _axes("layer_norm", input, normalized_shape, residual, weight=weight, bias=bias)
     out, _, _, summed = _layer_norm(input, axes, weight, bias, residual, eps, weight_offset)
     return out if residual is None else (out, summed)
@@ -245,13 +255,16 @@ def _run(
     read: dict[str, Tensor],
     written: dict[str, Tensor],
     statistics: dict[str, Tensor],
+    branch: tuple[str, ...] = (),
     **options: Any,
 ) -> None:
-    """Run ``plan`` by rows, all in ``element``: a tensor of another is converted, and rounded once."""
-    results = {n: t if t.dtype == element else t.new_empty(t.shape, dtype=element) for n, t in written.items()}
+    """Run ``plan`` by rows, all in ``element`` but ``branch``: a tensor of another is converted, and rounded once."""
+    results = {
+        n: t if t.dtype == element or n in branch else t.new_empty(t.shape, dtype=element) for n, t in written.items()
+    }
     operands = {n: t.contiguous() for n, t in statistics.items()}
     for name, t in {**read, **results}.items():
-        t = t.to(element)
+        t = t if name in branch else t.to(element)
         operands[name] = t.reshape(-1).contiguous() if name in _PARAMETERS else _rows(t, axes)
     run(plan, operands, **options)
     for name, t in written.items():
@@ -270,9 +283,9 @@ def _make(
     def fake(
         x: Tensor, axes: int, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *_: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        rstd = _statistic(x, axes, _element(x, weight, bias))
+        rstd = _statistic(x, axes, _element(x, weight, bias, residual))
         mean = rstd.new_empty(rstd.shape) if centred else x.new_empty(0)
-        return x.new_empty(x.shape), mean, rstd, x.new_empty(0 if residual is None else x.shape)
+        return x.new_empty(x.shape), mean, rstd, x.new_empty(0) if residual is None else residual.new_empty(x.shape)
 
     def kernel(
         x: Tensor,
@@ -287,22 +300,23 @@ def _make(
         read = _present(x=x, weight=weight, bias=bias, residual=residual)
         written = _present(out=out, summed=None if residual is None else summed)
         statistics = _present(mean=mean if centred else None, rstd=rstd)
-        element = _element(x, weight, bias)
-        _run(forward_plan, axes, element, read, written, statistics, eps=eps, weight_offset=weight_offset)
+        element = _element(x, weight, bias, residual)
+        branch = ("x", "out") if residual is not None and _is_branch(x, residual) else ()
+        _run(forward_plan, axes, element, read, written, statistics, branch, eps=eps, weight_offset=weight_offset)
         return found
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
         x, ctx.axes, weight, bias, residual, _, ctx.weight_offset = inputs
         _, mean, rstd, summed = output
-        ctx.added = residual is not None
+        ctx.added, ctx.dtype = residual is not None, x.dtype
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(summed if ctx.added else x, mean, rstd, weight, bias)
 
     def grad(ctx: Any, dout: Tensor | None, dmean: Tensor | None, drstd: Tensor | None, dsummed: Tensor | None) -> Any:
         x, mean, rstd, weight, bias = ctx.saved_tensors
-        dout = torch.zeros_like(x) if dout is None else dout
+        dout = torch.zeros_like(x, dtype=ctx.dtype) if dout is None else dout
         added = dsummed if ctx.added else None
-        dx, dweight, dbias = backward(dout, x, mean, rstd, weight, bias, added, ctx.axes, ctx.weight_offset)
+        dx, dweight, dbias, dbranch = backward(dout, x, mean, rstd, weight, bias, added, ctx.axes, ctx.weight_offset)
         # The statistics are results of the registered op, not of the call: only second derivatives reach them.
         if drstd is not None:
             c = _rows(x, ctx.axes).to(rstd.dtype)
@@ -313,12 +327,14 @@ def _make(
             dx = dx + spread.expand(_rows(x, ctx.axes).shape).to(x.dtype).reshape(x.shape)
         parameters = (None if weight is None else dweight, None if bias is None else dbias)
         # input and residual share one gradient tensor, as in torch's addition: autograd then knows to steal neither.
-        return dx, None, *parameters, dx if ctx.added else None, None, None
+        rounded = dbranch if _is_branch(dout, x) and drstd is None and dmean is None else dx.to(ctx.dtype)
+        return rounded, None, *parameters, dx if ctx.added else None, None, None
 
     def backward_fake(
         dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return x.new_empty(x.shape), _like(weight, x), _like(bias, x)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        narrow = dout.new_empty(x.shape if _is_branch(dout, x) else 0)
+        return x.new_empty(x.shape), _like(weight, x), _like(bias, x), narrow
 
     def backward_kernel(
         dout: Tensor,
@@ -330,22 +346,24 @@ def _make(
         dsummed: Tensor | None,
         axes: int,
         weight_offset: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dx, dweight, dbias = found = backward_fake(dout, x, mean, rstd, weight, bias)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dx, dweight, dbias, dbranch = found = backward_fake(dout, x, mean, rstd, weight, bias)
+        branch, element = ("dout", "dbranch") if _is_branch(dout, x) else (), _element(x, weight, bias)
         read = _present(dout=dout, x=x, weight=weight, dsummed=dsummed)
         parameters = {"dweight": None if weight is None else dweight, "dbias": None if bias is None else dbias}
-        written = _present(dx=dx, **parameters)
+        written = _present(dx=dx, dbranch=dbranch if branch else None, **parameters)
         statistics = _present(mean=mean if centred else None, rstd=rstd)
-        _run(backward_plan, axes, _element(x, weight, bias), read, written, statistics, weight_offset=weight_offset)
+        _run(backward_plan, axes, element, read, written, statistics, branch, weight_offset=weight_offset)
         return found
 
     def backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
         dout, x, mean, rstd, weight, bias, dsummed, ctx.axes, ctx.weight_offset = inputs
-        ctx.biased, ctx.added = bias is not None, dsummed is not None
+        ctx.biased, ctx.added, ctx.branch = bias is not None, dsummed is not None, _is_branch(dout, x)
         ctx.save_for_backward(dout, x, mean, rstd, weight)
 
-    def backward_grad(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor) -> Any:
+    def backward_grad(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor, of_dbranch: Tensor) -> Any:
         dout, x, mean, rstd, weight = ctx.saved_tensors
+        of_dx = of_dx + of_dbranch if ctx.branch else of_dx
         d, v, c = (_rows(t, ctx.axes).to(rstd.dtype) for t in (dout, of_dx, x))
         r = rstd.unsqueeze(1)
         c = c - mean.unsqueeze(1) if centred else c
@@ -389,7 +407,7 @@ def _make(
     backward = Recorded(
         f"{name}_backward",
         "(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? dsummed, int axes,"
-        " int weight_offset) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+        " int weight_offset) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dbranch)",
         backward_kernel,
         backward_fake,
         setup=backward_setup,

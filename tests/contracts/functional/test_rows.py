@@ -180,3 +180,52 @@ def test_l2_norm_of_a_contiguous_tensor_is_contiguous(dim: int, device: str) -> 
     assert out.stride() == functional.normalize(x, dim=dim).stride()
     assert torch.allclose(out, functional.normalize(x, dim=dim))
     assert F.l2_norm(x.movedim(dim, -1), -1).is_contiguous()
+
+
+@pytest.mark.parametrize("element", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_a_branch_of_16_bits_is_added_to_a_wider_sum(name: str, element: torch.dtype, device: str) -> None:
+    """The branch and the norm stay narrow, under autocast too; the sum and its gradient are never rounded to them."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 40, generator=g).to(element).to(device).requires_grad_()
+    rest = [torch.randn(5, 40, generator=g), *(torch.randn(40, generator=g) for _ in range(1 + (name == "layer_norm")))]
+    residual, *parameters = (t.to(device).requires_grad_() for t in rest)
+    wide = x.detach().float().requires_grad_()
+    leaves, wides = [x, residual, *parameters], [wide, residual, *parameters]
+    eps = {"eps": 1e-5}
+    for turn in range(4):  # written out, recorded, replayed
+        with torch.autocast(device, torch.bfloat16, enabled=turn == 3):
+            out, summed = getattr(F, name)(x, (40,), *parameters, residual=residual, **eps)
+        assert (out.dtype, summed.dtype) == (element, torch.float32)
+        total = wide + residual
+        wanted = getattr(functional, name)(total, (40,), *parameters, **eps)
+        assert torch.equal(summed, total)
+        torch.testing.assert_close(out.float(), wanted, rtol=2 * torch.finfo(element).eps, atol=1e-5)
+        dout = torch.randn(out.shape, generator=g).to(element).to(device)
+        dsummed = torch.randn(out.shape, generator=g).to(device)
+        got = torch.autograd.grad((out, summed), leaves, (dout, dsummed))
+        refs = torch.autograd.grad((wanted, total), wides, (dout.float(), dsummed))
+        for grad, like, ref in zip(got, leaves, refs, strict=True):
+            assert grad.dtype == like.dtype
+            torch.testing.assert_close(grad.float(), ref, rtol=8 * torch.finfo(grad.dtype).eps, atol=1e-5)
+    with pytest.raises(RuntimeError, match="residual is"):
+        getattr(F, name)(residual, (40,), *parameters, residual=x)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_second_derivatives_of_a_branch(name: str, device: str) -> None:
+    """Of values that bf16 has exactly, by a residual of f64: what is rounded is the results alone."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 8, generator=g).bfloat16().to(device).requires_grad_()
+    residual = torch.randn(3, 8, generator=g, dtype=torch.float64).to(device).requires_grad_()
+    dout = torch.randn(3, 8, generator=g).bfloat16().to(device)
+    out, _ = getattr(F, name)(x, (8,), eps=1e-3, residual=residual)
+    first, of_branch = torch.autograd.grad(out, (residual, x), dout, create_graph=True)
+    wanted = getattr(functional, name)(x.double() + residual, (8,), eps=1e-3)
+    (ref,) = torch.autograd.grad(wanted, residual, dout.double(), create_graph=True)
+    torch.testing.assert_close(first, ref)
+    assert torch.equal(of_branch, first.bfloat16())
+    for found, like in ((first, ref), (of_branch, ref)):  # rounding has the derivative 1
+        (grad,) = torch.autograd.grad(found, residual, dout.to(found.dtype), retain_graph=True)
+        (other,) = torch.autograd.grad(like, residual, dout.double(), retain_graph=True)
+        torch.testing.assert_close(grad, other)

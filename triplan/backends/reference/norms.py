@@ -91,7 +91,7 @@ def _backward_terms(desc: ScaledNormDescriptor, x: Tensors) -> Tensors:
     g = dy * _weight(desc, x)
     dx = g + hat * _mean(g * hat) + (_mean(g) if centred else 0)
     dx = dx * rstd + (x["dsummed"] if desc.residual else 0)
-    return {"dx": dx, "dweight": (dy * hat).sum(rows), "dbias": dy.sum(rows)}
+    return {"dx": dx, "dbranch": dx, "dweight": (dy * hat).sum(rows), "dbias": dy.sum(rows)}
 
 
 def _l2_norm_backward_terms(desc: L2NormBackwardDescriptor, x: Tensors) -> Tensors:
@@ -157,11 +157,13 @@ def layer_norm(desc: LayerNormDescriptor, x: Tensors) -> Tensors:
 
 
 def _norm_backward(desc: ScaledNormDescriptor, x: Tensors, hat: Tensor, centred: bool) -> Tensors:
-    dout, rows = x["dout"], tuple(range(len(desc.input_shape) - 1))
+    # That of a branch may be narrower than what all is computed in.
+    dout, rows = x["dout"].to(x["x"].dtype), tuple(range(len(desc.input_shape) - 1))
     g = dout * _weight(desc, x)
     d = g - hat * _mean(g * hat)
     d = d - _mean(g) if centred else d
     found = {"dx": d * x["rstd"].unsqueeze(-1) + (x["dsummed"] if desc.residual else 0)}
+    found |= {"dbranch": found["dx"]} if any(o.name == "dbranch" for o in desc.operands()) else {}
     if any(o.name == "dweight" for o in desc.operands()):
         found["dweight"] = (dout * hat).sum(rows)
     if any(o.name == "dbias" for o in desc.operands()):

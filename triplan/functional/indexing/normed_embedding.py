@@ -79,7 +79,7 @@ def _grad(ctx: Any, dout: Tensor | None, drows: Tensor | None, drstd: Tensor | N
     indices, norm_weight, rows, rstd = ctx.saved_tensors
     dout = torch.zeros_like(rows) if dout is None else dout
     statistic = rstd.reshape(-1)
-    dx, dnorm, _ = RECORDED["rms_norm_backward"](
+    dx, dnorm, *_ = RECORDED["rms_norm_backward"](
         dout, rows, rows.new_empty(0), statistic, norm_weight, None, drows, 1, 0
     )
     if drstd is not None:  # only second derivatives reach the statistic

@@ -198,10 +198,12 @@ def norm_backward_looped_kernel(
     dx,
     weight,
     dsummed,
+    dbranch,
     dout_strides,
     x_strides,
     dx_strides,
     dsummed_strides,
+    dbranch_strides,
     sizes,
     lanes,
     n,
@@ -263,6 +265,6 @@ def norm_backward_looped_kernel(
             g = load_affine(loaded[2 * u].to(COMPUTE), weight, None, col, live, OFFSET)
             v = loaded[2 * u + 1].to(COMPUTE)
             store_gradient(
-                g, (v - centre) * scale, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live,
-                g_mean, scale, projection, CENTRED, COMPUTE,
+                g, (v - centre) * scale, to, dx, dbranch, dsummed, dx_strides, dbranch_strides, dsummed_strides, sizes,
+                outer, lane, col, live, g_mean, scale, projection, CENTRED, COMPUTE,
             )  # fmt: skip

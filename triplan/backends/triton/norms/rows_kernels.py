@@ -136,12 +136,14 @@ def norm_backward_rows_kernel(
     dx,
     weight,
     dsummed,
+    dbranch,
     dweights,
     dbiases,
     dout_strides,
     x_strides,
     dx_strides,
     dsummed_strides,
+    dbranch_strides,
     sizes,
     lanes,
     n,
@@ -204,8 +206,8 @@ def norm_backward_rows_kernel(
             g_mean = g_total / count
         to = row_pointers(dx, dx_strides, outer, sizes, lane)
         store_gradient(
-            g, hat, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, g_mean, scale,
-            projection, CENTRED, COMPUTE,
+            g, hat, to, dx, dbranch, dsummed, dx_strides, dbranch_strides, dsummed_strides, sizes, outer, lane, col,
+            live, g_mean, scale, projection, CENTRED, COMPUTE,
         )  # fmt: skip
     line = program.to(tl.int64) * n + col
     if dweights is not None:

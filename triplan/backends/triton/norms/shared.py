@@ -15,7 +15,7 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile, waves_us
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel, norm_parameters_kernel
-from triplan.descriptors import Operand
+from triplan.descriptors import Operand, Role
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import PrecisionGuarantee, Target, interpreting
 
@@ -67,6 +67,16 @@ class NormEntry(Entry):
     def constants(self) -> dict[str, Any]:
         offset = getattr(self.desc, "weight_offset", 0)
         return {"CENTRED": self.centred, "LENGTH": self.desc.op.startswith("l2_norm"), "OFFSET": offset}
+
+    def traffic(self) -> tuple[int, int]:
+        """Operands of the branch have an element of their own."""
+        first = [o for o in self.rows.operands if o.role is Role.INPUT and o.name not in self.late]
+        every, read = (self.rows.n * sum([o.element.itemsize for o in some]) for some in (self.rows.operands, first))
+        return read, every - read
+
+    def numerics(self) -> str | None:
+        found, branch = super().numerics(), getattr(self.desc, "branch_element", None)
+        return found if found is None or branch is None else f"{found}.{branch}"
 
     def mean_is_one_sum(self) -> bool:
         """Whether the mean of a row that the tile holds whole comes from one sum, which is all but exact."""

@@ -194,8 +194,10 @@ def store_gradient(
     hat,
     at,
     dx,
+    dbranch,
     dsummed,
     dx_strides,
+    dbranch_strides,
     dsummed_strides,
     sizes,
     outer,
@@ -208,7 +210,10 @@ def store_gradient(
     CENTRED: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """dx = (g - hat * projection - g_mean) * scale + dsummed, for the elements ``col`` of rows that begin at ``at``."""
+    """dx = (g - hat * projection - g_mean) * scale + dsummed, for the elements ``col`` of rows that begin at ``at``.
+
+    ``dbranch``, where it is given, receives the same in its own element.
+    """
     d = g - hat * projection
     if CENTRED:
         d = d - g_mean
@@ -217,3 +222,6 @@ def store_gradient(
         more = element_pointers(dsummed, dsummed_strides, outer, sizes, lane, col)
         d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
     tl.store(at + axis_offset(col, dx_strides[2]), d.to(dx.dtype.element_ty), mask=live)
+    if dbranch is not None:
+        narrow = element_pointers(dbranch, dbranch_strides, outer, sizes, lane, col)
+        tl.store(narrow, d.to(dbranch.dtype.element_ty), mask=live)

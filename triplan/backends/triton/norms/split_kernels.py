@@ -172,12 +172,14 @@ def norm_backward_finish_kernel(
     dx,
     weight,
     dsummed,
+    dbranch,
     totals,
     projections,
     dout_strides,
     x_strides,
     dx_strides,
     dsummed_strides,
+    dbranch_strides,
     sizes,
     lanes,
     n,
@@ -221,6 +223,6 @@ def norm_backward_finish_kernel(
         g_mean = tl.sum(tl.load(totals + row * blocks + part, mask=known, other=0.0), 0) / count
     to = row_pointers(dx, dx_strides, outer, sizes, lane)
     store_gradient(
-        g, (v - centre) * scale, to, dx, dsummed, dx_strides, dsummed_strides, sizes, outer, lane, col, live, g_mean,
-        scale, projection, CENTRED, COMPUTE,
+        g, (v - centre) * scale, to, dx, dbranch, dsummed, dx_strides, dbranch_strides, dsummed_strides, sizes, outer,
+        lane, col, live, g_mean, scale, projection, CENTRED, COMPUTE,
     )  # fmt: skip
