@@ -49,6 +49,12 @@ STEPS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], i
     "AdamW": (ours.AdamW, torch.optim.AdamW, {"lr": 1e-3}, 7),
     "SGD with momentum": (ours.SGD, torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}, 5),
 }
+#: Matrices that Muon orthogonalizes, in bf16.
+MATRICES: dict[str, list[tuple[int, ...]]] = {
+    "24 x 4096^2": [(4096, 4096)] * 24,
+    "24 x 4096 x 11008": [(4096, 11008)] * 24,
+}
+TINY_MATRICES: dict[str, list[tuple[int, ...]]] = {"tiny": [(8, 16)] * 2}
 #: By name: the limit of the norm, and bytes read and written per byte of f32 gradient. By 0, each call scales.
 CLIPS: dict[str, tuple[float, int]] = {
     "clip_grad_norm_": (0.0, 3),
@@ -60,12 +66,13 @@ def run(
     iterations: int, warmup: int, device: torch.device, tiny: bool, progress: Callable[[str, int, int], None]
 ) -> Report:
     """Time a step of each optimizer, and clipping, over each model."""
-    models, started = TINY if tiny else MODELS, time.perf_counter()
+    started = time.perf_counter()
     rows: list[Row] = []
-    pairs = [(model, name) for model in models for name in (*STEPS, *CLIPS)]
-    for done, (model, name) in enumerate(pairs):
-        progress(f"{name}, {model}", done, len(pairs))
-        rows += case_rows(name, model, models[model], iterations, warmup, device)
+    cases = [(name, *model) for model in (TINY if tiny else MODELS).items() for name in (*STEPS, *CLIPS)]
+    cases += [("Muon", *model) for model in (TINY_MATRICES if tiny else MATRICES).items()]
+    for done, (name, model, shapes) in enumerate(cases):
+        progress(f"{name}, {model}", done, len(cases))
+        rows += case_rows(name, model, shapes, iterations, warmup, device)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     settings = {"iterations": iterations, "warmup": warmup, "device": device.type, "tiny": tiny}
@@ -74,19 +81,20 @@ def run(
         "" if device.type == "cuda" else "CPU SMOKE TEST: reference backend, tiny sizes; no measurement of any kernel"
     )
     stem = f"optim-{hardware_slug(device)}{'-smoke' if tiny else ''}"
-    return Report(stem, "steps of optimizers, f32", label, COLUMNS, CHARTS, settings, rows)
+    return Report(stem, "steps of optimizers, f32; of Muon, bf16", label, COLUMNS, CHARTS, settings, rows)
 
 
 def case_rows(
     name: str, model: str, shapes: Sequence[tuple[int, ...]], iterations: int, warmup: int, device: torch.device
 ) -> list[Row]:
-    makers, moved = steps(name, device) if name in STEPS else clips(name)
-    nbytes = moved * sum(torch.Size(shape).numel() for shape in shapes) * 4
+    makers, moved = muon(device) if name == "Muon" else steps(name, device) if name in STEPS else clips(name)
+    dtype = torch.bfloat16 if name == "Muon" else torch.float32
+    nbytes = moved * sum(torch.Size(shape).numel() for shape in shapes) * dtype.itemsize
     found: list[Row] = []
     for contestant, maker in makers.items():  # one after another: states of large models do not fit side by side
-        params = [torch.zeros(shape, device=device, requires_grad=True) for shape in shapes]
+        params = [torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
         for p in params:
-            p.grad = torch.full_like(p, 1e-3)
+            p.grad = torch.randn_like(p) * 1e-3
         one = Contestant(contestant, partial(_call, maker(params)), 1)
         timed = timing.times([one], iterations, warmup, device)[0]
         device_us = timed.median_us
@@ -122,6 +130,17 @@ def steps(name: str, device: torch.device) -> tuple[Makers, int]:
         "torch fused": lambda ps: peer(ps, fused=True, **theirs).step,
     }
     return makers, moved
+
+
+def muon(device: torch.device) -> tuple[Makers, int]:
+    """Bytes are those of a step that computes nothing."""
+    makers: Makers = {
+        "triplan": lambda ps: ours.Muon(ps).step,
+        "torch": lambda ps: torch.optim.Muon(ps).step,
+    }
+    if device.type == "cuda":
+        makers["torch.compile"] = lambda ps: torch.compile(torch.optim.Muon(ps).step)
+    return makers, 5
 
 
 def clips(name: str) -> tuple[Makers, int]:

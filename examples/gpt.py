@@ -1,11 +1,13 @@
 """GPT-2 (124M parameters), trained on real text by triplan, by torch or under torch.compile.
 
     python examples/gpt.py --out FOLDER [--backend triplan|torch|torch.compile] [--steps 200] [--resume]
+    torchrun --nproc-per-node 8 examples/gpt.py --out FOLDER ...
 
 The text is the source code of Python's standard library, or the file that --text names; its words become tokens (see
-``Tokens``). All backends train the same model from the same parameters on the same batches. On triplan every module,
-loss, optimizer and clipping is ours; torch holds the tensors, converts between dtypes for autocast, copies, and adds
-the gradients where autograd meets two. On a GPU the whole step of triplan is one CUDA graph.
+``gpt_tokens``). All backends train the same model from the same parameters on the same batches. On triplan every
+module, loss, optimizer and clipping is ours; torch holds the tensors, converts between dtypes for autocast, copies, and
+adds the gradients where autograd meets two. On one GPU the whole step of triplan is a CUDA graph; under torchrun the
+ranks divide the batch, the parameters and the optimizer's states (fully_shard).
 
 Prints the loss, tokens per second, model FLOP utilisation and peak memory, and a digest of the parameters: on triplan
 it is the same in each run on the same hardware, also in one that was stopped (--stop) and resumed. FOLDER receives
@@ -20,31 +22,28 @@ import hashlib
 import math
 import os
 import pickle
-import re
 import statistics
 import sys
-import sysconfig
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gpt_tokens import BYTES, Tokens, read_text, save
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
+from torch import Tensor, distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 import triplan.functional as F  # noqa: N812
 import triplan.nn
 import triplan.optim
 
 BETAS, DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
-#: Tokens that stand for single bytes; the others stand for pieces of text.
-BYTES = 256
-#: A word or a number with the space before it, a run of signs, a run of white space.
-PIECE = re.compile(rb" ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z_0-9]+|\s+")
 UNCAPTURED = 3  # steps before the capture: they compile kernels and write the optimizer's tables
 LOGGED = 10  # steps between two looks at the loss, which wait for the device
 PEAK = 989.5  # TFLOP/s of dense bf16 products: H100 and H200 SXM, by their data sheets
@@ -52,59 +51,6 @@ PEAK = 989.5  # TFLOP/s of dense bf16 products: H100 and H200 SXM, by their data
 
 class RefusedError(Exception):
     """What was asked for cannot be done; the message says why."""
-
-
-# --- text ---
-
-
-def read_text(path: Path | None) -> bytes:
-    """The file, or all modules of the standard library in the order of their paths."""
-    if path is not None:
-        return path.read_bytes()
-    root = Path(sysconfig.get_path("stdlib"))
-    found = sorted(p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts)
-    return b"\n".join(p.read_bytes() for p in found)
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """A text as tokens: bytes, and the pieces (words, signs, spaces) that are most frequent in it.
-
-    ``ids`` (tokens,) i32; ``pieces``: those of the tokens from BYTES on. A piece that has no token is spelt in bytes.
-    """
-
-    ids: Tensor
-    pieces: list[bytes]
-
-    @classmethod
-    def of(cls, text: bytes, vocabulary: int) -> Tokens:
-        pieces = PIECE.findall(text)
-        counts = Counter(pieces)
-        # Equally frequent ones in the order of their bytes: the vocabulary depends on the text alone.
-        known = sorted((p for p in counts if len(p) > 1), key=lambda p: (-counts[p], p))[: max(vocabulary - BYTES, 0)]
-        number = {piece: (i,) for i, piece in enumerate(known, BYTES)}
-        spelt = {piece: number.get(piece) or tuple(piece) for piece in counts}
-        return cls(torch.tensor([i for piece in pieces for i in spelt[piece]], dtype=torch.int32), known)
-
-    @classmethod
-    def cached(cls, text: bytes, vocabulary: int, folder: Path) -> Tokens:
-        """Read from ``folder`` if they were made of this text for this vocabulary; otherwise made and kept there."""
-        path = folder / f"tokens-{vocabulary}-{hashlib.sha256(text).hexdigest()[:16]}.pt"
-        if path.exists():
-            kept = torch.load(path, weights_only=True)
-            return cls(kept["ids"], kept["pieces"])
-        made = cls.of(text, vocabulary)
-        save({"ids": made.ids, "pieces": made.pieces}, path)
-        return made
-
-    def decode(self, ids: list[int]) -> bytes:
-        return b"".join(bytes([i]) if i < BYTES else self.pieces[i - BYTES] for i in ids)
-
-    def batch(self, step: int, seed: int, rows: int, length: int) -> Tensor:
-        """``rows`` windows of ``length + 1`` tokens (i64), at places that depend on the seed and the step alone."""
-        g = torch.Generator().manual_seed((seed << 32) + step)
-        at = torch.randint(len(self.ids) - length, (rows, 1), generator=g)
-        return self.ids[at + torch.arange(length + 1)].long()
 
 
 # --- the model ---
@@ -212,6 +158,37 @@ def flops_per_token(model: GPT, sizes: Sizes) -> float:
     return 6 * n + 12 * sizes.layers * sizes.width * sizes.length
 
 
+# --- ranks ---
+
+
+def ranks() -> tuple[int, int]:
+    """This process's number, and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def divide(model: GPT, device: torch.device) -> None:
+    """Let each rank hold a part of every parameter; a block's are put together while it computes."""
+    mesh = init_device_mesh(device.type, (ranks()[1],))
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh)
+
+
+def whole(t: Any) -> Any:
+    """What ranks hold parts of, put together, in tensors, dicts and lists."""
+    if isinstance(t, DTensor):
+        return t.full_tensor().detach()
+    if isinstance(t, dict):
+        return {name: whole(value) for name, value in t.items()}
+    return [whole(value) for value in t] if isinstance(t, list) else t
+
+
+def divided(t: Tensor, like: Tensor) -> Tensor:
+    """The inverse of ``whole``, for a tensor of the shape of ``like``."""
+    if not isinstance(like, DTensor) or t.shape != like.shape:
+        return t
+    return distribute_tensor(t.to(like.device), like.device_mesh, like.placements)
+
+
 # --- training ---
 
 
@@ -221,20 +198,6 @@ def rate(step: int, steps: int, most: float) -> float:
     if step < warm:
         return most * (step + 1) / warm
     return most * (0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(steps - warm, 1)))
-
-
-def save(state: dict[str, Any], path: Path) -> None:
-    """To a file of another name, then renamed: whenever this is interrupted, ``path`` is whole, old or new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def optimizer(options: argparse.Namespace, model: GPT) -> torch.optim.Optimizer:
@@ -298,10 +261,15 @@ class Training:
     def of(cls, options: argparse.Namespace, tokens: Tokens, digest: str) -> Training:
         device, kit = torch.device(options.device), Kit.of(options.backend)
         sizes = Sizes(*(getattr(options, name) for name in Sizes._fields))
-        model = GPT(kit, sizes, options.seed).to(device)
+        model, world = GPT(kit, sizes, options.seed).to(device), ranks()[1]
+        if options.batch % world:
+            raise RefusedError(f"--batch {options.batch} cannot be divided between {world} ranks")
+        if world > 1:
+            divide(model, device)
         forward: Any = torch.compile(model, dynamic=False) if options.backend == "torch.compile" else model
-        fixed = {name: getattr(options, name) for name in (*Sizes._fields, *FIXED)} | {"text": digest}
-        captures = options.backend == "triplan" and device.type == "cuda" and not options.eager
+        fixed = {name: getattr(options, name) for name in (*Sizes._fields, *FIXED)}
+        fixed |= {"text": digest, "ranks": world}
+        captures = options.backend == "triplan" and device.type == "cuda" and not options.eager and world == 1
         return cls(model, forward, optimizer(options, model), kit.clip, tokens, device, fixed, captures)
 
     def update(self, windows: Tensor) -> tuple[Tensor, Tensor]:
@@ -312,11 +280,17 @@ class Training:
         norm = self.clip(self.model.parameters(), CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach(), norm
+        loss = loss.detach()
+        if dist.is_initialized():
+            dist.all_reduce(loss)
+            loss /= dist.get_world_size()
+        return loss, whole(norm)
 
     def advance(self) -> tuple[Tensor, Tensor]:
         """The next step."""
+        rank, world = ranks()
         windows = self.tokens.batch(self.step, *(self.fixed[name] for name in ("seed", "batch", "length")))
+        windows = windows.chunk(world)[rank]
         if self.device.type == "cuda":
             windows = windows.pin_memory().to(self.device, non_blocking=True)
         now = rate(self.step, self.fixed["steps"], self.fixed["rate"])
@@ -342,8 +316,10 @@ class Training:
         return time.perf_counter() - begin
 
     def save(self, path: Path) -> None:
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "fixed": self.fixed}
-        save({**state, "step": self.step, "losses": self.losses, "norms": self.norms}, path)
+        state = whole({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
+        if ranks()[0] == 0:
+            kept = {"fixed": self.fixed, "step": self.step, "losses": self.losses, "norms": self.norms}
+            save(state | kept, path)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint. Refuses one of other options."""
@@ -361,7 +337,11 @@ class Training:
         ]
         if other:
             raise RefusedError(f"--resume: {path} was written with other options: {'; '.join(other)}")
-        self.model.load_state_dict(state["model"])
+        own = self.model.state_dict()
+        self.model.load_state_dict({name: divided(t, own[name]) for name, t in state["model"].items()})
+        places = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for number, of_one in state["optimizer"]["state"].items():
+            of_one |= {name: divided(t, places[number]) for name, t in of_one.items()}
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
@@ -372,7 +352,7 @@ class Training:
         """Of the bits of all parameters."""
         found = hashlib.sha256()
         for p in self.model.parameters():
-            found.update(p.detach().cpu().numpy().tobytes())
+            found.update(whole(p).detach().cpu().numpy().tobytes())
         return found.hexdigest()[:16]
 
 
@@ -404,7 +384,7 @@ def report(console: Console, training: Training, seconds: list[float], peak: flo
     console.print(f"{step * 1e3:.1f} ms a step, {per_second:,.0f} tokens/s")
     if training.device.type == "cuda":
         sizes = Sizes(*(training.fixed[name] for name in Sizes._fields))
-        used = per_second * flops_per_token(training.model, sizes) / (peak * 1e12)
+        used = per_second * flops_per_token(training.model, sizes) / (peak * 1e12 * ranks()[1])
         allocated, reserved = (n / 2**30 for n in (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
         console.print(f"model FLOP utilisation {used:.1%} of {peak:g} TFLOP/s")
         console.print(f"peak memory {allocated:.1f} GiB allocated, {reserved:.1f} GiB reserved")
@@ -470,6 +450,8 @@ def train(console: Console, options: argparse.Namespace) -> Training:
             if training.step == last or training.step % options.every == 0:
                 training.save(checkpoint)
     report(console, training, seconds, options.peak)
+    if ranks()[0]:
+        return training
     try:
         draw(options.out / "curves.png", training, options.backend)
     except ModuleNotFoundError:
@@ -483,12 +465,25 @@ def main(arguments: list[str] | None = None) -> int:
     before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(options.backend == "triplan")
     memory.fill_uninitialized_memory = False  # every element is written before it is read
+    begun = "RANK" in os.environ and not dist.is_initialized()  # by torchrun
+    if begun:
+        if options.device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     try:
-        train(Console(), options)
+        train(Console(quiet=ranks()[0] > 0), options)
     except RefusedError as e:
         print(f"gpt.py: {e}", file=sys.stderr)
         return 1
+    except Exception:
+        rank, world = ranks()
+        if world > 1:  # also where another rank has died, and this one waited for it
+            where = f"--resume goes on from the last checkpoint in {options.out}, with as many ranks"
+            print(f"gpt.py: rank {rank} of {world} has failed, or another one; {where}", file=sys.stderr)
+        raise
     finally:
+        if begun:
+            dist.destroy_process_group()
         torch.use_deterministic_algorithms(before[0])
         memory.fill_uninitialized_memory = before[1]
     return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases.functional import DEVICES
+from torch import distributed as dist
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
 #: Too small to learn much, large enough for two looks at the loss.
@@ -19,13 +22,15 @@ SMALL = {"layers": 2, "width": 32, "heads": 2, "length": 16, "vocabulary": 400, 
 
 @pytest.fixture(scope="module")
 def gpt() -> Any:
-    spec = importlib.util.spec_from_file_location("gpt_example", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return load()
+
+
+def load() -> Any:
+    sys.path.insert(0, str(EXAMPLE.parent))
+    try:
+        return importlib.import_module(EXAMPLE.stem)
+    finally:
+        sys.path.pop(0)
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +144,48 @@ def test_the_model_is_gpt_2(gpt: Any) -> None:
     n = 124_439_808  # of the published model
     assert sum(p.numel() for p in model.parameters()) == n
     assert gpt.flops_per_token(model, gpt.Sizes()) == 6 * (n - 1024 * 768) + 12 * 12 * 12 * 64 * 1024
+
+
+def work(rank: int, store: str, runs: list[list[str]]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    try:
+        gpt, failing = load(), runs.pop()
+        assert [gpt.main(run) for run in runs] == [0] * len(runs)
+        advance, stderr = gpt.Training.advance, io.StringIO()
+
+        def dying(training: Any) -> Any:
+            if rank == 1 and training.step == 3:
+                dist.destroy_process_group()
+                raise OSError("gone")
+            return advance(training)
+
+        gpt.Training.advance = dying
+        with contextlib.redirect_stderr(stderr), pytest.raises(OSError if rank else RuntimeError):
+            gpt.main(failing)
+        assert rank == 1 or "rank 0 of 2 has failed, or another one; --resume" in stderr.getvalue()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def test_two_ranks_learn_as_one_and_resume(
+    gpt: Any, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {
+        name: arguments(text, tmp_path / name.split()[0], "cpu", "--steps=4", *more, layers=1)
+        for name, more in (("whole", ()), ("parts", ("--stop=2",)), ("parts again", ("--resume",)), ("alone", ()))
+    }
+    assert gpt.main(runs.pop("alone")) == 0
+    runs["failing"] = arguments(text, tmp_path / "failing", "cpu", "--steps=4", "--every=2", layers=1)
+    torch.multiprocessing.spawn(work, (str(tmp_path / "store"), list(runs.values())), nprocs=2)
+    kept = torch.load(tmp_path / "failing" / "checkpoint.pt", weights_only=True)
+    assert (kept["step"], kept["losses"]) == (2, torch.load(tmp_path / "whole" / "checkpoint.pt")["losses"][:2])
+    whole, parts = (parameters(tmp_path / name) for name in ("whole", "parts"))
+    assert all(torch.equal(p, parts[name]) for name, p in whole.items())
+    found = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("whole", "alone")]
+    # Sums over the batch have another order: losses as far apart as torch's are from ours.
+    torch.testing.assert_close(found[0]["losses"], found[1]["losses"], rtol=1e-4, atol=0)
+    torch.testing.assert_close(found[0]["norms"], found[1]["norms"], rtol=1e-3, atol=0)
+    assert gpt.main(runs["parts again"]) == 1
+    assert "ranks 2, now 1" in capsys.readouterr().err

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from triplan.descriptors import Layout
 from triplan.errors import Unsupported
-from triplan.facade import ClipArgs, ClipPlan, TotalNormArgs, TotalNormPlan, Workspace
+from triplan.facade import ClipArgs, ClipPlan, TotalNormArgs, TotalNormPlan, Workspace, plan_type
 from triplan.facade.bound import BoundRun, bump_versions
 from triplan.facade.tables import TablePlan
-from triplan.functional._plans import PLANS
+from triplan.functional._plans import PLANS, run
 from triplan.sku import Target
 
 __all__: list[str] = []
@@ -144,6 +144,16 @@ class ListStep:
                 self.hyper[i : i + 1].copy_(x.detach().reshape(1), non_blocking=True)
 
 
+def symmetric_product(a: Tensor, b: Tensor, c0: Tensor | None = None, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """alpha * a @ b + beta * c0, of batches of matrices of which the caller knows that these are symmetric."""
+    operands = {"a": a, "b": b, "c": a.new_empty(a.size(0), a.size(1), b.size(2))}
+    scalars = {"alpha": alpha}
+    if c0 is not None:
+        operands["c0"], scalars["beta"] = c0, beta
+    run(plan_type("batched_gemm"), operands, scalars=scalars, symmetric=True)
+    return operands["c"]
+
+
 def packed(t: Tensor, like: Tensor) -> Tensor:
     """``t`` with its axes in the order in which ``like`` lies in memory; copied if it does not lie so itself."""
     if like.is_contiguous():
@@ -158,6 +168,9 @@ class TensorList:
     On a GPU the runs are bound, and found again by the addresses and sizes of the tensors: a list that is known is
     launched without a look at its tensors. No tensor of a list is held.
     """
+
+    #: The groups of ranks that hold the other parts of these tensors.
+    divided: tuple[Any, ...] = ()
 
     #: The bound runs, and the tensor besides the list that each reads or writes.
     _bound: ClassVar[OrderedDict[tuple[Any, ...], tuple[BoundRun, Tensor | None]]] = OrderedDict()

@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 from triplan.errors import InvalidProblem
 from triplan.facade.tables import TablePlan
 from triplan.functional.optim import ListStep, packed
+from triplan.optim._shards import divided_alike, is_replicated, is_sharded, local, local_as
 
 #: What torch's optimizers keep in groups and these ignore: state dicts go both ways.
 IGNORED = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
@@ -41,32 +42,39 @@ class _Known:
         self.parts = [(step, [at[id(p)] for p in params]) for step, params in parts]
         self.updated = [p for _, params in parts for p in params]
         self.states = [optimizer.state[p] for p in self.updated]
+        self.sharded = any(map(is_sharded, self.updated))
         self.values = self._values()
         self.addresses = self._addresses()
-        self.grads = self._kinds([p.grad for p in self.params])
+        self.grads = self._kinds([p.grad for p in self.params], self.sharded)
 
     @classmethod
     def of(
         cls, optimizer: ListOptimizer, group: dict[str, Any], parts: list[tuple[ListStep, list[Tensor]]]
     ) -> _Known | None:
         """None where a step needs more than addresses: of gradients that do not lie as parameters do."""
-        plain = all(packed(_grad(p), p).data_ptr() == _grad(p).data_ptr() for _, params in parts for p in params)
+        updated = [p for _, params in parts for p in params]
+        # Only once per step may ranks exchange gradients: whether one of them knows its addresses, no other can tell.
+        plain = all(
+            divided_alike(p.grad, p) and _packed_grad(p).data_ptr() == local(p.grad).data_ptr() for p in updated
+        )
         return cls(optimizer, group, parts) if plain else None
 
     def _values(self) -> list[Any]:
         return list(chain.from_iterable(map(dict.values, self.states)))
 
     def _addresses(self) -> list[int]:
-        return list(map(Tensor.data_ptr, chain(self.updated, self.values)))
+        lying: Iterable[Tensor] = chain(self.updated, self.values)
+        return list(map(Tensor.data_ptr, map(local, lying) if self.sharded else lying))
 
     @staticmethod
-    def _kinds(grads: list[Tensor | None]) -> list[Any]:
+    def _kinds(grads: list[Any], sharded: bool) -> list[Any]:
         given = [g for g in grads if g is not None]
         try:
             strides = list(map(Tensor.stride, given))
         except RuntimeError:  # sparse tensors have none
             strides = None
-        return [[g is None for g in grads], [g.dtype for g in given], strides]
+        placements = [g.placements for g in given if is_sharded(g)] if sharded else None
+        return [[g is None for g in grads], [g.dtype for g in given], strides, placements]
 
     def step(self, optimizer: ListOptimizer, group: dict[str, Any], scale: Tensor | None, found: Tensor | None) -> bool:
         """Make the step if it is the one that was made before; whether it is."""
@@ -75,15 +83,17 @@ class _Known:
         if not _same(map(optimizer.state.get, self.updated), self.states) or not _same(self._values(), self.values):
             return False
         grads: list[Any] = [p.grad for p in self.params]
-        if self._kinds(grads) != self.grads or self._addresses() != self.addresses:
+        if self._kinds(grads, self.sharded) != self.grads or self._addresses() != self.addresses:
             return False
+        if self.sharded:
+            grads = [None if g is None else local(g) for g in grads]
         calls = []
         for step, at in self.parts:
             own = [grads[i] for i in at]
             if step.device.type == "cuda":
                 call = step.known(own, scale, found)
             else:
-                own = [packed(g, self.params[i]) for g, i in zip(own, at, strict=True)]
+                own = [packed(g, local(self.params[i])) for g, i in zip(own, at, strict=True)]
                 call = partial(step, own, grad_scale=scale, found_inf=found)
             if call is None:
                 return False
@@ -110,6 +120,8 @@ class ListOptimizer(torch.optim.Optimizer):
     Steps may be captured in CUDA graphs: make a step before, if possible with gradients at the same addresses. Between
     replays ``lr`` may change if it is a tensor. GradScaler passes its scale and what it found without a
     wait; gradients are divided by the scale in registers, and what ``.grad`` holds stays scaled.
+
+    Of parameters that are DTensors, as fully_shard makes them, each rank updates its part; states are DTensors too.
     """
 
     #: GradScaler then sets ``grad_scale`` and ``found_inf`` instead of waiting for the latter.
@@ -175,7 +187,7 @@ class ListOptimizer(torch.optim.Optimizer):
         parts = []
         for key, params in self._together(group).items():
             step = self._list_step((number, *key), group, params)
-            step([packed(_grad(p), p) for p in params], self.numbers(group), scale, found)
+            step([_packed_grad(p) for p in params], self.numbers(group), scale, found)
             parts.append((step, params))
         self._known[number] = _Known.of(self, group, parts)
 
@@ -200,7 +212,7 @@ class ListOptimizer(torch.optim.Optimizer):
         key = (*key, *options.values(), *names, seed)
         # Where everything lies: parameters and states may have been replaced since (``p.data = ...``, a loaded state).
         kept = [self._initialized(p, names) for p in params]
-        which = tuple([t.data_ptr() for p, state in zip(params, kept, strict=True) for t in (p, *state)])
+        which = tuple([local(t).data_ptr() for p, state in zip(params, kept, strict=True) for t in (p, *state)])
         known = self._lists.get(key)
         if known is not None and known[0] == which:
             return known[1]
@@ -213,6 +225,11 @@ class ListOptimizer(torch.optim.Optimizer):
             self.state[p]["step"] = step
         operands: dict[str, Any] = {"steps": counted}
         if seed is not None and params[0].dtype is torch.bfloat16:
+            if any(map(is_replicated, params)):
+                raise InvalidProblem(
+                    f"{type(self).__name__}: stochastic_rounding would round the copies of a parameter that several "
+                    "ranks hold apart"
+                )
             operands["seed"] = torch.tensor([seed], device=device)
         for name in ("param", *names):
             whole = params if name == "param" else [self.state[p][name] for p in params]
@@ -220,12 +237,13 @@ class ListOptimizer(torch.optim.Optimizer):
         if mastered:
             operands |= {"copy": operands["param"], "param": operands.pop("master")}
         made = ListStep(self.plan, operands, len(self.numbers(group)), options)
-        which = tuple([t.data_ptr() for p in params for t in (p, *self._initialized(p, names))])
+        which = tuple([local(t).data_ptr() for p in params for t in (p, *self._initialized(p, names))])
         self._lists[key] = which, made
         return made
 
     def _dense(self, name: str, tensors: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
-        """Views of tensors that lie as ``params`` do, with axes in the order of memory."""
+        """Views of tensors that lie as ``params`` do, with axes in the order of memory; of DTensors, the part here."""
+        tensors, params = list(map(local, tensors)), list(map(local, params))
         found = [packed(t, p) for t, p in zip(tensors, params, strict=True)]
         if any(t.data_ptr() != own.data_ptr() for t, own in zip(tensors, found, strict=True)):
             raise InvalidProblem(
@@ -278,6 +296,7 @@ class ListOptimizer(torch.optim.Optimizer):
 ListOptimizer.step.hooked = True  # type: ignore[attr-defined]
 
 
-def _grad(p: Tensor) -> Tensor:
+def _packed_grad(p: Tensor) -> Tensor:
+    """The gradient with its axes in the order in which the parameter lies in memory; of DTensors, this rank's part."""
     assert p.grad is not None
-    return p.grad
+    return packed(local_as(p.grad, p), local(p))

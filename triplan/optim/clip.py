@@ -6,18 +6,19 @@ import types
 import warnings
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from triplan.errors import InvalidProblem
 from triplan.functional.optim import TensorList, packed
+from triplan.optim._shards import divided, is_sharded, join, local
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
 Tensors: TypeAlias = Tensor | Iterable[Tensor]
-#: Types whose memory is what they say. Others, as torch's DTensor, are a part of something, or no memory.
+#: Types whose memory is what they say. Of others, only DTensors are known.
 PLAIN = {Tensor, torch.nn.Parameter}
 
 
@@ -31,12 +32,14 @@ def clip_grad_norm_(
     """Scale gradients in place so that their total norm is ``max_norm`` at most: torch.nn.utils.clip_grad_norm_.
 
     Gradients are f32, bf16 and f16, in any mixture. Returns the total norm before: f32 of shape (), on the device of
-    the first gradient; 0 if there is none. Sums are accumulated in f64 and in a fixed order, so that no square
-    overflows and every run has the same bits. Nothing waits for the device unless ``error_if_nonfinite``. Where the
-    norm is ``max_norm`` or less, gradients are not written. ``foreach`` is ignored.
+    the first gradient; 0 if there is none. Of DTensors it is the norm of the whole, a plain tensor that is the same on
+    every rank. Sums are accumulated in f64 and in a fixed order, so that no square overflows and every run has the same
+    bits. Nothing waits for the device unless ``error_if_nonfinite``. Where the norm is ``max_norm`` or less, gradients
+    are not written. ``foreach`` is ignored.
 
     Raises ``RuntimeError`` for a norm that is not finite if ``error_if_nonfinite``, and for sparse gradients;
-    ``InvalidProblem`` for other elements, for ``norm_type`` 0 and for gradients that are DTensors or share memory.
+    ``InvalidProblem`` for other elements, for ``norm_type`` 0 (of DTensors, also for negative ones), for gradients that
+    share memory and for DTensors whose ranks hold terms of a sum.
     """
     lists = _lists(_gradients(parameters))
     norms = _norms(lists, float(norm_type))
@@ -72,6 +75,7 @@ def clip_grads_with_norm_(
 
     As torch.nn.utils.clip_grads_with_norm_. Raises as ``clip_grad_norm_``.
     """
+    total_norm = total_norm.full_tensor() if is_sharded(total_norm) else total_norm  # type: ignore[attr-defined]
     for own in _lists(_gradients(parameters)):
         # A copy: plans take a norm in f64 that is aligned.
         own.clip_(float(max_norm), total_norm.detach().reshape(1).to(own.device, torch.float64, copy=True))
@@ -110,28 +114,31 @@ def _lists(tensors: Sequence[Tensor]) -> list[TensorList]:
 
     Few passes over all tensors, each in C: there may be thousands.
     """
-    odd = set(map(type, tensors)) - PLAIN
-    if odd:
-        names = ", ".join(sorted(t.__name__ for t in odd))
-        raise InvalidProblem(
-            f"clipping of {names}: plain tensors are expected; of DTensors take torch.nn.utils.get_total_norm, "
-            "and clip their local shards by clip_grads_with_norm_ with its full_tensor()"
-        )
+    kinds: list[tuple[Any, ...]] = [()] * len(tensors)
+    if set(map(type, tensors)) - PLAIN:
+        odd = {type(t).__name__ for t in tensors if type(t) not in PLAIN and not is_sharded(t)}
+        if odd:
+            raise InvalidProblem(f"clipping of {', '.join(sorted(odd))}: plain tensors and DTensors are expected")
+        kinds, tensors = list(map(divided, tensors)), list(map(local, tensors))
     sparse = set(map(attrgetter("layout"), tensors)) - {torch.strided}
     if sparse:
         raise RuntimeError(f"clipping does not support sparse gradients: {', '.join(map(str, sparse))}")
-    kinds = list(map(attrgetter("device", "dtype"), tensors))
+    kinds = list(zip(kinds, map(attrgetter("device", "dtype"), tensors), strict=True))
     found = []
     for kind in dict.fromkeys(kinds):
         own = [t for t, k in zip(tensors, kinds, strict=True) if k == kind]
         plain = all(map(Tensor.is_contiguous, own)) and not any(map(attrgetter("requires_grad"), own))
         found.append(TensorList(own) if plain else _Copies(own))
+        found[-1].divided = kind[0]
     return found
 
 
 def _norms(lists: Sequence[TensorList], order: float) -> list[Tensor]:
     """For each list, on its device, the norm of all: f64, of one element."""
     norms = [own.norm(order) for own in lists]
+    for own, norm in zip(lists, norms, strict=True):
+        if own.divided:
+            join(norm, order, own.divided)
     if len(norms) > 1:
         # The norm of norms, as exact as f64 is. It takes their places, which stay where they are from call to call.
         total = torch.linalg.vector_norm(torch.cat([norm.to(norms[0].device) for norm in norms]), order)

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 import triplan.functional as F  # noqa: N812
+from triplan.errors import InvalidProblem
 from triplan.facade import SGDPlan
-from triplan.functional.optim import ListStep, packed
+from triplan.functional.optim import ListStep, packed, symmetric_product
 from triplan.optim._base import check_range
+from triplan.optim._shards import is_sharded
 from triplan.optim.adam import Adam
 
 __all__ = ["Muon"]
@@ -74,6 +76,11 @@ class Muon(Adam):
         if not group["use_muon"]:
             super()._update(number, group, scale, found)
             return
+        if any(map(is_sharded, group["params"])):
+            raise InvalidProblem(
+                "Muon orthogonalizes whole matrices, but a parameter is a DTensor, of which each rank has a part: "
+                "use_muon=False"
+            )
         alike: dict[tuple[Any, ...], list[Tensor]] = {}
         for (device, dtype, *_), params in self._together(group).items():
             for p in params:
@@ -120,12 +127,12 @@ def orthogonalized(x: Tensor, coefficients: tuple[float, float, float], steps: i
     """Newton-Schulz steps of matrices x (batch, rows, columns), whose singular values are 1 at most.
 
     Those of tall matrices multiply from the right, so that the products in the middle are the smaller ones: nothing is
-    transposed in memory.
+    transposed in memory. The first two products of a step are symmetric, and only half of them is computed.
     """
     a, b, c = coefficients
     tall = x.size(1) > x.size(2)
     for _ in range(steps):
-        gram = F.bmm(x.mT, x) if tall else F.bmm(x, x.mT)
-        by = F.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        gram = symmetric_product(x.mT, x) if tall else symmetric_product(x, x.mT)
+        by = symmetric_product(gram, gram, gram, beta=b, alpha=c)
         x = F.baddbmm(x, x, by, beta=a) if tall else F.baddbmm(x, by, x, beta=a)
     return x

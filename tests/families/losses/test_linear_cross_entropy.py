@@ -185,7 +185,9 @@ def test_module(device: str) -> None:
     module = nn.LinearCrossEntropyLoss(FEATURES, CLASSES, bias=True, label_smoothing=0.1, softcap=5.0, device=device)
     assert set(module.state_dict()) == {"linear.weight", "linear.bias"}
     ref = wanted(x, module.linear.weight, t, module.linear.bias, 5.0, label_smoothing=0.1)
-    torch.testing.assert_close(module(x, t), ref)
+    loss = module(x, t)
+    torch.testing.assert_close(loss, ref)
+    assert not loss._is_view()
 
 
 @pytest.mark.usefixtures("fresh_compiler")

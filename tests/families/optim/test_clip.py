@@ -217,7 +217,7 @@ def test_refusals() -> None:
     class Sharded(Tensor):
         pass
 
-    with pytest.raises(InvalidProblem, match="clipping of Sharded: plain tensors are expected"):
+    with pytest.raises(InvalidProblem, match="clipping of Sharded: plain tensors and DTensors are expected"):
         ours.get_total_norm([torch.ones(3).as_subclass(Sharded)])
 
 

@@ -118,7 +118,8 @@ def linear_cross_entropy(
     bits = sum(1 << i for i, wants in enumerate(wanted) if wants)
     out: Tensor = _op(matrix, linear_weight, linear_bias, rows, weight, softcap, bits, *how)[0]
     (like,) = widened("cross_entropy", input.detach().new_empty(0))
-    return out.reshape(target.shape if reduction == "none" else ()).to(like.dtype)
+    # (fully_shard warns of modules that return a view.)
+    return (out.reshape(target.shape) if reduction == "none" else out).to(like.dtype)
 
 
 def _logits(x: Tensor, linear_weight: Tensor, bias: Tensor | None, softcap: float) -> Tensor:
