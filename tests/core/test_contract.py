@@ -45,7 +45,7 @@ def test_sku_round_trips_and_says_what_the_kernel_is(op: str) -> None:
 def test_args_fields_are_the_operands(op: str) -> None:
     desc = SAMPLES[op].replace(
         **known(SAMPLES[op], out_of_bounds="error", residual=True, mask="f32", amsgrad=True, slopes=True, sink=True),
-        **known(SAMPLES[op], copy_element="bf16"),
+        **known(SAMPLES[op], copy_element="bf16", branch_element="bf16", branch_gradient=True, dropout=True),
     )
     args = tp.plan_type(op).args_type
     if issubclass(args, tp.NamedArgs):
@@ -198,8 +198,11 @@ CHANGED: dict[str, object] = {
     "grad_element": "bf16",
     "parameter_element": "f32",
     "state_element": "bf16",
+    "branch_element": "bf16",
+    "branch_gradient": None,  # needs a branch_element
     "copy_element": "bf16",
     "stochastic": None,
+    "symmetric": None,
 }
 
 

@@ -27,7 +27,9 @@ SHARED = {
     "triplan/backends/reference": {"philox", "run"},
     "triplan/backends/triton": {"common"},
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tables", "tune", "workspace"},
-    "triplan/functional": {"_autocast", "_flops", "_forward", "_ops", "_plans", "_replay", "_shapes", "_watching"},
+    "triplan/functional": {
+        *("_autocast", "_flops", "_forward", "_ops", "_plans", "_replay", "_seeds", "_shapes", "_watching"),
+    },
     "tests/families": set(),
     "bench": {
         *("anywhere", "determinism", "functions", "host", "jit_kernel", "liger", "report", "rows", "stub", "timing"),

@@ -310,7 +310,6 @@ LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     "complex": (lambda: torch.nn.Linear(6, 6, dtype=torch.complex64), "weight is torch.complex64"),
     "packed": (packed, "weight is a Packed"),
     "sparse": (lambda: torch.nn.Embedding(6, 6, sparse=True), "sparse = True"),
-    "dropout": (lambda: torch.nn.MultiheadAttention(6, 2, dropout=0.1), "dropout = 0.1"),
     "wide": (lambda: torch.nn.MultiheadAttention(320, 1), "heads are 320 wide"),
     "axis": (lambda: torch.nn.Softmax(), "dim = None"),
     "empty": (lambda: torch.nn.AdaptiveAvgPool2d((0, 2)), r"output_size = \(0, 2\)"),

@@ -36,6 +36,9 @@ class Attention(Drawn):
     def _with(self, kept: Tensor, queries: int, order: Tensor | None = None) -> Attention:
         found = {}
         for name, t in self.values.items():
+            if name in ("state", "dropout_p"):
+                found[name] = t
+                continue
             t = t if name == "slopes" else t[kept]
             if name in ("k", "v", "mask") and order is not None:
                 t = t[:, order] if name != "mask" else t[..., order]
@@ -94,7 +97,7 @@ def picked(out: Outputs, kept: Tensor | None = None, queries: int = QUERIES) -> 
     return torch.cat(found)
 
 
-def values(desc: Any, kind: Kind) -> dict[str, Tensor]:
+def values(desc: Any, kind: Kind) -> dict[str, Any]:
     """``cancelling``: keys in pairs of equal scores and opposite values. ``wide``: steep scores, so that one key
     dominates. The others are of the values; ``equal`` of all."""
     g = torch.Generator().manual_seed(0)
@@ -119,13 +122,14 @@ def values(desc: Any, kind: Kind) -> dict[str, Tensor]:
         v[:, 2 * half :] = 0
         mask[..., half : 2 * half] = mask[..., :half]
         k, v, mask = k[:, order], v[:, order], mask[..., order]
-    found = {"dout": normal(b, m, h, d), "q": q, "k": k, "v": v}
+    found: dict[str, Any] = {"dout": normal(b, m, h, d), "q": q, "k": k, "v": v}
     found = {name: t.to(dtype) for name, t in found.items()} | {
         "mask": mask,
         "slopes": torch.linspace(-1, 1, h, dtype=desc.element.compute.torch),
     }
     found |= {"out": found["q"], "lse": torch.zeros(b, h, m, dtype=desc.element.compute.torch)}
-    read = [o.name for o in desc.operands() if o.is_tensor and o.role != "output"]
+    found |= {"state": torch.tensor([-(2**62) - 5, 2**40 + 8]), "dropout_p": 0.3}
+    read = [o.name for o in desc.operands() if o.role != "output" and o.name != "scale"]
     found = {name: found[name] for name in read}
     return found | follows(desc, found)
 
@@ -139,5 +143,10 @@ def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, packed: bool =
 
 for _op in ("attention", "attention_backward"):
     joins(
-        _op, {}, {"causal": True}, {"mask": "bool", "softcap": 3.0}, {"packed": True, "causal": True, "slopes": True}
+        _op,
+        {},
+        {"causal": True},
+        {"mask": "bool", "softcap": 3.0},
+        {"packed": True, "causal": True, "slopes": True},
+        {"dropout": True},
     )(partial(problem, _op))

@@ -31,19 +31,17 @@ class AttendingDescriptor(Descriptor):
         key_heads: heads of k and v.
         head_dim: elements of a query and of a key.
         value_dim: elements of a value; by default ``head_dim``.
-        element: element of q, k, v and out. f16 and bf16 are computed in f32, and the probabilities are rounded to the
-            element before they multiply the values.
+        element: of q, k, v, out and probabilities; f16 and bf16 are computed in f32.
         math: precision to which f32 factors are rounded before they are multiplied: f32 (None) or tf32.
         causal: whether a query sees no key after its position.
-        align: ``start``: the first query stands at the first key (torch's ``is_causal``); ``end``: the last query
-            stands at the last key (FlashAttention; for key-value caches).
+        align: ``start``: query 0 stands at key 0, as in torch; ``end``: the last at the last.
         window_left, window_right: keys seen before and after a query's position; None: all.
         softcap: c > 0 replaces each scaled score s by ``c * tanh(s / c)``; 0: none.
-        mask: element of the operand ``mask``: ``bool`` (True: the query sees the key), or f32 or ``element`` for what
-            is added to the scaled score. None: there is no mask.
-        sequences: number of sequences of any lengths packed into a batch of 1, or None. ``queries`` and ``keys`` then
-            count the rows of all sequences, and positions count from the start of each. No mask.
+        mask: element of ``mask``: ``bool`` (True: seen), or f32 or ``element``, added to the score.
+        sequences: number of sequences of any lengths packed into a batch of 1, or None. ``queries`` and ``keys`` count
+            the rows of all, positions those of a sequence. No mask.
         slopes: whether ``slopes * (key - position)`` is added to a scaled score (ALiBi).
+        dropout: whether probabilities are dropped, with probability ``dropout_p`` (docs/attention.md).
     """
 
     category: ClassVar[OpCategory] = OpCategory.ATTENTION
@@ -65,6 +63,7 @@ class AttendingDescriptor(Descriptor):
     mask: OptionalElement = field(default=None)
     sequences: Extent | None = None
     slopes: bool = False
+    dropout: bool = False
 
     def check_problem(self) -> None:
         if self.key_heads == 0 or self.heads % self.key_heads:
@@ -123,7 +122,12 @@ class AttendingDescriptor(Descriptor):
             Operand("scale", Role.INPUT, self.element.compute, kind=OperandKind.HOST_SCALAR, optional=True),
             *(Operand(name, Role.INPUT, ElementKind.I32, ((self.sequences or 0) + 1,)) for name in starts),
             *((Operand("slopes", Role.INPUT, self.element.compute, (self.heads,)),) if self.slopes else ()),
+            *(self._draws() if self.dropout else ()),
         )
+
+    def _draws(self) -> tuple[Operand, ...]:
+        probability = Operand("dropout_p", Role.INPUT, ElementKind.F64, kind=OperandKind.HOST_SCALAR)
+        return Operand("state", Role.INPUT, ElementKind.I64, (2,)), probability
 
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
@@ -142,6 +146,7 @@ class AttendingDescriptor(Descriptor):
             "mask": None if mask is None else mask.dtype,
             "sequences": None if starts is None else starts.shape[0] - 1,
             "slopes": getattr(args, "slopes", None) is not None,
+            "dropout": getattr(args, "state", None) is not None,
             **options,
         }
 
@@ -150,11 +155,11 @@ class AttentionDescriptor(AttendingDescriptor, PlannedBy["AttentionPlan"]):
     """``out = softmax(scale * q @ k.T + mask) @ v`` for each sequence and head, and ``lse``, the logarithm of each
     query's sum of exponentials (torch's scaled_dot_product_attention, FlashAttention).
 
-    Operands: ``q`` (batch, queries, heads, head_dim), ``k`` (batch, keys, key_heads, head_dim), ``v`` (batch, keys,
-    key_heads, value_dim), ``out`` (batch, queries, heads, value_dim), ``lse`` (batch, heads, queries) in f32, or f64
-    for f64, and ``mask`` (batch, heads, queries, keys), which stride 0 broadcasts. ``scale`` is a number in Args; None:
-    ``head_dim ** -0.5``. With ``sequences`` there are ``query_starts`` and ``key_starts`` (sequences + 1,) in i32.
-    ``slopes`` and ``sink`` (heads,) have the element of lse. Strides express any order of axes in memory.
+    Operands: ``q`` and ``out`` (batch, queries, heads, head_dim or value_dim), ``k`` and ``v`` (batch, keys, key_heads,
+    head_dim or value_dim), ``lse`` (batch, heads, queries) in f32 (f64 for f64), ``mask`` (batch, heads, queries,
+    keys), ``query_starts`` and ``key_starts`` (sequences + 1,) in i32, ``slopes`` and ``sink`` (heads,) in lse's
+    element, and ``state`` (2,), seed and offset of dropout, in i64. ``scale`` (None: ``head_dim ** -0.5``) and
+    ``dropout_p`` are numbers in Args. Strides express any order of axes in memory, and 0 broadcasts.
 
     Attributes:
         sink: whether each query has one more score, ``sink``, for a key whose value is 0.
@@ -186,7 +191,8 @@ class AttentionBackwardDescriptor(AttendingDescriptor, PlannedBy["AttentionBackw
 
     Operands: ``dout`` has the shape of ``out``; ``dq``, ``dk`` and ``dv`` have those of q, k and v; the others are as
     in attention. A sink is no operand: ``lse`` holds all that is needed of it. With a softcap, ds is also multiplied
-    by the derivative of the softcap.
+    by the derivative of the softcap. With dropout, p in dv and ``dout @ v.T`` are multiplied by what multiplied the
+    probabilities: 0 or ``1 / (1 - dropout_p)``.
     """
 
     op: Literal["attention_backward"] = "attention_backward"

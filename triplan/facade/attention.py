@@ -14,8 +14,8 @@ __all__ = ["AttentionArgs", "AttentionBackwardArgs", "AttentionBackwardPlan", "A
 
 @dataclass(frozen=True, slots=True)
 class AttentionArgs:
-    """Operands of attention. ``mask``, ``slopes`` and ``sink`` are None unless the descriptor has them; ``scale``
-    is ``head_dim ** -0.5`` if it is None.
+    """Operands of attention. ``mask``, ``slopes``, ``sink``, and ``state`` and ``dropout_p`` of dropout are None unless
+    the descriptor has them; ``scale`` is ``head_dim ** -0.5`` if it is None.
 
     Starts are None unless sequences are packed. They must not decrease: sequence s has the rows from ``starts[s]`` up
     to ``starts[s + 1]``, perhaps none. Rows before the first start or from the last on are queries that see no key, and
@@ -32,6 +32,8 @@ class AttentionArgs:
     query_starts: Tensor | None = None
     key_starts: Tensor | None = None
     slopes: Tensor | None = None
+    state: Tensor | None = None
+    dropout_p: float | None = None
     sink: Tensor | None = None
 
 
@@ -41,7 +43,7 @@ class AttentionPlan(Plan[AttentionDescriptor, AttentionArgs]):
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackwardArgs:
-    """``out`` and ``lse`` are outputs of attention; the last five as there."""
+    """``out`` and ``lse`` are outputs of attention; the last seven as there."""
 
     dout: Tensor
     q: Tensor
@@ -57,6 +59,8 @@ class AttentionBackwardArgs:
     query_starts: Tensor | None = None
     key_starts: Tensor | None = None
     slopes: Tensor | None = None
+    state: Tensor | None = None
+    dropout_p: float | None = None
 
 
 class AttentionBackwardPlan(Plan[AttentionBackwardDescriptor, AttentionBackwardArgs]):

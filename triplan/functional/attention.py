@@ -10,12 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from triplan.errors import Unsupported
+from triplan.errors import shown
 from triplan.facade import AttentionBackwardPlan, AttentionPlan
 from triplan.functional._autocast import narrowed
-from triplan.functional._ops import Recorded
+from triplan.functional._ops import RECORDED, Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
+from triplan.functional._seeds import device_state
 from triplan.functional._shapes import broadcast, check_same_device, require
 
 __all__ = ["attention", "attention_varlen", "scaled_dot_product_attention"]
@@ -33,11 +34,13 @@ class How(NamedTuple):
     left: int | None
     right: int | None
     softcap: float
+    dropout_p: float = 0.0
 
 
 #: The operands that may be absent.
-OTHERS = "Tensor? mask, Tensor? query_starts, Tensor? key_starts, Tensor? slopes"
-HOW = "float? scale, bool causal, str align, int? left, int? right, float softcap"
+ABSENT = ("mask", "query_starts", "key_starts", "slopes", "state")
+OTHERS = ", ".join(f"Tensor? {name}" for name in ABSENT)
+HOW = "float? scale, bool causal, str align, int? left, int? right, float softcap, float dropout_p"
 
 
 # --- what is checked ---
@@ -75,8 +78,12 @@ def _fields(how: How) -> dict[str, Any]:
 
 
 def _operands(*others: Tensor | None, **operands: Tensor) -> dict[str, Tensor]:
-    given = zip(("mask", "query_starts", "key_starts", "slopes"), others, strict=True)
-    return operands | {name: t for name, t in given if t is not None}
+    return operands | {name: t for name, t in zip(ABSENT, others, strict=True) if t is not None}
+
+
+def _scalars(how: How, operands: dict[str, Tensor]) -> dict[str, Any]:
+    found = {} if how.scale is None else {"scale": how.scale}
+    return found | {"dropout_p": how.dropout_p} if "state" in operands else found
 
 
 def _empty(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
@@ -86,17 +93,16 @@ def _empty(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tenso
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
-    others, how = options[:4], How(*options[4:])
+    others, how = options[: len(ABSENT)], How(*options[len(ABSENT) :])
     out, lse = _empty(q, k, v)
-    scalars = {} if how.scale is None else {"scale": how.scale}
     operands = _operands(*others, q=q, k=k, v=v, out=out, lse=lse) | ({} if sink is None else {"sink": sink})
-    run(AttentionPlan, operands, scalars=scalars, **_fields(how))
+    run(AttentionPlan, operands, scalars=_scalars(how, operands), **_fields(how))
     return out, lse
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     q, k, v, sink, *others = inputs
-    others, ctx.how = others[:4], others[4:]
+    others, ctx.how = others[: len(ABSENT)], others[len(ABSENT) :]
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, out, lse, sink, *others)
@@ -104,7 +110,7 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _grad(ctx: Any, dout: Tensor, _: Any) -> Any:
     q, k, v, out, lse, sink, *others = ctx.saved_tensors
-    rest = (None,) * (len(ctx.how) + 4)
+    rest = (None,) * (len(ctx.how) + len(ABSENT))
     if sink is None:
         return *_attention_backward(dout, q, k, v, out, lse, *others, *ctx.how), None, *rest
     if torch.is_grad_enabled():  # second derivatives: lse, which has the sink, has no gradient
@@ -127,50 +133,54 @@ def _empty_gradients(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    others, how = options[:4], How(*options[4:])
+    others, how = options[: len(ABSENT)], How(*options[len(ABSENT) :])
     dq, dk, dv = found = _empty_gradients(dout, q, k, v)
     operands = _operands(*others, dout=dout, q=q, k=k, v=v, out=out, lse=lse, dq=dq, dk=dk, dv=dv)
-    run(AttentionBackwardPlan, operands, scalars={} if how.scale is None else {"scale": how.scale}, **_fields(how))
+    run(AttentionBackwardPlan, operands, scalars=_scalars(how, operands), **_fields(how))
     return found
 
 
 def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
     dout, q, k, v, _, _, *others = inputs
-    others, ctx.how = others[:4], others[4:]
+    others, ctx.how = others[: len(ABSENT)], others[len(ABSENT) :]
     ctx.save_for_backward(dout, q, k, v, *others)
 
 
 def _backward_grad(ctx: Any, of_dq: Tensor, of_dk: Tensor, of_dv: Tensor) -> Any:
     """The derivative of the backward as a function of dout, q, k and v alone: out and lse follow from these.
 
-    With ds = p * (dp - sum(p * dp)), dp = dout @ v.T, and g the gradient that comes to ds: p's is r, dp's is e.
+    With ds = p * (dp - sum(p * dp)), dp = dout @ v.T, and g the gradient that comes to ds: p's is r, dp's is e. Dropout
+    multiplies dout @ v.T, and p where it multiplies values, by its factors.
     """
     dout, q, k, v, *others = ctx.saved_tensors
     how, dtype = How(*ctx.how), q.dtype
     group = q.size(2) // k.size(2)
     dout, q, of_dq = (t.transpose(1, 2).to(_wide(dtype)) for t in (dout, q, of_dq))
     k, v, of_dk, of_dv = (_repeated(t, group).to(_wide(dtype)) for t in (k, v, of_dk, of_dv))
+    *others, state = others
     s, bent = _scores(q, k, how, *others)
     p, scale = _softmax(s), _scale(q, how)
+    factors = 1 if state is None else _factors(s, state, how, *others[1:3])
 
     def centred(t: Tensor) -> Tensor:
         return p * (t - (p * t).sum(-1, keepdim=True))
 
-    dp = dout @ v.mT
+    dp = factors * (dout @ v.mT)
     ds = centred(dp)
     slope = 1 if bent is None else 1 - bent * bent
     incoming = scale * (of_dq @ k.mT + q @ of_dk.mT)
     g = incoming * slope
-    e = centred(g)
-    r = g * (dp - (p * dp).sum(-1, keepdim=True)) - (p * g).sum(-1, keepdim=True) * dp + dout @ of_dv.mT
+    e = factors * centred(g)
+    r = g * (dp - (p * dp).sum(-1, keepdim=True)) - (p * g).sum(-1, keepdim=True) * dp
+    r = r + factors * (dout @ of_dv.mT)
     to_s = centred(r) * slope
     if bent is not None:
         to_s = to_s - incoming * ds * bent * slope * (2 / how.softcap)
     ds = ds * slope
-    to_dout = (p @ of_dv + e @ v).transpose(1, 2)
+    to_dout = ((factors * p) @ of_dv + e @ v).transpose(1, 2)
     to_q = (scale * (to_s @ k + ds @ of_dk)).transpose(1, 2)
     to_k, to_v = (_summed(t, group) for t in (scale * (to_s.mT @ q + ds.mT @ of_dq), e.mT @ dout))
-    return *(t.to(dtype) for t in (to_dout, to_q, to_k, to_v)), *(None,) * (len(ctx.how) + 6)
+    return *(t.to(dtype) for t in (to_dout, to_q, to_k, to_v)), *(None,) * (len(ctx.how) + 2 + len(ABSENT))
 
 
 _attention = Recorded(
@@ -263,6 +273,19 @@ def _scores(
     return s, bent
 
 
+def _factors(
+    s: Tensor, state: Tensor, how: How, query_starts: Tensor | None = None, key_starts: Tensor | None = None
+) -> Tensor:
+    """What dropout multiplies probabilities of the scores ``s`` by: the numbers of the op ``dropout`` for rows of whole
+    groups of 4 keys."""
+    *rows, keys = s.shape
+    ones = torch.ones((*rows, (keys + 3) // 4 * 4), dtype=s.dtype, device=s.device)
+    found: Tensor = RECORDED["dropout"](ones, state, 0, 0, how.dropout_p, 0)
+    if key_starts is None:
+        return found[..., :keys]
+    return found[..., _segments(key_starts, keys)[1]]  # keys count from the start of their sequence
+
+
 def _softmax(s: Tensor, sink: Tensor | None = None) -> Tensor:
     """Probabilities; 0 in rows of -inf, and with gradients of 0 there. A sink is one more score."""
     if sink is not None:
@@ -277,11 +300,12 @@ def _plain(
     """out and lse, differentiable in everything."""
     group, dtype = q.size(2) // k.size(2), q.dtype
     q, k, v = (t.to(_wide(dtype)) for t in (q.transpose(1, 2), _repeated(k, group), _repeated(v, group)))
-    s, _ = _scores(q, k, how, *others)
+    s, _ = _scores(q, k, how, *others[:-1])
     lse = s.detach().logsumexp(-1)
     if sink is not None:
         lse = torch.logaddexp(lse, sink.detach()[:, None].to(lse.dtype))
-    return (_softmax(s, sink) @ v).transpose(1, 2).to(dtype), lse
+    factors = 1 if others[-1] is None else _factors(s, others[-1], how, *others[1:3])
+    return ((factors * _softmax(s, sink)) @ v).transpose(1, 2).to(dtype), lse
 
 
 # --- functions ---
@@ -302,6 +326,8 @@ def attention(
     softcap: float = 0.0,
     slopes: Tensor | None = None,
     sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``softmax(scale * q @ k.T + mask) @ v`` for each head, and lse, the logarithms of the sums of exponentials.
 
@@ -314,7 +340,8 @@ def attention(
     after its own; ``window_left`` and ``window_right`` bound how many it sees on each side. ``softcap`` c > 0 replaces
     each score s by ``c * tanh(s / c)``. ``slopes`` (heads,) times the key's position less the query's is added to a
     score (ALiBi). ``sink`` (heads,) is one more score of each query, of a key of value 0. A query that sees no key
-    gives 0, and lse -inf (or the sink).
+    gives 0, and lse -inf (or the sink). With ``dropout_p``, a probability is 0 with that probability, and else divided
+    by ``1 - dropout_p``, after lse; the backward draws again from the seed that ``generator`` gave.
 
     Returns (batch, queries, heads, width of v) in q's dtype, and (batch, heads, queries) in f32 (f64 for f64), which
     has no gradient. Differentiable in q, k, v and ``sink`` any number of times, and in ``mask`` and ``slopes``, in
@@ -325,11 +352,12 @@ def attention(
     _check_shapes(q, k, v)
     if mask is not None:
         mask = mask.expand(q.size(0), q.size(2), q.size(1), k.size(1))
-    how = How(scale, causal, align, window_left, window_right, softcap)
-    return _attend(q, k, v, mask, how, slopes=slopes, sink=sink)
+    how = How(scale, causal, align, window_left, window_right, softcap, float(dropout_p))
+    return _attend("attention", q, k, v, mask, how, slopes=slopes, sink=sink, generator=generator)
 
 
 def _attend(
+    name: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -338,18 +366,22 @@ def _attend(
     starts: tuple[Tensor | None, Tensor | None] = (None, None),
     slopes: Tensor | None = None,
     sink: Tensor | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
+    if not 0 <= how.dropout_p <= 1:
+        raise ValueError(f"{name}(): dropout_p = {shown(how.dropout_p)}: must be between 0 and 1")
     for what, t in (("slopes", slopes), ("sink", sink)):
         if t is not None and (tuple(t.shape) != (q.size(2),) or not t.is_floating_point()):
             raise RuntimeError(f"attention(): {what} must be ({q.size(2)},), one for each head, got {list(t.shape)}")
     slopes, sink = (None if t is None else t.to(_wide(q.dtype)) for t in (slopes, sink))
+    state = None if how.dropout_p == 0 else device_state(q, generator)
     learned = [t for t in (mask, slopes) if t is not None and t.requires_grad]
     if learned and torch.is_grad_enabled():
-        return _plain(q, k, v, sink, how, mask, *starts, slopes)
+        return _plain(q, k, v, sink, how, mask, *starts, slopes, state)
     if mask is not None and mask.dtype == torch.bool and q.dtype == torch.float64:
         # No kernel takes a mask of bools for f64.
         mask = torch.where(mask, 0.0, -torch.inf).to(q.dtype)
-    found: tuple[Tensor, Tensor] = _attention(q, k, v, sink, mask, *starts, slopes, *how)
+    found: tuple[Tensor, Tensor] = _attention(q, k, v, sink, mask, *starts, slopes, state, *how)
     return found
 
 
@@ -371,6 +403,8 @@ def attention_varlen(
     softcap: float = 0.0,
     slopes: Tensor | None = None,
     sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``attention`` of sequences of any lengths, packed one after the other without padding.
 
@@ -400,8 +434,8 @@ def attention_varlen(
         )
     q, k, v = (t.unsqueeze(0) for t in (q, k, v))
     _check_shapes(q, k, v)
-    how = How(scale, causal, align, window_left, window_right, softcap)
-    out, lse = _attend(q, k, v, None, how, starts, slopes, sink)
+    how = How(scale, causal, align, window_left, window_right, softcap, float(dropout_p))
+    out, lse = _attend(name, q, k, v, None, how, starts, slopes, sink, generator)
     return out.squeeze(0), lse.squeeze(0)
 
 
@@ -420,12 +454,11 @@ def scaled_dot_product_attention(
 
     ``attn_mask`` (bool, f32 or query's dtype) broadcasts to (..., heads, queries, keys). ``is_causal`` aligns the first
     query with the first key. With ``enable_gqa``, heads of ``query`` are a multiple of those of ``key`` and ``value``.
-    All else is as in ``attention``. Under autocast it is computed in the autocast dtype. Raises ``RuntimeError`` for
-    arguments that do not fit, ``Unsupported`` (a ``NotImplementedError``) for ``dropout_p`` other than 0.
+    All else is as in ``attention``, dropout too: other numbers than torch's, from its default generator. Under autocast
+    it is computed in the autocast dtype. Raises ``RuntimeError`` for arguments that do not fit, ``ValueError`` for a
+    ``dropout_p`` outside [0, 1].
     """
     name = "scaled_dot_product_attention"
-    if dropout_p:
-        raise Unsupported(f"{name}(): dropout_p = {dropout_p}: only 0 is supported")
     if attn_mask is not None and is_causal:
         raise RuntimeError(f"{name}(): Explicit attn_mask should not be set when is_causal=True")
     query, key, value = narrowed(name, query, key, value)
@@ -446,7 +479,7 @@ def scaled_dot_product_attention(
     if mask is not None:
         full = (*whole[0][:-3], heads[0], query.size(-2), key.size(-2))
         mask = mask.expand(full).reshape(-1, *full[-3:]) if len(full) > 4 else mask.expand(full)
-    out, _ = _attend(q, k, v, mask, How(scale, is_causal, "start", None, None, 0.0))
+    out, _ = _attend(name, q, k, v, mask, How(scale, is_causal, "start", None, None, 0.0, float(dropout_p)))
     rank = max(query.dim(), key.dim(), value.dim())
     shape = (*whole[0][:-3], heads[0], query.size(-2), value.size(-1))
     return out.transpose(1, 2).reshape(shape[len(shape) - rank :])

@@ -23,8 +23,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     With ``need_weights`` the probabilities of all scores exist, and the result is computed from them, by ``matmul`` and
     ``softmax``; a query that sees no key then gives NaN, as in torch, and 0 without.
 
-    ``forward`` raises ``RuntimeError`` for shapes and dtypes that do not fit, and ``Unsupported`` (a
-    ``NotImplementedError``) for dropout in training.
+    ``forward`` raises ``RuntimeError`` for shapes and dtypes that do not fit.
     """
 
     def forward(
@@ -47,8 +46,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         there is a ``key_padding_mask`` or the probabilities are wanted. These are (batch, queries, keys), averaged over
         the heads, or (batch, num_heads, queries, keys).
         """
-        if self.dropout and self.training:
-            raise Unsupported(f"dropout = {self.dropout}: only 0, or a module in eval mode")
         if is_causal and attn_mask is None:
             raise RuntimeError("MultiheadAttention: is_causal needs attn_mask, as in torch")
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
@@ -65,6 +62,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             self.add_zero_attn,
             is_causal and key_padding_mask is None and not need_weights,
             need_weights,
+            self.dropout if self.training else 0.0,
             self.out_proj.weight,
             self.out_proj.bias,
             self.in_proj_weight,
@@ -94,6 +92,7 @@ def _multi_head(
     add_zero_attn: bool,
     causal: bool,
     need_weights: bool,
+    dropout_p: float,
     out_weight: Tensor,
     out_bias: Tensor | None = None,
     in_weight: Tensor | None = None,
@@ -126,11 +125,11 @@ def _multi_head(
         k, v = (torch.cat((t, t.new_zeros(shape)), 1) for t in (k, v))
     mask = None if causal else _merged(padding, attn_mask, q, k.size(1) - before)
     if need_weights:
-        found = _probabilities(q, k, mask)
+        found = functional.dropout(_probabilities(q, k, mask), dropout_p)
         out = functional.matmul(found, v.transpose(1, 2)).transpose(1, 2)
     else:
         found = None
-        out, _ = functional.attention(q, k, v, mask=mask, causal=causal, align="start")
+        out, _ = functional.attention(q, k, v, mask=mask, causal=causal, align="start", dropout_p=dropout_p)
     return functional.linear(out.flatten(2), out_weight, out_bias), found
 
 
@@ -238,16 +237,15 @@ def transformers_attention(
     not repeated; ``attention_mask`` broadcasts to (batch, heads, queries, keys or more): bool, where True lets a query
     see a key, or what is added. It says all that a query sees. Without it, the last query stands at the last key, and
     a causal query (``is_causal``, by default ``module.is_causal`` or True) sees the last ``sliding_window`` keys to
-    its own, or all. ``s_aux`` (heads,) has the model's sinks. ``cu_seq_lens_q`` and ``cu_seq_lens_k`` (sequences + 1,)
-    of i32 say where sequences begin that are packed into a batch of 1, without a mask.
+    its own, or all. ``dropout`` is ``attention``'s ``dropout_p``. ``s_aux`` (heads,) has the model's sinks.
+    ``cu_seq_lens_q`` and ``cu_seq_lens_k`` (sequences + 1,) of i32 say where sequences begin that are packed into a
+    batch of 1, without a mask.
 
     Returns (batch, queries, heads, width) and None for the probabilities. Raises ``Unsupported`` (a
-    ``NotImplementedError``) for dropout, for what no kernel takes (biases of positions, head masks, masks of packed
+    ``NotImplementedError``) for what no kernel takes (biases of positions, head masks, masks of packed
     sequences), and for a window that is neither causal nor in the mask; ``RuntimeError`` for what does not fit.
     """
     name = "transformers_attention"
-    if dropout:
-        raise Unsupported(f"{name}(): dropout = {dropout}: only 0 is supported")
     given = [n for n in _REFUSED if others.get(n) is not None]
     if given:
         raise Unsupported(f"{name}(): {', '.join(given)}: only None is supported")
@@ -262,7 +260,7 @@ def transformers_attention(
             left = sliding_window - 1
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     options: dict[str, Any] = {"scale": scaling, "causal": causal, "window_left": left, "softcap": softcap or 0.0}
-    options["sink"] = s_aux
+    options |= {"sink": s_aux, "dropout_p": dropout}
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         if attention_mask is not None or q.size(0) != 1:
             raise Unsupported(f"{name}(): cu_seq_lens_q: needs a batch of 1 (not {q.size(0)}) and no attention_mask")

@@ -61,8 +61,6 @@ def _refused(m: Any) -> str:
         return f"output_size = {shown(m.output_size)}: ours has at least one element" if 0 in sizes else ""
     if name == "Upsample" and m.mode in ("bicubic", "trilinear"):
         return f"mode = {shown(m.mode)}: ours are nearest, nearest-exact, linear, bilinear and area"
-    if name == "MultiheadAttention" and m.dropout:
-        return f"dropout = {shown(m.dropout)}: our attention has none"
     wide = name == "MultiheadAttention" and m.head_dim > MOST_WIDTH
     return f"heads are {m.head_dim} wide: ours have at most {MOST_WIDTH}" if wide else ""
 

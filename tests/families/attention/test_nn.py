@@ -94,21 +94,18 @@ def test_compiles_whole(device: str) -> None:
 @pytest.mark.parametrize(
     ("options", "call", "error", "message"),
     [
-        ({"dropout": 0.5}, {}, tp.Unsupported, "eval"),
         ({}, {"is_causal": True}, RuntimeError, "attn_mask"),
         ({}, {"attn_mask": torch.zeros(1, L)}, RuntimeError, r"\(5, 5\)"),
         ({}, {"key_padding_mask": torch.zeros(L)}, RuntimeError, r"\(2, 5\)"),
         ({}, {"attn_mask": torch.zeros(L, L, dtype=torch.int64)}, RuntimeError, "int64"),
         ({}, {"key": torch.zeros(L, E)}, RuntimeError, "axes"),
     ],
-    ids=["dropout", "causal", "mask", "padding", "dtype", "axes"],
+    ids=["causal", "mask", "padding", "dtype", "axes"],
 )
 def test_refusals(options: dict[str, Any], call: dict[str, Any], error: type[Exception], message: str) -> None:
     module, x = nn.MultiheadAttention(E, H, **options), torch.zeros(L, N, E)
     with pytest.raises(error, match=message):
         module(**{"query": x, "key": x, "value": x} | call)
-    if options:
-        module.eval()(x, x, x)
 
 
 def seen_by(queries: int, keys: int, window: int | None) -> torch.Tensor:
@@ -162,12 +159,11 @@ def test_the_adapter_packs_and_has_sinks(device: str) -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        {"dropout": 0.1},
         {"head_mask": torch.zeros(H)},
         {"cu_seq_lens_k": PACKED, "cu_seq_lens_q": PACKED},
         {"is_causal": False, "sliding_window": 2},
     ],
-    ids=["dropout", "head mask", "packed batches", "window"],
+    ids=["head mask", "packed batches", "window"],
 )
 def test_what_the_adapter_refuses(how: dict[str, Any]) -> None:
     x = torch.zeros(N, H, S, E)

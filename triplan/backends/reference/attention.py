@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triplan.backends.reference.philox import MASK, philox
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.attention.guarantees import errors, guarantee
 from triplan.descriptors import AttentionBackwardDescriptor, AttentionDescriptor
@@ -84,7 +85,7 @@ def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
 def _slopes(desc: AttentionBackwardDescriptor, x: Tensors, p: Tensor, bent: Tensor | None) -> Tensor:
     """The gradient with respect to each scaled score, before the softcap."""
     dout, out = x["dout"].transpose(1, 2), x["out"].transpose(1, 2)
-    ds = p * (dout @ _by_head(desc, x["v"]).mT - (dout * out).sum(-1, keepdim=True))
+    ds = p * (x["factors"] * (dout @ _by_head(desc, x["v"]).mT) - (dout * out).sum(-1, keepdim=True))
     found: Tensor = ds if bent is None else ds * (1 - bent * bent)
     return found
 
@@ -93,6 +94,28 @@ def _grouped(desc: AttentionBackwardDescriptor, t: Tensor) -> Tensor:
     """(batch, heads, keys, width) summed over the query heads that share a head of k and v."""
     found: Tensor = t.reshape(len(t), desc.key_heads, desc.group, *t.shape[2:]).sum(2).transpose(1, 2)
     return found
+
+
+def _factors(desc: AttendingDescriptor, x: Tensors) -> Tensor:
+    """What multiplies each probability, (batch, heads, queries, keys): 0, or 1 / (1 - dropout_p). Of packed sequences,
+    keys count from the start of their sequence."""
+    seed, offset = (int(n) for n in x["state"])
+    groups = -(-desc.keys // 4)
+    counter = torch.arange(desc.batch * desc.heads * desc.queries * groups)
+    rest = [torch.full_like(counter, n & MASK) for n in (offset, offset >> 32)]
+    words = torch.stack(philox([counter & MASK, counter >> 32, *rest], (seed & MASK, seed >> 32 & MASK)), -1)
+    words = words.reshape(desc.batch, desc.heads, desc.queries, 4 * groups)[..., : desc.keys]
+    p = x["dropout_p"]
+    scale = 0.0 if p >= 1 else 1 / (1 - torch.tensor(p, dtype=torch.float64))
+    kept = words.double() >= p * 2.0**32
+    found: Tensor = kept.to(x["q"].dtype) * scale
+    return found
+
+
+def _growth(x: Tensors) -> float:
+    """The factor of what dropout keeps, by which a loss of underflow grows."""
+    p = x.get("dropout_p") or 0.0
+    return 1 / (1 - p) if p < 1 else 1.0
 
 
 # --- packed sequences ---
@@ -115,27 +138,31 @@ def _by_sequence(compute: Callable[[Any, Tensors, Any], Tensors]) -> Callable[[A
 
     @wraps(compute)
     def computed(desc: Any, x: Tensors) -> Tensors:
+        x = {**x, "factors": _factors(desc, x) if desc.dropout else 1.0}
         if desc.sequences is None:
             return compute(desc, x, desc)
         parts = []
         for queries, keys in _sequences(desc, x):
             m, n = queries.stop - queries.start, keys.stop - keys.start
             own = {name: t[:, keys if name in "kv" else queries] for name, t in x.items() if name in _BY_ROW}
-            own |= {name: x.get(name) for name in ("scale", "slopes", "sink")} | (
+            own |= {name: x.get(name) for name in ("scale", "slopes", "sink", "dropout_p")} | (
                 {"lse": x["lse"][..., queries]} if "lse" in x else {}
             )
+            own["factors"] = x["factors"][:, :, queries, :n] if desc.dropout else 1.0
             parts.append(compute(desc.replace(sequences=None, queries=m, keys=n, layouts={}), own, desc))
         return {name: torch.cat([p[name] for p in parts], 2 if name == "lse" else 1) for name in parts[0]}
 
     return computed
 
 
-def _starts(desc: AttendingDescriptor, x: Tensors) -> Tensors:
-    """Random starts, sorted and in range: sequences of various lengths, and rows that belong to none."""
-    if desc.sequences is None:
-        return {}
-    rows = {"query_starts": desc.queries, "key_starts": desc.keys}
-    return {name: (x[name] % (n + 1)).sort().values for name, n in rows.items()}
+def _inputs(desc: AttendingDescriptor, x: Tensors) -> dict[str, Any]:
+    """Random starts, sorted and in range: sequences of various lengths, and rows that belong to none. Probabilities
+    of dropout in [0, 1)."""
+    found: dict[str, Any] = {"dropout_p": abs(x["dropout_p"]) % 1 or 0.625} if desc.dropout else {}
+    if desc.sequences is not None:
+        rows = {"query_starts": desc.queries, "key_starts": desc.keys}
+        found |= {name: (x[name] % (n + 1)).sort().values for name, n in rows.items()}
+    return found
 
 
 # --- what checks must know ---
@@ -162,7 +189,8 @@ def _terms(desc: AttentionDescriptor, x: Tensors, whole: AttentionDescriptor) ->
         most = most.maximum(sink.abs().masked_fill(sink == -torch.inf, 0)[:, None, None])
     known = errors(whole, "out")
     each = p * (1 + 2 * known.weight * most) + known.lost / known.of_terms * s.isfinite().double()
-    out = each @ _by_head(desc, x["v"].abs())
+    out = (x["factors"] * each) @ _by_head(desc, x["v"].abs())
+    out = out + (_growth(x) - 1) * known.flushed / known.of_terms
     return {"out": out.transpose(1, 2), "lse": 1 + most.squeeze(-1) + lse.masked_fill(lse == -torch.inf, 0).abs()}
 
 
@@ -173,35 +201,36 @@ def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors, whole: Attent
     p, seen = _probabilities(s, x["lse"]), s.isfinite().double()  # (bool times a number is f32: tiny ones become 0)
     size = _magnitude(desc, x) + x["lse"].masked_fill(x["lse"] == -torch.inf, 0).abs()[..., None]
     ds = (_slopes(desc, x, p, bent)).abs()
-    b = dout.abs() @ _by_head(desc, x["v"].abs()).mT + (dout * out).abs().sum(-1, keepdim=True)
+    b = x["factors"] * (dout.abs() @ _by_head(desc, x["v"].abs()).mT) + (dout * out).abs().sum(-1, keepdim=True)
 
     def of_ds(name: str) -> Tensor:
         known = errors(whole, name)
         lost = known.lost / known.of_terms
-        found: Tensor = ds + ((known.share + 2 * known.weight * size) * p + lost * seen) * b + lost * seen
+        each = ((known.share + 2 * known.weight * size) * p + lost * seen) * b
+        found: Tensor = ds + each + _growth(x) * lost * seen
         return found * abs(_scale(desc, x))
 
     known = errors(whole, "dv")
-    of_p = p * (1 + 2 * known.weight * size) + known.lost / known.of_terms * seen
+    of_p = x["factors"] * (p * (1 + 2 * known.weight * size) + known.lost / known.of_terms * seen)
     return {
         "dq": (of_ds("dq") @ _by_head(desc, x["k"].abs())).transpose(1, 2),
         "dk": _grouped(desc, of_ds("dk").mT @ x["q"].abs().transpose(1, 2)),
-        "dv": _grouped(desc, of_p.mT @ dout.abs()),
+        "dv": _grouped(desc, of_p.mT @ dout.abs()) + (_growth(x) - 1) * known.flushed / known.of_terms,
     }
 
 
 @_by_sequence
 def _attend(desc: AttendingDescriptor, x: Tensors, _: Any) -> Tensors:
     p, lse = _softmax(_scores(desc, x)[0], x.get("sink"))
-    return {"out": (p @ _by_head(desc, x["v"])).transpose(1, 2), "lse": lse}
+    return {"out": ((x["factors"] * p) @ _by_head(desc, x["v"])).transpose(1, 2), "lse": lse}
 
 
 def _results(desc: AttentionBackwardDescriptor, x: Tensors) -> Tensors:
     """``out`` and ``lse`` must be what the forward op returns."""
-    starts = _starts(desc, x)
+    drawn = _inputs(desc, x)
     wide = {name: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for name, t in x.items()}
-    found = _attend(desc, {**wide, **starts})
-    return {"out": found["out"].contiguous().to(x["out"].dtype), "lse": found["lse"].to(x["lse"].dtype), **starts}
+    found = _attend(desc, {**wide, **drawn})
+    return {"out": found["out"].contiguous().to(x["out"].dtype), "lse": found["lse"].to(x["lse"].dtype), **drawn}
 
 
 # --- ops ---
@@ -216,7 +245,7 @@ def _on_the_cpu(desc: AttendingDescriptor) -> Mapping[str, PrecisionGuarantee]:
     op="attention",
     elements=FLOATS,
     guarantee=_on_the_cpu,
-    checks=CheckRules(_terms, _starts, ("unit",), signed=True),
+    checks=CheckRules(_terms, _inputs, ("unit",), signed=True),
 )
 def attention(desc: AttentionDescriptor, x: Tensors) -> Tensors:
     return _attend(desc, x)
@@ -236,5 +265,5 @@ def attention_backward(desc: AttentionBackwardDescriptor, x: Tensors, _: Any) ->
     return {
         "dq": (ds @ _by_head(desc, x["k"])).transpose(1, 2),
         "dk": _grouped(desc, ds.mT @ x["q"].transpose(1, 2)),
-        "dv": _grouped(desc, p.mT @ x["dout"].transpose(1, 2)),
+        "dv": _grouped(desc, (x["factors"] * p).mT @ x["dout"].transpose(1, 2)),
     }

@@ -20,6 +20,7 @@ from triplan.facade import RandomPlan
 from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.recording import drawn, recording, setting
+from triplan.functional._seeds import device_state
 from triplan.functional._watching import nothing_watches, transformed
 
 Tensor = torch.Tensor
@@ -62,10 +63,7 @@ def next_state(t: Tensor, generator: torch.Generator | None) -> State:
             raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{of.device.type}'")
         seed, offset = drawn(partial(_advance, of))
         return None, seed, offset
-    if torch.compiler.is_compiling() or transformed():
-        given: dict[str, Any] = {} if generator is None else {"generator": generator}  # dynamo takes no None
-        return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=t.device, **given), 0, 0
-    return torch.empty(2, dtype=torch.int64, device=t.device).random_(generator=generator), 0, 0
+    return device_state(t, generator), 0, 0
 
 
 # --- registered ops ---

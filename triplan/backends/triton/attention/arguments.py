@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, Stride
@@ -44,6 +44,11 @@ class Tile:
     keys: int
     warps: int
     stages: int
+
+
+def drawing(desc: AttendingDescriptor, tile: Tile) -> Tile:
+    """The tile, with dropout by 8 warps: those of 4 have no registers left for the words of Philox."""
+    return replace(tile, warps=8) if desc.dropout else tile
 
 
 def arithmetic(desc: AttendingDescriptor) -> str:
@@ -90,6 +95,7 @@ def arguments(desc: AttendingDescriptor, kernel: Any) -> dict[str, Arg]:
     whole = desc.queries + desc.keys
     args: dict[str, Arg] = {
         "scale": Scalar("scale", desc.element.compute, desc.head_dim**-0.5),
+        "dropout_p": Scalar("dropout_p", ElementKind.F64, 0.0) if desc.dropout else None,
         "softcap": Float(desc.softcap, desc.element.compute),
         "queries": Int(desc.queries),
         "keys": Int(desc.keys),

@@ -44,6 +44,8 @@ TF32_TRUNCATION = 2.0**-10
 SCORE_ROUNDINGS = 16
 #: Roundings of an exponential, the normalisation, and the other steps of a term.
 TERM_ROUNDINGS = 32
+#: Roundings of 1 - dropout_p, of its inverse, and of the product with that.
+DROPOUT_ROUNDINGS = 3
 #: Roundings for each key: 2 + 1/2 for a product and a quarter of an addition, which truncate (2u each), 1 for the sum
 #: of exponentials, and the rest for rescaling.
 PER_KEY = 4
@@ -73,7 +75,7 @@ def errors(desc: AttendingDescriptor, output: str) -> Errors:
     if isinstance(desc, AttentionBackwardDescriptor):
         n += desc.values
     scores = bounds.compounded((1.25 * desc.head_dim + SCORE_ROUNDINGS) * math.log1p(2 * u)) + factors
-    terms = bounds.compounded((PER_KEY * n + TERM_ROUNDINGS) * u)
+    terms = bounds.compounded((PER_KEY * n + TERM_ROUNDINGS + (DROPOUT_ROUNDINGS if desc.dropout else 0)) * u)
     share = 1.0
     if output != "lse":  # lse: no exponential is rounded to be multiplied
         terms += factors
@@ -88,8 +90,9 @@ def errors(desc: AttendingDescriptor, output: str) -> Errors:
 @fact
 def guarantee(desc: AttendingDescriptor, batch: bool = True) -> Mapping[str, PrecisionGuarantee]:
     """The guarantee of each output. ``batch``: the bits of a sequence and head do not depend on the others; in the
-    forward op neither do those of a query."""
+    forward op neither do those of a query. With dropout they depend on where in the batch they stand."""
     found = {}
+    batch = batch and not desc.dropout
     for o in desc.operands():
         if o.is_written:
             compute = desc.element.compute

@@ -10,6 +10,8 @@ which has no such instruction, it is 1.
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.philox_kernels import words_of
+
 
 @triton.jit
 def exponential(x):
@@ -141,6 +143,48 @@ def slope_of(slopes, stride, head, UNIT: tl.constexpr):
     found = None
     if slopes is not None:
         found = tl.load(slopes + head.to(tl.int64) * (1 if stride is None else stride)) * UNIT
+    return found
+
+
+@triton.jit
+def draw_of(state, stride, dropout_p, keys, ACC: tl.constexpr):
+    """What tiles draw their dropout with; None without. (seed, offset, limit, every, scale, groups of 4 keys in a row).
+
+    A key is dropped if its word is below ``limit`` or ``every`` one is. What is kept is multiplied by ``scale``.
+    """
+    found = None
+    if state is not None:
+        seed = tl.load(state)
+        offset = tl.load(state + (1 if stride is None else stride))
+        p = tl.full((), dropout_p, tl.float64)
+        limit = tl.ceil(tl.minimum(tl.maximum(p, 0.0), 1.0) * 4294967296.0).to(tl.int64)
+        scale = tl.where(p < 1.0, 1.0 / (1.0 - p).to(ACC), 0.0)
+        found = (seed, offset, limit.to(tl.uint32), limit >= 4294967296, scale, tl.cdiv(keys, 4))
+    return found
+
+
+@triton.jit
+def dropped_of(draw, row, first, BLOCK_K: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Whether keys ``first`` (a multiple of 4) to ``first + BLOCK_K - 1`` are dropped for each query: (n, BLOCK_K), or
+    (BLOCK_K, n) if TRANSPOSED. ``row`` (n,): i64, the number of a query among those of all heads and batch entries.
+
+    Four keys share a counter, that of the op ``dropout`` for rows of so many whole groups. Words become bools at once:
+    those cost less to bring into the layout of the scores.
+    """
+    seed, offset, limit, every, _, groups = draw
+    group = first // 4 + tl.arange(0, BLOCK_K // 4)
+    if TRANSPOSED:
+        counter = row[None, :] * groups + group[:, None]
+    else:
+        counter = row[:, None] * groups + group[None, :]
+    w0, w1, w2, w3 = words_of(seed, offset, counter)
+    even = tl.join((w0 < limit) | every, (w2 < limit) | every)
+    odd = tl.join((w1 < limit) | every, (w3 < limit) | every)
+    found = tl.join(even, odd)
+    if TRANSPOSED:
+        found = found.permute(0, 2, 3, 1).reshape(BLOCK_K, row.shape[0])
+    else:
+        found = found.reshape(row.shape[0], BLOCK_K)
     return found
 
 

@@ -15,6 +15,7 @@ from triplan.backends.triton.attention.arguments import (
     arithmetic,
     constants,
     cost_us,
+    drawing,
     has_edge,
     padded_width,
     tiles_of_rows,
@@ -34,10 +35,14 @@ TILES = {
     "tf32": {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 16, 4, 2)},
     "scalar": {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)},
 }
+#: Those of dropout, which do not spill where the others would: the words of Philox take registers.
+DROPOUT_TILES = {("half", 128): Tile(64, 64, 8, 3)}
 
 
 def tile_of(desc: AttendingDescriptor) -> Tile:
-    return TILES[arithmetic(desc)][padded_width(desc)]
+    kind, width = arithmetic(desc), padded_width(desc)
+    found = DROPOUT_TILES.get((kind, width)) if desc.dropout else None
+    return found or drawing(desc, TILES[kind][width])
 
 
 def programs_of(desc: AttentionDescriptor) -> int:
@@ -54,8 +59,11 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     return cost_us(desc, target, 2, rate, tile_of(desc).queries)
 
 
-def numerics(desc: AttendingDescriptor) -> str:
-    """The numerics id: what the bits of a row depend on besides the row and its keys."""
+def numerics(desc: AttendingDescriptor) -> str | None:
+    """The numerics id: what the bits of a row depend on besides the row and its keys. None with dropout, as they then
+    depend on the place of the row."""
+    if desc.dropout:
+        return None
     edges = "".join("-" if side is None else "w" for side in (desc.window_left, desc.right))
     edge = "packed" if desc.sequences is not None else f"{has_edge(desc, tile_of(desc)):d}"
     widths = f"{desc.head_dim}.{desc.values}.{edge}"

@@ -12,6 +12,7 @@ from triplan.backends.triton.attention.arguments import (
     arithmetic,
     constants,
     cost_us,
+    drawing,
     has_edge,
     padded_width,
     tiles_of_rows,
@@ -46,10 +47,19 @@ TILES = {
         256: (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
     },
 }
+#: Those of dropout, which do not spill where the others would: the words of Philox take registers.
+DROPOUT_TILES = {
+    ("half", 64): (Tile(64, 64, 8, 2), Tile(16, 128, 8, 1)),
+    ("tf32", 64): (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)),
+    ("tf32", 128): (Tile(32, 16, 8, 1), Tile(32, 32, 8, 1)),
+}
 
 
 def tiles_of(desc: AttentionBackwardDescriptor) -> tuple[Tile, Tile]:
-    return TILES[arithmetic(desc)][padded_width(desc)]
+    kind, width = arithmetic(desc), padded_width(desc)
+    found = DROPOUT_TILES.get((kind, width)) if desc.dropout else None
+    of_queries, of_keys = found or TILES[kind][width]
+    return drawing(desc, of_queries), drawing(desc, of_keys)
 
 
 def programs_of(desc: AttentionBackwardDescriptor) -> tuple[int, int]:

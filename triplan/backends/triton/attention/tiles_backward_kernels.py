@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.attention.shared_kernels import (
+    draw_of,
+    dropped_of,
     exponential,
     head_pointer,
     keys_of,
@@ -52,7 +54,9 @@ def attention_dq_kernel(
     query_starts,
     key_starts,
     slopes,
+    state,
     scale,
+    dropout_p,
     dout_strides,
     q_strides,
     k_strides,
@@ -65,6 +69,7 @@ def attention_dq_kernel(
     query_starts_stride,
     key_starts_stride,
     slopes_stride,
+    state_stride,
     queries,
     keys,
     heads,
@@ -102,12 +107,15 @@ def attention_dq_kernel(
     first = (tiles - 1 - program % tiles) * BLOCK_Q
     batch = program // tiles // heads
     head = program // tiles % heads
+    draw = draw_of(state, state_stride, dropout_p, keys, ACC)
+    drawn = (program // tiles).to(tl.int64) * queries
     if PACKED is not None:
         tile = tiles - 1 - program % tiles
         queries_at, first, queries, keys_at, keys = packed_tile(
             tile, query_starts, query_starts_stride, queries, key_starts, key_starts_stride, keys, sequences, BLOCK_Q
         )
         shift = keys - queries if PACKED == "end" else 0
+        drawn += queries_at
         dout += queries_at.to(tl.int64) * dout_strides[2]
         q += queries_at.to(tl.int64) * q_strides[2]
         k += keys_at.to(tl.int64) * k_strides[2]
@@ -158,6 +166,8 @@ def attention_dq_kernel(
         )
         z = load_tile(v, v_strides, key, keys, VALUE, BLOCK_V, True)
         dp = tl.dot(g, z, input_precision=PRECISION, out_dtype=ACC)
+        if draw is not None:
+            dp = tl.where(dropped_of(draw, drawn + query, at, BLOCK_K, False), 0.0, dp * draw[4])
         ds = exponential(s - most[:, None]) * (dp - row[:, None])
         if CAPPED:
             ds *= 1.0 - bent * bent
@@ -179,7 +189,9 @@ def attention_dkdv_kernel(
     query_starts,
     key_starts,
     slopes,
+    state,
     scale,
+    dropout_p,
     dout_strides,
     q_strides,
     k_strides,
@@ -192,6 +204,7 @@ def attention_dkdv_kernel(
     query_starts_stride,
     key_starts_stride,
     slopes_stride,
+    state_stride,
     queries,
     keys,
     heads,
@@ -229,12 +242,15 @@ def attention_dkdv_kernel(
     first = program % tiles * BLOCK_K
     batch = program // tiles // (heads // group)
     own = program // tiles % (heads // group)
+    draw = draw_of(state, state_stride, dropout_p, keys, ACC)
+    drawn, drawn_rows = batch.to(tl.int64) * heads * queries, queries
     if PACKED is not None:
         tile = program % tiles
         keys_at, first, keys, queries_at, queries = packed_tile(
             tile, key_starts, key_starts_stride, keys, query_starts, query_starts_stride, queries, sequences, BLOCK_K
         )
         shift = keys - queries if PACKED == "end" else 0
+        drawn += queries_at
         dout += queries_at.to(tl.int64) * dout_strides[2]
         q += queries_at.to(tl.int64) * q_strides[2]
         k += keys_at.to(tl.int64) * k_strides[2]
@@ -284,12 +300,21 @@ def attention_dkdv_kernel(
         p = exponential(s - most[None, :])
         at = head_pointer(dout, dout_strides, batch, head)
         g = load_tile(at, dout_strides, query, queries, VALUE, BLOCK_V, False)
-        of_v = tl.dot(p.to(g.dtype), g, of_v, input_precision=PRECISION, out_dtype=ACC)
+        kept = p
+        if draw is not None:
+            row = drawn + head.to(tl.int64) * drawn_rows + query
+            dropped = dropped_of(draw, row, first, BLOCK_K, True)
+            kept = tl.where(dropped, 0.0, p)
+        of_v = tl.dot(kept.to(g.dtype), g, of_v, input_precision=PRECISION, out_dtype=ACC)
         dp = tl.dot(z, tl.trans(g), input_precision=PRECISION, out_dtype=ACC)
+        if draw is not None:
+            dp = tl.where(dropped, 0.0, dp * draw[4])
         row = load_row(delta, delta_strides, batch, head, query, queries, 0.0)
         ds = p * (dp - row[None, :])
         if CAPPED:
             ds *= 1.0 - bent * bent
         of_k = tl.dot(ds.to(x.dtype), x, of_k, input_precision=PRECISION, out_dtype=ACC)
     store_tile(head_pointer(dk, dk_strides, batch, own), dk_strides, key, keys, of_k * scale, HEAD, BLOCK_D)
+    if draw is not None:
+        of_v *= draw[4]
     store_tile(head_pointer(dv, dv_strides, batch, own), dv_strides, key, keys, of_v, VALUE, BLOCK_V)

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.attention.shared_kernels import (
+    draw_of,
+    dropped_of,
     exponential,
     head_pointer,
     keys_of,
@@ -37,8 +39,10 @@ def attention_tiles_kernel(
     query_starts,
     key_starts,
     slopes,
+    state,
     sink,
     scale,
+    dropout_p,
     q_strides,
     k_strides,
     v_strides,
@@ -48,6 +52,7 @@ def attention_tiles_kernel(
     query_starts_stride,
     key_starts_stride,
     slopes_stride,
+    state_stride,
     sink_stride,
     queries,
     keys,
@@ -89,12 +94,15 @@ def attention_tiles_kernel(
     first = (tiles - 1 - program % tiles) * BLOCK_Q
     batch = program // tiles // heads
     head = program // tiles % heads
+    draw = draw_of(state, state_stride, dropout_p, keys, ACC)
+    row = (program // tiles).to(tl.int64) * queries
     if PACKED is not None:
         tile = tiles - 1 - program % tiles
         queries_at, first, queries, keys_at, keys = packed_tile(
             tile, query_starts, query_starts_stride, queries, key_starts, key_starts_stride, keys, sequences, BLOCK_Q
         )
         shift = keys - queries if PACKED == "end" else 0
+        row += queries_at
         q += queries_at.to(tl.int64) * q_strides[2]
         k += keys_at.to(tl.int64) * k_strides[2]
         v += keys_at.to(tl.int64) * v_strides[2]
@@ -147,11 +155,15 @@ def attention_tiles_kernel(
         p = exponential(s - base[:, None])
         factor = exponential(top - base)
         total = total * factor + tl.sum(p, 1)
+        if draw is not None:
+            p = tl.where(dropped_of(draw, row + query, at, BLOCK_K, False), 0.0, p)
         z = load_tile(v, v_strides, key, keys, VALUE, BLOCK_V, False)
         acc = tl.dot(p.to(z.dtype), z, acc * factor[:, None], input_precision=PRECISION, out_dtype=ACC)
         top = new
     # A row that sees no key gets 0 and -inf.
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]
+    if draw is not None:
+        acc *= draw[4]
     store_tile(out, out_strides, query, queries, acc, VALUE, BLOCK_V)
     at = head_pointer(lse, lse_strides, batch, head)
     found = (finite_shift(top) + logarithm(total)) / UNIT

@@ -84,6 +84,7 @@ def supports(desc: AttendingDescriptor) -> Support:
     asked = {"a softcap": desc.softcap > 0, "a mask": desc.mask is not None}
     asked["a window"] = desc.window_left is not None or desc.window_right is not None
     asked["packed sequences"] = desc.sequences is not None
+    asked["dropout"] = desc.dropout
     asked |= {name: any(o.name == name for o in desc.operands()) for name in ("slopes", "sink")}
     if missing := next((name for name, on in asked.items() if on), ""):
         return Support.no(f"has no {missing.removeprefix('a ')}")
