@@ -19,6 +19,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     packed = base.replace(batch=1, sequences=64, slopes=True, **({"sink": True} if op == "attention" else {}))
     yield from (base.replace(head_dim=192, value_dim=128), packed)
     yield base.replace(dropout=True)
+    yield base.replace(dropout=True, element="f64", mask="f64", softcap=2.0)
     unit = tp.Layout.strided(unit_axis=3, alignment=16, stride_multiple=8)
     shaped = {o.name: unit for o in base.operands() if len(o.shape) == 4}
     yield base.replace(head_dim=96, causal=False, keys=4099, window_left=512, layouts=shaped)

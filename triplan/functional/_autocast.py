@@ -34,6 +34,10 @@ _OPS: dict[str, tuple[str, ...]] = {
     "log_softmax": ("log_softmax.int",),
     "cross_entropy": ("cross_entropy_loss", "nll_loss"),
     **{name: (name,) for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")},
+    "interpolate nearest": ("upsample_nearest2d",),
+    "interpolate nearest-exact": ("_upsample_nearest_exact2d",),
+    "interpolate linear": ("upsample_linear1d",),
+    "interpolate bilinear": ("upsample_bilinear2d",),
 }
 #: Elementwise functions that torch may compute in f32; of the others it converts for, promotion does the same.
 _WIDENED = re.compile(r"aten::((acos|asin|cosh|expm?1?|log(2|10|1p)?|pow|reciprocal|rsqrt|sinh|softplus|tan)\b(?!_).*)")

@@ -378,9 +378,10 @@ def _attend(
     learned = [t for t in (mask, slopes) if t is not None and t.requires_grad]
     if learned and torch.is_grad_enabled():
         return _plain(q, k, v, sink, how, mask, *starts, slopes, state)
-    if mask is not None and mask.dtype == torch.bool and q.dtype == torch.float64:
-        # No kernel takes a mask of bools for f64.
-        mask = torch.where(mask, 0.0, -torch.inf).to(q.dtype)
+    if mask is not None and q.dtype == torch.float64:
+        # No kernel takes a mask of bools for f64, nor with dropout one of f32.
+        mask = torch.where(mask, 0.0, -torch.inf) if mask.dtype == torch.bool else mask
+        mask = mask.to(q.dtype)
     found: tuple[Tensor, Tensor] = _attention(q, k, v, sink, mask, *starts, slopes, state, *how)
     return found
 

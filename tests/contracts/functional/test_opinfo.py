@@ -24,6 +24,8 @@ from triplan.functional._watching import tensors_in
 
 Tensor = torch.Tensor
 REFUSALS = Path(__file__).with_name("refusals.txt")
+#: The torch whose samples the file counts.
+LISTED = "2.13."
 #: Functions that torch does not have, or of which it has no samples.
 OTHERS = {"embedding_rms_norm", "gather_with_grad", "l2_norm", "relu_squared", "rotary"}
 OTHERS |= {"vector_norm"}
@@ -90,7 +92,7 @@ def close(
     rtol, atol = torch.testing._comparison.default_tolerances(got)
     if stated is not None:
         atol, rtol = stated
-    values = (t if terms is None else t / terms for t in (got.cpu(), expected.to(got.dtype)))
+    values = (t if terms is None else t / terms for t in (got.cpu(), expected.cpu().to(got.dtype)))
     torch.testing.assert_close(*values, rtol=rtol, atol=atol, equal_nan=True)
 
 
@@ -104,6 +106,10 @@ def stated(op: Any, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str,
         return atol + losses * torch.finfo(dtype).eps * float(logits.abs().max()), rtol
     if op.name.removeprefix("nn.functional.") not in AMPLIFIED:
         return None
+    if dtype.itemsize == 2:
+        # Probabilities, whose sum is 1, are rounded to the element before they multiply the values.
+        rtol, atol = torch.testing._comparison.default_tolerances(dtype)
+        return atol + torch.finfo(dtype).eps / 2 * float(args[2].abs().max()), rtol
     (found,) = (d for d in op.decorators if (d.cls_name, d.test_name) == ("TestCommon", None))
     return found.decorators[0].d.get(dtype)
 
@@ -253,6 +259,8 @@ def test_samples(name: str, device_type: str) -> None:
             if not dtype.is_complex:
                 samples.compare(op, dtype)
     expected = {what: n for what, n in listed().items() if what.startswith(f"{name}: ")}
+    if not torch.__version__.startswith(LISTED):  # that has fewer samples
+        expected = {what: min(n, samples.refused[what]) for what, n in expected.items() if samples.refused[what]}
     assert samples.refused == expected, "refusals.txt lists other refusals:\n" + "\n".join(
         f"{n} {what}" for what, n in sorted(samples.refused.items())
     )

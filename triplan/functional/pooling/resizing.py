@@ -17,6 +17,7 @@ from triplan.facade import (
     UpsampleNearest2dBackwardPlan,
     UpsampleNearest2dPlan,
 )
+from triplan.functional._autocast import widened
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import require
 from triplan.functional.pooling.windows import adapted, linear_op
@@ -124,9 +125,9 @@ def _resized(
     sizes, scales = _sizes(input, size, scale_factor, recompute_scale_factor or (area and size is None))
     if area:
         return adapted(axes, input, sizes)
-    images = input
+    (images,) = widened(f"interpolate {mode}", input)
     if axes == 1:
-        images, sizes, scales = input.unsqueeze(2), [1, *sizes], [0.0, *scales]
+        images, sizes, scales = images.unsqueeze(2), [1, *sizes], [0.0, *scales]
     out: Tensor
     if mode.startswith("nearest"):
         out = _nearest(images, sizes, scales, mode == "nearest-exact")

@@ -349,7 +349,7 @@ def adapted(axes: int, input: Tensor, size: int | Sequence[int | None] | None) -
     images = _images(name, axes, input)
     given = [size] * axes if size is None or isinstance(size, int) else list(size)
     if len(given) == 1:
-        given *= axes
+        given = given * axes  # torch.compile of torch 2.11 traces no `*=` of lists
     if len(given) != axes:
         raise RuntimeError(f"{name}(): output_size must be {axes} numbers, but got {shown(size)}")
     wanted = [images.shape[4 - axes + a] if n is None else n for a, n in enumerate(given)]

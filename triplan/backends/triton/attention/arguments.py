@@ -153,7 +153,8 @@ def supports(desc: D, programs_of: Callable[[D], int]) -> Support:
     """Whether 32 bits count positions and programs, and registers hold a head's width."""
     if max(desc.head_dim, desc.values) > MOST_WIDTH:
         return Support.no(f"heads of {desc.head_dim} and {desc.values} elements; it holds up to {MOST_WIDTH}")
-    if desc.element is ElementKind.F64 and desc.mask is ElementKind.BOOL:
+    narrow = (ElementKind.BOOL, ElementKind.F32) if desc.dropout else (ElementKind.BOOL,)
+    if desc.element is ElementKind.F64 and desc.mask in narrow:
         return Support.no("takes a mask of f64 for f64: Triton's compiler fails where a bool decides an operand of f64")
     if max(desc.queries, desc.keys) >= MOST_LENGTH:
         return Support.no(f"{desc.queries} queries and {desc.keys} keys; it counts fewer than {MOST_LENGTH}")
