@@ -59,6 +59,16 @@ def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> b
     return a.keys() == b.keys() and all(torch.equal(bits(t.cpu()), bits(b[name])) for name, t in a.items())
 
 
+def differing(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> str:
+    """The first elements that differ: where, and both values."""
+    found = []
+    for name, t in a.items():
+        x, y = t.cpu(), b[name]
+        for at in (bits(x) != bits(y)).nonzero()[:4].tolist():
+            found.append(f"{name}{at}: {x[tuple(at)].item()!r} for {y[tuple(at)].item()!r}")
+    return ", ".join(found)
+
+
 # --- deterministic ---
 
 
@@ -77,7 +87,7 @@ def test_deterministic(where: str, op: str, entry: str) -> None:
     for problem, plan in claimed(where, op, entry, is_deterministic):
         first = first_run(plan, problem)
         for outputs in repeated(plan, problem.values, range(1, RUNS[where])):
-            assert same_bits(outputs, first), f"other bits from {plan.key}"
+            assert same_bits(outputs, first), f"other bits from {plan.key}: {differing(outputs, first)}"
 
 
 @pytest.mark.parametrize(("where", "op", "entry"), claims(sums_in_any_order, only=("gpu",)))

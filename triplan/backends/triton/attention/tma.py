@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+import torch
+
 from triplan.backends.runtime.gluon import gl
-from triplan.backends.runtime.launch import TensorMap
+from triplan.backends.runtime.launch import Arg, Int, TensorMap
 from triplan.backends.table import kernel
 from triplan.backends.triton.attention.guarantees import guarantee
 from triplan.descriptors import Operand
@@ -19,6 +21,14 @@ _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, El
 TILE = 128
 #: Bytes of L2 cache that the heads whose tiles run at the same time may occupy.
 SECTION_BYTES = 32 << 20
+#: Programs for each head that read its operands at about the same time. Untuned.
+NEAR = 4
+#: What a tile costs besides its blocks, in blocks. Untuned.
+OVERHEAD = 1.0
+#: What it is worth to share the cache. Untuned.
+SLACK = 1.05
+#: So many tiles for each program are balanced in any order, within a few per cent.
+MANY_TURNS = 64
 #: 16-bit elements in 16 bytes, the smallest unit that TMA moves: strides and rows must be multiples of it.
 VECTOR = 8
 
@@ -60,6 +70,47 @@ def section_heads(desc: AttendingDescriptor, rows: int) -> int:
     """The power of two of heads whose two operands of ``rows`` rows fit into SECTION_BYTES together."""
     fitting = SECTION_BYTES // max(2 * rows * width_of(desc) * desc.element.itemsize, 1)
     return 1 << min(max(fitting, 1).bit_length() - 1, 20)
+
+
+def order_of(tiles: int, heads: int, fitting: int, programs: int, causal: bool) -> dict[str, Arg]:
+    """``section`` and ``turning`` of ``numbered_tile`` for heads of ``tiles`` tiles.
+
+    ``fitting``: heads of a section that fit into the L2 cache. ``causal``: each tile of a head is shorter than the one
+    before; else all are alike.
+    """
+    section, turning = _balanced(tiles, heads, fitting, programs) if causal else (fitting, 0)
+    return {"section": Int(section), "turning": Int(turning)}
+
+
+@fact
+def _balanced(tiles: int, heads: int, fitting: int, programs: int) -> tuple[int, int]:
+    """The first order whose busiest program has at most SLACK times the least work that one of the orders reaches.
+
+    The tiles of a program are ``programs`` apart. Where that is about a multiple of a section's tiles, one program has
+    the longest tile of section after section: up to twice the mean. Sections that fit into the cache come first, then
+    those of one head, by turns. All heads together read operands again and again, but then NEAR or more programs work
+    on neighbouring tiles of a head at the same time, and share what they read.
+    """
+    orders = [(fitting, 0), (1, 1)] + ([(heads, 1)] if programs >= NEAR * heads else [])
+    if tiles * heads >= MANY_TURNS * programs:
+        return orders[0]
+    longest = [_longest(tiles, heads, section, programs, turning) for section, turning in orders]
+    return next(order for order, work in zip(orders, longest, strict=True) if work <= SLACK * min(longest))
+
+
+def _longest(tiles: int, heads: int, section: int, programs: int, turning: int) -> float:
+    """Blocks of the busiest of ``programs``, if tile i of a head has ``tiles`` - i, and costs OVERHEAD more."""
+    total = tiles * heads
+    index = torch.arange(total)
+    turn = index // programs
+    if turning:
+        end = (turn * programs + programs).clamp(max=total)
+        index = torch.where(turn % 2 == 1, turn * programs + end - 1 - index, index)
+    first = index // (tiles * section) * section
+    tile = index % (tiles * section) // (heads - first).clamp(max=section)
+    work = torch.zeros(-(-total // programs) * programs)
+    work[:total] = tiles - tile + OVERHEAD
+    return float(work.view(-1, programs).sum(0).max())
 
 
 def unmappable(o: Operand) -> str:

@@ -12,6 +12,7 @@ from triplan.backends.triton.attention.tma import (
     hopper_guarantee,
     hopper_kernel,
     is_invariant,
+    order_of,
     section_heads,
     shift_of,
     supports as can_map,
@@ -64,18 +65,20 @@ def wgmma(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     if lse.numel == 0:
         return []
     width, heads = width_of(desc), desc.batch * desc.heads
+    programs = min(tiles_of(desc) * heads, target.sm_count)
+    fitting = section_heads(desc, desc.keys) * desc.group
     rows = {"q": TILE // 2, "k": BLOCK, "v": BLOCK, "out": TILE // 2}
     return [
         Launch(
             attention_wgmma_kernel,
-            min(tiles_of(desc) * heads, target.sm_count),
+            programs,
             {
                 **{name: tensor_map(name, desc.element, n, width) for name, n in rows.items()},
                 "lse": pointer(lse),
                 "scale": Scalar("scale", ElementKind.F32, desc.head_dim**-0.5),
                 "tiles": Int(tiles_of(desc)),
                 "heads": Int(heads),
-                "section": Int(section_heads(desc, desc.keys) * desc.group),
+                **order_of(tiles_of(desc), heads, fitting, programs, desc.causal),
                 "of_sequence": Int(desc.heads),
                 "group": Int(desc.group),
                 "keys": Int(desc.keys),

@@ -12,6 +12,7 @@ from triplan.backends.triton.attention.tma import (
     hopper_guarantee,
     hopper_kernel,
     is_invariant,
+    order_of,
     section_heads,
     shift_of,
     supports as can_map,
@@ -119,15 +120,18 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
 
     shared: dict[str, Arg] = {**numbers, "scale": Scalar("scale", ElementKind.F32, desc.head_dim**-0.5)}
     shared |= {"group": Int(desc.group), "shift": Int(shift_of(desc))}
+    of_key_programs = min(key_tiles(desc) * key_heads, target.sm_count)
+    of_query_programs = min(tiles * heads, target.sm_count)
+    fitting_keys = section_heads(desc, desc.queries * desc.group)
     of_keys = Launch(
         attention_wgmma_dkdv_kernel,
-        min(key_tiles(desc) * key_heads, target.sm_count),
+        of_key_programs,
         {
             **maps(ROWS, "q", "k", "v", "dout", "dk", "dv"),
             **shared,
             "tiles": Int(key_tiles(desc)),
             "heads": Int(key_heads),
-            "section": Int(section_heads(desc, desc.queries * desc.group)),
+            **order_of(key_tiles(desc), key_heads, fitting_keys, of_key_programs, desc.causal),
             "of_sequence": Int(desc.key_heads),
             "blocks": Int(tiles * (TILE // ROWS)),
         },
@@ -136,14 +140,14 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
     )
     of_queries = Launch(
         attention_wgmma_dq_kernel,
-        min(tiles * heads, target.sm_count),
+        of_query_programs,
         {
             **maps(ROWS, "q", "dout", "dq"),
             **maps(TILE, "k", "v"),
             **shared,
             "tiles": Int(tiles),
             "heads": Int(heads),
-            "section": Int(section_heads(desc, desc.keys) * desc.group),
+            **order_of(tiles, heads, section_heads(desc, desc.keys) * desc.group, of_query_programs, desc.causal),
             "of_sequence": Int(desc.heads),
             "keys": Int(desc.keys),
         },

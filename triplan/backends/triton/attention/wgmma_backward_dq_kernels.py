@@ -15,7 +15,7 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, following, matrix
+from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, following, matrix, numbered_tile
 
 #: Rows of a tile, and keys of a block.
 TILE = gl.constexpr(128)
@@ -23,27 +23,24 @@ TILE = gl.constexpr(128)
 
 @gluon.jit
 def query_tile(index, sizes, CAUSAL: gl.constexpr):
-    """(first row, blocks of keys, query head) of tile number ``index``, the longest tiles first.
+    """(first row, blocks of keys, query head) of tile number ``index``, the longest tiles of a section first.
 
     Heads are numbered over the whole batch. ``sizes``: tiles of rows, query heads of the batch, heads of a section,
-    heads of a sequence, query heads per key head, keys, position of row 0.
+    heads of a sequence, query heads per key head, keys, position of row 0, ``turning`` of ``numbered_tile``.
     """
-    tiles, heads, section, _, _, keys, shift = sizes
-    per = tiles * section
-    first = index // per * section
-    n = gl.minimum(heads - first, section)
-    within = index % per
-    row = (tiles - 1 - within // n) * TILE
+    tiles, heads, section, _, _, keys, shift, turning = sizes
+    tile, head = numbered_tile(index, tiles, heads, section, turning)
+    row = (tiles - 1 - tile) * TILE
     if CAUSAL:
         keys = gl.maximum(gl.minimum(keys, row + TILE + shift), 0)
-    return row, gl.cdiv(keys, TILE), first + within % n
+    return row, gl.cdiv(keys, TILE), head
 
 
 @gluon.jit
 def load_dq(q, k, v, dout, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
     """The loading warp: loads Q and dout of each tile, and K and V block after block into the ring."""
     sq, so, sk, sv, _, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
-    tiles, heads, _, of_sequence, group, _, _ = sizes
+    tiles, heads, _, of_sequence, group, _, _, _ = sizes
     slot = 0
     phase = 1
     turn = 0
@@ -132,7 +129,7 @@ def multiply_dq(
 ):
     """A multiplying warpgroup: dq of 64 rows of each of this program's tiles, over all keys that they see."""
     _, _, _, _, sdq, q_full, q_empty, _, _, _, _ = ring
-    tiles, heads, _, of_sequence, _, keys, shift = sizes
+    tiles, heads, _, of_sequence, _, keys, shift, _ = sizes
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 16])
     A: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
     slot = gl.to_tensor(0)
@@ -199,13 +196,14 @@ def attention_wgmma_dq_kernel(
     group,
     keys,
     shift,
+    turning,
     WIDTH: gl.constexpr,
     STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
     """dq = scale * ds @ k in tiles of 128 rows.
 
-    Operands as in ``attention_wgmma_dkdv_kernel``, K and V in blocks of 128 rows. ``tiles`` to ``shift``: see
+    Operands as in ``attention_wgmma_dkdv_kernel``, K and V in blocks of 128 rows. ``tiles`` to ``turning``: see
     ``query_tile``.
     """
     sq = gl.allocate_shared_memory(q.dtype, [2] + q.block_type.shape, q.layout)
@@ -228,7 +226,7 @@ def attention_wgmma_dq_kernel(
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=2)
     ring = (sq, so, sk, sv, sdq, q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    sizes = (tiles, heads, section, of_sequence, group, keys, shift)
+    sizes = (tiles, heads, section, of_sequence, group, keys, shift, turning)
     scale = scale * LOG2_E
     gl.warp_specialize(
         [

@@ -28,7 +28,7 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma_wait,
 )
 from triplan.backends.triton.attention.shared_kernels import head_pointer, load_tile
-from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, following, matrix
+from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, following, matrix, numbered_tile
 
 #: Keys of a tile.
 TILE = gl.constexpr(128)
@@ -71,23 +71,20 @@ def attention_rows_kernel(
 
 @gluon.jit
 def key_tile(index, sizes):
-    """(first key, key head) of tile number ``index``; with a causal mask, the longest tiles first.
+    """(first key, key head) of tile number ``index``; with a causal mask, the longest tiles of a section first.
 
     Heads are numbered over the whole batch. ``sizes``: tiles of keys, key heads of the batch, heads of a section, key
-    heads of a sequence, query heads per key head, blocks of rows, position of row 0.
+    heads of a sequence, query heads per key head, blocks of rows, position of row 0, ``turning`` of ``numbered_tile``.
     """
-    tiles, heads, section, _, _, _, _ = sizes
-    per = tiles * section
-    first = index // per * section
-    n = gl.minimum(heads - first, section)
-    within = index % per
-    return within // n * TILE, first + within % n
+    tiles, heads, section, _, _, _, _, turning = sizes
+    tile, head = numbered_tile(index, tiles, heads, section, turning)
+    return tile * TILE, head
 
 
 @gluon.jit
 def first_block(key, sizes, CAUSAL: gl.constexpr):
     """The first block of rows that see a key of the tile that starts at ``key``."""
-    _, _, _, _, _, blocks, shift = sizes
+    _, _, _, _, _, blocks, shift, _ = sizes
     found = key * 0
     if CAUSAL:
         found = gl.minimum(gl.maximum(key - shift, 0) // ROWS, blocks)
@@ -98,7 +95,7 @@ def first_block(key, sizes, CAUSAL: gl.constexpr):
 def load_dkdv(q, k, v, dout, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
     """The loading warp: loads K and V of each tile, and Q and dout block after block into the ring."""
     sq, so, sk, sv, q_full, o_full, empty, kv_full, kv_empty = ring
-    tiles, heads, _, of_sequence, group, blocks, _ = sizes
+    tiles, heads, _, of_sequence, group, blocks, _, _ = sizes
     slot = 0
     phase = 1
     turn = 0
@@ -197,7 +194,7 @@ def multiply_dkdv(
 ):
     """A multiplying warpgroup: dk and dv of 64 keys of each of this program's tiles, over all rows that see them."""
     _, _, sk, sv, _, _, _, kv_full, kv_empty = ring
-    tiles, heads, _, of_sequence, group, blocks, shift = sizes
+    tiles, heads, _, of_sequence, group, blocks, shift, _ = sizes
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
     A: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
     columns: gl.constexpr = gl.SliceLayout(0, S)
@@ -291,6 +288,7 @@ def attention_wgmma_dkdv_kernel(
     group,
     blocks,
     shift,
+    turning,
     WIDTH: gl.constexpr,
     STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -298,7 +296,7 @@ def attention_wgmma_dkdv_kernel(
     """dk = scale * ds.T @ q and dv = p.T @ dout in tiles of 128 keys, summed over the query heads that share them.
 
     ``q`` to ``dv`` are tensor maps (batch, row, head, up to WIDTH) of f16 or bf16 in blocks of 64 rows; ``lse2`` and
-    ``delta`` are from ``attention_rows_kernel``. ``tiles`` to ``shift``: see ``key_tile``.
+    ``delta`` are from ``attention_rows_kernel``. ``tiles`` to ``turning``: see ``key_tile``.
 
     Launched with 4 warps, the first warpgroup; ``warp_specialize`` adds 5.
     """
@@ -319,7 +317,7 @@ def attention_wgmma_dkdv_kernel(
         mbarrier.init(kv_full.index(i), count=1)
         mbarrier.init(kv_empty.index(i), count=1)
     ring = (sq, so, sk, sv, q_full, o_full, empty, kv_full, kv_empty)
-    sizes = (tiles, heads, section, of_sequence, group, blocks, shift)
+    sizes = (tiles, heads, section, of_sequence, group, blocks, shift, turning)
     scale = scale * LOG2_E
     gl.warp_specialize(
         [

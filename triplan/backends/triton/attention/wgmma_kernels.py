@@ -34,6 +34,7 @@ from triplan.backends.triton.attention.wgmma_shared_kernels import (
     bar_sync,
     following,
     matrix,
+    numbered_tile,
     opaque,
 )
 
@@ -43,25 +44,22 @@ AHEAD = gl.constexpr(2)
 
 @gluon.jit
 def tile_of(index, sizes):
-    """(first row, last position + 1, query head) of tile number ``index``.
+    """(first row, last position + 1, query head) of tile number ``index``: within a section of heads, the tiles of most
+    keys first.
 
     Heads are numbered over the whole batch. ``sizes``: tiles of rows, query heads of the batch, heads of a section,
-    heads of a sequence, query heads per key head, keys, position of row 0. Tiles are ordered by sections of heads,
-    whose keys and values fit into the L2 cache together, and within a section by falling number of keys.
+    heads of a sequence, query heads per key head, keys, position of row 0, ``turning`` of ``numbered_tile``.
     """
-    tiles_m, heads, section, _, _, _, shift = sizes
-    per = tiles_m * section
-    first = index // per * section
-    n = gl.minimum(heads - first, section)
-    within = index % per
-    row = (tiles_m - 1 - within // n) * (2 * ROWS)
-    return row, row + 2 * ROWS + shift, first + within % n
+    tiles_m, heads, section, _, _, _, shift, turning = sizes
+    tile, head = numbered_tile(index, tiles_m, heads, section, turning)
+    row = (tiles_m - 1 - tile) * (2 * ROWS)
+    return row, row + 2 * ROWS + shift, head
 
 
 @gluon.jit
 def blocks_of(end, sizes, CAUSAL: gl.constexpr, BLOCK: gl.constexpr):
     """Blocks of keys of a tile that ends before position ``end``; at least one, which may be masked entirely."""
-    _, _, _, _, _, keys, _ = sizes
+    _, _, _, _, _, keys, _, _ = sizes
     if CAUSAL:
         keys = gl.minimum(keys, end)
     return gl.maximum(gl.cdiv(keys, BLOCK), 1)
@@ -73,7 +71,7 @@ def load_operands(
 ):
     """The loading warp: loads Q of each tile, and K and V block after block into the rings."""
     sq, sk, sv, _, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
-    tiles_m, heads, _, of_sequence, group, _, _ = sizes
+    tiles_m, heads, _, of_sequence, group, _, _, _ = sizes
     BYTES: gl.constexpr = BLOCK * WIDTH * 2
     slot = 0
     phase = 1  # all slots are free at first
@@ -155,7 +153,7 @@ def first_softmax(
     Scores are masked beyond the keys and, if CAUSAL, beyond the diagonal. A row that sees no key has the maximum -inf
     and the sum 0.
     """
-    _, _, _, _, _, keys, shift = sizes
+    _, _, _, _, _, keys, shift, _ = sizes
     # Without a causal mask all tiles have the same mask, which the compiler would hoist out of the loop, and spill.
     column = opaque((n - 1) * BLOCK)
     limit = gl.full([ROWS], 0, gl.int32, layout=gl.SliceLayout(1, S)) + (keys - column)
@@ -274,7 +272,7 @@ def multiply(
 ):
     """A multiplying warpgroup: rows WHICH * ROWS to WHICH * ROWS + ROWS - 1 of each tile of this program."""
     sq, sk, sv, so, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
-    tiles_m, heads, _, of_sequence, _, _, _ = sizes
+    tiles_m, heads, _, of_sequence, _, _, _, _ = sizes
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK, 16])
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, L, 2)
@@ -362,6 +360,7 @@ def attention_wgmma_kernel(
     group,
     keys,
     shift,
+    turning,
     WIDTH: gl.constexpr,
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
@@ -371,7 +370,7 @@ def attention_wgmma_kernel(
     """out = softmax(scale * q @ k.T) @ v and lse, in tiles of 128 queries and blocks of BLOCK keys.
 
     ``q``, ``k``, ``v`` and ``out`` are tensor maps (batch, row, head, up to WIDTH) of f16 or bf16; ``lse``: (batch,
-    head, query) of f32, packed. ``tiles`` to ``shift``: see ``tile_of``. TREE: see ``row_max`` and ``row_sum``.
+    head, query) of f32, packed. ``tiles`` to ``turning``: see ``tile_of``. TREE: see ``row_max`` and ``row_sum``.
 
     Launched with 4 warps, the first warpgroup; ``warp_specialize`` adds 5.
     """
@@ -394,7 +393,7 @@ def attention_wgmma_kernel(
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=2)
     ring = (sq, sk, sv, so, q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    sizes = (tiles, heads, section, of_sequence, group, keys, shift)
+    sizes = (tiles, heads, section, of_sequence, group, keys, shift, turning)
     gl.warp_specialize(
         [
             (multiply, (out, lse, scale, ring, sizes, 0, WIDTH, BLOCK, STAGES, CAUSAL, TREE)),

@@ -49,6 +49,26 @@ def following(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def numbered_tile(index, tiles, heads, section, turning):
+    """(tile of a head, head) of tile number ``index`` of ``tiles`` * ``heads``.
+
+    Tiles are numbered by sections of heads, and within a section all first tiles come first. A program takes every
+    so many tiles as there are programs. With ``turning`` 1 the order of programs is reversed at every other turn, so
+    that none has the longest tile each time; see ``tma.order_of``.
+    """
+    programs = gl.num_programs(0)
+    turn = index // programs
+    begin = turn * programs
+    end = gl.minimum(begin + programs, tiles * heads)
+    index = gl.where((turn & turning) == 1, begin + end - 1 - index, index)
+    per = tiles * section
+    first = index // per * section
+    n = gl.minimum(heads - first, section)
+    within = index % per
+    return within // n, first + within % n
+
+
+@gluon.jit
 def matrix(buffer, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
     """A buffer (1, HEIGHT, 1, WIDTH), as TMA fills it, viewed as a matrix (HEIGHT, WIDTH)."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], buffer.dtype)

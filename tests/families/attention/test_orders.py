@@ -1,0 +1,71 @@
+"""The order in which persistent programs of the Hopper kernels take tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cases import required
+
+import triplan as tp
+from triplan.backends.triton.attention import tma
+from triplan.testing import check_plan
+
+SMS = 132
+
+
+def busiest(tiles: int, heads: int, section: int, turning: int) -> float:
+    """Work of the busiest program, of the mean: by a walk over the programs, as ``numbered_tile`` numbers tiles."""
+    total, work = tiles * heads, [0.0] * SMS
+    seen = set()
+    for program in range(SMS):
+        for index in range(program, total, SMS):
+            turn = index // SMS
+            number = index
+            if turning and turn % 2:
+                number = turn * SMS + min(turn * SMS + SMS, total) - 1 - index
+            first = number // (tiles * section) * section
+            within, wide = number % (tiles * section), min(heads - first, section)
+            seen.add((within // wide, first + within % wide))
+            work[program] += tiles - within // wide + tma.OVERHEAD
+    assert len(seen) == total
+    return max(work) / (sum(work) / SMS)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "heads", "fitting"),
+    [
+        pytest.param(32, 128, 16, id="many heads"),
+        pytest.param(32, 32, 4, id="grouped"),
+        pytest.param(128, 32, 4, id="long"),
+        pytest.param(32, 8, 16, id="few heads"),
+        pytest.param(64, 8, 2, id="few and grouped"),
+        pytest.param(17, 23, 8, id="odd"),
+        pytest.param(8, 384, 128, id="short"),
+    ],
+)
+def test_no_program_has_much_more_work_than_others(tiles: int, heads: int, fitting: int) -> None:
+    """At most 5 % above the mean, and an eighth of the longest tile. Plain sections reach 1.9 times the mean."""
+    section, turning = tma._balanced(tiles, heads, fitting, SMS)
+    mean = heads * tiles * ((tiles + 1) / 2 + tma.OVERHEAD) / SMS
+    assert busiest(tiles, heads, section, turning) <= 1.05 + tiles / 8 / mean
+
+
+def test_plain_sections_of_grouped_heads_are_uneven() -> None:
+    assert busiest(32, 32, 4, 0) > 1.7
+    assert tma._balanced(32, 32, 4, SMS) == (1, 1)
+
+
+def test_equal_tiles_keep_their_sections() -> None:
+    found = tma.order_of(32, 32, 4, SMS, causal=False)
+    assert {name: arg.value for name, arg in found.items()} == {"section": 4, "turning": 0}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("tp.Target.current().arch is not tp.ArchSku.SM90A")
+@pytest.mark.parametrize("op", ["attention", "attention_backward"])
+def test_tiles_in_turns_on_the_gpu(op: str) -> None:
+    sizes: dict[str, Any] = {"batch": 1, "heads": 24, "key_heads": 12, "queries": 1900, "keys": 1900}
+    desc = tp.descriptor_types()[op](**sizes, head_dim=64, element="bf16", causal=True)
+    assert tma._balanced(15, 24, 128, SMS)[1] == tma._balanced(15, 12, 64, SMS)[1] == 1
+    check_plan(required(desc, "wgmma", tp.Target.current()), runs=3)
