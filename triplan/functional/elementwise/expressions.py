@@ -27,9 +27,7 @@ def _resolved(tree: Any, names: tuple[str, ...], kinds: str) -> tuple[str, int, 
 
 
 def _constant(tree: Any, names: tuple[str, ...], kinds: str) -> tuple[str, int, bool]:
-    found = _resolved(tree, names, kinds)
-    op(kinds.count("t"), found[1])  # registered here, outside of what torch.compile traces: that of torch 2.11 cannot
-    return found
+    return _resolved(tree, names, kinds)
 
 
 # What torch.compiler.assume_constant_result does, which imports dynamo first: 0.9 s for those who compile nothing.
