@@ -72,18 +72,21 @@ def section_heads(desc: AttendingDescriptor, rows: int) -> int:
     return 1 << min(max(fitting, 1).bit_length() - 1, 20)
 
 
-def order_of(tiles: int, heads: int, fitting: int, programs: int, causal: bool) -> dict[str, Arg]:
+def order_of(
+    tiles: int, heads: int, fitting: int, programs: int, causal: bool, in_turns: bool = False
+) -> dict[str, Arg]:
     """``section`` and ``turning`` of ``numbered_tile`` for heads of ``tiles`` tiles.
 
     ``fitting``: heads of a section that fit into the L2 cache. ``causal``: each tile of a head is shorter than the one
-    before; else all are alike.
+    before; else all are alike. ``in_turns``: heads one after the other and by turns are at least as fast as sections
+    that fit, as the backward's are.
     """
-    section, turning = _balanced(tiles, heads, fitting, programs) if causal else (fitting, 0)
+    section, turning = _balanced(tiles, heads, fitting, programs, in_turns) if causal else (fitting, 0)
     return {"section": Int(section), "turning": Int(turning)}
 
 
 @fact
-def _balanced(tiles: int, heads: int, fitting: int, programs: int) -> tuple[int, int]:
+def _balanced(tiles: int, heads: int, fitting: int, programs: int, in_turns: bool = False) -> tuple[int, int]:
     """The first order whose busiest program has at most SLACK times the least work that one of the orders reaches.
 
     The tiles of a program are ``programs`` apart. Where that is about a multiple of a section's tiles, one program has
@@ -91,7 +94,7 @@ def _balanced(tiles: int, heads: int, fitting: int, programs: int) -> tuple[int,
     those of one head, by turns. All heads together read operands again and again, but then NEAR or more programs work
     on neighbouring tiles of a head at the same time, and share what they read.
     """
-    orders = [(fitting, 0), (1, 1)] + ([(heads, 1)] if programs >= NEAR * heads else [])
+    orders = [*([] if in_turns else [(fitting, 0)]), (1, 1), *([(heads, 1)] if programs >= NEAR * heads else [])]
     if tiles * heads >= MANY_TURNS * programs:
         return orders[0]
     longest = [_longest(tiles, heads, section, programs, turning) for section, turning in orders]

@@ -122,6 +122,7 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
     shared |= {"group": Int(desc.group), "shift": Int(shift_of(desc))}
     of_key_programs = min(key_tiles(desc) * key_heads, target.sm_count)
     of_query_programs = min(tiles * heads, target.sm_count)
+    fitting_queries = section_heads(desc, desc.keys) * desc.group
     fitting_keys = section_heads(desc, desc.queries * desc.group)
     of_keys = Launch(
         attention_wgmma_dkdv_kernel,
@@ -131,7 +132,7 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
             **shared,
             "tiles": Int(key_tiles(desc)),
             "heads": Int(key_heads),
-            **order_of(key_tiles(desc), key_heads, fitting_keys, of_key_programs, desc.causal),
+            **order_of(key_tiles(desc), key_heads, fitting_keys, of_key_programs, desc.causal, in_turns=True),
             "of_sequence": Int(desc.key_heads),
             "blocks": Int(tiles * (TILE // ROWS)),
         },
@@ -147,7 +148,7 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
             **shared,
             "tiles": Int(tiles),
             "heads": Int(heads),
-            **order_of(tiles, heads, section_heads(desc, desc.keys) * desc.group, of_query_programs, desc.causal),
+            **order_of(tiles, heads, fitting_queries, of_query_programs, desc.causal, in_turns=True),
             "of_sequence": Int(desc.heads),
             "keys": Int(desc.keys),
         },
