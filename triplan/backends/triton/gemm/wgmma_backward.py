@@ -37,6 +37,8 @@ NARROW_FACTOR = 1.05
 #: Rows of tiles scheduled together: fewer than in a single product, for the same reason. (In the sweep 16
 #: are at most 1% faster up to 4096, and 2% slower at 8192.)
 GROUP_M = 4
+#: By how much the busiest program must have less work for tiles to be dealt out unevenly. Untuned.
+WORTH = 0.97
 
 
 def rings_of(desc: GemmBackwardDescriptor, target: Target) -> tuple[Ring, ...]:
@@ -66,6 +68,27 @@ def sums_within(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> boo
     return _strips(desc, ring) <= idle and strip_us <= rings.tile_us(ring, min(p.desc.k for p in pair))
 
 
+def dealt(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> tuple[int, float]:
+    """``few`` of the kernel's ``rest_of``, and the time of both products with it, of that with -1.
+
+    Many rows make tiles of db long and few, those of da short and many. Dealt out in turns, a program with a tile of db
+    would take as many of da as one without.
+    """
+    one, two = sorted((p.desc for p in gradient_products(desc).values()), key=lambda d: -d.k)
+    long, short = rings.tiles_in(one, ring), rings.tiles_in(two, ring)
+    programs = max(min(long + short, target.sm_count), 1)
+    more, others = long % programs, programs - long % programs
+    if more == 0 or sums_within(desc, ring, target):
+        return -1, 1.0
+    ratio = rings.tile_us(ring, one.k) / rings.tile_us(ring, two.k)
+    few = max(math.floor((short + more * ratio) / programs - ratio), 0)
+    before = long // programs * ratio
+    found = before + max(ratio + few, math.ceil((short - more * few) / others))
+    items = -(-(long + short) // programs)  # of program 0
+    plain = before + max(ratio + items - long // programs - 1, -(-(short - others) // programs) + 1)
+    return (few, found / plain) if found < WORTH * plain else (-1, 1.0)
+
+
 def ring_us(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds of all launches with this ring."""
     pair = list(gradient_products(desc).values())
@@ -78,6 +101,7 @@ def ring_us(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> float:
     waves = math.ceil(sum(rings.tiles_in(p.desc, ring) for p in pair) / sms)
     narrow = ring.n <= 128 and any(rings.is_short(p.desc) for p in pair)
     products_us = (one + two) * waves / max(waves_separate, 1) * (NARROW_FACTOR if narrow else 1.0)
+    products_us *= dealt(desc, ring, target)[1]
     return products_us + (0.0 if sums_within(desc, ring, target) else column_sums.cost_us(desc))
 
 
@@ -121,6 +145,7 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: 
             **summed,
             "alpha": Scalar("alpha", ElementKind.F32, 1.0),
             "group_m": Int(ring.group),
+            "few": Int(-1 if sums else dealt(desc, ring, target)[0]),
         },
         {
             **first_known,

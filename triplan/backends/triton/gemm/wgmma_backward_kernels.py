@@ -3,8 +3,10 @@
 As in ``wgmma_kernels``, one warp loads by TMA through a ring of slots, two warpgroups multiply, and work is dealt to
 one program per multiprocessor. The work list holds the tiles of the first product, those of the second one, then the
 strips of columns to be summed. So the multiprocessors that the last tiles would leave idle have work, and the second
-product's first operands arrive while the first one's last results are written. Both products use the same bytes as
-slots; only their shape differs, where an operand lies transposed.
+product's first operands arrive while the first one's last results are written. Where tiles of the first product take
+much longer, programs that have one more of these take ``few`` of the second's, and the others take the rest.
+
+Both products use the same bytes as slots; only their shape differs, where an operand lies transposed.
 """
 
 # mypy: ignore-errors
@@ -39,6 +41,34 @@ def items_of(done, items):
 
 
 @gluon.jit
+def share_of(items):
+    """(first, step, count) of this program's share of the first product's ``items`` tiles."""
+    none = gl.to_tensor(0)
+    return first_item(none), gl.num_programs(0), items_of(none, items)
+
+
+@gluon.jit
+def rest_of(done, items, few):
+    """(first, step, count) of this program's share of the second product's ``items`` tiles.
+
+    ``done``: tiles of the first product. ``few``: how many tiles the programs with one more of the first product take;
+    -1 deals on in the order of the work list.
+    """
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    more = done % programs
+    others = programs - more
+    given = more * few
+    first = gl.where(program < more, program, given + program - more)
+    step = gl.where(program < more, more, others)
+    count = gl.where(program < more, few, gl.cdiv(gl.maximum(items - first, 0), others))
+    plain = few < 0
+    first = gl.where(plain, first_item(done), first)
+    step = gl.where(plain, programs, step)
+    return first, step, gl.where(plain, items_of(done, items), count)
+
+
+@gluon.jit
 def tiles_of(extent, BLOCK_N: gl.constexpr):
     """Tiles of a product of ``extent`` (m, n, k)."""
     m, n, _ = extent
@@ -51,7 +81,7 @@ def load_product(
     ring,
     extent,
     group_m,
-    done,
+    share,
     slot,
     phase,
     X_ROWS: gl.constexpr,
@@ -61,7 +91,7 @@ def load_product(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Load the operands of this program's tiles of one product, x (m, k) and y (k, n), through the ring.
+    """Load the operands of this program's ``share`` of one product's tiles, x (m, k) and y (k, n), through the ring.
 
     Returns the next slot and the phase of its barriers.
     """
@@ -72,8 +102,9 @@ def load_product(
     tiles_n = gl.cdiv(n, BLOCK_N)
     steps = gl.cdiv(k, BLOCK_K)
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (x.dtype.primitive_bitwidth // 8)
-    for tile in range(first_item(done), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group_m)
+    start, stride, mine = share
+    for i in range(mine):
+        tile_m, tile_n = tile_of(start + i * stride, tiles_m, tiles_n, group_m)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
         for step in range(steps):
@@ -103,6 +134,7 @@ def load_both(
     ring,
     sums,
     group_m,
+    few,
     X1_ROWS: gl.constexpr,
     Y1_ROWS: gl.constexpr,
     X2_ROWS: gl.constexpr,
@@ -121,13 +153,15 @@ def load_both(
     maps, extent = first
     none = gl.to_tensor(0)
     phase = gl.to_tensor(1)  # all slots are free at first: waiting for the phase before the first one returns at once
+    share = share_of(tiles_of(extent, BLOCK_N))
     slot, phase = load_product(
-        maps, ring, extent, group_m, none, none, phase, X1_ROWS, Y1_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
+        maps, ring, extent, group_m, share, none, phase, X1_ROWS, Y1_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
     )
     done = tiles_of(extent, BLOCK_N)
     maps, extent = second
+    share = rest_of(done, tiles_of(extent, BLOCK_N), few)
     slot, phase = load_product(
-        maps, ring, extent, group_m, done, slot, phase, X2_ROWS, Y2_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
+        maps, ring, extent, group_m, share, slot, phase, X2_ROWS, Y2_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
     )
     if SUMS:
         load_strips(sums, ring, done + tiles_of(extent, BLOCK_N), slot, phase, BLOCK_N, BLOCK_K, STAGES)
@@ -140,7 +174,7 @@ def multiply_product(
     ring,
     extent,
     group_m,
-    done,
+    share,
     turns,
     taken,
     WHICH: gl.constexpr,
@@ -151,7 +185,7 @@ def multiply_product(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """c = alpha * x @ y on warpgroup WHICH's share of this program's tiles, as in ``wgmma_kernels.multiply``.
+    """c = alpha * x @ y on warpgroup WHICH's part of this program's ``share``, as in ``wgmma_kernels.multiply``.
 
     ``turns`` and ``taken`` count the tiles and steps that this program has done. Returns both after the product.
     """
@@ -171,13 +205,13 @@ def multiply_product(
     )
     result = (c, alpha, alpha, n)
     slots = (sx, sy, sc, full, empty, order)
-    mine = items_of(done, tiles_m * tiles_n)
+    start, stride, mine = share
     last = 0
     # In ping-pong: this group's first tile.
     begin = (turns + WHICH) % 2 if PINGPONG else gl.to_tensor(0)
     for i in range(begin, mine, 2 if PINGPONG else 1):
         turn = turns + i
-        tile_m, tile_n = tile_of(first_item(done) + i * gl.num_programs(0), tiles_m, tiles_n, group_m)
+        tile_m, tile_n = tile_of(start + i * stride, tiles_m, tiles_n, group_m)
         at = taken + i * steps
         slot = at % STAGES
         phase = at // STAGES % 2
@@ -201,6 +235,7 @@ def multiply_both(
     ring,
     sums,
     group_m,
+    few,
     WHICH: gl.constexpr,
     X1_ROWS: gl.constexpr,
     Y1_ROWS: gl.constexpr,
@@ -222,7 +257,7 @@ def multiply_both(
         ring,
         extent,
         group_m,
-        none,
+        share_of(tiles_of(extent, BLOCK_N)),
         none,
         none,
         WHICH,
@@ -241,7 +276,7 @@ def multiply_both(
         ring,
         extent,
         group_m,
-        done,
+        rest_of(done, tiles_of(extent, BLOCK_N), few),
         turns,
         taken,
         WHICH,
@@ -277,6 +312,7 @@ def wgmma_pair_kernel(
     rows,
     columns,
     group_m,
+    few,
     X1_ROWS: gl.constexpr,
     Y1_ROWS: gl.constexpr,
     X2_ROWS: gl.constexpr,
@@ -291,7 +327,7 @@ def wgmma_pair_kernel(
 
     ``xi`` (mi, ki), ``yi`` (ki, ni) and ``ci`` (mi, ni) are tensor maps: f16 or bf16, and ``ci`` may be f32; ki >= 1.
     ``summed`` (rows, columns) is a map of blocks of BLOCK_K by half of BLOCK_N, ``sums`` (columns,) a pointer; both may
-    be None, else PIECES is 2.
+    be None, else PIECES is 2. ``few``: see ``rest_of``.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
@@ -326,6 +362,7 @@ def wgmma_pair_kernel(
                     ring,
                     strips,
                     group_m,
+                    few,
                     0,
                     X1_ROWS,
                     Y1_ROWS,
@@ -346,6 +383,7 @@ def wgmma_pair_kernel(
                     ring,
                     strips,
                     group_m,
+                    few,
                     1,
                     X1_ROWS,
                     Y1_ROWS,
@@ -366,6 +404,7 @@ def wgmma_pair_kernel(
                     ring,
                     strips,
                     group_m,
+                    few,
                     X1_ROWS,
                     Y1_ROWS,
                     X2_ROWS,
