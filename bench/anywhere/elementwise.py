@@ -16,8 +16,8 @@ from torch.nn import functional
 import triplan as tp
 from bench.anywhere.drawing import Draw, Peer, Tensors, described
 from triplan.descriptors.elementwise.expr import gelu, operand, rsqrt, sigmoid, silu, tanh, where
-from triplan.descriptors.elementwise.expression import FUNCTIONS, number_of
 from triplan.descriptors.elementwise.problems import NAMED
+from triplan.descriptors.expressions.expression import FUNCTIONS, number_of
 
 aten = torch.ops.aten
 #: Functions that are operators, which take numbers too.

@@ -23,8 +23,8 @@ import triplan as tp
 ROOT = Path(__file__).parents[2]
 #: What a room has besides one module or folder for each family.
 SHARED = {
-    "triplan/descriptors": {"base", "fields", "layout", "meanings", "operand"},
-    "triplan/backends/reference": {"philox", "run"},
+    "triplan/descriptors": {"base", "expressions", "fields", "layout", "meanings", "operand"},
+    "triplan/backends/reference": {"expressions", "philox", "run"},
     "triplan/backends/triton": {"common"},
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tables", "tune", "workspace"},
     "triplan/functional": {

@@ -7,22 +7,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
+from typing_extensions import Self
 
 from triplan.descriptors.base import Descriptor, PlannedBy
+from triplan.descriptors.expressions.expression import Expr, flattened, operand
+from triplan.descriptors.expressions.inputs import Input, Inputs, Nodes, broadcast, check_inputs, nodes_from_args
+from triplan.descriptors.expressions.tree import Tree, checked
 from triplan.descriptors.fields import AnyShape, AxesField, to_tuple
 from triplan.descriptors.operand import Operand, Role
-from triplan.errors import shown
+from triplan.errors import InvalidProblem, shown
 from triplan.sku import Element, ElementKind, OpCategory, OptionalElement, field
+from triplan.sku.facts import cached_property
 
 if TYPE_CHECKING:
-    from triplan.facade.reductions import ExtremumPlan, ReducePlan
+    from triplan.facade.reductions import ExpressionReductionPlan, ExtremumPlan, ReducePlan
     from triplan.sku.model import Converted
 
     Axes = Converted[tuple[int, ...], Sequence[int]]
 else:
     Axes = Annotated[tuple[int, ...], BeforeValidator(to_tuple), AxesField("input_shape")]
 
-__all__ = ["ExtremumDescriptor", "ReduceDescriptor"]
+__all__ = ["ExpressionReductionDescriptor", "ExtremumDescriptor", "ReduceDescriptor"]
 
 #: The element of sums of integers, counts and positions.
 I64 = ElementKind.I64
@@ -56,13 +61,18 @@ class ReductionProblem(Descriptor):
         order: float
 
     @property
+    def reduction(self) -> str:
+        """How elements are reduced."""
+        return self.op.removesuffix("_expression")
+
+    @property
     def result(self) -> ElementKind:
         """The element of ``out``."""
         if self.op in ("any", "all"):
             return ElementKind.BOOL
         if self.op in ("count_nonzero", "argmax", "argmin"):
             return I64
-        integer = not self.element.is_floating_point and self.op in SUMS
+        integer = not self.element.is_floating_point and self.reduction in SUMS
         return self.out_element or (I64 if integer else self.element)
 
     @property
@@ -79,17 +89,25 @@ class ReductionProblem(Descriptor):
         return found
 
     def check_problem(self) -> None:
-        if self.op in EXTREMA and self.reduced == 0 and 0 not in [self.input_shape[a] for a in self.kept_axes]:
+        if self.reduction in EXTREMA and self.reduced == 0 and 0 not in [self.input_shape[a] for a in self.kept_axes]:
             raise ValueError(f"input_shape = {shown(self.input_shape)}: {self.op} of no elements does not exist")
+        floats = self.element.is_floating_point
+        if self.reduction in OF_FLOATS and not floats:
+            raise ValueError(f"element = {self.element}: {self.op} takes floats")
+        fits = self.out_element is None or (
+            self.reduction in SUMS and (self.out_element.is_floating_point if floats else self.out_element is I64)
+        )
+        if not fits:
+            raise ValueError(f"out_element = {self.out_element}: {self.op} of {self.element} has no such result")
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (Operand("x", Role.INPUT, self.element, tuple(self.input_shape), batch_axes=self.kept_axes),)
 
     def _results(self, **results: ElementKind) -> tuple[Operand, ...]:
-        kept = self.kept_axes
-        shape = tuple(self.input_shape[a] for a in kept)
+        shape = tuple(self.input_shape[a] for a in self.kept_axes)
         batch = tuple(range(len(shape)))
-        return (
-            Operand("x", Role.INPUT, self.element, tuple(self.input_shape), batch_axes=kept),
-            *(Operand(name, Role.OUTPUT, e, shape, batch_axes=batch) for name, e in results.items()),
-        )
+        found = (Operand(name, Role.OUTPUT, e, shape, batch_axes=batch) for name, e in results.items())
+        return (*self._inputs(), *found)
 
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
@@ -125,14 +143,6 @@ class ReduceDescriptor(ReductionProblem, PlannedBy["ReducePlan"]):
 
     def check_problem(self) -> None:
         super().check_problem()
-        floats = self.element.is_floating_point
-        if self.op in OF_FLOATS and not floats:
-            raise ValueError(f"element = {self.element}: {self.op} takes floats")
-        fits = self.out_element is None or (
-            self.op in SUMS and (self.out_element.is_floating_point if floats else self.out_element is I64)
-        )
-        if not fits:
-            raise ValueError(f"out_element = {self.out_element}: {self.op} of {self.element} has no such result")
         if not math.isfinite(self.correction) or not math.isfinite(self.order):
             raise ValueError(f"correction = {self.correction}, order = {self.order}: must be finite")
 
@@ -155,3 +165,109 @@ class ExtremumDescriptor(ReductionProblem, PlannedBy["ExtremumPlan"]):
 
     def declare_operands(self) -> tuple[Operand, ...]:
         return self._results(out=self.result, indices=I64)
+
+
+class ExpressionReductionDescriptor(ReductionProblem, PlannedBy["ExpressionReductionPlan"]):
+    """``out = reduction(f(operands))`` over ``reduce_axes``, as ``sum((x - y) ** 2)``: the values of an expression are
+    reduced where they are computed, and never written.
+
+    Operands broadcast. f16 and bf16 are computed and accumulated in f32, and only the result is rounded. ``op`` is the
+    reduction with ``_expression``. ``of`` builds the descriptor from an expression of ``tp.expr`` and operand
+    specifications, ``from_args`` from an expression and tensors.
+
+    Attributes:
+        element: element of the expression's values, by torch's type promotion.
+        input_shape: shape to which the operands are broadcast.
+        reduce_axes: axes of it in increasing order; may be none or all.
+        inputs, nodes: operands and tree, as in ``ExpressionDescriptor``; the last node is what is reduced.
+        out_element: element of sums and means. None: that of the values, or i64 if they are integers or bool.
+    """
+
+    op: Literal["sum_expression", "mean_expression", "amax_expression", "amin_expression"]
+    inputs: Inputs
+    nodes: Nodes
+    out_element: OptionalElement = field(default=None)
+    if not TYPE_CHECKING:
+        correction: ClassVar[float] = 1.0
+        order: ClassVar[float] = 2.0
+
+    @classmethod
+    def example(cls, element: ElementKind) -> Self:
+        x, y = operand("x"), operand("y")
+        return cls.of("sum_expression", x * x + y, (1,), x=(element, (8, 64)), y=(element, (8, 64)))
+
+    @classmethod
+    def of(
+        cls,
+        op: str,
+        root: Expr,
+        reduce_axes: Sequence[int],
+        out_element: ElementKind | str | None = None,
+        /,
+        **inputs: Any,
+    ) -> Self:
+        """The problem that reduces ``root``, with ``inputs`` as (element, shape) by name; None is a number's shape.
+
+        Raises ``InvalidProblem``.
+        """
+        if not isinstance(root, Expr):
+            raise InvalidProblem(f"{shown(root)} is not an expression")
+        nodes, _ = flattened([root])
+        specs = [(name, *spec) for name, spec in inputs.items()]
+        fields = {"op": op, "reduce_axes": reduce_axes, "out_element": out_element}
+        return cls(**fields, **_derived(specs, nodes))
+
+    def inputs_read(self) -> tuple[Input, ...]:
+        """The operands that are read, in order."""
+        return tuple(Input(*i) for i in self.inputs)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.input_shape
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The checked tree."""
+        return _tree(self.inputs_read(), self.nodes)
+
+    def check_problem(self) -> None:
+        check_inputs(self.inputs_read(), ("out",))
+        shapes = tuple(i.shape for i in self.inputs_read() if i.shape is not None)
+        if broadcast((*shapes, self.input_shape)) != self.input_shape:
+            raise ValueError(f"input_shape = {shown(self.input_shape)}: the operands broadcast to {broadcast(shapes)}")
+        ((_, element),) = self.tree.results
+        if element is not self.element:
+            raise ValueError(f"element = {self.element}: the expression has values of {element}")
+        super().check_problem()
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        def batch(shape: tuple[int, ...]) -> tuple[int, ...]:
+            first = len(self.input_shape) - len(shape)
+            return tuple(a - first for a in self.kept_axes if a >= first)
+
+        return tuple(i.operand(batch(i.shape or ())) for i in self.inputs_read())
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return self._results(out=self.result)
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        inputs, nodes, _ = nodes_from_args(args, [options.pop("expression")])
+        if options["op"].removesuffix("_expression") in SUMS:
+            options["out_element"] = args.out.dtype
+        return {**_derived(inputs, nodes), **options}
+
+
+def _tree(inputs: Sequence[Input], nodes: Nodes) -> Tree:
+    return checked(nodes, {i.name: (i.element, i.rank) for i in inputs}, [(len(nodes) - 1, None)])
+
+
+def _derived(specs: Sequence[tuple[str, Any, Any]], nodes: Nodes) -> dict[str, Any]:
+    """``inputs`` and ``nodes``, and the fields that follow from them."""
+    try:
+        inputs = [Input(n, ElementKind.of(e), None if s is None else tuple(s)) for n, e, s in specs]
+        shape = broadcast(tuple(i.shape for i in inputs if i.shape is not None))
+        ((_, element),) = _tree(inputs, nodes).results
+    except ValueError as e:
+        raise InvalidProblem(str(e)) from None
+    return {"inputs": specs, "nodes": nodes, "element": element, "input_shape": shape}

@@ -6,10 +6,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triplan.descriptors import ExtremumDescriptor, ReduceDescriptor
-from triplan.facade.plan import Plan
+from triplan.descriptors import ExpressionReductionDescriptor, ExtremumDescriptor, ReduceDescriptor
+from triplan.facade.plan import NamedArgs, Plan
 
-__all__ = ["ExtremumArgs", "ExtremumPlan", "ReduceArgs", "ReducePlan"]
+__all__ = [
+    "ExpressionReductionArgs",
+    "ExpressionReductionPlan",
+    "ExtremumArgs",
+    "ExtremumPlan",
+    "ReduceArgs",
+    "ReducePlan",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +38,13 @@ class ExtremumArgs:
 
 class ExtremumPlan(Plan[ExtremumDescriptor, ExtremumArgs]):
     descriptor_type, args_type = ExtremumDescriptor, ExtremumArgs
+
+
+class ExpressionReductionArgs(NamedArgs):
+    """The operands of the expression, and ``out``."""
+
+    __slots__ = ()
+
+
+class ExpressionReductionPlan(Plan[ExpressionReductionDescriptor, ExpressionReductionArgs]):
+    descriptor_type, args_type = ExpressionReductionDescriptor, ExpressionReductionArgs

@@ -15,8 +15,8 @@ from replaying import replays_on_cpu
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
-from triplan.descriptors.elementwise.expression import FUNCTIONS, flattened
 from triplan.descriptors.elementwise.problems import NAMED
+from triplan.descriptors.expressions.expression import FUNCTIONS, flattened
 from triplan.facade.check import may_overlap
 from triplan.functional import _autocast
 from triplan.functional.elementwise import activations, docs, engine, maths, packed

@@ -13,9 +13,9 @@ from cases.elementwise import ELEMENTS, SPECIAL, TAME, expression, problem, torc
 from proofs import target
 
 import triplan as tp
-from triplan.backends.triton.elementwise.accuracy import SHORT
-from triplan.descriptors.elementwise.expression import FUNCTIONS
+from triplan.backends.triton.common.accuracy import SHORT
 from triplan.descriptors.elementwise.problems import NAMED
+from triplan.descriptors.expressions.expression import FUNCTIONS
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triplan.backends.reference.expressions.evaluate import evaluated
 from triplan.backends.table import CheckRules, reference
-from triplan.backends.triton.common import bounds
-from triplan.descriptors import Operand
+from triplan.backends.triton.common import accuracy, bounds
+from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 
@@ -180,3 +181,51 @@ def _declare(op: str, compute: Compute, checks: CheckRules) -> None:
 
 for _op, (_compute, _checks) in FUNCTIONS.items():
     _declare(_op, _compute, _checks)
+
+
+# --- expressions ---
+
+
+def _of_expression(desc: ExpressionReductionDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Values may be added one by one; as for other reductions nothing is promised of batches."""
+    return bounds.of_outputs(
+        desc, accuracy.of_reduction(desc.tree, desc.reduction, desc.result, desc.reduced + 4, False)
+    )
+
+
+def _errors(desc: ExpressionReductionDescriptor, x: Mapping[str, Any]) -> Tensors:
+    """What stands for sum|terms|, from the running errors of the values: see ``accuracy.of_reduction``."""
+    ((value, bound),) = evaluated(desc, x, True)
+    assert bound is not None
+    v, error = lines(desc, value).double(), lines(desc, bound)
+    out = desc.result
+    if desc.reduction in ("amax", "amin"):
+        u = desc.element.compute.unit_roundoff or ElementKind.F32.unit_roundoff
+        v = v if desc.reduction == "amax" else -v
+        if v.numel() == 0:
+            return {"out": v.new_zeros(v.shape[:-1])}
+        top = v.amax(-1)
+        apart = torch.maximum((v + error).amax(-1) - top, top - (v - error).amax(-1))
+        return {"out": torch.where((error == 0).all(-1), 0.0, apart.nan_to_num(nan=math.inf) / u)}
+    if not out.is_floating_point:
+        return {"out": error.sum(-1) / ElementKind.F32.unit_roundoff}
+    u = (ElementKind.F64 if ElementKind.F64 in (desc.element, out) else ElementKind.F32).unit_roundoff
+    sizes = v.nan_to_num(0.0, 0.0, 0.0).abs() + error / (u * accuracy.halvings(desc.reduced))
+    return {"out": sizes.sum(-1) / (max(desc.reduced, 1) if desc.reduction == "mean" else 1)}
+
+
+def _declare_expression(op: str) -> None:
+    reduce = FUNCTIONS[op.removesuffix("_expression")][0]
+
+    def outputs(desc: ExpressionReductionDescriptor, x: Mapping[str, Any]) -> Tensors:
+        ((value, _),) = evaluated(desc, x, False)
+        return {"out": reduce(desc, lines(desc, value))}
+
+    elements = FLOATS if op == "mean_expression" else (*FLOATS, *INTEGERS)
+    reference(op=op, elements=elements, guarantee=_of_expression, checks=CheckRules(terms=_errors, signed=True))(
+        outputs
+    )
+
+
+for _op in ExpressionReductionDescriptor.ops():
+    _declare_expression(_op)

@@ -1,3 +1,3 @@
-"""Elementwise ops: the maths table, expressions over it, and the descriptors of named ops and of expressions."""
+"""Elementwise ops: the composed functions of ``tp.expr``, and the descriptors of named ops and of expressions."""
 
 from triplan.descriptors.elementwise.problems import *

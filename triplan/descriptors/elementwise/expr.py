@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from triplan.descriptors.elementwise.expression import Expr, Operand, operand as operand
-from triplan.descriptors.elementwise.functions import *  # noqa: F403
-from triplan.descriptors.elementwise.functions import (
+from triplan.descriptors.expressions.expression import Expr, Operand, operand as operand
+from triplan.descriptors.expressions.functions import *  # noqa: F403
+from triplan.descriptors.expressions.functions import (
     abs,
     clamp,
     eq,

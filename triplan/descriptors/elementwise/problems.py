@@ -8,25 +8,24 @@ from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
-import torch
-from pydantic import BeforeValidator
 from typing_extensions import Self
 
 from triplan.descriptors.base import Descriptor, PlannedBy
 from triplan.descriptors.elementwise import expr
-from triplan.descriptors.elementwise.derivatives import gradients
-from triplan.descriptors.elementwise.expression import (
-    FUNCTIONS,
-    Expr,
-    Function,
-    Node,
-    flattened,
-    operand,
-    rebuilt,
+from triplan.descriptors.expressions.derivatives import gradients
+from triplan.descriptors.expressions.expression import FUNCTIONS, Expr, Function, flattened, operand, rebuilt
+from triplan.descriptors.expressions.inputs import (
+    Input,
+    Inputs,
+    Nodes,
+    Results,
+    broadcast,
+    check_inputs,
+    nodes_from_args,
 )
-from triplan.descriptors.elementwise.tree import F32, F64, I64, MAX_OPERANDS, NUMBER, POINT, TENSOR, Tree, checked
+from triplan.descriptors.expressions.tree import F32, F64, I64, Tree, checked
 from triplan.descriptors.fields import AnyShape, ShapeField
-from triplan.descriptors.operand import Operand, OperandKind, Role
+from triplan.descriptors.operand import Operand, Role
 from triplan.errors import InvalidProblem, shown
 from triplan.sku import Element, ElementKind, OpCategory, OptionalElement, field
 from triplan.sku.facts import cached_property, fact
@@ -102,19 +101,6 @@ else:
 # --- descriptors ---
 
 
-class Input(NamedTuple):
-    """An operand that is read: a tensor, or (shape None) a number in Args, ``default`` if Args leave it out."""
-
-    name: str
-    element: ElementKind
-    shape: tuple[int, ...] | None
-    default: float | int | None = None
-
-    @property
-    def rank(self) -> int:
-        return NUMBER if self.shape is None else TENSOR if self.shape else POINT
-
-
 class ElementwiseDescriptor(Descriptor):
     """Fields of all elementwise ops, which are trees of functions of operands that broadcast.
 
@@ -145,7 +131,7 @@ class ElementwiseDescriptor(Descriptor):
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of every result: that of all operands, broadcast."""
-        return _broadcast(tuple(i.shape for i in self.inputs_read() if i.shape is not None))
+        return broadcast(tuple(i.shape for i in self.inputs_read() if i.shape is not None))
 
     def check_problem(self) -> None:
         if len(self.shape) > 8:
@@ -153,13 +139,7 @@ class ElementwiseDescriptor(Descriptor):
         assert self.tree
 
     def declare_operands(self) -> tuple[Operand, ...]:
-        found = []
-        for i in self.inputs_read():
-            if i.shape is None:
-                kind, optional = OperandKind.HOST_SCALAR, i.default is not None
-                found.append(Operand(i.name, Role.INPUT, i.element, kind=kind, optional=optional))
-            else:
-                found.append(Operand(i.name, Role.INPUT, i.element, i.shape, batch_axes=_axes(i.shape)))
+        found = [i.operand(_axes(i.shape or ())) for i in self.inputs_read()]
         read = tuple(found)
         for name, (_, element) in zip(self._tree()[1], self.tree.results, strict=True):
             over = next((o.name for o in read if o.is_tensor and (o.shape, o.element) == (self.shape, element)), None)
@@ -174,18 +154,6 @@ class ElementwiseDescriptor(Descriptor):
 
 def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(range(len(shape)))
-
-
-@fact
-def _broadcast(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    found: list[int] = []
-    for shape in shapes:
-        found = [1] * (len(shape) - len(found)) + found
-        for axis in range(-len(shape), 0):
-            if shape[axis] != 1 and found[axis] not in (1, shape[axis]):
-                raise ValueError(f"shapes {', '.join(map(str, shapes))} do not broadcast")
-            found[axis] = shape[axis] if found[axis] == 1 else found[axis]
-    return tuple(found)
 
 
 @fact
@@ -335,26 +303,6 @@ class TernaryDescriptor(_SeveralDescriptor, PlannedBy["TernaryPlan"]):
 # --- expressions ---
 
 
-def _deep(value: Any) -> Any:
-    """Lists become tuples, two levels down."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    return tuple(
-        tuple(tuple(v) if isinstance(v, list) else v for v in item) if isinstance(item, (list, tuple)) else item
-        for item in value
-    )
-
-
-if TYPE_CHECKING:
-    Inputs = Sequence[tuple[str, Any, Any]]
-    Nodes = Sequence[Node]
-    Results = Sequence[tuple[str, int, Any]]
-else:
-    Inputs = Annotated[tuple[tuple[str, Element, AnyShape | None], ...], BeforeValidator(_deep)]
-    Nodes = Annotated[tuple[tuple[str | int, ...], ...], BeforeValidator(_deep)]
-    Results = Annotated[tuple[tuple[str, int, OptionalElement], ...], BeforeValidator(_deep)]
-
-
 class ExpressionDescriptor(ElementwiseDescriptor, PlannedBy["ExpressionPlan"]):
     """User-defined expressions: every result is a tree of functions of the operands, which broadcast.
 
@@ -387,19 +335,7 @@ class ExpressionDescriptor(ElementwiseDescriptor, PlannedBy["ExpressionPlan"]):
         return tuple(Input(*i) for i in self.inputs)
 
     def check_problem(self) -> None:
-        names = [*(i[0] for i in self.inputs), *(r[0] for r in self.results)]
-        if len(set(names)) < len(names) or not all(n.isidentifier() and not n.startswith("_") for n in names):
-            raise ValueError(f"names of operands and results must be distinct identifiers, not {shown(names)}")
-        if not self.results or len(names) > MAX_OPERANDS:
-            raise ValueError(
-                f"{len(names) - len(self.results)} operands and {len(self.results)} results: must be at most "
-                f"{MAX_OPERANDS} together, with at least one result"
-            )
-        for i in self.inputs_read():
-            if i.shape is None and i.element not in (F32, F64, I64):
-                raise ValueError(f"{i.name}: a number in Args must be f32, f64 or i64, not {i.element}")
-        if not any(i.shape is not None for i in self.inputs_read()):
-            raise ValueError("no operand is a tensor; at least one must be")
+        check_inputs(self.inputs_read(), (r[0] for r in self.results))
         super().check_problem()
         # Elements are filled in, so that equal problems have equal keys.
         stated = zip(self.results, self.tree.results, strict=True)
@@ -438,16 +374,7 @@ class ExpressionDescriptor(ElementwiseDescriptor, PlannedBy["ExpressionPlan"]):
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
         results = options.pop("results")
         given = {"out": results} if isinstance(results, Expr) else dict(results)
-        nodes, roots = flattened(given.values())
-        inputs: list[tuple[str, Any, Any]] = []
-        names = [str(n[1]) for n in nodes if n[0] == "operand"]
-        real = "f64" if any(getattr(getattr(args, n), "dtype", None) is torch.float64 for n in names) else "f32"
-        for name in names:
-            value = getattr(args, name)
-            if not isinstance(value, (bool, int, float)):
-                inputs.append((name, value.dtype, tuple(value.shape)))
-            else:
-                inputs.append((name, real if isinstance(value, float) else "i64", None))
+        inputs, nodes, roots = nodes_from_args(args, given.values())
         outs = [(name, at, getattr(args, name).dtype) for name, at in zip(given, roots, strict=True)]
         return {"inputs": inputs, "nodes": nodes, "results": outs, **options}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triplan.descriptors.elementwise.derivatives import gradients
-from triplan.descriptors.elementwise.expression import FUNCTIONS, Expr, leaf, operand
 from triplan.descriptors.elementwise.problems import NAMED
+from triplan.descriptors.expressions.derivatives import gradients
+from triplan.descriptors.expressions.expression import FUNCTIONS, Expr, leaf, operand
 
 #: Where functions are defined; elsewhere floats give NaN.
 _DOMAINS = {

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch._prims_common import compute_elementwise_output_strides
 
-from triplan.descriptors.elementwise.derivatives import gradients
-from triplan.descriptors.elementwise.expression import Expr, flattened, operand, rebuilt
 from triplan.descriptors.elementwise.problems import NAMED, NAMES
-from triplan.descriptors.elementwise.tree import NUMBER, POINT, TENSOR, checked
+from triplan.descriptors.expressions.derivatives import gradients
+from triplan.descriptors.expressions.expression import Expr, flattened, operand, rebuilt
+from triplan.descriptors.expressions.tree import NUMBER, POINT, TENSOR, checked
 from triplan.facade import BinaryPlan, ExpressionPlan, TernaryPlan, UnaryPlan
 from triplan.functional._ops import Recorded
 from triplan.functional._plans import run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from triplan.descriptors.elementwise.expression import Expr, operand
+from triplan.descriptors.expressions.expression import Expr, operand
 from triplan.functional._replay.replay import replayed
 from triplan.functional.elementwise.engine import Formula, op
 from triplan.functional.elementwise.table import operands_of

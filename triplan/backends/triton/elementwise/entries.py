@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from triplan.backends.table import kernel
+from triplan.backends.triton.common.expressions import text
 from triplan.backends.triton.elementwise import geometry
-from triplan.backends.triton.elementwise.accuracy import guarantee
-from triplan.backends.triton.elementwise.fused import text
+from triplan.backends.triton.elementwise.guarantees import guarantee
 from triplan.descriptors import (
     BinaryDescriptor,
     ExpressionDescriptor,

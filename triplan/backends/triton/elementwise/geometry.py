@@ -10,9 +10,9 @@ import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.expressions import fused
 from triplan.backends.triton.common.offsets import I32_LIMIT, padded
 from triplan.backends.triton.common.strides import Along, known_strides, stride_arg
-from triplan.backends.triton.elementwise.fused import fused
 from triplan.descriptors import Operand
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
 from triplan.sku import ElementKind

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import triton.language as tl
 
-from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, power_of_two_in
 from triplan.backends.table import kernel
-from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common import accuracy, bounds, expressions
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL, ceil_power, divisor, layout
 from triplan.backends.triton.common.strides import Along, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
-from triplan.descriptors import ExtremumDescriptor, Operand, ReduceDescriptor
+from triplan.backends.triton.reductions.expression_kernels import CONSTANT, STRIDED, UNIT, reduce_expression_kernel
+from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
+from triplan.descriptors import ExpressionReductionDescriptor, ExtremumDescriptor, Operand, ReduceDescriptor
 from triplan.descriptors.reductions import OF_FLOATS, ReductionProblem
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
@@ -26,7 +29,7 @@ FLOATS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "bool")
 #: Triton's types of accumulators and results.
 TYPES = {**TL, ElementKind.F16: tl.float16, ElementKind.BF16: tl.bfloat16, ElementKind.U8: tl.uint8, BOOL: tl.int8}
-OPS = (*ReduceDescriptor.ops(), *ExtremumDescriptor.ops())
+OPS = (*ReduceDescriptor.ops(), *ExtremumDescriptor.ops(), *ExpressionReductionDescriptor.ops())
 #: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
 #: the same address of shared memory, so both must round alike.)
 WARPS = 4
@@ -42,6 +45,8 @@ CHUNK_TILES, MOST_CHUNKS = 8, 4096
 ACROSS_BYTES, ODD_ACROSS_BYTES, FEW_ACROSS_BYTES = 256, 1024, 2048
 #: Largest number of elements of a line that counts as few. Untuned.
 FEW = 32
+#: Elements per thread at most, of all operands of an expression together. Untuned.
+HELD = 64
 #: Smallest number of neighbouring lines that are reduced side by side. Untuned.
 FEWEST_ACROSS = 8
 #: Lines of a program at most, if each has its own address: with 1024 registers spill.
@@ -86,10 +91,10 @@ POSITIONS = (do.ARGMAX, do.ARGMIN)
 
 
 class Dim(NamedTuple):
-    """A dimension: its extent, its stride in x, and if it is kept, its strides in the results."""
+    """A dimension: its extent, its stride in each tensor that is read, and in the results if it is kept."""
 
     size: int
-    x: int | Along
+    reads: tuple[int | Along, ...]
     out: int | Along = 0
     indices: int | Along = 0
 
@@ -98,6 +103,8 @@ class Plan:
     """How one problem is reduced. A *line* is the elements that one result reduces.
 
     Attributes:
+        reads: the tensors that are read: x, or those of an expression.
+        x: the largest of them, whose layout decides what a tile is.
         kept, reduced: dimensions, innermost last; adjacent ones are merged where strides allow it.
         across: the kept dimension along which x is contiguous, if there is one; it is then not among ``kept``.
         lanes, n: number of results, and elements of a line.
@@ -108,31 +115,41 @@ class Plan:
 
     def __init__(self, desc: ReductionProblem) -> None:
         self.desc = desc
-        self.kind = NORMS.get(int(desc.order), OTHER_NORM) if desc.op == "vector_norm" else KINDS[desc.op]
+        self.kind = NORMS.get(int(desc.order), OTHER_NORM) if desc.op == "vector_norm" else KINDS[desc.reduction]
         if desc.op == "vector_norm" and desc.order != int(desc.order):
             self.kind = OTHER_NORM
         self.compute = self._compute()
-        x = desc.operand("x")
-        of_x = known_strides(x, len(x.shape))
-        results = [known_strides(o, len(o.shape)) for o in desc.operands()[1:]]
+        self.tree = desc if isinstance(desc, ExpressionReductionDescriptor) else None
+        shape = desc.input_shape
+        self.reads = tuple(o for o in desc.operands() if o.is_tensor and not o.is_written)
+        self.x = max(self.reads, key=lambda o: o.nbytes)
+        self._lead = self.reads.index(self.x)
+        of_reads = [*zip(*(known_strides(o, len(shape)) for o in self.reads), strict=True)]
+        results = [known_strides(o, len(o.shape)) for o in desc.operands() if o.is_written]
         of_results = dict(zip(desc.kept_axes, zip(*results, strict=True), strict=True))
-        self.reduced = _merged([Dim(x.shape[a], of_x[a]) for a in desc.reduce_axes if x.shape[a] != 1])
-        kept = _merged([Dim(x.shape[a], of_x[a], *of_results[a]) for a in desc.kept_axes if x.shape[a] != 1])
+        self.reduced = _merged([Dim(shape[a], of_reads[a]) for a in desc.reduce_axes if shape[a] != 1])
+        kept = _merged([Dim(shape[a], of_reads[a], *of_results[a]) for a in desc.kept_axes if shape[a] != 1])
         self.lanes, self.n = math.prod(d.size for d in kept), desc.reduced
-        self.unit = len(self.reduced) == 1 and self.reduced[0].x == 1
-        beside = [d for d in kept if d.x == 1 and d.size >= FEWEST_ACROSS]
+        self.unit = len(self.reduced) == 1 and self._is_unit(self.reduced[0])
+        beside = [d for d in kept if self._is_unit(d) and d.size >= FEWEST_ACROSS]
         self.across = beside[0] if beside and not self.unit else None
         self.kept = [d for d in kept if d is not self.across]
         if self.across is None and not self.kept and self.unit:
             # A single line is given the stride that neighbours would have: its divisibility decides the width of loads.
-            self.kept = [Dim(1, self._distance(), 1, int(desc.op in ("max", "min")))]
+            apart = tuple(
+                self._distance(o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
+            )
+            self.kept = [Dim(1, apart, 1, int(desc.op in ("max", "min")))]
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
 
-    def _distance(self) -> int:
-        """A divisor of the distance between contiguous lines, in elements."""
-        x = self.desc.operand("x")
-        return self.n if x.layout.packed else x.layout.stride_multiple
+    def _is_unit(self, d: Dim) -> bool:
+        """Whether x is contiguous along ``d``."""
+        return d.reads[self._lead] == 1
+
+    def _distance(self, o: Operand) -> int:
+        """A divisor of the distance between contiguous lines of ``o``, in elements."""
+        return self.n if o.layout.packed else o.layout.stride_multiple
 
     def _compute(self) -> ElementKind:
         desc, element = self.desc, self.desc.element
@@ -143,16 +160,22 @@ class Plan:
         return I32
 
     def _tile(self) -> Tile:
-        x = self.desc.operand("x")
-        distances = [x.layout.stride_multiple if isinstance(d.x, Along) else d.x for d in (*self.kept, *self.reduced)]
-        odd = self.across is not None and any(d * x.element.itemsize % 16 for d in distances) and self.n > FEW
-        size = 32 * WARPS * (ODD_THREAD_BYTES if odd else THREAD_BYTES) // max(x.element.itemsize, 2)
+        distances = [
+            (o.layout.stride_multiple if isinstance(d.reads[i], Along) else d.reads[i]) * o.element.itemsize  # type: ignore[operator]
+            for i, o in enumerate(self.reads)
+            for d in (*self.kept, *self.reduced)
+        ]
+        odd = self.across is not None and any(d % 16 for d in distances) and self.n > FEW
+        item = self.x.element.itemsize
+        size = 32 * WARPS * (ODD_THREAD_BYTES if odd else THREAD_BYTES) // max(item, 2)
         if self.kind.accumulates in PAIRS or self.compute.itemsize > 4:
-            size = max(size // 2, 32 * WARPS * 16 // x.element.itemsize)  # at least one 16-byte load a thread
+            size = max(size // 2, 32 * WARPS * 16 // item)  # at least one 16-byte load a thread
+        while len(self.reads) > 1 and size * len(self.reads) > 32 * WARPS * HELD:
+            size //= 2
         if self.across is None:
             block = min(ceil_power(max(self.n, 1)), size)
             return Tile(min(size // block, MOST_LINES), block, WARPS)
-        most = (FEW_ACROSS_BYTES if self.n <= FEW else ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // x.element.itemsize
+        most = (FEW_ACROSS_BYTES if self.n <= FEW else ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // item
         _, rows = row_tile(most, most, self.across.size)
         return Tile(rows, min(ceil_power(max(self.n, 1)), max(size // rows, 1)), WARPS)
 
@@ -178,22 +201,38 @@ class Plan:
     def wide(self) -> bool:
         return max(self.lanes, self.n) >= I32_LIMIT
 
-    def _dims(self, dims: list[Dim]) -> tuple[Arg, ...]:
+    def _dims(self, dims: list[Dim], reads: int | None = None) -> tuple[Arg, ...]:
         """Kernel arguments of dimensions: innermost first, padded to one of the lengths RANKS."""
         found = [*reversed(dims)]
         width = next(r for r in RANKS if r >= len(found))
-        found += [Dim(1, 0)] * (width - len(found))
-        return tuple((divisor(d.size, self.wide), *self._strides(d)) for d in found)
+        found += [Dim(1, (0,) * len(self.reads))] * (width - len(found))
+        return tuple((divisor(d.size, self.wide), *self._strides(d, reads)) for d in found)
 
-    def _strides(self, d: Dim) -> tuple[Arg, ...]:
-        """Strides of a dimension in x, out and indices."""
-        x, out, *indices = self.desc.operands()
-        strides = zip((x, out, indices[0] if indices else out), (d.x, d.out, d.indices), strict=True)
+    def _strides(self, d: Dim, reads: int | None = None) -> tuple[Arg, ...]:
+        """Strides of a dimension in the tensors that are read (or only so many of them), out and indices."""
+        out, *indices = (o for o in self.desc.operands() if o.is_written)
+        results = zip((out, indices[0] if indices else out), (d.out, d.indices), strict=True)
+        strides = (*[*zip(self.reads, d.reads, strict=True)][:reads], *results)
         return tuple(stride_arg(o, s) for o, s in strides)
 
-    def pointer(self, name: str) -> Ptr | None:
-        o = next((o for o in self.desc.operands() if o.name == name), None)
-        return None if o is None else Ptr(name, I8 if o.element is BOOL else o.element, o.alignment)
+    def _pointer(self, o: Operand | None) -> Ptr | None:
+        return None if o is None else Ptr(o.name, I8 if o.element is BOOL else o.element, o.alignment)
+
+    def _result(self, name: str) -> Ptr | None:
+        return self._pointer(next((o for o in self.desc.operands() if o.is_written and o.name == name), None))
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel that reads the operands."""
+        return reduce_kernel if self.tree is None else reduce_expression_kernel
+
+    def taken(self, kernel: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of ``given`` that ``kernel`` takes."""
+        return {name: given[name] for name in kernel.arg_names if name in given}
+
+    def _scalars(self) -> tuple[Arg, ...]:
+        inputs = () if self.tree is None else self.tree.inputs_read()
+        return tuple(Scalar(i.name, i.element, 0) for i in inputs if i.shape is None)
 
     def arguments(self) -> dict[str, Arg]:
         """Arguments of both kernels; for the second, ``kept`` has all kept dimensions."""
@@ -205,10 +244,13 @@ class Plan:
         divisible = power_of_two_in(self.n) if self.unit else 1
         number = F32 if self.compute is not ElementKind.F64 else self.compute
         return {
-            "out": self.pointer("out"),
-            "indices": self.pointer("indices"),
+            "x": self._pointer(self.x),
+            "inputs": tuple(map(self._pointer, self.reads)),
+            "scalars": self._scalars() or None,
+            "out": self._result("out"),
+            "indices": self._result("indices"),
             "kept": self._dims(self.kept),
-            "all_kept": self._dims([*self.kept, *across]),
+            "all_kept": self._dims([*self.kept, *across], 1),
             "along": along,
             "reduced": self._dims(self.reduced),
             "lanes": Int(self.lanes, self.wide),
@@ -241,26 +283,53 @@ class Plan:
             "RESULT": TYPES[self.desc.result],
             "ACROSS": self.across is not None,
             "UNIT": self.unit,
-            "VECTOR": self._vector(tile.block),
+            "VECTOR": self._vectors(tile.block)[self._lead],
+            "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
+            "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
+            "COLUMN_STEPS": tuple(map(self._column_step, range(len(self.reads)))),
+            "VECTORS": self._vectors(tile.block),
             "POINT_TYPE": tl.int64 if self.wide else tl.int32,
             "ROWS": tile.rows,
             "BLOCK": tile.block,
         }
 
-    def _vector(self, block: int) -> int:
-        """Elements per load, if lines have several dimensions of which the innermost is contiguous."""
-        *outer, inner = self.reduced or [Dim(1, 0)]
-        if self.unit or self.across is not None or inner.x != 1:
-            return 1
-        x = self.desc.operand("x")
-        multiples = [x.layout.stride_multiple if isinstance(d.x, Along) else power_of_two_in(d.x) for d in outer]
-        return min(16 // x.element.itemsize, block, power_of_two_in(inner.size), *multiples)
+    def _vectors(self, block: int) -> tuple[int, ...]:
+        """Elements per load of each operand, if lines have several dimensions of which the innermost is contiguous."""
+
+        def vector(o: Operand, strides: list[int | Along]) -> int:
+            *outer, inner = strides
+            if inner != 1:
+                return 1
+            multiples = [o.layout.stride_multiple if isinstance(s, Along) else power_of_two_in(s) for s in outer]
+            return min(16 // o.element.itemsize, block, power_of_two_in(self.reduced[-1].size), *multiples)
+
+        if self.unit or self.across is not None or not self.reduced:
+            return (1,) * len(self.reads)
+        return tuple(vector(o, [d.reads[i] for d in self.reduced]) for i, o in enumerate(self.reads))
+
+    def _row_step(self, i: int) -> int:
+        """How the offset of operand ``i`` changes along the lines of a tile."""
+        if self.across is not None:
+            return _step([self.across.reads[i]]).value
+        return (STRIDED if any(d.reads[i] != 0 for d in self.kept) else CONSTANT).value
+
+    def _column_step(self, i: int) -> int:
+        """How the offset of operand ``i`` changes along a line."""
+        return _step([d.reads[i] for d in self.reduced]).value
 
     # --- what is promised ---
 
     def invariant(self) -> bool:
         """Whether the tile and the width of loads, and so the bits, depend only on a line's length and layout."""
-        return self.unit and not self.desc.operand("x").layout.zero_axes
+        whole = all(o.shape in ((), tuple(self.desc.input_shape)) for o in self.reads)
+        return (
+            self.unit
+            and whole
+            and all(
+                o.shape == () or (not o.layout.zero_axes and self.reduced[0].reads[i] == 1)
+                for i, o in enumerate(self.reads)
+            )
+        )
 
     def merging(self) -> Tile:
         """(lines, chunks) that a program of the second launch merges at a time."""
@@ -277,15 +346,24 @@ class Plan:
         if not self.invariant():
             return None
         desc = self.desc
-        promised = f"{min(desc.operand('x').alignment, 16)}.{min(power_of_two_in(self._distance()), 16)}"
-        found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v2"
+        promised = ".".join(f"{min(o.alignment, 16)}.{min(power_of_two_in(self._distance(o)), 16)}" for o in self.reads)
+        found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{2 if self.tree is None else 1}"
         found += f".{self.tile.text}.{self.chunk}.{promised}"
         if desc.op == "vector_norm":
             found += f".{desc.order!r}"
+        if self.tree is not None:
+            source = expressions.text(self.tree, False)
+            found += f".{hashlib.sha256(source.encode()).hexdigest()[:16]}"
         return f"{found}.{desc.correction!r}" if desc.op in ("var", "std") else found
 
     def us(self) -> float:
-        return LAUNCH_US + self.desc.operand("x").nbytes / BYTES_PER_US
+        return LAUNCH_US + sum(o.nbytes for o in self.reads) / BYTES_PER_US
+
+
+def _step(strides: list[int | Along]) -> Any:
+    if all(s == 0 for s in strides):
+        return CONSTANT
+    return UNIT if strides == [1] else STRIDED
 
 
 def _merged(dims: list[Dim]) -> list[Dim]:
@@ -293,7 +371,8 @@ def _merged(dims: list[Dim]) -> list[Dim]:
     for d in dims:
         outer = found[-1] if found else None
         if outer is not None and all(
-            isinstance(s, int) and isinstance(t, int) and s == t * d.size for s, t in zip(outer[1:], d[1:], strict=True)
+            isinstance(s, int) and isinstance(t, int) and s == t * d.size
+            for s, t in zip((*outer.reads, *outer[2:]), (*d.reads, *d[2:]), strict=True)
         ):
             found[-1] = Dim(outer.size * d.size, *d[1:])
         else:
@@ -318,6 +397,8 @@ def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     found = plan_of(desc)
     out, n, depth = desc.result, desc.reduced, found.depth()
     batch = found.invariant()
+    if found.tree is not None:
+        return bounds.of_outputs(desc, accuracy.of_reduction(found.tree.tree, desc.reduction, out, depth, batch))
     if desc.op not in ("sum", "prod", *OF_FLOATS) or not out.is_floating_point:
         return {o.name: exactly(desc, o, batch) for o in desc.operands() if o.is_written}
     compute, lost, power = found.compute, 0.0, 0.0
@@ -369,7 +450,7 @@ def reductions(
             kernel(
                 op=op,
                 name=name,
-                elements=FLOATS if op in OF_FLOATS else (*FLOATS, *INTEGERS),
+                elements=FLOATS if op.removesuffix("_expression") in OF_FLOATS else (*FLOATS, *INTEGERS),
                 guarantee=guarantee,
                 supports=supports,
                 rank=rank,

@@ -7,7 +7,6 @@ from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.reductions import split_kernels
 from triplan.backends.triton.reductions.shared import I64, PAIRS, POSITIONS, WARPS, plan_of, reductions
-from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import SUPPORTED, Support, Target
 
@@ -46,20 +45,17 @@ def split(desc: ReductionProblem, target: Target) -> list[Launch]:
     seconds = None
     if found.kind.accumulates in PAIRS:
         seconds = Scratch(_firsts(desc), I64 if found.kind.accumulates in POSITIONS else found.compute)
-    given = {**found.arguments(), "x": found.pointer("x"), "firsts": Scratch(0, found.compute), "seconds": seconds}
+    given = {**found.arguments(), "firsts": Scratch(0, found.compute), "seconds": seconds}
     launches = []
     merging = found.merging()
     for which, grid, tile in (
-        (reduce_kernel, found.groups() * found.chunks, found.tile),
+        (found.kernel, found.groups() * found.chunks, found.tile),
         (split_kernels.merge_kernel, -(-found.lanes // merging.rows), merging),
     ):
-        known = found.constants(tile)
-        own = given if which is reduce_kernel else {**given, "kept": given["all_kept"]}
-        if which is reduce_kernel:
-            own = {**own, "out": None, "indices": None}
-        taken = {name: own[name] for name in which.arg_names if not name.isupper()}
-        constants = {name: known[name] for name in which.arg_names if name in known}
+        is_first = which is found.kernel
+        own = {**given, "out": None, "indices": None} if is_first else {**given, "kept": given["all_kept"]}
+        taken, constants = found.taken(which, own), found.taken(which, found.constants(tile))
         # Without a limit, ptxas spills registers when it merges variances, to raise occupancy.
-        most = None if which is reduce_kernel else MERGING_REGISTERS
+        most = None if is_first else MERGING_REGISTERS
         launches.append(Launch(which, grid, taken, constants, WARPS, max_registers=most, fuses=False))
     return launches

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.reductions import tiles_kernels as kernels
 from triplan.backends.triton.reductions.shared import WARPS, plan_of, reductions
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import SUPPORTED, Support, Target
@@ -27,6 +26,6 @@ def tiles(desc: ReductionProblem, target: Target) -> list[Launch]:
     found = plan_of(desc)
     if found.lanes == 0:
         return []
-    given = {**found.arguments(), "x": found.pointer("x"), "firsts": None, "seconds": None}
-    taken = {name: given[name] for name in kernels.reduce_kernel.arg_names if not name.isupper()}
-    return [Launch(kernels.reduce_kernel, found.groups(), taken, found.constants(found.tile), WARPS, fuses=False)]
+    args = found.taken(found.kernel, {**found.arguments(), "firsts": None, "seconds": None})
+    constants = found.taken(found.kernel, found.constants(found.tile))
+    return [Launch(found.kernel, found.groups(), args, constants, WARPS, fuses=False)]

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from triplan.backends.triton.elementwise import maths_kernels as maths
-from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments, number_of
-from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.descriptors.elementwise.tree import OF_BOOL
+from triplan.backends.triton.common import maths_kernels as maths
+from triplan.descriptors.expressions.expression import FUNCTIONS, arguments, number_of
+from triplan.descriptors.expressions.inputs import ExpressionProblem
+from triplan.descriptors.expressions.tree import OF_BOOL
 from triplan.sku import ElementKind
 from triplan.sku.facts import fact
 
@@ -48,10 +48,10 @@ def cast(value: str, held: ElementKind, wanted: ElementKind) -> str:
     return f"{value}{by}.to({TYPES[wanted]})"
 
 
-def text(desc: ElementwiseDescriptor) -> str:
+def text(desc: ExpressionProblem, rounds: bool = True) -> str:
     """Source text of a function of (values of the tensors, scalars) that returns the tuple of results.
 
-    Values and results have their elements in memory; bool is i8.
+    Values and results have their elements in memory, but results their compute elements if not ``rounds``; bool is i8.
     """
     tree, read = desc.tree, desc.inputs_read()
     tensors = [i.name for i in read if i.shape is not None]
@@ -93,7 +93,8 @@ def text(desc: ElementwiseDescriptor) -> str:
         lines.append(f"    v{at} = {value}")
     out = []
     for at, element in tree.results:
-        value = cast(f"v{at}", tree.types[at].element.compute, element)
+        held = tree.types[at].element.compute
+        value = cast(f"v{at}", held, element) if rounds or element is BOOL else f"v{at}"
         out.append(f"{value}.to(tl.int8)" if element is BOOL else value)
     return "\n".join(["def fused(values, scalars):", *lines, f"    return ({', '.join(out)},)", ""])
 
@@ -132,8 +133,12 @@ def _function(source: str, name: str) -> Any:
 
 
 @fact
-def fused(desc: ElementwiseDescriptor) -> Any:
-    """The jit function of the tree of ``desc``."""
-    source = text(desc)
-    name = desc.op if desc.op != "expression" else f"expression_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+def fused(desc: ExpressionProblem, rounds: bool = True) -> Any:
+    """The jit function of the tree of ``desc``; see ``text``."""
+    source = text(desc, rounds)
+    name = (
+        desc.op
+        if not desc.op.endswith("expression")
+        else f"expression_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    )
     return _function(source.replace("def fused(", f"def {name}_(", 1), f"{name}_")

@@ -1,8 +1,8 @@
-"""The guarantees of elementwise ops, from the errors of the maths table's functions.
+"""The errors of the maths table's functions, and those of trees that need no values.
 
 A result that is one function of operands has a relative tolerance. For a tree none holds for every input: additions
 cancel, and exponentials amplify. Its tolerance is relative to the running error of the tree at the actual values, in
-units of roundoff, which takes the place of sum|terms| (``reference/elementwise/errors.py``).
+units of roundoff, which takes the place of sum|terms| (``reference/expressions/errors.py``).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triplan.backends.triton.common import bounds
-from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments
-from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.sku import ElementKind, PrecisionGuarantee
+from triplan.descriptors.expressions.expression import FUNCTIONS, arguments
+from triplan.descriptors.expressions.tree import Tree
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 from triplan.sku.facts import fact
 
 #: Functions that are computed exactly.
@@ -67,9 +67,8 @@ def lost(compute: ElementKind) -> float:
 
 
 @fact
-def static_errors(desc: ElementwiseDescriptor) -> tuple[float | None, ...]:
+def static_errors(tree: Tree) -> tuple[float | None, ...]:
     """The relative error of each result; None if it depends on the values."""
-    tree = desc.tree
     found: list[float | None] = []
     for node, typed in zip(tree.nodes, tree.types, strict=True):
         name, args = str(node[0]), [found[a] for a in arguments(node)]
@@ -86,23 +85,32 @@ def static_errors(desc: ElementwiseDescriptor) -> tuple[float | None, ...]:
     return tuple(found[at] for at, _ in tree.results)
 
 
-@fact
-def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Each result depends on its own element alone, so neither batch nor order changes its bits."""
-    outputs = [o.name for o in desc.operands() if o.is_written]
-    found = {}
-    for name, (at, element), relative in zip(outputs, desc.tree.results, static_errors(desc), strict=True):
-        compute = desc.tree.types[at].element.compute
-        if relative == 0.0:
-            tolerance = bounds.EXACT
-        elif relative is None:
-            tolerance = bounds.running(element, compute)
-        else:
-            relative *= 2 if compute is ElementKind.F64 else 1  # the float64 oracle has as large an error
-            tolerance = bounds.tolerance(element, compute, relative=relative, lost=(lost(compute),))
-        found[name] = (
-            bounds.guarantee(compute, tolerance, batch=True, order=True)
-            if compute.is_floating_point
-            else PrecisionGuarantee.exact(compute).replace(tolerance=tolerance)
+def halvings(n: int) -> int:
+    """Roundings that some term of a sum of ``n`` terms takes at least, in any order of additions; 1 at least."""
+    return max((n - 1).bit_length(), 1)
+
+
+def of_reduction(tree: Tree, reduction: str, out: ElementKind, depth: float, batch: bool) -> PrecisionGuarantee:
+    """The guarantee of ``reduction`` of the values v of a tree, in ``out``; ``depth``: roundings on a term's path.
+
+    E bounds |computed v - v|: the running error of the tree at the actual values. What stands for sum|terms|:
+
+    - Extrema: how far max(v + E) and max(v - E) are from max(v), in units of roundoff u; see ``bounds.running``.
+    - Sums are off by sum E + g * sum |computed v|, g = exp(depth * u) - 1: at most (1 + g) * sum E + g * sum |v|.
+      With terms = sum |v| + sum E / (u * L), L = ``halvings``, the factor c = exp((depth + 2) * u) - 1 covers this:
+      c > g, and c / (u * L) >= (depth + 2) / L >= 1 + g, as depth >= L and g <= 2 / L. (Only with millions of roundings
+      is g larger; then depth / L is, too.)
+    - Sums of integers are exact modulo 2**64, up to sum E, which is not 0 where they depend on inexact floats.
+    """
+    (at, _), *_ = tree.results
+    compute = tree.types[at].element.compute
+    exact = static_errors(tree)[0] == 0.0
+    if not out.is_floating_point:
+        tolerance = bounds.EXACT if exact else bounds.running(out, compute)
+        return bounds.guarantee(out, tolerance, math_precision=MathPrecision.EXACT, batch=batch, order=True)
+    if reduction in ("amax", "amin"):
+        return bounds.guarantee(
+            compute, bounds.EXACT if exact else bounds.running(out, compute), batch=batch, order=True
         )
-    return found
+    wide = ElementKind.F64 if ElementKind.F64 in (compute, out) else ElementKind.F32
+    return bounds.rounded(out, wide, 3, depth + 2, flushes=4 * depth, batch=batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from triplan.descriptors.elementwise.expression import FUNCTIONS, Expr, arguments, flattened, leaf, operand, rebuilt
+from triplan.descriptors.expressions.expression import FUNCTIONS, Expr, arguments, flattened, leaf, operand, rebuilt
 
 
 def gradients(results: Mapping[str, Expr], wrt: Sequence[str]) -> dict[str, Expr]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from triplan.descriptors.elementwise.expression import Expr, Function, call, function
+from triplan.descriptors.expressions.expression import Expr, Function, call, function
 
 FLOAT, NUMBER, ANY, WHOLE = "f", "fi", "fib", "ib"
 LN2, LN10 = math.log(2), math.log(10)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KINDS, elementwise_dtypes
 
-from triplan.descriptors.elementwise.expression import FUNCTIONS, Node, arguments, number_of
+from triplan.descriptors.expressions.expression import FUNCTIONS, Node, arguments, number_of
 from triplan.errors import shown
 from triplan.sku import ElementKind
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triplan.backends.reference.elementwise.errors import propagated
-from triplan.backends.reference.elementwise.maths import FUNCTIONS as MATHS
-from triplan.descriptors.elementwise.expression import FUNCTIONS, arguments, number_of
-from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.descriptors.elementwise.tree import OF_BOOL
+from triplan.backends.reference.expressions.errors import propagated
+from triplan.backends.reference.expressions.maths import FUNCTIONS as MATHS
+from triplan.descriptors.expressions.expression import FUNCTIONS, arguments, number_of
+from triplan.descriptors.expressions.inputs import ExpressionProblem
+from triplan.descriptors.expressions.tree import OF_BOOL
 from triplan.sku import ElementKind
 
 BOOL, F32, F64 = ElementKind.BOOL, ElementKind.F32, ElementKind.F64
@@ -30,9 +30,7 @@ def converted(value: Tensor, element: ElementKind, exact: bool) -> Tensor:
     return value != 0 if element is BOOL else value.to(held(element))
 
 
-def evaluated(
-    desc: ElementwiseDescriptor, given: Mapping[str, Any], errors: bool
-) -> list[tuple[Tensor, Tensor | None]]:
+def evaluated(desc: ExpressionProblem, given: Mapping[str, Any], errors: bool) -> list[tuple[Tensor, Tensor | None]]:
     """(value, bound on its error or None) of each result, broadcast."""
     tree, values, bounds = desc.tree, [], []
     inputs = {i.name: i for i in desc.inputs_read()}
@@ -85,19 +83,4 @@ def evaluated(
     for at, _ in tree.results:
         value, bound = values[at], bounds[at]
         found.append((value.broadcast_to(desc.shape), bound.broadcast_to(desc.shape) if errors else None))
-    return found
-
-
-def compute(desc: ElementwiseDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    names = [o.name for o in desc.operands() if o.is_written]
-    return {name: value for name, (value, _) in zip(names, evaluated(desc, given, False), strict=True)}
-
-
-def running(desc: ElementwiseDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """The running error of each result, in units of roundoff of its compute element; infinite where it is unbounded."""
-    outputs = [o for o in desc.operands() if o.is_written]
-    found = {}
-    for o, (at, _), (_, bound) in zip(outputs, desc.tree.results, evaluated(desc, given, True), strict=True):
-        assert bound is not None
-        found[o.name] = bound / (desc.tree.types[at].element.compute.unit_roundoff or ElementKind.F32.unit_roundoff)
     return found

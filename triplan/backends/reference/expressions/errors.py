@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triplan.backends.triton.elementwise.accuracy import FLUSHES, JUMPS, function_error, lost
-from triplan.descriptors.elementwise.expression import FUNCTIONS
-from triplan.descriptors.elementwise.tree import Typed
+from triplan.backends.triton.common.accuracy import FLUSHES, JUMPS, function_error, lost
+from triplan.descriptors.expressions.expression import FUNCTIONS
+from triplan.descriptors.expressions.tree import Typed
 from triplan.sku import ElementKind
 
 

@@ -1,0 +1,1 @@
+"""Expressions in plain torch, in float64, and their running errors."""

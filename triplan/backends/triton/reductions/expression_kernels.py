@@ -1,0 +1,135 @@
+"""Kernel of ``tiles`` and of the first launch of ``split`` for the values of an expression, which are not in memory."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.reductions.shared_kernels import PLAIN, element_of, finished, folded, merged, offset_of
+
+#: How an operand's offset changes along the rows or the columns of a tile: not at all, by 1, or by strides.
+CONSTANT, UNIT, STRIDED = (tl.constexpr(i) for i in range(3))
+
+
+@triton.jit
+def _at_lines(pointer, point, lane, kept, along, WHICH: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr):
+    """Where the lines begin in an operand: pointers [ROWS, 1], or one pointer if they share it."""
+    if ACROSS:
+        pointer += offset_of(point, kept, WHICH)
+        if STEP == UNIT:
+            pointer += lane.to(tl.int64)[:, None]
+        elif STEP == STRIDED:
+            pointer += (lane * along[WHICH])[:, None]
+    elif STEP != CONSTANT:
+        pointer += offset_of(point, kept, WHICH)[:, None]
+    return pointer
+
+
+@triton.jit
+def _values(
+    lines,
+    scalars,
+    k,
+    reduced,
+    rows_live,
+    columns_live,
+    FUNCTION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROW_STEPS: tl.constexpr,
+    COLUMN_STEPS: tl.constexpr,
+    VECTORS: tl.constexpr,
+):
+    """The expression at positions ``k`` of each line. ``columns_live``: which of them exist, or None for all."""
+    loaded = ()
+    for i in tl.static_range(len(lines)):
+        pointer = lines[i]
+        if COLUMN_STEPS[i] == UNIT:
+            pointer += k.to(tl.int64)[None, :]
+        elif COLUMN_STEPS[i] == STRIDED:
+            pointer += offset_of(k, reduced, i + 1, VECTORS[i])[None, :]
+        if ROW_STEPS[i] != CONSTANT and COLUMN_STEPS[i] != CONSTANT:
+            live = rows_live[:, None]
+            if columns_live is not None:
+                live = live & columns_live[None, :]
+            value = tl.load(pointer, mask=live, other=0)
+        elif ROW_STEPS[i] != CONSTANT:
+            value = tl.load(pointer, mask=rows_live[:, None], other=0)
+        elif COLUMN_STEPS[i] != CONSTANT and columns_live is not None:
+            value = tl.load(pointer, mask=columns_live[None, :], other=0)
+        else:
+            value = tl.load(pointer)
+        loaded = loaded + (value,)
+    return element_of(FUNCTION(loaded, scalars)[0], 0, PLAIN, COMPUTE)
+
+
+@triton.jit
+def reduce_expression_kernel(
+    inputs,
+    scalars,
+    out,
+    firsts,
+    kept,
+    along,
+    reduced,
+    lanes,
+    outer,
+    n,
+    chunk,
+    chunks,
+    KIND: tl.constexpr,
+    FINISH: tl.constexpr,
+    IDENTITY: tl.constexpr,
+    FUNCTION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    RESULT: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROW_STEPS: tl.constexpr,
+    COLUMN_STEPS: tl.constexpr,
+    VECTORS: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[r] = finish(accumulate over k of FUNCTION(inputs[r, k], scalars)), if ``chunks`` > 1 accumulators of chunks.
+
+    inputs: any elements; input i is at offset kept[r] + reduced[k] by the strides i + 1 of the dimensions, and varies
+    along r and k as ROW_STEPS[i] and COLUMN_STEPS[i] say: what does not is loaded as a vector or a number. out: [lanes]
+    of RESULT; firsts: [lanes, chunks] of COMPUTE, or None. The tiles are those of ``reduce_kernel``.
+    """
+    group = tl.program_id(0) // chunks
+    if ACROSS:
+        blocks = tl.cdiv(along[0], ROWS)
+        point = (group // blocks).to(POINT_TYPE)
+        lane = (group % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+        number, inside = point * along[0] + lane, lane < along[0]
+    else:
+        point = group.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+        lane = point
+        number, inside = point, point < lanes
+    lines = ()
+    for i in tl.static_range(len(inputs)):
+        lines = lines + (_at_lines(inputs[i], point, lane, kept, along, i + 1, ROW_STEPS[i], ACROSS),)
+    part = tl.program_id(0) % chunks
+    first = part.to(n.dtype) * chunk
+    length = tl.minimum(n - first, chunk)
+    col = tl.arange(0, BLOCK)
+    a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
+    # Only the last block is masked: a mask whose length is not a multiple of 16 bytes narrows loads.
+    whole = length // BLOCK
+    for step in range(whole):
+        k = first + step * BLOCK + col
+        v = _values(lines, scalars, k, reduced, inside, None, FUNCTION, COMPUTE, ROW_STEPS, COLUMN_STEPS, VECTORS)
+        a, _ = merged(a, a, v, v, None, KIND, IDENTITY)
+    if whole * BLOCK < length:
+        k = first + whole * BLOCK + col
+        v = _values(lines, scalars, k, reduced, inside, k < n, FUNCTION, COMPUTE, ROW_STEPS, COLUMN_STEPS, VECTORS)
+        a, _ = merged(a, a, v, v, (k < n)[None, :], KIND, IDENTITY)
+    a, _ = folded(a, a, n, n, KIND)
+    if firsts is None:
+        out_at = offset_of(point, kept, len(inputs) + 1)
+        if ACROSS:
+            out_at += lane * along[len(inputs) + 1]
+        tl.store(out + out_at, finished(a, a, n.to(COMPUTE), 0, 0, FINISH).to(RESULT), mask=inside)
+    else:
+        tl.store(firsts + number.to(tl.int64) * chunks + part, a, mask=inside)
