@@ -31,6 +31,8 @@ IMAGES = {"batch": 5, "channels": 6, "pixels": 7, "element": "f32"}
 LISTED = {"sizes": (5, 0, 33), "scaled": True, "element": "f32"}
 #: Reductions, of each kind of accumulator one.
 REDUCTIONS = ("sum", "amax", "max", "var", "vector_norm", "logsumexp")
+#: Reductions of expressions: sums and extrema.
+REDUCED_EXPRESSIONS = ("sum_expression", "amax_expression")
 #: Pooling of windows of one size.
 POOLS = ("max_pool2d", "max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward")
 #: Ops on images that have the size of the result.
@@ -77,6 +79,12 @@ SAMPLES: dict[str, tp.Descriptor] = {
         tp.ExpressionDescriptor.of(a * tp.expr.sigmoid(a) + b, a=("f32", (5, 32)), b=("f32", (5, 1))),
         *(TYPES[op](op=op, amounts=by, **MATRIX) for op, by in COPIES.items()),
         *(TYPES[op](op=op, element="f32", input_shape=(5, 3), reduce_axes=(1,)) for op in REDUCTIONS),
+        *(
+            tp.ExpressionReductionDescriptor.of(
+                op, a * tp.expr.sigmoid(a) + b, (1,), a=("f32", (5, 32)), b=("f32", (5, 1))
+            )
+            for op in REDUCED_EXPRESSIONS
+        ),
         tp.FillDescriptor(element="f32", out_shape=(5, 32)),
         tp.ArangeDescriptor(element="f32", count=32),
         tp.Conv2dDescriptor(has_bias=True, **FILTERED),

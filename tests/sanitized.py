@@ -34,7 +34,7 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
         fewer = known(sample, src_shape=(2, 32), index_shape=(2,)) or {"out_shape": (2, 32)}
     for element, accumulate in product(sorted(row.elements), (True, False)):
         fields = known(sample, element=element, accumulate=accumulate)
-        desc = sample.replace(**fewer, **fields) if fields else type(sample).example(element)
+        desc = sample.replace(**fewer, **fields) if fields else type(sample).example(element).replace(op=op)
         bare = desc.replace(**known(desc, reads_c0=False, saves_pre=False, y_shape=None, z_shape=None, groups=6))
         if entry == "transposed" and op in ("expression", *COPIES):
             bare = desc.replace(layouts={"x": tp.Layout.strided(unit_axis=0)})

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from samples import REDUCTIONS
+from proofs.reductions import described
+from samples import REDUCED_EXPRESSIONS, REDUCTIONS
 
 import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
+A, B, C = (tp.expr.operand(name) for name in "abc")
 ROWS = (8192, 8192)
 TYPES: dict[str, Any] = tp.descriptor_types()
 #: By op, the elements that it is compiled for: all where kernels differ by element, one or two elsewhere.
@@ -41,6 +43,25 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             yield tp.ReduceDescriptor(op=op, element="f32", input_shape=ROWS, reduce_axes=(1,), order=order)
 
 
+def expressions(op: str) -> Iterator[tp.Descriptor]:
+    for element in ("f16", "bf16", "f32", "f64") if op == "sum_expression" else OTHERS:
+        for axes in ((1,), (0,), (0, 1)):
+            yield described(op, ROWS, tp.ElementKind(element), axes=axes)
+        if op != "sum_expression":
+            continue
+        yield described(op, ROWS, tp.ElementKind(element)).replace(layouts={"a": "strided", "b": "strided"})
+        yield described(op, (64, 300, 1001), tp.ElementKind(element), axes=(0, 2))
+        x, row, column = (element, ROWS), ("f32", (ROWS[1],)), ("f32", (ROWS[0], 1))
+        root = tp.expr.square(tp.expr.gelu(A * B) - C)
+        for axes in ((1,), (0,), (0, 1)):
+            yield tp.ExpressionReductionDescriptor.of(op, root, axes, a=x, b=row, c=column)
+    if op == "sum_expression":
+        yield described(op, (3, 2**31), tp.ElementKind("bf16"))
+        yield described(op, (2**31, 3), tp.ElementKind("bf16"))
+        for other, element in {"mean_expression": "f16", "amin_expression": "f32"}.items():
+            yield described(other, ROWS, tp.ElementKind(element))
+
+
 def asks(desc: Any, entry: str, name: str) -> Patterns:
     whole = name == "reduce_kernel" and desc.input_shape == ROWS
     return ((VECTORS,) if whole else (), ())
@@ -49,3 +70,8 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
 @compiles(*REDUCTIONS)
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
     return planned(op, entry, target, problems(op), asks, proofs_spill=False)
+
+
+@compiles(*REDUCED_EXPRESSIONS)
+def builds_of_expressions(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    return planned(op, entry, target, expressions(op), asks, proofs_spill=False)

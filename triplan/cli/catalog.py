@@ -112,6 +112,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
     """
     if hasattr(cls, "example"):  # no annotation could tell
         found = cls.example(fixed.get("element", ElementKind.F32))
+        found = found.replace(op=fixed.get("op", found.op))
         yield from (found, _turned(found))
         return
     required: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from triplan.descriptors.base import Descriptor, PlannedBy
 from triplan.descriptors.expressions.expression import Expr, flattened, operand
 from triplan.descriptors.expressions.inputs import Input, Inputs, Nodes, broadcast, check_inputs, nodes_from_args
 from triplan.descriptors.expressions.tree import Tree, checked
-from triplan.descriptors.fields import AnyShape, AxesField, to_tuple
+from triplan.descriptors.fields import MAX_RANK, AnyShape, AxesField, to_tuple
 from triplan.descriptors.operand import Operand, Role
 from triplan.errors import InvalidProblem, shown
 from triplan.sku import Element, ElementKind, OpCategory, OptionalElement, field
@@ -40,25 +40,24 @@ EXTREMA = ("amax", "amin", "max", "min", "argmax", "argmin")
 
 
 class ReductionProblem(Descriptor):
-    """Fields of all reductions. Results have the shape of the axes that are not reduced (torch's, without keepdim).
-
-    Attributes:
-        element: element of x.
-        input_shape: shape of x.
-        reduce_axes: axes of x in increasing order; may be none or all.
-    """
+    """What all reductions have. Results have the shape of the axes that are not reduced (torch's, without keepdim)."""
 
     category: ClassVar[OpCategory] = OpCategory.REDUCTIONS
 
     op: str
-    element: Element
-    input_shape: AnyShape
-    reduce_axes: Axes
-
     if TYPE_CHECKING:
+        reduce_axes: Axes
         out_element: ElementKind | None
         correction: float
         order: float
+
+        @property
+        def element(self) -> ElementKind:
+            """The element of what is reduced."""
+
+        @property
+        def input_shape(self) -> tuple[int, ...]:
+            """The shape of what is reduced."""
 
     @property
     def reduction(self) -> str:
@@ -101,13 +100,31 @@ class ReductionProblem(Descriptor):
             raise ValueError(f"out_element = {self.out_element}: {self.op} of {self.element} has no such result")
 
     def _inputs(self) -> tuple[Operand, ...]:
-        return (Operand("x", Role.INPUT, self.element, tuple(self.input_shape), batch_axes=self.kept_axes),)
+        raise NotImplementedError
 
     def _results(self, **results: ElementKind) -> tuple[Operand, ...]:
         shape = tuple(self.input_shape[a] for a in self.kept_axes)
         batch = tuple(range(len(shape)))
         found = (Operand(name, Role.OUTPUT, e, shape, batch_axes=batch) for name, e in results.items())
         return (*self._inputs(), *found)
+
+
+class TensorReduction(ReductionProblem):
+    """Fields of reductions of a tensor.
+
+    Attributes:
+        element: element of x.
+        input_shape: shape of x.
+        reduce_axes: axes of x in increasing order; may be none or all.
+    """
+
+    if not TYPE_CHECKING:
+        element: Element
+        input_shape: AnyShape
+        reduce_axes: Axes
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (Operand("x", Role.INPUT, self.element, tuple(self.input_shape), batch_axes=self.kept_axes),)
 
     @classmethod
     def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
@@ -117,7 +134,7 @@ class ReductionProblem(Descriptor):
         return found
 
 
-class ReduceDescriptor(ReductionProblem, PlannedBy["ReducePlan"]):
+class ReduceDescriptor(TensorReduction, PlannedBy["ReducePlan"]):
     """``out = op(x)`` over ``reduce_axes`` (torch.sum, torch.mean, torch.argmax and others).
 
     f16 and bf16 are accumulated in f32; sums and products of integers and bool in i64, modulo 2**64. ``amax``,
@@ -150,7 +167,7 @@ class ReduceDescriptor(ReductionProblem, PlannedBy["ReducePlan"]):
         return self._results(out=self.result)
 
 
-class ExtremumDescriptor(ReductionProblem, PlannedBy["ExtremumPlan"]):
+class ExtremumDescriptor(TensorReduction, PlannedBy["ExtremumPlan"]):
     """``out``, the largest (smallest) elements over ``reduce_axes``, and ``indices``, their positions (torch.max).
 
     The first NaN is taken if there is one, and the first of equal elements. Positions are row-major over
@@ -176,16 +193,15 @@ class ExpressionReductionDescriptor(ReductionProblem, PlannedBy["ExpressionReduc
     specifications, ``from_args`` from an expression and tensors.
 
     Attributes:
-        element: element of the expression's values, by torch's type promotion.
-        input_shape: shape to which the operands are broadcast.
-        reduce_axes: axes of it in increasing order; may be none or all.
         inputs, nodes: operands and tree, as in ``ExpressionDescriptor``; the last node is what is reduced.
+        reduce_axes: axes of the operands' broadcast shape in increasing order; may be none or all.
         out_element: element of sums and means. None: that of the values, or i64 if they are integers or bool.
     """
 
     op: Literal["sum_expression", "mean_expression", "amax_expression", "amin_expression"]
     inputs: Inputs
     nodes: Nodes
+    reduce_axes: Axes
     out_element: OptionalElement = field(default=None)
     if not TYPE_CHECKING:
         correction: ClassVar[float] = 1.0
@@ -194,7 +210,7 @@ class ExpressionReductionDescriptor(ReductionProblem, PlannedBy["ExpressionReduc
     @classmethod
     def example(cls, element: ElementKind) -> Self:
         x, y = operand("x"), operand("y")
-        return cls.of("sum_expression", x * x + y, (1,), x=(element, (8, 64)), y=(element, (8, 64)))
+        return cls.of("sum_expression", x * y + x, (1,), x=(element, (8, 3)), y=(element, (8, 3)))
 
     @classmethod
     def of(
@@ -213,31 +229,37 @@ class ExpressionReductionDescriptor(ReductionProblem, PlannedBy["ExpressionReduc
         if not isinstance(root, Expr):
             raise InvalidProblem(f"{shown(root)} is not an expression")
         nodes, _ = flattened([root])
-        specs = [(name, *spec) for name, spec in inputs.items()]
-        fields = {"op": op, "reduce_axes": reduce_axes, "out_element": out_element}
-        return cls(**fields, **_derived(specs, nodes))
+        fields: dict[str, Any] = {"op": op, "reduce_axes": reduce_axes, "out_element": out_element}
+        return cls(inputs=[(name, *spec) for name, spec in inputs.items()], nodes=nodes, **fields)
 
     def inputs_read(self) -> tuple[Input, ...]:
         """The operands that are read, in order."""
         return tuple(Input(*i) for i in self.inputs)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
-        return self.input_shape
+        """The shape to which the operands are broadcast."""
+        return broadcast(tuple(i.shape for i in self.inputs_read() if i.shape is not None))
 
     @cached_property
     def tree(self) -> Tree:
         """The checked tree."""
-        return _tree(self.inputs_read(), self.nodes)
+        operands = {i.name: (i.element, i.rank) for i in self.inputs_read()}
+        return checked(self.nodes, operands, [(len(self.nodes) - 1, None)])
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    @property
+    def element(self) -> ElementKind:
+        """The element of the expression's values, by torch's type promotion."""
+        return self.tree.results[0][1]
 
     def check_problem(self) -> None:
         check_inputs(self.inputs_read(), ("out",))
-        shapes = tuple(i.shape for i in self.inputs_read() if i.shape is not None)
-        if broadcast((*shapes, self.input_shape)) != self.input_shape:
-            raise ValueError(f"input_shape = {shown(self.input_shape)}: the operands broadcast to {broadcast(shapes)}")
-        ((_, element),) = self.tree.results
-        if element is not self.element:
-            raise ValueError(f"element = {self.element}: the expression has values of {element}")
+        if len(self.shape) > MAX_RANK:
+            raise ValueError(f"the operands broadcast to {self.shape}: rank {len(self.shape)} is above {MAX_RANK}")
         super().check_problem()
 
     def _inputs(self) -> tuple[Operand, ...]:
@@ -255,19 +277,4 @@ class ExpressionReductionDescriptor(ReductionProblem, PlannedBy["ExpressionReduc
         inputs, nodes, _ = nodes_from_args(args, [options.pop("expression")])
         if options["op"].removesuffix("_expression") in SUMS:
             options["out_element"] = args.out.dtype
-        return {**_derived(inputs, nodes), **options}
-
-
-def _tree(inputs: Sequence[Input], nodes: Nodes) -> Tree:
-    return checked(nodes, {i.name: (i.element, i.rank) for i in inputs}, [(len(nodes) - 1, None)])
-
-
-def _derived(specs: Sequence[tuple[str, Any, Any]], nodes: Nodes) -> dict[str, Any]:
-    """``inputs`` and ``nodes``, and the fields that follow from them."""
-    try:
-        inputs = [Input(n, ElementKind.of(e), None if s is None else tuple(s)) for n, e, s in specs]
-        shape = broadcast(tuple(i.shape for i in inputs if i.shape is not None))
-        ((_, element),) = _tree(inputs, nodes).results
-    except ValueError as e:
-        raise InvalidProblem(str(e)) from None
-    return {"inputs": specs, "nodes": nodes, "element": element, "input_shape": shape}
+        return {"inputs": inputs, "nodes": nodes, **options}

@@ -97,9 +97,9 @@ def descriptors(
     fixed = fixed or {}
     desc: D | None = None
     if hasattr(cls, "example"):  # no annotation could tell
-        desc = cast(Any, cls).example(
-            draw(st.sampled_from(sorted({e for op in cls.ops() for r in TABLE.rows(op) for e in r.elements})))
-        )
+        op = fixed["op"] if "op" in fixed else draw(st.sampled_from(cls.ops()))
+        elements = sorted({e for r in TABLE.rows(op) for e in r.elements})
+        desc = cast(Any, cls).example(draw(st.sampled_from(elements))).replace(op=op)
     for _ in range(_ATTEMPTS if desc is None else 0):
         fields: dict[str, Any] = {"op": fixed["op"] if "op" in fixed else draw(st.sampled_from(cls.ops()))}
         for name, info in cls.model_fields.items():

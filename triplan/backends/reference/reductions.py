@@ -219,6 +219,10 @@ def _declare_expression(op: str) -> None:
 
     def outputs(desc: ExpressionReductionDescriptor, x: Mapping[str, Any]) -> Tensors:
         ((value, _),) = evaluated(desc, x, False)
+        given = [v.dtype for v in x.values() if isinstance(v, Tensor) and v.is_floating_point()]
+        if desc.element.is_floating_point and any(dtype is not torch.float64 for dtype in given):
+            wide = ElementKind.F64 in (desc.element, desc.result)
+            value = value.to(torch.float64 if wide else torch.float32)  # as kernels accumulate
         return {"out": reduce(desc, lines(desc, value))}
 
     elements = FLOATS if op == "mean_expression" else (*FLOATS, *INTEGERS)

@@ -49,7 +49,7 @@ FEW = 32
 HELD = 64
 #: Smallest number of neighbouring lines that are reduced side by side. Untuned.
 FEWEST_ACROSS = 8
-#: Lines of a program at most, if each has its own address: with 1024 registers spill.
+#: Lines of a program at most, if each has its own address, in all operands: with 1024 registers spill.
 MOST_LINES = 512
 #: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
 BUSY = 1024
@@ -85,6 +85,8 @@ KINDS = {
 #: vector_norm, by order.
 NORMS = {1: Kind(do.SUM, do.ABSOLUTE), 2: Kind(do.SUM, do.SQUARE, do.ROOT)}
 OTHER_NORM = Kind(do.SUM, do.POWER, do.INVERSE_POWER)
+#: How an operand's offset changes along the rows or the columns of a tile.
+STEPS: tuple[int, ...] = (CONSTANT.value, UNIT.value, STRIDED.value)
 #: Kinds with two accumulators.
 PAIRS = (do.ARGMAX, do.ARGMIN, do.MOMENTS, do.EXPONENTIALS)
 POSITIONS = (do.ARGMAX, do.ARGMIN)
@@ -160,11 +162,8 @@ class Plan:
         return I32
 
     def _tile(self) -> Tile:
-        distances = [
-            (o.layout.stride_multiple if isinstance(d.reads[i], Along) else d.reads[i]) * o.element.itemsize  # type: ignore[operator]
-            for i, o in enumerate(self.reads)
-            for d in (*self.kept, *self.reduced)
-        ]
+        dims = [*self.kept, *self.reduced]
+        distances = [_distance(o, s) for d in dims for o, s in zip(self.reads, d.reads, strict=True)]
         odd = self.across is not None and any(d % 16 for d in distances) and self.n > FEW
         item = self.x.element.itemsize
         size = 32 * WARPS * (ODD_THREAD_BYTES if odd else THREAD_BYTES) // max(item, 2)
@@ -174,7 +173,8 @@ class Plan:
             size //= 2
         if self.across is None:
             block = min(ceil_power(max(self.n, 1)), size)
-            return Tile(min(size // block, MOST_LINES), block, WARPS)
+            most = 1 << (MOST_LINES // len(self.reads)).bit_length() - 1
+            return Tile(min(size // block, most), block, WARPS)
         most = (FEW_ACROSS_BYTES if self.n <= FEW else ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // item
         _, rows = row_tile(most, most, self.across.size)
         return Tile(rows, min(ceil_power(max(self.n, 1)), max(size // rows, 1)), WARPS)
@@ -310,12 +310,12 @@ class Plan:
     def _row_step(self, i: int) -> int:
         """How the offset of operand ``i`` changes along the lines of a tile."""
         if self.across is not None:
-            return _step([self.across.reads[i]]).value
-        return (STRIDED if any(d.reads[i] != 0 for d in self.kept) else CONSTANT).value
+            return _step([self.across.reads[i]])
+        return STEPS[2 if any(d.reads[i] != 0 for d in self.kept) else 0]
 
     def _column_step(self, i: int) -> int:
         """How the offset of operand ``i`` changes along a line."""
-        return _step([d.reads[i] for d in self.reduced]).value
+        return _step([d.reads[i] for d in self.reduced])
 
     # --- what is promised ---
 
@@ -360,10 +360,13 @@ class Plan:
         return LAUNCH_US + sum(o.nbytes for o in self.reads) / BYTES_PER_US
 
 
-def _step(strides: list[int | Along]) -> Any:
-    if all(s == 0 for s in strides):
-        return CONSTANT
-    return UNIT if strides == [1] else STRIDED
+def _distance(o: Operand, stride: int | Along) -> int:
+    """A divisor of ``stride``, in bytes."""
+    return (o.layout.stride_multiple if isinstance(stride, Along) else stride) * o.element.itemsize
+
+
+def _step(strides: list[int | Along]) -> int:
+    return STEPS[0 if all(s == 0 for s in strides) else 1 if strides == [1] else 2]
 
 
 def _merged(dims: list[Dim]) -> list[Dim]:
