@@ -14,6 +14,7 @@ from triplan.functional.losses import *
 from triplan.functional.norms import *
 from triplan.functional.pooling import *
 from triplan.functional.random import *
+from triplan.functional.reduced_expressions import *
 from triplan.functional.reductions import *
 from triplan.functional.rotary import *
 from triplan.functional.sampling import *

@@ -1,6 +1,6 @@
 """Functions of several families: losses of differences, and what a decoder does beside sampling.
 
-A loss of differences is one launch, others are its mean or sum.
+A loss of differences is one launch, or two where its mean or sum is divided between programs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from triplan.functional.copies import arange, cat
 from triplan.functional.elementwise.expressions import expression
 from triplan.functional.indexing import gather, index_select
 from triplan.functional.losses.shared import legacy
-from triplan.functional.reductions import logsumexp, mean, sum
+from triplan.functional.reduced_expressions import reduce_expression
+from triplan.functional.reductions import logsumexp, sum
 from triplan.functional.sampling import sample
 from triplan.functional.scans import cumprod
 
@@ -80,16 +81,17 @@ def _loss(name: str, input: Tensor, target: Tensor, reduction: str, weight: Tens
     if weight is not None and weight.shape != input.shape:
         raise ValueError("Weights and input must have the same size.")
     input, target = widened(name, input, target)
-    if weight is None:
-        losses: Tensor = expression(_TREES[name], input, target, *bound)
-    else:
-        losses = expression(_WEIGHTED[name], input, target, *bound, weight)
+    tree, operands = _TREES[name], [input, target, *bound]
+    if weight is not None:
+        tree, operands = _WEIGHTED[name], [*operands, weight]
     if reduction == "none":
+        losses: Tensor = expression(tree, *operands)
         return losses
-    if reduction == "sum":
-        return sum(losses)
+    if reduction != "mean" or weight is None or name == "huber_loss":
+        return reduce_expression(reduction, tree, *operands)
     # torch divides a weighted mean by the sum of weights, except that of huber_loss.
-    return mean(losses) if weight is None or name == "huber_loss" else expression(_quotient, sum(losses), sum(weight))
+    quotient: Tensor = expression(_quotient, reduce_expression("sum", tree, *operands), sum(weight))
+    return quotient
 
 
 @replayed

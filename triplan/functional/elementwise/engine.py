@@ -166,28 +166,38 @@ def _setup(n: int, ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(n: int, ctx: Any, *grads: Any) -> Any:
-    saved, of = ctx.saved_tensors, formula(ctx.text)
+    wanted = [i for i in range(n) if ctx.needs_input_grad[i]]
+    return (*pulled_back(ctx.text, ctx.saved_tensors, ctx.numbers, grads, wanted), None, None)
+
+
+def pulled_back(
+    text: str, saved: Sequence[Tensor], numbers: Sequence[Number], grads: Sequence[Any], needed: Sequence[int]
+) -> list[Tensor | None]:
+    """The gradients of the formula's tensors ``saved``, by one launch: of those at ``needed``, and None for others.
+
+    ``grads``: those of its results, of their shape.
+    """
+    of = formula(text)
     shape = broadcast(*(t.shape for t in saved))
-    needed = [i for i in range(n) if ctx.needs_input_grad[i]]
     # A gradient that is summed over broadcast axes is rounded to its operand's dtype after that.
     like = next(g for g in grads if g is not None).dtype
     wrt = tuple((of.tensors[i], ElementKind.of(saved[i].dtype if saved[i].shape == shape else like)) for i in needed)
-    made, text, moving = gradient(ctx.text, wrt)
+    made, of_gradients, moving = gradient(text, wrt)
     given = dict(zip(of.tensors, saved, strict=True))
     given |= {f"d{name}": g for (name, _, _), g in zip(of.results, grads, strict=True)}
-    numbers = dict(zip(of.numbers, ctx.numbers, strict=True))
+    scalars = dict(zip(of.numbers, numbers, strict=True))
     found: Any = ()
     if made.results:
         tensors = [given[name] for name in made.tensors]
-        found = op(len(tensors), len(made.results))(*tensors, text, [numbers[name] for name in made.numbers])
+        found = op(len(tensors), len(made.results))(*tensors, of_gradients, [scalars[name] for name in made.numbers])
     results = iter(found if isinstance(found, tuple) else (found,))
-    total: list[Tensor | None] = [None] * (n + 2)
+    total: list[Tensor | None] = [None] * len(saved)
     for i, moves in zip(needed, moving, strict=True):
         if moves:
             total[i] = next(results).sum_to_size(saved[i].shape).to(saved[i].dtype)
         else:
             total[i] = torch.zeros_like(saved[i])
-    return tuple(total)
+    return total
 
 
 #: Those that compiled code finds; others are registered when they are first called. torch.compile of torch 2.11 cannot

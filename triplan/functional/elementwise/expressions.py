@@ -26,18 +26,18 @@ def _resolved(tree: Any, names: tuple[str, ...], kinds: str) -> tuple[str, int, 
     return Formula(by_kind["t"], by_kind["n"], results).text, len(roots), not isinstance(made, Expr)
 
 
-def _constant(tree: Any, names: tuple[str, ...], kinds: str) -> tuple[str, int, bool]:
+def resolved(tree: Any, names: tuple[str, ...], kinds: str) -> tuple[str, int, bool]:
     return _resolved(tree, names, kinds)
 
 
 # What torch.compiler.assume_constant_result does, which imports dynamo first: 0.9 s for those who compile nothing.
-_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+resolved._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @replayed
 def _expression(tree: Any, names: tuple[str, ...], operands: list[Any]) -> Any:
     kinds, tensors, numbers = operands_of("expression", operands)
-    text, count, is_tuple = _constant(tree, names, kinds)
+    text, count, is_tuple = resolved(tree, names, kinds)
     found = op(len(tensors), count)(*tensors, text, numbers)
     return (found,) if is_tuple and count == 1 else found
 

@@ -20,30 +20,30 @@ Axes = int | Sequence[int] | None
 _MAX_AXES = 8
 
 
-def dims(name: str, input: Tensor, dim: Axes) -> list[int]:
+def dims(name: str, rank: int, dim: Axes) -> list[int]:
     """The axes as they are given, perhaps negative; all for None and ()."""
     if isinstance(dim, int):
         return [dim]
     if dim is None or len(dim) == 0:
         # torch takes no axes for all axes, but in any and all.
-        return [] if dim is not None and name in ("any", "all") else list(range(input.dim()))
+        return [] if dim is not None and name in ("any", "all") else list(range(rank))
     return list(dim)
 
 
-def _axes(input: Tensor, dims: Sequence[int]) -> list[int]:
+def axes_of(rank: int, dims: Sequence[int]) -> list[int]:
     """The axes to reduce, in order. Raises ``IndexError``, and ``RuntimeError`` for one that is given twice."""
-    given = [axis(d, input.dim()) for d in dims]
+    given = [axis(d, rank) for d in dims]
     for d in given:
         if given.count(d) > 1:
             raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
-    return [a for a in range(input.dim()) if a in given]
+    return [a for a in range(rank) if a in given]
 
 
-def _kept(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
+def kept_of(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
     return [n for a, n in enumerate(shape) if a not in axes]
 
 
-def _fewer_axes(input: Tensor, axes: Sequence[int]) -> tuple[Tensor, list[int]]:
+def fewer_axes(input: Tensor, axes: Sequence[int]) -> tuple[Tensor, list[int]]:
     if input.dim() == 0:
         return input.reshape(1), [0]
     if input.dim() <= _MAX_AXES:
@@ -61,8 +61,8 @@ def _fewer_axes(input: Tensor, axes: Sequence[int]) -> tuple[Tensor, list[int]]:
 
 def _compute(op: str, input: Tensor, dims: Sequence[int], *how: Any) -> list[Tensor]:
     outs, (_, _, correction, order) = _empty(op, input, dims, *how), how
-    x, axes = _fewer_axes(input, _axes(input, dims))
-    kept = _kept(x.shape, axes)
+    x, axes = fewer_axes(input, axes_of(input.dim(), dims))
+    kept = kept_of(x.shape, axes)
     names = ("out", "indices")[: len(outs)]
     operands = {"x": x, **{name: t.view(kept) for name, t in zip(names, outs, strict=True)}}
     options: dict[str, Any] = {"op": op, "reduce_axes": tuple(axes)}
@@ -78,17 +78,17 @@ def _empty(
     op: str, input: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None, *_: float
 ) -> list[Tensor]:
     """New tensors for the results, without values."""
-    axes = _axes(input, dims)
-    if op in EXTREMA and 0 in [input.shape[a] for a in axes] and 0 not in _kept(input.shape, axes):
+    axes = axes_of(input.dim(), dims)
+    if op in EXTREMA and 0 in [input.shape[a] for a in axes] and 0 not in kept_of(input.shape, axes):
         raise IndexError(f"{op}(): Expected reduction dim {list(dims)} to have non-zero size.")
-    shape = [1 if a in axes else n for a, n in enumerate(input.shape)] if keepdim else _kept(input.shape, axes)
+    shape = [1 if a in axes else n for a, n in enumerate(input.shape)] if keepdim else kept_of(input.shape, axes)
     found = [input.new_empty(shape, dtype=dtype or input.dtype)]
     return [*found, input.new_empty(shape, dtype=torch.int64)] if op in ("max", "min") else found
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.op, input, dims, keepdim, _, ctx.correction, ctx.order = inputs
-    ctx.axes, ctx.shape, ctx.dtype = _axes(input, dims), input.shape, input.dtype
+    ctx.axes, ctx.shape, ctx.dtype = axes_of(input.dim(), dims), input.shape, input.dtype
     ctx.gone = [] if keepdim else ctx.axes
     output = (output,) if isinstance(output, Tensor) else tuple(output)
     for t in output:

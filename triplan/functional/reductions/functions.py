@@ -67,7 +67,7 @@ def _call(
         computed = torch.bool
     if op in ("amax", "amin"):
         computed = None
-    result = reduce(op, input, dims(op, input, dim), keepdim, computed, float(correction), float(order))
+    result = reduce(op, input, dims(op, input.dim(), dim), keepdim, computed, float(correction), float(order))
     if op in ("any", "all") and input.dtype is torch.uint8:
         result = result.to(torch.uint8)
     if dtype is not None and op in ("sum", "prod", "mean", "vector_norm"):
