@@ -54,6 +54,29 @@ WORKS |= {
     for function in ("argmax", "amax", "var", "logsumexp", "mean")
     for name, dim in (("rows", 1), ("columns", 0))
 }
+
+
+def _difference(x: Any, y: Any) -> Any:
+    return (x - y) * (x - y)
+
+
+def _distances(dim: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def ours(x: Tensor, y: Tensor) -> Tensor:
+        return F.reduce_expression("sum", _difference, x, y, dim=dim)
+
+    return ours, lambda x, y: (x - y).square().sum(dim)
+
+
+#: Reductions of expressions, whose values are not written. ``moved``: two operands, read once.
+WORKS |= {
+    f"mse {dtype}".replace("torch.", ""): Work(F.mse_loss, torch.nn.functional.mse_loss, SQUARE, dtype, 2.0, 2)
+    for dtype in (BF16, F32)
+}
+WORKS["odd mse"] = Work(F.mse_loss, torch.nn.functional.mse_loss, ODD, BF16, 2.0, 2)
+WORKS |= {
+    f"squared distances of {name}": Work(*_distances(dim), SQUARE, BF16, 2.0, 2)
+    for name, dim in (("rows", 1), ("columns", 0))
+}
 WORKS["small sum"] = _work("sum", (1000,), 0, F32)
 
 
@@ -71,8 +94,7 @@ class ReductionCase(CopyCase):
         return WORKS[self.op]
 
     def mismatch(self, b: Buffers) -> str:
-        (x,) = self.inputs(b)
-        out, wanted = b.tensors["out"], self.work.torchs(x.double())
+        out, wanted = b.tensors["out"], self.work.torchs(*(x.double() for x in self.inputs(b)))
         if self.op.startswith("argmax"):
             bad = int((out != wanted).sum())
             return f"wrong: {bad} of {wanted.numel()} elements" if bad else ""

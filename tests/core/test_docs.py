@@ -53,6 +53,7 @@ def test_each_code_block_of_readme_runs_alone(capsys: pytest.CaptureFixture[str]
         ("docs/accumulation.md", 3),
         ("docs/models.md", 6),
         ("docs/optim.md", 3),
+        ("docs/reductions.md", 2),
         ("docs/sampling.md", 2),
         ("docs/tuning.md", 3),
     ],
