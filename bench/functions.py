@@ -48,6 +48,10 @@ def _fused(x: Any, y: Any, bias: Any) -> Any:
     return expr.silu(x + bias) * y
 
 
+def _product(x: Any, y: Any) -> Any:
+    return x * y
+
+
 def _fused_by_torch(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
     return tf.silu(x + bias) * y
 
@@ -262,6 +266,12 @@ def calls(d: Draw) -> dict[str, Call]:
             name: Call(getattr(ours, name), getattr(tf, name), (x, d.x), (0, 1))
             for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
         },
+        "reduce_expression": Call(
+            lambda x, y: ours.reduce_expression("sum", _product, x, y, dim=1),
+            lambda x, y: (x * y).sum(1),
+            (x, d.x),
+            (0, 1),
+        ),
         "mm": Call(ours.mm, torch.mm, (x, square), (0, 1)),
         "bmm": Call(ours.bmm, torch.bmm, (d.values(4, d.m, d.n), d.values(4, d.n, d.m)), (0, 1)),
         "matmul": Call(ours.matmul, torch.matmul, (d.values(4, d.m, d.n), matrix), (0, 1)),

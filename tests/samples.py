@@ -81,7 +81,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         *(TYPES[op](op=op, element="f32", input_shape=(5, 3), reduce_axes=(1,)) for op in REDUCTIONS),
         *(
             tp.ExpressionReductionDescriptor.of(
-                op, a * tp.expr.sigmoid(a) + b, (1,), a=("f32", (5, 32)), b=("f32", (5, 1))
+                op, a * tp.expr.sigmoid(a) + b, (1,), a=("f32", (5, 32)), b=("f32", (5, 32))
             )
             for op in REDUCED_EXPRESSIONS
         ),

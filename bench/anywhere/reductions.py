@@ -1,4 +1,4 @@
-"""Draws of reductions over the last, the first, a middle or every axis, and torch's own."""
+"""Draws of reductions over the last, the first, a middle or every axis, also of expressions, and torch's own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ import torch
 import triplan as tp
 from bench.anywhere.drawing import Draw, Peer, Tensors, described
 
+X, Y = tp.expr.operand("x"), tp.expr.operand("y")
+
 
 def draw(op: str, d: Draw) -> tp.Descriptor:
-    element = d.element(op)
-    rows, n = d.matrix(max(d.bytes // element.itemsize, 1))
+    element, count = d.element(op), 2 if op in tp.ExpressionReductionDescriptor.ops() else 1
+    rows, n = d.matrix(max(d.bytes // (count * element.itemsize), 1))
     shape = (*d.folded(rows), n)
     axes: Any = d.one_of([(len(shape) - 1,), (0,), (len(shape) // 2,), tuple(range(len(shape)))])
+    if op in ("var", "std") and all(shape[a] == 1 for a in axes):  # NaN, whatever is computed
+        axes = (len(shape) - 1,)
+    if count > 1:
+        other = shape if d.chance(0.6) else tuple(1 if d.chance(0.5) else n for n in shape)
+        root = X * Y if element == "bool" else (X - Y) * (X - Y)
+        return tp.ExpressionReductionDescriptor.of(op, root, axes, x=(element, shape), y=(element, other))
     return described(op, element=element, input_shape=shape, reduce_axes=axes)
 
 
@@ -52,9 +60,12 @@ def peers(desc: Any) -> dict[str, Peer]:
         "logsumexp": lambda t: torch.logsumexp(t["x"], axes),
     }
     assert functions.keys() == {*tp.ReduceDescriptor.ops(), *tp.ExtremumDescriptor.ops()}
-    call = functions[desc.op]
+    call, is_expression = functions[desc.reduction], isinstance(desc, tp.ExpressionReductionDescriptor)
 
     def outputs(t: Tensors) -> Any:
+        if is_expression:
+            apart = t["x"] * t["y"] if desc.element == "bool" else t["x"] - t["y"]
+            t = {"x": apart if desc.element == "bool" else apart * apart}
         found = call(t)
         return found if isinstance(found, dict) else {"out": found}
 
