@@ -171,6 +171,8 @@ def test_descriptors_refuse() -> None:
 def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
     cls = tp.descriptor_types()[data.draw(st.sampled_from(OPS))]
     desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element}))
+    # Strided indices may have strides of 0, and a position that is repeated lies outside of some of its windows.
+    desc = desc.replace(layouts={name: layout for name, layout in desc.layouts if name != "indices"})
     check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)), runs=1)
 
 
