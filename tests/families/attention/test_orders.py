@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cases import required
 
 import triplan as tp
-from triplan.backends.triton.attention import tma
+from triplan.backends.triton.attention import tma, wgmma_shared_kernels
 from triplan.testing import check_plan
 
 SMS = 132
 
 
-def busiest(tiles: int, heads: int, section: int, turning: int) -> float:
-    """Work of the busiest program, of the mean: by a walk over the programs, as ``numbered_tile`` numbers tiles."""
-    total, work = tiles * heads, [0.0] * SMS
-    seen = set()
-    for program in range(SMS):
-        for index in range(program, total, SMS):
-            turn = index // SMS
-            number = index
-            if turning and turn % 2:
-                number = turn * SMS + min(turn * SMS + SMS, total) - 1 - index
-            first = number // (tiles * section) * section
-            within, wide = number % (tiles * section), min(heads - first, section)
-            seen.add((within // wide, first + within % wide))
-            work[program] += tiles - within // wide + tma.OVERHEAD
-    assert len(seen) == total
-    return max(work) / (sum(work) / SMS)
+@pytest.fixture
+def busiest(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
+    """Work of the busiest program, of the mean: the kernels' own ``numbered_tile``, run as Python."""
+    stub = SimpleNamespace(num_programs=lambda _: SMS, minimum=min, where=lambda c, x, y: x if c else y)
+    monkeypatch.setattr(wgmma_shared_kernels, "gl", stub)
+
+    def found(tiles: int, heads: int, section: int, turning: int) -> float:
+        total, work, seen = tiles * heads, [0.0] * SMS, set()
+        for index in range(total):
+            tile, head = wgmma_shared_kernels.numbered_tile.fn(index, tiles, heads, section, turning)
+            seen.add((tile, head))
+            work[index % SMS] += tiles - tile + tma.OVERHEAD
+        assert seen == {(t, h) for t in range(tiles) for h in range(heads)}
+        return max(work) / (sum(work) / SMS)
+
+    return found
 
 
 @pytest.mark.parametrize(
@@ -44,14 +46,16 @@ def busiest(tiles: int, heads: int, section: int, turning: int) -> float:
         pytest.param(8, 384, 128, id="short"),
     ],
 )
-def test_no_program_has_much_more_work_than_others(tiles: int, heads: int, fitting: int) -> None:
+def test_no_program_has_much_more_work_than_others(
+    tiles: int, heads: int, fitting: int, busiest: Callable[..., float]
+) -> None:
     """At most 5 % above the mean, and an eighth of the longest tile. Plain sections reach 1.9 times the mean."""
     section, turning = tma._balanced(tiles, heads, fitting, SMS)
     mean = heads * tiles * ((tiles + 1) / 2 + tma.OVERHEAD) / SMS
     assert busiest(tiles, heads, section, turning) <= 1.05 + tiles / 8 / mean
 
 
-def test_plain_sections_of_grouped_heads_are_uneven() -> None:
+def test_plain_sections_of_grouped_heads_are_uneven(busiest: Callable[..., float]) -> None:
     assert busiest(32, 32, 4, 0) > 1.7
     assert tma._balanced(32, 32, 4, SMS) == (1, 1)
 

@@ -25,7 +25,7 @@ SECTION_BYTES = 32 << 20
 NEAR = 4
 #: What a tile costs besides its blocks, in blocks. Untuned.
 OVERHEAD = 1.0
-#: What it is worth to share the cache. Untuned.
+#: An earlier order is kept if its busiest program has at most this many times the least work. Untuned.
 SLACK = 1.05
 #: So many tiles for each program are balanced in any order, within a few per cent.
 MANY_TURNS = 64
@@ -78,8 +78,7 @@ def order_of(
     """``section`` and ``turning`` of ``numbered_tile`` for heads of ``tiles`` tiles.
 
     ``fitting``: heads of a section that fit into the L2 cache. ``causal``: each tile of a head is shorter than the one
-    before; else all are alike. ``in_turns``: heads one after the other and by turns are at least as fast as sections
-    that fit, as the backward's are.
+    before; else all are alike. ``in_turns``: do not try sections that fit; the backward does not. Untuned.
     """
     section, turning = _balanced(tiles, heads, fitting, programs, in_turns) if causal else (fitting, 0)
     return {"section": Int(section), "turning": Int(turning)}
@@ -90,9 +89,10 @@ def _balanced(tiles: int, heads: int, fitting: int, programs: int, in_turns: boo
     """The first order whose busiest program has at most SLACK times the least work that one of the orders reaches.
 
     The tiles of a program are ``programs`` apart. Where that is about a multiple of a section's tiles, one program has
-    the longest tile of section after section: up to twice the mean. Sections that fit into the cache come first, then
-    those of one head, by turns. All heads together read operands again and again, but then NEAR or more programs work
-    on neighbouring tiles of a head at the same time, and share what they read.
+    the longest tile of section after section: up to twice the mean work. Three orders are tried: sections that fit
+    into the cache; sections of one head, reversed at every other turn; and all heads as one section, reversed likewise.
+    The last reads operands more often, and is tried only if at least NEAR programs work on each head: these read
+    neighbouring tiles at about the same time, so that most reads hit the cache.
     """
     orders = [*([] if in_turns else [(fitting, 0)]), (1, 1), *([(heads, 1)] if programs >= NEAR * heads else [])]
     if tiles * heads >= MANY_TURNS * programs:

@@ -37,7 +37,7 @@ NARROW_FACTOR = 1.05
 #: Rows of tiles scheduled together: fewer than in a single product, for the same reason. (In the sweep 16
 #: are at most 1% faster up to 4096, and 2% slower at 8192.)
 GROUP_M = 4
-#: By how much the busiest program must have less work for tiles to be dealt out unevenly. Untuned.
+#: Tiles are dealt by ``few`` only if the busiest program then has less than this share of its work. Untuned.
 WORTH = 0.97
 
 
@@ -69,10 +69,10 @@ def sums_within(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> boo
 
 
 def dealt(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> tuple[int, float]:
-    """``few`` of the kernel's ``rest_of``, and the time of both products with it, of that with -1.
+    """``few`` for the kernel's ``rest_of``, and the busiest program's work with it, divided by that with -1.
 
-    Many rows make tiles of db long and few, those of da short and many. Dealt out in turns, a program with a tile of db
-    would take as many of da as one without.
+    With many rows, db has few tiles of many steps and da many tiles of few. Dealt one by one, a program that has a tile
+    of db would take as many tiles of da as one that has none.
     """
     one, two = sorted((p.desc for p in gradient_products(desc).values()), key=lambda d: -d.k)
     long, short = rings.tiles_in(one, ring), rings.tiles_in(two, ring)
