@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from triplan.backends.runtime import cuda
 from triplan.backends.runtime.launcher import WORKSPACE, BoundLaunch, Places
 from triplan.backends.triton.common.tables import tables
 from triplan.descriptors import Descriptor, Operand, OperandKind
-from triplan.errors import InvalidProblem, TriplanError, Unsupported
+from triplan.errors import InvalidProblem, TriplanError
 from triplan.facade import check
 from triplan.facade.bound import BoundRun, bump_versions, launch_all
 from triplan.facade.plan import Plan
@@ -31,7 +33,8 @@ class TablePlan(Plan[D, A]):
     shape and alignment. ``run`` writes the tables of sizes and addresses to the workspace, from pinned memory and
     without waiting; where a stream is being captured, by tiny launches of their own. ``bind`` writes them once, to
     memory of the BoundRun's own, on the stream that is current then; a stream that launches the BoundRun must be behind
-    that. A captured BoundRun writes none: its tables live as long as it.
+    that. Where the current stream is being captured, another stream writes them at once. A captured BoundRun writes
+    none: its tables live as long as it.
     """
 
     def can_implement(self, args: A) -> Support:
@@ -64,10 +67,7 @@ class TablePlan(Plan[D, A]):
         bump_versions(self._written(args))
 
     def bind(self, args: A, workspace: Workspace | None = None, prepared: PreparedIndices | None = None) -> BoundRun:
-        """As ``Plan.bind``. The tables lie in memory that is allocated for them, as other calls use the workspace.
-
-        Raises ``Unsupported`` while a stream is being captured, which would capture what writes the tables.
-        """
+        """As ``Plan.bind``. The tables lie in memory that is allocated for them, as other calls use the workspace."""
         if prepared is not None or not self.target.is_gpu:
             return super().bind(args, workspace, prepared)  # raises
         self._validate(args, workspace)
@@ -82,11 +82,11 @@ class TablePlan(Plan[D, A]):
         return self._located(args, (), counted)
 
     def _located(self, args: A, held: tuple[Any, ...], counted: bool = True) -> BoundRun:
-        if torch.cuda.is_current_stream_capturing():
-            raise Unsupported(f"{self.descriptor.op}: bind before capturing, or run")
         written = self._written(args)
-        own = Workspace.allocate(self, written[0].device) if self.workspace_size() else None
-        calls, index = self._bind(args, own, None)
+        device = written[0].device
+        with cuda.beside_capture(device) if torch.cuda.is_current_stream_capturing() else nullcontext():
+            own = Workspace.allocate(self, device) if self.workspace_size() else None
+            calls, index = self._bind(args, own, None)
         return BoundRun(calls, index, written if counted else (), (*held, own))
 
     def _bind(

@@ -56,8 +56,7 @@ class ListStep:
     ) -> None:
         """Update the list. ``grad_scale`` and ``found_inf``: those of a GradScaler; either may be absent.
 
-        While a stream is captured: two launches if a step with these addresses was made before, otherwise also some for
-        each tensor, which write the tables. Raises ``Unsupported`` if the numbers are not those of the step before.
+        Raises ``Unsupported`` while a stream is captured, if the numbers are not those of the step before.
         """
         given = self._scales(grad_scale, found_inf)
         args = self._kind.args_type(grad=grads, hyper=self.hyper, **self._operands, **given)
@@ -69,15 +68,7 @@ class ListStep:
         key = self._key(grads, given)
         call = self._bound.get(key)
         if call is None:
-            plan, _ = self._plan(args)
-            if torch.cuda.is_current_stream_capturing():
-                self._write(numbers)
-                # The graph writes its tables anew in each replay.
-                workspace = Workspace.allocate(plan, self.device) if plan.workspace_size() else None
-                self._captured.append(workspace)
-                plan.run(args, workspace)
-                return
-            call = self._bound[key] = plan.locate(args)
+            call = self._bound[key] = self._plan(args)[0].locate(args)
             if len(self._bound) > MAX_BOUND:
                 self._bound.popitem(last=False)
         self._repeat(call, numbers)
@@ -215,7 +206,7 @@ class TensorList:
             found = self._bound.get(key) or (self._captured.get(key) if capturing else None)
         if found is None:
             plan: Any = PLANS.get(kind.descriptor_type.from_args(args, **options), target=Target.of(self.device))
-            if capturing or not self._key:  # a graph writes its tables anew in each replay, to memory of its own
+            if not self._key:
                 plan.run(args, Workspace.allocate(plan, self.device) if plan.workspace_size() else None)
                 return beside
             found = self._bound[key] = plan.locate(args, counted=False), beside

@@ -117,9 +117,9 @@ class ListOptimizer(torch.optim.Optimizer):
     """The base of the optimizers: a step of a group is one launch for each device and set of element types, and a tiny
     one that counts the steps. Nothing waits for the device.
 
-    Steps may be captured in CUDA graphs: make a step before, if possible with gradients at the same addresses. Between
-    replays ``lr`` may change if it is a tensor. GradScaler passes its scale and what it found without a
-    wait; gradients are divided by the scale in registers, and what ``.grad`` holds stays scaled.
+    Steps may be captured in CUDA graphs: make a step before. Between replays ``lr`` may change if it is a tensor.
+    GradScaler passes its scale and what it found without a wait; gradients are divided by the scale in registers, and
+    what ``.grad`` holds stays scaled.
 
     Of parameters that are DTensors, as fully_shard makes them, each rank updates its part; states are DTensors too.
     """

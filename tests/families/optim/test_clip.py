@@ -301,7 +301,7 @@ def test_thousands_of_gradients_are_a_handful_of_launches_and_nothing_waits() ->
 @pytest.mark.gpu
 @pytest.mark.parametrize("known", [False, True])
 def test_a_captured_call_gives_the_same_bits(known: bool) -> None:
-    """Where the addresses are known the tables are kept; otherwise the graph writes them."""
+    """Where the addresses are known the tables are kept; otherwise they are written during the capture."""
     params, plain = with_gradients("cuda", F32, BF16), with_gradients("cuda", F32, BF16)
     drawn = [gradients(with_gradients("cuda", F32, BF16, scale=s)) for s in (1.0, 3.0)]
     if known:

@@ -285,8 +285,10 @@ def test_steps_see_what_changed_since_the_last(change: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_captured_step_takes_the_lr_of_its_tensor() -> None:
-    """Replays are steps: with the addresses of the step before the capture, and the numbers on the device."""
+@pytest.mark.parametrize("known", [False, True])
+def test_a_captured_step_takes_the_lr_of_its_tensor(known: bool) -> None:
+    """Replays are steps of two launches: with the addresses of the step before the capture or with others (not
+    ``known``), and the numbers on the device."""
     lr = torch.tensor(1e-2, dtype=torch.float64, device="cuda")
     ends = []
     for captured in (False, True):
@@ -297,11 +299,21 @@ def test_a_captured_step_takes_the_lr_of_its_tensor() -> None:
         optimizer.step()
         graph = torch.cuda.CUDAGraph()
         if captured:
+            first = [p.grad for p in params]  # held: others get other addresses
+            if not known:
+                for p in params:
+                    p.grad = torch.ones_like(p)
             with torch.cuda.graph(graph):
                 optimizer.step()
+            assert known or first[0].data_ptr() != params[0].grad.data_ptr()
         for step in range(3):
             lr.fill_(1e-2 / (step + 1))
-            graph.replay() if captured else optimizer.step()
+            if captured:
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+                    graph.replay()
+                assert 2 <= sum(e.count for e in found.key_averages()) <= 3, "the lr is copied; the other two are ours"
+            else:
+                optimizer.step()
         ends.append([*(p.detach().clone() for p in params), optimizer.state[params[0]]["step"].clone()])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 

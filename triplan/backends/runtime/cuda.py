@@ -5,10 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
+
+import torch
 
 #: CU_STREAM_CAPTURE_MODE_RELAXED
 RELAXED = 2
+#: CU_STREAM_NON_BLOCKING
+NON_BLOCKING = 1
 
 
 def _driver() -> Any:
@@ -38,6 +43,27 @@ def relaxed() -> Iterator[None]:
         yield
     finally:
         check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+@contextmanager
+def beside_capture(device: torch.device) -> Iterator[None]:
+    """Work on a stream of its own while the current one is being captured; waits for that work.
+
+    Its memory is no graph's: a graph that shares the capture's pool does not write there when it is replayed.
+    """
+    with relaxed(), torch.cuda.device(device):
+        stream = _own_stream(torch.cuda.current_device())
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+
+@cache
+def _own_stream(index: int) -> torch.cuda.Stream:
+    """A stream of the current device, ``index``, that nothing else uses: one of torch's pool might be captured."""
+    handle = ctypes.c_void_p()
+    check("cuStreamCreate", ctypes.byref(handle), NON_BLOCKING)
+    return torch.cuda.ExternalStream(handle.value, device=index)  # type: ignore[no-untyped-call]
 
 
 def check(function: str, *args: Any) -> None:

@@ -11,9 +11,10 @@ from triplan.backends.triton.gemm import column_sums_kernels as kernels
 from triplan.backends.triton.gemm.arguments import extent, matrix_strides, pointer, vector_stride
 from triplan.backends.triton.gemm.matrices import unit_axis
 from triplan.descriptors import GemmBackwardDescriptor
+from triplan.sku import ElementKind
 
-#: Rows that a program accumulates at a time.
-BLOCK_ROWS = 32
+#: Rows that a program accumulates at a time; half of them in f64.
+BLOCK_ROWS = 64
 #: Columns per program.
 BLOCK_COLUMNS = 128
 #: Columns per program where dc has no unit stride: each element then has an address of its own, of two registers.
@@ -29,11 +30,16 @@ def _block_columns(desc: GemmBackwardDescriptor) -> int:
     return BLOCK_COLUMNS_ELEMENTWISE if unit_axis(desc.operand("dc")) is None else BLOCK_COLUMNS
 
 
+def _block_rows(desc: GemmBackwardDescriptor) -> int:
+    return BLOCK_ROWS // 2 if desc.element is ElementKind.F64 else BLOCK_ROWS
+
+
 def _chunks(desc: GemmBackwardDescriptor) -> tuple[int, int]:
-    """The number of chunks that dc's rows are cut into, and the rows of each: a multiple of ``BLOCK_ROWS``."""
+    """The number of chunks that dc's rows are cut into, and the rows of each: a multiple of its block's."""
+    rows = _block_rows(desc)
     blocks = max(-(-desc.n // _block_columns(desc)), 1)
-    chunks = max(min(-(-desc.m // BLOCK_ROWS), -(-PROGRAMS // blocks)), 1)
-    each = -(-desc.m // (chunks * BLOCK_ROWS)) * BLOCK_ROWS
+    chunks = max(min(-(-desc.m // rows), -(-PROGRAMS // blocks)), 1)
+    each = -(-desc.m // (chunks * rows)) * rows
     return max(-(-desc.m // max(each, 1)), 1), each
 
 
@@ -45,8 +51,8 @@ def workspace(desc: GemmBackwardDescriptor) -> int:
 
 def roundings(desc: GemmBackwardDescriptor) -> int:
     """The most additions that an element of dc passes through."""
-    chunks, each = _chunks(desc)
-    return -(-each // BLOCK_ROWS) + -(-chunks // BLOCK_ROWS) + 2 * BLOCK_ROWS
+    (chunks, each), rows = _chunks(desc), _block_rows(desc)
+    return -(-each // rows) + -(-chunks // rows) + 2 * rows
 
 
 def launches(desc: GemmBackwardDescriptor) -> list[Launch]:
@@ -91,7 +97,7 @@ def _launch(
             "blocks": Int(blocks),
             **args,
         },
-        {**constexprs, "ROWS": BLOCK_ROWS, "BLOCK": _block_columns(desc), "ACC": TL[desc.element.compute]},
+        {**constexprs, "ROWS": _block_rows(desc), "BLOCK": _block_columns(desc), "ACC": TL[desc.element.compute]},
     )
 
 

@@ -137,6 +137,9 @@ LIMITS_POWER = 4.5
 POWER_LIMITED_FLOPS = 5e11
 #: Factor on the compute time of ping-pong rings in shorter products. Set by hand, with ``POWER_LIMITED_FLOPS``.
 COOL_PINGPONG = 1.05
+#: What writing a tile takes where nothing is multiplied meanwhile (not in ping-pong), as an extent of k. On an H200
+#: products of k = 768 took that much longer than the rates say, which were fitted where k is about ``FITTED_K``.
+WRITING_K, FITTED_K = 120, 4096
 #: By how much one multiprocessor multiplies faster alone: the card's power is shared.
 ALONE_SPEEDUP = 0.48
 #: By how much operands stream slower where none of a tile's rows lie within A.
@@ -163,8 +166,10 @@ def tiles_in(desc: MatrixProductDescriptor, ring: Ring) -> int:
     return math.prod(desc.lead) * (rows * (rows + 1) // 2 if halves(desc, ring) else rows * columns)
 
 
-def tile_us(ring: Ring, k: int, busy: float = 1.0) -> float:
+def tile_us(ring: Ring, k: float, busy: float = 1.0) -> float:
     """Estimated microseconds of one tile while the share ``busy`` of the multiprocessors works."""
+    if not ring.pingpong:
+        k = (k + WRITING_K) * FITTED_K / (FITTED_K + WRITING_K)
     return 2 * ring.m * ring.n * k / (_rates(ring).compute * TERA_PER_US * (1 + ALONE_SPEEDUP * (1 - busy)))
 
 
