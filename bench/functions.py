@@ -203,6 +203,12 @@ def calls(d: Draw) -> dict[str, Call]:
     found: dict[str, Call] = {
         "relu_squared": Call(ours.relu_squared, lambda x: tf.relu(x).square(), (x,), (0,)),
         "attention": Call(lambda *t: ours.attention(*t)[0], _attention, (lengths(), lengths(), lengths()), (0, 1, 2)),
+        "attention_qkvpacked": Call(
+            lambda t: ours.attention_qkvpacked(t)[0],
+            lambda t: _attention(*t.unflatten(2, (3, 4)).unbind(2)),
+            (d.values(2, d.m, 12, 16),),
+            (0,),
+        ),
         "attention_varlen": Call(
             lambda *t: ours.attention_varlen(*(x.flatten(0, 1) for x in t), *(starts,) * 2)[0],
             lambda *t: _attention(*t).flatten(0, 1),

@@ -61,8 +61,8 @@ class Kit(NamedTuple):
 
     nn: Any  # the modules
     add: Callable[[Tensor, Tensor], Tensor]
-    #: (batch, length, heads, width) each, to the same; a query sees the keys up to its own.
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    #: (batch, length, 3 * heads, width), of q, k and v, to a third of the heads; a query sees the keys up to its own.
+    attend: Callable[[Tensor], Tensor]
     #: A norm, what a layer adds to the stream, and the stream: the norm of their sum, and the sum.
     add_norm: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
     #: Rows, the weight of the last linear layer, targets: the mean cross-entropy.
@@ -75,15 +75,15 @@ class Kit(NamedTuple):
             return cls(
                 triplan.nn,
                 F.add,
-                lambda q, k, v: F.attention(q, k, v, causal=True)[0],
+                lambda qkv: F.attention_qkvpacked(qkv, causal=True)[0],
                 lambda norm, x, stream: norm(x, residual=stream),
                 F.linear_cross_entropy,
                 triplan.optim.clip_grad_norm_,
             )
         f = torch.nn.functional
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        def attend(qkv: Tensor) -> Tensor:
+            q, k, v = (t.transpose(1, 2) for t in qkv.chunk(3, 2))
             return f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
         def add_norm(norm: Any, x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,8 +117,8 @@ class Block(torch.nn.Module):
         self.up, self.gelu, self.down = nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        x = self.out(self.kit.attend(q, k, v).flatten(2))
+        qkv = self.qkv(x).unflatten(-1, (3 * self.heads, -1))
+        x = self.out(self.kit.attend(qkv).flatten(2))
         x, stream = self.kit.add_norm(self.norm, x, stream)
         return self.down(self.gelu(self.up(x))), stream
 

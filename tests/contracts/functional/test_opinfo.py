@@ -30,7 +30,16 @@ LISTED = "2.13."
 OTHERS = {"embedding_rms_norm", "gather_with_grad", "l2_norm", "relu_squared", "rotary"}
 OTHERS |= {"vector_norm"}
 OTHERS |= {"adjust_logits", "speculative_sample", "token_log_probs"}
-OTHERS |= {"attention", "attention_varlen", "expression", "geglu", "reglu", "softcap_tanh", "swiglu"}
+OTHERS |= {
+    "attention",
+    "attention_qkvpacked",
+    "attention_varlen",
+    "expression",
+    "geglu",
+    "reglu",
+    "softcap_tanh",
+    "swiglu",
+}
 OTHERS |= {"cast", "copy", "fill", "zero"}
 #: Functions that draw: their results are no sample's. tests/families/random compares what is certain.
 OTHERS |= {"bernoulli", "dropout", "dropout1d", "dropout2d", "dropout3d", "exponential", "normal", "rand", "rand_like"}

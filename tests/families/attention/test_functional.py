@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from triplan.functional import attention, attention_varlen, scaled_dot_product_attention
+from triplan.functional import attention, attention_qkvpacked, attention_varlen, scaled_dot_product_attention
 
 Q, K = (2, 4, 5, 8), (2, 4, 7, 8)
 THREE = torch.zeros(2, 3, 7, 8)
@@ -108,6 +108,38 @@ def test_packed_sequences_check_and_compile(device: str, fresh_compiler: None) -
         attention_varlen(q, k, v, *starts.long())
     with pytest.raises(RuntimeError, match="rows, heads"):
         attention_varlen(q[None], k, v, *starts)
+
+
+@pytest.mark.parametrize("key_heads", [None, 1])
+def test_queries_keys_and_values_in_one_tensor(key_heads: int | None, device: str, fresh_compiler: None) -> None:
+    """As apart, with the same bits, gradients and their derivatives."""
+    (qkv,) = drawn((2, 5, 6, 4), device=device)
+    how: dict[str, Any] = {"causal": True, "softcap": 2.0, "window_left": 3}
+
+    def apart(t: torch.Tensor) -> Any:
+        parts = t.unflatten(2, (3, 2)).unbind(2) if key_heads is None else t.split((4, 1, 1), 2)
+        return attention(*parts, **how)
+
+    calls = (lambda t: attention_qkvpacked(t, key_heads, **how), apart)
+    assert all(map(torch.equal, *(call(qkv) for call in calls)))
+    firsts = [torch.autograd.grad(call(qkv)[0].square().sum(), qkv, create_graph=True)[0] for call in calls]
+    assert torch.equal(*firsts)
+    torch.testing.assert_close(*(torch.autograd.grad(g.square().sum(), qkv)[0] for g in firsts))
+    rest = (2 if key_heads is None else key_heads, None, True, "end", 3, None, 2.0, 0.0)
+    torch.library.opcheck(torch.ops.triplan.attention_qkvpacked.default, (qkv, *rest))
+    out, lse = calls[0](qkv.detach())
+    torch.library.opcheck(torch.ops.triplan.attention_qkvpacked_backward.default, (out, qkv.detach(), out, lse, *rest))
+    torch.testing.assert_close(torch.compile(calls[0], fullgraph=True)(qkv)[0], apart(qkv)[0])
+
+
+def test_one_tensor_of_odd_heads_is_refused() -> None:
+    for given, key_heads, message in (
+        ((2, 5, 4, 4), None, "expected"),
+        ((2, 5, 4, 4), 2, "0 heads"),
+        ((3, 3), 1, "expe"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            attention_qkvpacked(torch.zeros(given), key_heads)
 
 
 def test_opcheck_and_compile(device: str, fresh_compiler: None) -> None:

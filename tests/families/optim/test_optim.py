@@ -287,7 +287,7 @@ def test_steps_see_what_changed_since_the_last(change: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("known", [False, True])
 def test_a_captured_step_takes_the_lr_of_its_tensor(known: bool) -> None:
-    """Replays are steps of two launches: with the addresses of the step before the capture or with others (not
+    """Replays are steps, and write no tables: with the addresses of the step before the capture or with others (not
     ``known``), and the numbers on the device."""
     lr = torch.tensor(1e-2, dtype=torch.float64, device="cuda")
     ends = []
@@ -311,7 +311,9 @@ def test_a_captured_step_takes_the_lr_of_its_tensor(known: bool) -> None:
             if captured:
                 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
                     graph.replay()
-                assert 2 <= sum(e.count for e in found.key_averages()) <= 3, "the lr is copied; the other two are ours"
+                names = [e.key for e in found.key_averages()]
+                assert "update_kernel" in names
+                assert not any("Fill" in name for name in names), "launches that write tables"
             else:
                 optimizer.step()
         ends.append([*(p.detach().clone() for p in params), optimizer.state[params[0]]["step"].clone()])

@@ -33,9 +33,9 @@ from triplan.functional.losses.shared import HOW, How, checked, compute_dtype, r
 __all__ = ["linear_cross_entropy"]
 
 Tensor = torch.Tensor
-#: Bytes of logits, and of copies of their shape, that exist at a time: with 131,072 classes, 2,048 rows of bf16. Of
-#: fewer rows, the products would take less time than the weight's gradient, which each chunk reads and writes.
-#: Untuned.
+#: Bytes of logits, and of copies of their shape, that exist at a time, or up to a half more: with 131,072 classes,
+#: 2,048 rows of bf16. Of fewer rows, the products would take less time than the weight's gradient, which each chunk
+#: reads and writes. Untuned.
 CHUNK_BYTES = 512 << 20
 #: Rows of a chunk are a multiple of this, the tile of a product.
 CHUNK_ROWS = 128
@@ -60,7 +60,7 @@ def linear_cross_entropy(
     check_indices: bool = False,
 ) -> Tensor:
     """``cross_entropy(linear(input, linear_weight, linear_bias), target)`` (torch.nn.functional.linear_cross_entropy),
-    without the logits of all rows: at most ``CHUNK_BYTES`` (512 MiB) of logits exist at a time, and never less than 128
+    without the logits of all rows: about ``CHUNK_BYTES`` (512 MiB) of logits exist at a time, of at least 128
     rows. The gradient of the weight takes as much memory as the weight in f32, until the backward.
 
     ``input``: f16, bf16, f32 or f64 of shape (N, features) or (features); ``linear_weight``: (C, features);
@@ -137,7 +137,9 @@ class _Chunks:
         self.x, self.linear, self.bias, self.softcap = x, linear, bias, softcap
         n, classes = x.size(0), linear.size(0)
         each = max(classes, 1) * x.element_size() * (1 + (softcap > 0) + copies)
-        self.rows = min(n, max(CHUNK_BYTES // each // CHUNK_ROWS * CHUNK_ROWS, CHUNK_ROWS))
+        # Chunks of one size: a last one of few rows would take almost as long as the others.
+        chunks = max(round(n * each / CHUNK_BYTES), 1)
+        self.rows = min(n, -(-n // (chunks * CHUNK_ROWS)) * CHUNK_ROWS)
         self.starts = range(0, n, max(self.rows, 1))
         self.z = x.new_empty(self.rows, classes)
         self.y = torch.empty_like(self.z) if softcap else self.z

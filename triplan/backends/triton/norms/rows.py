@@ -27,9 +27,9 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         r, tile, narrow = self.rows, super().find_tile(), self.element.itemsize == 2
         if tile is not None and self.backward:
             # Weights shared by rows of several warps come through shared memory.
-            crowded = self.centred and tile.block == 1024 and narrow
+            crowded = self.centred and narrow and (tile.block == 1024 if r.vectors else tile.block > 256)
             rows = max(tile.rows // 2, 1) if r.across or crowded else tile.rows
-            held = 32 if tile.block > 256 and not r.across else 8  # elements of a thread: few warps wait for each other
+            held = 32 if tile.block > 256 and r.vectors else 8  # elements of a thread: few warps wait for each other
             each = 32 * (4 if self.element is ElementKind.F64 else held)
             return Tile(rows, tile.block, min(max(rows * tile.block // each, 1), 16))
         if tile is not None and narrow and tile.block >= LONG:

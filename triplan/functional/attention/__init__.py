@@ -1,0 +1,2 @@
+from triplan.functional.attention.calls import *
+from triplan.functional.attention.packed import *
