@@ -253,6 +253,22 @@ def test_composed_calls_compute_again_what_they_may(
         torch.testing.assert_close(grads, torch.autograd.grad(((x @ y) * (x > 0)).sum(), (x, y)))
 
 
+def test_composed_calls_that_find_no_memory_are_not_replayed(
+    answers: list[bool], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    x, y = leaf(4, 4, device=device), leaf(4, 4, device=device)
+    monkeypatch.setattr(composed.Composition, "_gradients", full)
+    masked_product.replays.forget()  # type: ignore[attr-defined]
+    for _ in range(3):
+        result = masked_product(x, y)
+    assert "MulBack" in str(result.grad_fn)
+    torch.testing.assert_close(result, (x @ y) * (x > 0))
+    masked_product.replays.forget()  # type: ignore[attr-defined]
+
+
 @replayed
 def doubled(x: Tensor, index: Tensor) -> Tensor:
     return functional.index_select(x, 0, index) * 2
