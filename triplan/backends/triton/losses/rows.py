@@ -49,8 +49,8 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
 
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """One product a row."""
-        over_rows, each = self.roundings_over_rows(), o.name == "losses"
-        how = (2, 0) if each else (over_rows, over_rows)
+        each = o.name == "losses"
+        how = (2, 0) if each else (self.roundings_over_rows(),) * 2
         return bounds.rounded(o.element, self.compute, *how, batch=each, order=each)
 
 

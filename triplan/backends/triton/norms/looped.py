@@ -35,8 +35,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         """``unroll``: blocks loaded at a time; by default what ``Rows.unroll`` allows."""
         r, tile = self.rows, self.tile
         unroll = unroll or r.unroll(tile, 4 if r.vectors else max(2 // self.read_first, 1))
-        full = r.n % (tile.block * unroll) == 0
-        how: dict[str, Any] = {"UNROLL": unroll, "VECTOR": r.vector(tile), "FULL": full}
+        how: dict[str, Any] = {"UNROLL": unroll, "VECTOR": r.vector(tile), "FULL": r.n % (tile.block * unroll) == 0}
         if not self.backward:
             # (Left alone, ptxas may spill a few registers of f64's to fit another program.)
             most = registers_for(tile, 1) if self.element is ElementKind.F64 else 0

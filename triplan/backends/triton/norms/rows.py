@@ -26,11 +26,10 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     def find_tile(self) -> Tile | None:
         r, tile, narrow = self.rows, super().find_tile(), self.element.itemsize == 2
         if tile is not None and self.backward:
-            # Weights shared by rows of several warps come through shared memory.
+            # Weights shared by rows of several warps come through shared memory; with two sums registers run out.
             crowded = self.centred and narrow and (tile.block == 1024 if r.vectors else tile.block > 256)
             rows = max(tile.rows // 2, 1) if r.across or crowded else tile.rows
-            held = 32 if tile.block > 256 and r.vectors else 8  # elements of a thread: few warps wait for each other
-            each = 32 * (4 if self.element is ElementKind.F64 else held)
+            each = 32 * (4 if self.element is ElementKind.F64 else 32 if tile.block > 256 and r.vectors else 8)
             return Tile(rows, tile.block, min(max(rows * tile.block // each, 1), 16))
         if tile is not None and narrow and tile.block >= LONG:
             return Tile(1, tile.block, tile.block // 1024)
