@@ -21,6 +21,7 @@ from bench import (
     elementwise,
     gemm,
     host,
+    lm,
     losses,
     norms,
     optim,
@@ -42,17 +43,18 @@ from bench.indexing.cases import DTYPES
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
 REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1), "elementwise": (10, 1)}
 REPEATS |= {"conv": (10, 1), "random": (10, 1), "optim": (10, 1), "reductions": (10, 1), "sampling": (10, 1)}
-REPEATS |= {"pooling": (10, 1), "batch_norm": (10, 1)}
+REPEATS |= {"pooling": (10, 1), "batch_norm": (10, 1), "lm": (10, 1)}
 #: Benches of one family's cases.
 ONE_FAMILY: dict[str, Any] = {"conv": conv, "copies": copies, "random": random, "reductions": reductions}
 ONE_FAMILY |= {"pooling": pooling, "batch_norm": batch_norm}
-ONE_FAMILY |= {"rotary": rotary, "sampling": sampling}
+ONE_FAMILY |= {"rotary": rotary, "sampling": sampling, "lm": lm}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
     "gemm": "matrix products against torch, on a GPU",
     "rowwise": "softmax, norms, cross-entropy, scans and elementwise ops against torch and torch.compile, on GPUs",
     "anywhere": "drawn problems of one family against torch and against every other kernel, on a GPU",
+    "lm": "embedding with norm, the last layer's loss, rotary embedding, sampling, on GPUs",
     "rotary": "rotary embedding of q and k against torch and torch.compile, on GPUs",
     "attention": "attention against torch's flash and cuDNN backends, on a GPU",
     "conv": "convolutions and their gradients against cuDNN, on GPUs",
