@@ -64,7 +64,8 @@ def linear_cross_entropy(
     rows. The gradient of the weight takes as much memory as the weight in f32, until the backward.
 
     ``input``: f16, bf16, f32 or f64 of shape (N, features) or (features); ``linear_weight``: (C, features);
-    ``linear_bias``: (C). All have one dtype, under autocast the autocast dtype; logits are rounded to it. ``target``:
+    ``linear_bias``: (C). All have one dtype, under autocast the autocast dtype; logits are rounded to it. (A weight of
+    f32 is rounded to it for the products, and its gradient is not.) ``target``:
     u8, i32 or i64 class indices of shape (N) or (). ``weight``, ``reduction`` (``"mean"``, ``"sum"`` or ``"none"``),
     ``ignore_index`` (by default -100) and ``label_smoothing`` as in ``cross_entropy``. ``softcap`` c > 0 replaces each
     logit z by ``c * tanh(z / c)``.
@@ -96,18 +97,23 @@ def linear_cross_entropy(
     if probabilities and ignore_index is not None:
         raise RuntimeError("linear_cross_entropy(): class probabilities have no ignore_index")
     ignored = -100 if ignore_index is None else ignore_index
-    input, linear_weight = narrowed("linear", input, linear_weight)
+    (input,) = narrowed("linear", input)
     (linear_bias,) = narrowed("linear", linear_bias)
     if probabilities or features:
+        (linear_weight,) = narrowed("linear", linear_weight)
         logits = _logits(input, linear_weight, linear_bias, softcap)
         return cross_entropy(
             logits, target, weight, ignore_index=ignored, reduction=reduction, label_smoothing=label_smoothing
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{reduction:.200} is not a valid value for reduction; valid are mean, sum, none")
+    # Under autocast the op itself rounds a weight of f32: its gradient then stays f32.
+    (like,) = narrowed("linear", linear_weight.detach().new_empty(0))
+    if linear_weight.dtype != torch.float32:
+        (linear_weight,) = narrowed("linear", linear_weight)
     tensors = [t for t in (input, linear_weight, linear_bias) if t is not None]
     check_same_device("linear_cross_entropy", *tensors, target)
-    if any(t.dtype != input.dtype for t in tensors):
+    if any(t.dtype != input.dtype for t in (input, like, *tensors[2:])):
         raise RuntimeError(f"linear_cross_entropy(): dtypes differ: {', '.join(str(t.dtype) for t in tensors)}")
     how = How(reduction, ignored, label_smoothing, check_indices)
     logits = input.detach().new_empty(1).expand(*input.shape[:-1], *classes)  # a shape alone
@@ -134,7 +140,7 @@ class _Chunks:
 
     def __init__(self, x: Tensor, linear: Tensor, bias: Tensor | None, softcap: float, copies: int) -> None:
         """``copies``: further buffers of the logits' shape."""
-        self.x, self.linear, self.bias, self.softcap = x, linear, bias, softcap
+        self.x, self.linear, self.bias, self.softcap = x, linear.to(x.dtype), bias, softcap
         n, classes = x.size(0), linear.size(0)
         each = max(classes, 1) * x.element_size() * (1 + (softcap > 0) + copies)
         # Chunks of one size: a last one of few rows would take almost as long as the others.
@@ -287,11 +293,12 @@ def _grad(ctx: Any, dloss: Tensor | None, *_: Any) -> Any:
         scale = torch.ones_like(divisor)
         bits = sum(1 << i for i, wants in enumerate(wanted) if wants)
         grads = list(_backward(dloss, x, linear, bias, target, weight, lse, ctx.softcap, bits, *how))
-    found = [_scaled(g, scale, x.dtype) if w else None for g, w in zip(grads, wanted, strict=True)]
+    dtypes = (x.dtype, linear.dtype, x.dtype)
+    found = [_scaled(g, dtype, scale) if w else None for g, dtype, w in zip(grads, dtypes, wanted, strict=True)]
     return *found, *nothing
 
 
-def _scaled(t: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _scaled(t: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
     """``t * scale``, rounded to ``dtype`` once; eager, without a product in t's dtype."""
     if t.dtype == dtype or torch.compiler.is_compiling() or transformed():
         return (t * scale).to(dtype)
@@ -309,7 +316,8 @@ def _plain(
     how: How,
 ) -> tuple[Tensor | None, ...]:
     """The gradients in torch's differentiable ops, with all logits: see ``cross_entropy`` on shares."""
-    compute = compute_dtype(x)
+    compute, wide = compute_dtype(x), linear.dtype
+    linear = linear.to(x.dtype)
     y = _logits(x, linear, bias, softcap).to(compute)
     shares = _shares(linear.size(0), target, weight, None, how, compute)
     whole, p = _softmax(y, shares)
@@ -317,7 +325,7 @@ def _plain(
     if softcap:
         dz = dz * (1 - (y / softcap) ** 2)
     dz = dz.to(x.dtype)
-    return dz @ linear, dz.t() @ x, None if bias is None else dz.sum(0)
+    return dz @ linear, (dz.t() @ x).to(wide), None if bias is None else dz.sum(0)
 
 
 def _backward_fake(dloss: Tensor, x: Tensor, linear: Tensor, *others: Any) -> tuple[Tensor, ...]:
