@@ -29,6 +29,7 @@ from torch.compiler import is_dynamo_compiling
 from triplan.facade.check import check_storage, is_injective, may_overlap
 from triplan.functional._forward import Linearity, derivative, refuse_forward_mode, save_for_forward
 from triplan.functional._replay.recording import recording
+from triplan.functional._sharding import dispatched
 from triplan.functional._watching import needs_grad, nothing_watches, tensors_in, transformed
 
 Tensor = torch.Tensor
@@ -158,7 +159,7 @@ class Recorded(Differentiable):
 
     def below_autograd(self, *args: Any) -> Any:
         """The call without autograd: of the kernel itself if nothing watches, else through torch's dispatcher."""
-        return self._kernel(*args) if _unwatched(args) else self.overload(*args)
+        return self._kernel(*args) if _unwatched(args) else dispatched(self.name, self.overload, args)
 
 
 class Op(Recorded):
