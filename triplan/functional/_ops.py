@@ -29,7 +29,7 @@ from torch.compiler import is_dynamo_compiling
 from triplan.facade.check import check_storage, is_injective, may_overlap
 from triplan.functional._forward import Linearity, derivative, refuse_forward_mode, save_for_forward
 from triplan.functional._replay.recording import recording
-from triplan.functional._sharding import dispatched
+from triplan.functional._sharding import any_dtensor, dispatched, write
 from triplan.functional._watching import needs_grad, nothing_watches, tensors_in, transformed
 
 Tensor = torch.Tensor
@@ -250,6 +250,9 @@ class Op(Recorded):
             return result
         if is_dynamo_compiling():
             refuse_forward_mode(self.name)
+        if not torch.compiler.is_compiling() and any_dtensor((out, *args)):
+            check_out(self.name, out, args, lambda: out.shape)  # what is known without a result
+            return write(self.name, out, self(*args))
         check_out(self.name, out, args, lambda: self.shape(*args))
         if not is_dynamo_compiling() and out.is_neg():  # the dispatcher has no lazy negation for tensors it writes
             return out.copy_(self(*args))
@@ -265,6 +268,10 @@ class Op(Recorded):
         if is_dynamo_compiling():
             refuse_forward_mode(self.name)
         grad = needs_grad(given)
+        if not torch.compiler.is_compiling() and any_dtensor(given):
+            if grad:
+                _refuse_leaf(target)
+            return write(f"{self.name}_", target, self(target, *args))
         if transformed() or (grad and torch.compiler.is_compiling()):
             return target.copy_(self(target, *args))
         if grad:

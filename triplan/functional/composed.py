@@ -17,6 +17,7 @@ from triplan import expr
 from triplan.errors import shown
 from triplan.functional._autocast import widened
 from triplan.functional._replay.replay import replayed
+from triplan.functional._sharding import copied
 from triplan.functional.copies import arange, cat
 from triplan.functional.elementwise.expressions import expression
 from triplan.functional.indexing import gather, index_select
@@ -387,7 +388,7 @@ def speculative_sample(
     device = draft.device
     at = position.reshape(-1, 1).expand(rows, 1) if isinstance(position, Tensor) else position
     seeds = seed.reshape(-1, 1).expand(rows, length).reshape(-1) if isinstance(seed, Tensor) else seed
-    row, place, token = arange(rows, device=device), arange(length + 1, device=device), arange(n, device=device)
+    row, place, token = (copied(arange(count, device=device), draft) for count in (rows, length + 1, n))
 
     known = expression(_at_least_0, draft)[:, :, None]
     p = gather(target_probs[:, :length], 2, known)

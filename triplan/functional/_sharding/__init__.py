@@ -5,11 +5,14 @@ Nothing is registered before the first DTensor is seen: importing torch's module
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from triplan.functional._watching import tensors_in
 
@@ -19,13 +22,20 @@ _KNOWN: set[str] = set()
 
 def is_dtensor(t: Any) -> bool:
     """Whether ``t`` is a DTensor. There is none before its module is imported."""
+    if type(t) in (Tensor, Parameter):  # what compiled code asks, too
+        return False
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(t, module.DTensor)
 
 
+def any_dtensor(args: Sequence[Any]) -> bool:
+    """Whether there is a DTensor among ``args``, lists of them included."""
+    return any(map(is_dtensor, tensors_in(args)))
+
+
 def dispatched(name: str, overload: Any, args: Sequence[Any]) -> Any:
     """``overload(*args)``, of the op ``name``, through torch's dispatcher."""
-    if not any(map(is_dtensor, tensors_in(args))):
+    if not any_dtensor(args):
         return overload(*args)
     known(name, overload)
     result = overload(*args)
@@ -43,3 +53,83 @@ def known(name: str, overload: Any) -> None:
 
         register(name, overload)
         _KNOWN.add(name)
+
+
+def write(name: str, target: Any, result: Tensor) -> Any:
+    """``target``, a DTensor or one that meets them, with the values of ``result``, divided as it is."""
+    if is_dtensor(target) and any(p.is_partial() for p in target.placements):
+        raise RuntimeError(
+            f"{name}(): writes a DTensor of placements {target.placements}, of which each rank has terms of a sum: "
+            "redistribute() it to shards or replicas first"
+        )
+    if target.shape != result.shape:
+        raise RuntimeError(
+            f"{name}(): the tensor to be written has shape {list(target.shape)}, but the result {list(result.shape)}; "
+            "DTensors are not resized"
+        )
+    return target.copy_(result)
+
+
+def copied(t: Tensor, like: Any) -> Tensor:
+    """``t``, which every rank has made alike, so that it can meet ``like``: a DTensor if that is one."""
+    if not is_dtensor(like) or is_dtensor(t):
+        return t
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh
+    return DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def of_first_rank(t: Tensor, like: Any) -> Tensor:
+    """As ``copied``, of what ranks may have made differently: all get the first rank's."""
+    if not is_dtensor(like):
+        return t
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh = like.device_mesh
+    return distribute_tensor(t, mesh, [Replicate()] * mesh.ndim)
+
+
+class Part(NamedTuple):
+    """What this rank has of a DTensor: element 0 of ``local`` is element ``first`` of ``whole``, counted row-major."""
+
+    local: Tensor
+    first: int
+    whole: list[int] | None
+    of: Any
+
+    def joined(self, local: Tensor) -> Tensor:
+        """The DTensor of which this rank has ``local``."""
+        from torch.distributed.tensor import DTensor
+
+        how: Any = {"run_check": False, "shape": self.of.shape, "stride": self.of.stride()}
+        return DTensor.from_local(local, self.of.device_mesh, self.of.placements, **how)
+
+
+def part(t: Any, most: int) -> Part:
+    """This rank's part of the DTensor ``t``. If that is no block, or has more than ``most`` axes, all of it."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(type(p) not in (Replicate, Shard) for p in t.placements) or t.dim() > most:
+        t = t.redistribute(placements=[Replicate()] * t.device_mesh.ndim)
+    _, at = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)
+    steps = [math.prod(t.shape[i + 1 :]) for i in range(t.dim())]
+    whole = None if all(p.is_replicate() for p in t.placements) else list(t.shape)
+    return Part(t.to_local(), sum(n * s for n, s in zip(at, steps, strict=True)), whole, t)
+
+
+def local_of(t: Any) -> Any:
+    """This rank's part of a DTensor; anything else as it is."""
+    return t.to_local() if is_dtensor(t) else t
+
+
+def unsummed(t: Any) -> Any:
+    """``t``, which has no values yet; in place of terms of a sum, each rank of a DTensor has a copy."""
+    if not is_dtensor(t) or not any(p.is_partial() for p in t.placements):
+        return t
+    from torch.distributed.tensor import DTensor, Replicate
+
+    placements = [Replicate() if p.is_partial() else p for p in t.placements]
+    how: Any = {"run_check": False, "shape": t.shape, "stride": t.stride()}
+    return DTensor.from_local(t.to_local(), t.device_mesh, placements, **how)
