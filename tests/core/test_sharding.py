@@ -128,6 +128,8 @@ def work(rank: int, folder: str, kind: str, names: list[str]) -> None:
             found[name], alone = {}, outcome(name, str(device), mesh)
             for at, argument in enumerate(drawn(str(device))[name].args):
                 for placement in placements(argument) if isinstance(argument, Tensor) else ():
+                    if name == "attention_varlen" and placement.is_shard(1) and torch.__version__ < "2.13":
+                        continue  # the call itself flattens, which torch then refuses
                     try:
                         compare(name, str(device), mesh, at, placement, alone)
                     except Exception:

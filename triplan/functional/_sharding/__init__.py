@@ -55,7 +55,7 @@ def known(name: str, overload: Any) -> None:
         _KNOWN.add(name)
 
 
-def write(name: str, target: Any, result: Tensor) -> Any:
+def write(name: str, target: Any, result: Tensor) -> Tensor:
     """``target``, a DTensor or one that meets them, with the values of ``result``, divided as it is."""
     if is_dtensor(target) and any(p.is_partial() for p in target.placements):
         raise RuntimeError(
@@ -67,7 +67,8 @@ def write(name: str, target: Any, result: Tensor) -> Any:
             f"{name}(): the tensor to be written has shape {list(target.shape)}, but the result {list(result.shape)}; "
             "DTensors are not resized"
         )
-    return target.copy_(result)
+    written: Tensor = target.copy_(result)
+    return written
 
 
 def copied(t: Tensor, like: Any) -> Tensor:
@@ -112,7 +113,7 @@ def part(t: Any, most: int) -> Part:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if any(type(p) not in (Replicate, Shard) for p in t.placements) or t.dim() > most:
-        t = t.redistribute(placements=[Replicate()] * t.device_mesh.ndim)
+        t = all_of(t)
     _, at = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)
     steps = [math.prod(t.shape[i + 1 :]) for i in range(t.dim())]
     whole = None if all(p.is_replicate() for p in t.placements) else list(t.shape)
@@ -133,3 +134,26 @@ def unsummed(t: Any) -> Any:
     placements = [Replicate() if p.is_partial() else p for p in t.placements]
     how: Any = {"run_check": False, "shape": t.shape, "stride": t.stride()}
     return DTensor.from_local(t.to_local(), t.device_mesh, placements, **how)
+
+
+def reshaped(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """``t.reshape(shape)``. Where torch cannot merge or split a divided axis of a DTensor, ranks get copies first."""
+    if not is_dtensor(t):
+        return t.reshape(shape)
+    try:
+        return t.reshape(shape)
+    except RuntimeError:  # the same on every rank: torch decides it by the shape of the whole
+        found = all_of(t)
+        return copied(found.to_local().reshape(shape), found)  # whose strides may not be those of the whole
+
+
+def all_of(t: Any) -> Any:
+    """A DTensor of which every rank has all elements."""
+    from torch.distributed.tensor import Replicate
+
+    return t.redistribute(placements=[Replicate()] * t.device_mesh.ndim)
+
+
+def divides(t: Any, axes: Sequence[int]) -> bool:
+    """Whether ``t`` is a DTensor that is divided along one of ``axes``."""
+    return is_dtensor(t) and any(p.is_shard() and p.dim in axes for p in t.placements)

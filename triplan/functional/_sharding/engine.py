@@ -31,7 +31,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _letters(axes: str, rank: int) -> tuple[str | None, ...]:
-    """One letter an axis. Axes behind ``*`` have numbers, counted from the right; a tensor of fewer axes has the last."""
+    """One letter an axis. Those of ``*`` have numbers, counted from the right; a tensor of fewer axes has the last."""
     before, star, after = axes.partition("*")
     if not star:
         found: list[str | None] = [None if c == "." else c for c in axes]

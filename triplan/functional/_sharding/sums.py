@@ -27,7 +27,8 @@ def in_order(terms: Tensor) -> Tensor:
 def gathered(t: Tensor, mesh: Any, mesh_dim: int) -> Tensor:
     """The tensors of all ranks along an axis of the mesh, in their order, with an axis in front."""
     found = collectives.all_gather_tensor(t.contiguous().unsqueeze(0), 0, (mesh, mesh_dim))
-    return collectives.wait_tensor(found)
+    whole: Tensor = collectives.wait_tensor(found)  # type: ignore[no-untyped-call]
+    return whole
 
 
 class Sum(Partial):

@@ -214,7 +214,9 @@ def _move(x: Any, op: str, amounts: Sequence[int], *_: Any) -> str:
 # --- attention and rotary ---
 
 
-def _attention(q: Any, k: Any, v: Any, sink: Any, mask: Any, starts: Any, key_starts: Any, slopes: Any, state: Any, *_: Any) -> str | None:
+def _attention(
+    q: Any, k: Any, v: Any, sink: Any, mask: Any, starts: Any, key_starts: Any, slopes: Any, state: Any, *_: Any
+) -> str | None:
     if state is not None:  # dropout draws by the number of a row among all
         return None
     return "b.h., b.h., b.h., h, bh.., ., ., h, . -> b.h., bh."
@@ -228,7 +230,7 @@ def _attention_backward(*args: Any) -> str | None:
 
 def _turned(q: Any, heads_first: bool, positions: Any, has_tables: bool) -> tuple[str, str]:
     """The axes of the heads, and of the tables, frequencies and positions."""
-    token = "t" if positions is not None and not (len(q.shape) == 3) else "."
+    token = "t" if positions is not None and len(q.shape) != 3 else "."
     batch = "b" * (len(q.shape) == 4)
     heads = f"{batch}h{token}." if heads_first else f"{batch}{token}h."
     return heads, f"b.., b.., ., b{token}"
@@ -268,7 +270,9 @@ def _loss_backward(lse: bool) -> Rule:
     return rule
 
 
-def _linear_loss(x: Any, linear: Any, bias: Any, target: Any, weight: Any, cap: float, wants: int, *how: Any) -> str | None:
+def _linear_loss(
+    x: Any, linear: Any, bias: Any, target: Any, weight: Any, cap: float, wants: int, *how: Any
+) -> str | None:
     loss = {"none": "n", "sum": "+n"}.get(how[0])
     if loss is None:
         return None

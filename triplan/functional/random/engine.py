@@ -77,7 +77,7 @@ def run_plan(
     numbers: dict[str, Number],
     whole: Sequence[int] | None = None,
 ) -> None:
-    """The plan of ``op``, on views of few axes; of a block of a tensor of the shape ``whole`` on at most ``MAX_RANK``."""
+    """The plan of ``op``, on views of few axes; or of a block of a tensor of the shape ``whole``."""
     of, seed, offset = state
     tensors = [operands[name] for name in ("x", "out") if name in operands]
     options: dict[str, Any] = {}

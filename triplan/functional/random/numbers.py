@@ -43,7 +43,7 @@ def _write(t: Tensor, op: str, numbers: Sequence[Number], generator: torch.Gener
     if is_dtensor(t):
         own = part(t, MAX_RANK)
         how = (local_of(state), seed, offset, op, list(numbers), first + own.first, own.whole)
-        return write(op, t, own.joined(filled(own.local.detach(), *how)))  # type: ignore[no-any-return]
+        return write(op, t, own.joined(filled(own.local.detach(), *how)))
     return filled.in_place(t, state, seed, offset, op, list(numbers), first)
 
 
