@@ -101,20 +101,42 @@ class Part(NamedTuple):
 
     def joined(self, local: Tensor) -> Tensor:
         """The DTensor of which this rank has ``local``."""
-        from torch.distributed.tensor import DTensor
+        return joined(local, self.of.device_mesh, self.of.placements, self.of.shape, self.of.stride())
 
-        how: Any = {"run_check": False, "shape": self.of.shape, "stride": self.of.stride()}
-        return DTensor.from_local(local, self.of.device_mesh, self.of.placements, **how)
+
+def joined(
+    local: Tensor, mesh: Any, placements: Sequence[Any], shape: Sequence[int], strides: Sequence[int] | None = None
+) -> Tensor:
+    """The DTensor of ``shape``, of which this rank has ``local``; by default contiguous."""
+    from torch.distributed.tensor import DTensor
+
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))] if strides is None else strides
+    how: Any = {"run_check": False, "shape": torch.Size(shape), "stride": tuple(strides)}
+    return DTensor.from_local(local, mesh, placements, **how)
+
+
+def as_blocks(t: Any) -> Any:
+    """``t``, of which every rank has a block or all: no terms of a sum, and no several pieces of an axis."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    placements = [p if type(p) in (Replicate, Shard) else Replicate() for p in t.placements]
+    return t if placements == list(t.placements) else t.redistribute(placements=placements)
+
+
+def block(t: Any) -> tuple[Sequence[int], Sequence[int]]:
+    """The shape of this rank's block of a DTensor, and where it begins along each axis."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    found: tuple[Sequence[int], Sequence[int]] = compute_local_shape_and_global_offset(
+        t.shape, t.device_mesh, t.placements
+    )
+    return found
 
 
 def part(t: Any, most: int) -> Part:
     """This rank's part of the DTensor ``t``. If that is no block, or has more than ``most`` axes, all of it."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    if any(type(p) not in (Replicate, Shard) for p in t.placements) or t.dim() > most:
-        t = all_of(t)
-    _, at = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)
+    t = all_of(t) if t.dim() > most else as_blocks(t)
+    _, at = block(t)
     steps = [math.prod(t.shape[i + 1 :]) for i in range(t.dim())]
     whole = None if all(p.is_replicate() for p in t.placements) else list(t.shape)
     return Part(t.to_local(), sum(n * s for n, s in zip(at, steps, strict=True)), whole, t)
@@ -129,11 +151,10 @@ def unsummed(t: Any) -> Any:
     """``t``, which has no values yet; in place of terms of a sum, each rank of a DTensor has a copy."""
     if not is_dtensor(t) or not any(p.is_partial() for p in t.placements):
         return t
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import Replicate
 
     placements = [Replicate() if p.is_partial() else p for p in t.placements]
-    how: Any = {"run_check": False, "shape": t.shape, "stride": t.stride()}
-    return DTensor.from_local(t.to_local(), t.device_mesh, placements, **how)
+    return joined(t.to_local(), t.device_mesh, placements, t.shape, t.stride())
 
 
 def reshaped(t: Tensor, shape: Sequence[int]) -> Tensor:
@@ -157,3 +178,19 @@ def all_of(t: Any) -> Any:
 def divides(t: Any, axes: Sequence[int]) -> bool:
     """Whether ``t`` is a DTensor that is divided along one of ``axes``."""
     return is_dtensor(t) and any(p.is_shard() and p.dim in axes for p in t.placements)
+
+
+def copies() -> Any:
+    """The placement of what every rank has."""
+    from torch.distributed.tensor import Replicate
+
+    return Replicate()
+
+
+def terms() -> Any:
+    """The placement of a sum of which each rank has a term: added in order where torch is to be deterministic."""
+    from torch.distributed.tensor import Partial
+
+    from triplan.functional._sharding.sums import Sum
+
+    return Sum() if torch.are_deterministic_algorithms_enabled() else Partial()

@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed import _functional_collectives as collectives
+from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor, Partial
 
 
@@ -26,9 +25,9 @@ def in_order(terms: Tensor) -> Tensor:
 
 def gathered(t: Tensor, mesh: Any, mesh_dim: int) -> Tensor:
     """The tensors of all ranks along an axis of the mesh, in their order, with an axis in front."""
-    found = collectives.all_gather_tensor(t.contiguous().unsqueeze(0), 0, (mesh, mesh_dim))
-    whole: Tensor = collectives.wait_tensor(found)  # type: ignore[no-untyped-call]
-    return whole
+    found = t.new_empty((mesh.size(mesh_dim), *t.shape))
+    distributed.all_gather([*found.unbind()], t.contiguous(), group=mesh.get_group(mesh_dim))
+    return found
 
 
 class Sum(Partial):
