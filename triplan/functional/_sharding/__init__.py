@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function
 from torch.nn import Parameter
 
 from triplan.functional._watching import tensors_in
@@ -91,6 +92,32 @@ def of_first_rank(t: Tensor, like: Any) -> Tensor:
     return distribute_tensor(t, mesh, [Replicate()] * mesh.ndim)
 
 
+class _Local(Function):
+    """``Tensor.to_local``, whose gradient has the strides of the whole: torch 2.11 derives them from a rank's part, and
+    ranks of uneven parts then disagree on whether to copy it."""
+
+    @staticmethod
+    def forward(t: Any, placements: Any) -> Tensor:
+        own: Tensor = t.to_local()
+        return own.view_as(own)  # autograd will write to it
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        t, placements = inputs
+        ctx.of = (t.device_mesh, placements or t.placements, t.shape, t.stride())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return joined(grad, *ctx.of), None
+
+
+def local_part(t: Any, grad_placements: Sequence[Any] | None = None) -> Tensor:
+    """This rank's part of a DTensor. The gradients of all parts have ``grad_placements``; by default those of ``t``."""
+    apply: Any = _Local.apply  # untyped in torch
+    found: Tensor = apply(t, grad_placements)
+    return found
+
+
 class Part(NamedTuple):
     """What this rank has of a DTensor: element 0 of ``local`` is element ``first`` of ``whole``, counted row-major."""
 
@@ -139,7 +166,7 @@ def part(t: Any, most: int) -> Part:
     _, at = block(t)
     steps = [math.prod(t.shape[i + 1 :]) for i in range(t.dim())]
     whole = None if all(p.is_replicate() for p in t.placements) else list(t.shape)
-    return Part(t.to_local(), sum(n * s for n, s in zip(at, steps, strict=True)), whole, t)
+    return Part(local_part(t), sum(n * s for n, s in zip(at, steps, strict=True)), whole, t)
 
 
 def local_of(t: Any) -> Any:
@@ -165,7 +192,7 @@ def reshaped(t: Tensor, shape: Sequence[int]) -> Tensor:
         return t.reshape(shape)
     except RuntimeError:  # the same on every rank: torch decides it by the shape of the whole
         found = all_of(t)
-        return copied(found.to_local().reshape(shape), found)  # whose strides may not be those of the whole
+        return copied(local_part(found).reshape(shape), found)  # whose strides may not be those of the whole
 
 
 def all_of(t: Any) -> Any:

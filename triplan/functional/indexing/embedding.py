@@ -20,7 +20,7 @@ from triplan.functional._ops import Op
 from triplan.functional._plans import always_checks, run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_index_dtype, check_same_device
-from triplan.functional._sharding import as_blocks, block, copies, divides, is_dtensor, joined, terms
+from triplan.functional._sharding import as_blocks, block, copies, divides, is_dtensor, joined, local_part, terms
 from triplan.functional.indexing.copies import index_copy_
 from triplan.functional.indexing.gather import scatter_add
 from triplan.functional.indexing.reduce import scatter_reduce
@@ -186,7 +186,7 @@ def _of_divided_table(weight: Any, indices: Any, padding_idx: int | None, check_
         if len(bad):
             raise IndexError(f"embedding: index {int(bad[0])} is out of bounds for extent {weight.size(0)}")
     (count, _), (first, _) = block(weight)
-    table = weight.to_local(grad_placements=of_weight)
+    table = local_part(weight, of_weight)
     here = (own_indices >= first) & (own_indices < first + count)
     if not count:  # this rank has no rows
         rows = table.new_zeros((*own_indices.shape, table.size(1))) + table.sum()

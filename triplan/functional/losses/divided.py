@@ -18,7 +18,7 @@ from triplan.facade.plan import plan_type
 from triplan.functional import _plans
 from triplan.functional._ops import RECORDED
 from triplan.functional._plans import run
-from triplan.functional._sharding import all_of, as_blocks, block, copied, copies, divides, joined, local_of
+from triplan.functional._sharding import all_of, as_blocks, block, copied, copies, divides, joined, local_of, local_part
 from triplan.functional.losses.shared import How, compute_dtype, raise_if_any
 
 _X, _LSE, _WHOLE, _HIT, _AT, _COLUMN, _KEPT, _SPREAD, _WEIGHT = map(
@@ -39,6 +39,7 @@ def of_dtensor(op: str, x: Any, target: Tensor, weight: Tensor | None, how: How)
     ``target`` and ``weight`` are DTensors, or the same on every rank. A reduced loss is whole on every rank. Raises
     ``IndexError`` for a target outside the classes as the loss does.
     """
+    losses: Tensor
     target, weight = copied(target, x), None if weight is None else copied(weight, x)
     if op == "cross_entropy" and divides(x, (1,)):
         losses = _by_classes(x, target, weight, how)
@@ -55,7 +56,8 @@ def of_dtensor(op: str, x: Any, target: Tensor, weight: Tensor | None, how: How)
             at = torch.where(kept, target, 0)
             shares = shares * RECORDED["index_select"](weight, 0, at.reshape(-1), False, False).reshape(target.shape)
         total = total / _sum(shares)
-    return total
+    result: Tensor = total
+    return result
 
 
 def _sum(t: Any) -> Any:
@@ -75,7 +77,7 @@ def _by_classes(x: Any, target: Any, weight: Any, how: How) -> Tensor:
     own = target.redistribute(placements=rows).to_local()
     table = None if weight is None else local_of(all_of(weight))
     apply: Any = _ByClasses.apply
-    losses = apply(x.to_local(), own, table, how, classes, block(x)[1][1], mesh, split)
+    losses = apply(local_part(x), own, table, how, classes, block(x)[1][1], mesh, split)
     return joined(losses, mesh, rows, target.shape)
 
 
@@ -119,7 +121,7 @@ class _ByClasses(Function):
         return torch.where(kept, losses, 0)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> Any:
         x, lse, at, kept, each, weight = ctx.saved_tensors
         d = dloss.to(lse.dtype)
