@@ -4,7 +4,9 @@ same for any number of them."""
 from __future__ import annotations
 
 import copy
+import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +243,45 @@ def random_numbers(mesh: Any, rank: int, device: torch.device) -> None:
         assert torch.equal(whole(own.grad) != 0, expected[0] != 0)
 
 
+def compiles(mesh: Any, device: torch.device) -> None:
+    """Of DTensors, in one graph; gradients too."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return functional.linear(functional.gelu(functional.linear(x, up)), down)
+
+    g = torch.Generator().manual_seed(6)
+    x, up, down = (torch.randn(shape, generator=g).to(device) for shape in ((5, 8), (12, 8), (8, 12)))
+    leaves = [up.clone().requires_grad_(), down.clone().requires_grad_()]
+    expected = mlp(x, *leaves)
+    expected.sum().backward()
+    parts = [distribute_tensor(t, mesh, [Shard(d)]).requires_grad_() for d, t in enumerate((up, down))]
+    found: Any = torch.compile(mlp, backend="aot_eager", fullgraph=True)(
+        distribute_tensor(x, mesh, [Replicate()]), *parts
+    )
+    found.sum().backward()
+    torch.testing.assert_close(whole(found), expected.detach(), rtol=1e-4, atol=1e-4)
+    for part, leaf in zip(parts, leaves, strict=True):
+        torch.testing.assert_close(whole(part.grad), leaf.grad, rtol=1e-4, atol=1e-4)
+
+
+def waits_no_longer(rank: int, folder: str) -> None:
+    """Of an exchange to which another rank does not come, within the seconds that the group was made with."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (2,))
+    terms: Any = functional.mm(*(distribute_tensor(torch.ones(4, 4), mesh, [Shard(d)]) for d in (1, 0)))
+    dist.barrier()
+    done, begin = Path(folder, "done"), time.monotonic()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="(?i)time"):
+            terms.full_tensor()
+        assert 1 < time.monotonic() - begin < 20
+        done.touch()
+    while not done.exists() and time.monotonic() - begin < 30:
+        time.sleep(0.05)
+
+
 def work(rank: int, folder: str, kind: str, world: int) -> None:
     warnings.simplefilter("ignore")
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
@@ -257,8 +298,14 @@ def work(rank: int, folder: str, kind: str, world: int) -> None:
         sums_in_order(mesh, rank, world, device)
         random_numbers(mesh, rank, device)
         trains_as_one(world, device, by_data=world == 4)
+        if world == 2:
+            compiles(mesh, device)
     finally:
         dist.destroy_process_group()
+    if kind == "cpu" and world == 2:
+        store, wait = f"file://{folder}/second", timedelta(seconds=2)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=wait)
+        waits_no_longer(rank, folder)
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, distributed as dist
 
 from bench.functions import ALIKE, Call, Draw, calls
+from triplan.functional._ops import RECORDED
+from triplan.functional._sharding.table import RULES, WHOLE, rule_of
 
 WORLD = 2
 NAMES = sorted(n for n in calls(Draw(6, 8, torch.float32, torch.device("cpu"))) if n not in ALIKE)
@@ -28,6 +30,40 @@ KINDS = [
 ]
 
 
+#: By function: an argument and how it is divided, and how the result then is, without a copy of the whole.
+DIVIDED = {
+    "linear": {"0 S(0)": "S(0)", "0 S(1)": "P(sum)", "1 S(0)": "S(1)", "1 S(1)": "P(sum)"},
+    "bmm": {"0 S(0)": "S(0)", "0 S(2)": "P(sum)", "1 S(2)": "S(2)"},
+    "matmul": {"0 S(2)": "P(sum)", "1 S(1)": "S(2)"},
+    "conv2d": {"0 S(0)": "S(0)", "0 S(1)": "P(sum)", "1 S(0)": "S(1)"},
+    "attention": {"0 S(0)": "S(0)", "0 S(2)": "S(2)", "1 S(2)": "S(2)"},
+    "layer_norm": {"0 S(0)": "S(0)"},
+    "rms_norm": {"0 S(0)": "S(0)"},
+    "group_norm": {"0 S(0)": "S(0)"},
+    "batch_norm": {"0 S(1)": "S(1)", "3 S(0)": "S(1)"},
+    "softmax": {"0 S(0)": "S(0)"},
+    "cumsum": {"0 S(0)": "S(0)"},
+    "sum": {"0 S(0)": "S(0)", "0 S(1)": "P(sum)"},
+    "amax": {"0 S(0)": "S(0)"},
+    "max": {"0 S(0)": "S(0)"},
+    "reduce_expression": {"0 S(0)": "S(0)", "0 S(1)": "P(sum)"},
+    "add": {"0 S(0)": "S(0)", "1 S(1)": "S(1)"},
+    "gelu": {"0 S(0)": "S(0)", "0 S(1)": "S(1)"},
+    "expression": {"0 S(1)": "S(1)", "2 S(0)": "S(1)"},
+    "embedding": {"0 S(0)": "S(0)", "1 S(0)": "P(sum)", "1 S(1)": "S(1)"},
+    "gather": {"0 S(1)": "S(1)", "2 S(0)": "S(0)"},
+    "scatter_add": {"0 S(1)": "S(1)", "3 S(0)": "P(sum)"},
+    "index_select": {"0 S(1)": "S(1)", "2 S(0)": "S(0)"},
+    "index_add": {"0 S(1)": "S(1)", "3 S(0)": "P(sum)"},
+    "rotary": {"0 S(0)": "S(0)"},
+    "sample": {"0 S(0)": "S(0)"},
+    "dropout": {"0 S(0)": "S(0)", "0 S(1)": "S(1)"},
+    "max_pool2d": {"0 S(0)": "S(0)", "0 S(1)": "S(1)"},
+    "interpolate": {"0 S(1)": "S(1)"},
+    "cat": {"0 S(0)": "S(0)"},
+    "pad": {"0 S(0)": "S(0)"},
+    "cast": {"0 S(1)": "S(1)"},
+}
 #: Calls that hold tensors of their own, which are the same on each rank.
 CLOSED = ("attention_varlen", "nn.MultiheadAttention")
 
@@ -77,7 +113,7 @@ def function_of(call: Call, mesh: Any | None) -> Any:
     return module if mesh is None else distribute_module(module, mesh)
 
 
-def outcome(name: str, device: str, mesh: Any, at: int = 0, placement: Any = None) -> list[Tensor]:
+def outcome(name: str, device: str, mesh: Any, at: int = 0, placement: Any = None) -> list[Any]:
     """Results and gradients of whole tensors, or with argument ``at`` divided by ``placement`` and others copied."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.experimental import implicit_replication
@@ -99,17 +135,20 @@ def outcome(name: str, device: str, mesh: Any, at: int = 0, placement: Any = Non
         if leaves:
             grad = torch.linspace(-1, 1, made[0].numel(), device=device).reshape(made[0].shape).to(made[0].dtype)
             made += torch.autograd.grad(made[0], leaves, divided(grad, mesh, Replicate()) if sharded else grad)
-    return [whole(t) for t in made]
+    return made
 
 
-def compare(name: str, device: str, mesh: Any, at: int, placement: Any, alone: list[Tensor]) -> None:
+def compare(name: str, device: str, mesh: Any, at: int, placement: Any, alone: list[Tensor]) -> str:
+    """The placement of the first result. Raises if a result or gradient differs."""
     if name.endswith("_") and at == 0 and placement.is_partial():
         with pytest.raises(RuntimeError, match="terms of a sum"):
             outcome(name, device, mesh, at, placement)
-        return
-    for mine, expected in zip(outcome(name, device, mesh, at, placement), alone, strict=True):
+        return "refused"
+    made = outcome(name, device, mesh, at, placement)
+    for mine, expected in zip(map(whole, made), map(whole, alone), strict=True):
         assert (mine.shape, mine.dtype) == (expected.shape, expected.dtype)
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    return str(getattr(made[0], "placements", ("plain",))[0])
 
 
 def work(rank: int, folder: str, kind: str, names: list[str]) -> None:
@@ -121,33 +160,49 @@ def work(rank: int, folder: str, kind: str, names: list[str]) -> None:
         torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", init_method=store, rank=rank, world_size=WORLD)
-    found: dict[str, dict[str, str]] = {}
+    wrong, made = dict[str, dict[str, str]](), dict[str, dict[str, str]]()
     try:
         mesh = dist.init_device_mesh(kind, (WORLD,))
         for name in names:
-            found[name], alone = {}, outcome(name, str(device), mesh)
+            wrong[name], made[name], alone = {}, {}, outcome(name, str(device), mesh)
             for at, argument in enumerate(drawn(str(device))[name].args):
                 for placement in placements(argument) if isinstance(argument, Tensor) else ():
                     if name == "attention_varlen" and placement.is_shard(1) and torch.__version__ < "2.13":
                         continue  # the call itself flattens, which torch then refuses
+                    way = f"{at} {placement}"
                     try:
-                        compare(name, str(device), mesh, at, placement, alone)
+                        made[name][way] = compare(name, str(device), mesh, at, placement, alone)
                     except Exception:
-                        found[name][f"argument {at}, {placement}"] = traceback.format_exc()
+                        wrong[name][way] = traceback.format_exc()
     finally:
-        Path(folder, f"{rank}.json").write_text(json.dumps(found))
+        Path(folder, f"{rank}.json").write_text(json.dumps({"wrong": wrong, "made": made}))
         dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def failures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Of each process: by function and way, what went wrong."""
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of each process: by function and way, what went wrong, and the placements of results."""
     folder = tmp_path_factory.mktemp("ranks")
     torch.multiprocessing.spawn(work, (str(folder), request.param, NAMES), nprocs=WORLD)
     return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_divided_arguments_give_what_whole_ones_do(name: str, failures: list[dict[str, Any]]) -> None:
-    for of in failures:
-        assert not of[name], "\n".join(f"{way}:\n{text}" for way, text in of[name].items())
+def test_divided_arguments_give_what_whole_ones_do(name: str, found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert not of["wrong"][name], "\n".join(f"argument {way}:\n{text}" for way, text in of["wrong"][name].items())
+        assert of["made"][name] or not any(isinstance(a, Tensor) for a in drawn("cpu")[name].args)
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_what_is_divided_stays_divided(name: str, found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert {way: of["made"][name][way] for way in DIVIDED[name]} == DIVIDED[name]
+
+
+def test_every_registered_op_has_a_line() -> None:
+    """An op that has none is right, but takes whole tensors: that should be a decision."""
+    ops = {name for name in RECORDED if "::" not in name}
+    lines = {name for name in ops if rule_of(name) is not None}
+    assert ops - lines == WHOLE
+    assert RULES.keys() <= ops

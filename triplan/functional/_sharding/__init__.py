@@ -17,8 +17,8 @@ from torch.nn import Parameter
 
 from triplan.functional._watching import tensors_in
 
-#: Ops that DTensors reach.
-_KNOWN: set[str] = set()
+#: Ops that DTensors do not reach yet, by name.
+_WAITING: dict[str, Any] = {}
 
 
 def is_dtensor(t: Any) -> bool:
@@ -34,11 +34,11 @@ def any_dtensor(args: Sequence[Any]) -> bool:
     return any(map(is_dtensor, tensors_in(args)))
 
 
-def dispatched(name: str, overload: Any, args: Sequence[Any]) -> Any:
-    """``overload(*args)``, of the op ``name``, through torch's dispatcher."""
+def dispatched(overload: Any, args: Sequence[Any]) -> Any:
+    """``overload(*args)`` through torch's dispatcher."""
     if not any_dtensor(args):
         return overload(*args)
-    known(name, overload)
+    make_known()
     result = overload(*args)
     if torch.are_deterministic_algorithms_enabled():
         from triplan.functional._sharding.sums import ordered
@@ -47,13 +47,23 @@ def dispatched(name: str, overload: Any, args: Sequence[Any]) -> Any:
     return result
 
 
-def known(name: str, overload: Any) -> None:
-    """Let DTensors reach the op, wherever it is called from."""
-    if name not in _KNOWN:
+def announce(name: str, overload: Any) -> None:
+    """Remember that there is the registered op ``name``."""
+    _WAITING[name] = overload
+
+
+def make_known() -> bool:
+    """Let DTensors reach all ops, wherever they are called from, if there are DTensors."""
+    if _WAITING and "torch.distributed.tensor" in sys.modules:
         from triplan.functional._sharding.engine import register
 
-        register(name, overload)
-        _KNOWN.add(name)
+        while _WAITING:
+            register(*_WAITING.popitem())
+    return True
+
+
+# Code that is compiled calls it while it is traced, as a constant. (torch's decorator would import its compiler.)
+make_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def write(name: str, target: Any, result: Tensor) -> Tensor:
