@@ -241,6 +241,13 @@ def random_numbers(mesh: Any, rank: int, device: torch.device) -> None:
         assert dropped.placements == (placement,)
         dropped.sum().backward()
         assert torch.equal(whole(own.grad) != 0, expected[0] != 0)
+    q = torch.randn(2, 8, 4, 16, generator=torch.Generator().manual_seed(7)).to(device)
+    torch.manual_seed(8)
+    alone, _ = functional.attention(q, q, q, dropout_p=0.5)
+    assert not torch.allclose(alone, functional.attention(q, q, q)[0])
+    torch.manual_seed(8 + rank)
+    heads = distribute_tensor(q, mesh, [Shard(2)])
+    assert torch.equal(whole(functional.attention(heads, heads, heads, dropout_p=0.5)[0]), alone)
 
 
 def compiles(mesh: Any, device: torch.device) -> None:
