@@ -1,13 +1,15 @@
 """GPT-2 (124M parameters), trained on real text by triplan, by torch or under torch.compile.
 
     python examples/gpt.py --out FOLDER [--backend triplan|torch|torch.compile] [--steps 200] [--resume]
-    torchrun --nproc-per-node 8 examples/gpt.py --out FOLDER ...
+    torchrun --nproc-per-node 8 examples/gpt.py --out FOLDER [--fsdp | --tp] ...
 
 The text is the source code of Python's standard library, or the file that --text names; its words become tokens (see
 ``gpt_tokens``). All backends train the same model from the same parameters on the same batches. On triplan every
 module, loss, optimizer and clipping is ours; torch holds the tensors, converts between dtypes for autocast, copies, and
-adds the gradients where autograd meets two. On one GPU the whole step of triplan is a CUDA graph; under torchrun the
-ranks divide the batch, the parameters and the optimizer's states (fully_shard).
+adds the gradients where autograd meets two. On one GPU the whole step of triplan is a CUDA graph. Under torchrun the
+ranks divide the batch, the parameters and the optimizer's states (fully_shard); with ``--tp`` they have the whole batch
+and divide heads, columns and rows of the layers, and the vocabulary of the embedding and of the loss. The exchange that
+a rank does not come to ends the others with an error after ``--timeout`` seconds; the last checkpoint stays.
 
 Prints the loss, tokens per second, model FLOP utilisation and peak memory, and a digest of the parameters: on triplan
 it is the same in each run on the same hardware, also in one that was stopped (--stop) and resumed. FOLDER receives
@@ -27,17 +29,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gpt_ranks import RefusedError, divide, divide_layers, divided, ranks, whole
 from gpt_tokens import BYTES, Tokens, read_text, save
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 import triplan.functional as F  # noqa: N812
 import triplan.nn
@@ -47,10 +49,6 @@ BETAS, DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
 UNCAPTURED = 3  # steps before the capture: they compile kernels and write the optimizer's tables
 LOGGED = 10  # steps between two looks at the loss, which wait for the device
 PEAK = 989.5  # TFLOP/s of dense bf16 products: H100 and H200 SXM, by their data sheets
-
-
-class RefusedError(Exception):
-    """What was asked for cannot be done; the message says why."""
 
 
 # --- the model ---
@@ -112,12 +110,17 @@ class Block(torch.nn.Module):
     def __init__(self, kit: Kit, sizes: Sizes) -> None:
         super().__init__()
         self.kit, self.heads, width, nn = kit, sizes.heads, sizes.width, kit.nn
+        self.by_heads = False  # the columns of ``qkv``: those of q, k and v, or those of each head
         self.norm = nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.gelu, self.down = nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
-        qkv = self.qkv(x).unflatten(-1, (3 * self.heads, -1))
+        qkv = self.qkv(x)
+        if self.by_heads:  # of those that this rank has
+            qkv = qkv.unflatten(-1, (-1, 3, self.qkv.in_features // self.heads)).transpose(2, 3).flatten(2, 3)
+        else:
+            qkv = qkv.unflatten(-1, (3 * self.heads, -1))
         x = self.out(self.kit.attend(qkv).flatten(2))
         x, stream = self.kit.add_norm(self.norm, x, stream)
         return self.down(self.gelu(self.up(x))), stream
@@ -148,7 +151,14 @@ class GPT(torch.nn.Module):
         x = first(stream)
         for block, norm in zip(self.blocks, norms, strict=True):
             x, stream = self.kit.add_norm(norm, *block(x, stream))
-        return self.kit.loss(x.flatten(0, 1), self.embedding.weight, targets.flatten())
+        x, weight = x.flatten(0, 1), self.embedding.weight
+        if not isinstance(weight, DTensor) or isinstance(x, DTensor):
+            return self.kit.loss(x, weight, targets.flatten())
+        # Every rank has x, and the logits of its part of the vocabulary.
+        mesh = weight.device_mesh
+        found: Any = self.kit.loss(DTensor.from_local(x, mesh, [Replicate()]), weight, targets.flatten())
+        local: Tensor = found.to_local()
+        return local
 
 
 def flops_per_token(model: GPT, sizes: Sizes) -> float:
@@ -156,37 +166,6 @@ def flops_per_token(model: GPT, sizes: Sizes) -> float:
     and T tokens; attention as if it were not causal."""
     n = sum(p.numel() for p in model.parameters()) - model.positions.numel()
     return 6 * n + 12 * sizes.layers * sizes.width * sizes.length
-
-
-# --- ranks ---
-
-
-def ranks() -> tuple[int, int]:
-    """This process's number, and how many there are."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def divide(model: GPT, device: torch.device) -> None:
-    """Let each rank hold a part of every parameter; a block's are put together while it computes."""
-    mesh = init_device_mesh(device.type, (ranks()[1],))
-    for part in (*model.blocks, model):
-        fully_shard(part, mesh=mesh)
-
-
-def whole(t: Any) -> Any:
-    """What ranks hold parts of, put together, in tensors, dicts and lists."""
-    if isinstance(t, DTensor):
-        return t.full_tensor().detach()
-    if isinstance(t, dict):
-        return {name: whole(value) for name, value in t.items()}
-    return [whole(value) for value in t] if isinstance(t, list) else t
-
-
-def divided(t: Tensor, like: Tensor) -> Tensor:
-    """The inverse of ``whole``, for a tensor of the shape of ``like``."""
-    if not isinstance(like, DTensor) or t.shape != like.shape:
-        return t
-    return distribute_tensor(t.to(like.device), like.device_mesh, like.placements)
 
 
 # --- training ---
@@ -262,9 +241,14 @@ class Training:
         device, kit = torch.device(options.device), Kit.of(options.backend)
         sizes = Sizes(*(getattr(options, name) for name in Sizes._fields))
         model, world = GPT(kit, sizes, options.seed).to(device), ranks()[1]
-        if options.batch % world:
+        if options.tp:
+            if options.backend != "triplan" or options.optimizer == "muon":
+                raise RefusedError("--tp: needs --backend triplan and --optimizer adamw (Muon takes whole matrices)")
+            if world > 1:
+                divide_layers(model, device)
+        elif options.batch % world:
             raise RefusedError(f"--batch {options.batch} cannot be divided between {world} ranks")
-        if world > 1:
+        elif world > 1:
             divide(model, device)
         forward: Any = torch.compile(model, dynamic=False) if options.backend == "torch.compile" else model
         fixed = {name: getattr(options, name) for name in (*Sizes._fields, *FIXED)}
@@ -281,7 +265,7 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         loss = loss.detach()
-        if dist.is_initialized():
+        if dist.is_initialized() and not self.fixed["tp"]:
             dist.all_reduce(loss)
             loss /= dist.get_world_size()
         return loss, whole(norm)
@@ -290,7 +274,7 @@ class Training:
         """The next step."""
         rank, world = ranks()
         windows = self.tokens.batch(self.step, *(self.fixed[name] for name in ("seed", "batch", "length")))
-        windows = windows.chunk(world)[rank]
+        windows = windows if self.fixed["tp"] else windows.chunk(world)[rank]
         if self.device.type == "cuda":
             windows = windows.pin_memory().to(self.device, non_blocking=True)
         now = rate(self.step, self.fixed["steps"], self.fixed["rate"])
@@ -392,7 +376,7 @@ def report(console: Console, training: Training, seconds: list[float], peak: flo
 
 
 #: Options beside the sizes that decide the bits of the parameters.
-FIXED = ("backend", "precision", "optimizer", "batch", "steps", "rate", "seed")
+FIXED = ("backend", "precision", "optimizer", "batch", "steps", "rate", "seed", "tp")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -412,6 +396,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("gpt-run"), help="a folder for checkpoint, tokens and curves")
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--fsdp", action="store_true", help="under torchrun: divide batch and parameters (the default)")
+    how.add_argument("--tp", action="store_true", help="under torchrun: divide the layers, not the batch")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds that a rank waits for another one")
     parser.add_argument("--eager", action="store_true", help="triplan: without a CUDA graph")
     parser.add_argument("--peak", type=float, default=PEAK, help="TFLOP/s that the utilisation is of")
     options = parser.parse_args(arguments)
@@ -469,7 +457,8 @@ def main(arguments: list[str] | None = None) -> int:
     if begun:
         if options.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+        wait = timedelta(seconds=options.timeout)
+        dist.init_process_group("nccl" if options.device == "cuda" else "gloo", timeout=wait)
     try:
         train(Console(quiet=ranks()[0] > 0), options)
     except RefusedError as e:

@@ -174,18 +174,33 @@ def test_two_ranks_learn_as_one_and_resume(
 ) -> None:
     runs = {
         name: arguments(text, tmp_path / name.split()[0], "cpu", "--steps=4", *more, layers=1)
-        for name, more in (("whole", ()), ("parts", ("--stop=2",)), ("parts again", ("--resume",)), ("alone", ()))
+        for name, more in (
+            ("whole", ("--fsdp",)),
+            ("parts", ("--stop=2",)),
+            ("parts again", ("--resume",)),
+            ("layers", ("--tp",)),
+            ("stopped", ("--tp", "--stop=2")),
+            ("stopped again", ("--tp", "--resume")),
+            ("alone", ()),
+        )
     }
     assert gpt.main(runs.pop("alone")) == 0
     runs["failing"] = arguments(text, tmp_path / "failing", "cpu", "--steps=4", "--every=2", layers=1)
     torch.multiprocessing.spawn(work, (str(tmp_path / "store"), list(runs.values())), nprocs=2)
     kept = torch.load(tmp_path / "failing" / "checkpoint.pt", weights_only=True)
     assert (kept["step"], kept["losses"]) == (2, torch.load(tmp_path / "whole" / "checkpoint.pt")["losses"][:2])
-    whole, parts = (parameters(tmp_path / name) for name in ("whole", "parts"))
-    assert all(torch.equal(p, parts[name]) for name, p in whole.items())
-    found = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("whole", "alone")]
+    for whole, parts in (("whole", "parts"), ("layers", "stopped")):
+        again = parameters(tmp_path / parts)
+        assert all(torch.equal(p, again[name]) for name, p in parameters(tmp_path / whole).items())
+    names = ("alone", "whole", "layers")
+    alone, *others = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in names)
     # Sums over the batch have another order: losses as far apart as torch's are from ours.
-    torch.testing.assert_close(found[0]["losses"], found[1]["losses"], rtol=1e-4, atol=0)
-    torch.testing.assert_close(found[0]["norms"], found[1]["norms"], rtol=1e-3, atol=0)
+    for other in others:
+        torch.testing.assert_close(other["losses"], alone["losses"], rtol=1e-4, atol=0)
+        torch.testing.assert_close(other["norms"], alone["norms"], rtol=1e-3, atol=0)
     assert gpt.main(runs["parts again"]) == 1
     assert "ranks 2, now 1" in capsys.readouterr().err
+    assert gpt.main([*runs["parts again"], "--tp"]) == 1
+    assert "tp False, now True" in capsys.readouterr().err
+    assert gpt.main([*runs["layers"], "--backend=torch"]) == 1
+    assert "--tp: needs --backend triplan" in capsys.readouterr().err

@@ -28,7 +28,8 @@ SHARED = {
     "triplan/backends/triton": {"common"},
     "triplan/facade": {"bound", "cache", "check", "plan", "prepared", "replay", "tables", "tune", "workspace"},
     "triplan/functional": {
-        *("_autocast", "_flops", "_forward", "_ops", "_plans", "_replay", "_seeds", "_shapes", "_watching"),
+        *("_autocast", "_flops", "_forward", "_ops", "_plans", "_replay", "_seeds", "_shapes", "_sharding"),
+        "_watching",
     },
     "tests/families": set(),
     "bench": {

@@ -29,6 +29,7 @@ from torch.compiler import is_dynamo_compiling
 from triplan.facade.check import check_storage, is_injective, may_overlap
 from triplan.functional._forward import Linearity, derivative, refuse_forward_mode, save_for_forward
 from triplan.functional._replay.recording import recording
+from triplan.functional._sharding import announce, any_dtensor, dispatched, make_known, write
 from triplan.functional._watching import needs_grad, nothing_watches, tensors_in, transformed
 
 Tensor = torch.Tensor
@@ -138,6 +139,7 @@ class Recorded(Differentiable):
         self.fake, self.linearity = fake, linearity
         self.overload = _register(name, signature, kernel, fake)
         RECORDED[name] = self
+        announce(name, self.overload)
 
         def exact(ctx: Any, *grads: Any) -> Grads:
             # The dispatcher leaves out arguments that are at their defaults.
@@ -151,6 +153,7 @@ class Recorded(Differentiable):
         if is_dynamo_compiling():
             refuse_forward_mode(self.name)
         if torch.compiler.is_compiling():
+            make_known()
             return self.overload(*args)
         if transformed() or needs_grad(args):
             return super().__call__(*args)
@@ -158,7 +161,7 @@ class Recorded(Differentiable):
 
     def below_autograd(self, *args: Any) -> Any:
         """The call without autograd: of the kernel itself if nothing watches, else through torch's dispatcher."""
-        return self._kernel(*args) if _unwatched(args) else self.overload(*args)
+        return self._kernel(*args) if _unwatched(args) else dispatched(self.overload, args)
 
 
 class Op(Recorded):
@@ -249,6 +252,9 @@ class Op(Recorded):
             return result
         if is_dynamo_compiling():
             refuse_forward_mode(self.name)
+        if not torch.compiler.is_compiling() and any_dtensor((out, *args)):
+            check_out(self.name, out, args, lambda: out.shape)  # what is known without a result
+            return write(self.name, out, self(*args))
         check_out(self.name, out, args, lambda: self.shape(*args))
         if not is_dynamo_compiling() and out.is_neg():  # the dispatcher has no lazy negation for tensors it writes
             return out.copy_(self(*args))
@@ -264,6 +270,10 @@ class Op(Recorded):
         if is_dynamo_compiling():
             refuse_forward_mode(self.name)
         grad = needs_grad(given)
+        if not torch.compiler.is_compiling() and any_dtensor(given):
+            if grad:
+                _refuse_leaf(target)
+            return write(f"{self.name}_", target, self(target, *args))
         if transformed() or (grad and torch.compiler.is_compiling()):
             return target.copy_(self(target, *args))
         if grad:

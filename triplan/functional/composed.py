@@ -17,6 +17,7 @@ from triplan import expr
 from triplan.errors import shown
 from triplan.functional._autocast import widened
 from triplan.functional._replay.replay import replayed
+from triplan.functional._sharding import copied, reshaped
 from triplan.functional.copies import arange, cat
 from triplan.functional.elementwise.expressions import expression
 from triplan.functional.indexing import gather, index_select
@@ -387,19 +388,21 @@ def speculative_sample(
     device = draft.device
     at = position.reshape(-1, 1).expand(rows, 1) if isinstance(position, Tensor) else position
     seeds = seed.reshape(-1, 1).expand(rows, length).reshape(-1) if isinstance(seed, Tensor) else seed
-    row, place, token = arange(rows, device=device), arange(length + 1, device=device), arange(n, device=device)
+    row, place, token = (copied(arange(count, device=device), draft) for count in (rows, length + 1, n))
 
     known = expression(_at_least_0, draft)[:, :, None]
     p = gather(target_probs[:, :length], 2, known)
     q = gather(draft_probs, 2, known) if draft_probs is not None else 1.0
     chances = expression(_chances, p, q, draft[:, :, None], place[:2])
     drawn_at = expression(_sum, place[None, :length].expand(rows, length), at, _ACCEPTANCE)
-    accepted = sample(chances.flatten(0, 1), seed=seeds, position=drawn_at.reshape(-1)).view(rows, length)
+    accepted = sample(reshaped(chances, (rows * length, 2)), seed=seeds, position=drawn_at.reshape(-1)).view(
+        rows, length
+    )
     count = sum(cumprod(accepted, 1), 1)
 
     after, before, last, then = expression(_places, row, count, position, length)
-    p = index_select(target_probs.flatten(0, 1), 0, after)
-    q = index_select(draft_probs.flatten(0, 1), 0, before) if draft_probs is not None else -1.0
+    p = index_select(reshaped(target_probs, (-1, n)), 0, after)
+    q = index_select(reshaped(draft_probs, (-1, n)), 0, before) if draft_probs is not None else -1.0
     missed = gather(draft, 1, last[:, None])
     rest = expression(_rest, p, q, token, missed, count[:, None], length)
     found = sample(rest, seed=seed, position=then)

@@ -230,7 +230,7 @@ def _element(*tensors: Tensor | None) -> torch.dtype:
 
 
 def _statistic(x: Tensor, axes: int, element: torch.dtype) -> Tensor:
-    return x.new_empty((math.prod(x.shape[: x.dim() - axes]),), dtype=ElementKind.of(element).compute.torch)
+    return x.new_empty(x.shape[: x.dim() - axes], dtype=ElementKind.of(element).compute.torch)
 
 
 def _like(parameter: Tensor | None, x: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def _run(
     results = {
         n: t if t.dtype == element or n in branch else t.new_empty(t.shape, dtype=element) for n, t in written.items()
     }
-    operands = {n: t.contiguous() for n, t in statistics.items()}
+    operands = {n: t.contiguous().view(-1) for n, t in statistics.items()}
     for name, t in {**read, **results}.items():
         t = t if name in branch else t.to(element)
         operands[name] = t.reshape(-1).contiguous() if name in _PARAMETERS else _rows(t, axes)
@@ -320,10 +320,10 @@ def _make(
         # The statistics are results of the registered op, not of the call: only second derivatives reach them.
         if drstd is not None:
             c = _rows(x, ctx.axes).to(rstd.dtype)
-            c = c - mean.unsqueeze(1) if centred else c
-            dx = dx - (c * (drstd * rstd**3 / c.size(1)).unsqueeze(1)).to(x.dtype).reshape(x.shape)
+            c = c - mean.reshape(-1, 1) if centred else c
+            dx = dx - (c * (drstd * rstd**3 / c.size(1)).reshape(-1, 1)).to(x.dtype).reshape(x.shape)
         if centred and dmean is not None:
-            spread = (dmean / math.prod(x.shape[x.dim() - ctx.axes :])).unsqueeze(1)
+            spread = (dmean / math.prod(x.shape[x.dim() - ctx.axes :])).reshape(-1, 1)
             dx = dx + spread.expand(_rows(x, ctx.axes).shape).to(x.dtype).reshape(x.shape)
         parameters = (None if weight is None else dweight, None if bias is None else dbias)
         # input and residual share one gradient tensor, as in torch's addition: autograd then knows to steal neither.
@@ -365,8 +365,8 @@ def _make(
         dout, x, mean, rstd, weight = ctx.saved_tensors
         of_dx = of_dx + of_dbranch if ctx.branch else of_dx
         d, v, c = (_rows(t, ctx.axes).to(rstd.dtype) for t in (dout, of_dx, x))
-        r = rstd.unsqueeze(1)
-        c = c - mean.unsqueeze(1) if centred else c
+        r = rstd.reshape(-1, 1)
+        c = c - mean.reshape(-1, 1) if centred else c
         hat = c * r
         w = 1 if weight is None else weight.reshape(-1).to(rstd.dtype) + ctx.weight_offset
         # dx = r * (g - mean(g) - hat * mean(g * hat)); rms_norm has no mean(g).
@@ -386,8 +386,8 @@ def _make(
         return (
             to_d.to(dout.dtype).reshape(dout.shape),
             to_c.to(x.dtype).reshape(x.shape),
-            -to_c.sum(1) if centred else None,
-            to_r,
+            -to_c.sum(1).reshape(rstd.shape) if centred else None,
+            to_r.reshape(rstd.shape),
             to_weight,
             None,
             of_dx if ctx.added else None,

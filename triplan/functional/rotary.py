@@ -302,9 +302,7 @@ def _normed_grad(ctx: Any, *grads: Tensor | None) -> Any:
             found += [None, None]
             continue
         g = torch.zeros_like(x) if g is None else g
-        dx, dweight, *_ = RECORDED["rms_norm_backward"](
-            g, x, x.new_empty(0), rstd.reshape(-1), weight, None, None, 1, 0
-        )
+        dx, dweight, *_ = RECORDED["rms_norm_backward"](g, x, x.new_empty(0), rstd, weight, None, None, 1, 0)
         if drstd is not None:  # only second derivatives reach the statistics
             dx = dx - (x * (drstd * rstd**3 / x.size(-1)).unsqueeze(-1)).to(x.dtype)
         found += [dx, dweight]

@@ -12,6 +12,7 @@ from triplan.facade import SamplePlan
 from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
+from triplan.functional._sharding import copied
 
 __all__ = ["sample"]
 
@@ -42,7 +43,7 @@ def _each(name: str, value: Any, logits: Tensor, dtype: torch.dtype) -> Tensor:
     """One value a row, of a number or a tensor of such."""
     rows = logits.shape[0]
     if not isinstance(value, Tensor):
-        return torch.full((rows,), value, dtype=dtype, device=logits.device)
+        return copied(torch.full((rows,), value, dtype=dtype, device=logits.device), logits)
     if value.shape not in ((), (1,), (rows,)) or value.device != logits.device:
         raise RuntimeError(
             f"sample(): {name} of shape {tuple(value.shape)} on {value.device}; expected a number or ({rows},) on "

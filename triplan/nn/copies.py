@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from triplan import functional
+from triplan.functional._sharding import reshaped
 from triplan.nn._modules import module
 
 # fmt: off
@@ -27,7 +30,7 @@ class Flatten(torch.nn.Flatten):
         size, stride = input.shape, input.stride()
         if any(stride[i] != stride[i + 1] * size[i + 1] for i in range(first, last)):
             input = functional.contiguous(input)
-        return input.flatten(self.start_dim, self.end_dim)
+        return reshaped(input, (*size[:first], math.prod(size[first : last + 1]), *size[last + 1 :]))
 
 
 ConstantPad1d = module("ConstantPad1d", pad, "padding", "value")

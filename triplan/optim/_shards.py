@@ -44,6 +44,14 @@ def local_as(t: Any, like: Any) -> Tensor:
     return local(t)
 
 
+def sum_terms(parameter: Any) -> None:
+    """Let a gradient of which each rank has a term of a sum become that sum, divided as the parameter is."""
+    grad = parameter.grad
+    if is_sharded(grad) and any(p.is_partial() for p in grad.placements):
+        with torch.no_grad():
+            parameter.grad = grad.redistribute(grad.device_mesh, parameter.placements)
+
+
 def divided(t: Any) -> tuple[Any, ...]:
     """The groups of ranks between which the elements of ``t`` are divided. Raises if each rank has terms of a sum."""
     if not is_sharded(t):

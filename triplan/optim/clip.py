@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triplan.errors import InvalidProblem
 from triplan.functional.optim import TensorList, packed
-from triplan.optim._shards import divided, is_sharded, join, local
+from triplan.optim._shards import divided, is_sharded, join, local, sum_terms
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
@@ -33,13 +33,13 @@ def clip_grad_norm_(
 
     Gradients are f32, bf16 and f16, in any mixture. Returns the total norm before: f32 of shape (), on the device of
     the first gradient; 0 if there is none. Of DTensors it is the norm of the whole, a plain tensor that is the same on
-    every rank. Sums are accumulated in f64 and in a fixed order, so that no square overflows and every run has the same
-    bits. Nothing waits for the device unless ``error_if_nonfinite``. Where the norm is ``max_norm`` or less, gradients
-    are not written. ``foreach`` is ignored.
+    every rank; gradients of which ranks have terms of a sum are summed first. Sums are accumulated in f64 and in a
+    fixed order, so that no square overflows and every run has the same bits. Nothing waits for the device unless
+    ``error_if_nonfinite``. Where the norm is ``max_norm`` or less, gradients are not written. ``foreach`` is ignored.
 
     Raises ``RuntimeError`` for a norm that is not finite if ``error_if_nonfinite``, and for sparse gradients;
-    ``InvalidProblem`` for other elements, for ``norm_type`` 0 (of DTensors, also for negative ones), for gradients that
-    share memory and for DTensors whose ranks hold terms of a sum.
+    ``InvalidProblem`` for other elements, for ``norm_type`` 0 (of DTensors, also for negative ones) and for gradients
+    that share memory.
     """
     lists = _lists(_gradients(parameters))
     norms = _norms(lists, float(norm_type))
@@ -63,7 +63,8 @@ def get_total_norm(
 ) -> Tensor:
     """The norm of all elements of ``tensors``: torch.nn.utils.get_total_norm. f32 of shape ().
 
-    As that of ``clip_grad_norm_``, which says what is raised.
+    As that of ``clip_grad_norm_``, which says what is raised; ``InvalidProblem`` also for DTensors of which ranks have
+    terms of a sum.
     """
     return _total(_norms(_lists(_listed(tensors)), float(norm_type)), norm_type, error_if_nonfinite)
 
@@ -91,7 +92,12 @@ def _listed(tensors: Tensors) -> list[Tensor]:
 
 
 def _gradients(parameters: Tensors) -> list[Tensor]:
-    return [p.grad for p in _listed(parameters) if p.grad is not None]
+    """Of ``parameters``. Where each rank has a term of a sum, as of a norm of divided sequences, the sum is taken."""
+    found = [p for p in _listed(parameters) if p.grad is not None]
+    for p in found:
+        if type(p.grad) is not Tensor:
+            sum_terms(p)
+    return [p.grad for p in found if p.grad is not None]
 
 
 class _Copies(TensorList):

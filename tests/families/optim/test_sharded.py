@@ -134,9 +134,14 @@ def refuses_and_redistributes(mesh: Any, rank: int, device: torch.device) -> Non
     p = nn.Parameter(distribute_tensor(values, mesh, [Shard(0)]))
     p.grad = DTensor.from_local(torch.full_like(values, rank + 1.0), mesh, [Partial()])
     with pytest.raises(InvalidProblem, match="terms of a sum"):
-        ours.clip_grad_norm_([p], 1.0)
+        ours.get_total_norm([p.grad], 1.0)
+    terms = p.grad
     ours.SGD([p], lr=1.0).step()
     assert torch.equal(whole(p), values - 3)
+    p.grad = terms
+    assert ours.clip_grad_norm_([p], 1e3, 1.0) == 30
+    assert p.grad.placements == (Shard(0),)
+    assert torch.equal(whole(p.grad), torch.full_like(values, 3.0))
     p.grad = distribute_tensor(values.clone(), mesh, [Shard(1)])
     copy = nn.Parameter(distribute_tensor(values.clone(), mesh, [Replicate()]))
     copy.grad = distribute_tensor(values.clone(), mesh, [Replicate()])

@@ -10,6 +10,7 @@ import torch
 from triplan.functional._ops import Op, Recorded
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast, check_same_device
+from triplan.functional._sharding import reshaped
 from triplan.functional.copies.engine import Tensor, write
 
 __all__ = ["cast", "clone", "contiguous", "copy_", "expand_copy", "permute_copy", "t_copy", "tile", "transpose_copy"]
@@ -153,4 +154,4 @@ def tile(input: Tensor, dims: Sequence[int]) -> Tensor:
     shape = [1] * (rank - input.dim()) + list(input.shape)
     pairs = input.reshape([n for size in shape for n in (1, size)])
     repeated = pairs.expand([n for pair in zip(counts, shape, strict=True) for n in pair])
-    return _contiguous(repeated).view([r * n for r, n in zip(counts, shape, strict=True)])
+    return reshaped(_contiguous(repeated), [r * n for r, n in zip(counts, shape, strict=True)])

@@ -12,6 +12,7 @@ from triplan.facade import ArangePlan, FillPlan
 from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
+from triplan.functional._sharding import unsummed
 from triplan.functional.copies.conversions import overwrite
 from triplan.functional.copies.engine import MAX_RANK, Number, Tensor, as_bits, check_fillable, known, number
 
@@ -45,7 +46,7 @@ _filled = Op(
 def _empty(
     input: Tensor, dtype: torch.dtype | None, device: torch.device | str | None, memory_format: torch.memory_format
 ) -> Tensor:
-    return torch.empty_like(input.detach(), dtype=dtype, device=device, memory_format=memory_format)
+    return unsummed(torch.empty_like(input.detach(), dtype=dtype, device=device, memory_format=memory_format))  # type: ignore[no-any-return]
 
 
 @replayed

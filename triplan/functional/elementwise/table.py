@@ -19,6 +19,7 @@ from triplan.functional._ops import _refuse_unwritable, _unwatched
 from triplan.functional._replay.recording import setting
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast
+from triplan.functional._sharding import any_dtensor, write
 from triplan.functional._watching import needs_grad, transformed
 from triplan.functional.elementwise.docs import documented
 from triplan.functional.elementwise.engine import Number, dtypes, fill, op
@@ -105,6 +106,8 @@ def call(
         dtype, shape = result.dtype, result.shape
     else:
         (dtype,), shape = dtypes(text, tensors, numbers), broadcast(*(t.shape for t in tensors))
+    if not is_compiling() and any_dtensor((written, *tensors)):
+        return write(name, written, op(len(tensors), 1)(*tensors, text, numbers) if result is None else result)
     if not can_safe_cast_to(cast_from=dtype, cast_to=written.dtype):  # torch.can_cast breaks dynamo's graphs
         raise RuntimeError(f"{name}(): result type {dtype} can't be cast to the desired output type {written.dtype}")
     if target is None:

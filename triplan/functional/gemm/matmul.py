@@ -13,8 +13,9 @@ from triplan.functional._forward import Linearity
 from triplan.functional._ops import Op, composed
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast, require
+from triplan.functional._sharding import divides, reshaped
 from triplan.functional._watching import needs_grad, transformed
-from triplan.functional.gemm.products import _addmm, _bmm, _check_factors, _gradients, _mm, _run_product
+from triplan.functional.gemm.products import _addbmm, _addmm, _bmm, _check_factors, _gradients, _mm, _run_product
 
 __all__ = ["linear", "matmul"]
 
@@ -46,7 +47,7 @@ def _linear_shape(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 def _as_matrix(t: Tensor) -> Tensor:
-    return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), t.size(-1))
+    return t if t.dim() == 2 else reshaped(t, (math.prod(t.shape[:-1]), t.size(-1)))
 
 
 def _linear_fill(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -67,6 +68,14 @@ def _linear_setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 def _linear_grad(ctx: Any, grad: Tensor) -> Any:
     input, weight = ctx.saved_tensors
     to_input, to_weight, to_bias = (*ctx.needs_input_grad, False)[:3]
+    if input.dim() == 3 and (divides(grad, (1,)) or divides(input, (1,))):
+        # Ranks have a part of each sequence, which would be no part of a matrix: their products are summed as batches.
+        total = weight.new_empty(weight.shape)  # not read
+        return (
+            _linear(grad, weight.t(), None) if to_input else None,
+            _addbmm(total, grad.mT, input, 0, 1) if to_weight else None,
+            grad.sum((0, 1)) if to_bias else None,
+        )
     rows = _as_matrix(grad)
     # Gradients of input @ weight.t(): db is the transpose of weight's.
     da, db, dbias = _gradients(rows, _as_matrix(input), weight.t(), to_input, to_weight, to_bias)

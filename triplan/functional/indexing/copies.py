@@ -15,6 +15,7 @@ from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import at_least_1d, axis, broadcast, check_same_device, require
+from triplan.functional._sharding import reshaped
 from triplan.functional._watching import needs_grad, transformed
 from triplan.functional.indexing.gather import _filled, _gather, _gather_backward, _scatter, gather
 from triplan.functional.indexing.select import check_vector
@@ -171,7 +172,7 @@ def _places(mask: Tensor) -> tuple[Tensor, int]:
 
     That is after so many more elements in front: one where bad indices raise, for what is not chosen to read.
     """
-    chosen = mask.reshape(-1)
+    chosen = reshaped(mask, (-1,))
     count = chosen.cumsum(0)
     return (torch.where(chosen, count, 0), 1) if _plans.always_checks(mask.device) else (count.sub_(1), 0)
 
@@ -188,7 +189,7 @@ def _masked_grad(ctx: Any, grad: Tensor) -> Any:
     read = None
     if to_source:
         places, front = _places(mask.expand(grad.shape))
-        chosen, size = torch.where(mask, grad, 0).reshape(-1), front + math.prod(ctx.shape)
+        chosen, size = reshaped(torch.where(mask, grad, 0), (-1,)), front + math.prod(ctx.shape)
         read = _gather_backward(chosen, 0, places, (size,), False)[front:].reshape(ctx.shape)
     return torch.where(mask, 0, grad) if to_input else None, None, read
 

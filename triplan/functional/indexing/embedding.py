@@ -17,9 +17,10 @@ from triplan.errors import Unsupported, shown
 from triplan.facade import EmbeddingBackwardPlan, EmbeddingPlan
 from triplan.functional._forward import Linearity
 from triplan.functional._ops import Op
-from triplan.functional._plans import run
+from triplan.functional._plans import always_checks, run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_index_dtype, check_same_device
+from triplan.functional._sharding import as_blocks, block, copies, divides, is_dtensor, joined, local_part, terms
 from triplan.functional.indexing.copies import index_copy_
 from triplan.functional.indexing.gather import scatter_add
 from triplan.functional.indexing.reduce import scatter_reduce
@@ -167,6 +168,35 @@ def _row(name: str, padding_idx: int | None, rows: int) -> int | None:
     return padding_idx + (rows if padding_idx < 0 else 0)
 
 
+def _of_divided_table(weight: Any, indices: Any, padding_idx: int | None, check_indices: bool) -> Tensor:
+    """The rows of a table whose rows are divided: each rank reads those that it has. Others are 0 there, and the result
+    is the sum of what ranks have, exactly: one term of it is not 0."""
+    weight = as_blocks(weight)
+    # By axis of the mesh: of indices that are divided too, where the table is whole, ranks read their own.
+    mesh = weight.device_mesh
+    given, made, of_weight = list[Any](), list[Any](), list[Any]()
+    for p, q in zip(indices.placements, weight.placements, strict=True):
+        own = p if q.is_replicate() and p.is_shard() else copies()
+        given.append(own)
+        made.append(terms() if q.is_shard(0) else type(q)(indices.dim()) if q.is_shard() else own)
+        of_weight.append(terms() if own.is_shard() else q)
+    own_indices = indices.redistribute(placements=given).to_local()
+    if check_indices or always_checks(weight.device):
+        bad = own_indices[(own_indices < 0) | (own_indices >= weight.size(0))]
+        if len(bad):
+            raise IndexError(f"embedding: index {int(bad[0])} is out of bounds for extent {weight.size(0)}")
+    (count, _), (first, _) = block(weight)
+    table = local_part(weight, of_weight)
+    here = (own_indices >= first) & (own_indices < first + count)
+    if not count:  # this rank has no rows
+        rows = table.new_zeros((*own_indices.shape, table.size(1))) + table.sum()
+    else:
+        padding = None if padding_idx is None or not first <= padding_idx < first + count else padding_idx - first
+        rows = _embedding(table, torch.where(here, own_indices - first, 0), padding, False)
+        rows = rows.masked_fill(~here.unsqueeze(-1), 0)
+    return joined(rows, mesh, made, (*indices.shape, weight.size(1)))
+
+
 @replayed
 def embedding(
     input: Tensor,
@@ -196,7 +226,10 @@ def embedding(
     if max_norm is not None:
         _embedding_shape(weight, input)
         _renormalise(weight, input, max_norm, norm_type)
-    rows = _embedding(weight, input, padding_idx, check_indices)
+    if divides(weight, (0,)) and is_dtensor(input) and not torch.compiler.is_compiling():
+        rows = _of_divided_table(weight, input, padding_idx, check_indices)
+    else:
+        rows = _embedding(weight, input, padding_idx, check_indices)
     if not scale_grad_by_freq:
         return rows
     at = input.reshape(-1).long()

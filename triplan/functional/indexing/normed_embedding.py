@@ -78,10 +78,7 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad(ctx: Any, dout: Tensor | None, drows: Tensor | None, drstd: Tensor | None) -> Any:
     indices, norm_weight, rows, rstd = ctx.saved_tensors
     dout = torch.zeros_like(rows) if dout is None else dout
-    statistic = rstd.reshape(-1)
-    dx, dnorm, *_ = RECORDED["rms_norm_backward"](
-        dout, rows, rows.new_empty(0), statistic, norm_weight, None, drows, 1, 0
-    )
+    dx, dnorm, *_ = RECORDED["rms_norm_backward"](dout, rows, rows.new_empty(0), rstd, norm_weight, None, drows, 1, 0)
     if drstd is not None:  # only second derivatives reach the statistic
         dx = dx - (rows * (drstd * rstd**3 / rows.size(-1)).unsqueeze(-1)).to(rows.dtype)
     dweight = _embedding_backward(dx, indices, ctx.num_embeddings, ctx.padding_idx)

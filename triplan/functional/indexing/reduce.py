@@ -18,6 +18,7 @@ from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import NARROW, axis
+from triplan.functional._sharding import any_dtensor
 from triplan.functional._watching import needs_grad, transformed
 from triplan.functional.indexing.gather import (
     _checked_scatter,
@@ -110,7 +111,8 @@ def _setup(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 def _equal(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """1 where ``a`` equals ``b``, of the same shape, and 0 elsewhere."""
-    if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():  # without ``out=``
+    without_out = torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling()
+    if without_out or any_dtensor((a, b)):
         return (a == b).to(dtype)
     return torch.eq(a, b, out=torch.empty_like(a, dtype=dtype))
 

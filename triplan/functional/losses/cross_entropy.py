@@ -28,7 +28,9 @@ from triplan.functional._ops import Differentiable, Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.recording import recording, setting
 from triplan.functional._replay.replay import replayed
+from triplan.functional._sharding import is_dtensor
 from triplan.functional._watching import needs_grad, nothing_watches, transformed
+from triplan.functional.losses.divided import of_dtensor
 from triplan.functional.losses.shared import (
     HOW,
     TABLES,
@@ -85,6 +87,8 @@ def cross_entropy(
         return _with_probabilities(input, target, weight, reduction, label_smoothing, bytes)
     how = How(reduction, ignore_index, label_smoothing, check_indices)
     given = checked("cross_entropy", input, target, weight, bytes, how)
+    if is_dtensor(input) and not torch.compiler.is_compiling() and bytes is None:
+        return shaped(of_dtensor("cross_entropy", *given[:3], how), input, target, how).to(input.dtype)
     if (
         reduction != "none"
         and not torch.compiler.is_compiling()

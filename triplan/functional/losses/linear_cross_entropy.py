@@ -22,13 +22,14 @@ from triplan.facade.check import check_storage
 from triplan.facade.plan import plan_type
 from triplan.functional import _plans
 from triplan.functional._autocast import narrowed, widened
-from triplan.functional._ops import Recorded
+from triplan.functional._ops import RECORDED, Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_same_device
+from triplan.functional._sharding import any_dtensor
 from triplan.functional._watching import transformed
 from triplan.functional.losses.cross_entropy import _by_class, _shares, _softmax, cross_entropy
-from triplan.functional.losses.shared import HOW, How, checked, compute_dtype, run_loss
+from triplan.functional.losses.shared import HOW, How, checked, compute_dtype, raise_if_any, run_loss
 
 __all__ = ["linear_cross_entropy"]
 
@@ -116,6 +117,8 @@ def linear_cross_entropy(
     if any(t.dtype != input.dtype for t in (input, like, *tensors[2:])):
         raise RuntimeError(f"linear_cross_entropy(): dtypes differ: {', '.join(str(t.dtype) for t in tensors)}")
     how = How(reduction, ignored, label_smoothing, check_indices)
+    if not torch.compiler.is_compiling() and any_dtensor(tensors):
+        return _of_dtensors(input, linear_weight, linear_bias, target, weight, softcap, how)
     logits = input.detach().new_empty(1).expand(*input.shape[:-1], *classes)  # a shape alone
     _, rows, weight, _ = checked("linear_cross_entropy", logits, target, weight, None, how)
     every = transformed() or torch.compiler.is_compiling()
@@ -126,6 +129,24 @@ def linear_cross_entropy(
     (like,) = widened("cross_entropy", input.detach().new_empty(0))
     # (fully_shard warns of modules that return a view.)
     return (out.reshape(target.shape) if reduction == "none" else out).to(like.dtype)
+
+
+def _of_dtensors(
+    x: Tensor, linear: Tensor, bias: Tensor | None, target: Tensor, weight: Tensor | None, softcap: float, how: How
+) -> Tensor:
+    """With the logits of all rows. Each rank has those of the classes, or of the rows, that it has."""
+    logits = RECORDED["linear"](x, linear, bias)
+    if softcap:
+        logits = RECORDED["expression_1_1"](logits, "softcap_tanh tn", [softcap])
+    return cross_entropy(
+        logits,
+        target,
+        weight,
+        reduction=how.reduction,
+        ignore_index=how.ignore_index,
+        label_smoothing=how.label_smoothing,
+        check_indices=how.check_indices,
+    )
 
 
 def _logits(x: Tensor, linear_weight: Tensor, bias: Tensor | None, softcap: float) -> Tensor:
@@ -232,7 +253,7 @@ def _kernel(
     how, compute, classes = How(*options), compute_dtype(x), linear.size(0)
     kept = (target >= 0) & (target < classes) & (target != how.ignore_index)
     if how.check_indices or _plans.always_checks(x.device):
-        _raise_if_any(target, ~kept & (target != how.ignore_index), classes)
+        raise_if_any("linear_cross_entropy", target, ~kept & (target != how.ignore_index), classes)
     reduced = how.reduction != "none"
     gradient = reduced and wants != 0
     chunks = _Chunks(x, linear, bias, softcap, 0)
@@ -259,15 +280,6 @@ def _kernel(
     else:
         divisor = torch.where(kept, weight[torch.where(kept, target, 0).long()], 0).sum()
     return losses.sum() / divisor, lse, divisor, *found
-
-
-def _raise_if_any(target: Tensor, bad: Tensor, classes: int) -> None:
-    """Synchronises."""
-    found = bad.nonzero()
-    if len(found):
-        at = int(found[0])
-        value = int(target[at])
-        raise IndexError(f"linear_cross_entropy: target[{at}] = {value} is out of bounds for extent {classes}")
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:

@@ -14,6 +14,8 @@ from triplan.functional._autocast import widened
 from triplan.functional._forward import Linearity
 from triplan.functional._ops import Recorded
 from triplan.functional._replay.replay import replayed
+from triplan.functional._sharding import is_dtensor
+from triplan.functional.losses.divided import of_dtensor
 from triplan.functional.losses.shared import (
     HOW,
     TABLES,
@@ -50,6 +52,8 @@ def nll_loss(
     (input,) = widened("nll_loss", input)
     how = How(legacy(reduction, size_average, reduce), ignore_index, 0.0, check_indices)
     given = checked("nll_loss", input, target, weight, bytes, how)
+    if is_dtensor(input) and not torch.compiler.is_compiling() and bytes is None:
+        return shaped(of_dtensor("nll_loss", *given[:3], how), input, target, how).to(input.dtype)
     return shaped(_nll_loss(*given, *how), input, target, how)
 
 

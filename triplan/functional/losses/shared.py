@@ -119,3 +119,12 @@ def new_result(x: Tensor, target: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return x.new_empty(target.shape, dtype=compute_dtype(x))
     return x.new_empty(())
+
+
+def raise_if_any(name: str, target: Tensor, bad: Tensor, classes: int) -> None:
+    """Raise ``IndexError`` for the first target of a vector that is ``bad``. Synchronises."""
+    found = bad.nonzero()
+    if len(found):
+        at = int(found[0])
+        value = int(target[at])
+        raise IndexError(f"{name}: target[{at}] = {value} is out of bounds for extent {classes}")

@@ -11,14 +11,24 @@ from triplan.errors import shown
 from triplan.functional._forward import Linearity
 from triplan.functional._ops import RECORDED, Op, Recorded, overwritten
 from triplan.functional._replay.replay import replayed
+from triplan.functional._sharding import copied, is_dtensor, local_of, part, write
 from triplan.functional._watching import needs_grad
-from triplan.functional.random.engine import Tensor, next_state, require_floats, run_plan
+from triplan.functional.random.engine import MAX_RANK, Tensor, next_state, require_floats, run_plan
 
 __all__ = ["dropout", "dropout1d", "dropout2d", "dropout3d"]
 
 
-def _drop(out: Tensor, x: Tensor, state: Tensor | None, seed: int, offset: int, p: float, first: int) -> None:
-    run_plan("dropout", {"x": x, "out": out}, (state, seed, offset), first, {"p": p})
+def _drop(
+    out: Tensor,
+    x: Tensor,
+    state: Tensor | None,
+    seed: int,
+    offset: int,
+    p: float,
+    first: int,
+    whole: Sequence[int] | None = None,
+) -> None:
+    run_plan("dropout", {"x": x, "out": out}, (state, seed, offset), first, {"p": p}, whole)
 
 
 def _droppable(x: Tensor, *how: Any) -> Sequence[int]:
@@ -32,12 +42,12 @@ def _drop_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _drop_grad(ctx: Any, g: Tensor) -> Any:
-    return _dropped(g, *ctx.saved_tensors, *ctx.how), *(None,) * 5
+    return _dropped(g, *ctx.saved_tensors, *ctx.how), *(None,) * 6
 
 
 _dropped = Op(
     "dropout",
-    "Tensor x, Tensor? state, int seed, int offset, float p, SymInt first",
+    "Tensor x, Tensor? state, int seed, int offset, float p, SymInt first, SymInt[]? whole=None",
     shape=_droppable,
     fill=_drop,
     update=lambda out, *how: _drop(out, out, *how),
@@ -109,6 +119,10 @@ def dropout(
         return input
     require_floats("dropout", input)
     state, seed, offset = next_state(input, generator)
+    if is_dtensor(input):
+        own = part(input, MAX_RANK)
+        local = _dropped(own.local, local_of(state), seed, offset, float(p), first + own.first, own.whole)
+        return write("dropout", input, own.joined(local)) if inplace else own.joined(local)
     if inplace:
         return _dropped.in_place(input, state, seed, offset, float(p), first)
     if state is None and needs_grad([input]):
@@ -131,7 +145,7 @@ def _drop_channels(
     if not _draws(input, p, training):
         return input
     shape = input.shape[: input.dim() - axes + 2]
-    ones = torch.ones((*shape, *(1,) * (axes - 2)), dtype=input.dtype, device=input.device)
+    ones = copied(torch.ones((*shape, *(1,) * (axes - 2)), dtype=input.dtype, device=input.device), input)
     chosen = dropout(ones, p, generator=generator)
     found: Tensor = RECORDED["expression_2_1"](input, chosen, "mul tt", [])
     return overwritten(input, found) if inplace else found

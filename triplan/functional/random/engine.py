@@ -30,7 +30,7 @@ State = tuple[Tensor | None, int, int]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 #: Descriptors have this many axes at most.
-_MAX_RANK = 8
+MAX_RANK = 8
 #: What a call adds to a generator's offset, which torch requires to be a multiple of 4.
 _STEP = 4
 _advancing = threading.Lock()
@@ -69,13 +69,23 @@ def next_state(t: Tensor, generator: torch.Generator | None) -> State:
 # --- registered ops ---
 
 
-def run_plan(op: str, operands: dict[str, Tensor], state: State, first: int, numbers: dict[str, Number]) -> None:
-    """The plan of ``op``, on views of few axes."""
+def run_plan(
+    op: str,
+    operands: dict[str, Tensor],
+    state: State,
+    first: int,
+    numbers: dict[str, Number],
+    whole: Sequence[int] | None = None,
+) -> None:
+    """The plan of ``op``, on views of few axes; or of a block of a tensor of the shape ``whole``."""
     of, seed, offset = state
     tensors = [operands[name] for name in ("x", "out") if name in operands]
-    if all(t.is_contiguous() for t in tensors):
+    options: dict[str, Any] = {}
+    if whole is not None:
+        options["global_shape"] = tuple(whole)
+    elif all(t.is_contiguous() for t in tensors):
         operands = {name: t.view(-1) for name, t in operands.items()}
-    elif tensors[0].dim() > _MAX_RANK:
+    elif tensors[0].dim() > MAX_RANK:
         out = operands["out"]
         packed = {name: t.contiguous() for name, t in operands.items()}
         run_plan(op, packed, state, first, numbers)
@@ -88,7 +98,7 @@ def run_plan(op: str, operands: dict[str, Tensor], state: State, first: int, num
         operands["state"] = of
     if first:
         scalars["first"] = first
-    run(RandomPlan, operands, scalars=scalars, op=op)
+    run(RandomPlan, operands, scalars=scalars, op=op, **options)
 
 
 def require_floats(name: str, t: Tensor) -> None:
@@ -96,8 +106,17 @@ def require_floats(name: str, t: Tensor) -> None:
         raise NotImplementedError(f"{name}(): {t.dtype} is not supported, only f16, bf16, f32 and f64")
 
 
-def _fill(out: Tensor, state: Tensor | None, seed: int, offset: int, op: str, numbers: Any, first: int) -> None:
-    run_plan(op, {"out": out}, (state, seed, offset), first, dict(zip(PARAMETERS[op], numbers, strict=True)))
+def _fill(
+    out: Tensor,
+    state: Tensor | None,
+    seed: int,
+    offset: int,
+    op: str,
+    numbers: Any,
+    first: int,
+    whole: Sequence[int] | None = None,
+) -> None:
+    run_plan(op, {"out": out}, (state, seed, offset), first, dict(zip(PARAMETERS[op], numbers, strict=True)), whole)
 
 
 def fillable(target: Tensor, state: Tensor | None, seed: int, offset: int, op: str, *how: Any) -> Sequence[int]:
@@ -110,16 +129,25 @@ def fillable(target: Tensor, state: Tensor | None, seed: int, offset: int, op: s
 
 filled = Op(
     "random",
-    "Tensor target, Tensor? state, int seed, int offset, str op, Scalar[] parameters, SymInt first",
+    "Tensor target, Tensor? state, int seed, int offset, str op, Scalar[] parameters, SymInt first, "
+    "SymInt[]? whole=None",
     shape=fillable,
     update=_fill,
     setup=lambda ctx, inputs, output: None,
-    backward=lambda ctx, g: (torch.zeros_like(g), *(None,) * 6),
+    backward=lambda ctx, g: (torch.zeros_like(g), *(None,) * 7),
 )
 
 
-def _choose(out: Tensor, x: Tensor, state: Tensor | None, seed: int, offset: int, first: int) -> None:
-    run_plan("bernoulli", {"x": x, "out": out}, (state, seed, offset), first, {})
+def _choose(
+    out: Tensor,
+    x: Tensor,
+    state: Tensor | None,
+    seed: int,
+    offset: int,
+    first: int,
+    whole: Sequence[int] | None = None,
+) -> None:
+    run_plan("bernoulli", {"x": x, "out": out}, (state, seed, offset), first, {}, whole)
 
 
 def _choosable(x: Tensor, *how: Any) -> Sequence[int]:
@@ -129,9 +157,9 @@ def _choosable(x: Tensor, *how: Any) -> Sequence[int]:
 
 chosen = Op(
     "bernoulli",
-    "Tensor x, Tensor? state, int seed, int offset, SymInt first",
+    "Tensor x, Tensor? state, int seed, int offset, SymInt first, SymInt[]? whole=None",
     shape=_choosable,
     fill=_choose,
     setup=lambda ctx, inputs, output: None,
-    backward=lambda ctx, g: (torch.zeros_like(g), *(None,) * 4),
+    backward=lambda ctx, g: (torch.zeros_like(g), *(None,) * 5),
 )

@@ -12,7 +12,17 @@ from triplan.errors import shown
 from triplan.functional._ops import RECORDED, overwritten
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast
-from triplan.functional.random.engine import Number, Tensor, chosen, fillable, filled, next_state, require_floats
+from triplan.functional._sharding import is_dtensor, local_of, part, unsummed, write
+from triplan.functional.random.engine import (
+    MAX_RANK,
+    Number,
+    Tensor,
+    chosen,
+    fillable,
+    filled,
+    next_state,
+    require_floats,
+)
 
 # fmt: off
 __all__ = [
@@ -29,7 +39,12 @@ def _write(t: Tensor, op: str, numbers: Sequence[Number], generator: torch.Gener
     fillable(t, None, 0, 0, op)
     if not t.numel():
         return t
-    return filled.in_place(t, *next_state(t, generator), op, list(numbers), first)
+    state, seed, offset = next_state(t, generator)
+    if is_dtensor(t):
+        own = part(t, MAX_RANK)
+        how = (local_of(state), seed, offset, op, list(numbers), first + own.first, own.whole)
+        return write(op, t, own.joined(filled(own.local.detach(), *how)))
+    return filled.in_place(t, state, seed, offset, op, list(numbers), first)
 
 
 def _float(value: Number) -> float:
@@ -170,7 +185,7 @@ def trunc_normal_(
 
 
 def _like(input: Tensor, dtype: Any, device: Any, memory_format: torch.memory_format) -> Tensor:
-    return torch.empty_like(input.detach(), dtype=dtype, device=device, memory_format=memory_format)
+    return unsummed(torch.empty_like(input.detach(), dtype=dtype, device=device, memory_format=memory_format))  # type: ignore[no-any-return]
 
 
 @replayed
@@ -242,6 +257,10 @@ def bernoulli(
     require_floats("bernoulli", input)
     if not input.numel():
         return chosen.into(out, input, None, 0, 0, first)
+    if is_dtensor(input):
+        own, (state, *host) = part(input, MAX_RANK), next_state(input, generator)
+        found = own.joined(chosen(own.local, local_of(state), *host, first + own.first, own.whole))
+        return found if out is None else write("bernoulli", out, found)
     return chosen.into(out, input, *next_state(input, generator), first)
 
 

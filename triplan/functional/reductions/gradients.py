@@ -14,8 +14,10 @@ import torch
 
 from triplan import expr
 from triplan.facade import plan_type
+from triplan.functional._ops import RECORDED
 from triplan.functional._plans import run
 from triplan.functional._replay.recording import recording
+from triplan.functional._sharding import is_dtensor
 from triplan.functional._watching import nothing_watches, transformed
 
 Tensor = torch.Tensor
@@ -61,14 +63,22 @@ def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]
     return found
 
 
+#: Along the last axis. torch's own have no sharding rules before 2.13.
+_ON_DTENSORS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda t: RECORDED["move"](t, "flip", [0] * (t.dim() - 1) + [1], 0),
+    lambda t: RECORDED["cumprod"](t, -1),
+)
+
+
 def _exclusive_products(x: Tensor, axes: Sequence[int]) -> Tensor:
     """The product over ``axes`` of all other elements, without a division: zeros are numbers like others."""
     kept = [a for a in range(x.dim()) if a not in axes]
     order = [*kept, *axes]
     lines = x.permute(order).reshape([*(x.shape[a] for a in kept), -1])
     one = torch.ones_like(lines[..., :1])
-    before = torch.cat([one, lines[..., :-1]], -1).cumprod(-1)
-    behind = torch.cat([one, lines.flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
+    flip, cumprod = _ON_DTENSORS if is_dtensor(x) else (lambda t: t.flip(-1), lambda t: t.cumprod(-1))
+    before = cumprod(torch.cat([one, lines[..., :-1]], -1))
+    behind = flip(cumprod(torch.cat([one, flip(lines)[..., :-1]], -1)))
     found = (before * behind).reshape([x.shape[a] for a in order])
     return found.permute([order.index(a) for a in range(x.dim())])
 

@@ -1,0 +1,58 @@
+"""How the ranks of torchrun divide the model of ``gpt.py``: its parameters, or its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+class RefusedError(Exception):
+    """What was asked for cannot be done; the message says why."""
+
+
+def ranks() -> tuple[int, int]:
+    """This process's number, and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def divide(model: Any, device: torch.device) -> None:
+    """Let each rank hold a part of every parameter; a block's are put together while it computes."""
+    mesh = init_device_mesh(device.type, (ranks()[1],))
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh)
+
+
+def divide_layers(model: Any, device: torch.device) -> None:
+    """Let each rank hold heads of attention, columns or rows of each layer, and a part of the vocabulary."""
+    mesh, world = init_device_mesh(device.type, (ranks()[1],)), ranks()[1]
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    for block in model.blocks:
+        if block.heads % world:
+            raise RefusedError(f"--tp: {block.heads} heads cannot be divided between {world} ranks")
+        for p in block.qkv.parameters():  # so that a rank's columns are those of whole heads
+            p.data = p.data.unflatten(0, (3, block.heads, -1)).transpose(0, 1).flatten(0, 2)
+        block.by_heads = True
+        parallelize_module(block, mesh, {"qkv": columns, "up": columns, "out": rows, "down": rows})
+    parallelize_module(model, mesh, {"embedding": RowwiseParallel(input_layouts=Replicate())})
+
+
+def whole(t: Any) -> Any:
+    """What ranks hold parts of, put together, in tensors, dicts and lists."""
+    if isinstance(t, DTensor):
+        return t.full_tensor().detach()
+    if isinstance(t, dict):
+        return {name: whole(value) for name, value in t.items()}
+    return [whole(value) for value in t] if isinstance(t, list) else t
+
+
+def divided(t: Tensor, like: Tensor) -> Tensor:
+    """The inverse of ``whole``, for a tensor of the shape of ``like``."""
+    if not isinstance(like, DTensor) or t.shape != like.shape:
+        return t
+    return distribute_tensor(t.to(like.device), like.device_mesh, like.placements)
