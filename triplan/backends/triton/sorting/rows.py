@@ -1,0 +1,85 @@
+"""Kernel ``rows`` of sort and argsort: rows that fit into the registers of one program."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.table import kernel
+from triplan.backends.triton.common.offsets import ceil_power, layout
+from triplan.backends.triton.common.tiles import waves_us
+from triplan.backends.triton.sorting import rows_kernels as kernels
+from triplan.backends.triton.sorting.shared import (
+    ELEMENTS,
+    bits,
+    guarantee,
+    key_constants,
+    numerics,
+    row_strides,
+)
+from triplan.descriptors import ArgsortDescriptor, SortDescriptor
+from triplan.sku import SUPPORTED, Support, Target
+
+#: The longest rows. Triton's compiler takes 3 s for a sort of 1024 integers, 9 s for 4096.
+LONGEST = 2048
+#: Elements of a program that takes several rows. Untuned.
+HELD = 1024
+#: Elements that a multiprocessor moves by one step of a bitonic sort in a microsecond. Untuned.
+SM_STEPS_PER_US = 50_000
+
+
+def tile_of(desc: SortDescriptor | ArgsortDescriptor) -> tuple[int, int]:
+    """(rows, elements of each) of a program."""
+    block = max(ceil_power(desc.n), 16)
+    return min(max(HELD // block, 1), ceil_power(max(desc.rows, 1))), block
+
+
+def supports(desc: SortDescriptor | ArgsortDescriptor, target: Target) -> Support:
+    if desc.n > LONGEST:
+        return Support.no(f"rows of {desc.n} elements; programs hold up to {LONGEST}")
+    programs = -(-desc.rows // tile_of(desc)[0])
+    if programs >= 2**31:
+        return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def rank(desc: SortDescriptor | ArgsortDescriptor, target: Target) -> float:
+    """A bitonic sort of 2**k elements has k * (k + 1) / 2 steps. Untuned."""
+    rows, block = tile_of(desc)
+    programs, k = max(-(-desc.rows // rows), 1), block.bit_length() - 1
+    steps = k * (k + 1) // 2 * (2 if desc.element.itemsize == 8 else 1)
+    moved = desc.n * (2 * desc.element.itemsize + 8) * rows
+    waves = -(-programs // max(target.sm_count, 1))
+    return waves_us(programs, moved, target) + waves * rows * block * steps / SM_STEPS_PER_US
+
+
+def _rows(desc: SortDescriptor | ArgsortDescriptor, target: Target) -> list[Launch]:
+    if desc.rows * desc.n == 0:
+        return []
+    rows, block = tile_of(desc)
+    given = {o.name: o for o in desc.operands()}
+    values = given.get("values")
+    args = {
+        "x": bits(given["x"]),
+        "values": None if values is None else bits(values),
+        "indices": bits(given["indices"]),
+        "x_strides": row_strides(given["x"]),
+        "values_strides": None if values is None else row_strides(values),
+        "indices_strides": row_strides(given["indices"]),
+        "rows": Int(desc.rows),
+        "n": Int(desc.n),
+    }
+    constants = {**key_constants(desc), "DESCENDING": desc.descending, "ROWS": rows, "BLOCK": block}
+    warps = max(rows * block // 256, 1)
+    return [Launch(kernels.sort_rows_kernel, -(-desc.rows // rows), args, constants, num_warps=warps)]
+
+
+for _op in ("sort", "argsort"):
+    kernel(
+        op=_op,
+        name="rows",
+        elements=ELEMENTS,
+        guarantee=guarantee,
+        supports=supports,
+        rank=rank,
+        numerics=numerics,
+        layout=layout,
+    )(_rows)
