@@ -59,7 +59,7 @@ def peers(desc: Any) -> dict[str, Peer]:
             )
         }
     if desc.op == "argsort":
-        return {"torch": lambda t: {"indices": torch.argsort(t["x"], 1, desc.descending, stable=True)}}
+        return {"torch": lambda t: {"indices": torch.argsort(t["x"], dim=1, descending=desc.descending, stable=True)}}
     if desc.op == "topk":
         return {"torch": lambda t: {"values": torch.topk(t["x"], desc.k, 1, desc.largest).values}}
     if desc.op == "kthvalue":

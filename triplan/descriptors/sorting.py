@@ -130,7 +130,7 @@ class ArgsortDescriptor(RowOrderProblem, PlannedBy["ArgsortPlan"]):
 
 
 class SearchSortedDescriptor(Descriptor, PlannedBy["SearchSortedPlan"]):
-    """``out[r, j]`` = the number of elements of the ascending row ``sequence[r]`` below ``x[r, j]`` (torch.searchsorted).
+    """``out[r, j]`` = the number of elements of the sorted row ``sequence[r]`` below ``x[r, j]`` (torch.searchsorted).
 
     With ``right``, the number of those that are at most ``x[r, j]``. Comparisons with NaN are false, and the steps of
     the bisection are torch's, so that rows with NaN give what torch gives.

@@ -198,9 +198,7 @@ _argsort = Recorded(
 # --- searchsorted ---
 
 
-def _positions(
-    sequence: Tensor, input: Tensor, sorter: Tensor | None, right: bool, out_int32: bool
-) -> Tensor:
+def _positions(sequence: Tensor, input: Tensor, sorter: Tensor | None, right: bool, out_int32: bool) -> Tensor:
     """A new tensor for the result."""
     name = "torch.searchsorted()"
     if sequence.dim() == 0:
@@ -268,9 +266,7 @@ def _largest(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Te
     return values, indices
 
 
-def topk(
-    input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, out: Any = None
-) -> Any:
+def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, out: Any = None) -> Any:
     """The ``k`` largest (smallest) elements along ``dim`` and their positions: a named tuple (torch.topk).
 
     ``input``: floats, integers or bool of any shape and strides. The results are contiguous and always sorted, whatever
@@ -281,7 +277,8 @@ def topk(
     Raises ``IndexError`` for ``dim``, ``RuntimeError`` for ``k`` and complex numbers.
     """
     _check("topk", input)
-    return torch.return_types.topk(_into("topk", out, _largest(input, k, dim, largest)))
+    found: Any = _into("topk", out, _largest(input, k, dim, largest))
+    return torch.return_types.topk(found)
 
 
 @replayed
@@ -296,7 +293,8 @@ def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, out
     Element ``k - 1`` of the stable ``sort``: torch leaves open which of equal elements it is. Else as ``topk``.
     """
     _check("kthvalue", input)
-    return torch.return_types.kthvalue(_into("kthvalue", out, _kth(input, k, dim, keepdim)))
+    found: Any = _into("kthvalue", out, _kth(input, k, dim, keepdim))
+    return torch.return_types.kthvalue(found)
 
 
 @replayed
@@ -305,9 +303,7 @@ def _sorted(input: Tensor, descending: bool, dim: int) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-def sort(
-    input: Tensor, dim: int = -1, descending: bool = False, stable: bool | None = True, *, out: Any = None
-) -> Any:
+def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool | None = True, *, out: Any = None) -> Any:
     """The elements in order along ``dim``, and where they were: a named tuple (torch.sort).
 
     Always stable, whatever ``stable``: equal elements keep their order, also if ``descending``. NaN is largest, -0.0
@@ -316,7 +312,8 @@ def sort(
     for complex numbers.
     """
     _check("sort", input)
-    return torch.return_types.sort(_into("sort", out, _sorted(input, descending, dim)))
+    found: Any = _into("sort", out, _sorted(input, descending, dim))
+    return torch.return_types.sort(found)
 
 
 @replayed
@@ -362,7 +359,9 @@ def searchsorted(
     if side not in (None, "left", "right"):
         raise RuntimeError(f"torch.searchsorted(): side can only be 'left' or 'right' but got {side}")
     if side == "left" and right:
-        raise RuntimeError("torch.searchsorted(): side and right can't be set to opposites, got side of left while right was True")
+        raise RuntimeError(
+            "torch.searchsorted(): side and right can't be set to opposites, got side of left while right was True"
+        )
     _check("searchsorted", sorted_sequence)
     if not isinstance(input, Tensor):
         input = torch.scalar_tensor(input, dtype=sorted_sequence.dtype, device=sorted_sequence.device)

@@ -60,7 +60,10 @@ def test_any_layout_and_axis(layout: str) -> None:
             found, at = F.kthvalue(x, (n + 1) // 2, dim, keepdim=True)
             values, indices = stable(x, dim)
             where = (n + 1) // 2 - 1
-            same((found, at), (values, indices) if x.dim() == 0 else tuple(t.narrow(dim, where, 1) for t in (values, indices)))
+            same(
+                (found, at),
+                (values, indices) if x.dim() == 0 else tuple(t.narrow(dim, where, 1) for t in (values, indices)),
+            )
             same(F.kthvalue(x, (n + 1) // 2, dim).values, torch.kthvalue(x, (n + 1) // 2, dim).values)
 
 

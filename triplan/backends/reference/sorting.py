@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from triplan.backends.table import CheckRules, reference
+from triplan.backends.table import CheckRules, Compute, reference
 from triplan.backends.triton.common import bounds
 from triplan.descriptors import (
     ArgsortDescriptor,
@@ -42,7 +41,7 @@ def _ascending(desc: SearchSortedDescriptor, x: Tensors) -> Tensors:
     return {"sequence": _at(x["sequence"], _stable(x["sequence"]))}
 
 
-def _declared(op: str) -> Any:
+def _declared(op: str) -> Callable[[Compute], Compute]:
     inputs = _ascending if op == "searchsorted" else None
     return reference(op=op, elements=ELEMENTS, guarantee=guarantee, checks=CheckRules(CheckRules.no_terms, inputs))
 
@@ -84,7 +83,9 @@ def argsort(desc: ArgsortDescriptor, x: Tensors) -> Tensors:
 @_declared("searchsorted")
 def searchsorted(desc: SearchSortedDescriptor, x: Tensors) -> Tensors:
     out = torch.int32 if desc.out_int32 else ElementKind.I64.torch
-    sequence, values = (x[name].to(torch.uint8) if desc.element is ElementKind.BOOL else x[name] for name in ("sequence", "x"))
+    sequence, values = (
+        x[name].to(torch.uint8) if desc.element is ElementKind.BOOL else x[name] for name in ("sequence", "x")
+    )
     found = torch.searchsorted(
         sequence.contiguous(), values.contiguous(), sorter=x.get("sorter"), right=desc.right, out_int32=desc.out_int32
     )

@@ -135,4 +135,6 @@ def topk_kernel(
         place = tl.load(places + i, mask=i < k, other=0)
         bits = tl.load(at + axis_offset(place, x_strides[1]), mask=i < k, other=0)
         tl.store(values + row * values_strides[0] + axis_offset(rank, values_strides[1]), bits, mask=i < k)
-        tl.store(indices + row * indices_strides[0] + axis_offset(rank, indices_strides[1]), place.to(tl.int64), mask=i < k)
+        tl.store(
+            indices + row * indices_strides[0] + axis_offset(rank, indices_strides[1]), place.to(tl.int64), mask=i < k
+        )

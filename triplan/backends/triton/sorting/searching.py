@@ -35,8 +35,10 @@ def rank(desc: SearchSortedDescriptor, target: Target) -> float:
     moved = desc.rows * desc.m * (desc.element.itemsize + 8)
     steps, size = desc.rows * desc.m * desc.n.bit_length(), desc.rows * desc.n * desc.element.itemsize
     slower = 1 if size <= L2_BYTES else 2
-    return waves_us(max(programs(desc), 1), moved / max(programs(desc), 1), target) + LAUNCH_US + (
-        slower * steps * SECTOR / L2_BYTES_PER_US
+    return (
+        waves_us(max(programs(desc), 1), moved / max(programs(desc), 1), target)
+        + LAUNCH_US
+        + (slower * steps * SECTOR / L2_BYTES_PER_US)
     )
 
 

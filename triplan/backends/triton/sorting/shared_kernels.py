@@ -43,8 +43,6 @@ def digit_of(key, shift, BITS: tl.constexpr):
 
 
 @triton.jit
-def load_keys(
-    at, stride, col, known, BITS: tl.constexpr, INFINITY: tl.constexpr, DESCENDING: tl.constexpr
-):
+def load_keys(at, stride, col, known, BITS: tl.constexpr, INFINITY: tl.constexpr, DESCENDING: tl.constexpr):
     """The keys of the elements ``col`` of the row at ``at``; anything where they are not ``known``."""
     return key_of(tl.load(at + axis_offset(col, stride), mask=known, other=0), BITS, INFINITY, DESCENDING)
