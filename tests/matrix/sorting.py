@@ -11,7 +11,7 @@ from matrix import Build, compiles, planned
 #: (rows, elements of each)
 SIZES = ((4096, 100), (300, 2048), (64, 32768))
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
-    "topk": ({"k": 64}, {"k": 64, "largest": False}),
+    "topk": ({"k": 12}, {"k": 64, "largest": False}),
     "kthvalue": ({"k": 64},),
     "sort": ({}, {"descending": True}),
     "argsort": ({"descending": True},),

@@ -62,7 +62,7 @@ def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, length: int = 
 
 
 for _op, _options in {
-    "topk": ({"k": 5}, {"k": 20, "largest": False, "length": LONG}),
+    "topk": ({"k": 4}, {"k": 10, "largest": False, "length": LONG}),
     "kthvalue": ({"k": 5}, {"k": 20, "length": LONG}),
     "sort": ({}, {"descending": True, "length": LONG}),
     "argsort": ({"descending": True}, {"length": LONG}),

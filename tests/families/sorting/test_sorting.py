@@ -13,7 +13,7 @@ from samples import SetConstant, same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.triton.sorting import radix
+from triplan.backends.triton.sorting import filtered, radix
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -181,30 +181,62 @@ def test_sorts(where: str, kernel: str | None, layout: str, constant: SetConstan
 
 
 @pytest.mark.parametrize("layout", ["packed", "strided"])
-@pytest.mark.parametrize(("where", "kernel"), places("looped"))
+@pytest.mark.parametrize(("where", "kernel"), places("looped", "filtered", "rows"))
 def test_selections(where: str, kernel: str | None, layout: str) -> None:
     """Rows of several blocks, of each width of a key; more winners than are ranked at a time."""
+    n = 130 if kernel == "rows" else 2100
     for element in ("bf16", "i8", "f32", "f64"):
-        for desc in (
-            tp.TopKDescriptor(element=element, rows=2, n=2100, k=70),
-            tp.TopKDescriptor(element=element, rows=2, n=90, k=90, largest=False),
-            tp.KthValueDescriptor(element=element, rows=2, n=2100, k=2000),
-        ):
+        descs: list[tp.Descriptor] = [tp.TopKDescriptor(element=element, rows=2, n=n, k=n // 16)]
+        if kernel != "filtered":
+            descs += [
+                tp.TopKDescriptor(element=element, rows=2, n=90, k=90, largest=False),
+                tp.KthValueDescriptor(element=element, rows=2, n=n, k=n - 100),
+            ]
+        for desc in descs:
             strided = desc.replace(layouts={o.name: layout for o in desc.operands()})
             assert check_plan(required(strided, kernel, target(where)), runs=1).compared
 
 
-@pytest.mark.parametrize(("where", "kernel"), places("looped"))
+@pytest.mark.parametrize(("where", "kernel"), places("looped", "filtered"))
 def test_many_ties(where: str, kernel: str | None) -> None:
     """Of equal elements those with the lowest positions are taken."""
     x = torch.ones(2, 3000)
     x[:, ::7] = 2
     for largest in (True, False):
-        desc = tp.TopKDescriptor(element="f32", rows=2, n=3000, k=500, largest=largest)
+        desc = tp.TopKDescriptor(element="f32", rows=2, n=3000, k=375 if kernel == "filtered" else 500, largest=largest)
         assert check_plan(required(desc, kernel, target(where)), runs=1, given={"x": x}).compared
-    for k in (1, 500, 2571, 2572, 3000):
+    for k in (1, 500, 2571, 2572, 3000) if kernel != "filtered" else ():
         kth = tp.KthValueDescriptor(element="f32", rows=2, n=3000, k=k)
         assert check_plan(required(kth, kernel, target(where)), runs=1, given={"x": x}).compared
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("filtered"))
+@pytest.mark.parametrize("parts", [1, 3])
+def test_filtered_by_groups(where: str, kernel: str | None, parts: int, constant: SetConstant) -> None:
+    """What is taken lies in one group of columns, in all of them, in one part, or at the end of the last one."""
+    constant(filtered, "SPAN", 600 if parts > 1 else 1 << 20)
+    constant(filtered, "PROGRAMS", 15)
+    constant(filtered, "GROUPS_WANTED", 64)
+    n, k = 2000, 8
+    x = torch.zeros(5, n)
+    x[0, 5::64] = torch.arange(len(x[0, 5::64])).float()  # one group holds all; with ties of zero for the others
+    x[1] = torch.arange(n)
+    x[2] = -torch.arange(n)
+    x[3, n - 3 :] = 1
+    x[4, 700:720] = torch.randperm(20, generator=torch.Generator().manual_seed(0)).float() - 10
+    for largest in (True, False):
+        desc = tp.TopKDescriptor(element="f32", rows=5, n=n, k=k, largest=largest)
+        plan = required(desc, kernel, target(where))
+        assert kernel is None or len(plan.launches) == min(parts, 2)
+        assert check_plan(plan, runs=1, given={"x": x}).compared
+
+
+def test_one_long_row_is_read_by_all_multiprocessors() -> None:
+    """Of (1, 2**24): parts of which each gives its first 64; then the first of these."""
+    desc = tp.TopKDescriptor(element="f32", rows=1, n=2**24, k=64)
+    first, second = filtered.stages(desc, tp.Target.sm90a())
+    assert tp.plan(desc, target=tp.Target.sm90a()).sku().kernel == "filtered"
+    assert (first.parts, second.n, second.parts) == (264, 264 * 64, 1)
 
 
 def test_long_rows_are_sorted_by_their_digits() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import LAUNCH_US, SM_BYTES_PER_US
 from triplan.backends.triton.common.offsets import ceil_power, layout, padded_bytes
@@ -13,6 +13,7 @@ from triplan.backends.triton.sorting.shared import (
     bits,
     guarantee,
     key_constants,
+    key_element,
     numerics,
     row_strides,
 )
@@ -25,8 +26,9 @@ BLOCK = 2048
 MOST_TAKEN = 1024
 #: Elements that are ranked at a time, by comparison with so many others at a time. Untuned.
 OWN, OTHERS = 32, 128
-#: Keys whose digits one multiprocessor counts in a microsecond. Untuned.
-SM_DIGITS_PER_US = 4000
+#: Keys whose digits one multiprocessor counts in a microsecond: a histogram compiles to about 100 instructions a key.
+#: Untuned.
+SM_DIGITS_PER_US = 2000
 
 
 def supports(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> Support:
@@ -67,21 +69,17 @@ def kthvalue(desc: KthValueDescriptor, target: Target) -> list[Launch]:
         return []
     block, warps = block_of(desc)
     x, values, indices = desc.operands()
-    args = {
+    args: dict[str, Arg] = {
         "x": bits(x),
         "values": bits(values),
         "indices": bits(indices),
         "x_strides": row_strides(x),
-        "values_stride": row_strides(values),
-        "indices_stride": row_strides(indices),
+        "values_strides": row_strides(values),
+        "indices_strides": row_strides(indices),
         "n": Int(desc.n, divisibility=power_of_two_in(desc.n)),
         "k": Int(desc.k),
     }
     return [Launch(kernels.kth_kernel, desc.rows, args, {**key_constants(desc), "BLOCK": block}, num_warps=warps)]
-
-
-def key_element(desc: TopKDescriptor) -> ElementKind:
-    return ElementKind.I64 if desc.element.itemsize == 8 else ElementKind.I32
 
 
 def workspace(desc: TopKDescriptor, target: Target) -> int:
@@ -105,7 +103,7 @@ def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
         return []
     block, warps = block_of(desc)
     x, values, indices = desc.operands()
-    args = {
+    args: dict[str, Arg] = {
         "x": bits(x),
         "values": bits(values),
         "indices": bits(indices),

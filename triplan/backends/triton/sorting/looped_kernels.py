@@ -51,8 +51,8 @@ def kth_kernel(
     values,
     indices,
     x_strides,
-    values_stride,
-    indices_stride,
+    values_strides,
+    indices_strides,
     n,
     k,
     BITS: tl.constexpr,
@@ -75,8 +75,8 @@ def kth_kernel(
         place += tl.where(is_equal & (number == which), col, 0)
         before += tl.sum(is_equal.to(tl.int32), 0)
     index = tl.sum(place, 0)
-    tl.store(values + row * values_stride, tl.load(at + axis_offset(index, x_strides[1])))
-    tl.store(indices + row * indices_stride, index.to(tl.int64))
+    tl.store(values + row * values_strides[0], tl.load(at + axis_offset(index, x_strides[1])))
+    tl.store(indices + row * indices_strides[0], index.to(tl.int64))
 
 
 @triton.jit

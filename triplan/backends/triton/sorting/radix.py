@@ -12,9 +12,9 @@ from triplan.backends.triton.sorting import radix_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     ELEMENTS,
     MOST,
-    UNSIGNED,
     bits,
     guarantee,
+    integers,
     key_constants,
     numerics,
     row_strides,
@@ -83,7 +83,7 @@ def _radix(desc: Sorted, target: Target) -> list[Launch]:
     if desc.rows * desc.n == 0:
         return []
     given = {o.name: o for o in desc.operands()}
-    element = ElementKind.U8 if desc.element in UNSIGNED else desc.element.bits
+    element = integers(desc.element)
     begins, counts_at, _ = parts_of(desc)
     counts, n, tiles = Scratch(counts_at, ElementKind.I32), Int(desc.n), Int(tiles_of(desc))
     within = (Int(desc.n, True), None)

@@ -1,4 +1,4 @@
-"""Kernel ``rows`` of sort and argsort: rows that fit into the registers of one program."""
+"""Kernel ``rows`` of sort, argsort, topk and kthvalue: rows that fit into the registers of one program."""
 
 from __future__ import annotations
 
@@ -10,53 +10,67 @@ from triplan.backends.triton.sorting import rows_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     ELEMENTS,
     bits,
+    descending,
     guarantee,
     key_constants,
     numerics,
     row_strides,
 )
-from triplan.descriptors import ArgsortDescriptor, SortDescriptor
+from triplan.descriptors import ArgsortDescriptor, KthValueDescriptor, SortDescriptor, TopKDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: The longest rows. Triton's compiler takes 3 s for a sort of 1024 integers, 9 s for 4096.
-LONGEST = 2048
+Ordered = SortDescriptor | ArgsortDescriptor | TopKDescriptor | KthValueDescriptor
+#: The longest rows by bytes of an element: Triton's compiler takes 3 s for a sort of 1024 integers and 9 s for 4096,
+#: and registers spill with 2048 elements of 64 bits, whose halves are sorted one after the other.
+LONGEST = {1: 2048, 2: 2048, 4: 2048, 8: 1024}
 #: Elements of a program that takes several rows. Untuned.
 HELD = 1024
-#: Elements that a multiprocessor moves by one step of a bitonic sort in a microsecond. Untuned.
-SM_STEPS_PER_US = 50_000
+#: Elements that a multiprocessor moves by one step of a bitonic sort in a microsecond: a step compiles to about 6
+#: instructions an element. Untuned.
+SM_STEPS_PER_US = 36_000
 
 
-def tile_of(desc: SortDescriptor | ArgsortDescriptor) -> tuple[int, int]:
+def tile_of(desc: Ordered) -> tuple[int, int]:
     """(rows, elements of each) of a program."""
     block = max(ceil_power(desc.n), 16)
     return min(max(HELD // block, 1), ceil_power(max(desc.rows, 1))), block
 
 
-def supports(desc: SortDescriptor | ArgsortDescriptor, target: Target) -> Support:
-    if desc.n > LONGEST:
-        return Support.no(f"rows of {desc.n} elements; programs hold up to {LONGEST}")
+def kept_of(desc: Ordered) -> tuple[int, int]:
+    """The places in order that are kept: (the first, how many)."""
+    if isinstance(desc, TopKDescriptor):
+        return 0, desc.k
+    return (desc.k - 1, 1) if isinstance(desc, KthValueDescriptor) else (0, desc.n)
+
+
+def supports(desc: Ordered, target: Target) -> Support:
+    if desc.n > (longest := LONGEST[desc.element.itemsize]):
+        return Support.no(f"rows of {desc.n} elements of {desc.element.itemsize} bytes; programs hold up to {longest}")
     programs = -(-desc.rows // tile_of(desc)[0])
     if programs >= 2**31:
         return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
     return SUPPORTED
 
 
-def rank(desc: SortDescriptor | ArgsortDescriptor, target: Target) -> float:
+def rank(desc: Ordered, target: Target) -> float:
     """A bitonic sort of 2**k elements has k * (k + 1) / 2 steps. Untuned."""
     rows, block = tile_of(desc)
     programs, k = max(-(-desc.rows // rows), 1), block.bit_length() - 1
     steps = k * (k + 1) // 2 * (2 if desc.element.itemsize == 8 else 1)
-    moved = desc.n * (2 * desc.element.itemsize + 8) * rows
+    kept = kept_of(desc)[1]
+    moved = (desc.n * desc.element.itemsize + kept * (desc.element.itemsize + 8)) * rows
     waves = -(-programs // max(target.sm_count, 1))
     return waves_us(programs, moved, target) + waves * rows * block * steps / SM_STEPS_PER_US
 
 
-def _rows(desc: SortDescriptor | ArgsortDescriptor, target: Target) -> list[Launch]:
-    if desc.rows * desc.n == 0:
+def _rows(desc: Ordered, target: Target) -> list[Launch]:
+    first, kept = kept_of(desc)
+    if desc.rows * kept == 0:
         return []
     rows, block = tile_of(desc)
     given = {o.name: o for o in desc.operands()}
     values = given.get("values")
+    selects = isinstance(desc, TopKDescriptor | KthValueDescriptor)
     args = {
         "x": bits(given["x"]),
         "values": None if values is None else bits(values),
@@ -66,13 +80,15 @@ def _rows(desc: SortDescriptor | ArgsortDescriptor, target: Target) -> list[Laun
         "indices_strides": row_strides(given["indices"]),
         "rows": Int(desc.rows),
         "n": Int(desc.n),
+        "first": Int(first) if selects else None,
+        "kept": Int(kept) if selects else None,
     }
-    constants = {**key_constants(desc), "DESCENDING": desc.descending, "ROWS": rows, "BLOCK": block}
+    constants = {**key_constants(desc), "DESCENDING": descending(desc), "ROWS": rows, "BLOCK": block}
     warps = max(rows * block // 256, 1)
     return [Launch(kernels.sort_rows_kernel, -(-desc.rows // rows), args, constants, num_warps=warps)]
 
 
-for _op in ("sort", "argsort"):
+for _op in ("sort", "argsort", "topk", "kthvalue"):
     kernel(
         op=_op,
         name="rows",

@@ -1,4 +1,4 @@
-"""Sorted rows, entry ``rows``: whole rows in registers, in Triton's bitonic sort.
+"""Sorted rows and their elements, entry ``rows``: whole rows in registers, in Triton's bitonic sort.
 
 A key and its position are packed into one integer: these are distinct, so that their order is the stable one.
 """
@@ -46,15 +46,18 @@ def sort_rows_kernel(
     indices_strides,
     rows,
     n,
+    first,
+    kept,
     BITS: tl.constexpr,
     INFINITY: tl.constexpr,
     DESCENDING: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """values[r], indices[r] = x[r] in order, and where its elements were. A program takes ROWS rows.
+    """values[r], indices[r] = ``kept`` elements of x[r] in order from ``first`` on, and where they were: all if None.
 
-    x, values: [rows, n], as integers of their width; indices: [rows, n] of i64. ``values`` may be None.
+    x: [rows, n]; values: [rows, kept] or None, both as integers of their width; indices: [rows, kept] of i64. A program
+    takes ROWS rows.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -62,7 +65,11 @@ def sort_rows_kernel(
     at = x + row * x_strides[0]
     key = load_keys(at, x_strides[1], col, live, BITS, INFINITY, DESCENDING)
     place = positions_in_order(key, live, BITS, ROWS, BLOCK)
+    to = col
+    if first is not None:
+        to = col - first
+        live = live & (to >= 0) & (to < kept)
     if values is not None:
         bits = tl.load(at + axis_offset(place, x_strides[1]), mask=live, other=0)
-        tl.store(values + row * values_strides[0] + axis_offset(col, values_strides[1]), bits, mask=live)
-    tl.store(indices + row * indices_strides[0] + axis_offset(col, indices_strides[1]), place.to(tl.int64), mask=live)
+        tl.store(values + row * values_strides[0] + axis_offset(to, values_strides[1]), bits, mask=live)
+    tl.store(indices + row * indices_strides[0] + axis_offset(to, indices_strides[1]), place.to(tl.int64), mask=live)

@@ -41,19 +41,35 @@ def numerics(desc: Descriptor) -> str:
     return f"sorting.{desc.op}.v1"
 
 
+def integers(element: ElementKind) -> ElementKind:
+    """Integers of its width, which elements are read as."""
+    return ElementKind.U8 if element in UNSIGNED else element.bits
+
+
+def key_element(desc: RowOrderProblem) -> ElementKind:
+    """What the kernels hold keys in."""
+    return ElementKind.I64 if desc.element.itemsize == 8 else ElementKind.I32
+
+
 def bits(o: Operand) -> Ptr:
     """The address of ``o``, read as integers of its width."""
-    return Ptr(o.name, ElementKind.U8 if o.element in UNSIGNED else o.element.bits, o.alignment)
+    return Ptr(o.name, integers(o.element), o.alignment)
 
 
-def row_strides(o: Operand) -> tuple[Arg, ...] | Arg:
-    """The strides of ``o``, [rows, ...]; None for one of 1 along a row."""
+def row_strides(o: Operand) -> tuple[Arg, ...]:
+    """The strides of ``o``, [rows, ...] or [rows], between rows and along one; None for one of 1 along a row."""
     known = known_strides(o, len(o.shape))
     if len(known) == 1:
-        return stride_arg(o, known[0])
+        return (stride_arg(o, known[0]), None)
     step = None if known[1] == 1 or o.shape[1] == 1 else stride_arg(o, known[1])
     return (stride_arg(o, known[0]), step)
 
 
 def key_constants(desc: RowOrderProblem) -> dict[str, Any]:
     return {"BITS": 8 * desc.element.itemsize, "INFINITY": INFINITY.get(desc.element, 0)}
+
+
+def descending(desc: RowOrderProblem) -> bool:
+    """Whether the order that elements are taken in is descending."""
+    found: bool = getattr(desc, "descending", getattr(desc, "largest", False))
+    return found

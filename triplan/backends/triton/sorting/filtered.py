@@ -1,0 +1,195 @@
+"""Kernel ``filtered`` of topk: reads each row once, and again only the groups of columns that can hold what is taken.
+
+Long rows are divided between programs, if they are few; a second launch takes the first of what these have taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, power_of_two_in
+from triplan.backends.table import kernel
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SM_BYTES_PER_US
+from triplan.backends.triton.common.offsets import layout, padded_bytes
+from triplan.backends.triton.sorting import filtered_kernels as kernels
+from triplan.backends.triton.sorting.shared import (
+    ELEMENTS,
+    MOST,
+    bits,
+    guarantee,
+    integers,
+    key_constants,
+    key_element,
+    numerics,
+    row_strides,
+)
+from triplan.descriptors import TopKDescriptor
+from triplan.sku import SUPPORTED, ElementKind, Support, Target
+
+#: The most groups of a program.
+GROUPS = 8192
+#: Groups for each element that is taken: with many, few groups hold more than one of these, and scratch stays below a
+#: quarter of the input.
+GROUPS_TAKEN = 8
+#: Groups of a program that does not need more. Each group that is read again costs a sector for each of its columns, so
+#: many groups are good; but few programs with many registers cannot read while others bisect. Untuned.
+GROUPS_WANTED = 2048
+#: Columns of a group at least, where there are enough. Untuned.
+COLUMNS = 4
+#: Groups of a thread. Untuned.
+THREAD_GROUPS = 8
+#: Elements of the chosen groups that a thread reads at a time. Untuned.
+THREAD_READS = 4
+#: Elements that are ranked at a time, and for each warp so many others that they are compared with at a time. Untuned.
+OWN, WARP_OTHERS = 128, 2
+#: Columns that parts are multiples of, so that they are read in vectors.
+ALIGNED = 64
+#: Columns of a part at least. Untuned.
+SPAN = 16384
+#: Programs for each multiprocessor that are worth a division of the rows. Untuned.
+PROGRAMS = 2
+#: Microseconds that a program takes for the bisection over the bits of a key, and for ranking 64 elements. Untuned.
+BISECTION_US = 6.0
+#: Warps that a multiprocessor runs side by side, in 32 programs at most. Untuned.
+RESIDENT_WARPS = 32
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One launch: the first ``k`` of each part of each row.
+
+    Attributes:
+        n: columns.
+        parts, span: parts of a row, and columns of each; the last part has all that are left.
+        groups: groups of columns of a program.
+        capacity: elements of the k groups that a program reads again, at most.
+    """
+
+    n: int
+    k: int
+    parts: int
+
+    @property
+    def span(self) -> int:
+        return self.n if self.parts == 1 else self.n // self.parts // ALIGNED * ALIGNED
+
+    @property
+    def longest(self) -> int:
+        return self.n - (self.parts - 1) * self.span
+
+    @property
+    def groups(self) -> int:
+        """A power of two, at most the span: no group is empty."""
+        wanted = max(min(self.span // COLUMNS, GROUPS_WANTED), GROUPS_TAKEN * self.k)
+        return 1 << (min(wanted, self.span).bit_length() - 1)
+
+    @property
+    def capacity(self) -> int:
+        return self.k * -(-self.longest // self.groups)
+
+    @property
+    def warps(self) -> int:
+        return min(max(self.groups // (32 * THREAD_GROUPS), 1), 16)
+
+    def scratch(self, programs: int, element: ElementKind) -> tuple[int, int, int]:
+        """Bytes of groups, keys and places."""
+        kept = programs * self.capacity
+        return padded_bytes(4 * programs * self.k), padded_bytes(kept * element.itemsize), padded_bytes(4 * kept)
+
+
+def stages(desc: TopKDescriptor, target: Target) -> list[Stage]:
+    """One launch, or two where rows are few and long."""
+    wanted = -(-PROGRAMS * max(target.sm_count, 1) // max(desc.rows, 1))
+    parts = max(min(wanted, desc.n // max(SPAN, GROUPS_TAKEN * desc.k)), 1)
+    first = Stage(desc.n, desc.k, parts)
+    return [first] if parts == 1 else [first, Stage(parts * desc.k, desc.k, 1)]
+
+
+def supports(desc: TopKDescriptor, target: Target) -> Support:
+    if desc.n > MOST:
+        return Support.no(f"rows of {desc.n} elements; positions are i32, up to {MOST}")
+    if GROUPS_TAKEN * desc.k > min(desc.n, GROUPS):
+        return Support.no(
+            f"k = {desc.k} of {desc.n}: at most an eighth of a row is taken, and {GROUPS // GROUPS_TAKEN}"
+        )
+    programs = desc.rows * stages(desc, target)[0].parts
+    if programs >= 2**31:
+        return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def rank(desc: TopKDescriptor, target: Target) -> float:
+    """Each stage reads its elements once, and finds and ranks what is taken. Untuned."""
+    found = 0.0
+    for stage in stages(desc, target):
+        programs = desc.rows * stage.parts
+        waves = -(-programs // (RESIDENT_WARPS // stage.warps * max(target.sm_count, 1)))
+        size = desc.element.itemsize
+        alone = waves * (stage.longest * size / SM_BYTES_PER_US + BISECTION_US * (size / 4 + (stage.k / 128) ** 2))
+        found += LAUNCH_US + max(programs * stage.span * size / BYTES_PER_US, alone)
+    return found
+
+
+def _ends(desc: TopKDescriptor, target: Target) -> tuple[list[int], int]:
+    """(where scratch begins: groups, keys and places of the first stage, then its values and positions; the end)."""
+    first, *second = stages(desc, target)
+    sizes = list(first.scratch(desc.rows * first.parts, key_element(desc)))
+    if second:
+        (stage,) = second
+        # (The second stage uses the scratch of the first again.)
+        sizes = [max(a, b) for a, b in zip(sizes, stage.scratch(desc.rows, key_element(desc)), strict=True)]
+        sizes += [padded_bytes(desc.rows * stage.n * size) for size in (desc.element.itemsize, 4)]
+    return [sum(sizes[:i]) for i in range(len(sizes))], sum(sizes)
+
+
+def workspace(desc: TopKDescriptor, target: Target) -> int:
+    return _ends(desc, target)[1] if desc.rows * desc.k else 0
+
+
+@kernel(
+    op="topk",
+    name="filtered",
+    elements=ELEMENTS,
+    guarantee=guarantee,
+    supports=supports,
+    rank=rank,
+    numerics=numerics,
+    workspace=workspace,
+    layout=layout,
+)
+def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
+    if desc.rows * desc.k == 0:
+        return []
+    x, values, indices = desc.operands()
+    at, _ = _ends(desc, target)
+    source: dict[str, Any] = {"x": bits(x), "order": None, "x_strides": row_strides(x), "order_strides": None}
+    found: list[Launch] = []
+    for i, stage in enumerate(plan := stages(desc, target)):
+        to: dict[str, Ptr | Scratch | Arg]
+        if i == len(plan) - 1:
+            to = {"values": bits(values), "indices": bits(indices)}
+            to |= {"values_strides": row_strides(values), "indices_strides": row_strides(indices)}
+        else:
+            within = (Int(stage.parts * stage.k, True), None)
+            to = {"values": Scratch(at[3], integers(desc.element)), "indices": Scratch(at[4], ElementKind.I32)}
+            to |= {"values_strides": within, "indices_strides": within}
+        args = {
+            **source,
+            **to,
+            "groups": Scratch(at[0], ElementKind.I32),
+            "keys": Scratch(at[1], key_element(desc)),
+            "places": Scratch(at[2], ElementKind.I32),
+            "n": Int(stage.n, divisibility=power_of_two_in(stage.n)),
+            "k": Int(stage.k),
+            "parts": None if stage.parts == 1 else Int(stage.parts),
+            "span": None if stage.parts == 1 else Int(stage.span, divisibility=ALIGNED),
+            "capacity": Int(stage.capacity),
+        }
+        constants = {**key_constants(desc), "DESCENDING": desc.largest, "GROUPS": stage.groups}
+        constants |= {"BLOCK": 32 * THREAD_READS * stage.warps, "OWN": OWN, "OTHERS": WARP_OTHERS * stage.warps}
+        each = desc.rows * stage.parts
+        found.append(Launch(kernels.filtered_kernel, each, args, constants, num_warps=stage.warps))
+        source = {"x": to["values"], "order": to["indices"]}
+        source |= {"x_strides": to["values_strides"], "order_strides": to["indices_strides"]}
+    return found
