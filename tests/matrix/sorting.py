@@ -25,6 +25,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     for i, element in enumerate(("bf16", "f32", "f64", "u8", "i64")):
         for j, (rows, n) in enumerate(SIZES):
             yield cls(op=op, element=element, rows=rows, n=n, **options[(i + j) % len(options)])
+        if op == "topk":  # programs of 16 warps
+            yield cls(op=op, element=element, rows=64, n=32768, k=512)
     desc = cls(op=op, element="f32", rows=64, n=1000, **options[-1])
     yield desc.replace(layouts={o.name: "strided" for o in desc.operands()})
 

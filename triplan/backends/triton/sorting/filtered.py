@@ -28,10 +28,10 @@ from triplan.descriptors import TopKDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 #: The most groups of a program.
-GROUPS = 8192
-#: Groups for each element that is taken: with many, few groups hold more than one of these, and scratch stays below a
-#: quarter of the input.
-GROUPS_TAKEN = 8
+GROUPS = 4096
+#: Groups for each element that is taken: with many, few groups hold more than one of these, and scratch stays below
+#: the size of the input.
+GROUPS_TAKEN = 4
 #: Groups of a program that does not need more. Each group that is read again costs a sector for each of its columns, so
 #: many groups are good; but few programs with many registers cannot read while others bisect. Untuned.
 GROUPS_WANTED = 2048
@@ -43,6 +43,9 @@ THREAD_GROUPS = 8
 THREAD_READS = 4
 #: Elements that are ranked at a time, and for each warp so many others that they are compared with at a time. Untuned.
 OWN, WARP_OTHERS = 128, 2
+#: Registers of a thread at most: four programs of 8 warps share a multiprocessor. Left alone, ptxas takes 40 in some
+#: binaries of few warps, and spills two.
+REGISTERS, REGISTERS_OF_16_WARPS = 64, 96
 #: Columns that parts are multiples of, so that they are read in vectors.
 ALIGNED = 64
 #: Columns of a part at least. Untuned.
@@ -81,7 +84,7 @@ class Stage:
     @property
     def groups(self) -> int:
         """A power of two, at most the span: no group is empty."""
-        wanted = max(min(self.span // COLUMNS, GROUPS_WANTED), GROUPS_TAKEN * self.k)
+        wanted = max(min(self.span // COLUMNS, GROUPS_WANTED), min(2 * GROUPS_TAKEN * self.k, GROUPS))
         return 1 << (min(wanted, self.span).bit_length() - 1)
 
     @property
@@ -110,9 +113,7 @@ def supports(desc: TopKDescriptor, target: Target) -> Support:
     if desc.n > MOST:
         return Support.no(f"rows of {desc.n} elements; positions are i32, up to {MOST}")
     if GROUPS_TAKEN * desc.k > min(desc.n, GROUPS):
-        return Support.no(
-            f"k = {desc.k} of {desc.n}: at most an eighth of a row is taken, and {GROUPS // GROUPS_TAKEN}"
-        )
+        return Support.no(f"k = {desc.k} of {desc.n}: at most a fourth of a row is taken, and {GROUPS // GROUPS_TAKEN}")
     programs = desc.rows * stages(desc, target)[0].parts
     if programs >= 2**31:
         return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
@@ -188,8 +189,8 @@ def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
         }
         constants = {**key_constants(desc), "DESCENDING": desc.largest, "GROUPS": stage.groups}
         constants |= {"BLOCK": 32 * THREAD_READS * stage.warps, "OWN": OWN, "OTHERS": WARP_OTHERS * stage.warps}
-        each = desc.rows * stage.parts
-        found.append(Launch(kernels.filtered_kernel, each, args, constants, num_warps=stage.warps))
+        each, most = desc.rows * stage.parts, REGISTERS if stage.warps < 16 else REGISTERS_OF_16_WARPS
+        found.append(Launch(kernels.filtered_kernel, each, args, constants, num_warps=stage.warps, max_registers=most))
         source = {"x": to["values"], "order": to["indices"]}
         source |= {"x_strides": to["values_strides"], "order_strides": to["indices_strides"]}
     return found

@@ -25,6 +25,8 @@ Ordered = SortDescriptor | ArgsortDescriptor | TopKDescriptor | KthValueDescript
 LONGEST = {1: 2048, 2: 2048, 4: 2048, 8: 1024}
 #: Elements of a program that takes several rows. Untuned.
 HELD = 1024
+#: Registers of a thread at most. Left alone, ptxas takes 40 in some binaries for sm80, and spills a few.
+REGISTERS = 128
 #: Elements that a multiprocessor moves by one step of a bitonic sort in a microsecond: a step compiles to about 6
 #: instructions an element. Untuned.
 SM_STEPS_PER_US = 36_000
@@ -85,7 +87,11 @@ def _rows(desc: Ordered, target: Target) -> list[Launch]:
     }
     constants = {**key_constants(desc), "DESCENDING": descending(desc), "ROWS": rows, "BLOCK": block}
     warps = max(rows * block // 256, 1)
-    return [Launch(kernels.sort_rows_kernel, -(-desc.rows // rows), args, constants, num_warps=warps)]
+    return [
+        Launch(
+            kernels.sort_rows_kernel, -(-desc.rows // rows), args, constants, num_warps=warps, max_registers=REGISTERS
+        )
+    ]
 
 
 for _op in ("sort", "argsort", "topk", "kthvalue"):
