@@ -39,13 +39,13 @@ GROUPS_WANTED = 2048
 COLUMNS = 4
 #: Groups of a thread. Untuned.
 THREAD_GROUPS = 8
-#: Elements of the chosen groups that a thread reads at a time. Untuned.
-THREAD_READS = 4
+#: Elements of the chosen groups that a thread reads at a time. With 4, registers spill where there are 16 warps.
+THREAD_READS = 2
 #: Elements that are ranked at a time, and for each warp so many others that they are compared with at a time. Untuned.
 OWN, WARP_OTHERS = 128, 2
 #: Registers of a thread at most: four programs of 8 warps share a multiprocessor. Left alone, ptxas takes 40 in some
 #: binaries of few warps, and spills two.
-REGISTERS, REGISTERS_OF_16_WARPS = 64, 96
+REGISTERS = 64
 #: Columns that parts are multiples of, so that they are read in vectors.
 ALIGNED = 64
 #: Columns of a part at least. Untuned.
@@ -189,8 +189,10 @@ def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
         }
         constants = {**key_constants(desc), "DESCENDING": desc.largest, "GROUPS": stage.groups}
         constants |= {"BLOCK": 32 * THREAD_READS * stage.warps, "OWN": OWN, "OTHERS": WARP_OTHERS * stage.warps}
-        each, most = desc.rows * stage.parts, REGISTERS if stage.warps < 16 else REGISTERS_OF_16_WARPS
-        found.append(Launch(kernels.filtered_kernel, each, args, constants, num_warps=stage.warps, max_registers=most))
+        each = desc.rows * stage.parts
+        found.append(
+            Launch(kernels.filtered_kernel, each, args, constants, num_warps=stage.warps, max_registers=REGISTERS)
+        )
         source = {"x": to["values"], "order": to["indices"]}
         source |= {"x_strides": to["values_strides"], "order_strides": to["indices_strides"]}
     return found
