@@ -15,7 +15,7 @@ from torch import Tensor
 from triplan.facade import ArgsortPlan, KthValuePlan, SearchSortedPlan, SortPlan, TopKPlan
 from triplan.functional._ops import RECORDED, Recorded, check_out
 from triplan.functional._plans import run
-from triplan.functional._replay.replay import replayed
+from triplan.functional._replay.replay import repeats, replayed
 from triplan.functional._shapes import axis
 
 __all__ = ["argsort", "kthvalue", "searchsorted", "sort", "topk"]
@@ -262,10 +262,12 @@ def _into(name: str, out: Any, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @replayed
 def _largest(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
+    _check("topk", input)
     values, indices = _topk(input, k, dim, largest)
     return values, indices
 
 
+@repeats(_largest)
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, out: Any = None) -> Any:
     """The ``k`` largest (smallest) elements along ``dim`` and their positions: a named tuple (torch.topk).
 
@@ -276,33 +278,35 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
 
     Raises ``IndexError`` for ``dim``, ``RuntimeError`` for ``k`` and complex numbers.
     """
-    _check("topk", input)
     found: Any = _into("topk", out, _largest(input, k, dim, largest))
     return torch.return_types.topk(found)
 
 
 @replayed
 def _kth(input: Tensor, k: int, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    _check("kthvalue", input)
     values, indices = _kthvalue(input, k, dim, keepdim)
     return values, indices
 
 
+@repeats(_kth)
 def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, out: Any = None) -> Any:
     """The ``k``-th smallest element along ``dim`` and its position: a named tuple (torch.kthvalue).
 
     Element ``k - 1`` of the stable ``sort``: torch leaves open which of equal elements it is. Else as ``topk``.
     """
-    _check("kthvalue", input)
     found: Any = _into("kthvalue", out, _kth(input, k, dim, keepdim))
     return torch.return_types.kthvalue(found)
 
 
 @replayed
 def _sorted(input: Tensor, descending: bool, dim: int) -> tuple[Tensor, Tensor]:
+    _check("sort", input)
     values, indices = _sort(input, descending, dim)
     return values, indices
 
 
+@repeats(_sorted)
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool | None = True, *, out: Any = None) -> Any:
     """The elements in order along ``dim``, and where they were: a named tuple (torch.sort).
 
@@ -311,7 +315,6 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool | 
     gradient goes to where they were. ``out``: a pair of tensors. Raises ``IndexError`` for ``dim``, ``RuntimeError``
     for complex numbers.
     """
-    _check("sort", input)
     found: Any = _into("sort", out, _sorted(input, descending, dim))
     return torch.return_types.sort(found)
 
@@ -327,11 +330,6 @@ def argsort(
 
 
 @replayed
-def _search(sequence: Tensor, input: Tensor, sorter: Tensor | None, right: bool, out_int32: bool) -> Tensor:
-    found: Tensor = _searchsorted(sequence, input, sorter, right, out_int32)
-    return found
-
-
 def searchsorted(
     sorted_sequence: Tensor,
     input: Tensor | float,
@@ -370,5 +368,5 @@ def searchsorted(
                 "torch.searchsorted(): input value can be a scalar only when boundaries tensor dimension is 1, but we "
                 f"got boundaries tensor dim({sorted_sequence.dim()})"
             )
-    found = _search(sorted_sequence.detach(), input.detach(), sorter, right or side == "right", out_int32)
+    found = _searchsorted(sorted_sequence.detach(), input.detach(), sorter, right or side == "right", out_int32)
     return _into("searchsorted", None if out is None else [out], [found])[0]

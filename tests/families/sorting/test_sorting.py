@@ -107,6 +107,41 @@ def test_searchsorted(right: bool) -> None:
     same(F.searchsorted(ascending[..., :0], x), torch.zeros_like(expected))
 
 
+RUNS: dict[str, tuple[Tensor, int | None]] = {
+    "whole": (drawn(3, 40) // 6, None),
+    "transposed": ((drawn(3, 40) // 6).T, None),
+    "NaN and zeros": (torch.tensor([float("nan"), float("nan"), 0.0, -0.0, 1.0]), None),
+    "bool": (drawn(50) > 0, None),
+    "bytes": ((drawn(50) // 6).to(torch.uint8), None),
+    "scalar": (torch.tensor(3.0), None),
+    "empty": (torch.zeros(0, 3), None),
+    "rows": (drawn(4, 3).repeat_interleave(torch.tensor([1, 3, 2, 1]), 0), 0),
+    "columns": (drawn(3, 4).repeat_interleave(2, 1), -1),
+    "one row": (drawn(1, 3), 0),
+    "no rows": (torch.zeros(0, 3), 0),
+    "rows with NaN": (torch.tensor([[1.0, float("nan")]] * 3), 0),
+    "elements along an axis": (torch.tensor([1, 1, 2]), 0),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_unique_consecutive(name: str) -> None:
+    x, dim = RUNS[name]
+    for inverse in (False, True):
+        for counts in (False, True):
+            expected = torch.unique_consecutive(x, return_inverse=inverse, return_counts=counts, dim=dim)
+            found = F.unique_consecutive(x, inverse, counts, dim)
+            assert isinstance(found, tuple) == isinstance(expected, tuple)
+            for got, wanted in zip(*(t if isinstance(t, tuple) else (t,) for t in (found, expected)), strict=True):
+                torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_gradient_of_unique_consecutive() -> None:
+    x = torch.tensor([1.0, 1.0, 2.0, 1.0], requires_grad=True)
+    (found,) = torch.autograd.grad((F.unique_consecutive(x) ** 2).sum(), x)
+    assert found.tolist() == [2, 0, 4, 2]
+
+
 def test_out() -> None:
     x = drawn(3, 9)
     pair = (torch.empty(0, dtype=x.dtype), torch.empty(0, dtype=torch.int64))
@@ -159,6 +194,11 @@ def test_opcheck_of_searchsorted() -> None:
         (lambda: F.searchsorted(drawn(2, 3), drawn(3, 3)), RuntimeError),
         (lambda: F.searchsorted(drawn(2, 3), 1.0), RuntimeError),
         (lambda: F.searchsorted(drawn(3), drawn(3), side="left", right=True), RuntimeError),
+        (lambda: F.unique_consecutive(torch.zeros(3, 0), dim=0), RuntimeError),
+        (lambda: F.unique_consecutive(torch.zeros(0, 3), dim=1), RuntimeError),
+        (lambda: F.unique_consecutive(torch.tensor(3.0), dim=0), IndexError),
+        (lambda: F.unique_consecutive(drawn(3), dim=1), IndexError),
+        (lambda: F.unique_consecutive(drawn(3).to(torch.complex64)), RuntimeError),
         (lambda: tp.TopKDescriptor(element="f32", rows=2, n=3, k=4), tp.errors.InvalidProblem),
     ],
 )
