@@ -58,7 +58,7 @@ def _empty(input: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     """Of (input, option, axis, ...)."""
-    ctx.dim, ctx.shape, ctx.options = inputs[2], inputs[0].shape, len(inputs) - 1
+    ctx.dim, ctx.shape, ctx.nothing = inputs[2], inputs[0].shape, (None,) * (len(inputs) - 1)
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(output[1])
 
@@ -68,7 +68,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
     (indices,) = ctx.saved_tensors
     zeros = grad.new_zeros(ctx.shape)
     found = RECORDED["scatter"](zeros, ctx.dim, indices, grad, False, False)
-    return (found, *(None,) * ctx.options)
+    return (found, *ctx.nothing)
 
 
 # --- topk ---
