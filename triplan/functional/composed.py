@@ -19,8 +19,8 @@ from triplan.functional._autocast import widened
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import axis
 from triplan.functional.copies import arange, cat
-from triplan.functional.elementwise import ne, sub
 from triplan.functional.elementwise.expressions import expression
+from triplan.functional.elementwise.maths import ne, sub
 from triplan.functional.indexing import gather, index_select
 from triplan.functional.losses.shared import legacy
 from triplan.functional.reduced_expressions import reduce_expression
