@@ -1,4 +1,4 @@
-"""The first k of each row in order: entry ``filtered``. A program reads its part of a row once, and little of it again.
+"""The first k of each row in order, entry ``filtered``: a program reads its part of a row once, and little of it again.
 
 The columns of a part form GROUPS strided groups: group g holds the columns g, g + GROUPS, and so on. Elements are
 ordered by (key, position), in which no two are equal. The first k of them lie in the k groups whose own first elements
@@ -18,29 +18,34 @@ from triplan.backends.triton.sorting.shared_kernels import load_keys
 
 
 @triton.jit
-def kth_smallest(key, counted, k, steps, lowest):
-    """The ``k``-th smallest of the ``key`` that are ``counted``, from 1 on: a bisection over ``steps`` bits.
+def kth_bound(key, counted, k, bits, lowest):
+    """An integer that ``k`` of the ``key`` that are ``counted`` do not pass, more only if they equal the k-th of them.
 
-    ``lowest``: the smallest integer that may occur, of the type of ``key``.
+    A bisection over integers of ``bits`` bits, the smallest of which is ``lowest``, of the type of ``key``. It ends as
+    soon as a trial leaves ``k`` below itself.
     """
     found = lowest
-    for step in range(steps):
-        trial = found + (tl.full((), 1, key.dtype) << (steps - 1 - step))
+    bit = bits - 1
+    is_between = tl.full((), 0, key.dtype)
+    while bit >= 0:
+        trial = found + (tl.full((), 1, key.dtype) << bit)
         below = tl.sum((counted & (key < trial)).to(tl.int32), 0)
-        found = tl.where(below < k, trial, found)
-    return found
+        found = tl.where(below <= k, trial, found)
+        is_between = (below == k).to(key.dtype)
+        bit = tl.where(below == k, -1, bit - 1)
+    return found - is_between
 
 
 @triton.jit
 def first_groups(key, place, k, BITS: tl.constexpr):
-    """(which k pairs of ``key`` and ``place`` come first, and the last of them)."""
-    last = kth_smallest(key, key == key, k, BITS, tl.full((), -(1 << (BITS - 1)), key.dtype))
+    """(which k pairs of ``key`` and ``place`` come first, and a key and a place that these do not pass)."""
+    last = kth_bound(key, key == key, k, BITS, tl.full((), -(1 << (BITS - 1)), key.dtype))
     is_equal = key == last
     missing = k - tl.sum((key < last).to(tl.int32), 0)
     # Only where more of them are equal than are missing do places decide.
-    steps = tl.where(tl.sum(is_equal.to(tl.int32), 0) > missing, 31, 0)
-    at = kth_smallest(place, is_equal, missing, steps, tl.full((), 0, tl.int32))
-    at = tl.where(steps == 0, 0x7FFFFFFF, at)
+    bits = tl.where(tl.sum(is_equal.to(tl.int32), 0) > missing, 31, 0)
+    at = kth_bound(place, is_equal, missing, bits, tl.full((), 0, tl.int32))
+    at = tl.where(bits == 0, 0x7FFFFFFF, at)
     return (key < last) | (is_equal & (place <= at)), last, at
 
 
