@@ -46,6 +46,12 @@ def complete(desc: Any, t: Tensors) -> None:
         write(t["sequence"], t["sequence"].gather(1, order))
 
 
+def _values(select: Any, x: Tensor, *args: Any) -> Tensor:
+    """What a selection of torch's gives, which knows no bool."""
+    found: Tensor = select(x.to(torch.uint8) if x.dtype is torch.bool else x, *args).values
+    return found.to(x.dtype)
+
+
 def peers(desc: Any) -> dict[str, Peer]:
     """torch's sorts are stable. Its selections take any of equal elements: only their values are compared."""
     if desc.op == "sort":
@@ -61,9 +67,9 @@ def peers(desc: Any) -> dict[str, Peer]:
     if desc.op == "argsort":
         return {"torch": lambda t: {"indices": torch.argsort(t["x"], dim=1, descending=desc.descending, stable=True)}}
     if desc.op == "topk":
-        return {"torch": lambda t: {"values": torch.topk(t["x"], desc.k, 1, desc.largest).values}}
+        return {"torch": lambda t: {"values": _values(torch.topk, t["x"], desc.k, 1, desc.largest)}}
     if desc.op == "kthvalue":
-        return {"torch": lambda t: {"values": torch.kthvalue(t["x"], desc.k, 1).values}}
+        return {"torch": lambda t: {"values": _values(torch.kthvalue, t["x"], desc.k, 1)}}
     return {
         "torch": lambda t: {
             "out": torch.searchsorted(

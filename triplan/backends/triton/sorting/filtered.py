@@ -16,6 +16,7 @@ from triplan.backends.triton.sorting import filtered_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     ELEMENTS,
     MOST,
+    PAIR_US,
     bits,
     guarantee,
     integers,
@@ -29,8 +30,7 @@ from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 #: The most groups of a program.
 GROUPS = 4096
-#: Groups for each element that is taken: with many, few groups hold more than one of these, and scratch stays below
-#: the size of the input.
+#: Groups for each element that is taken: with many, few groups hold more than one of these.
 GROUPS_TAKEN = 4
 #: Groups of a program that does not need more. Each group that is read again costs a sector for each of its columns, so
 #: many groups are good; but few programs with many registers cannot read while others bisect. Untuned.
@@ -52,10 +52,13 @@ ALIGNED = 64
 SPAN = 16384
 #: Programs for each multiprocessor that are worth a division of the rows. Untuned.
 PROGRAMS = 2
-#: Microseconds that a program takes for the bisection over the bits of a key, and for ranking 64 elements. Untuned.
-BISECTION_US = 6.0
-#: Warps that a multiprocessor runs side by side, in 32 programs at most. Untuned.
-RESIDENT_WARPS = 32
+#: Microseconds that a program of one warp alone takes besides its reads: the bisection waits for each sum. Untuned.
+LATENCY_US = 6.0
+#: Keys of 4 bytes that a multiprocessor compares with the first ones of their groups in a microsecond: about 11
+#: instructions each, of which it issues 4000 warps' in that time. Untuned.
+SM_KEYS_PER_US = 12_000
+#: Microseconds of a multiprocessor that a warp takes to bisect over 32 bits: about 1500 instructions. Untuned.
+BISECTION_US = 0.4
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Stage:
     def groups(self) -> int:
         """A power of two, at most the span: no group is empty."""
         wanted = max(min(self.span // COLUMNS, GROUPS_WANTED), min(2 * GROUPS_TAKEN * self.k, GROUPS))
-        return 1 << (min(wanted, self.span).bit_length() - 1)
+        return 1 << (max(min(wanted, self.span), 1).bit_length() - 1)
 
     @property
     def capacity(self) -> int:
@@ -112,23 +115,27 @@ def stages(desc: TopKDescriptor, target: Target) -> list[Stage]:
 def supports(desc: TopKDescriptor, target: Target) -> Support:
     if desc.n > MOST:
         return Support.no(f"rows of {desc.n} elements; positions are i32, up to {MOST}")
-    if GROUPS_TAKEN * desc.k > min(desc.n, GROUPS):
-        return Support.no(f"k = {desc.k} of {desc.n}: at most a fourth of a row is taken, and {GROUPS // GROUPS_TAKEN}")
-    programs = desc.rows * stages(desc, target)[0].parts
+    if desc.k > (most := GROUPS // GROUPS_TAKEN):
+        return Support.no(f"k = {desc.k}: at most {most} are ranked; sort the rows instead")
+    first = stages(desc, target)[0]
+    if desc.k > first.groups:
+        return Support.no(f"k = {desc.k}: each is found in a group of columns of its own, and there are {first.groups}")
+    programs = desc.rows * first.parts
     if programs >= 2**31:
         return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
     return SUPPORTED
 
 
 def rank(desc: TopKDescriptor, target: Target) -> float:
-    """Each stage reads its elements once, and finds and ranks what is taken. Untuned."""
-    found = 0.0
+    """Each stage reads its elements once, and finds and ranks what is taken: by bytes, instructions, or latency."""
+    found, words, sms = 0.0, -(-desc.element.itemsize // 4), max(target.sm_count, 1)
     for stage in stages(desc, target):
         programs = desc.rows * stage.parts
-        waves = -(-programs // (RESIDENT_WARPS // stage.warps * max(target.sm_count, 1)))
-        size = desc.element.itemsize
-        alone = waves * (stage.longest * size / SM_BYTES_PER_US + BISECTION_US * (size / 4 + (stage.k / 128) ** 2))
-        found += LAUNCH_US + max(programs * stage.span * size / BYTES_PER_US, alone)
+        size = stage.longest * desc.element.itemsize
+        bisection = stage.warps * BISECTION_US * desc.element.itemsize / 4
+        each = stage.longest * words / SM_KEYS_PER_US + bisection + stage.k**2 * PAIR_US
+        alone = size / SM_BYTES_PER_US + LATENCY_US + stage.k**2 * PAIR_US
+        found += LAUNCH_US + max(programs * size / BYTES_PER_US, -(-programs // sms) * each, alone)
     return found
 
 

@@ -10,6 +10,7 @@ from triplan.backends.triton.sorting import looped_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     ELEMENTS,
     MOST,
+    PAIR_US,
     bits,
     guarantee,
     key_constants,
@@ -26,6 +27,8 @@ BLOCK = 2048
 MOST_TAKEN = 1024
 #: Elements that are ranked at a time, by comparison with so many others at a time. Untuned.
 OWN, OTHERS = 32, 128
+#: Microseconds that a pass takes alone: it waits for reads, sums and a scan. Untuned.
+PASS_US = 2.0
 #: Keys whose digits one multiprocessor counts in a microsecond: a histogram compiles to about 100 instructions a key.
 #: Untuned.
 SM_DIGITS_PER_US = 2000
@@ -44,8 +47,10 @@ def supports(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> Suppo
 def rank(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> float:
     """Each pass reads the row as fast as one multiprocessor can, or counts its digits. Untuned."""
     passes, size = desc.element.itemsize + 1, desc.element.itemsize
-    element = passes * max(size / SM_BYTES_PER_US, 1 / SM_DIGITS_PER_US)
-    return LAUNCH_US + -(-desc.rows // max(target.sm_count, 1)) * desc.n * element
+    each = desc.n * passes * max(size / SM_BYTES_PER_US, 1 / SM_DIGITS_PER_US)
+    if isinstance(desc, TopKDescriptor):
+        each += desc.k**2 * PAIR_US
+    return LAUNCH_US + passes * PASS_US + -(-desc.rows // max(target.sm_count, 1)) * each
 
 
 def block_of(desc: TopKDescriptor | KthValueDescriptor) -> tuple[int, int]:

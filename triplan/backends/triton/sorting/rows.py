@@ -27,9 +27,9 @@ LONGEST = {1: 2048, 2: 2048, 4: 2048, 8: 1024}
 HELD = 1024
 #: Registers of a thread at most. Left alone, ptxas takes 40 in some binaries for sm80, and spills a few.
 REGISTERS = 128
-#: Elements that a multiprocessor moves by one step of a bitonic sort in a microsecond: a step compiles to about 6
-#: instructions an element. Untuned.
-SM_STEPS_PER_US = 36_000
+#: Elements that a multiprocessor moves by one step of a bitonic sort in a microsecond, by bytes of an element: a step
+#: of 32 bits compiles to about 5 instructions an element, one of 64 bits to 11, and it does 64 in a cycle. Untuned.
+SM_STEPS_PER_US = {1: 22_000, 2: 22_000, 4: 10_000, 8: 10_000}
 
 
 def tile_of(desc: Ordered) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def rank(desc: Ordered, target: Target) -> float:
     kept = kept_of(desc)[1]
     moved = (desc.n * desc.element.itemsize + kept * (desc.element.itemsize + 8)) * rows
     waves = -(-programs // max(target.sm_count, 1))
-    return waves_us(programs, moved, target) + waves * rows * block * steps / SM_STEPS_PER_US
+    return waves_us(programs, moved, target) + waves * rows * block * steps / SM_STEPS_PER_US[desc.element.itemsize]
 
 
 def _rows(desc: Ordered, target: Target) -> list[Launch]:
