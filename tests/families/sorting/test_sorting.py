@@ -226,7 +226,10 @@ def test_selections(where: str, kernel: str | None, layout: str) -> None:
     """Rows of several blocks, of each width of a key; more winners than are ranked at a time."""
     n = 130 if kernel == "rows" else 2100
     for element in ("bf16", "i8", "f32", "f64"):
-        descs: list[tp.Descriptor] = [tp.TopKDescriptor(element=element, rows=2, n=n, k=n // 16)]
+        descs: list[tp.Descriptor] = [
+            tp.TopKDescriptor(element=element, rows=2, n=n, k=n // 16),
+            tp.KthValueDescriptor(element=element, rows=2, n=n, k=n // 16),
+        ]
         if kernel != "filtered":
             descs += [
                 tp.TopKDescriptor(element=element, rows=2, n=90, k=90, largest=False),
@@ -245,7 +248,7 @@ def test_many_ties(where: str, kernel: str | None) -> None:
     for largest in (True, False):
         desc = tp.TopKDescriptor(element="f32", rows=2, n=3000, k=375 if kernel == "filtered" else 500, largest=largest)
         assert check_plan(required(desc, kernel, target(where)), runs=1, given={"x": x}).compared
-    for k in (1, 500, 2571, 2572, 3000) if kernel != "filtered" else ():
+    for k in (1, 500, 2571, 2572, 3000) if kernel != "filtered" else (1, 375):
         kth = tp.KthValueDescriptor(element="f32", rows=2, n=3000, k=k)
         assert check_plan(required(kth, kernel, target(where)), runs=1, given={"x": x}).compared
 
@@ -269,6 +272,8 @@ def test_filtered_by_groups(where: str, kernel: str | None, parts: int, constant
         plan = required(desc, kernel, target(where))
         assert kernel is None or len(plan.launches) == min(parts, 2)
         assert check_plan(plan, runs=1, given={"x": x}).compared
+    kth = tp.KthValueDescriptor(element="f32", rows=5, n=n, k=k)
+    assert check_plan(required(kth, kernel, target(where)), runs=1, given={"x": x}).compared
 
 
 def test_one_long_row_is_read_by_all_multiprocessors() -> None:

@@ -1,4 +1,4 @@
-"""Kernel ``filtered`` of topk: reads each row once, and again only the groups of columns that can hold what is taken.
+"""Kernel ``filtered`` of topk and kthvalue: one read of each row, and a second of the columns that can hold the result.
 
 Long rows are divided between programs, if they are few; a second launch takes the first of what these have taken.
 """
@@ -18,6 +18,7 @@ from triplan.backends.triton.sorting.shared import (
     MOST,
     PAIR_US,
     bits,
+    descending,
     guarantee,
     integers,
     key_constants,
@@ -25,9 +26,10 @@ from triplan.backends.triton.sorting.shared import (
     numerics,
     row_strides,
 )
-from triplan.descriptors import TopKDescriptor
+from triplan.descriptors import KthValueDescriptor, TopKDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
+Selection = TopKDescriptor | KthValueDescriptor
 #: The most groups of a program.
 GROUPS = 4096
 #: Groups for each element that is taken: with many, few groups hold more than one of these.
@@ -104,7 +106,7 @@ class Stage:
         return padded_bytes(4 * programs * self.k), padded_bytes(kept * element.itemsize), padded_bytes(4 * kept)
 
 
-def stages(desc: TopKDescriptor, target: Target) -> list[Stage]:
+def stages(desc: Selection, target: Target) -> list[Stage]:
     """One launch, or two where rows are few and long."""
     wanted = -(-PROGRAMS * max(target.sm_count, 1) // max(desc.rows, 1))
     parts = max(min(wanted, desc.n // max(SPAN, GROUPS_TAKEN * desc.k)), 1)
@@ -112,7 +114,7 @@ def stages(desc: TopKDescriptor, target: Target) -> list[Stage]:
     return [first] if parts == 1 else [first, Stage(parts * desc.k, desc.k, 1)]
 
 
-def supports(desc: TopKDescriptor, target: Target) -> Support:
+def supports(desc: Selection, target: Target) -> Support:
     if desc.n > MOST:
         return Support.no(f"rows of {desc.n} elements; positions are i32, up to {MOST}")
     if desc.k > (most := GROUPS // GROUPS_TAKEN):
@@ -126,7 +128,7 @@ def supports(desc: TopKDescriptor, target: Target) -> Support:
     return SUPPORTED
 
 
-def rank(desc: TopKDescriptor, target: Target) -> float:
+def rank(desc: Selection, target: Target) -> float:
     """Each stage reads its elements once, and finds and ranks what is taken: by bytes, instructions, or latency."""
     found, words, sms = 0.0, -(-desc.element.itemsize // 4), max(target.sm_count, 1)
     for stage in stages(desc, target):
@@ -139,7 +141,7 @@ def rank(desc: TopKDescriptor, target: Target) -> float:
     return found
 
 
-def _ends(desc: TopKDescriptor, target: Target) -> tuple[list[int], int]:
+def _ends(desc: Selection, target: Target) -> tuple[list[int], int]:
     """(where scratch begins: groups, keys and places of the first stage, then its values and positions; the end)."""
     first, *second = stages(desc, target)
     sizes = list(first.scratch(desc.rows * first.parts, key_element(desc)))
@@ -151,22 +153,11 @@ def _ends(desc: TopKDescriptor, target: Target) -> tuple[list[int], int]:
     return [sum(sizes[:i]) for i in range(len(sizes))], sum(sizes)
 
 
-def workspace(desc: TopKDescriptor, target: Target) -> int:
+def workspace(desc: Selection, target: Target) -> int:
     return _ends(desc, target)[1] if desc.rows * desc.k else 0
 
 
-@kernel(
-    op="topk",
-    name="filtered",
-    elements=ELEMENTS,
-    guarantee=guarantee,
-    supports=supports,
-    rank=rank,
-    numerics=numerics,
-    workspace=workspace,
-    layout=layout,
-)
-def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
+def _filtered(desc: Selection, target: Target) -> list[Launch]:
     if desc.rows * desc.k == 0:
         return []
     x, values, indices = desc.operands()
@@ -194,8 +185,9 @@ def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
             "span": None if stage.parts == 1 else Int(stage.span, divisibility=ALIGNED),
             "capacity": Int(stage.capacity),
         }
-        constants = {**key_constants(desc), "DESCENDING": desc.largest, "GROUPS": stage.groups}
+        constants = {**key_constants(desc), "DESCENDING": descending(desc), "GROUPS": stage.groups}
         constants |= {"BLOCK": 32 * THREAD_READS * stage.warps, "OWN": OWN, "OTHERS": WARP_OTHERS * stage.warps}
+        constants["ONLY_KTH"] = isinstance(desc, KthValueDescriptor) and i == len(plan) - 1
         each = desc.rows * stage.parts
         found.append(
             Launch(kernels.filtered_kernel, each, args, constants, num_warps=stage.warps, max_registers=REGISTERS)
@@ -203,3 +195,17 @@ def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
         source = {"x": to["values"], "order": to["indices"]}
         source |= {"x_strides": to["values_strides"], "order_strides": to["indices_strides"]}
     return found
+
+
+for _op in ("topk", "kthvalue"):
+    kernel(
+        op=_op,
+        name="filtered",
+        elements=ELEMENTS,
+        guarantee=guarantee,
+        supports=supports,
+        rank=rank,
+        numerics=numerics,
+        workspace=workspace,
+        layout=layout,
+    )(_filtered)

@@ -74,6 +74,7 @@ def filtered_kernel(
     BLOCK: tl.constexpr,
     OWN: tl.constexpr,
     OTHERS: tl.constexpr,
+    ONLY_KTH: tl.constexpr,
 ):
     """values[r, p], indices[r, p] = the first ``k`` of part p of x[r] in order, and their positions.
 
@@ -81,7 +82,7 @@ def filtered_kernel(
     order: None, or [rows, n], the positions that the elements had. A part has ``span`` columns, the last one all that
     are left: GROUPS at least; or ``parts`` is None, and a row is one part. A program takes one part. Its scratch:
     groups, [k], and keys and places, [capacity]. The elements that are kept are ranked, OWN at a time, by comparison
-    with OTHERS at a time.
+    with OTHERS at a time. With ONLY_KTH, of one part, values and indices are [rows, 1]: only the ``k``-th is stored.
     """
     row = tl.program_id(0).to(tl.int64)
     begin = 0
@@ -137,8 +138,11 @@ def filtered_kernel(
             before += (is_before & (j < kept)[:, None]).to(tl.int32)
         rank = tl.sum(before, 0)
         is_taken = (i < kept) & (rank < k)
-        bits = tl.load(at + axis_offset(own_place, x_strides[1]), mask=is_taken, other=0)
         to = taken + rank
+        if ONLY_KTH:
+            is_taken = is_taken & (rank == k - 1)
+            to = rank * 0
+        bits = tl.load(at + axis_offset(own_place, x_strides[1]), mask=is_taken, other=0)
         tl.store(values + row * values_strides[0] + axis_offset(to, values_strides[1]), bits, mask=is_taken)
         index = own_place
         if order is not None:
