@@ -33,6 +33,7 @@ from bench import (
     sampling,
     scans,
     softmax,
+    sorting,
 )
 from bench.anywhere import run as anywhere
 from bench.anywhere.drawing import FAMILIES
@@ -43,11 +44,11 @@ from bench.indexing.cases import DTYPES
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
 REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1), "elementwise": (10, 1)}
 REPEATS |= {"conv": (10, 1), "random": (10, 1), "optim": (10, 1), "reductions": (10, 1), "sampling": (10, 1)}
-REPEATS |= {"pooling": (10, 1), "batch_norm": (10, 1), "lm": (10, 1)}
+REPEATS |= {"pooling": (10, 1), "batch_norm": (10, 1), "sorting": (10, 1), "lm": (10, 1)}
 #: Benches of one family's cases.
 ONE_FAMILY: dict[str, Any] = {"conv": conv, "copies": copies, "random": random, "reductions": reductions}
 ONE_FAMILY |= {"pooling": pooling, "batch_norm": batch_norm}
-ONE_FAMILY |= {"rotary": rotary, "sampling": sampling, "lm": lm}
+ONE_FAMILY |= {"rotary": rotary, "sampling": sampling, "sorting": sorting, "lm": lm}
 HELP = {
     "indexing": "gather, scatter and embedding against torch, on a GPU",
     "determinism": "accumulation by index against torch's modes, on a GPU",
@@ -64,6 +65,7 @@ HELP = {
     "random": "random numbers and dropout against torch and torch.compile, on GPUs",
     "reductions": "reductions of rows, columns and whole tensors against torch and torch.compile, on GPUs",
     "sampling": "tokens from logits, with filters, against torch's sorts, on GPUs",
+    "sorting": "the largest elements of rows, sorts and searches against torch, on GPUs",
     "elementwise": "elementwise functions and a fused expression against torch and torch.compile, on GPUs",
     "optim": "steps of optimizers against torch's fused and foreach ones, on a GPU",
     "host": "host time of planning and launching, and of every function beside torch's",

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 #: (rows, width, dtype) of the calls: so small that the device is rarely slower than the host.
 SIZES = ((64, 256, torch.bfloat16), (8, 64, torch.float32))
 
-#: Functions of numbers alone, or of modules, which are not replayed.
+#: Functions of numbers alone, of modules, or whose result's size depends on values: these are not replayed.
 WITHOUT_TENSORS = (
     "arange",
     "full",
@@ -26,6 +26,7 @@ WITHOUT_TENSORS = (
     "rand",
     "randint",
     "randn",
+    "unique_consecutive",
     "zeros",
     "nn.Patched",
     "nn.patch",
@@ -194,6 +195,7 @@ def calls(d: Draw) -> dict[str, Call]:
     vector, mask, bag = d.distinct(d.m), d.positions(d.m, d.n, of=2).bool(), d.positions(4, d.m // 2, of=d.m)
     first, second, whole = d.values(4, d.m, d.n), d.values(4, d.n, d.m), d.values(4, d.m, d.m)
     heads, variances = d.values(d.m, d.n, ROTATED), d.values(d.n).abs() + 1
+    untied = d.distinct(d.n, d.m).T.contiguous().to(d.dtype)  # torch takes any of equal elements
     certain = d.positions(d.m, 4, of=d.n)
 
     def lengths() -> Tensor:
@@ -241,6 +243,12 @@ def calls(d: Draw) -> dict[str, Call]:
             name: Call(_first(getattr(ours, name)), _first(getattr(torch, name)), (x, -1))
             for name in ("max", "min", "var_mean", "std_mean")
         },
+        **{
+            name: Call(_first(getattr(ours, name)), _first(getattr(torch, name)), (untied, *args), (0,))
+            for name, args in {"topk": (4,), "kthvalue": (4,), "sort": ()}.items()
+        },
+        "argsort": Call(ours.argsort, lambda x: torch.argsort(x, stable=True), (x,)),
+        "searchsorted": Call(ours.searchsorted, torch.searchsorted, (d.x[0].sort().values, d.x)),
         "aminmax": Call(_first(ours.aminmax), _first(torch.aminmax), (x,)),
         "count_nonzero": Call(ours.count_nonzero, torch.count_nonzero, (x, -1)),
         "vector_norm": Call(ours.vector_norm, torch.linalg.vector_norm, (x, 2, -1), (0,)),

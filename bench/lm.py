@@ -1,5 +1,5 @@
 """Cases of what stands around attention in a language model: embedding and norm, the loss of the last layer, rotary
-embedding, sampling."""
+embedding, sampling, sorting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from bench import losses, rotary, sampling
+from bench import losses, rotary, sampling, sorting
 from bench.rows import Buffers, Case, Run, compiled_by_torch, wrong_elements
 from triplan.backends.triton.common.rows_entries import Entry
 
@@ -30,7 +30,7 @@ def cases(tiny: bool = False) -> list[Case]:
         NormedEmbeddingCase("embedding_rms_norm", tokens, width, torch.bfloat16, table, gradient)
         for gradient in (False, True)
     ]
-    return [*embedded, *losses.cases(tiny)[:1], *rotary.cases(tiny), *sampling.cases(tiny)]
+    return [*embedded, *losses.cases(tiny)[:1], *rotary.cases(tiny), *sampling.cases(tiny), *sorting.cases(tiny)]
 
 
 def _by_torch(at: Tensor, table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

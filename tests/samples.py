@@ -28,6 +28,7 @@ FILTERED = {"batch": 2, "in_channels": 6, "height": 4, "width": 5, "out_channels
 FILTERED |= {"stride": (1, 2), "padding": (1, 0, 0, 1), "element": "f32"}
 POOLED = {"batch": 2, "channels": 6, "height": 4, "width": 5, "element": "f32"}
 IMAGES = {"batch": 5, "channels": 6, "pixels": 7, "element": "f32"}
+ORDERED = {"rows": 5, "n": 32, "element": "f32"}
 LISTED = {"sizes": (5, 0, 33), "scaled": True, "element": "f32"}
 #: Reductions, of each kind of accumulator one.
 REDUCTIONS = ("sum", "amax", "max", "var", "vector_norm", "logsumexp")
@@ -96,6 +97,9 @@ SAMPLES: dict[str, tp.Descriptor] = {
             for op in tp.RandomDescriptor.ops()
         ),
         tp.SampleDescriptor(element="f32", rows=5, vocabulary=32, top_k=True, top_p=True, min_p=True),
+        *(TYPES[op](**ORDERED) for op in ("sort", "argsort")),
+        *(TYPES[op](k=7, **ORDERED) for op in ("topk", "kthvalue")),
+        tp.SearchSortedDescriptor(m=7, sorter=True, **ORDERED),
         *(TYPES[op](**HEADS) for op in ("attention", "attention_backward")),
         *(TYPES[op](**LISTED) for op in ("adam", "sgd", "lion")),
         tp.TotalNormDescriptor(sizes=LISTED["sizes"], element="f32"),

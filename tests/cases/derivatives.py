@@ -189,6 +189,9 @@ PAIRS: dict[str, tuple[Function, Function]] = {
         lambda x, y: F.group_norm(x, 1, y[0, :, 0], y[-1, :, 1]),
         lambda x, y: functional.layer_norm(x, x.shape[1:]) * y[0, :, :1] + y[-1, :, 1:2],
     ),
+    "sort": (lambda x, y: F.sort(x * y, 1, True).values * y, lambda x, y: torch.sort(x * y, 1, True).values * y),
+    "topk": (lambda x, y: F.topk(x * y, 2).values, lambda x, y: torch.topk(x * y, 2).values),
+    "kthvalue": (lambda x, y: F.kthvalue(x * y, 2, 1).values, lambda x, y: torch.kthvalue(x * y, 2, 1).values),
     "masked_fill": (lambda x, y: F.masked_fill(x, y > 0, 2.0) * y, lambda x, y: x.masked_fill(y > 0, 2.0) * y),
 }
 

@@ -447,7 +447,19 @@ def test_optim_smoke(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "bench",
-    ["batch_norm", "conv", "copies", "elementwise", "lm", "pooling", "random", "reductions", "rotary", "sampling"],
+    [
+        "batch_norm",
+        "conv",
+        "copies",
+        "elementwise",
+        "lm",
+        "pooling",
+        "random",
+        "reductions",
+        "rotary",
+        "sampling",
+        "sorting",
+    ],
 )
 def test_smoke_against_torch(tmp_path: Path, bench: str) -> None:
     found, _ = smoke(tmp_path, [bench, *ON_CPU], f"{bench}-cpu-smoke")

@@ -55,6 +55,7 @@ def test_each_code_block_of_readme_runs_alone(capsys: pytest.CaptureFixture[str]
         ("docs/optim.md", 3),
         ("docs/reductions.md", 2),
         ("docs/sampling.md", 2),
+        ("docs/sorting.md", 3),
         ("docs/tuning.md", 3),
     ],
 )

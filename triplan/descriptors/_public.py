@@ -20,3 +20,4 @@ from triplan.descriptors.rotary import *
 from triplan.descriptors.sampling import *
 from triplan.descriptors.scans import *
 from triplan.descriptors.softmax import *
+from triplan.descriptors.sorting import *

@@ -20,5 +20,6 @@ from triplan.facade.rotary import *
 from triplan.facade.sampling import *
 from triplan.facade.scans import *
 from triplan.facade.softmax import *
+from triplan.facade.sorting import *
 from triplan.facade.tune import *
 from triplan.facade.workspace import *

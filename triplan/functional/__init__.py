@@ -20,6 +20,7 @@ from triplan.functional.rotary import *
 from triplan.functional.sampling import *
 from triplan.functional.scans import *
 from triplan.functional.softmax import *
+from triplan.functional.sorting import *
 
 _register_flops()
 _export(__name__)

@@ -1,4 +1,4 @@
-"""Functions of several families: losses of differences, and what a decoder does beside sampling.
+"""Functions of several families: losses of differences, what a decoder does beside sampling, runs of equal elements.
 
 A loss of differences is one launch, or two where its mean or sum is divided between programs.
 """
@@ -14,18 +14,21 @@ from typing import Any
 import torch
 
 from triplan import expr
-from triplan.errors import shown
+from triplan.errors import Unsupported, shown
 from triplan.functional._autocast import widened
 from triplan.functional._replay.replay import replayed
+from triplan.functional._shapes import axis
 from triplan.functional._sharding import copied, reshaped
 from triplan.functional.copies import arange, cat
 from triplan.functional.elementwise.expressions import expression
+from triplan.functional.elementwise.maths import ne, sub
 from triplan.functional.indexing import gather, index_select
 from triplan.functional.losses.shared import legacy
 from triplan.functional.reduced_expressions import reduce_expression
-from triplan.functional.reductions import logsumexp, sum
+from triplan.functional.reductions import any, logsumexp, sum
 from triplan.functional.sampling import sample
-from triplan.functional.scans import cumprod
+from triplan.functional.scans import cumprod, cumsum
+from triplan.functional.sorting import searchsorted
 
 __all__ = [
     "adjust_logits",
@@ -35,6 +38,7 @@ __all__ = [
     "smooth_l1_loss",
     "speculative_sample",
     "token_log_probs",
+    "unique_consecutive",
 ]
 
 Tensor = torch.Tensor
@@ -409,3 +413,54 @@ def speculative_sample(
     whole = cat([draft, missed], 1)  # one column more, which is not the draft's
     tokens: Tensor = expression(_joined, place, count[:, None], whole, found[:, None])
     return tokens, count
+
+
+# --- runs of equal elements ---
+
+
+def unique_consecutive(
+    input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    """The first element of each run of equal ones (torch.unique_consecutive).
+
+    Args:
+        input: floats, integers or bool of any shape and strides. NaN equals nothing, -0.0 equals 0.0.
+        return_inverse: also return, for each element, the number of its run, in i64.
+        return_counts: also return the length of each run, in i64.
+        dim: the slices along this axis are compared instead; None: the elements, row-major.
+
+    Returns:
+        The first elements, or a tuple of them, numbers and counts. The gradient of the first elements goes to them.
+
+    How many runs there are decides the size of the result, so the host waits for the device, once. Calls are therefore
+    neither replayed nor captured in CUDA graphs. Raises ``IndexError`` for ``dim``, ``RuntimeError`` for complex
+    numbers and where ``dim`` leaves slices without elements, ``Unsupported`` under capture.
+    """
+    if input.is_complex():
+        raise RuntimeError(f"unique_consecutive(): {input.dtype} is not supported; expected floats, integers or bool")
+    if input.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise Unsupported(
+            "unique_consecutive() cannot be captured in a CUDA graph, as the host must wait for the number of runs"
+        )
+    if dim is not None and input.dim() == 0:
+        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
+    at = 0 if dim is None else axis(dim, input.dim())
+    items = input.reshape(-1) if dim is None else input.movedim(at, 0)
+    n = items.shape[0]
+    if dim is not None and not items[:1].numel() and (n or items.shape[1:].numel() == 0):
+        raise RuntimeError("There are 0 sized dimensions, and they aren't selected, so unique cannot be applied")
+    if n:
+        values = items.detach()
+        differs = ne(values[1:], values[:-1])
+        if items.dim() > 1:
+            differs = any(differs.reshape(n - 1, items.shape[1:].numel()), 1)
+        inverse = cat([torch.zeros(1, dtype=torch.int64, device=input.device), cumsum(differs, 0)])
+        runs = int(inverse[-1]) + 1
+    else:
+        inverse, runs = torch.zeros(0, dtype=torch.int64, device=input.device), 0
+    first = searchsorted(inverse, arange(runs + 1, device=input.device))
+    found = index_select(items, 0, first[:-1]) if dim is None else index_select(input, at, first[:-1])
+    more = [inverse.reshape(input.shape) if dim is None else inverse] if return_inverse else []
+    if return_counts:
+        more.append(sub(first[1:], first[:-1]))
+    return (found, *more) if more else found

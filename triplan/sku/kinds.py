@@ -58,6 +58,7 @@ class OpCategory(_Name):
     SAMPLING = "sampling"
     OPTIM = "optim"
     REDUCTIONS = "reductions"
+    SORTING = "sorting"
     CUSTOM = "custom"
 
 

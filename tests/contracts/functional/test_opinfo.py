@@ -29,6 +29,8 @@ LISTED = "2.13."
 #: Functions that torch does not have, or of which it has no samples.
 OTHERS = {"embedding_rms_norm", "gather_with_grad", "l2_norm", "relu_squared", "rotary"}
 OTHERS |= {"vector_norm"}
+#: A function whose samples want no stable order of torch: tests/families/sorting compares it with that.
+OTHERS |= {"argsort"}
 OTHERS |= {"adjust_logits", "speculative_sample", "token_log_probs"}
 OTHERS |= {
     "attention",

@@ -216,6 +216,16 @@ def {function.__name__}({", ".join(declared)}):
     return cast(F, made)
 
 
+def repeats(inner: Any) -> Callable[[F], F]:
+    """Decorates a function that only names the results of ``inner``: its replays are those."""
+
+    def mark(function: F) -> F:
+        function.__dict__["replays"] = inner.replays
+        return function
+
+    return mark
+
+
 # --- calls that autograd records ---
 
 

@@ -324,6 +324,8 @@ RULES: dict[str, str | Rule] = {
     "extremum": _extremum,
     "attention": _attention,
     "attention_backward": _attention_backward,
+    "attention_qkvpacked": "b... -> b..., b..",
+    "attention_qkvpacked_backward": "b..., b..., b..., b.. -> b...",
     "rotary": _rotary,
     "normed_rotary": _normed_rotary,
     "embedding": ".e, * -> *e",
@@ -360,7 +362,8 @@ RULES |= {
     for back in ("", "_backward")
 }
 #: Ops that draw by the number of an element among all, write it, or choose where they write by values.
-WHOLE = {"random", "bernoulli", "dropout", "dropout_and_keep", "arange", "index_put", "masked_scatter"}
+WHOLE = {"topk", "kthvalue", "sort", "argsort", "searchsorted"}
+WHOLE |= {"random", "bernoulli", "dropout", "dropout_and_keep", "arange", "index_put", "masked_scatter"}
 
 
 def rule_of(name: str) -> str | Rule | None:

@@ -10,7 +10,7 @@ import torch
 
 from triplan.functional._autocast import widened
 from triplan.functional._ops import check_out
-from triplan.functional._replay.replay import replayed
+from triplan.functional._replay.replay import repeats, replayed
 from triplan.functional.reductions.engine import dims, extremum, reduce
 
 __all__ = [
@@ -137,22 +137,12 @@ def amin(input: Tensor, dim: Axes = (), keepdim: bool = False, *, out: Tensor | 
     return _call("amin", input, dim, keepdim, out=out)
 
 
-def _repeats(inner: Any) -> Callable[[F], F]:
-    """Decorates a function that only names the results of ``inner``: its replays are those."""
-
-    def mark(function: F) -> F:
-        function.__dict__["replays"] = inner.replays
-        return function
-
-    return mark
-
-
 @replayed
 def _both_ends(input: Tensor, dim: Axes, keepdim: bool) -> tuple[Tensor, Tensor]:
     return _call("amin", input, dim, keepdim), _call("amax", input, dim, keepdim)
 
 
-@_repeats(_both_ends)
+@repeats(_both_ends)
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """``amin`` and ``amax``, by two launches, as a named tuple (min, max) (torch.aminmax)."""
     return torch.return_types.aminmax(_both_ends(input, dim, keepdim))
@@ -189,7 +179,7 @@ def _named(
     return returns((values, indices))
 
 
-@_repeats(_largest)
+@repeats(_largest)
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """The largest element of all; with an axis ``dim``, those along it and their positions (torch.max).
 
@@ -200,7 +190,7 @@ def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = Non
     return _named("max", _largest, amax, torch.maximum, torch.return_types.max, input, dim, keepdim, out)
 
 
-@_repeats(_smallest)
+@repeats(_smallest)
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """As ``max``, of the smallest element (torch.min)."""
     return _named("min", _smallest, amin, torch.minimum, torch.return_types.min, input, dim, keepdim, out)

@@ -1,0 +1,292 @@
+"""Sorting: torch's results, ties and special values, dtypes, layouts, gradients, refusals; each kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cases import places, required
+from proofs import target
+from samples import SetConstant, same
+
+import triplan as tp
+import triplan.functional as F  # noqa: N812
+from triplan.backends.triton.sorting import filtered, radix
+from triplan.testing import check_plan
+
+Tensor = torch.Tensor
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "packed": lambda x: x,
+    "transposed": lambda x: x.transpose(0, 2),
+    "every other": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(4, -1, -1),
+    "scalar": lambda x: x[0, 0, 0],
+    "one element": lambda x: x[:, :, :1],
+    "no rows": lambda x: x[:0],
+    "nine axes": lambda x: x[(None,) * 6],
+}
+#: Each of these twice, in an order that is not sorted.
+SPECIAL = (0.0, -0.0, float("nan"), 1.0, -float("inf"), float("inf"), -2.0) * 2
+
+
+def drawn(*shape: int) -> Tensor:
+    """Integers with ties."""
+    return torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(0)).double()
+
+
+def stable(x: Tensor, dim: int, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """torch's stable sort, of NumPy's order on the CPU."""
+    values, indices = torch.sort(x, dim=dim, descending=descending, stable=True)
+    return values, indices
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_and_axis(layout: str) -> None:
+    x = LAYOUTS[layout](drawn(4, 5, 6))
+    for dim in range(-max(x.dim(), 1), max(x.dim(), 1)):
+        n = x.shape[dim] if x.dim() else 1
+        for descending in (False, True):
+            values, indices = stable(x, dim, descending)
+            same(tuple(F.sort(x, dim, descending)), (values, indices))
+            same(F.argsort(x, dim, descending), indices)
+            for k in {0, min(n, 1), n // 2, n} if x.dim() else {1}:
+                first = (values, indices) if x.dim() == 0 else [t.narrow(dim, 0, k) for t in (values, indices)]
+                same(tuple(F.topk(x, k, dim, descending)), tuple(first))
+        if n:
+            found, at = F.kthvalue(x, (n + 1) // 2, dim, keepdim=True)
+            values, indices = stable(x, dim)
+            where = (n + 1) // 2 - 1
+            same(
+                (found, at),
+                (values, indices) if x.dim() == 0 else tuple(t.narrow(dim, where, 1) for t in (values, indices)),
+            )
+            same(F.kthvalue(x, (n + 1) // 2, dim).values, torch.kthvalue(x, (n + 1) // 2, dim).values)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_dtypes(dtype: torch.dtype) -> None:
+    x = drawn(3, 50).abs().to(dtype)
+    same(tuple(F.sort(x, 1, True)), stable(x, 1, True))
+    same(F.topk(x, 9).values, torch.topk(x.to(torch.uint8) if dtype is torch.bool else x, 9).values.to(dtype))
+    same(F.kthvalue(x, 30).values, stable(x, 1).__getitem__(0)[:, 29])
+    if dtype is not torch.bool:
+        row = x[0].sort().values
+        same(F.searchsorted(row, x, right=True), torch.searchsorted(row, x, right=True))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_is_largest_and_zeros_are_equal(dtype: torch.dtype) -> None:
+    x = torch.tensor(SPECIAL, dtype=dtype)
+    for descending in (False, True):
+        values, indices = F.sort(x, 0, descending)
+        same(indices, stable(x.double(), 0, descending)[1])
+        assert torch.equal(values.signbit()[~values.isnan()], x[indices].signbit()[~values.isnan()])
+    assert F.sort(x).indices.tolist() == [4, 11, 6, 13, 0, 1, 7, 8, 3, 10, 5, 12, 2, 9]
+    assert F.topk(x, 3).indices.tolist() == [2, 9, 5]
+
+
+def test_more_than_the_kernels_take() -> None:
+    x = drawn(2, 3000)
+    same(tuple(F.topk(x, 1500)), tuple(t[:, :1500] for t in stable(x, 1, True)))
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_searchsorted(right: bool) -> None:
+    rows, x = drawn(3, 4, 20), drawn(3, 4, 7)
+    ascending, sorter = stable(rows, -1)
+    expected = torch.searchsorted(ascending, x, right=right)
+    same(F.searchsorted(ascending, x, right=right), expected)
+    same(F.searchsorted(rows, x, side="right" if right else "left", sorter=sorter), expected)
+    same(F.searchsorted(ascending, x, right=right, out_int32=True), expected.int())
+    same(F.searchsorted(ascending[0, 0], 3, right=right), torch.searchsorted(ascending[0, 0], 3, right=right))
+    same(F.searchsorted(ascending[0, 0], x, right=right), torch.searchsorted(ascending[0, 0], x, right=right))
+    same(F.searchsorted(ascending[..., :0], x), torch.zeros_like(expected))
+
+
+RUNS: dict[str, tuple[Tensor, int | None]] = {
+    "whole": (drawn(3, 40) // 6, None),
+    "transposed": ((drawn(3, 40) // 6).T, None),
+    "NaN and zeros": (torch.tensor([float("nan"), float("nan"), 0.0, -0.0, 1.0]), None),
+    "bool": (drawn(50) > 0, None),
+    "bytes": ((drawn(50) // 6).to(torch.uint8), None),
+    "scalar": (torch.tensor(3.0), None),
+    "empty": (torch.zeros(0, 3), None),
+    "rows": (drawn(4, 3).repeat_interleave(torch.tensor([1, 3, 2, 1]), 0), 0),
+    "columns": (drawn(3, 4).repeat_interleave(2, 1), -1),
+    "one row": (drawn(1, 3), 0),
+    "no rows": (torch.zeros(0, 3), 0),
+    "rows with NaN": (torch.tensor([[1.0, float("nan")]] * 3), 0),
+    "elements along an axis": (torch.tensor([1, 1, 2]), 0),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_unique_consecutive(name: str) -> None:
+    x, dim = RUNS[name]
+    for inverse in (False, True):
+        for counts in (False, True):
+            expected = torch.unique_consecutive(x, return_inverse=inverse, return_counts=counts, dim=dim)
+            found = F.unique_consecutive(x, inverse, counts, dim)
+            assert isinstance(found, tuple) == isinstance(expected, tuple)
+            for got, wanted in zip(*(t if isinstance(t, tuple) else (t,) for t in (found, expected)), strict=True):
+                torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_gradient_of_unique_consecutive() -> None:
+    x = torch.tensor([1.0, 1.0, 2.0, 1.0], requires_grad=True)
+    (found,) = torch.autograd.grad((F.unique_consecutive(x) ** 2).sum(), x)
+    assert found.tolist() == [2, 0, 4, 2]
+
+
+def test_out() -> None:
+    x = drawn(3, 9)
+    pair = (torch.empty(0, dtype=x.dtype), torch.empty(0, dtype=torch.int64))
+    found = F.topk(x, 2, out=pair)
+    assert found.values is pair[0]
+    same(tuple(found), tuple(t[:, :2] for t in stable(x, 1, True)))
+    at = torch.empty(0, dtype=torch.int64)
+    assert F.argsort(x, out=at) is at
+    same(at, stable(x, 1)[1])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", ["sort", "topk", "kthvalue"])
+def test_gradients(name: str, dim: int) -> None:
+    x = torch.randperm(30, generator=torch.Generator().manual_seed(0)).double().reshape(5, 6).requires_grad_()
+    args: tuple[Any, ...] = {"sort": (dim, True), "topk": (3, dim), "kthvalue": (3, dim)}[name]
+
+    def of(module: Any) -> Tensor:
+        values = getattr(module, name)(x, *args).values
+        (g,) = torch.autograd.grad((values**3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(g.sum(), x)
+        return torch.stack([g, second])
+
+    torch.testing.assert_close(of(F), of(torch))
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("topk", (2, 1, True)), ("kthvalue", (2, 0, False)), ("sort", (True, 0)), ("argsort", (False, 1))],
+)
+def test_opcheck(name: str, args: tuple[Any, ...]) -> None:
+    x = drawn(3, 4).requires_grad_(name != "argsort")
+    torch.library.opcheck(getattr(torch.ops.triplan, name).default, (x, *args))
+
+
+def test_opcheck_of_searchsorted() -> None:
+    torch.library.opcheck(torch.ops.triplan.searchsorted.default, (drawn(9), drawn(3, 4), None, False, True))
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: F.sort(drawn(3), 1), IndexError),
+        (lambda: F.topk(drawn(3), 4), RuntimeError),
+        (lambda: F.topk(drawn(3), -1), RuntimeError),
+        (lambda: F.kthvalue(drawn(3), 0), RuntimeError),
+        (lambda: F.kthvalue(drawn(2, 0), 1), IndexError),
+        (lambda: F.sort(drawn(3).to(torch.complex64)), RuntimeError),
+        (lambda: F.searchsorted(drawn(3), drawn(3).float()), RuntimeError),
+        (lambda: F.searchsorted(drawn(2, 3), drawn(3, 3)), RuntimeError),
+        (lambda: F.searchsorted(drawn(2, 3), 1.0), RuntimeError),
+        (lambda: F.searchsorted(drawn(3), drawn(3), side="left", right=True), RuntimeError),
+        (lambda: F.unique_consecutive(torch.zeros(3, 0), dim=0), RuntimeError),
+        (lambda: F.unique_consecutive(torch.zeros(0, 3), dim=1), RuntimeError),
+        (lambda: F.unique_consecutive(torch.tensor(3.0), dim=0), IndexError),
+        (lambda: F.unique_consecutive(drawn(3), dim=1), IndexError),
+        (lambda: F.unique_consecutive(drawn(3).to(torch.complex64)), RuntimeError),
+        (lambda: tp.TopKDescriptor(element="f32", rows=2, n=3, k=4), tp.errors.InvalidProblem),
+    ],
+)
+def test_refusals(call: Callable[[], Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call()
+
+
+@pytest.mark.parametrize("layout", ["packed", "strided"])
+@pytest.mark.parametrize(("where", "kernel"), places("rows", "radix"))
+def test_sorts(where: str, kernel: str | None, layout: str, constant: SetConstant) -> None:
+    """Rows of several tiles, of each width of a key, in both orders, with NaN of any bits. (The proofs are packed.)"""
+    constant(radix, "TILE", 32)
+    cases = [(tp.SortDescriptor, "bf16", False), (tp.ArgsortDescriptor, "u8", True), (tp.SortDescriptor, "f32", True)]
+    cases += [(tp.SortDescriptor, "f64", False)]
+    for cls, element, descending in cases if layout == "packed" else cases[:2]:
+        desc = cls(element=element, rows=3, n=70, descending=descending)  # type: ignore[attr-defined]
+        desc = desc.replace(layouts={o.name: layout for o in desc.operands()})
+        assert check_plan(required(desc, kernel, target(where)), runs=1).compared
+
+
+@pytest.mark.parametrize("layout", ["packed", "strided"])
+@pytest.mark.parametrize(("where", "kernel"), places("looped", "filtered", "rows"))
+def test_selections(where: str, kernel: str | None, layout: str) -> None:
+    """Rows of several blocks, of each width of a key; more winners than are ranked at a time."""
+    n = 130 if kernel == "rows" else 2100
+    for element in ("bf16", "i8", "f32", "f64"):
+        descs: list[tp.Descriptor] = [
+            tp.TopKDescriptor(element=element, rows=2, n=n, k=n // 16),
+            tp.KthValueDescriptor(element=element, rows=2, n=n, k=n // 16),
+        ]
+        if kernel != "filtered":
+            descs += [
+                tp.TopKDescriptor(element=element, rows=2, n=90, k=90, largest=False),
+                tp.KthValueDescriptor(element=element, rows=2, n=n, k=n - 100),
+            ]
+        for desc in descs:
+            strided = desc.replace(layouts={o.name: layout for o in desc.operands()})
+            assert check_plan(required(strided, kernel, target(where)), runs=1).compared
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("looped", "filtered"))
+def test_many_ties(where: str, kernel: str | None) -> None:
+    """Of equal elements those with the lowest positions are taken."""
+    x = torch.ones(2, 3000)
+    x[:, ::7] = 2
+    for largest in (True, False):
+        desc = tp.TopKDescriptor(element="f32", rows=2, n=3000, k=375 if kernel == "filtered" else 500, largest=largest)
+        assert check_plan(required(desc, kernel, target(where)), runs=1, given={"x": x}).compared
+    for k in (1, 500, 2571, 2572, 3000) if kernel != "filtered" else (1, 375):
+        kth = tp.KthValueDescriptor(element="f32", rows=2, n=3000, k=k)
+        assert check_plan(required(kth, kernel, target(where)), runs=1, given={"x": x}).compared
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("filtered"))
+@pytest.mark.parametrize("parts", [1, 3])
+def test_filtered_by_groups(where: str, kernel: str | None, parts: int, constant: SetConstant) -> None:
+    """What is taken lies in one group of columns, in all of them, in one part, or at the end of the last one."""
+    constant(filtered, "SPAN", 600 if parts > 1 else 1 << 20)
+    constant(filtered, "PROGRAMS", 15)
+    constant(filtered, "GROUPS_WANTED", 64)
+    n, k = 2000, 8
+    x = torch.zeros(5, n)
+    x[0, 5::64] = torch.arange(len(x[0, 5::64])).float()  # one group holds all; with ties of zero for the others
+    x[1] = torch.arange(n)
+    x[2] = -torch.arange(n)
+    x[3, n - 3 :] = 1
+    x[4, 700:720] = torch.randperm(20, generator=torch.Generator().manual_seed(0)).float() - 10
+    for largest in (True, False):
+        desc = tp.TopKDescriptor(element="f32", rows=5, n=n, k=k, largest=largest)
+        plan = required(desc, kernel, target(where))
+        assert kernel is None or len(plan.launches) == min(parts, 2)
+        assert check_plan(plan, runs=1, given={"x": x}).compared
+    kth = tp.KthValueDescriptor(element="f32", rows=5, n=n, k=k)
+    assert check_plan(required(kth, kernel, target(where)), runs=1, given={"x": x}).compared
+
+
+def test_one_long_row_is_read_by_all_multiprocessors() -> None:
+    """Of (1, 2**24): parts of which each gives its first 64; then the first of these."""
+    desc = tp.TopKDescriptor(element="f32", rows=1, n=2**24, k=64)
+    first, second = filtered.stages(desc, tp.Target.sm90a())
+    assert tp.plan(desc, target=tp.Target.sm90a()).sku().kernel == "filtered"
+    assert (first.parts, second.n, second.parts) == (264, 264 * 64, 1)
+
+
+def test_long_rows_are_sorted_by_their_digits() -> None:
+    """Of (1, 2**24): four digits; two buffers, places within tiles, and a count of each digit in each tile."""
+    plan = tp.plan(tp.SortDescriptor(element="f32", rows=1, n=2**24), target=tp.Target.sm90a())
+    assert plan.sku().kernel == "radix"
+    assert len(plan.launches) == 12
+    assert plan.workspace_size() == (2 * (4 + 4) + 2) * 2**24 + 4 * 256 * (2**13 + 1)

@@ -1,0 +1,1 @@
+"""Sorting of rows, their largest or smallest elements, and positions in sorted rows."""

@@ -1,0 +1,124 @@
+"""Kernel ``looped`` of topk and kthvalue: a program for each row, which reads it once for each digit of a key."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
+from triplan.backends.table import kernel
+from triplan.backends.triton.common.card import LAUNCH_US, SM_BYTES_PER_US
+from triplan.backends.triton.common.offsets import ceil_power, layout, padded_bytes
+from triplan.backends.triton.sorting import looped_kernels as kernels
+from triplan.backends.triton.sorting.shared import (
+    ELEMENTS,
+    MOST,
+    PAIR_US,
+    bits,
+    guarantee,
+    key_constants,
+    key_element,
+    numerics,
+    row_strides,
+)
+from triplan.descriptors import KthValueDescriptor, TopKDescriptor
+from triplan.sku import SUPPORTED, ElementKind, Support, Target
+
+#: Elements of a block at most, in 8 warps. Untuned.
+BLOCK = 2048
+#: The most elements that are ranked by comparing all pairs. Untuned.
+MOST_TAKEN = 1024
+#: Elements that are ranked at a time, by comparison with so many others at a time. Untuned.
+OWN, OTHERS = 32, 128
+#: Microseconds that a pass takes alone: it waits for reads, sums and a scan. Untuned.
+PASS_US = 2.0
+#: Keys whose digits one multiprocessor counts in a microsecond: a histogram compiles to about 100 instructions a key.
+#: Untuned.
+SM_DIGITS_PER_US = 2000
+
+
+def supports(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> Support:
+    if desc.rows >= 2**31:
+        return Support.no(f"needs {desc.rows} programs; a grid holds fewer than 2**31")
+    if desc.n > MOST:
+        return Support.no(f"rows of {desc.n} elements; positions are i32, up to {MOST}")
+    if isinstance(desc, TopKDescriptor) and desc.k > MOST_TAKEN:
+        return Support.no(f"k = {desc.k}: at most {MOST_TAKEN} are ranked; sort the rows instead")
+    return SUPPORTED
+
+
+def rank(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> float:
+    """Each pass reads the row as fast as one multiprocessor can, or counts its digits. Untuned."""
+    passes, size = desc.element.itemsize + 1, desc.element.itemsize
+    each = desc.n * passes * max(size / SM_BYTES_PER_US, 1 / SM_DIGITS_PER_US)
+    if isinstance(desc, TopKDescriptor):
+        each += desc.k**2 * PAIR_US
+    return LAUNCH_US + passes * PASS_US + -(-desc.rows // max(target.sm_count, 1)) * each
+
+
+def block_of(desc: TopKDescriptor | KthValueDescriptor) -> tuple[int, int]:
+    """(elements of a block, warps)."""
+    block = min(max(ceil_power(desc.n), 128), BLOCK)
+    return block, max(block // 256, 1)
+
+
+@kernel(
+    op="kthvalue",
+    name="looped",
+    elements=ELEMENTS,
+    guarantee=guarantee,
+    supports=supports,
+    rank=rank,
+    numerics=numerics,
+    layout=layout,
+)
+def kthvalue(desc: KthValueDescriptor, target: Target) -> list[Launch]:
+    if desc.rows == 0:
+        return []
+    block, warps = block_of(desc)
+    x, values, indices = desc.operands()
+    args: dict[str, Arg] = {
+        "x": bits(x),
+        "values": bits(values),
+        "indices": bits(indices),
+        "x_strides": row_strides(x),
+        "values_strides": row_strides(values),
+        "indices_strides": row_strides(indices),
+        "n": Int(desc.n, divisibility=power_of_two_in(desc.n)),
+        "k": Int(desc.k),
+    }
+    return [Launch(kernels.kth_kernel, desc.rows, args, {**key_constants(desc), "BLOCK": block}, num_warps=warps)]
+
+
+def workspace(desc: TopKDescriptor, target: Target) -> int:
+    taken = desc.rows * desc.k
+    return padded_bytes(taken * key_element(desc).itemsize) + padded_bytes(4 * taken)
+
+
+@kernel(
+    op="topk",
+    name="looped",
+    elements=ELEMENTS,
+    guarantee=guarantee,
+    supports=supports,
+    rank=rank,
+    numerics=numerics,
+    workspace=workspace,
+    layout=layout,
+)
+def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
+    if desc.rows * desc.k == 0:
+        return []
+    block, warps = block_of(desc)
+    x, values, indices = desc.operands()
+    args: dict[str, Arg] = {
+        "x": bits(x),
+        "values": bits(values),
+        "indices": bits(indices),
+        "x_strides": row_strides(x),
+        "values_strides": row_strides(values),
+        "indices_strides": row_strides(indices),
+        "keys": Scratch(0, key_element(desc)),
+        "places": Scratch(padded_bytes(desc.rows * desc.k * key_element(desc).itemsize), ElementKind.I32),
+        "n": Int(desc.n, divisibility=power_of_two_in(desc.n)),
+        "k": Int(desc.k),
+    }
+    constants = {**key_constants(desc), "DESCENDING": desc.largest, "BLOCK": block, "OWN": OWN, "OTHERS": OTHERS}
+    return [Launch(kernels.topk_kernel, desc.rows, args, constants, num_warps=warps)]

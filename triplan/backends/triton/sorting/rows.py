@@ -1,0 +1,107 @@
+"""Kernel ``rows`` of sort, argsort, topk and kthvalue: rows that fit into the registers of one program."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.table import kernel
+from triplan.backends.triton.common.offsets import ceil_power, layout
+from triplan.backends.triton.common.tiles import waves_us
+from triplan.backends.triton.sorting import rows_kernels as kernels
+from triplan.backends.triton.sorting.shared import (
+    ELEMENTS,
+    bits,
+    descending,
+    guarantee,
+    key_constants,
+    numerics,
+    row_strides,
+)
+from triplan.descriptors import ArgsortDescriptor, KthValueDescriptor, SortDescriptor, TopKDescriptor
+from triplan.sku import SUPPORTED, Support, Target
+
+Ordered = SortDescriptor | ArgsortDescriptor | TopKDescriptor | KthValueDescriptor
+#: The longest rows by bytes of an element: Triton's compiler takes 3 s for a sort of 1024 integers and 9 s for 4096,
+#: and registers spill with 2048 elements of 64 bits, whose halves are sorted one after the other.
+LONGEST = {1: 2048, 2: 2048, 4: 2048, 8: 1024}
+#: Elements of a program that takes several rows. Untuned.
+HELD = 1024
+#: Registers of a thread at most. Left alone, ptxas takes 40 in some binaries for sm80, and spills a few.
+REGISTERS = 128
+#: Elements that a multiprocessor moves by one step of a bitonic sort in a microsecond, by bytes of an element: a step
+#: of 32 bits compiles to about 5 instructions an element, one of 64 bits to 11, and it does 64 in a cycle. Untuned.
+SM_STEPS_PER_US = {1: 22_000, 2: 22_000, 4: 10_000, 8: 10_000}
+
+
+def tile_of(desc: Ordered) -> tuple[int, int]:
+    """(rows, elements of each) of a program."""
+    block = max(ceil_power(desc.n), 16)
+    return min(max(HELD // block, 1), ceil_power(max(desc.rows, 1))), block
+
+
+def kept_of(desc: Ordered) -> tuple[int, int]:
+    """The places in order that are kept: (the first, how many)."""
+    if isinstance(desc, TopKDescriptor):
+        return 0, desc.k
+    return (desc.k - 1, 1) if isinstance(desc, KthValueDescriptor) else (0, desc.n)
+
+
+def supports(desc: Ordered, target: Target) -> Support:
+    if desc.n > (longest := LONGEST[desc.element.itemsize]):
+        return Support.no(f"rows of {desc.n} elements of {desc.element.itemsize} bytes; programs hold up to {longest}")
+    programs = -(-desc.rows // tile_of(desc)[0])
+    if programs >= 2**31:
+        return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def rank(desc: Ordered, target: Target) -> float:
+    """A bitonic sort of 2**k elements has k * (k + 1) / 2 steps. Untuned."""
+    rows, block = tile_of(desc)
+    programs, k = max(-(-desc.rows // rows), 1), block.bit_length() - 1
+    steps = k * (k + 1) // 2 * (2 if desc.element.itemsize == 8 else 1)
+    kept = kept_of(desc)[1]
+    moved = (desc.n * desc.element.itemsize + kept * (desc.element.itemsize + 8)) * rows
+    waves = -(-programs // max(target.sm_count, 1))
+    return waves_us(programs, moved, target) + waves * rows * block * steps / SM_STEPS_PER_US[desc.element.itemsize]
+
+
+def _rows(desc: Ordered, target: Target) -> list[Launch]:
+    first, kept = kept_of(desc)
+    if desc.rows * kept == 0:
+        return []
+    rows, block = tile_of(desc)
+    given = {o.name: o for o in desc.operands()}
+    values = given.get("values")
+    selects = isinstance(desc, TopKDescriptor | KthValueDescriptor)
+    args = {
+        "x": bits(given["x"]),
+        "values": None if values is None else bits(values),
+        "indices": bits(given["indices"]),
+        "x_strides": row_strides(given["x"]),
+        "values_strides": None if values is None else row_strides(values),
+        "indices_strides": row_strides(given["indices"]),
+        "rows": Int(desc.rows),
+        "n": Int(desc.n),
+        "first": Int(first) if selects else None,
+        "kept": Int(kept) if selects else None,
+    }
+    constants = {**key_constants(desc), "DESCENDING": descending(desc), "ROWS": rows, "BLOCK": block}
+    warps = max(rows * block // 256, 1)
+    return [
+        Launch(
+            kernels.sort_rows_kernel, -(-desc.rows // rows), args, constants, num_warps=warps, max_registers=REGISTERS
+        )
+    ]
+
+
+for _op in ("sort", "argsort", "topk", "kthvalue"):
+    kernel(
+        op=_op,
+        name="rows",
+        elements=ELEMENTS,
+        guarantee=guarantee,
+        supports=supports,
+        rank=rank,
+        numerics=numerics,
+        layout=layout,
+    )(_rows)

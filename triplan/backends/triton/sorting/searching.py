@@ -1,0 +1,78 @@
+"""Kernel ``searching`` of searchsorted: a bisection for each element, in one launch."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Int, Launch, Ptr
+from triplan.backends.table import kernel
+from triplan.backends.triton.common.card import L2_BYTES, L2_BYTES_PER_US, LAUNCH_US, SECTOR
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, layout
+from triplan.backends.triton.common.tiles import waves_us
+from triplan.backends.triton.sorting import searching_kernels as kernels
+from triplan.backends.triton.sorting.shared import ELEMENTS, guarantee, numerics, row_strides
+from triplan.descriptors import Operand, SearchSortedDescriptor
+from triplan.sku import SUPPORTED, ElementKind, Support, Target
+
+#: Elements that a program searches for at most, in 4 warps. Untuned.
+BLOCK = 512
+
+
+def programs(desc: SearchSortedDescriptor) -> int:
+    return desc.rows * -(-desc.m // block_of(desc))
+
+
+def block_of(desc: SearchSortedDescriptor) -> int:
+    return min(max(ceil_power(desc.m), 32), BLOCK)
+
+
+def supports(desc: SearchSortedDescriptor, target: Target) -> Support:
+    if programs(desc) >= 2**31:
+        return Support.no(f"needs {programs(desc)} programs; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def rank(desc: SearchSortedDescriptor, target: Target) -> float:
+    """Each step of a bisection reads a sector, of a sequence that fits into the L2 cache from there. Untuned."""
+    moved = desc.rows * desc.m * (desc.element.itemsize + 8)
+    steps, size = desc.rows * desc.m * desc.n.bit_length(), desc.rows * desc.n * desc.element.itemsize
+    slower = 1 if size <= L2_BYTES else 2
+    return (
+        waves_us(max(programs(desc), 1), moved / max(programs(desc), 1), target)
+        + LAUNCH_US
+        + (slower * steps * SECTOR / L2_BYTES_PER_US)
+    )
+
+
+def address(o: Operand) -> Ptr:
+    return Ptr(o.name, ElementKind.U8 if o.element is ElementKind.BOOL else o.element, o.alignment)
+
+
+@kernel(
+    op="searchsorted",
+    name="searching",
+    elements=ELEMENTS,
+    guarantee=guarantee,
+    supports=supports,
+    rank=rank,
+    numerics=numerics,
+    layout=layout,
+)
+def searching(desc: SearchSortedDescriptor, target: Target) -> list[Launch]:
+    if desc.rows * desc.m == 0:
+        return []
+    given = {o.name: o for o in desc.operands()}
+    sorter, block = given.get("sorter"), block_of(desc)
+    args = {
+        "sequence": address(given["sequence"]),
+        "sorter": None if sorter is None else address(sorter),
+        "x": address(given["x"]),
+        "out": address(given["out"]),
+        "sequence_strides": row_strides(given["sequence"]),
+        "sorter_strides": None if sorter is None else row_strides(sorter),
+        "x_strides": row_strides(given["x"]),
+        "out_strides": row_strides(given["out"]),
+        "n": Int(desc.n, desc.n >= I32_LIMIT),
+        "m": Int(desc.m, desc.m >= I32_LIMIT),
+        "blocks": Int(-(-desc.m // block)),
+        "steps": Int(desc.n.bit_length()),
+    }
+    return [Launch(kernels.searchsorted_kernel, programs(desc), args, {"RIGHT": desc.right, "BLOCK": block})]

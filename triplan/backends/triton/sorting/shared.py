@@ -1,0 +1,77 @@
+"""What the kernels of sorting share on the host: operands as arguments, and what all of them guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triplan.backends.runtime.launch import Arg, Ptr
+from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.strides import known_strides, stride_arg
+from triplan.descriptors import Descriptor, Operand
+from triplan.descriptors.sorting import RowOrderProblem
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
+
+ELEMENTS = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
+#: The bits of infinity. Of integers there is none.
+INFINITY = {
+    ElementKind.F16: 0x7C00,
+    ElementKind.BF16: 0x7F80,
+    ElementKind.F32: 0x7F800000,
+    ElementKind.F64: 0x7FF0000000000000,
+}
+#: Elements that have no sign.
+UNSIGNED = (ElementKind.U8, ElementKind.BOOL)
+#: Microseconds of a multiprocessor for each pair of elements that are ranked: about 4 instructions a lane. Untuned.
+PAIR_US = 3.4e-5
+#: Positions within a row are i32, also those of the last block's lanes, which may run past the end.
+MOST = 2**31 - 2**16
+
+
+def guarantee(desc: Descriptor) -> Mapping[str, PrecisionGuarantee]:
+    """Elements are moved and compared, each row alone. Positions depend on the order of the elements."""
+
+    def of(o: Operand) -> PrecisionGuarantee:
+        exact = MathPrecision.EXACT
+        return bounds.guarantee(o.element.compute, bounds.EXACT, math_precision=exact, batch=True)
+
+    return bounds.of_outputs(desc, of)
+
+
+def numerics(desc: Descriptor) -> str:
+    """The order is total, so that all kernels of an op give the same bits."""
+    return f"sorting.{desc.op}.v1"
+
+
+def integers(element: ElementKind) -> ElementKind:
+    """Integers of its width, which elements are read as."""
+    return ElementKind.U8 if element in UNSIGNED else element.bits
+
+
+def key_element(desc: RowOrderProblem) -> ElementKind:
+    """What the kernels hold keys in."""
+    return ElementKind.I64 if desc.element.itemsize == 8 else ElementKind.I32
+
+
+def bits(o: Operand) -> Ptr:
+    """The address of ``o``, read as integers of its width."""
+    return Ptr(o.name, integers(o.element), o.alignment)
+
+
+def row_strides(o: Operand) -> tuple[Arg, ...]:
+    """The strides of ``o``, [rows, ...] or [rows], between rows and along one; None for one of 1 along a row."""
+    known = known_strides(o, len(o.shape))
+    if len(known) == 1:
+        return (stride_arg(o, known[0]), None)
+    step = None if known[1] == 1 or o.shape[1] == 1 else stride_arg(o, known[1])
+    return (stride_arg(o, known[0]), step)
+
+
+def key_constants(desc: RowOrderProblem) -> dict[str, Any]:
+    return {"BITS": 8 * desc.element.itemsize, "INFINITY": INFINITY.get(desc.element, 0)}
+
+
+def descending(desc: RowOrderProblem) -> bool:
+    """Whether the order that elements are taken in is descending."""
+    found: bool = getattr(desc, "descending", getattr(desc, "largest", False))
+    return found
