@@ -184,6 +184,7 @@ def work(rank: int, folder: str, kind: str, names: list[str]) -> None:
                         made[name][way] = compare(name, str(device), mesh, at, placement, alone)
                     except Exception:
                         wrong[name][way] = traceback.format_exc()
+        dist.barrier()  # gloo's thread has done what nothing waited for: it may not outlive the group
     finally:
         Path(folder, f"{rank}.json").write_text(json.dumps({"wrong": wrong, "made": made}))
         dist.destroy_process_group()
