@@ -58,7 +58,7 @@ def _empty(input: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     """Of (input, option, axis, ...)."""
-    ctx.dim, ctx.shape, ctx.nothing = inputs[2], inputs[0].shape, (None,) * (len(inputs) - 1)
+    ctx.dim, ctx.shape, ctx.nothing, ctx.gone = inputs[2], inputs[0].shape, (None,) * (len(inputs) - 1), []
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(output[1])
 
@@ -66,8 +66,9 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
     """Each element of the gradient goes to where the value was; the others are 0."""
     (indices,) = ctx.saved_tensors
-    zeros = grad.new_zeros(ctx.shape)
-    found = RECORDED["scatter"](zeros, ctx.dim, indices, grad, False, False)
+    for a in ctx.gone:
+        grad, indices = grad.unsqueeze(a), indices.unsqueeze(a)
+    found = RECORDED["scatter"](grad.new_zeros(ctx.shape), ctx.dim, indices, grad, False, False)
     return (found, *ctx.nothing)
 
 
@@ -135,21 +136,13 @@ def _kth_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.gone = [] if inputs[3] or inputs[0].dim() == 0 else [axis(inputs[2], inputs[0].dim())]
 
 
-def _kth_backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
-    (indices,) = ctx.saved_tensors
-    for a in ctx.gone:
-        grad, indices = grad.unsqueeze(a), indices.unsqueeze(a)
-    found = RECORDED["scatter"](grad.new_zeros(ctx.shape), ctx.dim, indices, grad, False, False)
-    return found, None, None, None
-
-
 _kthvalue = Recorded(
     "kthvalue",
     "(Tensor input, int k, int dim, bool keepdim) -> (Tensor, Tensor)",
     _kth_kernel,
     lambda input, k, dim, keepdim: _empty(input, _kept(input, k, dim, keepdim)),
     setup=_kth_setup,
-    backward=_kth_backward,
+    backward=_backward,
 )
 
 

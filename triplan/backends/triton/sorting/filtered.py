@@ -9,22 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, power_of_two_in
-from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SM_BYTES_PER_US
-from triplan.backends.triton.common.offsets import layout, padded_bytes
+from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.sorting import filtered_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
-    ELEMENTS,
     MOST,
     PAIR_US,
     bits,
     descending,
-    guarantee,
     integers,
     key_constants,
     key_element,
-    numerics,
     row_strides,
+    sorting_kernel,
 )
 from triplan.descriptors import KthValueDescriptor, TopKDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
@@ -198,14 +195,4 @@ def _filtered(desc: Selection, target: Target) -> list[Launch]:
 
 
 for _op in ("topk", "kthvalue"):
-    kernel(
-        op=_op,
-        name="filtered",
-        elements=ELEMENTS,
-        guarantee=guarantee,
-        supports=supports,
-        rank=rank,
-        numerics=numerics,
-        workspace=workspace,
-        layout=layout,
-    )(_filtered)
+    sorting_kernel(op=_op, name="filtered", supports=supports, rank=rank, workspace=workspace)(_filtered)

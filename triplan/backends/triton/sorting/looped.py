@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
-from triplan.backends.table import kernel
+from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.common.card import LAUNCH_US, SM_BYTES_PER_US
-from triplan.backends.triton.common.offsets import ceil_power, layout, padded_bytes
+from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.sorting import looped_kernels as kernels
-from triplan.backends.triton.sorting.shared import (
-    ELEMENTS,
-    MOST,
-    PAIR_US,
-    bits,
-    guarantee,
-    key_constants,
-    key_element,
-    numerics,
-    row_strides,
-)
+from triplan.backends.triton.sorting.shared import MOST, PAIR_US, key_constants, key_element, row_args, sorting_kernel
 from triplan.descriptors import KthValueDescriptor, TopKDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
@@ -59,28 +48,13 @@ def block_of(desc: TopKDescriptor | KthValueDescriptor) -> tuple[int, int]:
     return block, max(block // 256, 1)
 
 
-@kernel(
-    op="kthvalue",
-    name="looped",
-    elements=ELEMENTS,
-    guarantee=guarantee,
-    supports=supports,
-    rank=rank,
-    numerics=numerics,
-    layout=layout,
-)
+@sorting_kernel(op="kthvalue", name="looped", supports=supports, rank=rank)
 def kthvalue(desc: KthValueDescriptor, target: Target) -> list[Launch]:
     if desc.rows == 0:
         return []
     block, warps = block_of(desc)
-    x, values, indices = desc.operands()
-    args: dict[str, Arg] = {
-        "x": bits(x),
-        "values": bits(values),
-        "indices": bits(indices),
-        "x_strides": row_strides(x),
-        "values_strides": row_strides(values),
-        "indices_strides": row_strides(indices),
+    args = {
+        **row_args(desc),
         "n": Int(desc.n, divisibility=power_of_two_in(desc.n)),
         "k": Int(desc.k),
     }
@@ -92,29 +66,13 @@ def workspace(desc: TopKDescriptor, target: Target) -> int:
     return padded_bytes(taken * key_element(desc).itemsize) + padded_bytes(4 * taken)
 
 
-@kernel(
-    op="topk",
-    name="looped",
-    elements=ELEMENTS,
-    guarantee=guarantee,
-    supports=supports,
-    rank=rank,
-    numerics=numerics,
-    workspace=workspace,
-    layout=layout,
-)
+@sorting_kernel(op="topk", name="looped", supports=supports, rank=rank, workspace=workspace)
 def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
     if desc.rows * desc.k == 0:
         return []
     block, warps = block_of(desc)
-    x, values, indices = desc.operands()
-    args: dict[str, Arg] = {
-        "x": bits(x),
-        "values": bits(values),
-        "indices": bits(indices),
-        "x_strides": row_strides(x),
-        "values_strides": row_strides(values),
-        "indices_strides": row_strides(indices),
+    args = {
+        **row_args(desc),
         "keys": Scratch(0, key_element(desc)),
         "places": Scratch(padded_bytes(desc.rows * desc.k * key_element(desc).itemsize), ElementKind.I32),
         "n": Int(desc.n, divisibility=power_of_two_in(desc.n)),

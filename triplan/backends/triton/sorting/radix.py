@@ -5,25 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, power_of_two_in
-from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import ceil_power, layout, padded_bytes
-from triplan.backends.triton.sorting import radix_kernels as kernels
+from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
+from triplan.backends.triton.sorting import radix_kernels as kernels, shared_kernels
 from triplan.backends.triton.sorting.shared import (
-    ELEMENTS,
     MOST,
     bits,
-    guarantee,
     integers,
     key_constants,
-    numerics,
     row_strides,
+    sorting_kernel,
 )
 from triplan.descriptors import ArgsortDescriptor, SortDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
-#: Values of a digit of 8 bits.
-DIGITS = 256
+DIGITS: int = shared_kernels.DIGITS.value
 #: Elements of a tile: more make longer runs of equal digits, which are written together, and more comparisons. Untuned.
 TILE = 2048
 #: Elements of a thread that sorts: comparisons between them are the cheapest, and the most. Untuned.
@@ -143,14 +139,4 @@ def _radix(desc: Sorted, target: Target) -> list[Launch]:
 
 
 for _op in ("sort", "argsort"):
-    kernel(
-        op=_op,
-        name="radix",
-        elements=ELEMENTS,
-        guarantee=guarantee,
-        supports=supports,
-        rank=rank,
-        numerics=numerics,
-        workspace=workspace,
-        layout=layout,
-    )(_radix)
+    sorting_kernel(op=_op, name="radix", supports=supports, rank=rank, workspace=workspace)(_radix)

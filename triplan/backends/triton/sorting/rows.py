@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.table import kernel
-from triplan.backends.triton.common.offsets import ceil_power, layout
+from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import waves_us
 from triplan.backends.triton.sorting import rows_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
-    ELEMENTS,
-    bits,
     descending,
-    guarantee,
     key_constants,
-    numerics,
-    row_strides,
+    row_args,
+    sorting_kernel,
 )
 from triplan.descriptors import ArgsortDescriptor, KthValueDescriptor, SortDescriptor, TopKDescriptor
 from triplan.sku import SUPPORTED, Support, Target
@@ -70,16 +66,9 @@ def _rows(desc: Ordered, target: Target) -> list[Launch]:
     if desc.rows * kept == 0:
         return []
     rows, block = tile_of(desc)
-    given = {o.name: o for o in desc.operands()}
-    values = given.get("values")
     selects = isinstance(desc, TopKDescriptor | KthValueDescriptor)
     args = {
-        "x": bits(given["x"]),
-        "values": None if values is None else bits(values),
-        "indices": bits(given["indices"]),
-        "x_strides": row_strides(given["x"]),
-        "values_strides": None if values is None else row_strides(values),
-        "indices_strides": row_strides(given["indices"]),
+        **row_args(desc),
         "rows": Int(desc.rows),
         "n": Int(desc.n),
         "first": Int(first) if selects else None,
@@ -95,13 +84,4 @@ def _rows(desc: Ordered, target: Target) -> list[Launch]:
 
 
 for _op in ("sort", "argsort", "topk", "kthvalue"):
-    kernel(
-        op=_op,
-        name="rows",
-        elements=ELEMENTS,
-        guarantee=guarantee,
-        supports=supports,
-        rank=rank,
-        numerics=numerics,
-        layout=layout,
-    )(_rows)
+    sorting_kernel(op=_op, name="rows", supports=supports, rank=rank)(_rows)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch, Ptr
-from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import L2_BYTES, L2_BYTES_PER_US, LAUNCH_US, SECTOR
-from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, layout
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
 from triplan.backends.triton.common.tiles import waves_us
 from triplan.backends.triton.sorting import searching_kernels as kernels
-from triplan.backends.triton.sorting.shared import ELEMENTS, guarantee, numerics, row_strides
+from triplan.backends.triton.sorting.shared import row_strides, sorting_kernel
 from triplan.descriptors import Operand, SearchSortedDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
@@ -46,16 +45,7 @@ def address(o: Operand) -> Ptr:
     return Ptr(o.name, ElementKind.U8 if o.element is ElementKind.BOOL else o.element, o.alignment)
 
 
-@kernel(
-    op="searchsorted",
-    name="searching",
-    elements=ELEMENTS,
-    guarantee=guarantee,
-    supports=supports,
-    rank=rank,
-    numerics=numerics,
-    layout=layout,
-)
+@sorting_kernel(op="searchsorted", name="searching", supports=supports, rank=rank)
 def searching(desc: SearchSortedDescriptor, target: Target) -> list[Launch]:
     if desc.rows * desc.m == 0:
         return []

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Ptr
+from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.offsets import layout
 from triplan.backends.triton.common.strides import known_strides, stride_arg
 from triplan.descriptors import Descriptor, Operand
 from triplan.descriptors.sorting import RowOrderProblem
@@ -43,6 +46,10 @@ def numerics(desc: Descriptor) -> str:
     return f"sorting.{desc.op}.v1"
 
 
+#: ``kernel`` with what all kernels of sorting have in common.
+sorting_kernel = partial(kernel, elements=ELEMENTS, guarantee=guarantee, numerics=numerics, layout=layout)
+
+
 def integers(element: ElementKind) -> ElementKind:
     """Integers of its width, which elements are read as."""
     return ElementKind.U8 if element in UNSIGNED else element.bits
@@ -65,6 +72,16 @@ def row_strides(o: Operand) -> tuple[Arg, ...]:
         return (stride_arg(o, known[0]), None)
     step = None if known[1] == 1 or o.shape[1] == 1 else stride_arg(o, known[1])
     return (stride_arg(o, known[0]), step)
+
+
+def row_args(desc: RowOrderProblem) -> dict[str, Arg]:
+    """``x``, ``values`` and ``indices`` with their strides; None of values that the op does not return."""
+    given = {o.name: o for o in desc.operands()}
+    found: dict[str, Arg] = {}
+    for name in ("x", "values", "indices"):
+        o = given.get(name)
+        found |= {name: None if o is None else bits(o), f"{name}_strides": None if o is None else row_strides(o)}
+    return found
 
 
 def key_constants(desc: RowOrderProblem) -> dict[str, Any]:

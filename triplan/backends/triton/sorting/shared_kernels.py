@@ -1,4 +1,4 @@
-"""What the kernels of sorting share: integer keys in the order of the elements, and ranks of a few keys.
+"""What the kernels of sorting share: integer keys in the order of the elements, and their digits.
 
 Elements are read as integers and moved bit by bit: a NaN keeps its payload.
 """
