@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -87,15 +88,32 @@ def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(dout, q, k, v, *others)
 
 
-def backward_grad(ctx: Any, of_dq: Tensor, of_dk: Tensor, of_dv: Tensor) -> Any:
+def _backward_grad(ctx: Any, *grads: Tensor) -> Any:
+    dout, q, k, v, *others = ctx.saved_tensors
+    found = second_derivative(dout, q, k, v, others, How(*ctx.how), *grads)
+    return *found, *(None,) * (len(ctx.how) + 2 + len(ABSENT))
+
+
+def second_derivative(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    others: Sequence[Tensor | None],
+    how: How,
+    of_dq: Tensor,
+    of_dk: Tensor,
+    of_dv: Tensor,
+) -> tuple[Tensor, ...]:
     """The derivative of the backward as a function of dout, q, k and v alone: out and lse follow from these.
+
+    Tensors are (batch, length, heads, width), ``others`` those of ``ABSENT``. Returns the gradients of these four from
+    those of dq, dk and dv.
 
     With ds = p * (dp - sum(p * dp)), dp = dout @ v.T, and g the gradient that comes to ds: p's is r, dp's is e. Dropout
     multiplies dout @ v.T, and p where it multiplies values, by its factors.
     """
-    dout, q, k, v, *others = ctx.saved_tensors
-    how, dtype = How(*ctx.how), q.dtype
-    group = q.size(2) // k.size(2)
+    dtype, group = q.dtype, q.size(2) // k.size(2)
     dout, q, of_dq = (t.transpose(1, 2).to(wide(dtype)) for t in (dout, q, of_dq))
     k, v, of_dk, of_dv = (repeated(t, group).to(wide(dtype)) for t in (k, v, of_dk, of_dv))
     *others, state = others
@@ -121,7 +139,7 @@ def backward_grad(ctx: Any, of_dq: Tensor, of_dk: Tensor, of_dv: Tensor) -> Any:
     to_dout = ((factors * p) @ of_dv + e @ v).transpose(1, 2)
     to_q = (scale * (to_s @ k + ds @ of_dk)).transpose(1, 2)
     to_k, to_v = (summed(t, group) for t in (scale * (to_s.mT @ q + ds.mT @ of_dq), e.mT @ dout))
-    return *(t.to(dtype) for t in (to_dout, to_q, to_k, to_v)), *(None,) * (len(ctx.how) + 2 + len(ABSENT))
+    return tuple(t.to(dtype) for t in (to_dout, to_q, to_k, to_v))
 
 
 attention_op = Recorded(
@@ -138,5 +156,5 @@ _attention_backward = Recorded(
     _backward,
     _empty_gradients,
     setup=_backward_setup,
-    backward=backward_grad,
+    backward=_backward_grad,
 )

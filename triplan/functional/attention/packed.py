@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -13,7 +12,7 @@ from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import require
-from triplan.functional.attention.ops import backward_grad, empty_results, fields_of, forward, scalars_of
+from triplan.functional.attention.ops import empty_results, fields_of, forward, scalars_of, second_derivative
 from triplan.functional.attention.shared import HOW, NONE, How, Tensor, check
 
 __all__ = ["attention_qkvpacked"]
@@ -65,8 +64,8 @@ def _backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward_grad(ctx: Any, of_dqkv: Tensor) -> Any:
     (dout, qkv), (key_heads, *how) = ctx.saved_tensors, ctx.rest
-    apart = SimpleNamespace(saved_tensors=(dout, *_parts(qkv, key_heads), *NONE), how=how)
-    to_dout, *to_qkv = backward_grad(apart, *_parts(of_dqkv, key_heads))[:4]
+    q, k, v = _parts(qkv, key_heads)
+    to_dout, *to_qkv = second_derivative(dout, q, k, v, NONE, How(*how), *_parts(of_dqkv, key_heads))
     return to_dout, torch.cat(to_qkv, 2), *(None,) * (2 + len(ctx.rest))
 
 
