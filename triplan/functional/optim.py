@@ -45,7 +45,7 @@ class ListStep:
         self._bound: OrderedDict[tuple[int, ...], BoundRun] = OrderedDict()
         #: What captured graphs read.
         self._captured: list[Any] = []
-        self._plans: dict[tuple[Any, ...], tuple[TablePlan[Any, Any], Workspace | None]] = {}
+        self._plans: dict[tuple[Any, ...], TablePlan[Any, Any]] = {}
 
     def __call__(
         self,
@@ -62,13 +62,13 @@ class ListStep:
         args = self._kind.args_type(grad=grads, hyper=self.hyper, **self._operands, **given)
         if self.device.type != "cuda":
             self._write(numbers)
-            plan, workspace = self._plan(args)
-            plan.run(args, workspace)
+            plan = self._plan(args)
+            plan.run(args, Workspace.allocate(plan, self.device) if plan.workspace_size() else None)
             return
         key = self._key(grads, given)
         call = self._bound.get(key)
         if call is None:
-            call = self._bound[key] = self._plan(args)[0].locate(args)
+            call = self._bound[key] = self._plan(args).locate(args)
             if len(self._bound) > MAX_BOUND:
                 self._bound.popitem(last=False)
         self._repeat(call, numbers)
@@ -102,7 +102,7 @@ class ListStep:
     def _as_f32(self, t: Tensor) -> Tensor:
         return t.detach().to(self.device, torch.float32, non_blocking=True).reshape(1)
 
-    def _plan(self, args: Any) -> tuple[TablePlan[Any, Any], Workspace | None]:
+    def _plan(self, args: Any) -> TablePlan[Any, Any]:
         grad = args.grad[0].dtype
         found = self._plans.get((grad, args.grad_scale is None))
         if found is None:
@@ -111,8 +111,7 @@ class ListStep:
                 single = Layout(alignment=args.found_inf.element_size())  # a scaler's may be parts of larger tensors
                 desc = desc.replace(layouts={**dict(desc.layouts), "grad_scale": single, "found_inf": single})
             plan: Any = PLANS.get(desc, target=Target.of(self.device))
-            workspace = Workspace.allocate(plan, self.device) if plan.workspace_size() else None
-            found = self._plans[grad, args.grad_scale is None] = plan, workspace
+            found = self._plans[grad, args.grad_scale is None] = plan
         return found
 
     def _write(self, numbers: Sequence[float | Tensor]) -> None:
