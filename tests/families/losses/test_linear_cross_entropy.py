@@ -116,6 +116,34 @@ def test_class_probabilities_and_further_axes_as_in_torch(device: str) -> None:
     torch.testing.assert_close(F.linear_cross_entropy(x, deep, targets), functional.cross_entropy(logits, targets))
 
 
+def test_autocast_does_not_round_the_gradient_of_an_f32_weight(device: str, constant: SetConstant) -> None:
+    """The product is of rounded factors, and is neither rounded within the op nor by autograd."""
+    constant(MODULE, "CHUNK_BYTES", 1)
+    given, t = leaves(torch.float32, device, True)
+    with torch.autocast(device, torch.bfloat16):
+        loss = F.linear_cross_entropy(*given[:2], t, linear_bias=given[2])
+    dx, dw, db = torch.autograd.grad(loss, given)
+    assert dw.dtype == torch.float32
+    assert not torch.equal(dw, dw.bfloat16().float())
+    theirs = [g.detach().bfloat16().double().requires_grad_() for g in given]
+    for got, expected in zip((dx, dw, db), torch.autograd.grad(wanted(*theirs[:2], t, theirs[2]), theirs), strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=0.03, atol=0.03 * float(expected.abs().max()))
+    narrow = [g.detach().bfloat16() for g in given]
+    with pytest.raises(RuntimeError, match="dtypes differ"):  # without autocast
+        F.linear_cross_entropy(narrow[0], given[1], t)
+
+
+@pytest.mark.parametrize(("rows", "chunks"), [(127, 1), (640, 1), (641, 2), (1024, 2), (1300, 3)])
+def test_chunks_are_of_one_size(rows: int, chunks: int, constant: SetConstant) -> None:
+    """Of whole tiles, as many as CHUNK_BYTES goes into all logits, rounded: at most a half more than it each."""
+    classes = 50
+    constant(MODULE, "CHUNK_BYTES", 427 * classes * 4)
+    found = MODULE._Chunks(torch.zeros(rows, 8), torch.zeros(classes, 8), None, 0.0, 0)
+    assert len(found.starts) == chunks
+    assert found.rows == rows or found.rows % MODULE.CHUNK_ROWS == 0
+    assert found.rows * classes * 4 <= 1.5 * MODULE.CHUNK_BYTES + MODULE.CHUNK_ROWS * classes * 4
+
+
 class Largest(TorchDispatchMode):
     """Elements of the largest tensor that any op makes."""
 

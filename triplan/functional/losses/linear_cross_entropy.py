@@ -61,8 +61,8 @@ def linear_cross_entropy(
     check_indices: bool = False,
 ) -> Tensor:
     """``cross_entropy(linear(input, linear_weight, linear_bias), target)`` (torch.nn.functional.linear_cross_entropy),
-    without the logits of all rows: about ``CHUNK_BYTES`` (512 MiB) of logits exist at a time, of at least 128
-    rows. The gradient of the weight takes as much memory as the weight in f32, until the backward.
+    without the logits of all rows: at most 1.5 times ``CHUNK_BYTES`` (512 MiB) of logits exist at a time, or 128
+    rows more than that. The gradient of the weight takes as much memory as the weight in f32, until the backward.
 
     ``input``: f16, bf16, f32 or f64 of shape (N, features) or (features); ``linear_weight``: (C, features);
     ``linear_bias``: (C). All have one dtype, under autocast the autocast dtype; logits are rounded to it. (A weight of
