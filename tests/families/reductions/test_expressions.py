@@ -266,15 +266,20 @@ def test_the_length_of_a_line_decides_its_bits() -> None:
     assert not shared.precision_guarantee().batch_invariant
 
 
-def test_equal_numerics_are_one_binary() -> None:
+@pytest.mark.parametrize("op", ["sum", "sum_expression"])
+def test_equal_numerics_are_one_binary(op: str) -> None:
     """Which elements a thread loads together decides the order of sums."""
     binaries: dict[str, set[Any]] = {}
     unit = tp.Layout.strided(unit_axis=1, alignment=16)
     layouts = [tp.Layout(alignment=a) for a in (16, 4)] + [unit, unit.model_copy(update={"stride_multiple": 4})]
-    for layout, n, entry in product(layouts, (200, 30_001), tp.TABLE.rows("sum_expression")):
+    for layout, n, entry in product(layouts, (200, 30_001), tp.TABLE.rows(op)):
         found = set()
         for lanes in (1, 62, 63, 64):
-            desc = described("sum_expression", "squares", (lanes, n), (1,), (lanes, n), x=layout)
+            desc: tp.Descriptor = tp.ReduceDescriptor(
+                op="sum", element="f32", input_shape=(lanes, n), reduce_axes=(1,), layouts={"x": layout}
+            )
+            if op == "sum_expression":
+                desc = described(op, "squares", (lanes, n), (1,), (lanes, n), x=layout)
             if entry.backend is tp.BackendKind.TRITON and entry.supports(desc, H200):
                 numerics = entry.numerics(desc)
                 assert numerics is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
@@ -301,28 +300,6 @@ def test_the_length_of_a_line_decides_its_bits() -> None:
         few, many = (plan.sku() for plan in plans)
         assert (few.kernel, few.numerics_id) == (many.kernel, many.numerics_id)
         assert all(plan.precision_guarantee().batch_invariant for plan in plans)
-
-
-def test_equal_numerics_are_one_binary() -> None:
-    """Which elements a thread loads together decides the order of sums."""
-    binaries: dict[str, set[Any]] = {}
-    unit = tp.Layout.strided(unit_axis=1, alignment=16)
-    layouts = [tp.Layout(alignment=a) for a in (16, 4)] + [unit, unit.model_copy(update={"stride_multiple": 4})]
-    for layout, n, entry in product(layouts, (200, 30_001), tp.TABLE.rows("sum")):
-        found = set()
-        for lanes in (1, 62, 63, 64):
-            desc = tp.ReduceDescriptor(
-                op="sum", element="f32", input_shape=(lanes, n), reduce_axes=(1,), layouts={"x": layout}
-            )
-            if entry.backend is tp.BackendKind.TRITON and entry.supports(desc, H200):
-                numerics = entry.numerics(desc)
-                assert numerics is not None
-                found.add(numerics)
-                sources = tuple(launch.source() for launch in entry.launches(desc, H200))
-                binaries.setdefault(numerics, set()).add(sources)
-        assert len(found) <= 1
-    assert len(binaries) >= 6
-    assert all(len(sources) == 1 for sources in binaries.values())
 
 
 def test_few_long_lines_are_divided() -> None:
