@@ -14,8 +14,8 @@ from triplan.functional._replay.recording import Recording, TorchOp
 from triplan.functional._watching import tensors_in
 
 Tensor = torch.Tensor
-#: Bytes at most that a backward computes again, such as weights in the dtype of autocast: writing 16 MiB and reading as
-#: much takes about 10 us, less than the host saves. Untuned.
+#: Bytes at most that a backward computes again, such as weights in the dtype of autocast. (By the bandwidth of an H200,
+#: to read and write that takes 8 us.) Untuned.
 _MAX_AGAIN = 1 << 24
 #: Bytes at most of a call's tensors: the backward that is tried takes about as much memory again. Untuned.
 _MAX_TRIED = 1 << 30

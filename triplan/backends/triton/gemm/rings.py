@@ -137,8 +137,9 @@ LIMITS_POWER = 4.5
 POWER_LIMITED_FLOPS = 5e11
 #: Factor on the compute time of ping-pong rings in shorter products. Set by hand, with ``POWER_LIMITED_FLOPS``.
 COOL_PINGPONG = 1.05
-#: What writing a tile takes where nothing is multiplied meanwhile (not in ping-pong), as an extent of k. On an H200
-#: products of k = 768 took that much longer than the rates say, which were fitted where k is about ``FITTED_K``.
+#: What writing a tile takes where nothing is multiplied meanwhile (not in ping-pong), as an extent of k. The rates were
+#: fitted where k is about ``FITTED_K``, and hold there. Set by hand, from products of k = 768 on an H200 that no sweep
+#: has.
 WRITING_K, FITTED_K = 120, 4096
 #: By how much one multiprocessor multiplies faster alone: the card's power is shared.
 ALONE_SPEEDUP = 0.48
