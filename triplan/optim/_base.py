@@ -13,8 +13,9 @@ from torch.optim.optimizer import ParamsT
 
 from triplan.errors import InvalidProblem
 from triplan.facade.tables import TablePlan
+from triplan.functional._sharding import is_dtensor
 from triplan.functional.optim import ListStep, packed
-from triplan.optim._shards import divided_alike, is_replicated, is_sharded, local, local_as
+from triplan.optim._shards import divided_alike, is_replicated, local, local_as
 
 #: What torch's optimizers keep in groups and these ignore: state dicts go both ways.
 IGNORED = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
@@ -42,7 +43,7 @@ class _Known:
         self.parts = [(step, [at[id(p)] for p in params]) for step, params in parts]
         self.updated = [p for _, params in parts for p in params]
         self.states = [optimizer.state[p] for p in self.updated]
-        self.sharded = any(map(is_sharded, self.updated))
+        self.sharded = any(map(is_dtensor, self.updated))
         self.values = self._values()
         self.addresses = self._addresses()
         self.grads = self._kinds([p.grad for p in self.params], self.sharded)
@@ -73,7 +74,7 @@ class _Known:
             strides = list(map(Tensor.stride, given))
         except RuntimeError:  # sparse tensors have none
             strides = None
-        placements = [g.placements for g in given if is_sharded(g)] if sharded else None
+        placements = [g.placements for g in given if is_dtensor(g)] if sharded else None
         return [[g is None for g in grads], [g.dtype for g in given], strides, placements]
 
     def step(self, optimizer: ListOptimizer, group: dict[str, Any], scale: Tensor | None, found: Tensor | None) -> bool:

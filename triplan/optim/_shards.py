@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from triplan.errors import InvalidProblem
-
-
-def is_sharded(t: Tensor) -> bool:
-    """Whether ``t`` is a DTensor. There is none before its module is imported, which takes a while."""
-    module: Any = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(t, module.DTensor)
+from triplan.functional._sharding import is_dtensor, local_of
 
 
 def is_replicated(t: Any) -> bool:
     """Whether several ranks hold copies of the same elements of a DTensor."""
-    return is_sharded(t) and any(p.is_replicate() and t.device_mesh.size(i) > 1 for i, p in enumerate(t.placements))
+    return is_dtensor(t) and any(p.is_replicate() and t.device_mesh.size(i) > 1 for i, p in enumerate(t.placements))
 
 
 def local(t: Any) -> Tensor:
     """This rank's part of a DTensor; any other tensor as it is."""
-    if not is_sharded(t):
+    if not is_dtensor(t):
         return t  # type: ignore[no-any-return]
     with torch.no_grad():
-        found: Tensor = t.to_local().detach()
+        found: Tensor = local_of(t).detach()
     return found
 
 
 def divided_alike(t: Any, like: Any) -> bool:
     """Whether each rank has the same part of both."""
-    return not is_sharded(like) or not is_sharded(t) or t.placements == like.placements
+    return not is_dtensor(like) or not is_dtensor(t) or t.placements == like.placements
 
 
 def local_as(t: Any, like: Any) -> Tensor:
@@ -47,14 +41,14 @@ def local_as(t: Any, like: Any) -> Tensor:
 def sum_terms(parameter: Any) -> None:
     """Let a gradient of which each rank has a term of a sum become that sum, divided as the parameter is."""
     grad = parameter.grad
-    if is_sharded(grad) and any(p.is_partial() for p in grad.placements):
+    if is_dtensor(grad) and any(p.is_partial() for p in grad.placements):
         with torch.no_grad():
             parameter.grad = grad.redistribute(grad.device_mesh, parameter.placements)
 
 
 def divided(t: Any) -> tuple[Any, ...]:
     """The groups of ranks between which the elements of ``t`` are divided. Raises if each rank has terms of a sum."""
-    if not is_sharded(t):
+    if not is_dtensor(t):
         return ()
     if any(p.is_partial() for p in t.placements):
         raise InvalidProblem(

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from triplan.errors import InvalidProblem
+from triplan.functional._sharding import is_dtensor
 from triplan.functional.optim import TensorList, packed
-from triplan.optim._shards import divided, is_sharded, join, local, sum_terms
+from triplan.optim._shards import divided, join, local, sum_terms
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
@@ -76,7 +77,7 @@ def clip_grads_with_norm_(
 
     As torch.nn.utils.clip_grads_with_norm_. Raises as ``clip_grad_norm_``.
     """
-    total_norm = total_norm.full_tensor() if is_sharded(total_norm) else total_norm  # type: ignore[attr-defined]
+    total_norm = total_norm.full_tensor() if is_dtensor(total_norm) else total_norm  # type: ignore[attr-defined]
     for own in _lists(_gradients(parameters)):
         # A copy: plans take a norm in f64 that is aligned.
         own.clip_(float(max_norm), total_norm.detach().reshape(1).to(own.device, torch.float64, copy=True))
@@ -122,7 +123,7 @@ def _lists(tensors: Sequence[Tensor]) -> list[TensorList]:
     """
     kinds: list[tuple[Any, ...]] = [()] * len(tensors)
     if set(map(type, tensors)) - PLAIN:
-        odd = {type(t).__name__ for t in tensors if type(t) not in PLAIN and not is_sharded(t)}
+        odd = {type(t).__name__ for t in tensors if type(t) not in PLAIN and not is_dtensor(t)}
         if odd:
             raise InvalidProblem(f"clipping of {', '.join(sorted(odd))}: plain tensors and DTensors are expected")
         kinds, tensors = list(map(divided, tensors)), list(map(local, tensors))

@@ -12,9 +12,9 @@ from torch.optim.optimizer import ParamsT
 import triplan.functional as F  # noqa: N812
 from triplan.errors import InvalidProblem
 from triplan.facade import SGDPlan
+from triplan.functional._sharding import is_dtensor
 from triplan.functional.optim import ListStep, packed, symmetric_product
 from triplan.optim._base import check_range
-from triplan.optim._shards import is_sharded
 from triplan.optim.adam import Adam
 
 __all__ = ["Muon"]
@@ -76,7 +76,7 @@ class Muon(Adam):
         if not group["use_muon"]:
             super()._update(number, group, scale, found)
             return
-        if any(map(is_sharded, group["params"])):
+        if any(map(is_dtensor, group["params"])):
             raise InvalidProblem(
                 "Muon orthogonalizes whole matrices, but a parameter is a DTensor, of which each rank has a part: "
                 "use_muon=False"
