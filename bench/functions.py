@@ -267,7 +267,7 @@ def calls(d: Draw) -> dict[str, Call]:
             _speculative,
             (certain[:, :-1].contiguous(), tf.one_hot(certain, d.n).float()),
         ),
-        "cumprod": Call(ours.cumprod, torch.cumprod, (x.sigmoid() + 0.5, -1), (0,)),  # torch's gradient divides by x
+        "cumprod": Call(ours.cumprod, torch.cumprod, (x, -1), (0,)),
         "layer_norm": Call(ours.layer_norm, tf.layer_norm, (x, shape, w, b), (0, 2, 3)),
         "rms_norm": Call(ours.rms_norm, tf.rms_norm, (x, shape, w, 1e-5), (0, 2)),
         "l2_norm": Call(lambda x: ours.l2_norm(x), lambda x: tf.normalize(x, dim=-1), (x,), (0,)),
