@@ -62,6 +62,12 @@ def test_drawn_shapes_and_layouts(where: str, kernel: str | None, op: str, data:
     check_plan(plan)
 
 
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_f64_is_rounded_to_bf16(where: str, kernel: str | None) -> None:
+    desc = tp.UnaryDescriptor(op="relu_squared", input_shape=(5,), element="f64", out_element="bf16")
+    check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["flat", "strided"])
 def test_more_than_two_to_the_31st_elements(kernel: str) -> None:

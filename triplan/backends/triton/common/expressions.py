@@ -18,7 +18,7 @@ from triplan.backends.triton.common import maths_kernels as maths
 from triplan.descriptors.expressions.expression import FUNCTIONS, arguments, number_of
 from triplan.descriptors.expressions.inputs import ExpressionProblem
 from triplan.descriptors.expressions.tree import OF_BOOL
-from triplan.sku import ElementKind
+from triplan.sku import ElementKind, interpreting
 from triplan.sku.facts import fact
 
 BOOL, I8 = ElementKind.BOOL, ElementKind.I8
@@ -43,8 +43,9 @@ def cast(value: str, held: ElementKind, wanted: ElementKind) -> str:
         return value
     if wanted is BOOL:
         return f"({value} != 0)"
-    # Integers are converted by way of f32, as in torch; Triton's interpreter cannot convert them directly.
-    by = ".to(tl.float32)" if wanted.compute is not wanted and not held.is_floating_point else ""
+    # Integers are converted by way of f32, as in torch; Triton's interpreter cannot convert them, nor f64, to bf16.
+    wide = held is ElementKind.F64 and wanted is ElementKind.BF16 and interpreting()
+    by = ".to(tl.float32)" if wanted.compute is not wanted and (wide or not held.is_floating_point) else ""
     return f"{value}{by}.to({TYPES[wanted]})"
 
 
