@@ -20,6 +20,7 @@ the extras ``cli`` and, for the PNG, ``bench``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import math
 import os
@@ -34,12 +35,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpt_ranks import RefusedError, divide, divide_layers, divided, ranks, whole
+from gpt_ranks import RefusedError, by_kind, clip_grad_norm_, divide, divide_layers, divided, ranks, whole
 from gpt_tokens import BYTES, Tokens, read_text, save
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import loss_parallel
 
 import triplan.functional as F  # noqa: N812
 import triplan.nn
@@ -91,7 +93,7 @@ class Kit(NamedTuple):
         def loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
             return f.cross_entropy(f.linear(x, weight), targets)
 
-        return cls(torch.nn, torch.add, attend, add_norm, loss, torch.nn.utils.clip_grad_norm_)
+        return cls(torch.nn, torch.add, attend, add_norm, loss, clip_grad_norm_)
 
 
 class Sizes(NamedTuple):
@@ -199,7 +201,9 @@ def optimizer(options: argparse.Namespace, model: GPT) -> torch.optim.Optimizer:
     both: list[dict[str, Any]] = [{"params": [*matrices, *tables]}, {"params": vectors, "weight_decay": 0.0}]
     if ours:
         return triplan.optim.AdamW(both, lr=lr, betas=BETAS, weight_decay=DECAY)
-    return torch.optim.AdamW(both, lr=lr, betas=BETAS, weight_decay=DECAY, fused=True)
+    # Torch's fused step takes either DTensors or other tensors.
+    kinds = [group | {"params": ps} for group in both for ps in by_kind(group["params"])]
+    return torch.optim.AdamW(kinds, lr=lr, betas=BETAS, weight_decay=DECAY, fused=True)
 
 
 class Captured:
@@ -242,8 +246,8 @@ class Training:
         sizes = Sizes(*(getattr(options, name) for name in Sizes._fields))
         model, world = GPT(kit, sizes, options.seed).to(device), ranks()[1]
         if options.tp:
-            if options.backend != "triplan" or options.optimizer == "muon":
-                raise RefusedError("--tp: needs --backend triplan and --optimizer adamw (Muon takes whole matrices)")
+            if options.backend == "torch.compile" or options.optimizer == "muon":
+                raise RefusedError("--tp: not with torch.compile, nor with Muon, which takes whole matrices")
             if world > 1:
                 divide_layers(model, device)
         elif options.batch % world:
@@ -256,11 +260,18 @@ class Training:
         captures = options.backend == "triplan" and device.type == "cuda" and not options.eager and world == 1
         return cls(model, forward, optimizer(options, model), kit.clip, tokens, device, fixed, captures)
 
+    def divides(self) -> contextlib.AbstractContextManager[None]:
+        """Torch's cross-entropy of classes that ranks divide, and its gradient, are computed within a context."""
+        if self.fixed["tp"] and self.fixed["backend"] == "torch":
+            return loss_parallel()
+        return contextlib.nullcontext()
+
     def update(self, windows: Tensor) -> tuple[Tensor, Tensor]:
         """One step of the optimizer; returns the loss and the norm of the gradients before it, on the device."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.fixed["precision"] == "bf16"):
-            loss = self.forward(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
-        loss.backward()  # type: ignore[no-untyped-call]
+        with self.divides():
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.fixed["precision"] == "bf16"):
+                loss = self.forward(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+            loss.backward()  # type: ignore[no-untyped-call]
         norm = self.clip(self.model.parameters(), CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
 class RefusedError(Exception):
@@ -40,6 +42,26 @@ def divide_layers(model: Any, device: torch.device) -> None:
         block.by_heads = True
         parallelize_module(block, mesh, {"qkv": columns, "up": columns, "out": rows, "down": rows})
     parallelize_module(model, mesh, {"embedding": RowwiseParallel(input_layouts=Replicate())})
+
+
+def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """DTensors and other tensors apart, where there are such."""
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for t in tensors:
+        found[isinstance(t, DTensor)].append(t)
+    return [kind for kind in found if kind]
+
+
+def clip_grad_norm_(parameters: Iterable[Tensor], most: float) -> Tensor:
+    """Torch's, of parameters of which some are DTensors, which torch does not take together."""
+    kinds = by_kind(parameters)
+    if len(kinds) == 1:
+        return torch.nn.utils.clip_grad_norm_(kinds[0], most)
+    norms = [whole(get_total_norm(p.grad for p in kind if p.grad is not None)) for kind in kinds]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    for kind in kinds:
+        clip_grads_with_norm_(kind, most, norm)
+    return norm
 
 
 def whole(t: Any) -> Any:

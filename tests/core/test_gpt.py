@@ -179,6 +179,8 @@ def test_two_ranks_learn_as_one_and_resume(
             ("parts", ("--stop=2",)),
             ("parts again", ("--resume",)),
             ("layers", ("--tp",)),
+            ("torch", ("--tp", "--backend=torch")),
+            ("rounded", ("--tp", "--precision=bf16")),
             ("stopped", ("--tp", "--stop=2")),
             ("stopped again", ("--tp", "--resume")),
             ("alone", ()),
@@ -192,15 +194,17 @@ def test_two_ranks_learn_as_one_and_resume(
     for whole, parts in (("whole", "parts"), ("layers", "stopped")):
         again = parameters(tmp_path / parts)
         assert all(torch.equal(p, again[name]) for name, p in parameters(tmp_path / whole).items())
-    names = ("alone", "whole", "layers")
+    names = ("alone", "whole", "layers", "torch")
     alone, *others = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in names)
     # Sums over the batch have another order: losses as far apart as torch's are from ours.
     for other in others:
         torch.testing.assert_close(other["losses"], alone["losses"], rtol=1e-4, atol=0)
         torch.testing.assert_close(other["norms"], alone["norms"], rtol=1e-3, atol=0)
+    rounded = torch.load(tmp_path / "rounded" / "checkpoint.pt", weights_only=True)
+    torch.testing.assert_close(rounded["losses"], alone["losses"], rtol=1e-2, atol=0)
     assert gpt.main(runs["parts again"]) == 1
     assert "ranks 2, now 1" in capsys.readouterr().err
     assert gpt.main([*runs["parts again"], "--tp"]) == 1
     assert "tp False, now True" in capsys.readouterr().err
-    assert gpt.main([*runs["layers"], "--backend=torch"]) == 1
-    assert "--tp: needs --backend triplan" in capsys.readouterr().err
+    assert gpt.main([*runs["layers"], "--optimizer=muon"]) == 1
+    assert "--tp: not with torch.compile, nor with Muon" in capsys.readouterr().err

@@ -135,7 +135,7 @@ def _of_dtensors(
     x: Tensor, linear: Tensor, bias: Tensor | None, target: Tensor, weight: Tensor | None, softcap: float, how: How
 ) -> Tensor:
     """With the logits of all rows. Each rank has those of the classes, or of the rows, that it has."""
-    logits = RECORDED["linear"](x, linear, bias)
+    logits = RECORDED["linear"](x, linear.to(x.dtype), bias)
     if softcap:
         logits = RECORDED["expression_1_1"](logits, "softcap_tanh tn", [softcap])
     return cross_entropy(
