@@ -6,10 +6,11 @@
 The text is the source code of Python's standard library, or the file that --text names; its words become tokens (see
 ``gpt_tokens``). All backends train the same model from the same parameters on the same batches. On triplan every
 module, loss, optimizer and clipping is ours; torch holds the tensors, converts between dtypes for autocast, copies, and
-adds the gradients where autograd meets two. On one GPU the whole step of triplan is a CUDA graph. Under torchrun the
-ranks divide the batch, the parameters and the optimizer's states (fully_shard); with ``--tp`` they have the whole batch
-and divide heads, columns and rows of the layers, and the vocabulary of the embedding and of the loss. The exchange that
-a rank does not come to ends the others with an error after ``--timeout`` seconds; the last checkpoint stays.
+adds the gradients where autograd meets two. The whole step of triplan is a CUDA graph, on one GPU and with ``--tp``.
+Under torchrun the ranks divide the batch, the parameters and the optimizer's states (fully_shard); with ``--tp`` they
+have the whole batch and divide heads, columns and rows of the layers, and the vocabulary of the embedding and of the
+loss. The exchange that a rank does not come to ends the others with an error after ``--timeout`` seconds; the last
+checkpoint stays.
 
 Prints the loss, tokens per second, model FLOP utilisation and peak memory, and a digest of the parameters: on triplan
 it is the same in each run on the same hardware, also in one that was stopped (--stop) and resumed. FOLDER receives
@@ -212,7 +213,8 @@ class Captured:
     def __init__(self, step: Callable[[Tensor], tuple[Tensor, Tensor]], windows: Tensor) -> None:
         self.windows, self.graph = windows.clone(), torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()  # the graph has memory of its own
-        with torch.cuda.graph(self.graph):
+        # (NCCL's own thread calls CUDA meanwhile, which another mode would refuse.)
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.found = step(self.windows)
 
     def __call__(self, windows: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,6 +222,10 @@ class Captured:
         self.graph.replay()
         loss, norm = self.found
         return loss.clone(), norm.clone()
+
+
+class StalledError(Exception):
+    """The device waits for a rank that does not come."""
 
 
 @dataclass
@@ -234,6 +240,7 @@ class Training:
     device: torch.device
     fixed: dict[str, Any]
     captures: bool
+    timeout: float
     step: int = 0
     made: int = 0  # of the steps, those of this process
     losses: list[float] = field(default_factory=list)
@@ -257,8 +264,11 @@ class Training:
         forward: Any = torch.compile(model, dynamic=False) if options.backend == "torch.compile" else model
         fixed = {name: getattr(options, name) for name in (*Sizes._fields, *FIXED)}
         fixed |= {"text": digest, "ranks": world}
-        captures = options.backend == "triplan" and device.type == "cuda" and not options.eager and world == 1
-        return cls(model, forward, optimizer(options, model), kit.clip, tokens, device, fixed, captures)
+        captures = options.backend == "triplan" and device.type == "cuda" and not options.eager
+        captures &= world == 1 or options.tp
+        return cls(
+            model, forward, optimizer(options, model), kit.clip, tokens, device, fixed, captures, options.timeout
+        )
 
     def divides(self) -> contextlib.AbstractContextManager[None]:
         """Torch's cross-entropy of classes that ranks divide, and its gradient, are computed within a context."""
@@ -299,10 +309,21 @@ class Training:
         self.step, self.made = self.step + 1, self.made + 1
         return (self.captured or self.update)(windows)
 
+    def wait(self) -> None:
+        """For the device, where a captured step exchanges: NCCL's own timeout does not see a graph."""
+        if self.captured is None or ranks()[1] == 1:
+            return
+        stream, end = torch.cuda.current_stream(), time.monotonic() + self.timeout
+        while not stream.query():
+            if time.monotonic() > end:
+                raise StalledError(f"step {self.step} was not done after {self.timeout:g} seconds")
+            time.sleep(1e-4)
+
     def several(self, count: int) -> float:
         """So many steps; returns how many seconds they took."""
         begin = time.perf_counter()
         found = [self.advance() for _ in range(count)]
+        self.wait()
         for loss, norm in found:  # waits for the device
             self.losses.append(float(loss))
             self.norms.append(float(norm))
@@ -475,11 +496,14 @@ def main(arguments: list[str] | None = None) -> int:
     except RefusedError as e:
         print(f"gpt.py: {e}", file=sys.stderr)
         return 1
-    except Exception:
+    except Exception as e:
         rank, world = ranks()
         if world > 1:  # also where another rank has died, and this one waited for it
             where = f"--resume goes on from the last checkpoint in {options.out}, with as many ranks"
             print(f"gpt.py: rank {rank} of {world} has failed, or another one; {where}", file=sys.stderr)
+        if isinstance(e, StalledError):
+            print(f"gpt.py: {e}", file=sys.stderr, flush=True)
+            os._exit(1)  # to end the group would wait for the device, too
         raise
     finally:
         if begun:

@@ -169,6 +169,27 @@ def work(rank: int, store: str, runs: list[list[str]]) -> None:
             dist.destroy_process_group()
 
 
+def divided(rank: int, store: str, runs: list[list[str]]) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=2)
+    try:
+        assert [load().main(run) for run in runs] == [0] * len(runs)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("torch.cuda.device_count() < 2")
+def test_a_graph_of_divided_layers_gives_the_bits_of_its_calls(text: Path, tmp_path: Path) -> None:
+    runs = [
+        arguments(text, tmp_path / name, "cuda", "--tp", "--steps=6", "--precision=bf16", *more, layers=1)
+        for name, more in (("graph", ()), ("calls", ("--eager",)))
+    ]
+    torch.multiprocessing.spawn(divided, (str(tmp_path / "store"), runs), nprocs=2)
+    graph, calls = (parameters(tmp_path / name) for name in ("graph", "calls"))
+    assert all(torch.equal(p, calls[name]) for name, p in graph.items())
+
+
 def test_two_ranks_learn_as_one_and_resume(
     gpt: Any, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
