@@ -223,9 +223,9 @@ class Captured:
         loss, norm = self.found
         return loss.clone(), norm.clone()
 
-
-class StalledError(Exception):
-    """The device waits for a rank that does not come."""
+    def drop(self) -> None:
+        """Before the group of ranks ends: that waits for graphs with exchanges in them."""
+        self.graph.reset()
 
 
 @dataclass
@@ -316,7 +316,10 @@ class Training:
         stream, end = torch.cuda.current_stream(), time.monotonic() + self.timeout
         while not stream.query():
             if time.monotonic() > end:
-                raise StalledError(f"step {self.step} was not done after {self.timeout:g} seconds")
+                rank, world = ranks()
+                late = f"rank {rank} of {world}: step {self.step} was not done after {self.timeout:g} seconds"
+                print(f"gpt.py: {late}; --resume goes on from the last checkpoint", file=sys.stderr, flush=True)
+                os._exit(1)  # what ends a process in good order would wait for the device, too
             time.sleep(1e-4)
 
     def several(self, count: int) -> float:
@@ -455,6 +458,15 @@ def train(console: Console, options: argparse.Namespace) -> Training:
     if options.resume:
         training.resume(checkpoint)
         console.print(f"resumed after step {training.step}")
+    try:
+        take_steps(console, training, options, checkpoint)
+    finally:
+        if training.captured is not None:
+            training.captured.drop()
+    return training
+
+
+def take_steps(console: Console, training: Training, options: argparse.Namespace, checkpoint: Path) -> None:
     last = min(options.stop or options.steps, options.steps)
     if training.step >= last:
         raise RefusedError(f"{training.step} steps of {last} are done already")
@@ -471,12 +483,11 @@ def train(console: Console, options: argparse.Namespace) -> Training:
                 training.save(checkpoint)
     report(console, training, seconds, options.peak)
     if ranks()[0]:
-        return training
+        return
     try:
         draw(options.out / "curves.png", training, options.backend)
     except ModuleNotFoundError:
         console.print("no curves: they need matplotlib (pip install matplotlib)")
-    return training
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -496,14 +507,11 @@ def main(arguments: list[str] | None = None) -> int:
     except RefusedError as e:
         print(f"gpt.py: {e}", file=sys.stderr)
         return 1
-    except Exception as e:
+    except Exception:
         rank, world = ranks()
         if world > 1:  # also where another rank has died, and this one waited for it
             where = f"--resume goes on from the last checkpoint in {options.out}, with as many ranks"
             print(f"gpt.py: rank {rank} of {world} has failed, or another one; {where}", file=sys.stderr)
-        if isinstance(e, StalledError):
-            print(f"gpt.py: {e}", file=sys.stderr, flush=True)
-            os._exit(1)  # to end the group would wait for the device, too
         raise
     finally:
         if begun:
