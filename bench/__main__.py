@@ -23,6 +23,7 @@ from bench import (
     host,
     lm,
     losses,
+    models,
     norms,
     optim,
     pooling,
@@ -44,7 +45,7 @@ from bench.indexing.cases import DTYPES
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
 REPEATS |= {"rotary": (10, 1), "anywhere": (9, 1), "attention": (20, 2), "copies": (10, 1), "elementwise": (10, 1)}
 REPEATS |= {"conv": (10, 1), "random": (10, 1), "optim": (10, 1), "reductions": (10, 1), "sampling": (10, 1)}
-REPEATS |= {"pooling": (10, 1), "batch_norm": (10, 1), "sorting": (10, 1), "lm": (10, 1)}
+REPEATS |= {"pooling": (10, 1), "batch_norm": (10, 1), "sorting": (10, 1), "lm": (10, 1), "models": (10, 1)}
 #: Benches of one family's cases.
 ONE_FAMILY: dict[str, Any] = {"conv": conv, "copies": copies, "random": random, "reductions": reductions}
 ONE_FAMILY |= {"pooling": pooling, "batch_norm": batch_norm}
@@ -67,6 +68,7 @@ HELP = {
     "sampling": "tokens from logits, with filters, against torch's sorts, on GPUs",
     "sorting": "the largest elements of rows, sorts and searches against torch, on GPUs",
     "elementwise": "elementwise functions and a fused expression against torch and torch.compile, on GPUs",
+    "models": "forward and backward of Llama's layers and of ResNet-50, patched and not, on a GPU",
     "optim": "steps of optimizers against torch's fused and foreach ones, on a GPU",
     "host": "host time of planning and launching, and of every function beside torch's",
 }
@@ -156,8 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report = rows.run(cases, *timing, options.sweep, options.cases, progress)
             elif options.name == "elementwise":
                 report = elementwise.run(*timing, progress)
-            elif options.name == "optim":
-                report = optim.run(*timing, progress)
+            elif options.name in ("models", "optim"):
+                report = {"models": models, "optim": optim}[options.name].run(*timing, progress)
             elif options.name in ONE_FAMILY:
                 listed = ONE_FAMILY[options.name].cases(tiny)
                 report = rows.run(listed, *timing, False, (), progress, options.name)

@@ -445,6 +445,12 @@ def test_optim_smoke(tmp_path: Path) -> None:
     assert {row["contestant"] for row in found} == {"torch", "torch foreach", "torch fused", "triplan"}
 
 
+def test_models_smoke(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    found, _ = smoke(tmp_path, ["models", *ON_CPU], "models-cpu-smoke")
+    assert {"torch", "triplan"} == {row["contestant"] for row in found}
+
+
 @pytest.mark.parametrize(
     "bench",
     [
