@@ -253,8 +253,8 @@ class Training:
         sizes = Sizes(*(getattr(options, name) for name in Sizes._fields))
         model, world = GPT(kit, sizes, options.seed).to(device), ranks()[1]
         if options.tp:
-            if options.backend == "torch.compile" or options.optimizer == "muon":
-                raise RefusedError("--tp: not with torch.compile, nor with Muon, which takes whole matrices")
+            if options.backend == "torch.compile":
+                raise RefusedError("--tp: not with torch.compile")
             if world > 1:
                 divide_layers(model, device)
         elif options.batch % world:

@@ -250,6 +250,23 @@ def random_numbers(mesh: Any, rank: int, device: torch.device) -> None:
     assert torch.equal(whole(functional.attention(heads, heads, heads, dropout_p=0.5)[0]), alone)
 
 
+def muon_of_two_axes(device: torch.device) -> None:
+    """Matrices divided by rows and by columns, and by rows of copies: bits of one process."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh(device.type, (2, 2))
+    for placements in ([Shard(0), Shard(1)], [Replicate(), Shard(0)]):
+        g = torch.Generator().manual_seed(9)
+        drawn = [torch.randn(2, 6, 4, generator=g).to(device) for _ in range(3)]
+        alone = [nn.Parameter(x.clone()) for x, _ in drawn]
+        parts = [nn.Parameter(distribute_tensor(x.clone(), mesh, placements)) for x, _ in drawn]
+        for (_, grad), p, q in zip(drawn, parts, alone, strict=True):
+            p.grad, q.grad = distribute_tensor(grad, mesh, placements), grad
+        for params in (parts, alone):
+            triplan.optim.Muon(params, lr=0.1).step()
+        assert all(torch.equal(whole(p), q) for p, q in zip(parts, alone, strict=True))
+
+
 def compiles(mesh: Any, device: torch.device) -> None:
     """Of DTensors, in one graph; gradients too."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -308,6 +325,7 @@ def work(rank: int, folder: str, kind: str, world: int) -> None:
             tables_by_rows(mesh, device)
             sums_in_order(mesh, world, device)
             random_numbers(mesh, rank, device)
+            muon_of_two_axes(device)
     finally:
         dist.destroy_process_group()
     if kind == "cpu" and world == 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 import triplan.functional as F  # noqa: N812
-from triplan.errors import InvalidProblem
 from triplan.facade import SGDPlan
 from triplan.functional._sharding import is_dtensor
 from triplan.functional.optim import ListStep, packed, symmetric_product
 from triplan.optim._base import check_range
+from triplan.optim._exchange import Whole, exchange
+from triplan.optim._shards import local, local_as
 from triplan.optim.adam import Adam
 
 __all__ = ["Muon"]
@@ -32,6 +34,9 @@ class Muon(Adam):
     columns)), "match_rms_adamw" by 0.2 sqrt(max(rows, columns)). Weight decay multiplies the parameters. ``lr`` may be
     a tensor. A group with ``use_muon=False`` (embeddings, vectors) is updated as by ``AdamW``, with ``betas`` and
     ``eps`` of its own. State dicts of torch's Muon can be loaded, and ours there.
+
+    Of DTensors, as fully_shard makes them, each rank orthogonalizes some whole matrices, and ranks exchange momenta and
+    moves while others are multiplied. All ranks must have gradients of the same parameters.
 
     Raises ``ValueError`` for numbers out of their range and for parameters of ``use_muon`` that are no matrices,
     ``RuntimeError`` for sparse gradients.
@@ -76,46 +81,61 @@ class Muon(Adam):
         if not group["use_muon"]:
             super()._update(number, group, scale, found)
             return
-        if any(map(is_dtensor, group["params"])):
-            raise InvalidProblem(
-                "Muon orthogonalizes whole matrices, but a parameter is a DTensor, of which each rank has a part: "
-                "use_muon=False"
-            )
-        alike: dict[tuple[Any, ...], list[Tensor]] = {}
+        alike: dict[tuple[Any, ...], list[Any]] = {}
         for (device, dtype, *_), params in self._together(group).items():
+            p: Any
             for p in params:
-                alike.setdefault((device, dtype, p.shape), []).append(p)
-        for (_, _, shape), params in alike.items():
-            rate = _rate(group["adjust_lr_fn"], *shape)
-            moves = self._moves(group, params)
+                how = (p.device_mesh, p.placements) if is_dtensor(p) else None
+                alike.setdefault((device, dtype, p.shape, how), []).append(p)
+        keys, lists = list(alike), list(alike.values())
+        firsts = [0, *accumulate(map(len, lists))]
+        begun: dict[int, Whole] = {}
+
+        def begin(i: int) -> None:
+            begun[i] = exchange([self._momentum(group, p) for p in lists[i]], lists[i], firsts[i])
+
+        def multiply(i: int) -> None:
+            whole = begun[i].wait()
+            begun[i].send(_moves(group, whole) if whole.size(0) else whole.bfloat16())
+
+        def descend(i: int) -> None:
+            moves = [packed(t, local(p)) for t, p in zip(begun.pop(i).receive(), lists[i], strict=True)]
+            rate = _rate(group["adjust_lr_fn"], *lists[i][0].shape)
             # SGD without momentum: p - lr * rate * (move + decay / rate * p).
             numbers = (group["lr"] * rate, 0.0, 0.0, group["weight_decay"] / rate)
-            self._descent((number, params[0].device, params[0].dtype, shape), params)(moves, numbers)
+            self._descent((number, *keys[i]), lists[i])(moves, numbers)
 
-    def _moves(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
-        """The orthogonalized momenta of matrices of one shape, laid out as they are."""
-        momenta = []
-        for p in params:
-            assert p.grad is not None
-            state: dict[str, Any] = self.state[p]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p.grad, memory_format=torch.preserve_format)
-            momentum = F.lerp_(state["momentum_buffer"], p.grad, 1 - group["momentum"])
-            momenta.append(F.lerp(p.grad, momentum, group["momentum"]) if group["nesterov"] else momentum)
-        whole = F.stack(momenta)
-        norm = F.vector_norm(whole, 2, (1, 2), True, dtype=torch.float32)
-        x = F.cast(F.div(whole, F.clamp(norm, min=group["eps"])), torch.bfloat16)
-        found = orthogonalized(x, group["ns_coefficients"], group["ns_steps"])
-        return [packed(t, p) for t, p in zip(found.unbind(), params, strict=True)]
+        # While matrices of one shape are multiplied, ranks exchange those of the next and of the last one.
+        stages = (begin, multiply, descend)
+        for time in range(len(lists) + len(stages) - 1):
+            for late, stage in enumerate(stages):
+                if 0 <= time - late < len(lists):
+                    stage(time - late)
+
+    def _momentum(self, group: dict[str, Any], p: Any) -> Tensor:
+        """What is to be orthogonalized: this rank's part of it."""
+        state: dict[str, Any] = self.state[p]
+        grad = local_as(p.grad, p)
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p, dtype=grad.dtype, memory_format=torch.preserve_format)
+        momentum = F.lerp_(local(state["momentum_buffer"]), grad, 1 - group["momentum"])
+        return F.lerp(grad, momentum, group["momentum"]) if group["nesterov"] else momentum
 
     def _descent(self, key: tuple[Any, ...], params: list[Tensor]) -> ListStep:
-        which = tuple([p.data_ptr() for p in params])
+        which = tuple([local(p).data_ptr() for p in params])
         known = self._lists.get(key)
         if known is None or known[0] != which:
-            steps = torch.zeros(len(params), device=params[0].device)
+            steps = torch.zeros(len(params), device=local(params[0]).device)
             operands = {"steps": steps, "param": self._dense("param", params, params)}
             known = self._lists[key] = which, ListStep(SGDPlan, operands, 4, {"maximize": False, "nesterov": False})
         return known[1]
+
+
+def _moves(group: dict[str, Any], whole: Tensor) -> Tensor:
+    """The orthogonalized momenta (matrices, rows, columns)."""
+    norm = F.vector_norm(whole, 2, (1, 2), True, dtype=torch.float32)
+    x = F.cast(F.div(whole, F.clamp(norm, min=group["eps"])), torch.bfloat16)
+    return orthogonalized(x, group["ns_coefficients"], group["ns_steps"])
 
 
 def _rate(how: Scaling, rows: int, columns: int) -> float:
