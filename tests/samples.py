@@ -104,6 +104,9 @@ SAMPLES: dict[str, tp.Descriptor] = {
         *(TYPES[op](**LISTED) for op in ("adam", "sgd", "lion")),
         tp.TotalNormDescriptor(sizes=LISTED["sizes"], element="f32"),
         tp.ClipDescriptor(op="clip_norm", sizes=LISTED["sizes"], element="f32"),
+        tp.ListExpressionDescriptor.of(
+            {"a": a * tp.expr.sigmoid(b) + b}, LISTED["sizes"], a=("f32", "list"), b=("f32", "list")
+        ),
     )
 }
 #: The op of ``SAMPLES`` that stands for each op of a table family: they share a descriptor, and every kernel.

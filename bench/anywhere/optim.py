@@ -15,20 +15,38 @@ from triplan.backends.reference.optim import STEPS, USUAL
 COUNTS = (1, 2, 12, 148)
 
 
+def _list_expression(d: Draw) -> tp.Descriptor:
+    """A step along a direction whose length is on the device; of integers, a sum."""
+    element = d.element("list_expression")
+    x, y, s = (tp.expr.operand(name) for name in "xys")
+    lists = {"x": (element, "list"), "y": (element, "list")}
+    sizes = _sizes(d, 3 * element.itemsize)
+    if not element.is_floating_point:
+        return tp.ListExpressionDescriptor.of({"x": x + y}, sizes, **lists)
+    return tp.ListExpressionDescriptor.of({"x": x + s * y}, sizes, **lists, s=("f32", "one"))
+
+
+def _sizes(d: Draw, each: int) -> tuple[int, ...]:
+    """Half of them equal, the others as skewed as an embedding beside biases. ``each``: bytes moved by an element."""
+    total, count = max(d.bytes // each, 1), d.one_of(COUNTS)
+    sizes = [total // count] * count if d.chance(0.5) else [max(total >> (i + 1), 1) for i in range(min(count, 20))]
+    return tuple(max(n, 1) for n in sizes)
+
+
 def draw(op: str, d: Draw) -> tp.Descriptor:
+    if op == "list_expression":
+        return _list_expression(d)
     element, state = d.element(op), d.one_of((None, tp.ElementKind.F32))
     each = element.itemsize
     if op in STEPS:
         each += element.itemsize + {"adam": 2, "sgd": 1, "lion": 1}[op] * (state or element).itemsize
-    total, count = max(d.bytes // each, 1), d.one_of(COUNTS)
-    # Half of them equal, the others as skewed as an embedding beside biases.
-    sizes = [total // count] * count if d.chance(0.5) else [max(total >> (i + 1), 1) for i in range(min(count, 20))]
+    sizes = _sizes(d, each)
     options: dict[str, Any] = {"adam": {"decoupled": d.chance(0.5)}, "sgd": {"nesterov": d.chance(0.5)}}.get(op, {})
     if op in STEPS:
         options |= {"state_element": state}
     elif op == "total_norm":
         options = {"order": d.one_of((2.0, 2.0, 1.0, math.inf))}
-    return described(op, element=element, sizes=tuple(max(n, 1) for n in sizes), **options)
+    return described(op, element=element, sizes=sizes, **options)
 
 
 def complete(desc: Any, t: Tensors) -> None:
@@ -54,6 +72,11 @@ def peers(desc: Any) -> dict[str, Peer]:
     def by_value(t: Tensors) -> Tensors:
         return {"x": t["x"].clamp_(-t["limit"], t["limit"])}
 
+    def along(t: Tensors) -> Tensors:
+        return {"x": t["x"].add_(t["s"] * t["y"] if "s" in t else t["y"])}
+
+    if desc.op == "list_expression":
+        return {"torch": along}
     if desc.op not in STEPS:
         return {"torch": {"total_norm": norm, "clip_norm": by_norm, "clip_value": by_value}[desc.op]}
 

@@ -208,6 +208,8 @@ CHANGED: dict[str, object] = {
 
 def changed(desc: tp.Descriptor, name: str) -> object:
     value = getattr(desc, name)
+    if name == "inputs" and desc.op == "list_expression":
+        return (value[0], ("b", "f16", "list"))
     if name in CHANGED:
         return CHANGED[name]
     if name == "layouts":

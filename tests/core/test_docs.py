@@ -52,7 +52,7 @@ def test_each_code_block_of_readme_runs_alone(capsys: pytest.CaptureFixture[str]
         ("docs/guarantees.md", 5),
         ("docs/accumulation.md", 3),
         ("docs/models.md", 6),
-        ("docs/optim.md", 3),
+        ("docs/optim.md", 4),
         ("docs/reductions.md", 2),
         ("docs/sampling.md", 2),
         ("docs/sorting.md", 3),

@@ -33,8 +33,8 @@ SHARED = {
     },
     "tests/families": set(),
     "bench": {
-        *("anywhere", "determinism", "functions", "host", "jit_kernel", "liger", "lm", "report", "rows", "stub"),
-        "timing",
+        *("anywhere", "determinism", "functions", "host", "jit_kernel", "liger", "lm", "models", "report", "rows"),
+        *("stub", "timing"),
     },
     "bench/anywhere": {"drawing", "run"},
 }

@@ -42,6 +42,22 @@ def builds_of_lists(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
     return planned(op, entry, target, lists(op), asks_of_lists, proofs_spill=False)
 
 
+def expressions() -> Iterator[tp.Descriptor]:
+    x, y, s = (tp.expr.operand(name) for name in "xys")
+    for element in ("f32", "bf16", "f64", "i64"):
+        lists: Any = {"x": (element, "list"), "y": ("f32", "list"), "s": ("f32", "one")}
+        yield tp.ListExpressionDescriptor.of({"x": x * 2, "z": x * s + y}, SIZES, **lists)
+
+
+def asks_of_expressions(desc: Any, entry: str, name: str) -> Patterns:
+    return (VECTORS,), ()
+
+
+@compiles("list_expression")
+def builds_of_expressions(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
+    return planned(op, entry, target, expressions(), asks_of_expressions, proofs_spill=False)
+
+
 @compiles("adam", "sgd", "lion")
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
     return planned(op, entry, target, problems(op), asks, proofs_spill=False)

@@ -83,6 +83,21 @@ def problem(name: str, n: int, element: tp.ElementKind, kind: Kind, **fields: An
     return Lists(desc, partial(values, desc, kind))
 
 
+def expressions(n: int, element: tp.ElementKind, kind: Kind) -> Lists:
+    x, y, s = (tp.expr.operand(name) for name in "xys")
+    root = x * (tp.expr.sigmoid(y) if element.is_floating_point else y) + x
+    lists: Any = {"x": (element, "list"), "y": (element, "list"), "s": ("f32", "one")}
+    desc = tp.ListExpressionDescriptor.of({"x": root, "z": y * s}, (0, 1, n, 3 * n + 7), **lists)
+
+    def values() -> Values:
+        g = torch.Generator().manual_seed(0)
+        return {name: draw(desc.shape, element, kind, 1, g) for name in "xy"} | {"s": torch.tensor(0.7)}
+
+    return Lists(desc, values)
+
+
+joins("list_expression")(expressions)
+
 WIDE = {"grad_element": "f32", "state_element": "bf16"}
 for _op, _options in {
     "adam": ({"amsgrad": True, "decoupled": False}, {"maximize": True, "scaled": True, "copy_element": "bf16"}, WIDE),

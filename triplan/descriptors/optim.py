@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 from typing_extensions import Self
 
 from triplan.descriptors.base import Descriptor, PlannedBy
+from triplan.descriptors.expressions.expression import Expr, flattened, operand
+from triplan.descriptors.expressions.inputs import Input, Nodes, Results, as_tuples, check_inputs
+from triplan.descriptors.expressions.tree import Tree, checked
 from triplan.descriptors.fields import Extents
 from triplan.descriptors.operand import Operand, OperandKind, Role
-from triplan.errors import shown
+from triplan.errors import InvalidProblem, shown
 from triplan.sku import Element, ElementKind, OpCategory, OptionalElement, field
+from triplan.sku.facts import cached_property
 
 if TYPE_CHECKING:
-    from triplan.facade.optim import AdamPlan, ClipPlan, LionPlan, SGDPlan, TotalNormPlan
+    from triplan.facade.optim import AdamPlan, ClipPlan, LionPlan, ListExpressionPlan, SGDPlan, TotalNormPlan
     from triplan.sku.model import Converted
 
-__all__ = ["AdamDescriptor", "ClipDescriptor", "LionDescriptor", "SGDDescriptor", "TotalNormDescriptor"]
+__all__ = [
+    "AdamDescriptor",
+    "ClipDescriptor",
+    "LionDescriptor",
+    "ListExpressionDescriptor",
+    "SGDDescriptor",
+    "TotalNormDescriptor",
+]
 
 #: JSON has no infinity: pydantic writes these words.
 _INFINITE = ("Infinity", "-Infinity", "inf", "-inf")
 if TYPE_CHECKING:
     Order = Converted[float, str]
+    Kinds = Sequence[tuple[str, Any, str]]
 else:
     Order = Annotated[float, BeforeValidator(lambda x: float(x) if x in _INFINITE else x)]
+    Kinds = Annotated[tuple[tuple[str, Element, Literal["list", "one", "number"]], ...], BeforeValidator(as_tuples)]
 F32, F64 = ElementKind.F32, ElementKind.F64
 
 
@@ -280,3 +294,143 @@ class ClipDescriptor(ListProblem, PlannedBy["ClipPlan"]):
             Operand("limit", Role.INPUT, F64, kind=OperandKind.HOST_SCALAR),
             *norm,
         )
+
+
+class ListExpressionDescriptor(Descriptor, PlannedBy["ListExpressionPlan"]):
+    """Expressions of lists of tensors: every result is a tree of functions of the elements at one place.
+
+    A list is a vector of ``sum(sizes)`` elements. Args hold it as one tensor, or as a list of contiguous tensors of
+    ``sizes`` elements, anywhere in memory. ``of`` builds the descriptor from expressions of ``tp.expr`` and operand
+    specifications.
+
+    Attributes:
+        sizes: elements of each tensor.
+        inputs: (name, element, kind) of each operand that is read; its kind is "list", "one" (an element on the device,
+            of shape (), for all tensors) or "number" (in Args).
+        nodes: the nodes of the trees, as in ``ExpressionDescriptor``.
+        results: (name, position of its node, element) of each result; element None: by torch's type promotion. A
+            result with the name and element of a list that is read takes its place.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.OPTIM
+
+    op: Literal["list_expression"] = "list_expression"
+    sizes: Extents
+    inputs: Kinds
+    nodes: Nodes
+    results: Results
+
+    @classmethod
+    def example(cls, element: ElementKind) -> Self:
+        """With an empty tensor, one of one element, one of odd size and a longer one."""
+        x, y = operand("x"), operand("y")
+        return cls.of({"x": x * y + x}, (0, 1, 77, 300), x=(element, "list"), y=(element, "list"))
+
+    @classmethod
+    def of(
+        cls,
+        results: Mapping[str, Expr],
+        sizes: Sequence[int],
+        elements: Mapping[str, Any] | None = None,
+        /,
+        **inputs: tuple[Any, str],
+    ) -> Self:
+        """The problem of ``results``, with ``inputs`` as (element, kind) by name.
+
+        ``elements``: those of results by name; by default of the list of that name, else by torch's type promotion.
+        Raises ``InvalidProblem``.
+        """
+        for name, root in results.items():
+            if not isinstance(root, Expr):
+                raise InvalidProblem(f"{name}: {shown(root)} is not an expression")
+        nodes, roots = flattened(results.values())
+        known = {name: element for name, (element, kind) in inputs.items() if kind == "list"} | dict(elements or {})
+        return cls(
+            sizes=tuple(sizes),
+            inputs=[(name, *spec) for name, spec in inputs.items()],
+            nodes=nodes,
+            results=[(name, at, known.get(name)) for name, at in zip(results, roots, strict=True)],
+        )
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        results: Mapping[str, Expr] = options.pop("results")
+        nodes, roots = flattened(results.values())
+        names, inputs, sizes = [str(n[1]) for n in nodes if n[0] == "operand"], [], None
+
+        def listed(name: str) -> list[Any]:
+            value = getattr(args, name)
+            return list(value) if isinstance(value, (list, tuple)) else [value]
+
+        real = (
+            "f64" if any(str(getattr(t, "dtype", "")) == "torch.float64" for n in names for t in listed(n)) else "f32"
+        )
+        for name in names:
+            value = getattr(args, name)
+            if isinstance(value, (bool, int, float)):
+                inputs.append((name, real if isinstance(value, float) else "i64", "number"))
+            elif not isinstance(value, (list, tuple)) and not value.dim():
+                inputs.append((name, value.dtype, "one"))
+            else:
+                tensors = listed(name)
+                sizes = [t.numel() for t in tensors] if sizes is None else sizes
+                inputs.append((name, tensors[0].dtype if tensors else "f32", "list"))
+        outs = []
+        for name, at in zip(results, roots, strict=True):
+            first = next(iter(listed(name)), None)
+            outs.append((name, at, "f32" if first is None else first.dtype))
+        return {"sizes": sizes or (), "inputs": inputs, "nodes": nodes, "results": outs, **options}
+
+    def inputs_read(self) -> tuple[Input, ...]:
+        """The operands that are read, in order."""
+        shapes = {"list": self.shape, "one": (), "number": None}
+        return tuple(Input(name, element, shapes[kind]) for name, element, kind in self.inputs)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of every list."""
+        return (sum(self.sizes),)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The operands that may be given as lists of tensors: those that are read, then others that are written."""
+        read = tuple(name for name, _, kind in self.inputs if kind == "list")
+        return (*read, *(name for name, _, _ in self.results if name not in read))
+
+    @property
+    def element(self) -> ElementKind:
+        """The element of the first result."""
+        return self.tree.results[0][1]
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The checked tree."""
+        operands = {i.name: (i.element, i.rank) for i in self.inputs_read()}
+        return checked(self.nodes, operands, [(at, element) for _, at, element in self.results])
+
+    def check_problem(self) -> None:
+        if len(self.sizes) >= 2**31:
+            raise ValueError(f"sizes: {len(self.sizes)} tensors; must be fewer than 2**31")
+        lists = {name: element for name, element, kind in self.inputs if kind == "list"}
+        if not lists or not self.results:
+            raise ValueError("no operand is a list, or there is no result; at least one of each must be")
+        check_inputs(self.inputs_read(), [name for name, _, _ in self.results if name not in lists], 0)
+        stated = list(zip(self.results, self.tree.results, strict=True))
+        if len({name for name, _, _ in self.results}) < len(self.results):
+            raise ValueError("names of results must be distinct")
+        for (name, _, _), (_, element) in stated:
+            if name in lists and element is not lists[name]:
+                raise ValueError(f"{name}: a result of {element} cannot take the place of a list of {lists[name]}")
+        # Elements are filled in, so that equal problems have equal keys.
+        self.__dict__["results"] = tuple((name, at, element) for (name, at, _), (_, element) in stated)
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        written = {name: element for (name, _, _), (_, element) in zip(self.results, self.tree.results, strict=True)}
+        found = []
+        for i in self.inputs_read():
+            own = i.operand((0,) if i.shape else ())
+            replaced = i.name in written and i.shape
+            found.append(Operand(i.name, Role.IN_OUT, i.element, self.shape, batch_axes=(0,)) if replaced else own)
+        names = {o.name for o in found}
+        outs = [Operand(n, Role.OUTPUT, e, self.shape, batch_axes=(0,)) for n, e in written.items() if n not in names]
+        return (*found, *outs)

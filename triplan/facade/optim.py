@@ -12,13 +12,16 @@ from triplan.descriptors import (
     AdamDescriptor,
     ClipDescriptor,
     LionDescriptor,
+    ListExpressionDescriptor,
     SGDDescriptor,
     TotalNormDescriptor,
 )
+from triplan.facade.plan import NamedArgs
 from triplan.facade.tables import TablePlan
 
 __all__ = [
-    "AdamArgs", "AdamPlan", "ClipArgs", "ClipPlan", "LionArgs", "LionPlan", "SGDArgs", "SGDPlan", "TotalNormArgs",
+    "AdamArgs", "AdamPlan", "ClipArgs", "ClipPlan", "LionArgs", "LionPlan", "ListExpressionArgs",
+    "ListExpressionPlan", "SGDArgs", "SGDPlan", "TotalNormArgs",
     "TotalNormPlan",
 ]  # fmt: skip
 
@@ -107,3 +110,13 @@ class ClipArgs:
 
 class ClipPlan(TablePlan[ClipDescriptor, ClipArgs]):
     descriptor_type, args_type = ClipDescriptor, ClipArgs
+
+
+class ListExpressionArgs(NamedArgs):
+    """The operands and the results of the expressions, lists or whole vectors."""
+
+    __slots__ = ()
+
+
+class ListExpressionPlan(TablePlan[ListExpressionDescriptor, ListExpressionArgs]):
+    descriptor_type, args_type = ListExpressionDescriptor, ListExpressionArgs

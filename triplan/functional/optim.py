@@ -190,6 +190,9 @@ class TensorList:
         if self._key:  # plans run on the CPU count by themselves
             bump_versions(self.tensors)
 
+    def written(self) -> None:
+        """Tell the list that its tensors were written: some may be copies of those that were meant."""
+
     def _run(
         self,
         kind: type[TablePlan[Any, Any]],

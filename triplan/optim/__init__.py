@@ -3,6 +3,7 @@
 from triplan._exports import export as _export
 from triplan.optim.adam import *
 from triplan.optim.clip import *
+from triplan.optim.foreach import *
 from triplan.optim.lion import *
 from triplan.optim.muon import *
 from triplan.optim.sgd import *

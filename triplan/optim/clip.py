@@ -42,7 +42,7 @@ def clip_grad_norm_(
     ``InvalidProblem`` for other elements, for ``norm_type`` 0 (of DTensors, also for negative ones) and for gradients
     that share memory.
     """
-    lists = _lists(_gradients(parameters))
+    lists = lists_of(gradients(parameters))
     norms = _norms(lists, float(norm_type))
     found = _total(norms, norm_type, error_if_nonfinite)
     for own, norm in zip(lists, norms, strict=True):
@@ -55,7 +55,7 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
 
     Raises as ``clip_grad_norm_``.
     """
-    for own in _lists(_gradients(parameters)):
+    for own in lists_of(gradients(parameters)):
         own.clip_(float(clip_value))
 
 
@@ -67,7 +67,7 @@ def get_total_norm(
     As that of ``clip_grad_norm_``, which says what is raised; ``InvalidProblem`` also for DTensors of which ranks have
     terms of a sum.
     """
-    return _total(_norms(_lists(_listed(tensors)), float(norm_type)), norm_type, error_if_nonfinite)
+    return _total(_norms(lists_of(_listed(tensors)), float(norm_type)), norm_type, error_if_nonfinite)
 
 
 def clip_grads_with_norm_(
@@ -78,7 +78,7 @@ def clip_grads_with_norm_(
     As torch.nn.utils.clip_grads_with_norm_. Raises as ``clip_grad_norm_``.
     """
     total_norm = total_norm.full_tensor() if is_dtensor(total_norm) else total_norm  # type: ignore[attr-defined]
-    for own in _lists(_gradients(parameters)):
+    for own in lists_of(gradients(parameters)):
         # A copy: plans take a norm in f64 that is aligned.
         own.clip_(float(max_norm), total_norm.detach().reshape(1).to(own.device, torch.float64, copy=True))
 
@@ -92,7 +92,7 @@ def _listed(tensors: Tensors) -> list[Tensor]:
     return found
 
 
-def _gradients(parameters: Tensors) -> list[Tensor]:
+def gradients(parameters: Tensors) -> list[Tensor]:
     """Of ``parameters``. Where each rank has a term of a sum, as of a norm of divided sequences, the sum is taken."""
     found = [p for p in _listed(parameters) if p.grad is not None]
     for p in found:
@@ -110,13 +110,16 @@ class _Copies(TensorList):
 
     def clip_(self, limit: float, norm: Tensor | None = None) -> None:
         super().clip_(limit, norm)
+        self.written()
+
+    def written(self) -> None:
         for t, own in zip(self._given, self.tensors, strict=True):
             if t.data_ptr() != own.data_ptr():
                 order = sorted(range(t.dim()), key=lambda axis: (t.stride()[axis], t.shape[axis]), reverse=True)
                 t.detach().permute(order).copy_(own)
 
 
-def _lists(tensors: Sequence[Tensor]) -> list[TensorList]:
+def lists_of(tensors: Sequence[Tensor]) -> list[TensorList]:
     """Those of one device and element together, in the order in which the first of each comes.
 
     Few passes over all tensors, each in C: there may be thousands.

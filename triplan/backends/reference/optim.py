@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triplan.backends.reference.expressions.evaluate import running, values
 from triplan.backends.reference.philox import MASK, philox
 from triplan.backends.table import CheckRules, reference
-from triplan.backends.triton.optim import clip, total
+from triplan.backends.triton.optim import clip, expression, total
 from triplan.backends.triton.optim.update import ELEMENTS, RULES, guarantee
-from triplan.descriptors.optim import ClipDescriptor, TotalNormDescriptor, UpdateDescriptor
+from triplan.descriptors.optim import ClipDescriptor, ListExpressionDescriptor, TotalNormDescriptor, UpdateDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee
 
 U = ElementKind.F32.unit_roundoff
@@ -227,3 +228,20 @@ for _op in ClipDescriptor.ops():
             CheckRules.no_terms, lambda desc, x: {"norm": x["norm"].abs()} if desc.op == "clip_norm" else {}
         ),
     )(_clipped)
+
+
+# --- expressions ---
+
+
+def _names(desc: ListExpressionDescriptor) -> list[str]:
+    return [name for name, _, _ in desc.results]
+
+
+@reference(
+    op="list_expression",
+    elements=expression.ELEMENTS,
+    guarantee=expression.guarantee,
+    checks=CheckRules(terms=lambda desc, given: running(desc, given, _names(desc)), signed=True),
+)
+def _expressions(desc: ListExpressionDescriptor, given: Values) -> Found:
+    return values(desc, given, _names(desc))

@@ -65,12 +65,15 @@ def broadcast(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def check_inputs(inputs: Sequence[Input], results: Iterable[str]) -> None:
-    """Raises ``ValueError`` for operands that no expression may have; ``results`` are the names of its results."""
+def check_inputs(inputs: Sequence[Input], results: Iterable[str], least: int = 1) -> None:
+    """Raises ``ValueError`` for operands that no expression may have.
+
+    ``results``: the names of those that take no operand's place, ``least`` of them.
+    """
     names = [*(i.name for i in inputs), *results]
     if len(set(names)) < len(names) or not all(n.isidentifier() and not n.startswith("_") for n in names):
         raise ValueError(f"names of operands and results must be distinct identifiers, not {shown(names)}")
-    if len(names) == len(inputs) or len(names) > MAX_OPERANDS:
+    if len(names) - len(inputs) < least or len(names) > MAX_OPERANDS:
         raise ValueError(
             f"{len(inputs)} operands and {len(names) - len(inputs)} results: must be at most "
             f"{MAX_OPERANDS} together, with at least one result"
@@ -100,7 +103,7 @@ def nodes_from_args(args: Any, roots: Iterable[Expr]) -> tuple[list[tuple[str, A
 # --- fields ---
 
 
-def _deep(value: Any) -> Any:
+def as_tuples(value: Any) -> Any:
     """Lists become tuples, two levels down."""
     if not isinstance(value, (list, tuple)):
         return value
@@ -115,6 +118,6 @@ if TYPE_CHECKING:
     Nodes = Sequence[Node]
     Results = Sequence[tuple[str, int, Any]]
 else:
-    Inputs = Annotated[tuple[tuple[str, Element, AnyShape | None], ...], BeforeValidator(_deep)]
-    Nodes = Annotated[tuple[tuple[str | int, ...], ...], BeforeValidator(_deep)]
-    Results = Annotated[tuple[tuple[str, int, OptionalElement], ...], BeforeValidator(_deep)]
+    Inputs = Annotated[tuple[tuple[str, Element, AnyShape | None], ...], BeforeValidator(as_tuples)]
+    Nodes = Annotated[tuple[tuple[str | int, ...], ...], BeforeValidator(as_tuples)]
+    Results = Annotated[tuple[tuple[str, int, OptionalElement], ...], BeforeValidator(as_tuples)]

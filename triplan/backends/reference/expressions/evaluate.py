@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,4 +83,18 @@ def evaluated(desc: ExpressionProblem, given: Mapping[str, Any], errors: bool) -
     for at, _ in tree.results:
         value, bound = values[at], bounds[at]
         found.append((value.broadcast_to(desc.shape), bound.broadcast_to(desc.shape) if errors else None))
+    return found
+
+
+def values(desc: ExpressionProblem, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
+    """The results by name; ``names``: in the tree's order."""
+    return {name: value for name, (value, _) in zip(names, evaluated(desc, given, False), strict=True)}
+
+
+def running(desc: ExpressionProblem, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
+    """The running error of each result, in units of roundoff of its compute element; infinite where it is unbounded."""
+    found = {}
+    for name, (at, _), (_, bound) in zip(names, desc.tree.results, evaluated(desc, given, True), strict=True):
+        assert bound is not None
+        found[name] = bound / (desc.tree.types[at].element.compute.unit_roundoff or F32.unit_roundoff)
     return found

@@ -114,3 +114,25 @@ def of_reduction(tree: Tree, reduction: str, out: ElementKind, depth: float, bat
         )
     wide = ElementKind.F64 if ElementKind.F64 in (compute, out) else ElementKind.F32
     return bounds.rounded(out, wide, 3, depth + 2, flushes=4 * depth, batch=batch)
+
+
+@fact
+def of_results(tree: Tree, names: tuple[str, ...]) -> Mapping[str, PrecisionGuarantee]:
+    """The guarantee of each result, of elements that depend on their own place alone: neither batch nor order changes
+    their bits."""
+    found = {}
+    for name, (at, element), relative in zip(names, tree.results, static_errors(tree), strict=True):
+        compute = tree.types[at].element.compute
+        if relative == 0.0:
+            tolerance = bounds.EXACT
+        elif relative is None:
+            tolerance = bounds.running(element, compute)
+        else:
+            relative *= 2 if compute is ElementKind.F64 else 1  # the float64 oracle has as large an error
+            tolerance = bounds.tolerance(element, compute, relative=relative, lost=(lost(compute),))
+        found[name] = (
+            bounds.guarantee(compute, tolerance, batch=True, order=True)
+            if compute.is_floating_point
+            else PrecisionGuarantee.exact(compute).replace(tolerance=tolerance)
+        )
+    return found

@@ -35,6 +35,8 @@ TYPES = {
     ElementKind.U8: "tl.uint8",
     ElementKind.BOOL: "tl.int1",
 }
+#: Triton's types of elements in memory.
+MEMORY = {e: getattr(tl, t.removeprefix("tl.")) if e is not BOOL else tl.int8 for e, t in TYPES.items()}
 
 
 def cast(value: str, held: ElementKind, wanted: ElementKind) -> str:

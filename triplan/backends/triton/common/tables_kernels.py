@@ -26,8 +26,8 @@ def address_of(addresses, stream: tl.constexpr, tensor, tensors):
 
 
 @triton.jit
-def load_stream(address, offset, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
-    """Elements of TYPE at ``address``, as f32. WHOLE: the address is a multiple of 16 and the mask is true.
+def read_stream(address, offset, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
+    """Elements of TYPE at ``address``. WHOLE: the address is a multiple of 16 and the mask is true.
 
     Without the promise of alignment, Triton emits no vector loads from an address that it has read from memory.
     """
@@ -35,13 +35,19 @@ def load_stream(address, offset, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
     if WHOLE:
         x = tl.load(tl.multiple_of(pointer, 16) + offset)
     else:
-        x = tl.load(pointer + offset, mask=mask, other=0.0)
-    return x.to(tl.float32)
+        x = tl.load(pointer + offset, mask=mask, other=0)
+    return x
+
+
+@triton.jit
+def load_stream(address, offset, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
+    """What ``read_stream`` reads, as f32."""
+    return read_stream(address, offset, mask, TYPE, WHOLE).to(tl.float32)
 
 
 @triton.jit
 def store_stream(address, offset, value, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
-    """The store of what ``load_stream`` loads."""
+    """The store of what ``read_stream`` reads."""
     pointer = address.to(tl.pointer_type(TYPE))
     if WHOLE:
         tl.store(tl.multiple_of(pointer, 16) + offset, value.to(TYPE))

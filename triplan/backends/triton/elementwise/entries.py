@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from triplan.backends.table import kernel
+from triplan.backends.triton.common.accuracy import of_results
 from triplan.backends.triton.common.expressions import text
 from triplan.backends.triton.elementwise import geometry
-from triplan.backends.triton.elementwise.guarantees import guarantee
 from triplan.descriptors import (
     BinaryDescriptor,
     ExpressionDescriptor,
@@ -18,13 +18,17 @@ from triplan.descriptors import (
     UnaryDescriptor,
 )
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.sku import ElementKind, Support, Target
+from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
 
 DESCRIPTORS = (UnaryDescriptor, UnaryBackwardDescriptor, BinaryDescriptor, TernaryDescriptor, ExpressionDescriptor)
 ELEMENTS = tuple(e for e in ElementKind if not e.value.startswith("fp8"))
 FLOATS = tuple(e for e in ELEMENTS if e.is_floating_point)
 #: The elements that kernels take, by op; the descriptor refuses those that a function does not take.
 OPS = {op: FLOATS if cls is UnaryBackwardDescriptor else ELEMENTS for cls in DESCRIPTORS for op in cls.ops()}
+
+
+def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    return of_results(desc.tree, tuple(o.name for o in desc.operands() if o.is_written))
 
 
 def numerics(desc: ElementwiseDescriptor) -> str:

@@ -1,5 +1,5 @@
-"""Optimizer steps: one kernel for lists of tensors, the update rules of Adam, SGD and Lion; clipping of gradients."""
+"""Lists of tensors: the update rules of Adam, SGD and Lion, norms and clipping of gradients, expressions."""
 
-from triplan.backends.triton.optim import clip, total, update
+from triplan.backends.triton.optim import clip, expression, total, update
 
-__all__ = ["clip", "total", "update"]
+__all__ = ["clip", "expression", "total", "update"]

@@ -1,0 +1,99 @@
+"""Kernel ``expression``: one launch evaluates expressions of lists of tensors, a chunk of a tensor per program."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar
+from triplan.backends.table import kernel
+from triplan.backends.triton.common.accuracy import of_results
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.expressions import MEMORY, fused, text
+from triplan.backends.triton.common.tables import CHUNK, LIMIT, chunks, tables
+from triplan.backends.triton.optim import expression_kernels as kernels
+from triplan.descriptors.optim import ListExpressionDescriptor
+from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+
+ELEMENTS = tuple(e for e in ElementKind if not e.value.startswith("fp8"))
+WARPS = 4
+#: Bytes of the narrowest list that a thread reads at a time: one vector.
+VECTOR = 16
+#: Elements a thread holds at most, of all lists together. Untuned.
+HELD = 64
+
+
+def guarantee(desc: ListExpressionDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    return of_results(desc.tree, tuple(name for name, _, _ in desc.results))
+
+
+def numerics(desc: ListExpressionDescriptor) -> str:
+    return f"optim.expression.{hashlib.sha256(text(desc).encode()).hexdigest()[:16]}.v1"
+
+
+def applies(desc: ListExpressionDescriptor, target: Target) -> Support:
+    strided = [o.name for o in desc.operands() if o.is_tensor and not o.layout.packed]
+    if strided:
+        return Support.no(f"{', '.join(strided)} may be strided; it takes packed vectors and contiguous tensors")
+    if chunks(desc.sizes) >= LIMIT:
+        return Support.no(f"{chunks(desc.sizes)} chunks of {CHUNK} elements; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def workspace(desc: ListExpressionDescriptor, target: Target) -> int:
+    return tables(desc.sizes, len(desc.streams)).nbytes if desc.sizes else 0
+
+
+def rank(desc: ListExpressionDescriptor, target: Target) -> float:
+    moved = sum(o.nbytes * (1 + (o.role == "in_out")) for o in desc.operands() if o.name in desc.streams)
+    return LAUNCH_US + moved / BYTES_PER_US
+
+
+def _block(elements: list[ElementKind]) -> int:
+    lanes = VECTOR // min(element.itemsize for element in elements)
+    while lanes > 1 and lanes * len(elements) > HELD:
+        lanes //= 2
+    return 32 * WARPS * lanes
+
+
+@kernel(
+    op="list_expression",
+    name="expression",
+    elements=ELEMENTS,
+    guarantee=guarantee,
+    supports=applies,
+    workspace=workspace,
+    rank=rank,
+    numerics=numerics,
+)
+def expression(desc: ListExpressionDescriptor, target: Target) -> list[Launch]:
+    table = tables(desc.sizes, len(desc.streams))
+    if not table.programs:
+        return []
+    operands, streams = {o.name: o for o in desc.operands()}, list(desc.streams)
+    tensors = [i.name for i in desc.inputs_read() if i.shape is not None]
+    ones = [name for name in tensors if name not in streams]
+    args: dict[str, Arg] = {
+        **table.args,
+        "ones": tuple(
+            Ptr(n, ElementKind.I8 if _is_bool(desc, n) else operands[n].element, operands[n].alignment) for n in ones
+        ),
+        "scalars": tuple(Scalar(i.name, i.element, 0) for i in desc.inputs_read() if i.shape is None) or None,
+        "tensors": Int(len(desc.sizes)),
+    }
+    elements = [operands[name].element for name in streams]
+    constants: dict[str, Any] = {
+        "FUNCTION": fused(desc),
+        "READ": tuple(streams.index(n) if n in streams else -1 - ones.index(n) for n in tensors),
+        "WRITTEN": tuple(streams.index(name) for name, _, _ in desc.results),
+        "TYPES": tuple(MEMORY[element] for element in elements),
+        "CHUNK": CHUNK,
+        "BLOCK": _block(elements),
+    }
+    # fuses=False: the masked and the unmasked loop must round alike, so ptxas must not contract them differently.
+    return [Launch(kernels.expression_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False)]
+
+
+def _is_bool(desc: ListExpressionDescriptor, name: str) -> bool:
+    return desc.operand(name).element is ElementKind.BOOL

@@ -1,0 +1,73 @@
+"""Kernel of ``expression``: functions of the elements of lists of tensors; a chunk of a tensor per program."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, read_stream, store_stream
+
+
+@triton.jit
+def _block(
+    lists,
+    ones,
+    scalars,
+    offset,
+    mask,
+    FUNCTION: tl.constexpr,
+    READ: tl.constexpr,
+    WRITTEN: tl.constexpr,
+    TYPES: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    values = ()
+    for i in tl.static_range(len(READ)):
+        if READ[i] < 0:
+            values = values + (ones[-1 - READ[i]],)
+        else:
+            values = values + (read_stream(lists[READ[i]], offset, mask, TYPES[READ[i]], WHOLE),)
+    results = FUNCTION(values, scalars)
+    for i in tl.static_range(len(WRITTEN)):
+        store_stream(lists[WRITTEN[i]], offset, results[i], mask, TYPES[WRITTEN[i]], WHOLE)
+
+
+@triton.jit
+def expression_kernel(
+    chunks,
+    sizes,
+    addresses,
+    ones,
+    scalars,
+    tensors,
+    FUNCTION: tl.constexpr,
+    READ: tl.constexpr,
+    WRITTEN: tl.constexpr,
+    TYPES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """lists[WRITTEN] = FUNCTION(lists[READ] and ones, scalars), element by element of one chunk of one tensor.
+
+    addresses: i64 [len(TYPES), tensors], of lists of TYPES; ones: pointers to one element. READ has the number of a
+    list for each value of FUNCTION, or -1 - i for the i-th of ``ones``.
+    """
+    tensor, first, count = chunk_of(chunks, sizes, CHUNK)
+    lists, joined = (), first * 0
+    for k in tl.static_range(len(TYPES)):
+        address = address_of(addresses, k, tensor, tensors)
+        lists, joined = lists + (address,), joined | address
+    single = ()
+    for k in tl.static_range(len(ones)):
+        single = single + (tl.load(ones[k]),)
+    # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
+    if (count == CHUNK) & ((joined % 16) == 0):
+        for i in range(0, CHUNK, BLOCK):
+            offset = first + i + tl.arange(0, BLOCK)
+            _block(lists, single, scalars, offset, None, FUNCTION, READ, WRITTEN, TYPES, True)
+    else:
+        for i in range(0, count, BLOCK):
+            offset = i + tl.arange(0, BLOCK)
+            mask = offset < count
+            _block(lists, single, scalars, first + offset, mask, FUNCTION, READ, WRITTEN, TYPES, False)
