@@ -10,6 +10,7 @@ import torch
 import triplan as tp
 from bench.anywhere.drawing import Draw, Peer, Tensors, described
 from triplan.backends.reference.optim import STEPS, USUAL
+from triplan.backends.triton.optim.expression import ELEMENTS
 
 #: Tensors of a list.
 COUNTS = (1, 2, 12, 148)
@@ -17,7 +18,7 @@ COUNTS = (1, 2, 12, 148)
 
 def _list_expression(d: Draw) -> tp.Descriptor:
     """A step along a direction whose length is on the device; of integers, a sum."""
-    element = d.element("list_expression")
+    element = d.one_of((*ELEMENTS, *(e for e in ELEMENTS if e.is_floating_point)))
     x, y, s = (tp.expr.operand(name) for name in "xys")
     lists = {"x": (element, "list"), "y": (element, "list")}
     sizes = _sizes(d, 3 * element.itemsize)
