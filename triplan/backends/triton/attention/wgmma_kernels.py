@@ -119,29 +119,30 @@ def row_max(s, TREE: gl.constexpr):
 
 
 @gluon.jit
-def row_sum(x, TREE: gl.constexpr):
-    """The sum of each row; with TREE, a partial sum per thread, so that threads exchange nothing until ``whole``."""
-    if TREE:
-        found = gl.sum(gl.sum(x.reshape((x.shape[0], x.shape[1] // 8, 4, 2)), 3), 1)
-    else:
-        found = gl.sum(x, 1)
-    return found
+def row_sum(x):
+    """A partial sum of each row per thread, so that threads exchange nothing until ``whole``."""
+    return gl.sum(gl.sum(x.reshape((x.shape[0], x.shape[1] // 8, 4, 2)), 3), 1)
 
 
 @gluon.jit
-def rescaled(total, factor, TREE: gl.constexpr):
+def rescaled(total, factor):
     """total * factor for each row; ``total`` as from ``row_sum``."""
-    if TREE:
-        factor = gl.convert_layout(factor, gl.SliceLayout(1, total.type.layout))[:, None]
-    return total * factor
+    return total * gl.convert_layout(factor, gl.SliceLayout(1, total.type.layout))[:, None]
 
 
 @gluon.jit
-def whole(total, S: gl.constexpr, TREE: gl.constexpr):
+def whole(total, S: gl.constexpr):
     """The sum of each row, from ``row_sum``."""
-    if TREE:
-        total = gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, S))
-    return total
+    return gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, S))
+
+
+@gluon.jit
+def positive(qs, scale, L: gl.constexpr):
+    """``qs`` (ROWS, WIDTH) in shared memory times the sign of ``scale``: then abs(scale) scales its scores."""
+    if scale < 0:
+        qs.store(-qs.load(L))
+        fence_async_shared()
+        thread_barrier()
 
 
 @gluon.jit
@@ -163,7 +164,7 @@ def first_softmax(
     s = gl.where(columns[None, :] < limit[:, None], s * scale, float("-inf"))
     top = row_max(s, TREE)
     x = gl.exp2(s - gl.where(top == float("-inf"), 0.0, top)[:, None])
-    return top, x, row_sum(x, TREE)
+    return top, x, row_sum(x)
 
 
 @gluon.jit
@@ -208,14 +209,13 @@ def steps(
         bar_arrive(FREE + 1 - WHICH, 256)
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(k_empty.index(slot), count=1)
-        # Scaled before the maximum is taken, because the scale may be negative.
-        s = s * scale
-        new = gl.maximum(top, row_max(s, TREE))
+        # The scale is not negative (``positive``), so one multiplication per row is enough for the maxima.
+        new = gl.maximum(top, row_max(s, TREE) * scale)
         # A row may be all -inf so far, if its scores overflowed: -inf - -inf would be NaN.
         base = gl.where(new == float("-inf"), 0.0, new)
-        x = gl.exp2(s - base[:, None])
+        x = gl.exp2(s * scale - base[:, None])
         factor = gl.exp2(top - base)
-        total = rescaled(total, factor, TREE) + row_sum(x, TREE)
+        total = rescaled(total, factor) + row_sum(x)
         acc, x = warpgroup_mma_wait(0, deps=(acc, x))
         mbarrier.arrive(v_empty.index(last), count=1)
         acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, L))[:, None]
@@ -237,11 +237,11 @@ def write(
     S: gl.constexpr,
     L: gl.constexpr,
     WIDTH: gl.constexpr,
-    TREE: gl.constexpr,
 ):
     """Store a warpgroup's rows of ``out`` and ``lse``; 0 and -inf for a row that sees no key."""
-    total = whole(total, S, TREE)
-    none = total == 0.0
+    total = whole(total, S)
+    # Scores that overflowed to +inf have the sum 0, too; they become NaN.
+    none = (total == 0.0) & (top == float("-inf"))
     logarithm = gl.where(none, float("-inf"), (top + gl.log2(total)) * LN_2)
     inverse = gl.where(none, 0.0, 1.0 / total)
     result = acc * gl.convert_layout(inverse, gl.SliceLayout(1, L))[:, None]
@@ -276,7 +276,8 @@ def multiply(
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK, 16])
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, L, 2)
-    scale = scale * LOG2_E
+    signed = scale
+    scale = gl.abs(scale) * LOG2_E
     if WHICH == 1:
         bar_arrive(FREE, 256)
     mine = gl.cdiv(tiles_m * heads - gl.program_id(0), gl.num_programs(0))
@@ -288,6 +289,7 @@ def multiply(
     mbarrier.wait(q_full.index(WHICH), 0)
     mbarrier.wait(k_full.index(slot), phase)
     qs = matrix(sq.index(WHICH), ROWS, WIDTH)
+    positive(qs, signed, L)
     s = gl.zeros((ROWS, BLOCK), gl.float32, S)
     s = warpgroup_mma(qs, matrix(sk.index(slot), BLOCK, WIDTH).permute((1, 0)), s, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -312,6 +314,7 @@ def multiply(
         p = gl.convert_layout(x.to(out.dtype), A)
         mbarrier.wait(q_full.index(which), (turn + 1) // AHEAD % 2)
         qs = matrix(sq.index(which), ROWS, WIDTH)
+        positive(qs, signed, L)
         mbarrier.wait(k_full.index(slot), phase)
         bar_sync(FREE + WHICH, 256)
         s = gl.zeros((ROWS, BLOCK), gl.float32, S)
@@ -327,7 +330,7 @@ def multiply(
         # Recomputed, because there are no registers to keep it.
         row, _, head = tile_of(opaque(gl.program_id(0) + turn * gl.num_programs(0)), sizes)
         row += WHICH * ROWS
-        write(acc, top, total, out, lse, so.index(WHICH), head, of_sequence, row, S, L, WIDTH, TREE)
+        write(acc, top, total, out, lse, so.index(WHICH), head, of_sequence, row, S, L, WIDTH)
         top = new
         total = sums
         acc = gl.zeros((ROWS, WIDTH), gl.float32, L)
@@ -341,7 +344,7 @@ def multiply(
     acc = warpgroup_mma_wait(0, deps=(acc,))
     row, _, head = tile_of(opaque(gl.program_id(0) + (mine - 1) * gl.num_programs(0)), sizes)
     row += WHICH * ROWS
-    write(acc, top, total, out, lse, so.index(WHICH), head, of_sequence, row, S, L, WIDTH, TREE)
+    write(acc, top, total, out, lse, so.index(WHICH), head, of_sequence, row, S, L, WIDTH)
     store_wait(0)
 
 
@@ -370,7 +373,7 @@ def attention_wgmma_kernel(
     """out = softmax(scale * q @ k.T) @ v and lse, in tiles of 128 queries and blocks of BLOCK keys.
 
     ``q``, ``k``, ``v`` and ``out`` are tensor maps (batch, row, head, up to WIDTH) of f16 or bf16; ``lse``: (batch,
-    head, query) of f32, packed. ``tiles`` to ``turning``: see ``tile_of``. TREE: see ``row_max`` and ``row_sum``.
+    head, query) of f32, packed. ``tiles`` to ``turning``: see ``tile_of``. TREE: see ``row_max``.
 
     Launched with 4 warps, the first warpgroup; ``warp_specialize`` adds 5.
     """
