@@ -60,6 +60,16 @@ def test_plain_sections_of_grouped_heads_are_uneven(busiest: Callable[..., float
     assert tma._balanced(32, 32, 4, SMS) == (1, 1)
 
 
+@pytest.mark.parametrize(("tiles", "heads", "fitting"), [(32, 128, 16), (32, 128, 32), (128, 32, 4), (8, 384, 128)])
+def test_sections_that_fit_are_not_all_full(
+    tiles: int, heads: int, fitting: int, busiest: Callable[..., float]
+) -> None:
+    """Some smaller ones leave less to the busiest program, and its operands fit into the cache as well."""
+    section, turning = tma._balanced(tiles, heads, fitting, SMS)
+    assert fitting / 2 <= section <= fitting
+    assert busiest(tiles, heads, section, turning) < busiest(tiles, heads, fitting, 0)
+
+
 def test_equal_tiles_keep_their_sections() -> None:
     found = tma.order_of(32, 32, 4, SMS, causal=False)
     assert {name: arg.value for name, arg in found.items()} == {"section": 4, "turning": 0}

@@ -27,6 +27,8 @@ NEAR = 4
 OVERHEAD = 1.0
 #: An earlier order is kept if its busiest program has at most this many times the least work. Untuned.
 SLACK = 1.05
+#: Sections of n of SIZES parts of what fits into the cache are tried, from all to half.
+SIZES = 16
 #: So many tiles for each program are balanced in any order, within a few per cent.
 MANY_TURNS = 64
 #: 16-bit elements in 16 bytes, the smallest unit that TMA moves: strides and rows must be multiples of it.
@@ -89,15 +91,21 @@ def _balanced(tiles: int, heads: int, fitting: int, programs: int, in_turns: boo
     """The first order whose busiest program has at most SLACK times the least work that one of the orders reaches.
 
     The tiles of a program are ``programs`` apart. Where that is about a multiple of a section's tiles, one program has
-    the longest tile of section after section: up to twice the mean work. Three orders are tried: sections that fit
-    into the cache; sections of one head, reversed at every other turn; and all heads as one section, reversed likewise.
-    The last reads operands more often, and is tried only if at least NEAR programs work on each head: these read
-    neighbouring tiles at about the same time, so that most reads hit the cache.
+    the longest tile of section after section: up to twice the mean work. Three orders are tried: the best sections that
+    fit into the cache; sections of one head, reversed at every other turn; and all heads as one section, reversed
+    likewise. The last reads operands more often, and is tried only if at least NEAR programs work on each head: these
+    read neighbouring tiles at about the same time, so that most reads hit the cache.
     """
-    orders = [*([] if in_turns else [(fitting, 0)]), (1, 1), *([(heads, 1)] if programs >= NEAR * heads else [])]
     if tiles * heads >= MANY_TURNS * programs:
-        return orders[0]
-    longest = [_longest(tiles, heads, section, programs, turning) for section, turning in orders]
+        return (1, 1) if in_turns else (fitting, 0)
+
+    def work(order: tuple[int, int]) -> float:
+        return _longest(tiles, heads, order[0], programs, order[1])
+
+    sections = {max(fitting * n // SIZES, 1): None for n in range(SIZES, SIZES // 2 - 1, -1)}
+    fit = [] if in_turns else [min(((s, turning) for s in sections for turning in (0, 1)), key=work)]
+    orders = [*fit, (1, 1), *([(heads, 1)] if programs >= NEAR * heads else [])]
+    longest = [work(order) for order in orders]
     return next(order for order, work in zip(orders, longest, strict=True) if work <= SLACK * min(longest))
 
 
