@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Scalar, Scratch
+from triplan.backends.runtime.gluon import gl
+from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scalar, Scratch, TensorMap
 from triplan.backends.triton.attention import arguments
 from triplan.backends.triton.attention.arguments import cost_us, pointer, strides
 from triplan.backends.triton.attention.tma import (
@@ -56,6 +57,14 @@ def rows_bytes(desc: AttentionBackwardDescriptor) -> int:
 def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     """Bytes of sum(dout * out) and of lse in base-2 logarithms."""
     return 2 * rows_bytes(desc)
+
+
+def row_map(desc: AttentionBackwardDescriptor, offset: int) -> TensorMap:
+    """The tensor map of ``rows_bytes`` in the workspace, in blocks of ROWS queries of one head."""
+    length = tiles_of(desc) * TILE
+    shared = gl.NVMMASharedLayout.get_default_for([1, ROWS], gl.float32)
+    copy = Copy(offset, (desc.batch * desc.heads, length), (length, 1))
+    return TensorMap("lse", ElementKind.F32, (1, ROWS), shared=shared, copy=copy)
 
 
 def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
@@ -118,7 +127,7 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
     def maps(height: int, *names: str) -> dict[str, Arg]:
         return {name: tensor_map(name, desc.element, height, width) for name in names}
 
-    shared: dict[str, Arg] = {**numbers, "scale": Scalar("scale", ElementKind.F32, desc.head_dim**-0.5)}
+    shared: dict[str, Arg] = {"scale": Scalar("scale", ElementKind.F32, desc.head_dim**-0.5)}
     shared |= {"group": Int(desc.group), "shift": Int(shift_of(desc))}
     of_key_programs = min(key_tiles(desc) * key_heads, target.sm_count)
     of_query_programs = min(tiles * heads, target.sm_count)
@@ -129,6 +138,8 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
         of_key_programs,
         {
             **maps(ROWS, "q", "k", "v", "dout", "dk", "dv"),
+            "delta": row_map(desc, 0),
+            "lse2": row_map(desc, rows_bytes(desc)),
             **shared,
             "tiles": Int(key_tiles(desc)),
             "heads": Int(key_heads),
@@ -145,6 +156,7 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
         {
             **maps(ROWS, "q", "dout", "dq"),
             **maps(TILE, "k", "v"),
+            **numbers,
             **shared,
             "tiles": Int(tiles),
             "heads": Int(heads),

@@ -28,7 +28,15 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma_wait,
 )
 from triplan.backends.triton.attention.shared_kernels import head_pointer, load_tile
-from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, following, matrix, numbered_tile
+from triplan.backends.triton.attention.wgmma_shared_kernels import (
+    LN_2,
+    LOG2_E,
+    ROWS,
+    following,
+    matrix,
+    numbered_tile,
+    row_values,
+)
 
 #: Keys of a tile.
 TILE = gl.constexpr(128)
@@ -92,9 +100,9 @@ def first_block(key, sizes, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def load_dkdv(q, k, v, dout, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    """The loading warp: loads K and V of each tile, and Q and dout block after block into the ring."""
-    sq, so, sk, sv, q_full, o_full, empty, kv_full, kv_empty = ring
+def load_dkdv(q, k, v, dout, lse2, delta, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
+    """The loading warp: K and V of each tile; Q with lse2 and dout with delta, block after block, into the ring."""
+    sq, so, sl, sd, sk, sv, q_full, o_full, empty, kv_full, kv_empty = ring
     tiles, heads, _, of_sequence, group, blocks, _, _ = sizes
     slot = 0
     phase = 1
@@ -112,10 +120,12 @@ def load_dkdv(q, k, v, dout, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.conste
             for m in range(first_block(key, sizes, CAUSAL), blocks):
                 row = m * ROWS
                 mbarrier.wait(empty.index(slot), phase)
-                mbarrier.expect(q_full.index(slot), ROWS * WIDTH * 2)
+                mbarrier.expect(q_full.index(slot), ROWS * WIDTH * 2 + ROWS * 4)
                 load_block(q, [batch, row, own * group + member, 0], q_full.index(slot), sq.index(slot))
-                mbarrier.expect(o_full.index(slot), ROWS * WIDTH * 2)
+                load_block(lse2, [head * group + member, row], q_full.index(slot), sl.index(slot))
+                mbarrier.expect(o_full.index(slot), ROWS * WIDTH * 2 + ROWS * 4)
                 load_block(dout, [batch, row, own * group + member, 0], o_full.index(slot), so.index(slot))
+                load_block(delta, [head * group + member, row], o_full.index(slot), sd.index(slot))
                 slot, phase = following(slot, phase, STAGES)
         turn += 1
 
@@ -125,8 +135,7 @@ def step_dkdv(
     dk,
     dv,
     known,
-    rows,
-    after,
+    more,
     ring,
     scale,
     slot,
@@ -140,11 +149,10 @@ def step_dkdv(
 ):
     """One block of rows: dv += p.T @ dout and dk += ds.T @ q for 64 keys; ``known`` is (lse2, delta) of the rows.
 
-    lse2 and delta of the next block, at ``after``, are loaded while the last products run: later, the next products
-    saturate shared memory.
+    If there are ``more`` blocks, lse2 and delta of the next one are read while the last products run: later, the next
+    products take all that shared memory can deliver.
     """
-    sq, so, sk, sv, q_full, o_full, empty, _, _ = ring
-    lse2, delta = rows
+    sq, so, sl, sd, sk, sv, q_full, o_full, empty, _, _ = ring
     of_lse, of_delta = known
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
     A: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
@@ -152,10 +160,8 @@ def step_dkdv(
     columns: gl.constexpr = gl.SliceLayout(0, S)
     qs = matrix(sq.index(slot), ROWS, WIDTH)
     os = matrix(so.index(slot), ROWS, WIDTH)
-    mbarrier.wait(q_full.index(slot), phase)
     s = gl.zeros((ROWS, ROWS), gl.float32, S)
     s = warpgroup_mma(matrix(sk.index(WHICH), ROWS, WIDTH), qs.permute((1, 0)), s, use_acc=False, is_async=True)
-    mbarrier.wait(o_full.index(slot), phase)
     dp = gl.zeros((ROWS, ROWS), gl.float32, S)
     dp = warpgroup_mma(matrix(sv.index(WHICH), ROWS, WIDTH), os.permute((1, 0)), dp, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
@@ -169,12 +175,14 @@ def step_dkdv(
     dp = warpgroup_mma_wait(1, deps=(dp,))
     y = (x * (dp - of_delta[None, :])).to(qs.dtype)
     dk = warpgroup_mma(gl.convert_layout(y, P), qs, dk, is_async=True)
-    at = after + gl.arange(0, ROWS, layout=columns)
-    of_lse = gl.load(lse2 + at)
-    of_delta = gl.load(delta + at)
-    dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-    mbarrier.arrive(empty.index(slot), count=1)
+    last = slot
     slot, phase = following(slot, phase, STAGES)
+    mbarrier.wait(q_full.index(slot), phase, pred=more)
+    mbarrier.wait(o_full.index(slot), phase, pred=more)
+    of_lse = row_values(sl.index(slot), ROWS, columns)
+    of_delta = row_values(sd.index(slot), ROWS, columns)
+    dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+    mbarrier.arrive(empty.index(last), count=1)
     return dk, dv, of_lse, of_delta, slot, phase
 
 
@@ -182,8 +190,6 @@ def step_dkdv(
 def multiply_dkdv(
     dk_map,
     dv_map,
-    lse2,
-    delta,
     scale,
     ring,
     sizes,
@@ -193,7 +199,7 @@ def multiply_dkdv(
     CAUSAL: gl.constexpr,
 ):
     """A multiplying warpgroup: dk and dv of 64 keys of each of this program's tiles, over all rows that see them."""
-    _, _, sk, sv, _, _, _, kv_full, kv_empty = ring
+    _, _, sl, sd, sk, sv, q_full, o_full, _, kv_full, kv_empty = ring
     tiles, heads, _, of_sequence, group, blocks, shift, _ = sizes
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
     A: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
@@ -210,22 +216,18 @@ def multiply_dkdv(
             plain = gl.minimum(blocks, gl.cdiv(gl.maximum(first + TILE - 1 - shift, 0), ROWS))
         dk = gl.zeros((ROWS, WIDTH), gl.float32, A)
         dv = gl.zeros((ROWS, WIDTH), gl.float32, A)
-        # The rows of a head are contiguous, and the next head's follow: one index runs over both.
-        at = (head * group * blocks + gl.minimum(begin, blocks - 1)) * ROWS + gl.arange(0, ROWS, layout=columns)
-        of_lse = gl.load(lse2 + at)
-        of_delta = gl.load(delta + at)
         mbarrier.wait(kv_full.index(WHICH), turn & 1)
+        mbarrier.wait(q_full.index(slot), phase, pred=begin < blocks)
+        mbarrier.wait(o_full.index(slot), phase, pred=begin < blocks)
+        of_lse = row_values(sl.index(slot), ROWS, columns)
+        of_delta = row_values(sd.index(slot), ROWS, columns)
         for member in range(group):
-            of_head = (head * group + member) * blocks
             for m in range(begin, plain):
-                after = of_head + m + 1
-                after = gl.where(m + 1 < blocks, after, gl.where(member + 1 < group, after + begin, of_head))
                 dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
                     dk,
                     dv,
                     (of_lse, of_delta),
-                    (lse2, delta),
-                    after * ROWS,
+                    (m + 1 < blocks) | (member + 1 < group),
                     ring,
                     scale,
                     slot,
@@ -238,14 +240,11 @@ def multiply_dkdv(
                     True,
                 )
             for m in range(plain, blocks):
-                after = of_head + m + 1
-                after = gl.where(m + 1 < blocks, after, gl.where(member + 1 < group, after + begin, of_head))
                 dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
                     dk,
                     dv,
                     (of_lse, of_delta),
-                    (lse2, delta),
-                    after * ROWS,
+                    (m + 1 < blocks) | (member + 1 < group),
                     ring,
                     scale,
                     slot,
@@ -296,12 +295,14 @@ def attention_wgmma_dkdv_kernel(
     """dk = scale * ds.T @ q and dv = p.T @ dout in tiles of 128 keys, summed over the query heads that share them.
 
     ``q`` to ``dv`` are tensor maps (batch, row, head, up to WIDTH) of f16 or bf16 in blocks of 64 rows; ``lse2`` and
-    ``delta`` are from ``attention_rows_kernel``. ``tiles`` to ``turning``: see ``key_tile``.
+    ``delta``, (batch * heads, rows) of f32 from ``attention_rows_kernel``, are tensor maps in blocks of 64. ``tiles`` to ``turning``: see ``key_tile``.
 
     Launched with 4 warps, the first warpgroup; ``warp_specialize`` adds 5.
     """
     sq = gl.allocate_shared_memory(q.dtype, [STAGES] + q.block_type.shape, q.layout)
     so = gl.allocate_shared_memory(q.dtype, [STAGES] + q.block_type.shape, q.layout)
+    sl = gl.allocate_shared_memory(gl.float32, [STAGES] + lse2.block_type.shape, lse2.layout)
+    sd = gl.allocate_shared_memory(gl.float32, [STAGES] + delta.block_type.shape, delta.layout)
     sk = gl.allocate_shared_memory(k.dtype, [2] + k.block_type.shape, k.layout)
     sv = gl.allocate_shared_memory(v.dtype, [2] + v.block_type.shape, v.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -316,14 +317,14 @@ def attention_wgmma_dkdv_kernel(
     for i in gl.static_range(2):
         mbarrier.init(kv_full.index(i), count=1)
         mbarrier.init(kv_empty.index(i), count=1)
-    ring = (sq, so, sk, sv, q_full, o_full, empty, kv_full, kv_empty)
+    ring = (sq, so, sl, sd, sk, sv, q_full, o_full, empty, kv_full, kv_empty)
     sizes = (tiles, heads, section, of_sequence, group, blocks, shift, turning)
     scale = scale * LOG2_E
     gl.warp_specialize(
         [
-            (multiply_dkdv, (dk, dv, lse2, delta, scale, ring, sizes, 0, WIDTH, STAGES, CAUSAL)),
-            (multiply_dkdv, (dk, dv, lse2, delta, scale, ring, sizes, 1, WIDTH, STAGES, CAUSAL)),
-            (load_dkdv, (q, k, v, dout, ring, sizes, WIDTH, STAGES, CAUSAL)),
+            (multiply_dkdv, (dk, dv, scale, ring, sizes, 0, WIDTH, STAGES, CAUSAL)),
+            (multiply_dkdv, (dk, dv, scale, ring, sizes, 1, WIDTH, STAGES, CAUSAL)),
+            (load_dkdv, (q, k, v, dout, lse2, delta, ring, sizes, WIDTH, STAGES, CAUSAL)),
         ],
         [4, 1],  # warps of the second and the third partition
         [240, 24],  # registers per thread there

@@ -73,3 +73,9 @@ def matrix(buffer, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
     """A buffer (1, HEIGHT, 1, WIDTH), as TMA fills it, viewed as a matrix (HEIGHT, WIDTH)."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], buffer.dtype)
     return reinterpret(buffer, buffer.dtype, [HEIGHT, WIDTH], layout)
+
+
+@gluon.jit
+def row_values(buffer, N: gl.constexpr, layout: gl.constexpr):
+    """N values of f32 that TMA loaded into a buffer (1, N), in registers."""
+    return reinterpret(buffer, gl.float32, [N], gl.SwizzledSharedLayout(1, 1, 1, [0])).load(layout)
