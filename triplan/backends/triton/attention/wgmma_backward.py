@@ -1,4 +1,4 @@
-"""Kernel ``wgmma`` of the backward op: launches for delta and lse of each row, dk and dv, and dq; no atomics."""
+"""Kernel ``wgmma`` of the backward op: a launch for dq, delta and lse of each row, one for dk and dv; no atomics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scalar, Scratch, TensorMap
 from triplan.backends.triton.attention import arguments
-from triplan.backends.triton.attention.arguments import cost_us, pointer, strides
+from triplan.backends.triton.attention.arguments import cost_us, pointer
 from triplan.backends.triton.attention.tma import (
     TILE,
     hopper_guarantee,
@@ -21,12 +21,9 @@ from triplan.backends.triton.attention.tma import (
     width_of,
 )
 from triplan.backends.triton.attention.wgmma_backward_dq_kernels import attention_wgmma_dq_kernel
-from triplan.backends.triton.attention.wgmma_backward_kernels import (
-    attention_rows_kernel,
-    attention_wgmma_dkdv_kernel,
-)
+from triplan.backends.triton.attention.wgmma_backward_kernels import attention_wgmma_dkdv_kernel
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import ceil_power, layout
+from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionBackwardDescriptor
 from triplan.sku import ElementKind, Support, Target
 
@@ -35,6 +32,8 @@ ROWS = 64
 #: Slots of the rings of the launch for dk and dv, by the width of a head: as many as shared memory holds.
 STAGES = {64: 4, 128: 3}
 DQ_STAGES = 2
+#: Slots of K and V there: the second loads the next tile early. On one H100, 128 wide heads were faster with one.
+SLOTS = {64: 2, 128: 1}
 #: TFLOP/s of seven products, by the width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
 TERAFLOPS = {64: 510.0, 128: 650.0}
 PRODUCTS = 7
@@ -78,7 +77,7 @@ def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    return 2 * card.LAUNCH_US + cost_us(desc, target, PRODUCTS, TERAFLOPS[width_of(desc)], TILE)
+    return card.LAUNCH_US + cost_us(desc, target, PRODUCTS, TERAFLOPS[width_of(desc)], TILE)
 
 
 def numerics(desc: AttentionBackwardDescriptor) -> str | None:
@@ -101,28 +100,6 @@ def numerics(desc: AttentionBackwardDescriptor) -> str | None:
 def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
     width, tiles = width_of(desc), tiles_of(desc)
     heads, key_heads = desc.batch * desc.heads, desc.batch * desc.key_heads
-    dout, out, lse = (desc.operand(name) for name in ("dout", "out", "lse"))
-    numbers: dict[str, Arg] = {
-        "delta": Scratch(0, ElementKind.F32),
-        "lse2": Scratch(rows_bytes(desc), ElementKind.F32),
-    }
-    rows = Launch(
-        attention_rows_kernel,
-        heads * tiles * (TILE // ROWS),
-        {
-            "dout": pointer(dout),
-            "out": pointer(out),
-            "lse": pointer(lse),
-            **numbers,
-            "dout_strides": strides(dout),
-            "out_strides": strides(out),
-            "lse_strides": strides(lse),
-            "queries": Int(desc.queries),
-            "heads": Int(desc.heads),
-            "blocks": Int(tiles * (TILE // ROWS)),
-        },
-        {"VALUE": desc.values, "BLOCK_V": max(ceil_power(desc.values), 16), "BLOCK": ROWS},
-    )
 
     def maps(height: int, *names: str) -> dict[str, Arg]:
         return {name: tensor_map(name, desc.element, height, width) for name in names}
@@ -147,17 +124,20 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
             "of_sequence": Int(desc.key_heads),
             "blocks": Int(tiles * (TILE // ROWS)),
         },
-        {"WIDTH": width, "STAGES": STAGES[width], "CAUSAL": desc.causal},
+        {"SLOTS": SLOTS[width], "WIDTH": width, "STAGES": STAGES[width], "CAUSAL": desc.causal},
         num_warps=4,
     )
     of_queries = Launch(
         attention_wgmma_dq_kernel,
         of_query_programs,
         {
-            **maps(ROWS, "q", "dout", "dq"),
+            **maps(ROWS, "q", "out", "dout", "dq"),
             **maps(TILE, "k", "v"),
-            **numbers,
             **shared,
+            "lse": pointer(desc.operand("lse")),
+            "delta": Scratch(0, ElementKind.F32),
+            "lse2": Scratch(rows_bytes(desc), ElementKind.F32),
+            "queries": Int(desc.queries),
             "tiles": Int(tiles),
             "heads": Int(heads),
             **order_of(tiles, heads, fitting_queries, of_query_programs, desc.causal, in_turns=True),
@@ -167,4 +147,4 @@ def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
         {"WIDTH": width, "STAGES": DQ_STAGES, "CAUSAL": desc.causal},
         num_warps=4,
     )
-    return [rows, of_keys, of_queries]
+    return [of_queries, of_keys]

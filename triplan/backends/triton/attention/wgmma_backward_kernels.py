@@ -1,9 +1,9 @@
 """Kernels of ``wgmma`` of the backward op: gradients of attention on Hopper (Gluon), persistent and warp-specialised.
 
-``attention_rows_kernel`` prepares lse and delta of each query. Then ``attention_wgmma_dkdv_kernel`` computes dk and dv
-by tiles of keys, and ``attention_wgmma_dq_kernel`` (``wgmma_backward_dq_kernels``) dq by tiles of queries; both
-recompute the scores. One warp loads by TMA; two warpgroups multiply, each 64 rows of a tile. Each gradient is
-accumulated by one program in a fixed order; there are no atomics.
+``attention_wgmma_dq_kernel`` (``wgmma_backward_dq_kernels``) computes dq, lse2 and delta by tiles of queries. Then
+``attention_wgmma_dkdv_kernel`` computes dk and dv by tiles of keys. Both recompute the scores. One warp loads by TMA;
+two warpgroups multiply, each 64 rows of a tile. Each gradient is accumulated by one program in a fixed order;
+there are no atomics.
 
 The position ``shift`` of row 0 is a multiple of a tile. For rows beyond the queries, up to a whole tile, lse2 is +inf
 and delta 0, so that their probabilities are 0.
@@ -11,9 +11,6 @@ and delta 0, so that their probabilities are 0.
 
 # mypy: ignore-errors
 # (Triton's and Gluon's languages are not typed; these bodies are compiled, not executed as Python.)
-
-import triton
-import triton.language as tl
 
 from triplan.backends.runtime.gluon import (
     fence_async_shared,
@@ -27,7 +24,6 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triplan.backends.triton.attention.shared_kernels import head_pointer, load_tile
 from triplan.backends.triton.attention.wgmma_shared_kernels import (
     LN_2,
     LOG2_E,
@@ -40,41 +36,6 @@ from triplan.backends.triton.attention.wgmma_shared_kernels import (
 
 #: Keys of a tile.
 TILE = gl.constexpr(128)
-
-
-@triton.jit
-def attention_rows_kernel(
-    dout,
-    out,
-    lse,
-    delta,
-    lse2,
-    dout_strides,
-    out_strides,
-    lse_strides,
-    queries,
-    heads,
-    blocks,
-    VALUE: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """delta = sum(dout * out) and lse2 = lse / ln(2) of each row.
-
-    delta, lse2: (batch * heads, ``blocks`` * BLOCK) of f32. Rows beyond the queries get 0 and +inf; lse2 is +inf also
-    where a query sees no key.
-    """
-    program = tl.program_id(0)
-    head = program // blocks % heads
-    batch = program // blocks // heads
-    query = program % blocks * BLOCK + tl.arange(0, BLOCK)
-    x = load_tile(head_pointer(dout, dout_strides, batch, head), dout_strides, query, queries, VALUE, BLOCK_V, False)
-    y = load_tile(head_pointer(out, out_strides, batch, head), out_strides, query, queries, VALUE, BLOCK_V, False)
-    at = head_pointer(lse, lse_strides, batch, head) + query.to(tl.int64) * lse_strides[2]
-    known = tl.load(at, mask=query < queries, other=-float("inf"))
-    to = (program // blocks).to(tl.int64) * (blocks * BLOCK) + query
-    tl.store(delta + to, tl.sum(x.to(tl.float32) * y.to(tl.float32), 1))
-    tl.store(lse2 + to, tl.where(known == -float("inf"), float("inf"), known * LOG2_E))
 
 
 @gluon.jit
@@ -100,24 +61,58 @@ def first_block(key, sizes, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def load_dkdv(q, k, v, dout, lse2, delta, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    """The loading warp: K and V of each tile; Q with lse2 and dout with delta, block after block, into the ring."""
-    sq, so, sl, sd, sk, sv, q_full, o_full, empty, kv_full, kv_empty = ring
-    tiles, heads, _, of_sequence, group, blocks, _, _ = sizes
-    slot = 0
-    phase = 1
-    turn = 0
-    for index in range(gl.program_id(0), tiles * heads, gl.num_programs(0)):
+def load_keys(k, v, index, turn, ring, sizes, SLOTS: gl.constexpr, WIDTH: gl.constexpr):
+    """Load K and V of tile number ``index``, this program's tile number ``turn``, if there is such a tile."""
+    _, _, _, _, sk, sv, _, _, _, kv_full, kv_empty = ring
+    tiles, heads, _, of_sequence, _, _, _, _ = sizes
+    if index < tiles * heads:
         key, head = key_tile(index, sizes)
         batch = head // of_sequence
         own = head % of_sequence
         for w in gl.static_range(2):
-            mbarrier.wait(kv_empty.index(w), (turn & 1) ^ 1)
-            mbarrier.expect(kv_full.index(w), 2 * ROWS * WIDTH * 2)
-            load_block(k, [batch, key + w * ROWS, own, 0], kv_full.index(w), sk.index(w))
-            load_block(v, [batch, key + w * ROWS, own, 0], kv_full.index(w), sv.index(w))
+            which = turn % SLOTS * 2 + w
+            mbarrier.wait(kv_empty.index(which), turn // SLOTS % 2 ^ 1)
+            mbarrier.expect(kv_full.index(which), 2 * ROWS * WIDTH * 2)
+            load_block(k, [batch, key + w * ROWS, own, 0], kv_full.index(which), sk.index(which))
+            load_block(v, [batch, key + w * ROWS, own, 0], kv_full.index(which), sv.index(which))
+
+
+@gluon.jit
+def load_dkdv(
+    q,
+    k,
+    v,
+    dout,
+    lse2,
+    delta,
+    ring,
+    sizes,
+    SLOTS: gl.constexpr,
+    WIDTH: gl.constexpr,
+    STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):
+    """The loading warp: K and V of each tile; Q with lse2 and dout with delta, block after block, into the ring.
+
+    With two SLOTS for K and V, those of the next tile follow block STAGES of a tile. Their slot is free by then: that
+    block is loaded when both warpgroups are done with the tile's first block, and so with the tile before.
+    """
+    sq, so, sl, sd, _, _, q_full, o_full, empty, _, _ = ring
+    tiles, heads, _, of_sequence, group, blocks, _, _ = sizes
+    slot = 0
+    phase = 1
+    turn = 0
+    if SLOTS == 2:
+        load_keys(k, v, gl.program_id(0), 0, ring, sizes, SLOTS, WIDTH)
+    for index in range(gl.program_id(0), tiles * heads, gl.num_programs(0)):
+        key, head = key_tile(index, sizes)
+        batch = head // of_sequence
+        own = head % of_sequence
+        begin = first_block(key, sizes, CAUSAL)
+        if SLOTS == 1:
+            load_keys(k, v, index, turn, ring, sizes, SLOTS, WIDTH)
         for member in range(group):
-            for m in range(first_block(key, sizes, CAUSAL), blocks):
+            for m in range(begin, blocks):
                 row = m * ROWS
                 mbarrier.wait(empty.index(slot), phase)
                 mbarrier.expect(q_full.index(slot), ROWS * WIDTH * 2 + ROWS * 4)
@@ -127,6 +122,12 @@ def load_dkdv(q, k, v, dout, lse2, delta, ring, sizes, WIDTH: gl.constexpr, STAG
                 load_block(dout, [batch, row, own * group + member, 0], o_full.index(slot), so.index(slot))
                 load_block(delta, [head * group + member, row], o_full.index(slot), sd.index(slot))
                 slot, phase = following(slot, phase, STAGES)
+                if SLOTS == 2:
+                    if (member == 0) & (m == begin + STAGES):
+                        load_keys(k, v, index + gl.num_programs(0), turn + 1, ring, sizes, SLOTS, WIDTH)
+        if SLOTS == 2:
+            if blocks - begin <= STAGES:
+                load_keys(k, v, index + gl.num_programs(0), turn + 1, ring, sizes, SLOTS, WIDTH)
         turn += 1
 
 
@@ -142,13 +143,14 @@ def step_dkdv(
     phase,
     key,
     position,
-    WHICH: gl.constexpr,
+    masked,
+    which,
     WIDTH: gl.constexpr,
     STAGES: gl.constexpr,
-    MASK: gl.constexpr,
 ):
     """One block of rows: dv += p.T @ dout and dk += ds.T @ q for 64 keys; ``known`` is (lse2, delta) of the rows.
 
+    ``which``: the slot of K and V. ``masked``: whether the diagonal crosses the block, or the block is above it.
     If there are ``more`` blocks, lse2 and delta of the next one are read while the last products run: later, the next
     products take all that shared memory can deliver.
     """
@@ -161,15 +163,14 @@ def step_dkdv(
     qs = matrix(sq.index(slot), ROWS, WIDTH)
     os = matrix(so.index(slot), ROWS, WIDTH)
     s = gl.zeros((ROWS, ROWS), gl.float32, S)
-    s = warpgroup_mma(matrix(sk.index(WHICH), ROWS, WIDTH), qs.permute((1, 0)), s, use_acc=False, is_async=True)
+    s = warpgroup_mma(matrix(sk.index(which), ROWS, WIDTH), qs.permute((1, 0)), s, use_acc=False, is_async=True)
     dp = gl.zeros((ROWS, ROWS), gl.float32, S)
-    dp = warpgroup_mma(matrix(sv.index(WHICH), ROWS, WIDTH), os.permute((1, 0)), dp, use_acc=False, is_async=True)
+    dp = warpgroup_mma(matrix(sv.index(which), ROWS, WIDTH), os.permute((1, 0)), dp, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
     x = gl.exp2(s * scale - of_lse[None, :])
-    if MASK:
-        keys = key + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
-        positions = position + gl.arange(0, ROWS, layout=columns)
-        x = gl.where(keys[:, None] <= positions[None, :], x, 0.0)
+    if masked:
+        first = key - position + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
+        x = gl.where(first[:, None] <= gl.arange(0, ROWS, layout=columns)[None, :], x, 0.0)
     p = gl.convert_layout(x.to(qs.dtype), P)
     dv = warpgroup_mma(p, os, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
@@ -194,6 +195,7 @@ def multiply_dkdv(
     ring,
     sizes,
     WHICH: gl.constexpr,
+    SLOTS: gl.constexpr,
     WIDTH: gl.constexpr,
     STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -211,61 +213,83 @@ def multiply_dkdv(
         first, head = key_tile(index, sizes)
         key = first + WHICH * ROWS
         begin = first_block(first, sizes, CAUSAL)
+        which = turn % SLOTS * 2 + WHICH
         plain = begin
         if CAUSAL:
-            plain = gl.minimum(blocks, gl.cdiv(gl.maximum(first + TILE - 1 - shift, 0), ROWS))
+            plain = gl.maximum(gl.minimum(blocks, gl.cdiv(gl.maximum(key + ROWS - 1 - shift, 0), ROWS)), begin)
         dk = gl.zeros((ROWS, WIDTH), gl.float32, A)
         dv = gl.zeros((ROWS, WIDTH), gl.float32, A)
-        mbarrier.wait(kv_full.index(WHICH), turn & 1)
+        mbarrier.wait(kv_full.index(which), turn // SLOTS % 2)
         mbarrier.wait(q_full.index(slot), phase, pred=begin < blocks)
         mbarrier.wait(o_full.index(slot), phase, pred=begin < blocks)
         of_lse = row_values(sl.index(slot), ROWS, columns)
         of_delta = row_values(sd.index(slot), ROWS, columns)
         for member in range(group):
-            for m in range(begin, plain):
-                dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
-                    dk,
-                    dv,
-                    (of_lse, of_delta),
-                    (m + 1 < blocks) | (member + 1 < group),
-                    ring,
-                    scale,
-                    slot,
-                    phase,
-                    key,
-                    m * ROWS + shift,
-                    WHICH,
-                    WIDTH,
-                    STAGES,
-                    True,
-                )
-            for m in range(plain, blocks):
-                dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
-                    dk,
-                    dv,
-                    (of_lse, of_delta),
-                    (m + 1 < blocks) | (member + 1 < group),
-                    ring,
-                    scale,
-                    slot,
-                    phase,
-                    key,
-                    0,
-                    WHICH,
-                    WIDTH,
-                    STAGES,
-                    False,
-                )
+            if SLOTS == 1:
+                for m in range(begin, plain):
+                    dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
+                        dk,
+                        dv,
+                        (of_lse, of_delta),
+                        (m + 1 < blocks) | (member + 1 < group),
+                        ring,
+                        scale,
+                        slot,
+                        phase,
+                        key,
+                        m * ROWS + shift,
+                        True,
+                        which,
+                        WIDTH,
+                        STAGES,
+                    )
+                for m in range(plain, blocks):
+                    dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
+                        dk,
+                        dv,
+                        (of_lse, of_delta),
+                        (m + 1 < blocks) | (member + 1 < group),
+                        ring,
+                        scale,
+                        slot,
+                        phase,
+                        key,
+                        m * ROWS + shift,
+                        False,
+                        which,
+                        WIDTH,
+                        STAGES,
+                    )
+            else:
+                # Not two loops: of two that multiply by a buffer of a run-time index, ptxas 12.8 prepares descriptors
+                # in the first alone, so that those of the second are wrong where the first does not run.
+                for m in range(begin, blocks):
+                    dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
+                        dk,
+                        dv,
+                        (of_lse, of_delta),
+                        (m + 1 < blocks) | (member + 1 < group),
+                        ring,
+                        scale,
+                        slot,
+                        phase,
+                        key,
+                        m * ROWS + shift,
+                        m < plain,
+                        which,
+                        WIDTH,
+                        STAGES,
+                    )
         # The results leave through the shared memory of K and V, which no product reads any more.
         thread_barrier()
-        matrix(sv.index(WHICH), ROWS, WIDTH).store(dv.to(dv_map.dtype))
-        matrix(sk.index(WHICH), ROWS, WIDTH).store((dk * scale * LN_2).to(dk_map.dtype))
+        matrix(sv.index(which), ROWS, WIDTH).store(dv.to(dv_map.dtype))
+        matrix(sk.index(which), ROWS, WIDTH).store((dk * scale * LN_2).to(dk_map.dtype))
         fence_async_shared()
         thread_barrier()
-        store_block(dv_map, [head // of_sequence, key, head % of_sequence, 0], sv.index(WHICH))
-        store_block(dk_map, [head // of_sequence, key, head % of_sequence, 0], sk.index(WHICH))
+        store_block(dv_map, [head // of_sequence, key, head % of_sequence, 0], sv.index(which))
+        store_block(dk_map, [head // of_sequence, key, head % of_sequence, 0], sk.index(which))
         store_wait(0)
-        mbarrier.arrive(kv_empty.index(WHICH), count=1)
+        mbarrier.arrive(kv_empty.index(which), count=1)
         turn += 1
 
 
@@ -288,14 +312,17 @@ def attention_wgmma_dkdv_kernel(
     blocks,
     shift,
     turning,
+    SLOTS: gl.constexpr,
     WIDTH: gl.constexpr,
     STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
-    """dk = scale * ds.T @ q and dv = p.T @ dout in tiles of 128 keys, summed over the query heads that share them.
+    """dk = scale * ds.T @ q and dv = p.T @ dout, summed over the query heads that share a key, in tiles of 128
+    keys.
 
     ``q`` to ``dv`` are tensor maps (batch, row, head, up to WIDTH) of f16 or bf16 in blocks of 64 rows; ``lse2`` and
-    ``delta``, (batch * heads, rows) of f32 from ``attention_rows_kernel``, are tensor maps in blocks of 64. ``tiles`` to ``turning``: see ``key_tile``.
+    ``delta``, (batch * heads, rows) of f32 from ``attention_wgmma_dq_kernel``, are tensor maps in blocks of 64.
+    ``tiles`` to ``turning``: see ``key_tile``. SLOTS: see ``load_dkdv``.
 
     Launched with 4 warps, the first warpgroup; ``warp_specialize`` adds 5.
     """
@@ -303,18 +330,18 @@ def attention_wgmma_dkdv_kernel(
     so = gl.allocate_shared_memory(q.dtype, [STAGES] + q.block_type.shape, q.layout)
     sl = gl.allocate_shared_memory(gl.float32, [STAGES] + lse2.block_type.shape, lse2.layout)
     sd = gl.allocate_shared_memory(gl.float32, [STAGES] + delta.block_type.shape, delta.layout)
-    sk = gl.allocate_shared_memory(k.dtype, [2] + k.block_type.shape, k.layout)
-    sv = gl.allocate_shared_memory(v.dtype, [2] + v.block_type.shape, v.layout)
+    sk = gl.allocate_shared_memory(k.dtype, [SLOTS * 2] + k.block_type.shape, k.layout)
+    sv = gl.allocate_shared_memory(v.dtype, [SLOTS * 2] + v.block_type.shape, v.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     o_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    kv_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    kv_full = gl.allocate_shared_memory(gl.int64, [SLOTS * 2, 1], mbarrier.MBarrierLayout())
+    kv_empty = gl.allocate_shared_memory(gl.int64, [SLOTS * 2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(o_full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
-    for i in gl.static_range(2):
+    for i in gl.static_range(SLOTS * 2):
         mbarrier.init(kv_full.index(i), count=1)
         mbarrier.init(kv_empty.index(i), count=1)
     ring = (sq, so, sl, sd, sk, sv, q_full, o_full, empty, kv_full, kv_empty)
@@ -322,9 +349,9 @@ def attention_wgmma_dkdv_kernel(
     scale = scale * LOG2_E
     gl.warp_specialize(
         [
-            (multiply_dkdv, (dk, dv, scale, ring, sizes, 0, WIDTH, STAGES, CAUSAL)),
-            (multiply_dkdv, (dk, dv, scale, ring, sizes, 1, WIDTH, STAGES, CAUSAL)),
-            (load_dkdv, (q, k, v, dout, lse2, delta, ring, sizes, WIDTH, STAGES, CAUSAL)),
+            (multiply_dkdv, (dk, dv, scale, ring, sizes, 0, SLOTS, WIDTH, STAGES, CAUSAL)),
+            (multiply_dkdv, (dk, dv, scale, ring, sizes, 1, SLOTS, WIDTH, STAGES, CAUSAL)),
+            (load_dkdv, (q, k, v, dout, lse2, delta, ring, sizes, SLOTS, WIDTH, STAGES, CAUSAL)),
         ],
         [4, 1],  # warps of the second and the third partition
         [240, 24],  # registers per thread there
