@@ -1,0 +1,373 @@
+"""Hopper's Gluon kernels of matrix products in plain Python: what they do with barriers, slots and work lists.
+
+Triton's interpreter does not run Gluon. Here each partition of ``warp_specialize`` is a thread, a barrier has phases
+and counts bytes, and what is asynchronous is done as late as its wait allows: a product reads its slot when it is
+waited for, and TMA a staging buffer when that is. So a slot that is given back too early is overwritten, and a barrier
+that is waited for in vain ends the test. Layouts, and what the threads of a warpgroup do side by side, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from triplan.backends.runtime.gluon import gl
+from triplan.backends.runtime.launch import Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.backends.triton.gemm import (
+    wgmma_backward_kernels,
+    wgmma_column_sums_kernels,
+    wgmma_kernels,
+    wgmma_shared_kernels,
+)
+from triplan.sku import ElementKind
+
+Tensor = torch.Tensor
+MODULES = (wgmma_shared_kernels, wgmma_kernels, wgmma_column_sums_kernels, wgmma_backward_kernels)
+_TORCH = {gl.float16: torch.float16, gl.bfloat16: torch.bfloat16, gl.float32: torch.float32, gl.int64: torch.int64}
+_GLUON = {ElementKind.of(t): g for g, t in _TORCH.items()}
+#: Seconds after which a partition that waits is taken to wait for ever.
+PATIENCE = 20.0
+
+
+class Value:
+    """A block in registers."""
+
+    def __init__(self, data: Tensor) -> None:
+        self.data, self.shape = data, list(data.shape)
+        self.type = SimpleNamespace(layout=None)
+
+    def to(self, dtype: Any) -> Value:
+        return Value(self.data.to(_TORCH[dtype]))
+
+    def __getitem__(self, at: Any) -> Value:
+        return Value(self.data[at])
+
+    def reshape(self, shape: Any) -> Value:
+        return Value(self.data.reshape(shape))
+
+    def permute(self, axes: Any) -> Value:
+        return Value(self.data.permute(axes))
+
+    def split(self) -> tuple[Value, Value]:
+        return Value(self.data[..., 0]), Value(self.data[..., 1])
+
+
+def _lifted(name: str) -> Callable[..., Any]:
+    def method(self: Value, other: Any) -> Any:
+        if isinstance(other, Pointer):
+            return other + self
+        return Value(getattr(self.data, name)(other.data if isinstance(other, Value) else other))
+
+    return method
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "lt", "and"):
+    setattr(Value, f"__{_name}__", _lifted(f"__{_name}__"))
+
+
+@dataclass
+class Pointer:
+    """An address, or a block of addresses, within a tensor."""
+
+    tensor: Tensor
+    offset: Any = 0
+
+    @property
+    def dtype(self) -> Any:
+        return SimpleNamespace(element_ty=_GLUON[ElementKind.of(self.tensor.dtype)])
+
+    def __add__(self, other: Any) -> Pointer:
+        return Pointer(self.tensor, self.offset + (other.data if isinstance(other, Value) else other))
+
+    __radd__ = __add__
+
+    def __getitem__(self, at: Any) -> Pointer:
+        return Pointer(self.tensor, self.offset[at])
+
+
+class Buffer:
+    """A part of shared memory."""
+
+    def __init__(self, data: Tensor, dtype: Any, layout: Any) -> None:
+        self.data, self.dtype, self.layout, self.shape = data, dtype, layout, list(data.shape)
+
+    def index(self, i: int) -> Buffer:
+        return Buffer(self.data[i], self.dtype, self.layout)
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Buffer:
+        return Buffer(self.data.narrow(dim, start, length), self.dtype, self.layout)
+
+    def permute(self, axes: Any) -> Buffer:
+        return Buffer(self.data.permute(axes), self.dtype, self.layout)
+
+    def load(self, layout: Any) -> Value:
+        return Value(self.data.clone())
+
+    def store(self, value: Value) -> None:
+        self.data.copy_(value.data)
+
+
+def reinterpret(buffer: Buffer, dtype: Any, shape: Any, layout: Any) -> Buffer:
+    found = _TORCH[dtype]
+    flat = buffer.data.contiguous().view(-1).view(torch.uint8)
+    assert flat.data_ptr() == buffer.data.data_ptr()
+    flat = flat[: math.prod(shape) * found.itemsize]
+    return Buffer(flat.view(found).view(list(shape)), dtype, layout)
+
+
+class Map:
+    """A tensor map."""
+
+    def __init__(self, tensor: Tensor, spec: TensorMap) -> None:
+        self.tensor, self.dtype, self.layout = tensor, _GLUON[spec.element], spec.shared
+        self.block_type = SimpleNamespace(shape=list(spec.block))
+
+    def part(self, at: Any) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """Where the block at ``at`` lies in the tensor, as far as it does, and that part of the block."""
+        ends = [min(x + w, n) for x, w, n in zip(at, self.block_type.shape, self.tensor.shape, strict=True)]
+        return (
+            tuple(slice(x, max(end, x)) for x, end in zip(at, ends, strict=True)),
+            tuple(slice(0, max(end - x, 0)) for x, end in zip(at, ends, strict=True)),
+        )
+
+
+class Barrier:
+    """An mbarrier: a phase ends when the arrivals and bytes that it expects have come."""
+
+    def __init__(self, state: Shared) -> None:
+        self.state, self.phase, self.count, self.arrived, self.missing = state, 0, 0, 0, 0
+
+    def change(self, arrivals: int, nbytes: int) -> None:
+        with self.state.changed:
+            self.arrived += arrivals
+            self.missing += nbytes
+            if self.arrived == self.count and self.missing == 0:
+                self.phase, self.arrived = self.phase + 1, 0
+            assert self.arrived <= self.count
+            self.state.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        with self.state.changed:
+            done = self.state.changed.wait_for(lambda: self.phase % 2 != parity or self.state.failed, PATIENCE)
+        if self.state.failed or not done:
+            raise RuntimeError("another partition has failed" if done else "a barrier is waited for in vain")
+
+
+class Barriers:
+    """What ``allocate_shared_memory`` of barriers gives."""
+
+    def __init__(self, count: int, state: Shared) -> None:
+        self.all = [Barrier(state) for _ in range(count)]
+
+    def index(self, i: int) -> Barrier:
+        return self.all[i]
+
+
+class Accumulator:
+    """The result of a ``wgmma`` that may still run."""
+
+    def __init__(self, before: Any, x: Buffer, y: Buffer) -> None:
+        self.before, self.x, self.y = before, x, y
+
+    def finish(self) -> None:
+        before = self.before.data if isinstance(self.before, (Value, Accumulator)) else self.before
+        self.data = before + self.x.data.float() @ self.y.data.float()
+        self.shape = list(self.data.shape)
+
+    def __mul__(self, other: Any) -> Value:
+        return Value(self.data * other)
+
+
+@dataclass
+class Shared:
+    """What the partitions of a program share."""
+
+    program: int = 0
+    programs: int = 1
+    failed: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    own: threading.local = field(default_factory=threading.local)
+
+    def running(self, kind: str) -> list[Any]:
+        """What this partition has begun and not waited for."""
+        return self.own.__dict__.setdefault(kind, [])
+
+
+def _finish(running: list[Any], outstanding: int) -> None:
+    while len(running) > outstanding:
+        running.pop(0)()
+
+
+def _language(state: Shared) -> dict[str, Any]:
+    """The names that the kernels' modules take from Gluon."""
+
+    def load_tile(operand: Map, at: Any, barrier: Barrier, buffer: Buffer, pred: bool = True) -> None:
+        assert buffer.shape == operand.block_type.shape
+        if pred:
+            inside, block = operand.part(at)
+            buffer.data.zero_()
+            buffer.data[block] = operand.tensor[inside]
+            barrier.change(0, -buffer.data.numel() * buffer.data.element_size())
+
+    def store_tile(operand: Map, at: Any, buffer: Buffer) -> None:
+        assert buffer.shape == operand.block_type.shape
+
+        def write() -> None:
+            inside, block = operand.part(at)
+            operand.tensor[inside] = buffer.data[block]
+
+        state.running("stores").append(write)
+
+    def warpgroup_mma(x: Buffer, y: Buffer, acc: Any, is_async: bool) -> Accumulator:
+        found = Accumulator(acc, x, y)
+        state.running("products").append(found.finish)
+        return found
+
+    def warpgroup_mma_wait(num_outstanding: int, deps: tuple[Any]) -> Any:
+        _finish(state.running("products"), num_outstanding)
+        return deps[0]
+
+    def allocate(dtype: Any, shape: Any, layout: Any) -> Any:
+        if dtype is gl.int64:
+            return Barriers(shape[0], state)
+        return Buffer(torch.full(list(shape), math.nan, dtype=_TORCH[dtype]), dtype, layout)
+
+    def init(barrier: Barrier, count: int) -> None:
+        barrier.count = count
+
+    def arrive(barrier: Barrier, count: int, pred: bool = True) -> None:
+        if pred:
+            barrier.change(count, 0)
+
+    def store(at: Pointer, value: Value, mask: Value) -> None:
+        at.tensor.view(-1)[at.offset[mask.data]] = value.data[mask.data]
+
+    def load(at: Pointer, mask: Value, other: float) -> Value:
+        found = at.tensor.view(-1)[torch.where(mask.data, at.offset, 0)]
+        return Value(torch.where(mask.data, found, torch.full_like(found, other)))
+
+    def specialise(partitions: list[tuple[Any, Any]], *_: Any) -> None:
+        errors: list[BaseException] = []
+
+        def run(body: Any, args: Any) -> None:
+            try:
+                body(*args)
+                assert not state.running("stores")
+                assert not state.running("products")
+            except BaseException as e:  # of a thread: raised below
+                errors.append(e)
+                with state.changed:
+                    state.failed = True
+                    state.changed.notify_all()
+
+        threads = [threading.Thread(target=run, args=p, daemon=True) for p in partitions]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        if errors:
+            raise errors[0]
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    language = SimpleNamespace(
+        **{name: getattr(gl, name) for name in ("float32", "int32", "int64", "constexpr", "NVMMADistributedLayout")},
+        allocate_shared_memory=allocate,
+        arange=lambda first, end, layout: Value(torch.arange(first, end)),
+        cdiv=lambda x, y: -(-x // y),
+        convert_layout=lambda x, layout: x,
+        load=load,
+        maximum=max,
+        minimum=min,
+        num_programs=lambda axis: state.programs,
+        program_id=lambda axis: state.program,
+        SliceLayout=lambda axis, layout: None,
+        BlockedLayout=lambda *_: None,
+        static_range=range,
+        store=store,
+        sum=lambda x, axis: Value(x.data.sum(axis)),
+        to_tensor=lambda x: x,
+        warp_specialize=specialise,
+        where=lambda c, x, y: Value(torch.where(c.data, x, y.data)) if isinstance(c, Value) else x if c else y,
+        zeros=lambda shape, dtype, layout: Value(torch.zeros(shape, dtype=_TORCH[dtype])),
+    )
+    return {
+        "gl": language,
+        "fence_async_shared": nothing,
+        "load_tile": load_tile,
+        "mbarrier": SimpleNamespace(
+            MBarrierLayout=nothing,
+            arrive=arrive,
+            expect=lambda barrier, nbytes: barrier.change(1, nbytes),
+            init=init,
+            wait=lambda barrier, phase: barrier.wait(int(phase)),
+        ),
+        "next_may_begin": nothing,
+        "previous_wait": nothing,
+        "reinterpret": reinterpret,
+        "store_tile": store_tile,
+        "store_wait": lambda outstanding: _finish(state.running("stores"), outstanding),
+        "thread_barrier": nothing,
+        "warpgroup_mma": warpgroup_mma,
+        "warpgroup_mma_wait": warpgroup_mma_wait,
+    }
+
+
+def _python(value: Any) -> Any:
+    """A jit function as the function that it is made of, a constexpr as its value."""
+    if isinstance(value, gl.constexpr):
+        return value.value
+    return value.fn if hasattr(value, "fn") and hasattr(value, "is_gluon") else value
+
+
+@contextmanager
+def _emulation(state: Shared) -> Iterator[None]:
+    """The kernels' modules as plain Python."""
+    language = _language(state)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in MODULES:
+            for name, value in vars(module).items():
+                if name in language:
+                    patch.setattr(module, name, language[name])
+                elif not isinstance(value, ModuleType) and _python(value) is not value:
+                    patch.setattr(module, name, _python(value))
+        yield
+
+
+def _argument(arg: Any, tensors: Mapping[str, Any], workspace: Tensor) -> Any:
+    if isinstance(arg, TensorMap):
+        tensor = tensors[arg.operand]
+        if arg.copy is not None:
+            memory = workspace[arg.copy.offset :].view(arg.element.torch)
+            return Map(memory.as_strided(arg.copy.shape, arg.copy.strides, memory.storage_offset()), arg)
+        return Map(tensor.mT if arg.transposed else tensor, arg)
+    if isinstance(arg, Ptr):
+        return Pointer(tensors[arg.operand])
+    if isinstance(arg, Scratch):
+        return Pointer(workspace[arg.offset :].view(arg.element.torch))
+    if isinstance(arg, Scalar):
+        return tensors.get(arg.operand, arg.default)
+    if isinstance(arg, Stride):
+        return tensors[arg.operand].stride(arg.axis)
+    return arg.value if isinstance(arg, (Int, Float)) else arg
+
+
+def emulate(launch: Launch, tensors: Mapping[str, Any], workspace: Tensor) -> None:
+    """Run a launch of a kernel of ``MODULES``, program after program.
+
+    ``tensors``: the operands by name, on the CPU, and host scalars; ``workspace``: bytes.
+    """
+    args = {name: _argument(arg, tensors, workspace) for name, arg in launch.args.items()}
+    constants = {name: _python(value) for name, value in launch.constexprs.items()}
+    for program in range(launch.grid):
+        with _emulation(Shared(program, launch.grid)):
+            launch.kernel.fn(**args, **constants)

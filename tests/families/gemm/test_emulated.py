@@ -1,0 +1,96 @@
+"""Hopper's kernels, whose logic is emulated without a GPU: every ring, layout and way to share the work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cases import H200
+from cases.gemm import COLUMN, backward
+from cases.gluon import emulate
+
+import triplan as tp
+from triplan.backends.triton.gemm import wgmma, wgmma_backward
+from triplan.backends.triton.gemm.arguments import GROUP_M
+from triplan.backends.triton.gemm.rings import rings_of
+
+
+def few(programs: int) -> tp.Target:
+    """A target with so few programs that each has several tiles."""
+    return tp.Target(arch=H200.arch, sm_count=programs, shared_memory=H200.shared_memory)
+
+
+RINGS = [
+    str(replace(r, group=GROUP_M))
+    for r in rings_of(tp.GemmDescriptor(m=8, n=8, k=8, element="bf16"), H200, specialised=True)
+]
+
+
+def drawn(desc: tp.Descriptor, seed: int) -> dict[str, Any]:
+    """Operands of small integers, whose sums are exact; outputs are NaN."""
+    g = torch.Generator().manual_seed(seed)
+    found: dict[str, Any] = {}
+    for o in desc.operands():
+        if o.is_tensor:
+            shape = o.shape[::-1] if o.layout.unit_axis == 0 and len(o.shape) == 2 else o.shape
+            t = torch.randint(-2, 3, shape, generator=g).to(o.element.torch)
+            t = torch.full_like(t, float("nan")) if o.is_written else t
+            found[o.name] = t if shape == o.shape else t.t()
+    return found
+
+
+def exact(desc: Any, x: dict[str, Any]) -> Any:
+    """The results in f64, rounded once."""
+    compute = tp.TABLE.reference(desc.op).compute
+    assert compute is not None
+    doubles = {n: t.double() if isinstance(t, torch.Tensor) else t for n, t in x.items()}
+    return {name: t.to(x[name].dtype) for name, t in compute(desc, doubles).items()}
+
+
+PRODUCTS = {
+    "linear": tp.GemmDescriptor(m=328, n=264, k=328, element="bf16", epilogue="bias_relu", layouts={"b": COLUMN}),
+    "column": tp.GemmDescriptor(m=328, n=264, k=72, element="bf16", out_element="f32", layouts={"a": COLUMN}),
+    "batched": tp.BatchedGemmDescriptor(batch=3, m=136, n=136, k=136, element="bf16", reads_c0=True),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("ring", RINGS)
+def test_a_product(ring: str, name: str) -> None:
+    desc = PRODUCTS[name]
+    rings = {str(replace(r, group=GROUP_M)): r for r in rings_of(desc, H200, specialised=True)}
+    if ring not in rings:
+        pytest.skip("does not fit")
+    x: dict[str, Any] = {**drawn(desc, 1), "alpha": 2.0, "beta": -1.0}
+    (launch,) = wgmma.launches(desc, rings[ring], few(5))
+    emulate(launch, x, torch.empty(0, dtype=torch.uint8))
+    assert torch.equal(x["c"], exact(desc, x)["c"])
+
+
+@pytest.mark.parametrize(
+    ("size", "programs"), [((840, 264, 136), 5), ((264, 840, 136), 5), ((264, 264, 264), 7)], ids=str
+)
+@pytest.mark.parametrize(
+    ("out", "layouts"),
+    [
+        (None, {}),
+        ("f32", {"b": COLUMN, "db": COLUMN}),
+        (None, {"a": COLUMN, "b": COLUMN, "db": COLUMN}),
+        (None, {"dc": COLUMN}),
+    ],
+    ids=["rows", "linear_f32", "columns", "dc_column"],
+)
+@pytest.mark.parametrize("ring", RINGS)
+def test_both_gradients(ring: str, out: str | None, layouts: Any, size: tuple[int, int, int], programs: int) -> None:
+    desc = backward(*size, "bf16", (1, 1, 1), layouts=layouts, out_element=out)
+    rings = {str(replace(r, group=GROUP_M)): r for r in wgmma_backward.rings_of(desc, H200)}
+    if ring not in rings:
+        pytest.skip("does not fit")
+    x: dict[str, Any] = {**drawn(desc, 2), "alpha": 2.0}
+    within = wgmma_backward.sums_within(desc, rings[ring], few(programs))
+    launch = wgmma_backward.pair_launch(desc, rings[ring], few(programs), within)
+    emulate(launch, x, torch.empty(0, dtype=torch.uint8))
+    for name, t in exact(desc, x).items():
+        assert torch.equal(x[name], t) if within or name != "dbias" else x[name].isnan().all(), name
