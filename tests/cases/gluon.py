@@ -1,4 +1,4 @@
-"""Hopper's Gluon kernels of matrix products in plain Python: what they do with barriers, slots and work lists.
+"""Hopper's Gluon kernels in plain Python: what they do with barriers, slots and work lists.
 
 Triton's interpreter does not run Gluon. Here each partition of ``warp_specialize`` is a thread, a barrier has phases
 and counts bytes, and what is asynchronous is done as late as its wait allows: a product reads its slot when it is
@@ -21,17 +21,24 @@ import torch
 
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
-from triplan.backends.triton.gemm import (
-    wgmma_backward_kernels,
-    wgmma_column_sums_kernels,
-    wgmma_kernels,
-    wgmma_shared_kernels,
-)
+from triplan.backends.triton import attention, gemm
 from triplan.sku import ElementKind
 
 Tensor = torch.Tensor
-MODULES = (wgmma_shared_kernels, wgmma_kernels, wgmma_column_sums_kernels, wgmma_backward_kernels)
-_TORCH = {gl.float16: torch.float16, gl.bfloat16: torch.bfloat16, gl.float32: torch.float32, gl.int64: torch.int64}
+#: The modules of the kernels, by the name of their family.
+MODULES = {
+    family.__name__.rpartition(".")[2]: [
+        module for name, module in vars(family).items() if name.startswith("wgmma") and name.endswith("_kernels")
+    ]
+    for family in (attention, gemm)
+}
+_TORCH = {
+    gl.float16: torch.float16,
+    gl.bfloat16: torch.bfloat16,
+    gl.float32: torch.float32,
+    gl.int64: torch.int64,
+    gl.int32: torch.int32,
+}
 _GLUON = {ElementKind.of(t): g for g, t in _TORCH.items()}
 #: Seconds after which a partition that waits is taken to wait for ever.
 PATIENCE = 20.0
@@ -69,8 +76,28 @@ def _lifted(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "lt", "and"):
+ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul")
+for _name in (*ARITHMETIC, "truediv", "rtruediv", "lt", "le", "gt", "ge", "eq", "and", "or"):
     setattr(Value, f"__{_name}__", _lifted(f"__{_name}__"))
+
+
+class Number(int):
+    """A scalar."""
+
+    def to(self, dtype: Any) -> Number:
+        return self
+
+
+def _numbered(name: str) -> Callable[..., Any]:
+    def method(self: Number, other: Any) -> Any:
+        found = getattr(int, name)(self, other)
+        return Number(found) if isinstance(found, int) else found
+
+    return method
+
+
+for _name in (*ARITHMETIC, "floordiv", "rfloordiv", "mod", "rmod", "and", "xor"):
+    setattr(Number, f"__{_name}__", _numbered(f"__{_name}__"))
 
 
 @dataclass
@@ -128,7 +155,7 @@ class Map:
 
     def __init__(self, tensor: Tensor, spec: TensorMap) -> None:
         self.tensor, self.dtype, self.layout = tensor, _GLUON[spec.element], spec.shared
-        self.block_type = SimpleNamespace(shape=list(spec.block))
+        self.block_type, self.shape = SimpleNamespace(shape=list(spec.block)), list(tensor.shape)
 
     def part(self, at: Any) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Where the block at ``at`` lies in the tensor, as far as it does, and that part of the block."""
@@ -174,16 +201,12 @@ class Barriers:
 class Accumulator:
     """The result of a ``wgmma`` that may still run."""
 
-    def __init__(self, before: Any, x: Buffer, y: Buffer) -> None:
+    def __init__(self, before: Any, x: Buffer | Value, y: Buffer) -> None:
         self.before, self.x, self.y = before, x, y
 
     def finish(self) -> None:
         before = self.before.data if isinstance(self.before, (Value, Accumulator)) else self.before
         self.data = before + self.x.data.float() @ self.y.data.float()
-        self.shape = list(self.data.shape)
-
-    def __mul__(self, other: Any) -> Value:
-        return Value(self.data * other)
 
 
 @dataclass
@@ -195,6 +218,8 @@ class Shared:
     failed: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
     own: threading.local = field(default_factory=threading.local)
+    #: Of named barriers: how often all have come, and how many have since.
+    named: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def running(self, kind: str) -> list[Any]:
         """What this partition has begun and not waited for."""
@@ -226,14 +251,15 @@ def _language(state: Shared) -> dict[str, Any]:
 
         state.running("stores").append(write)
 
-    def warpgroup_mma(x: Buffer, y: Buffer, acc: Any, is_async: bool) -> Accumulator:
-        found = Accumulator(acc, x, y)
+    def warpgroup_mma(x: Buffer | Value, y: Buffer, acc: Any, is_async: bool, use_acc: bool = True) -> Accumulator:
+        found = Accumulator(acc if use_acc else 0.0, x, y)
         state.running("products").append(found.finish)
         return found
 
-    def warpgroup_mma_wait(num_outstanding: int, deps: tuple[Any]) -> Any:
+    def warpgroup_mma_wait(num_outstanding: int, deps: tuple[Any, ...]) -> Any:
         _finish(state.running("products"), num_outstanding)
-        return deps[0]
+        found = [Value(d.data) if isinstance(d, Accumulator) and hasattr(d, "data") else d for d in deps]
+        return tuple(found) if len(found) > 1 else found[0]
 
     def allocate(dtype: Any, shape: Any, layout: Any) -> Any:
         if dtype is gl.int64:
@@ -247,12 +273,22 @@ def _language(state: Shared) -> dict[str, Any]:
         if pred:
             barrier.change(count, 0)
 
-    def store(at: Pointer, value: Value, mask: Value) -> None:
-        at.tensor.view(-1)[at.offset[mask.data]] = value.data[mask.data]
+    def store(at: Pointer, value: Value, mask: Value | None = None) -> None:
+        kept = torch.ones_like(value.data, dtype=torch.bool) if mask is None else mask.data
+        at.tensor.view(-1)[at.offset[kept]] = value.data[kept]
 
     def load(at: Pointer, mask: Value, other: float) -> Value:
         found = at.tensor.view(-1)[torch.where(mask.data, at.offset, 0)]
         return Value(torch.where(mask.data, found, torch.full_like(found, other)))
+
+    def meet(which: int, threads: int, waits: bool) -> None:
+        """A named barrier of two warpgroups, of which one may go on at once."""
+        with state.changed:
+            turn, come = state.named.get(which, (0, 0))
+            state.named[which] = (turn, come + 1) if come + 1 < threads // 128 else (turn + 1, 0)
+            state.changed.notify_all()
+            if waits and not state.changed.wait_for(lambda: state.named[which][0] > turn or state.failed, PATIENCE):
+                raise RuntimeError("a named barrier is waited for in vain")
 
     def specialise(partitions: list[tuple[Any, Any]], *_: Any) -> None:
         errors: list[BaseException] = []
@@ -279,41 +315,70 @@ def _language(state: Shared) -> dict[str, Any]:
     def nothing(*_: Any) -> None:
         pass
 
+    def by(function: Callable[..., Tensor], scalar: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if not any(isinstance(a, Value) for a in args):
+                return scalar(*args)
+            data = [a.data if isinstance(a, Value) else torch.tensor(a) for a in args]
+            return Value(function(*data))
+
+        return call
+
+    def either(c: Any, x: Any, y: Any) -> Any:
+        if not isinstance(c, Value):
+            return x if c else y
+        x, y = (v.data if isinstance(v, Value) else torch.tensor(v, dtype=torch.float32) for v in (x, y))
+        return Value(torch.where(c.data, x, y))
+
+    def layout(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    layout.get_default_for = layout  # type: ignore[attr-defined]
     language = SimpleNamespace(
-        **{name: getattr(gl, name) for name in ("float32", "int32", "int64", "constexpr", "NVMMADistributedLayout")},
+        **{name: getattr(gl, name) for name in ("float32", "int32", "int64", "constexpr")},
         allocate_shared_memory=allocate,
         arange=lambda first, end, layout: Value(torch.arange(first, end)),
         cdiv=lambda x, y: -(-x // y),
         convert_layout=lambda x, layout: x,
         load=load,
-        maximum=max,
-        minimum=min,
-        num_programs=lambda axis: state.programs,
-        program_id=lambda axis: state.program,
-        SliceLayout=lambda axis, layout: None,
-        BlockedLayout=lambda *_: None,
+        abs=by(torch.abs, abs),
+        exp2=by(torch.exp2, math.exp2),
+        log2=by(torch.log2, math.log2),
+        maximum=by(torch.maximum, max),
+        minimum=by(torch.minimum, min),
+        max=lambda x, axis: Value(x.data.amax(axis)),
+        full=lambda shape, value, dtype, layout: Value(torch.full(shape, value, dtype=_TORCH[dtype])),
+        num_programs=lambda axis: Number(state.programs),
+        program_id=lambda axis: Number(state.program),
+        **dict.fromkeys(("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "SliceLayout"), layout),
+        **dict.fromkeys(("NVMMASharedLayout", "SwizzledSharedLayout"), layout),
         static_range=range,
         store=store,
         sum=lambda x, axis: Value(x.data.sum(axis)),
         to_tensor=lambda x: x,
         warp_specialize=specialise,
-        where=lambda c, x, y: Value(torch.where(c.data, x, y.data)) if isinstance(c, Value) else x if c else y,
+        where=either,
         zeros=lambda shape, dtype, layout: Value(torch.zeros(shape, dtype=_TORCH[dtype])),
     )
     return {
         "gl": language,
+        "bar_arrive": lambda which, threads: meet(which, threads, False),
+        "bar_sync": lambda which, threads: meet(which, threads, True),
         "fence_async_shared": nothing,
+        "load_block": load_tile,
         "load_tile": load_tile,
         "mbarrier": SimpleNamespace(
             MBarrierLayout=nothing,
             arrive=arrive,
             expect=lambda barrier, nbytes: barrier.change(1, nbytes),
             init=init,
-            wait=lambda barrier, phase: barrier.wait(int(phase)),
+            wait=lambda barrier, phase, pred=True: barrier.wait(int(phase)) if pred else None,
         ),
         "next_may_begin": nothing,
+        "opaque": lambda x: x,
         "previous_wait": nothing,
         "reinterpret": reinterpret,
+        "store_block": store_tile,
         "store_tile": store_tile,
         "store_wait": lambda outstanding: _finish(state.running("stores"), outstanding),
         "thread_barrier": nothing,
@@ -330,11 +395,11 @@ def _python(value: Any) -> Any:
 
 
 @contextmanager
-def _emulation(state: Shared) -> Iterator[None]:
+def _emulation(family: str, state: Shared) -> Iterator[None]:
     """The kernels' modules as plain Python."""
     language = _language(state)
     with pytest.MonkeyPatch.context() as patch:
-        for module in MODULES:
+        for module in MODULES[family]:
             for name, value in vars(module).items():
                 if name in language:
                     patch.setattr(module, name, language[name])
@@ -358,16 +423,19 @@ def _argument(arg: Any, tensors: Mapping[str, Any], workspace: Tensor) -> Any:
         return tensors.get(arg.operand, arg.default)
     if isinstance(arg, Stride):
         return tensors[arg.operand].stride(arg.axis)
-    return arg.value if isinstance(arg, (Int, Float)) else arg
+    if isinstance(arg, Int):
+        return Number(arg.value)
+    return arg.value if isinstance(arg, Float) else arg
 
 
 def emulate(launch: Launch, tensors: Mapping[str, Any], workspace: Tensor) -> None:
-    """Run a launch of a kernel of ``MODULES``, program after program.
+    """Run a launch of a Gluon kernel, program after program.
 
     ``tensors``: the operands by name, on the CPU, and host scalars; ``workspace``: bytes.
     """
     args = {name: _argument(arg, tensors, workspace) for name, arg in launch.args.items()}
     constants = {name: _python(value) for name, value in launch.constexprs.items()}
+    family = launch.kernel.fn.__module__.split(".")[-2]
     for program in range(launch.grid):
-        with _emulation(Shared(program, launch.grid)):
+        with _emulation(family, Shared(program, launch.grid)):
             launch.kernel.fn(**args, **constants)

@@ -1,0 +1,83 @@
+"""Hopper's kernels of attention, whose logic is emulated without a GPU: rings, turns, masks, heads of groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from cases import H200
+from cases.gluon import emulate
+
+import triplan as tp
+from triplan.backends.triton.attention import wgmma, wgmma_backward
+
+
+@dataclass(frozen=True)
+class Case:
+    queries: int
+    keys: int
+    heads: int
+    key_heads: int
+    width: int
+    causal: bool
+
+    def __str__(self) -> str:
+        kind = "causal" if self.causal else "full"
+        return f"{self.queries}-{self.keys}-{self.heads}_{self.key_heads}-{self.width}-{kind}"
+
+
+CASES = [
+    Case(queries, keys, heads, key_heads, width, causal)
+    for queries, keys, heads, key_heads in ((300, 300, 4, 2), (130, 514, 2, 2), (193, 65, 3, 1), (700, 700, 1, 1))
+    for width in (64, 128)
+    for causal in (False, True)
+]
+#: So few programs that each has several tiles.
+FEW = tp.Target(arch=H200.arch, sm_count=3, shared_memory=H200.shared_memory)
+
+
+def drawn(case: Case, batch: int = 2) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(0)
+
+    def values(length: int, heads: int) -> torch.Tensor:
+        return torch.randn(batch, length, heads, case.width - 8, generator=g).bfloat16()
+
+    q, k, v = values(case.queries, case.heads), values(case.keys, case.key_heads), values(case.keys, case.key_heads)
+    lse = torch.full((batch, case.heads, case.queries), torch.nan)
+    return {"q": q, "k": k, "v": v, "out": torch.full_like(q, torch.nan), "lse": lse, "dout": torch.randn_like(q)}
+
+
+def wanted(desc: Any, x: dict[str, Any]) -> Any:
+    compute = tp.TABLE.reference(desc.op).compute
+    assert compute is not None
+    return compute(desc, {n: t.double() for n, t in x.items()})
+
+
+def agrees(found: torch.Tensor, w: torch.Tensor) -> bool:
+    """A few units of bf16's roundoff, 2**-8, of the largest value; the same infinities."""
+    finite = w.isfinite()
+    off = (found.double() - w)[finite].abs()
+    same = torch.equal(found[~finite].double(), w[~finite])
+    return same and bool((off <= 2**-6 * (w[finite].abs().amax() + 1e-3)).all())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_and_backward(case: Case) -> None:
+    x = drawn(case)
+    forward = {name: x[name] for name in ("q", "k", "v", "out", "lse")}
+    desc = tp.AttentionDescriptor.from_args(tp.AttentionArgs(**forward), causal=case.causal)
+    assert wgmma.supports(desc, FEW)
+    for launch in wgmma.wgmma(desc, FEW):
+        emulate(launch, x, torch.empty(0, dtype=torch.uint8))
+    for name, w in wanted(desc, forward).items():
+        assert agrees(x[name], w), name
+    x |= {f"d{name}": torch.full_like(x[name], torch.nan) for name in "qkv"}
+    backward = tp.AttentionBackwardDescriptor.from_args(tp.AttentionBackwardArgs(**x), causal=case.causal)
+    assert wgmma_backward.supports(backward, FEW)
+    workspace = torch.full((wgmma_backward.workspace(backward, FEW),), 255, dtype=torch.uint8)  # NaN
+    for launch in wgmma_backward.wgmma_backward(backward, FEW):
+        emulate(launch, x, workspace)
+    for name, w in wanted(backward, {n: t for n, t in x.items() if n not in ("dq", "dk", "dv")}).items():
+        assert agrees(x[name], w), name
