@@ -28,7 +28,7 @@ def lists(op: str) -> Iterator[tp.Descriptor]:
     cls: Any = tp.descriptor_types()[op]
     options: Any = [{"op": name} for name in cls.ops()]
     if op == "total_norm":
-        options = [{"order": order} for order in (2.0, 1.0, 3.0, math.inf, -math.inf)]
+        options = [{"order": order} for order in (2.0, 1.0, 3.0, math.inf, -math.inf)] + [{"each": True}]
     for element in ("f32", "bf16", "f16"):
         yield from (cls(element=element, sizes=SIZES, **option) for option in options)
 

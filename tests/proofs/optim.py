@@ -103,7 +103,7 @@ for _op, _options in {
     "adam": ({"amsgrad": True, "decoupled": False}, {"maximize": True, "scaled": True, "copy_element": "bf16"}, WIDE),
     "sgd": ({"nesterov": True}, {"momentum": False, "scaled": True}, WIDE),
     "lion": ({}, {"scaled": True, "stochastic": True}, WIDE),
-    "total_norm": ({}, {"order": 3.0}, {"order": math.inf}),
+    "total_norm": ({}, {"order": 3.0}, {"order": math.inf}, {"each": True}),
     "clip_norm": ({}, {"op": "clip_value"}),
 }.items():
     joins(_op, *_options)(partial(problem, _op))

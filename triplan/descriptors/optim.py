@@ -257,15 +257,18 @@ class ListProblem(Descriptor):
 class TotalNormDescriptor(ListProblem, PlannedBy["TotalNormPlan"]):
     """``norm = (sum |x|**order) ** (1 / order)`` over all elements of a list (torch.nn.utils.get_total_norm).
 
-    Accumulated in f64. The largest magnitude for the order inf, the smallest for -inf; NaN if there is one. Of no
-    elements the norm is 0, of a negative order inf.
+    With ``each``, over those of each tensor, a norm a tensor (torch._foreach_norm). Accumulated in f64. The largest
+    magnitude for the order inf, the smallest for -inf; NaN if there is one. Of no elements the norm is 0, of a negative
+    order inf.
 
     Attributes:
         order: any number but 0.
+        each: whether there is a norm of each tensor, instead of one of all.
     """
 
     op: Literal["total_norm"] = "total_norm"
     order: Order = field(default=2.0)
+    each: bool = False
 
     def check_problem(self) -> None:
         super().check_problem()
@@ -275,7 +278,7 @@ class TotalNormDescriptor(ListProblem, PlannedBy["TotalNormPlan"]):
     def declare_operands(self) -> tuple[Operand, ...]:
         return (
             Operand("x", Role.INPUT, self.element, (sum(self.sizes),)),
-            Operand("norm", Role.OUTPUT, F64, (1,)),
+            Operand("norm", Role.OUTPUT, F64, (len(self.sizes) if self.each else 1,)),
         )
 
 

@@ -1,4 +1,4 @@
-"""Expressions of one's own on lists of tensors, in one launch; unscaling of gradients."""
+"""Expressions of one's own on lists of tensors, in one launch; norms of each tensor; unscaling of gradients."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from triplan.descriptors import ListExpressionDescriptor
+from triplan.descriptors import ListExpressionDescriptor, TotalNormDescriptor
 from triplan.descriptors.expressions.expression import Expr, operand
 from triplan.errors import InvalidProblem
-from triplan.facade import ListExpressionArgs, Workspace
+from triplan.facade import ListExpressionArgs, TotalNormArgs, Workspace
 from triplan.functional._plans import PLANS
 from triplan.optim._shards import join
 from triplan.optim.clip import gradients, lists_of
 from triplan.sku import Target
 
-__all__ = ["foreach_expression", "unscale_grads_"]
+__all__ = ["foreach_expression", "foreach_norm", "unscale_grads_"]
 
 Tensors: TypeAlias = Sequence[Tensor]
 Trees: TypeAlias = Expr | tuple[Expr, ...]
@@ -66,11 +66,30 @@ def foreach_expression(
         if outs[i] is None:
             outs[i] = [torch.empty_like(t, dtype=element.torch) for t in first]
     values = {**given, **lists, **dict(zip(names, map(list, outs), strict=True))}
-    device = first[0].device
-    plan: Any = PLANS.get(desc, target=Target.of(device))
-    workspace = Workspace.allocate(plan, device) if plan.workspace_size() else None
-    plan.run(ListExpressionArgs(**values), workspace)
+    _run(desc, ListExpressionArgs(**values), first[0].device)
     return outs[0] if isinstance(made, Expr) else tuple(outs)
+
+
+def _run(desc: Any, args: Any, device: torch.device) -> None:
+    plan: Any = PLANS.get(desc, target=Target.of(device))
+    plan.run(args, Workspace.allocate(plan, device) if plan.workspace_size() else None)
+
+
+@torch.no_grad()
+def foreach_norm(tensors: Tensors, norm_type: float = 2.0) -> list[Tensor]:
+    """The norm of each tensor, as ``torch._foreach_norm``: f64 of shape (), in two launches for all.
+
+    Tensors are contiguous, of one element (f32, bf16, f16) and on one device, of any sizes; the norm of an empty one is
+    0, or inf of a negative order. ``norm_type``: any number but 0. Sums are accumulated in f64 in a fixed order: no
+    square overflows, and every run has the same bits. Records no gradient. Raises ``InvalidProblem``.
+    """
+    given = list(tensors)
+    if not given:
+        return []
+    norm = torch.empty(len(given), dtype=torch.float64, device=given[0].device)
+    args = TotalNormArgs(given, norm)
+    _run(TotalNormDescriptor.from_args(args, order=float(norm_type), each=True), args, given[0].device)
+    return list(norm.unbind())
 
 
 def _kind(name: str, value: Any, given: dict[str, Any]) -> tuple[Any, str]:

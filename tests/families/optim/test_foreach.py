@@ -11,7 +11,7 @@ from cases.functional import DEVICES
 import triplan as tp
 from triplan import functional as F  # noqa: N812
 from triplan.errors import InvalidProblem
-from triplan.optim import foreach_expression, unscale_grads_
+from triplan.optim import foreach_expression, foreach_norm, unscale_grads_
 
 Tensor = torch.Tensor
 SHAPES = ((3,), (0, 4), (), (7, 11), (2, 3, 5), (16384,), (33000,))
@@ -87,6 +87,21 @@ def test_a_result_of_another_element_takes_no_place() -> None:
     x = tp.expr.operand("x")
     with pytest.raises(InvalidProblem, match="cannot take the place"):
         tp.ListExpressionDescriptor.of({"x": x > 1}, (3,), {"x": "bool"}, x=("f32", "list"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("order", [2.0, 1.0, 3.0, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_of_each(dtype: torch.dtype, order: float, device: str) -> None:
+    x = drawn(device, dtype, 0)
+    x[5][7] = torch.nan
+    x[6][3] = 1e30
+    for t, norm in zip(x, foreach_norm(x, order), strict=True):
+        assert (norm.dtype, norm.shape) == (torch.float64, ())
+        empty = torch.tensor(0.0 if order > 0 else torch.inf, dtype=torch.float64)
+        wanted = torch.linalg.vector_norm(t.double(), order) if t.numel() else empty.to(device)
+        torch.testing.assert_close(norm, wanted, rtol=1e-12, atol=0, equal_nan=True)
+    assert foreach_norm([]) == []
 
 
 @pytest.mark.parametrize("device", DEVICES)

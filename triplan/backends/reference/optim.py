@@ -198,18 +198,23 @@ def _total_guarantee(desc: TotalNormDescriptor) -> Mapping[str, PrecisionGuarant
 
 @reference(op="total_norm", elements=ELEMENTS, guarantee=_total_guarantee, checks=CheckRules(CheckRules.no_terms))
 def _total_norm(desc: TotalNormDescriptor, given: Values) -> Found:
-    x = given["x"].double().abs()
-    if math.isinf(desc.order):
+    parts = given["x"].split(list(desc.sizes)) if desc.each else [given["x"]]
+    found = [_norm(x.double().abs(), desc.order) for x in parts]
+    return {"norm": torch.cat(found) if found else torch.empty(0, dtype=torch.float64)}
+
+
+def _norm(x: Tensor, order: float) -> Tensor:
+    if math.isinf(order):
         # torch has no extremum of no elements.
-        x = torch.cat((x, torch.tensor([0.0 if desc.order > 0 else math.inf])))
-        found = x.amax() if desc.order > 0 else x.amin()
+        x = torch.cat((x, torch.tensor([0.0 if order > 0 else math.inf])))
+        found = x.amax() if order > 0 else x.amin()
     else:
-        x = torch.cat((torch.zeros(1, dtype=torch.float64), x.pow(desc.order)))
+        x = torch.cat((torch.zeros(1, dtype=torch.float64), x.pow(order)))
         # In rows: how torch sums many elements of one row depends on its number of threads.
         while x.numel() > 1:
             x = torch.cat((x, x.new_zeros(-x.numel() % 1024))).view(-1, 1024).sum(1)
-        found = x.pow(1 / desc.order)
-    return {"norm": found.reshape(1)}
+        found = x.pow(1 / order)
+    return found.reshape(1)
 
 
 def _clipped(desc: ClipDescriptor, given: Values) -> Found:

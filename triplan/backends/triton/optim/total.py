@@ -1,4 +1,5 @@
-"""Kernel ``total``: one launch reduces each chunk of each tensor, one program adds up the chunks and takes the root."""
+"""Kernel ``total``: one launch reduces each chunk of each tensor, one program adds up the chunks and takes the root; of
+a norm of each tensor, one program a tensor."""
 
 from __future__ import annotations
 
@@ -81,8 +82,17 @@ def total(desc: TotalNormDescriptor, target: Target) -> list[Launch]:
     args = {"partials": partials, "count": Int(table.programs), "order": order}
     args["norm"] = Ptr("norm", norm.element, norm.alignment)
     constants = {"KIND": how.value, "BLOCK": ROOT_BLOCK}
-    root = Launch(kernels.root_kernel, 1, args, constants, num_warps=ROOT_WARPS)
-    return [reduce, root] if table.programs else [root]
+    if desc.each:
+        args = {"sizes": table.args["sizes"], "tensors": Int(len(desc.sizes)), **args}
+        constants |= {"CHUNK": CHUNK}
+    root = Launch(
+        kernels.roots_kernel if desc.each else kernels.root_kernel,
+        len(desc.sizes) if desc.each else 1,
+        args,
+        constants,
+        num_warps=ROOT_WARPS,
+    )
+    return [reduce, root] if table.programs else [root] if root.grid else []
 
 
 kernel(

@@ -95,11 +95,8 @@ def chunk_kernel(
 
 
 @triton.jit
-def root_kernel(partials, count, norm, order, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """norm = (sum of partials) ** (1 / order) (KIND: or their extremum).
-
-    partials: f64 [count] or None; norm: f64 [1].
-    """
+def _root(partials, count, order, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """(sum of partials) ** (1 / order) (KIND: or their extremum). partials: f64 [count] or None."""
     neutral = float("inf") if KIND == SMALLEST else 0.0
     total = tl.full([BLOCK], neutral, tl.float64)
     if partials is not None:
@@ -112,4 +109,41 @@ def root_kernel(partials, count, norm, order, KIND: tl.constexpr, BLOCK: tl.cons
     elif KIND == POWERS:
         root = tl.exp(tl.log(tl.where(found == 0.0, 1.0, found)) / order)
         found = tl.where(found == 0.0, tl.where(order > 0.0, 0.0, float("inf")), root)
-    tl.store(norm, found)
+    return found
+
+
+@triton.jit
+def root_kernel(partials, count, norm, order, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """norm = (sum of partials) ** (1 / order) (KIND: or their extremum).
+
+    partials: f64 [count] or None; norm: f64 [1].
+    """
+    tl.store(norm, _root(partials, count, order, KIND, BLOCK))
+
+
+@triton.jit
+def roots_kernel(
+    sizes,
+    tensors,
+    partials,
+    count,
+    norm,
+    order,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """norm[t] = (sum of the partials of tensor t) ** (1 / order) (KIND: or their extremum); a tensor per program.
+
+    sizes: i64 [tensors]; partials: f64 [count], of the chunks of one tensor after the other, or None; norm: f64
+    [tensors].
+    """
+    tensor = tl.program_id(0)
+    if partials is not None:
+        before = tl.zeros([BLOCK], tl.int64)
+        for i in range(0, tensor, BLOCK):
+            at = i + tl.arange(0, BLOCK)
+            before += tl.cdiv(tl.load(sizes + at, mask=at < tensor, other=0), CHUNK)
+        partials += tl.sum(before, 0)
+        count = tl.cdiv(tl.load(sizes + tensor), CHUNK).to(tl.int32)
+    tl.store(norm + tensor, _root(partials, count, order, KIND, BLOCK))
