@@ -20,13 +20,13 @@ from triplan.optim._shards import local
 class Whole:
     """Matrices of which this rank has all: nothing is exchanged."""
 
-    def __init__(self, parts: Sequence[Tensor]) -> None:
-        """``parts``: this rank's parts of matrices of one shape, dtype and division."""
+    def __init__(self, parts: Tensor) -> None:
+        """``parts`` (matrices, rows, columns): this rank's of matrices of one shape, dtype and division."""
         self._parts = parts
 
     def wait(self) -> Tensor:
         """(matrices, rows, columns): the whole ones of this rank, perhaps none."""
-        return F.stack(list(self._parts))
+        return self._parts
 
     def send(self, found: Tensor) -> None:
         """Begin the way back of what was made of them."""
@@ -40,14 +40,14 @@ class Whole:
 class Gathered(Whole):
     """Matrices that more than one axis of the mesh divides: every rank gets all of them, and makes the same of each."""
 
-    def __init__(self, parts: Sequence[Tensor], like: Sequence[Any]) -> None:
+    def __init__(self, parts: Tensor, like: Sequence[Any]) -> None:
         from torch.distributed.tensor import DTensor
 
         whole = [
             DTensor.from_local(x, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
-            for x, p in zip(parts, like, strict=True)
+            for x, p in zip(parts.unbind(), like, strict=True)
         ]
-        super().__init__(whole)
+        super().__init__(F.stack(whole))
         self._like = like
 
     def receive(self) -> list[Tensor]:
@@ -63,7 +63,7 @@ class Gathered(Whole):
 class Shared(Whole):
     """Matrices that one group of ranks divides along one axis, as fully_shard does: each gets some whole ones."""
 
-    def __init__(self, parts: Sequence[Tensor], group: Any, axis: int, extent: int, first: int) -> None:
+    def __init__(self, parts: Tensor, group: Any, axis: int, extent: int, first: int) -> None:
         """``extent``: of the whole along ``axis``; ``first``: which rank the first matrix goes to."""
         ranks, self._rank, self._group, self._axis = dist.get_world_size(group), dist.get_rank(group), group, axis
         owners = [(first + i) % ranks for i in range(len(parts))]
@@ -71,7 +71,7 @@ class Shared(Whole):
         self._counts = [owners.count(rank) for rank in range(ranks)]
         each = -(-extent // ranks)  # as torch.chunk divides
         self._extents = [min(each, max(extent - rank * each, 0)) for rank in range(ranks)]
-        self._shape = parts[0].shape
+        self._shape = parts.shape[1:]
         mine = [parts[i] for i in self._order]
         self._begin(F.stack(mine), self._sizes(self._counts, [self._extents[self._rank]] * ranks), self._given())
 
@@ -116,7 +116,7 @@ class Shared(Whole):
         return found
 
 
-def exchange(parts: Sequence[Tensor], like: Sequence[Any], first: int) -> Whole:
+def exchange(parts: Tensor, like: Sequence[Any], first: int) -> Whole:
     """Begin to put together ``parts`` of matrices, which are divided as ``like``."""
     if not is_dtensor(like[0]):
         return Whole(parts)

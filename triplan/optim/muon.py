@@ -82,17 +82,17 @@ class Muon(Adam):
             super()._update(number, group, scale, found)
             return
         alike: dict[tuple[Any, ...], list[Any]] = {}
-        for (device, dtype, *_), params in self._together(group).items():
+        for (device, dtype, of_grad, _), params in self._together(group).items():
             p: Any
             for p in params:
                 how = (p.device_mesh, p.placements) if is_dtensor(p) else None
-                alike.setdefault((device, dtype, p.shape, how), []).append(p)
+                alike.setdefault((device, dtype, of_grad, p.shape, how), []).append(p)
         keys, lists = list(alike), list(alike.values())
         firsts = [0, *accumulate(map(len, lists))]
         begun: dict[int, Whole] = {}
 
         def begin(i: int) -> None:
-            begun[i] = exchange([self._momentum(group, p) for p in lists[i]], lists[i], firsts[i])
+            begun[i] = exchange(self._momenta(group, lists[i]), lists[i], firsts[i])
 
         def multiply(i: int) -> None:
             whole = begun[i].wait()
@@ -112,14 +112,20 @@ class Muon(Adam):
                 if 0 <= time - late < len(lists):
                     stage(time - late)
 
-    def _momentum(self, group: dict[str, Any], p: Any) -> Tensor:
-        """What is to be orthogonalized: this rank's part of it."""
-        state: dict[str, Any] = self.state[p]
-        grad = local_as(p.grad, p)
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p, dtype=grad.dtype, memory_format=torch.preserve_format)
-        momentum = F.lerp_(local(state["momentum_buffer"]), grad, 1 - group["momentum"])
-        return F.lerp(grad, momentum, group["momentum"]) if group["nesterov"] else momentum
+    def _momenta(self, group: dict[str, Any], params: list[Any]) -> Tensor:
+        """What is to be orthogonalized, one matrix after the other: this rank's part of each."""
+        grads = [local_as(p.grad, p) for p in params]
+        found = grads[0].new_empty(len(params), *grads[0].shape)
+        for p, grad, own in zip(params, grads, found.unbind(), strict=True):
+            state: dict[str, Any] = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p, dtype=grad.dtype, memory_format=torch.preserve_format)
+            momentum = F.lerp_(local(state["momentum_buffer"]), grad, 1 - group["momentum"])
+            if group["nesterov"]:
+                F.lerp(grad, momentum, group["momentum"], out=own)
+            else:
+                F.copy_(own, momentum)
+        return found
 
     def _descent(self, key: tuple[Any, ...], params: list[Tensor]) -> ListStep:
         which = tuple([local(p).data_ptr() for p in params])
@@ -134,7 +140,8 @@ class Muon(Adam):
 def _moves(group: dict[str, Any], whole: Tensor) -> Tensor:
     """The orthogonalized momenta (matrices, rows, columns)."""
     norm = F.vector_norm(whole, 2, (1, 2), True, dtype=torch.float32)
-    x = F.cast(F.div(whole, F.clamp(norm, min=group["eps"])), torch.bfloat16)
+    x = torch.empty_like(whole, dtype=torch.bfloat16)
+    F.div(whole, F.clamp(norm, min=group["eps"]), out=x)
     return orthogonalized(x, group["ns_coefficients"], group["ns_steps"])
 
 
