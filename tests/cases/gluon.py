@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import torch
 
+from triplan.backends.runtime import gluon as runtime
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
-from triplan.backends.triton import attention, gemm
+from triplan.backends.triton import attention, conv, gemm
 from triplan.sku import ElementKind
 
 Tensor = torch.Tensor
@@ -30,7 +31,7 @@ MODULES = {
     family.__name__.rpartition(".")[2]: [
         module for name, module in vars(family).items() if name.startswith("wgmma") and name.endswith("_kernels")
     ]
-    for family in (attention, gemm)
+    for family in (attention, conv, gemm)
 }
 _TORCH = {
     gl.float16: torch.float16,
@@ -40,6 +41,10 @@ _TORCH = {
     gl.int32: torch.int32,
 }
 _GLUON = {ElementKind.of(t): g for g, t in _TORCH.items()}
+#: The modules' own functions that are written in PTX.
+OWN = frozenset({"bar_arrive", "bar_sync", "opaque"})
+#: Columns of 16-bit elements that lie together in shared memory: of 128 bytes.
+BLOCK = 64
 #: Seconds after which a partition that waits is taken to wait for ever.
 PATIENCE = 20.0
 
@@ -111,6 +116,13 @@ class Pointer:
     def dtype(self) -> Any:
         return SimpleNamespace(element_ty=_GLUON[ElementKind.of(self.tensor.dtype)])
 
+    @property
+    def memory(self) -> Tensor:
+        """What lies from the tensor's first element on."""
+        own, first = self.tensor.untyped_storage(), self.tensor.storage_offset()
+        count = own.nbytes() // self.tensor.element_size() - first
+        return torch.empty(0, dtype=self.tensor.dtype).set_(own, first, (count,), (1,))
+
     def __add__(self, other: Any) -> Pointer:
         return Pointer(self.tensor, self.offset + (other.data if isinstance(other, Value) else other))
 
@@ -139,11 +151,36 @@ class Buffer:
         return Value(self.data.clone())
 
     def store(self, value: Value) -> None:
-        self.data.copy_(value.data)
+        self.put(value.data)
+
+    def put(self, data: Tensor) -> None:
+        self.data.copy_(data)
+
+
+class Columns(Buffer):
+    """A matrix in blocks of 64 columns, one after the other, as wgmma finds them in shared memory."""
+
+    def __init__(self, blocks: Tensor, dtype: Any, layout: Any, turned: bool = False) -> None:
+        self._blocks, self._turned, self.dtype, self.layout = blocks, turned, dtype, layout
+        self.shape = list(self.data.shape)
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        found = torch.cat(list(self._blocks), 1)
+        return found.mT if self._turned else found
+
+    def put(self, data: Tensor) -> None:
+        self._blocks.copy_(torch.stack((data.mT if self._turned else data).split(BLOCK, 1)))
+
+    def permute(self, axes: Any) -> Buffer:
+        assert axes == (1, 0)
+        return Columns(self._blocks, self.dtype, self.layout, not self._turned)
 
 
 def reinterpret(buffer: Buffer, dtype: Any, shape: Any, layout: Any) -> Buffer:
     found = _TORCH[dtype]
+    if len(shape) == 2 and shape[1] > BLOCK == buffer.shape[-1] and dtype is buffer.dtype:
+        return Columns(buffer.data.view(-1, shape[0], BLOCK), dtype, layout)
     flat = buffer.data.contiguous().view(-1).view(torch.uint8)
     assert flat.data_ptr() == buffer.data.data_ptr()
     flat = flat[: math.prod(shape) * found.itemsize]
@@ -161,8 +198,8 @@ class Map:
         """Where the block at ``at`` lies in the tensor, as far as it does, and that part of the block."""
         ends = [min(x + w, n) for x, w, n in zip(at, self.block_type.shape, self.tensor.shape, strict=True)]
         return (
-            tuple(slice(x, max(end, x)) for x, end in zip(at, ends, strict=True)),
-            tuple(slice(0, max(end - x, 0)) for x, end in zip(at, ends, strict=True)),
+            tuple(slice(max(x, 0), max(end, x, 0)) for x, end in zip(at, ends, strict=True)),
+            tuple(slice(max(-x, 0), max(end - x, -x, 0)) for x, end in zip(at, ends, strict=True)),
         )
 
 
@@ -238,9 +275,10 @@ def _language(state: Shared) -> dict[str, Any]:
         assert buffer.shape == operand.block_type.shape
         if pred:
             inside, block = operand.part(at)
-            buffer.data.zero_()
-            buffer.data[block] = operand.tensor[inside]
-            barrier.change(0, -buffer.data.numel() * buffer.data.element_size())
+            read = torch.zeros(buffer.shape, dtype=operand.tensor.dtype)
+            read[block] = operand.tensor[inside]
+            buffer.put(read)
+            barrier.change(0, -read.numel() * read.element_size())
 
     def store_tile(operand: Map, at: Any, buffer: Buffer) -> None:
         assert buffer.shape == operand.block_type.shape
@@ -275,10 +313,10 @@ def _language(state: Shared) -> dict[str, Any]:
 
     def store(at: Pointer, value: Value, mask: Value | None = None) -> None:
         kept = torch.ones_like(value.data, dtype=torch.bool) if mask is None else mask.data
-        at.tensor.view(-1)[at.offset[kept]] = value.data[kept]
+        at.memory[at.offset[kept]] = value.data[kept]
 
     def load(at: Pointer, mask: Value, other: float) -> Value:
-        found = at.tensor.view(-1)[torch.where(mask.data, at.offset, 0)]
+        found = at.memory[torch.where(mask.data, at.offset, 0)]
         return Value(torch.where(mask.data, found, torch.full_like(found, other)))
 
     def meet(which: int, threads: int, waits: bool) -> None:
@@ -365,7 +403,6 @@ def _language(state: Shared) -> dict[str, Any]:
         "bar_arrive": lambda which, threads: meet(which, threads, False),
         "bar_sync": lambda which, threads: meet(which, threads, True),
         "fence_async_shared": nothing,
-        "load_block": load_tile,
         "load_tile": load_tile,
         "mbarrier": SimpleNamespace(
             MBarrierLayout=nothing,
@@ -378,7 +415,6 @@ def _language(state: Shared) -> dict[str, Any]:
         "opaque": lambda x: x,
         "previous_wait": nothing,
         "reinterpret": reinterpret,
-        "store_block": store_tile,
         "store_tile": store_tile,
         "store_wait": lambda outstanding: _finish(state.running("stores"), outstanding),
         "thread_barrier": nothing,
@@ -398,10 +434,14 @@ def _python(value: Any) -> Any:
 def _emulation(family: str, state: Shared) -> Iterator[None]:
     """The kernels' modules as plain Python."""
     language = _language(state)
+    # Modules may have given other names to what they import.
+    imported = {id(vars(runtime)[name]): value for name, value in language.items() if name in vars(runtime)}
     with pytest.MonkeyPatch.context() as patch:
         for module in MODULES[family]:
             for name, value in vars(module).items():
-                if name in language:
+                if id(value) in imported:
+                    patch.setattr(module, name, imported[id(value)])
+                elif name in OWN:
                     patch.setattr(module, name, language[name])
                 elif not isinstance(value, ModuleType) and _python(value) is not value:
                     patch.setattr(module, name, _python(value))
@@ -414,6 +454,10 @@ def _argument(arg: Any, tensors: Mapping[str, Any], workspace: Tensor) -> Any:
         if arg.copy is not None:
             memory = workspace[arg.copy.offset :].view(arg.element.torch)
             return Map(memory.as_strided(arg.copy.shape, arg.copy.strides, memory.storage_offset()), arg)
+        if arg.view is not None:
+            for axis, first, stop, step in arg.view:
+                tensor = tensor[(slice(None),) * axis + (slice(first, stop, step),)]
+            tensor = tensor.permute([axis for axis, *_ in arg.view])
         return Map(tensor.mT if arg.transposed else tensor, arg)
     if isinstance(arg, Ptr):
         return Pointer(tensors[arg.operand])
@@ -423,6 +467,8 @@ def _argument(arg: Any, tensors: Mapping[str, Any], workspace: Tensor) -> Any:
         return tensors.get(arg.operand, arg.default)
     if isinstance(arg, Stride):
         return tensors[arg.operand].stride(arg.axis)
+    if isinstance(arg, tuple):
+        return tuple(_argument(a, tensors, workspace) for a in arg)
     if isinstance(arg, Int):
         return Number(arg.value)
     return arg.value if isinstance(arg, Float) else arg
