@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import places, required
+from cases import compiles, places, required
 from proofs import target
 from samples import SetConstant, same
 
@@ -220,6 +220,48 @@ def test_sorts(where: str, kernel: str | None, layout: str, constant: SetConstan
         assert check_plan(required(desc, kernel, target(where)), runs=1).compared
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["packed", "strided"])
+@pytest.mark.parametrize(
+    ("kernel", "n"), [("onesweep", 70), ("onesweep", 3 * 4096 + 7), ("block", 37), ("block", 4096)]
+)
+def test_sorts_in_shared_memory(kernel: str, n: int, layout: str) -> None:
+    """One tile and several, of each width of a key, in both orders, with NaN of any bits."""
+    for element in ("bf16", "u8", "f32", "i64", "f64"):
+        for cls, descending in ((tp.SortDescriptor, False), (tp.ArgsortDescriptor, True)):
+            desc = cls(element=element, rows=3, n=n, descending=descending)  # type: ignore[operator]
+            desc = desc.replace(layouts={o.name: layout for o in desc.operands()})
+            assert check_plan(required(desc, kernel, tp.Target.current()), runs=1).compared
+
+
+#: Rows whose digits are all alike, few, in order, or random.
+DISTRIBUTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "equal": lambda i: i * 0,
+    "two": lambda i: i % 7 // 6,
+    "ascending": lambda i: i,
+    "descending": lambda i: -i,
+    "high digits": lambda i: i % 251 << 22,
+    "random": lambda i: i * 2654435761 % 1000003,
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    ("kernel", "rows", "n"), [("onesweep", 1, 1 << 22), ("onesweep", 40, 32768), ("block", 999, 1024)]
+)
+def test_many_tiles(kernel: str, rows: int, n: int, name: str) -> None:
+    """Tiles that wait for the counts of others, or that few or all of the counts are in; the same bits each time."""
+    x = DISTRIBUTIONS[name](torch.arange(rows * n, device="cuda")).reshape(rows, n).to(torch.int32)
+    expected = torch.sort(x, stable=True)
+    plan = required(tp.SortDescriptor(element="i32", rows=rows, n=n), kernel, tp.Target.current())
+    workspace = tp.Workspace.allocate(plan, device="cuda")
+    for _ in range(3):
+        args = tp.SortArgs(x=x, values=torch.empty_like(x), indices=torch.empty_like(x, dtype=torch.int64))
+        plan.run(args, workspace=workspace)
+        same((args.values, args.indices), tuple(expected))
+
+
 @pytest.mark.parametrize("layout", ["packed", "strided"])
 @pytest.mark.parametrize(("where", "kernel"), places("looped", "filtered", "rows"))
 def test_selections(where: str, kernel: str | None, layout: str) -> None:
@@ -285,8 +327,27 @@ def test_one_long_row_is_read_by_all_multiprocessors() -> None:
 
 
 def test_long_rows_are_sorted_by_their_digits() -> None:
-    """Of (1, 2**24): four digits; two buffers, places within tiles, and a count of each digit in each tile."""
+    """Of (1, 2**24): zeros, counts and their sums, four digits; two buffers, and a count of each digit in each tile."""
     plan = tp.plan(tp.SortDescriptor(element="f32", rows=1, n=2**24), target=tp.Target.sm90a())
-    assert plan.sku().kernel == "radix"
-    assert len(plan.launches) == 12
-    assert plan.workspace_size() == (2 * (4 + 4) + 2) * 2**24 + 4 * 256 * (2**13 + 1)
+    assert plan.sku().kernel == "onesweep"
+    assert len(plan.launches) == 3 + 4
+    counts = 4 * 4 * 256 * (1 + 2**24 // 4096)
+    assert plan.workspace_size() == 2 * 8 * 2**24 + counts + 4 * 16
+
+
+@compiles
+@pytest.mark.parametrize("target", ["a100", "h200"])
+def test_shared_memory_that_ptx_declares_is_counted(target: str) -> None:
+    """Eight warps' counters of 256 digits, and 4096 words of 8 bytes; Triton's own scans take a few bytes more."""
+    plan = tp.plan(tp.SortDescriptor(element="f32", rows=9, n=4096), target=target)
+    (found,) = plan.compile()
+    assert plan.sku().kernel == "block"
+    assert 8 * 256 * 4 + 4096 * 8 < found.shared_bytes < 8 * 256 * 4 + 4096 * 8 + 512
+    (found,) = tp.plan(tp.SortDescriptor(element="f32", rows=3, n=16), target=target).compile()
+    assert found.shared_bytes == 0
+
+
+def test_rows_of_thousands_are_sorted_by_one_program() -> None:
+    plan = tp.plan(tp.SortDescriptor(element="f32", rows=65536, n=1024), target=tp.Target.sm90a())
+    assert plan.sku().kernel == "block"
+    assert (len(plan.launches), plan.workspace_size()) == (1, 0)

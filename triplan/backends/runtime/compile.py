@@ -26,6 +26,9 @@ from triplan.errors import KernelInternal, Unsupported
 from triplan.sku import ArchSku, interpreting
 from triplan.sku.facts import fact
 
+#: Bytes of static shared memory that the system adds to each block with any on compute capability 9.0.
+SYSTEM_SHARED = 1024
+
 _lock = threading.RLock()  # a signal's handler may plan and run while its thread compiles
 _compiled: dict[tuple[Source, ArchSku], Any] = {}
 
@@ -100,18 +103,20 @@ def record(source: Source, arch: ArchSku) -> CompiledRecord:
     """Compile ``source`` and read registers, spills and shared memory off the binary."""
     compiled = compile_source(source, arch)
     ptx, cubin = compiled.asm["ptx"], compiled.asm["cubin"]
-    registers, stack = _resource_usage(cubin)
+    registers, stack, static = _resource_usage(cubin)
     spilled = _spill_bytes(ptx, arch) if stack else 0
-    return CompiledRecord(source.name, arch, ptx, cubin, registers, spilled, int(compiled.metadata.shared))
+    # Triton allocates dynamic shared memory. A kernel's inline PTX may declare static shared memory.
+    declared = max(static - SYSTEM_SHARED, 0) if arch is ArchSku.SM90A else static
+    return CompiledRecord(source.name, arch, ptx, cubin, registers, spilled, int(compiled.metadata.shared) + declared)
 
 
-def _resource_usage(cubin: bytes) -> tuple[int, int]:
-    """(registers per thread, bytes of stack per thread)."""
+def _resource_usage(cubin: bytes) -> tuple[int, int, int]:
+    """(registers per thread, bytes of stack per thread, bytes of static shared memory)."""
     out = _cuobjdump("--dump-resource-usage", cubin)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", out)
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", out)
     if found is None:
         raise KernelInternal(f"cuobjdump printed no resource usage: {out!r}")
-    return int(found[1]), int(found[2])
+    return int(found[1]), int(found[2]), int(found[3])
 
 
 def _spill_bytes(ptx: str, arch: ArchSku) -> int:

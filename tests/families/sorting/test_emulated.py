@@ -1,0 +1,60 @@
+"""Sorts in shared memory, whose logic is emulated without a GPU: ranks, exchanges, counts, places."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from cases import H200, compiles, required
+from cases.lanes import emulate
+from samples import SetConstant
+
+import triplan as tp
+from triplan.backends.triton.sorting import onesweep
+from triplan.backends.triton.sorting.shared import integers
+
+pytestmark = compiles
+
+
+def drawn(element: str, rows: int, n: int) -> torch.Tensor:
+    """Each value of a digit, ties, and what has no usual order."""
+    dtype = tp.ElementKind.of(element).torch
+    g = torch.Generator().manual_seed(0)
+    if not dtype.is_floating_point:
+        low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        x = torch.randint(low, high, (rows, n), generator=g).to(dtype)
+        x[:, ::3] = x[:, :1]
+        return x
+    x = (torch.randn(rows, n, generator=g) * 100).to(dtype)
+    for step, value in ((3, 1.0), (7, float("nan")), (11, -0.0), (13, 0.0), (17, float("inf")), (19, -float("inf"))):
+        x[:, ::step] = value
+    return x
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("element", ["bf16", "f32", "f64", "i32", "i64", "u8", "bool"])
+@pytest.mark.parametrize(("kernel", "n"), [("block", 20), ("block", 300), ("onesweep", 20), ("onesweep", 600)])
+def test_sorts(kernel: str, n: int, element: str, descending: bool, constant: SetConstant) -> None:
+    """Programs of a launch in any order; a workspace that holds anything."""
+    constant(onesweep, "ITEMS", {1: 2, 2: 1, 4: 1, 8: 1})
+    x = drawn(element, 2, n)
+    desc = tp.SortDescriptor(element=element, rows=2, n=n, descending=descending)
+    plan = required(desc, kernel, H200)
+    bits = x.view(integers(desc.element).torch).numpy()
+    operands = {"x": bits, "values": np.zeros_like(bits), "indices": np.full(bits.shape, -1, np.int64)}
+    workspace = np.random.default_rng(0).integers(0, 255, plan.workspace_size(), dtype=np.uint8)
+
+    def order(programs: int) -> list[int]:
+        return random.Random(n).sample(range(programs), programs)
+
+    for launch in plan.launches:
+        if launch.kernel.__name__ == "fill_kernel":
+            out, numel = launch.args["out"], launch.args["numel"]
+            workspace[out.offset : out.offset + 4 * numel.value] = 0  # type: ignore[union-attr]
+        else:
+            emulate(launch, operands, workspace, order)
+    expected = torch.sort(x, descending=descending, stable=True).indices.numpy()
+    assert (operands["indices"] == expected).all()
+    assert (operands["values"] == np.take_along_axis(bits, expected, 1)).all()

@@ -1,0 +1,61 @@
+"""Kernel ``block`` of sort and argsort: rows that fit into one program, by their digits in shared memory."""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.triton.common.offsets import ceil_power
+from triplan.backends.triton.common.tiles import waves_us
+from triplan.backends.triton.sorting import block_kernels as kernels
+from triplan.backends.triton.sorting.shared import key_constants, row_args, sorting_kernel
+from triplan.descriptors import ArgsortDescriptor, SortDescriptor
+from triplan.sku import SUPPORTED, Support, Target
+
+#: The longest rows. Their words of 8 bytes and the counters take 40 KiB; kernels may declare 48 KiB of shared memory.
+LONGEST = 4096
+#: Warps of a program at most.
+WARPS = 8
+#: Elements of a thread at least, where a row has so many. Untuned.
+ITEMS = 8
+#: Elements that a multiprocessor orders by one digit in a microsecond: each takes about 90 instructions. Untuned.
+SM_ORDERED_PER_US = 2300
+#: Microseconds of a multiprocessor for a warp's counters of one digit: about 100 instructions. Untuned.
+COUNTERS_US = 0.014
+
+Sorted = SortDescriptor | ArgsortDescriptor
+
+
+def shape_of(desc: Sorted) -> tuple[int, int]:
+    """(warps of a program, elements of a thread)."""
+    lanes = ceil_power(max(desc.n, 32)) // 32
+    warps = min(max(lanes // ITEMS, 1), WARPS)
+    return warps, lanes // warps
+
+
+def supports(desc: Sorted, target: Target) -> Support:
+    if desc.n > LONGEST:
+        return Support.no(f"rows of {desc.n} elements; programs hold up to {LONGEST}")
+    if desc.rows >= 2**31:
+        return Support.no(f"needs {desc.rows} programs; a grid holds fewer than 2**31")
+    return SUPPORTED
+
+
+def rank(desc: Sorted, target: Target) -> float:
+    """Each digit orders the elements of the lanes, of which a row may need fewer. Untuned."""
+    warps, items = shape_of(desc)
+    moved = desc.n * (2 * desc.element.itemsize + 8)
+    digit_us = 32 * warps * items / SM_ORDERED_PER_US + warps * COUNTERS_US
+    waves = -(-desc.rows // max(target.sm_count, 1))
+    return waves_us(max(desc.rows, 1), moved, target) + waves * desc.element.itemsize * digit_us
+
+
+def _block(desc: Sorted, target: Target) -> list[Launch]:
+    if desc.rows * desc.n == 0:
+        return []
+    warps, items = shape_of(desc)
+    constants = {**key_constants(desc), "DESCENDING": desc.descending, "WARPS": warps, "ITEMS": items}
+    args = {**row_args(desc), "n": Int(desc.n)}
+    return [Launch(kernels.sort_block_kernel, desc.rows, args, constants, num_warps=warps)]
+
+
+for _op in ("sort", "argsort"):
+    sorting_kernel(op=_op, name="block", supports=supports, rank=rank, features=("gluon",), interpretable=False)(_block)
