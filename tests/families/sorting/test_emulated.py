@@ -23,7 +23,7 @@ def drawn(element: str, rows: int, n: int) -> torch.Tensor:
     dtype = tp.ElementKind.of(element).torch
     g = torch.Generator().manual_seed(0)
     if not dtype.is_floating_point:
-        low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        low, high = (0, 2) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         x = torch.randint(low, high, (rows, n), generator=g).to(dtype)
         x[:, ::3] = x[:, :1]
         return x
