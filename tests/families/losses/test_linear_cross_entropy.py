@@ -163,7 +163,7 @@ def test_no_tensor_is_as_large_as_all_logits(reduction: str, constant: SetConsta
     x, w, t = torch.randn(rows, 8), torch.randn(classes, 8), torch.arange(rows) % classes
     how = (reduction, -100, 0.0, False)
     with Largest() as made:
-        lse = MODULE._kernel(x, w, None, t, None, 0.0, 3, *how)[1]
+        lse = MODULE._kernel(x, w, None, t, None, 0.0, 3, False, *how)[1]
     assert 128 * classes <= made.elements <= 1.1 * 128 * classes
     if reduction == "none":
         with Largest() as made:
@@ -179,7 +179,7 @@ def test_opcheck(requires_grad: bool, device: str) -> None:
     for reduction in ("mean", "none"):
         torch.library.opcheck(
             ops.linear_cross_entropy.default,
-            (*tensors, t, None, 2.0, 7 * requires_grad, reduction, -100, 0.1, False),
+            (*tensors, t, None, 2.0, 7 * requires_grad, False, reduction, -100, 0.1, False),
             test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
         )
 

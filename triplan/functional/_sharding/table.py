@@ -271,7 +271,7 @@ def _loss_backward(lse: bool) -> Rule:
 
 
 def _linear_loss(
-    x: Any, linear: Any, bias: Any, target: Any, weight: Any, cap: float, wants: int, *how: Any
+    x: Any, linear: Any, bias: Any, target: Any, weight: Any, cap: float, wants: int, wide: bool, *how: Any
 ) -> str | None:
     loss = {"none": "n", "sum": "+n"}.get(how[0])
     if loss is None:

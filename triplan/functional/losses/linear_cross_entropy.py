@@ -24,10 +24,11 @@ from triplan.functional import _plans
 from triplan.functional._autocast import narrowed, widened
 from triplan.functional._ops import RECORDED, Recorded
 from triplan.functional._plans import run
+from triplan.functional._replay.recording import recording
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_same_device
 from triplan.functional._sharding import any_dtensor
-from triplan.functional._watching import transformed
+from triplan.functional._watching import nothing_watches, transformed
 from triplan.functional.losses.cross_entropy import _by_class, _shares, _softmax, cross_entropy
 from triplan.functional.losses.shared import HOW, How, checked, compute_dtype, raise_if_any, run_loss
 
@@ -43,6 +44,12 @@ CHUNK_ROWS = 128
 
 _z, _y, _cap = (expr.operand(name) for name in ("z", "y", "cap"))
 _CAPPED, _UNCAPPED = expr.softcap_tanh(_z, _cap), _y * (1 - expr.square(expr.tanh(_z / _cap)))
+_target, _classes, _ignored = (expr.operand(name) for name in ("target", "classes", "ignored"))
+_losses, _divisor, _g, _dloss = (expr.operand(name) for name in ("losses", "divisor", "g", "dloss"))
+#: 1 for a row that is kept.
+_KEPT = expr.where(expr.ge(_target, 0) & expr.lt(_target, _classes) & expr.ne(_target, _ignored), 1.0, 0.0)
+#: The gradient of the loss from ``g``, that of the sum of losses. A mean over no row has none.
+_SCALED = _g * expr.where(expr.gt(_divisor, 0), _dloss / _divisor, 0.0)
 
 
 @replayed
@@ -125,10 +132,10 @@ def linear_cross_entropy(
     wanted = [torch.is_grad_enabled() and t is not None and (every or t.requires_grad) for t in (*tensors, None)[:3]]
     matrix = input if input.dim() == 2 else input.unsqueeze(0)
     bits = sum(1 << i for i, wants in enumerate(wanted) if wants)
-    out: Tensor = _op(matrix, linear_weight, linear_bias, rows, weight, softcap, bits, *how)[0]
-    (like,) = widened("cross_entropy", input.detach().new_empty(0))
+    wide = widened("cross_entropy", input.detach().new_empty(0))[0].dtype != input.dtype
+    out: Tensor = _op(matrix, linear_weight, linear_bias, rows, weight, softcap, bits, wide, *how)[0]
     # (fully_shard warns of modules that return a view.)
-    return (out.reshape(target.shape) if reduction == "none" else out).to(like.dtype)
+    return out.reshape(target.shape) if reduction == "none" else out
 
 
 def _of_dtensors(
@@ -222,13 +229,17 @@ def _fake(
     weight: Tensor | None,
     softcap: float,
     wants: int,
+    wide: bool,
     *how: Any,
 ) -> tuple[Tensor, ...]:
-    """(loss, lse, divisor, gradients of the sum of losses); where nothing is wanted, empty."""
+    """(loss, lse, divisor, gradients of the sum of losses); where nothing is wanted, empty.
+
+    ``wide``: whether the loss is in the compute dtype, not in x's.
+    """
     compute, reduced = compute_dtype(x), How(*how).reduction != "none"
     wants = wants if reduced else 0
     return (
-        x.new_empty(() if reduced else target.shape, dtype=compute),
+        x.new_empty(() if reduced else target.shape, dtype=compute if wide else x.dtype),
         x.new_empty(target.shape, dtype=compute),
         x.new_empty((), dtype=compute),
         x.new_empty(x.shape if wants & 1 else (0,)),
@@ -245,15 +256,16 @@ def _kernel(
     weight: Tensor | None,
     softcap: float,
     wants: int,
+    wide: bool,
     *options: Any,
 ) -> tuple[Tensor, ...]:
     for t in (x, linear, bias, target, weight):
         if t is not None:
             check_storage("linear_cross_entropy", "an argument", t)  # before torch's ops, which do not look
     how, compute, classes = How(*options), compute_dtype(x), linear.size(0)
-    kept = (target >= 0) & (target < classes) & (target != how.ignore_index)
     if how.check_indices or _plans.always_checks(x.device):
-        raise_if_any("linear_cross_entropy", target, ~kept & (target != how.ignore_index), classes)
+        outside = ((target < 0) | (target >= classes)) & (target != how.ignore_index)
+        raise_if_any("linear_cross_entropy", target, outside, classes)
     reduced = how.reduction != "none"
     gradient = reduced and wants != 0
     chunks = _Chunks(x, linear, bias, softcap, 0)
@@ -271,26 +283,42 @@ def _kernel(
             chunks.accumulate(start, y)
     grads = (x.new_empty(0), *(x.new_empty(0, dtype=compute) for _ in range(2)))
     found = tuple(e if g is None else g for e, g in zip(grads, chunks.grads, strict=True))
+    dtype = compute if wide else x.dtype
     if not reduced:
-        return losses, lse, losses.new_ones(()), *found
+        return losses.to(dtype), lse, losses.new_ones(()), *found
     if how.reduction == "sum":
-        divisor = losses.new_ones(())
-    elif weight is None:
-        divisor = kept.sum().to(compute)
-    else:
-        divisor = torch.where(kept, weight[torch.where(kept, target, 0).long()], 0).sum()
-    return losses.sum() / divisor, lse, divisor, *found
+        return losses.sum().to(dtype), lse, losses.new_ones(()), *found
+    loss, divisor = _mean(losses, target, weight, classes, how.ignore_index, dtype)
+    return loss, lse, divisor, *found
+
+
+def _mean(
+    losses: Tensor, target: Tensor, weight: Tensor | None, classes: int, ignored: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The mean of the rows that are kept, NaN if none is, and its divisor."""
+    if weight is not None or not len(target):
+        kept = (target >= 0) & (target < classes) & (target != ignored)
+        table = losses.new_ones(classes) if weight is None else weight
+        divisor = torch.where(kept, table[torch.where(kept, target, 0).long()], 0).sum()
+        return (losses.sum() / divisor).to(dtype), divisor
+    divisor, loss = losses.new_empty(()), losses.new_empty((), dtype=dtype)
+    numbers = {"classes": classes, "ignored": ignored}
+    how: dict[str, Any] = {"op": "sum_expression", "reduce_axes": (0,)}
+    plan = plan_type("sum_expression")
+    run(plan, {"target": target, "out": divisor}, scalars=numbers, expression=_KEPT, **how)
+    run(plan, {"losses": losses, "divisor": divisor, "out": loss}, expression=_losses / _divisor, **how)
+    return loss, divisor
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, linear, bias, target, weight, ctx.softcap, _, *ctx.how = inputs
+    x, linear, bias, target, weight, ctx.softcap, _, _, *ctx.how = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(x, linear, bias, target, weight, *output[1:])
 
 
 def _grad(ctx: Any, dloss: Tensor | None, *_: Any) -> Any:
-    nothing = (None,) * (4 + len(ctx.how))
+    nothing = (None,) * (5 + len(ctx.how))
     if dloss is None:
         return None, None, None, *nothing
     x, linear, bias, target, weight, lse, divisor, *grads = ctx.saved_tensors
@@ -299,22 +327,24 @@ def _grad(ctx: Any, dloss: Tensor | None, *_: Any) -> Any:
     reduced = how.reduction != "none"
     if torch.is_grad_enabled() or (reduced and any(w and not g for w, g in zip(wanted, given, strict=True))):
         return *_plain(dloss, x, linear, bias, target, weight, ctx.softcap, how), *nothing
-    if reduced:
-        scale = torch.where(divisor > 0, dloss.to(divisor.dtype) / divisor, 0)
-    else:
-        scale = torch.ones_like(divisor)
+    if not reduced:
         bits = sum(1 << i for i, wants in enumerate(wanted) if wants)
         grads = list(_backward(dloss, x, linear, bias, target, weight, lse, ctx.softcap, bits, *how))
+        dloss = torch.ones_like(divisor)
     dtypes = (x.dtype, linear.dtype, x.dtype)
-    found = [_scaled(g, dtype, scale) if w else None for g, dtype, w in zip(grads, dtypes, wanted, strict=True)]
+    found = [_scaled(g, dt, dloss, divisor) if w else None for g, dt, w in zip(grads, dtypes, wanted, strict=True)]
     return *found, *nothing
 
 
-def _scaled(t: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
-    """``t * scale``, rounded to ``dtype`` once; eager, without a product in t's dtype."""
-    if t.dtype == dtype or torch.compiler.is_compiling() or transformed():
-        return (t * scale).to(dtype)
-    return torch.mul(t, scale, out=t.new_empty(t.shape, dtype=dtype))
+def _scaled(g: Tensor, dtype: torch.dtype, dloss: Tensor, divisor: Tensor) -> Tensor:
+    """``g * dloss / divisor``, or 0 for a divisor of 0; rounded to ``dtype`` once if the call is eager."""
+    if torch.compiler.is_compiling() or transformed() or not nothing_watches((g, dloss), modes=recording() is not None):
+        return (g * torch.where(divisor > 0, dloss.to(divisor.dtype) / divisor, 0)).to(dtype)
+    out = torch.empty_like(g, dtype=dtype)
+    # The layout of a tensor without axes cannot say that it is aligned less.
+    operands = {"g": g, "dloss": dloss.reshape(1), "divisor": divisor, "out": out}
+    run(plan_type("expression"), operands, results=(("out", _SCALED),))
+    return out
 
 
 def _plain(
@@ -363,7 +393,7 @@ def _backward_kernel(
     *options: Any,
 ) -> tuple[Tensor, ...]:
     """The gradients where each row has its own ``dloss``: the logits are computed again."""
-    how, dloss = How(*options), dloss.contiguous()
+    how, dloss = How(*options), dloss.to(compute_dtype(x)).contiguous()
     chunks = _Chunks(x, linear, bias, softcap, 1)
     chunks.wants(wants)
     d = torch.empty_like(chunks.z)
@@ -384,7 +414,7 @@ def _refuse(ctx: Any, *grads: Any) -> Any:
 _TENSORS = "Tensor x, Tensor linear, Tensor? bias, Tensor target, Tensor? weight"
 _op = Recorded(
     "linear_cross_entropy",
-    f"({_TENSORS}, float softcap, int wants, {HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"({_TENSORS}, float softcap, int wants, bool wide, {HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _kernel,
     _fake,
     setup=_setup,
