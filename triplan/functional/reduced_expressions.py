@@ -101,7 +101,8 @@ def _backward(n: int, ctx: Any, grad: Tensor) -> Any:
         chosen = values == getattr(values, ctx.op)(ctx.axes, keepdim=True)
         grad = grad * chosen / chosen.sum(ctx.axes, keepdim=True)
     wanted = [i for i in range(n) if ctx.needs_input_grad[i]]
-    found = engine.pulled_back(text, saved, numbers, [grad.expand(ctx.shape)], wanted)
+    likes = [(t.shape, t.dtype) for t in saved]
+    found = engine.pulled_back(text, saved, likes, numbers, [grad.expand(ctx.shape)], wanted)
     return (*found, None, None, None, None, None, None)
 
 

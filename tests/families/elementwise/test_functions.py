@@ -189,6 +189,27 @@ def test_gradients_are_one_launch_of_those_asked_for(monkeypatch: pytest.MonkeyP
     assert not F.lt(torch.rand(3, requires_grad=True), 1).requires_grad
 
 
+def test_a_gradient_that_is_passed_on_needs_no_tensor_and_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randn(2, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    grad = torch.randn(2, 3)
+    launches: list[Any] = []
+    out = F.add(x, y)
+    assert out.grad_fn.saved_tensors == (None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(tp.Plan, "run", lambda *args: launches.append(args))
+        dx, dy = torch.autograd.grad(out, (x, y), grad)
+    assert dx is grad and not launches
+    torch.testing.assert_close(dy, grad.sum(0))
+    with replays_on_cpu() as answers:
+        for _ in range(6):
+            del answers[:]
+            (dx,) = torch.autograd.grad(F.sub(x, y), x, grad)
+        assert dx is grad and answers == [True, True]
+    # What a gradient does not read is not kept: of a choice the mask alone, of a product both factors.
+    assert F.where(x > 0, x, y).grad_fn.saved_tensors[1:] == (None, None)
+    assert None not in F.mul(x, y).grad_fn.saved_tensors
+
+
 @pytest.mark.parametrize("op", [op for op in NAMED if op not in (*FUNCTIONS, "nan_to_num", "selu")])  # == and * 1.0
 def test_formulas_of_docstrings_are_the_trees(op: str) -> None:
     named = NAMED[op]

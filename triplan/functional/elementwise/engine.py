@@ -94,6 +94,30 @@ def gradient(text: str, wrt: tuple[tuple[str, ElementKind], ...]) -> tuple[Formu
     return made, made.text, moving
 
 
+@fact
+def _passed_on(text: str) -> dict[str, str]:
+    """The tensors whose gradient is that of a result, as those of a sum, and the name of that gradient."""
+    of = formula(text)
+    given = {f"d{name}" for name, _, _ in of.results}
+    roots = _roots(of)
+    return {name: root.args[0] for name, root in roots.items() if root.name == "operand" and root.args[0] in given}
+
+
+@fact
+def _are_read(text: str) -> tuple[bool, ...]:
+    """For each tensor, whether gradients need it: read it, or are 0 of its shape."""
+    roots = _roots(formula(text))
+    nodes, _ = flattened(roots.values())
+    read = {str(n[1]) for n in nodes if n[0] == "operand"}
+    return tuple(name in read or root.name == "number" for name, root in roots.items())
+
+
+def _roots(of: Formula) -> dict[str, Expr]:
+    """The gradient of each tensor."""
+    found = gradients({name: root for name, root, _ in of.results}, list(of.tensors))
+    return {name: found[f"d{name}"] for name in of.tensors}
+
+
 def _number(value: Number) -> ElementKind:
     return ElementKind.F32 if isinstance(value, float) else ElementKind.I64
 
@@ -161,29 +185,37 @@ def _compute(n: int, k: int, run_it: bool, *args: Any) -> Any:
 
 
 def _setup(n: int, ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs[:n])
-    ctx.text, ctx.numbers = inputs[n:]
+    tensors, (ctx.text, ctx.numbers) = inputs[:n], inputs[n:]
+    ctx.likes = [(t.shape, t.dtype) for t in tensors]
+    ctx.save_for_backward(*(t if is_read else None for t, is_read in zip(tensors, _are_read(ctx.text), strict=True)))
 
 
 def _backward(n: int, ctx: Any, *grads: Any) -> Any:
     wanted = [i for i in range(n) if ctx.needs_input_grad[i]]
-    return (*pulled_back(ctx.text, ctx.saved_tensors, ctx.numbers, grads, wanted), None, None)
+    return (*pulled_back(ctx.text, ctx.saved_tensors, ctx.likes, ctx.numbers, grads, wanted), None, None)
 
 
 def pulled_back(
-    text: str, saved: Sequence[Tensor], numbers: Sequence[Number], grads: Sequence[Any], needed: Sequence[int]
+    text: str,
+    saved: Sequence[Tensor | None],
+    likes: Sequence[tuple[Any, torch.dtype]],
+    numbers: Sequence[Number],
+    grads: Sequence[Any],
+    needed: Sequence[int],
 ) -> list[Tensor | None]:
-    """The gradients of the formula's tensors ``saved``, by one launch: of those at ``needed``, and None for others.
+    """The gradients of the formula's tensors, by one launch: of those at ``needed``, and None for others.
 
-    ``grads``: those of its results, of their shape.
+    ``saved``: the tensors, as far as gradients need them, with shapes and dtypes ``likes``; ``grads``: those of its
+    results, of their shape. One that is passed on as it is needs no launch.
     """
-    of = formula(text)
-    shape = broadcast(*(t.shape for t in saved))
+    of, passed_on = formula(text), _passed_on(text)
+    shape = broadcast(*(size for size, _ in likes))
     # A gradient that is summed over broadcast axes is rounded to its operand's dtype after that.
     like = next(g for g in grads if g is not None).dtype
-    wrt = tuple((of.tensors[i], ElementKind.of(saved[i].dtype if saved[i].shape == shape else like)) for i in needed)
+    computed = [i for i in needed if of.tensors[i] not in passed_on]
+    wrt = tuple((of.tensors[i], ElementKind.of(likes[i][1] if likes[i][0] == shape else like)) for i in computed)
     made, of_gradients, moving = gradient(text, wrt)
-    given = dict(zip(of.tensors, saved, strict=True))
+    given: dict[str, Any] = dict(zip(of.tensors, saved, strict=True))
     given |= {f"d{name}": g for (name, _, _), g in zip(of.results, grads, strict=True)}
     scalars = dict(zip(of.numbers, numbers, strict=True))
     found: Any = ()
@@ -192,12 +224,12 @@ def pulled_back(
         found = op(len(tensors), len(made.results))(*tensors, of_gradients, [scalars[name] for name in made.numbers])
     results = iter(found if isinstance(found, tuple) else (found,))
     total: list[Tensor | None] = [None] * len(saved)
-    for i, moves in zip(needed, moving, strict=True):
-        if moves:
-            total[i] = next(results).sum_to_size(saved[i].shape).to(saved[i].dtype)
-        else:
-            total[i] = torch.zeros_like(saved[i])
-    return total
+    for i, moves in zip(computed, moving, strict=True):
+        total[i] = next(results) if moves else torch.zeros_like(given[of.tensors[i]])
+    for i in needed:
+        if (name := passed_on.get(of.tensors[i])) is not None:
+            total[i] = given[name]
+    return [None if t is None else t.sum_to_size(size).to(dtype) for t, (size, dtype) in zip(total, likes, strict=True)]
 
 
 #: Those that compiled code finds; others are registered when they are first called. torch.compile of torch 2.11 cannot
