@@ -201,6 +201,15 @@ def test_gradients_at_the_ends_of_the_range(name: str) -> None:
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize(("name", "launches"), [("amax", 2), ("prod", 3), ("var", 2), ("logsumexp", 1)])
+def test_gradients_are_few_launches(name: str, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = drawn(4, 3).float().requires_grad_()
+    out, count, run = getattr(F, name)(x, 1).sum(), [], tp.Plan.run
+    monkeypatch.setattr(tp.Plan, "run", lambda *args: (count.append(args), run(*args)))
+    out.backward()
+    assert len(count) == launches
+
+
 def test_gradients_of_a_line_with_nan() -> None:
     for name in ("amax", "amin"):
         x = torch.tensor([[1.0, math.nan, 3.0], [2.0, 1.0, 2.0]], requires_grad=True)

@@ -1,7 +1,7 @@
 """Gradients of reductions.
 
 They are composed of torch's elementwise ops, so that they can be differentiated again. Where nothing watches and no
-second gradient is wanted, those of ``_FUSED`` are one launch instead.
+second gradient is wanted, those of ``_FUSED`` are one launch instead, after those of what they are made of.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ Tensor = torch.Tensor
 _MAX_AXES = 8
 
 _x, _mean, _out, _grad, _count, _correction = map(expr.operand, ("x", "mean", "out", "grad", "count", "correction"))
+_extreme, _equal, _others = map(expr.operand, ("extreme", "equal", "others"))
+#: Equal elements share the gradient of an extremum. NaN equals nothing, and its line's gradient is NaN.
+_CHOSEN = expr.where(expr.eq(_x, _extreme), 1, 0)
 _slope = _grad / (_count - _correction)
 #: The gradient of x by op, for vector_norm by op and order, in the names of ``_fused``.
 _FUSED = {
     "var": 2 * _slope * (_x - _mean),
     "std": expr.where(expr.eq(_out, 0), 0, _slope / _out) * (_x - _mean),
     "logsumexp": _grad * expr.exp(_x - expr.where(expr.isinf(_out), 0, _out)),
+    "amax": _grad * _CHOSEN / _equal,
+    "amin": _grad * _CHOSEN / _equal,
+    "prod": _grad * _others,
     ("vector_norm", 1.0): _grad * expr.sign(_x),
     ("vector_norm", 2.0): expr.where(expr.eq(_out, 0) | expr.eq(_x, 0), 0, _grad * (_x / _out)),
 }
@@ -51,16 +57,48 @@ def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]
     x, out = ctx.saved_tensors
     if torch.compiler.is_compiling() or not nothing_watches((x, grads[0]), modes=recording() is not None):
         return _composed(ctx, expanded(grads[0], ctx.gone))
-    operands = {"x": x, "grad": expanded(grads[0], ctx.gone)}
+    operands = {"grad": expanded(grads[0], ctx.gone)}
     scalars = {}
     if ctx.op in ("var", "std"):
         operands["mean"] = mean(x, torch.promote_types(x.dtype, torch.float32))
         scalars = {"count": math.prod([ctx.shape[a] for a in ctx.axes]), "correction": ctx.correction}
-    if ctx.op != "var" and (ctx.op, ctx.order) != ("vector_norm", 1.0):
-        operands["out"] = expanded(out, ctx.gone)
+    if ctx.op in ("amax", "amin"):
+        extreme = expanded(out, ctx.gone)
+        operands |= {"x": x, "extreme": extreme, "equal": _equal_to(extreme, x, ctx.axes)}
+    elif ctx.op == "prod":
+        operands["others"] = _products_of_others(x.to(_wide(x, out)), ctx.axes)
+    else:
+        operands["x"] = x
+        if ctx.op != "var" and (ctx.op, ctx.order) != ("vector_norm", 1.0):
+            operands["out"] = expanded(out, ctx.gone)
     found = torch.empty_like(x)
     run(plan_type("expression"), {**operands, "dx": found}, scalars=scalars, results=(("dx", root),))
     return found
+
+
+def _wide(x: Tensor, out: Tensor) -> torch.dtype:
+    """The dtype in which gradients are computed."""
+    return torch.promote_types(torch.promote_types(x.dtype, out.dtype), torch.float32)
+
+
+def _equal_to(extreme: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """How many elements of each line equal ``extreme``, by one launch; ``axes`` have one element."""
+    count = x.new_empty([n for a, n in enumerate(x.shape) if a not in axes], dtype=torch.int64)
+    how: dict[str, Any] = {"op": "sum_expression", "reduce_axes": tuple(axes), "expression": _CHOSEN}
+    run(plan_type("sum_expression"), {"x": x, "extreme": extreme, "out": count}, **how)
+    return expanded(count, axes)
+
+
+def _products_of_others(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """As ``_exclusive_products`` of one axis or all, by two launches: the gradient of a cumulative product's end."""
+    rows, at = (x, axes[0]) if len(axes) == 1 else (x.reshape(-1), 0)
+    last = torch.arange(rows.shape[at], device=x.device) == rows.shape[at] - 1
+    last = last.to(rows.dtype).reshape([-1 if a == at else 1 for a in range(rows.dim())])
+    products, found = torch.empty_like(rows), torch.empty_like(rows)
+    run(plan_type("cumprod"), {"x": rows, "out": products}, op="cumprod", scan_axis=at)
+    operands = {"dout": last.expand(rows.shape), "x": rows, "out": products, "dx": found}
+    run(plan_type("cumprod_backward"), operands, scan_axis=at)
+    return found.view(x.shape) if len(axes) > 1 else found
 
 
 #: Along the last axis. torch's own have no sharding rules before 2.13.
@@ -89,7 +127,7 @@ def _composed(ctx: Any, grad: Tensor) -> Any:
     if op in ("sum", "mean"):
         return (grad.to(ctx.dtype) if op == "sum" else (grad / count).to(ctx.dtype)).expand(ctx.shape)
     x, out, *indices = ctx.saved_tensors
-    wide = torch.promote_types(torch.promote_types(x.dtype, out.dtype), torch.float32)
+    wide = _wide(x, out)
     out = expanded(out, ctx.gone)
     if op in ("amax", "amin"):  # equal elements share it; NaN equals nothing, and its line's gradient is NaN
         chosen = x == out
