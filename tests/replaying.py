@@ -18,6 +18,7 @@ from triplan.functional import _plans
 from triplan.functional._replay import program as _program, replay as _replay
 from triplan.functional.batch_norm import _normalised
 from triplan.nn.attention import _multi_head
+from triplan.nn.copies import _flattened
 
 
 def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
@@ -125,6 +126,6 @@ def replays_on_cpu() -> Iterator[list[bool]]:
 
 def forget() -> None:
     """Drop all replays."""
-    for function in (*(getattr(functional, name) for name in functional.__all__), _multi_head, _normalised):
+    for function in (*(getattr(functional, name) for name in functional.__all__), _multi_head, _normalised, _flattened):
         if hasattr(function, "replays"):
             function.replays.forget()

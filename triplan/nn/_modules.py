@@ -1,4 +1,4 @@
-"""What the modules share: one from a function, and a parameter read quickly."""
+"""What the modules share: one from a function, and parameters and buffers read quickly."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def parameter(module: torch.nn.Module, name: str) -> Any:
     """``module.name``, without the half microsecond that torch takes to look for an ordinary attribute first."""
     own = module._parameters
     return own[name] if name in own else getattr(module, name)  # a parametrisation has taken its place
+
+
+def buffer(module: torch.nn.Module, name: str) -> Any:
+    """``module.name``, of a buffer as quickly as ``parameter``."""
+    own = module._buffers
+    return own[name] if name in own else getattr(module, name)

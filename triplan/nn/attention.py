@@ -11,6 +11,7 @@ import torch
 from triplan import functional
 from triplan.errors import Unsupported
 from triplan.functional._replay.replay import replayed
+from triplan.nn._modules import parameter
 
 __all__ = ["MultiheadAttention", "transformers_attention"]
 
@@ -53,6 +54,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 "MultiheadAttention: query, key and value must all have 2 or all 3 axes, got "
                 f"{query.dim()}, {key.dim()} and {value.dim()}"
             )
+        projected = self.out_proj
         out, weights = _multi_head(
             query,
             key,
@@ -63,15 +65,15 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             is_causal and key_padding_mask is None and not need_weights,
             need_weights,
             self.dropout if self.training else 0.0,
-            self.out_proj.weight,
-            self.out_proj.bias,
-            self.in_proj_weight,
-            self.q_proj_weight,
-            self.k_proj_weight,
-            self.v_proj_weight,
-            self.in_proj_bias,
-            self.bias_k,
-            self.bias_v,
+            parameter(projected, "weight"),
+            parameter(projected, "bias"),
+            parameter(self, "in_proj_weight"),
+            parameter(self, "q_proj_weight"),
+            parameter(self, "k_proj_weight"),
+            parameter(self, "v_proj_weight"),
+            parameter(self, "in_proj_bias"),
+            parameter(self, "bias_k"),
+            parameter(self, "bias_v"),
             key_padding_mask,
             attn_mask,
         )

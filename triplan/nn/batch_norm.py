@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from triplan import functional
+from triplan.nn._modules import buffer, parameter
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm"]
 
@@ -16,14 +17,15 @@ def _normalised(m: Any, input: Tensor) -> Tensor:
     """As torch's modules: momentum None is the average over all batches; without running statistics, a batch's own."""
     m._check_input_dim(input)
     momentum = 0.0 if m.momentum is None else m.momentum
-    if m.training and m.track_running_stats and m.num_batches_tracked is not None:
-        m.num_batches_tracked.add_(1)
+    if m.training and m.track_running_stats and (count := buffer(m, "num_batches_tracked")) is not None:
+        count.add_(1)
         if m.momentum is None:
-            momentum = 1.0 / float(m.num_batches_tracked)
-    own = m.training or (m.running_mean is None and m.running_var is None)
-    updates = not m.training or m.track_running_stats
-    mean, var = (m.running_mean, m.running_var) if updates else (None, None)
-    return functional.batch_norm(input, mean, var, m.weight, m.bias, own, momentum, m.eps)
+            momentum = 1.0 / float(count)
+    mean, var = buffer(m, "running_mean"), buffer(m, "running_var")
+    own = m.training or (mean is None and var is None)
+    if m.training and not m.track_running_stats:
+        mean = var = None
+    return functional.batch_norm(input, mean, var, parameter(m, "weight"), parameter(m, "bias"), own, momentum, m.eps)
 
 
 class BatchNorm1d(torch.nn.BatchNorm1d):
@@ -51,4 +53,6 @@ class GroupNorm(torch.nn.GroupNorm):
     """torch.nn.GroupNorm, computed by ``triplan.functional.group_norm``."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return functional.group_norm(
+            input, self.num_groups, parameter(self, "weight"), parameter(self, "bias"), self.eps
+        )

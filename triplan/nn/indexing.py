@@ -64,7 +64,8 @@ class FusedEmbeddingRMSNorm(torch.nn.Embedding):
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """(the norm, the rows), each of the shape of ``input`` followed by ``embedding_dim``."""
-        return functional.embedding_rms_norm(input, self.weight, self.norm_weight, self.eps, self.padding_idx)
+        weights = parameter(self, "weight"), parameter(self, "norm_weight")
+        return functional.embedding_rms_norm(input, *weights, self.eps, self.padding_idx)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, eps={self.eps}"

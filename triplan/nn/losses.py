@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from triplan import functional
 from triplan.functional.losses.shared import legacy
+from triplan.nn._modules import buffer, parameter
 
 __all__ = [
     "CrossEntropyLoss",
@@ -52,7 +53,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         return functional.cross_entropy(
             input,
             target,
-            self.weight,
+            buffer(self, "weight"),
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
@@ -98,13 +99,17 @@ class LinearCrossEntropyLoss(nn.Module):
         self.softcap = softcap
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        shape, bias = (self.num_classes, *self.out_features), self.linear.bias
+        shape, linear = (self.num_classes, *self.out_features), self.linear
+        matrix, bias = parameter(linear, "weight"), parameter(linear, "bias")
+        if self.out_features:
+            matrix = matrix.reshape(*shape, linear.in_features)
+            bias = None if bias is None else bias.reshape(shape)
         return functional.linear_cross_entropy(
             input,
-            self.linear.weight.reshape(*shape, self.linear.in_features) if self.out_features else self.linear.weight,
+            matrix,
             target,
-            linear_bias=bias.reshape(shape) if bias is not None else None,
-            weight=self.weight,
+            linear_bias=bias,
+            weight=buffer(self, "weight"),
             reduction=self.reduction,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
@@ -119,7 +124,7 @@ def _loss(name: str, function: Callable[..., Tensor], *options: str) -> type[nn.
     """torch's module of that name, computed by ``function`` of two tensors and of these attributes of the module."""
 
     def forward(self: Any, input: Tensor, target: Tensor) -> Tensor:
-        return function(input, target, **{option: getattr(self, option) for option in options})
+        return function(input, target, **{option: buffer(self, option) for option in options})
 
     doc = f"torch.nn.{name}, computed by ``triplan.functional.{function.__name__}``."
     made: type[nn.Module] = type(
