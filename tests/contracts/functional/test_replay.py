@@ -305,6 +305,17 @@ def test_second_derivatives_of_composed_calls(case: str, answers: list[bool], de
     torch.testing.assert_close(found[-1], found[0])
 
 
+def test_views_of_a_tensor_that_begins_elsewhere_in_its_storage(answers: list[bool], device: str) -> None:
+    x, y = leaf(4, 4, device=device), leaf(4, 4, device=device)
+    whole = torch.arange(64.0, device=device).reshape(8, 8)
+    for start in (0, 0, 0, 0, 0, 3, 4):
+        del answers[:]
+        grad = whole[start : start + 4]
+        found = torch.autograd.grad(functional.cat((x, y), 1), (x, y), grad)
+        torch.testing.assert_close(found, (grad[:, :4], grad[:, 4:]))
+    assert answers == [True, True]
+
+
 def test_a_result_that_is_a_view_can_be_written(answers: list[bool], device: str) -> None:
     x, y, index = leaf(4, 4, device=device), leaf(4, 4, device=device), torch.tensor([0, 2, 1, 3], device=device)
     for _ in range(4):

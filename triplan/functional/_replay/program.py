@@ -244,11 +244,21 @@ class Program:
             known, name = self.tensors[i], f"x{i}"
         if views is None:
             raise NotRepeatable
+        offset = "" if t.storage_offset() == known.storage_offset() else f", {name}.storage_offset() + "
+        if offset:
+            offset += str(t.storage_offset() - known.storage_offset())
         if known.requires_grad and not t.requires_grad and not self.record.records_gradients:
             name += ".detach()"
-        for view in views:
-            name = self._call(view.func, (name, *map(self._literal, view.args)), view.kwargs)
-        return name
+        # (The result of _unsafe_view is no view to autograd.)
+        if t.dtype != known.dtype or any(view.func is torch.ops.aten._unsafe_view.default for view in views):
+            for view in views:
+                name = self._call(view.func, (name, *map(self._literal, view.args)), view.kwargs)
+            return name
+        if not views:
+            return name
+        # One view in place of all. The guard compares sizes and strides, not where in its storage a tensor begins.
+        self.constants["strided"] = torch._C.TensorBase.as_strided
+        return f"strided({name}, {self._literal(tuple(t.shape))}, {self._literal(t.stride())}{offset})"
 
     def own(self, t: Tensor) -> None:
         """Make ``t``, which may be a view of a new tensor, one that autograd takes for none."""

@@ -51,11 +51,14 @@ def expanded(t: Tensor, axes: Sequence[int]) -> Tensor:
 
 def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]) -> Any:
     """The gradient of what was reduced; ``mean(x, dtype)`` is that over the reduced axes, which stay."""
+    if ctx.op in ("sum", "mean"):
+        shared = _share(ctx, grads[0]) if ctx.op == "mean" else grads[0].to(ctx.dtype)
+        return expanded(shared, ctx.gone).expand(ctx.shape)
     root = _FUSED.get((ctx.op, ctx.order) if ctx.op == "vector_norm" else ctx.op)
-    if root is None or not ctx.axes or len(ctx.shape) > _MAX_AXES or torch.is_grad_enabled() or transformed():
+    if root is None or not ctx.axes or len(ctx.shape) > _MAX_AXES or torch.is_grad_enabled():
         return _composed(ctx, expanded(grads[0], ctx.gone))
     x, out = ctx.saved_tensors
-    if torch.compiler.is_compiling() or not nothing_watches((x, grads[0]), modes=recording() is not None):
+    if not _is_plain(x, grads[0]):
         return _composed(ctx, expanded(grads[0], ctx.gone))
     operands = {"grad": expanded(grads[0], ctx.gone)}
     scalars = {}
@@ -74,6 +77,25 @@ def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]
     found = torch.empty_like(x)
     run(plan_type("expression"), {**operands, "dx": found}, scalars=scalars, results=(("dx", root),))
     return found
+
+
+def _share(ctx: Any, grad: Tensor) -> Tensor:
+    """Each element's share of the gradient of a mean."""
+    count = math.prod([ctx.shape[a] for a in ctx.axes])
+    if torch.is_grad_enabled() or not _is_plain(grad) or grad.dim() > _MAX_AXES:
+        return (grad / count).to(ctx.dtype)
+    found = torch.empty_like(grad, dtype=ctx.dtype)
+    # The layout of a tensor without axes cannot say that it is aligned less.
+    operands = {"grad": grad, "dx": found} if grad.dim() else {"grad": grad.reshape(1), "dx": found.view(1)}
+    run(plan_type("expression"), operands, scalars={"count": count}, results=(("dx", _grad / _count),))
+    return found
+
+
+def _is_plain(*tensors: Tensor) -> bool:
+    """Whether a plan can run on them, unseen by anybody."""
+    if torch.compiler.is_compiling() or transformed():
+        return False
+    return nothing_watches(tensors, modes=recording() is not None)
 
 
 def _wide(x: Tensor, out: Tensor) -> torch.dtype:
@@ -124,8 +146,6 @@ def _exclusive_products(x: Tensor, axes: Sequence[int]) -> Tensor:
 def _composed(ctx: Any, grad: Tensor) -> Any:
     op, axes = ctx.op, ctx.axes
     count = math.prod([ctx.shape[a] for a in axes])
-    if op in ("sum", "mean"):
-        return (grad.to(ctx.dtype) if op == "sum" else (grad / count).to(ctx.dtype)).expand(ctx.shape)
     x, out, *indices = ctx.saved_tensors
     wide = _wide(x, out)
     out = expanded(out, ctx.gone)
