@@ -17,7 +17,7 @@ from triplan import functional
 from triplan.functional import _plans
 from triplan.functional._replay import program as _program, replay as _replay
 from triplan.functional.batch_norm import _normalised
-from triplan.nn.attention import _multi_head
+from triplan.nn.attention import _multi_head, _transposed
 from triplan.nn.copies import _flattened
 
 
@@ -126,6 +126,12 @@ def replays_on_cpu() -> Iterator[list[bool]]:
 
 def forget() -> None:
     """Drop all replays."""
-    for function in (*(getattr(functional, name) for name in functional.__all__), _multi_head, _normalised, _flattened):
+    for function in (
+        *(getattr(functional, name) for name in functional.__all__),
+        _multi_head,
+        _transposed,
+        _normalised,
+        _flattened,
+    ):
         if hasattr(function, "replays"):
             function.replays.forget()

@@ -260,14 +260,34 @@ def transformers_attention(
             if not causal:
                 raise Unsupported(f"{name}(): sliding_window = {sliding_window}, not causal: give it by attention_mask")
             left = sliding_window - 1
-    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     options: dict[str, Any] = {"scale": scaling, "causal": causal, "window_left": left, "softcap": softcap or 0.0}
     options |= {"sink": s_aux, "dropout_p": dropout}
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-        if attention_mask is not None or q.size(0) != 1:
-            raise Unsupported(f"{name}(): cu_seq_lens_q: needs a batch of 1 (not {q.size(0)}) and no attention_mask")
-        q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
+        if attention_mask is not None or query.size(0) != 1:
+            raise Unsupported(
+                f"{name}(): cu_seq_lens_q: needs a batch of 1 (not {query.size(0)}) and no attention_mask"
+            )
+        q, k, v = (t.transpose(1, 2).squeeze(0) for t in (query, key, value))
         out, _ = functional.attention_varlen(q, k, v, cu_seq_lens_q, cu_seq_lens_k, **options)
         return out.unsqueeze(0), None
-    out, _ = functional.attention(q, k, v, mask=attention_mask, **options)
-    return out, None
+    return _transposed(query, key, value, attention_mask, **options), None
+
+
+@replayed
+def _transposed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: bool,
+    window_left: int | None,
+    softcap: float,
+    sink: Tensor | None,
+    dropout_p: float,
+) -> Tensor:
+    """Attention whose heads come before positions in the operands: a call and its transposes are one node."""
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    how: dict[str, Any] = {"scale": scale, "causal": causal, "window_left": window_left, "softcap": softcap}
+    out, _ = functional.attention(q, k, v, mask=mask, **how, sink=sink, dropout_p=dropout_p)
+    return out

@@ -81,10 +81,11 @@ def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]
 
 def _share(ctx: Any, grad: Tensor) -> Tensor:
     """Each element's share of the gradient of a mean."""
+    dtype: torch.dtype = ctx.dtype
     count = math.prod([ctx.shape[a] for a in ctx.axes])
     if torch.is_grad_enabled() or not _is_plain(grad) or grad.dim() > _MAX_AXES:
-        return (grad / count).to(ctx.dtype)
-    found = torch.empty_like(grad, dtype=ctx.dtype)
+        return (grad / count).to(dtype)
+    found = torch.empty_like(grad, dtype=dtype)
     # The layout of a tensor without axes cannot say that it is aligned less.
     operands = {"grad": grad, "dx": found} if grad.dim() else {"grad": grad.reshape(1), "dx": found.view(1)}
     run(plan_type("expression"), operands, scalars={"count": count}, results=(("dx", _grad / _count),))
