@@ -82,7 +82,7 @@ def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]
 def _share(ctx: Any, grad: Tensor) -> Tensor:
     """Each element's share of the gradient of a mean."""
     dtype: torch.dtype = ctx.dtype
-    count = math.prod([ctx.shape[a] for a in ctx.axes])
+    count: int = math.prod([ctx.shape[a] for a in ctx.axes])
     if torch.is_grad_enabled() or not _is_plain(grad) or grad.dim() > _MAX_AXES:
         return (grad / count).to(dtype)
     found = torch.empty_like(grad, dtype=dtype)
