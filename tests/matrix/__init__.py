@@ -35,6 +35,8 @@ COUNT = 5000
 #: Synchronization and Communication Instructions"), and compare-and-swap, by whose loops they are emulated.
 FLOAT_ATOMIC = re.compile(r"\b(?:atom|red)\.(?:[\w:]+\.)*?(?:cas\b|(?=[\w.:]*\badd\b)[\w.:]*\bb?f(?:16|16x2|32|64)\b)")
 FLOATING = re.compile(r"\*(?:fp|bf)")
+#: Numbers that are no sizes: they select code, or follow from the element, as the largest value of a type does.
+NO_SIZES = {"ACROSS", "ALONG", "BITS", "FINISH", "FLAGS", "IDENTITY", "INFINITY", "KIND", "MAP", "STATES", "VALUE"}
 VECTORS = r"\.v4\.b32|\.v2\.b64"
 
 
@@ -82,14 +84,24 @@ class Binary:
         elements = frozenset(t for _, t in s.signature if str(t).startswith(("*f", "*b", "tensordesc")))
         functions = tuple(v.__name__ for _, v in s.constexprs if hasattr(v, "__name__"))
         area = prod(v for n, v in self.tile if str(n).startswith("BLOCK")) // s.num_warps
-        yield self.tile, elements, s.num_warps, s.num_stages
+        yield self.numbers, elements, s.num_warps, s.num_stages
         yield functions, elements
         yield functions, area
 
     @property
+    def numbers(self) -> tuple[tuple[str, int], ...]:
+        """The constants that are numbers: sizes, and what selects code."""
+        return tuple((n, v) for n, v in self.source.constexprs if isinstance(v, int) and v > 1)
+
+    @property
     def tile(self) -> tuple[tuple[str, int], ...]:
         """The constants that are sizes."""
-        return tuple((n, v) for n, v in self.source.constexprs if isinstance(v, int) and v > 1)
+        return tuple((n, v) for n, v in self.numbers if n not in NO_SIZES)
+
+    @property
+    def work(self) -> float:
+        """About how much code a thread has, and with it the time of compiling: the product of the sizes, by warp."""
+        return prod(v for _, v in self.tile) / self.source.num_warps
 
     def facets(self, most: bool) -> set[Hashable]:
         """What building it shows; all that is to be shown is the union over binaries.
@@ -183,8 +195,10 @@ Size = Literal["few", "cover", "all"]
 @cache
 def _picked(of: str, size: Size) -> tuple[Binary, ...]:
     every = [b for arch in TARGETS for b in binaries(of, arch)]
-    found = range(len(every)) if size == "all" else cover([b.facets(size == "cover") for b in every])
-    return tuple(every[i] for i in found)
+    if size != "all":
+        every.sort(key=lambda b: b.work)  # of those that show as much, the one that compiles fastest
+        every = [every[i] for i in cover([b.facets(size == "cover") for b in every])]
+    return tuple(every)
 
 
 def picked(of: str, arch: str, size: Size) -> tuple[Binary, ...]:
@@ -199,7 +213,7 @@ def chosen(op: str, entry: str, arch: str, size: Size) -> list[Binary]:
 
 
 def cover(facets: Sequence[set[Hashable]]) -> list[int]:
-    """Few indices whose sets have all elements: again and again the one with most of what is left."""
+    """Few indices whose sets have all elements: again and again the one with most of what is left, first of equals."""
     left: set[Hashable] = set().union(*facets)
     heap = [(-len(f), i) for i, f in enumerate(facets)]
     heapify(heap)
