@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import drawing
 from cases.derivatives import LOSSES, ROWS, derivable
 from samples import same
 
@@ -21,7 +22,7 @@ SIZED = [name for name in NAMES if name not in ("nn.LayerNorm", "nn.RMSNorm")]
 
 
 def drawn(name: str, device: str, dtype: torch.dtype = torch.float32, m: int = 6, n: int = 8) -> Call:
-    return calls(Draw(m, n, dtype, torch.device(device)))[name]
+    return drawing.drawn(Draw(m, n, dtype, torch.device(device)), name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
