@@ -10,7 +10,7 @@ import torch
 import triplan as tp
 from bench.anywhere.drawing import Draw, Peer, Tensors, described
 from triplan.backends.reference.optim import STEPS, USUAL
-from triplan.backends.triton.optim.expression import ELEMENTS
+from triplan.backends.triton.optim.pointwise import ELEMENTS
 
 #: Tensors of a list.
 COUNTS = (1, 2, 12, 148)

@@ -12,7 +12,7 @@ from torch import Tensor
 from triplan.backends.reference.expressions.evaluate import running, values
 from triplan.backends.reference.philox import MASK, philox
 from triplan.backends.table import CheckRules, reference
-from triplan.backends.triton.optim import clip, expression, total
+from triplan.backends.triton.optim import clip, pointwise, total
 from triplan.backends.triton.optim.update import ELEMENTS, RULES, guarantee
 from triplan.descriptors.optim import ClipDescriptor, ListExpressionDescriptor, TotalNormDescriptor, UpdateDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee
@@ -244,8 +244,8 @@ def _names(desc: ListExpressionDescriptor) -> list[str]:
 
 @reference(
     op="list_expression",
-    elements=expression.ELEMENTS,
-    guarantee=expression.guarantee,
+    elements=pointwise.ELEMENTS,
+    guarantee=pointwise.guarantee,
     checks=CheckRules(terms=lambda desc, given: running(desc, given, _names(desc)), signed=True),
 )
 def _expressions(desc: ListExpressionDescriptor, given: Values) -> Found:

@@ -1,4 +1,4 @@
-"""Kernel of ``expression``: functions of the elements of lists of tensors; a chunk of a tensor per program."""
+"""Kernel of ``pointwise``: functions of the elements of lists of tensors; a chunk of a tensor per program."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -34,7 +34,7 @@ def _block(
 
 
 @triton.jit
-def expression_kernel(
+def pointwise_kernel(
     chunks,
     sizes,
     addresses,

@@ -1,4 +1,4 @@
-"""Kernel ``expression``: one launch evaluates expressions of lists of tensors, a chunk of a tensor per program."""
+"""Kernel ``pointwise``: one launch evaluates expressions of lists of tensors, a chunk of a tensor per program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triplan.backends.triton.common.accuracy import of_results
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.expressions import MEMORY, fused, text
 from triplan.backends.triton.common.tables import CHUNK, LIMIT, chunks, tables
-from triplan.backends.triton.optim import expression_kernels as kernels
+from triplan.backends.triton.optim import pointwise_kernels as kernels
 from triplan.descriptors.optim import ListExpressionDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 
@@ -59,7 +59,7 @@ def _block(elements: list[ElementKind]) -> int:
 
 @kernel(
     op="list_expression",
-    name="expression",
+    name="pointwise",
     elements=ELEMENTS,
     guarantee=guarantee,
     supports=applies,
@@ -67,7 +67,7 @@ def _block(elements: list[ElementKind]) -> int:
     rank=rank,
     numerics=numerics,
 )
-def expression(desc: ListExpressionDescriptor, target: Target) -> list[Launch]:
+def pointwise(desc: ListExpressionDescriptor, target: Target) -> list[Launch]:
     table = tables(desc.sizes, len(desc.streams))
     if not table.programs:
         return []
@@ -92,7 +92,7 @@ def expression(desc: ListExpressionDescriptor, target: Target) -> list[Launch]:
         "BLOCK": _block(elements),
     }
     # fuses=False: the masked and the unmasked loop must round alike, so ptxas must not contract them differently.
-    return [Launch(kernels.expression_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False)]
+    return [Launch(kernels.pointwise_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False)]
 
 
 def _is_bool(desc: ListExpressionDescriptor, name: str) -> bool:
