@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -52,12 +53,10 @@ def foreach_expression(
     if not first:
         return [] if isinstance(made, Expr) else tuple([] for _ in roots)
     outs: list[Any] = [None] * len(roots) if out is None else [out] if isinstance(made, Expr) else list(out)
-    # A result that an operand's tensors receive has its name.
-    places = {tuple(map(Tensor.data_ptr, own)): name for name, own in lists.items()}
-    names = [
-        f"out{i}" if own is None else places.get(tuple(map(Tensor.data_ptr, own)), f"out{i}")
-        for i, own in enumerate(outs)
-    ]
+    # A result that an operand's tensors receive has its name; others have names that no operand has.
+    places = {tuple(map(id, own)): name for name, own in lists.items()}
+    free = (name for i in count() if (name := f"out{i}") not in given)
+    names = [places.get(tuple(map(id, own or ()))) or next(free) for own in outs]
     kinds = {name: _kind(name, value, given) for name, value in given.items()}
     elements = {name: own[0].dtype for name, own in zip(names, outs, strict=True) if own is not None}
     sizes = tuple(map(Tensor.numel, first))

@@ -60,6 +60,16 @@ def test_operands_are_replaced(device: str) -> None:
         assert torch.equal(move, a.bfloat16())
 
 
+def test_an_operand_may_have_the_name_of_a_result() -> None:
+    found = foreach_expression(tp.expr.operand("out0") + 1, out0=[torch.ones(3), torch.ones(0)])
+    assert [t.tolist() for t in found] == [[2, 2, 2], []]
+
+
+def test_empty_tensors_take_nothings_place() -> None:
+    x, out = [torch.ones(0)], [torch.ones(0, dtype=torch.bfloat16)]
+    assert foreach_expression(lambda x: x + 1, x, out=out) is out
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_unaligned_tensors(device: str) -> None:
     whole = torch.randn(3 * 16385, device=device)
