@@ -7,11 +7,13 @@ A plan's tables are the chunks, which follow from the sizes, and the addresses o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from triplan.backends.runtime.launch import Scratch
-from triplan.sku import ElementKind
+from triplan.descriptors import Operand
+from triplan.sku import SUPPORTED, ElementKind, Support, Target
 from triplan.sku.facts import fact
 
 #: A grid holds fewer programs, and the chunk table's entries are i32.
@@ -19,6 +21,24 @@ LIMIT = 2**31
 #: Elements of one chunk: 64 KiB of f32. torch's fused optimizers have 65536 elements; smaller ones balance better.
 #: Untuned.
 CHUNK = 16384
+
+
+class Lists(Protocol):
+    """A problem whose vectors Args may hold as lists of tensors of ``sizes`` elements."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+    def operands(self) -> tuple[Operand, ...]: ...
+
+
+def applies(desc: Lists, target: Target) -> Support:
+    """Whether a kernel that walks tables takes the problem."""
+    strided = [o.name for o in desc.operands() if o.is_tensor and not o.layout.packed]
+    if strided:
+        return Support.no(f"{', '.join(strided)} may be strided; it takes packed vectors and contiguous tensors")
+    if chunks(desc.sizes) >= LIMIT:
+        return Support.no(f"{chunks(desc.sizes)} chunks of {CHUNK} elements; a grid holds fewer than 2**31")
+    return SUPPORTED
 
 
 def chunks(sizes: Sequence[int]) -> int:

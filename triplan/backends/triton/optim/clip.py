@@ -8,11 +8,11 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.tables import CHUNK, LIMIT, chunks, tables
+from triplan.backends.triton.common.tables import CHUNK, applies, tables
 from triplan.backends.triton.optim import clip_kernels as kernels
 from triplan.backends.triton.optim.update import ELEMENTS, TYPES
 from triplan.descriptors.optim import ClipDescriptor
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 WARPS = 4
 #: Bytes that a thread loads in one iteration: two vectors. Untuned.
@@ -25,15 +25,6 @@ def guarantee(desc: ClipDescriptor) -> Mapping[str, PrecisionGuarantee]:
     relative += 0.0 if desc.element is ElementKind.F32 else ElementKind.F32.unit_roundoff
     found = bounds.tolerance(desc.element, ElementKind.F64, relative=relative)
     return {"x": bounds.guarantee(ElementKind.F64, found, batch=True, order=True)}
-
-
-def applies(desc: ClipDescriptor, target: Target) -> Support:
-    strided = [o.name for o in desc.operands() if o.is_tensor and not o.layout.packed]
-    if strided:
-        return Support.no(f"{', '.join(strided)} may be strided; it takes packed vectors and contiguous tensors")
-    if chunks(desc.sizes) >= LIMIT:
-        return Support.no(f"{chunks(desc.sizes)} chunks of {CHUNK} elements; a grid holds fewer than 2**31")
-    return SUPPORTED
 
 
 def workspace(desc: ClipDescriptor, target: Target) -> int:

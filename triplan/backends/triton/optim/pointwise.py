@@ -11,10 +11,10 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common.accuracy import of_results
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.expressions import MEMORY, fused, text
-from triplan.backends.triton.common.tables import CHUNK, LIMIT, chunks, tables
+from triplan.backends.triton.common.tables import CHUNK, applies, tables
 from triplan.backends.triton.optim import pointwise_kernels as kernels
 from triplan.descriptors.optim import ListExpressionDescriptor
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 ELEMENTS = tuple(e for e in ElementKind if not e.value.startswith("fp8"))
 WARPS = 4
@@ -30,15 +30,6 @@ def guarantee(desc: ListExpressionDescriptor) -> Mapping[str, PrecisionGuarantee
 
 def numerics(desc: ListExpressionDescriptor) -> str:
     return f"optim.expression.{hashlib.sha256(text(desc).encode()).hexdigest()[:16]}.v1"
-
-
-def applies(desc: ListExpressionDescriptor, target: Target) -> Support:
-    strided = [o.name for o in desc.operands() if o.is_tensor and not o.layout.packed]
-    if strided:
-        return Support.no(f"{', '.join(strided)} may be strided; it takes packed vectors and contiguous tensors")
-    if chunks(desc.sizes) >= LIMIT:
-        return Support.no(f"{chunks(desc.sizes)} chunks of {CHUNK} elements; a grid holds fewer than 2**31")
-    return SUPPORTED
 
 
 def workspace(desc: ListExpressionDescriptor, target: Target) -> int:

@@ -13,11 +13,11 @@ from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scratc
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.tables import CHUNK, LIMIT, chunks, tables
+from triplan.backends.triton.common.tables import CHUNK, applies, chunks, tables
 from triplan.backends.triton.optim import total_kernels as kernels
 from triplan.backends.triton.optim.update import ELEMENTS, TYPES
 from triplan.descriptors.optim import TotalNormDescriptor
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 WARPS = 4
 #: Elements of one iteration: as many f64 accumulators, 8 a thread. Untuned.
@@ -53,14 +53,6 @@ def of_order(order: float, depth: int) -> PrecisionGuarantee:
     wide, roundings = ElementKind.F64, depth + 8 if order in (1.0, 2.0) else powers_error(order, depth)
     relative = 2 * bounds.compounded(roundings * wide.unit_roundoff)
     return bounds.guarantee(wide, bounds.tolerance(wide, wide, relative=relative))
-
-
-def applies(desc: TotalNormDescriptor, target: Target) -> Support:
-    if not desc.operand("x").layout.packed:
-        return Support.no("x may be strided; it takes packed vectors and contiguous tensors")
-    if chunks(desc.sizes) >= LIMIT:
-        return Support.no(f"{chunks(desc.sizes)} chunks of {CHUNK} elements; a grid holds fewer than 2**31")
-    return SUPPORTED
 
 
 def workspace(desc: TotalNormDescriptor, target: Target) -> int:

@@ -11,10 +11,10 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.tables import CHUNK, LIMIT, chunks, tables
+from triplan.backends.triton.common.tables import CHUNK, applies, tables
 from triplan.backends.triton.optim import update_kernels as kernels
 from triplan.descriptors.optim import UpdateDescriptor
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 TYPES = {ElementKind.F32: tl.float32, ElementKind.BF16: tl.bfloat16, ElementKind.F16: tl.float16}
 ELEMENTS = tuple(str(element) for element in TYPES)
@@ -53,15 +53,6 @@ def numerics(desc: UpdateDescriptor) -> str:
     elements = ".".join(str(o.element) for o in desc.operands() if o.name in desc.streams)
     options = f"{'-' if desc.maximize else '+'}{'s' if desc.scaled else ''}{'r' if desc.stochastic else ''}"
     return f"optim.{desc.op}.{elements}.{flags(desc)}{options}.v1"
-
-
-def applies(desc: UpdateDescriptor, target: Target) -> Support:
-    strided = [o.name for o in desc.operands() if not o.layout.packed]
-    if strided:
-        return Support.no(f"{', '.join(strided)} may be strided; it takes packed vectors and contiguous tensors")
-    if chunks(desc.sizes) >= LIMIT:
-        return Support.no(f"{chunks(desc.sizes)} chunks of {CHUNK} elements; a grid holds fewer than 2**31")
-    return SUPPORTED
 
 
 def workspace(desc: UpdateDescriptor, target: Target) -> int:
