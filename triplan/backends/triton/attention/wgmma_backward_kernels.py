@@ -226,40 +226,24 @@ def multiply_dkdv(
         of_delta = row_values(sd.index(slot), ROWS, columns)
         for member in range(group):
             if SLOTS == 1:
-                for m in range(begin, plain):
-                    dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
-                        dk,
-                        dv,
-                        (of_lse, of_delta),
-                        (m + 1 < blocks) | (member + 1 < group),
-                        ring,
-                        scale,
-                        slot,
-                        phase,
-                        key,
-                        m * ROWS + shift,
-                        True,
-                        which,
-                        WIDTH,
-                        STAGES,
-                    )
-                for m in range(plain, blocks):
-                    dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
-                        dk,
-                        dv,
-                        (of_lse, of_delta),
-                        (m + 1 < blocks) | (member + 1 < group),
-                        ring,
-                        scale,
-                        slot,
-                        phase,
-                        key,
-                        m * ROWS + shift,
-                        False,
-                        which,
-                        WIDTH,
-                        STAGES,
-                    )
+                for part in gl.static_range(2):  # with a mask, and without
+                    for m in range(plain if part else begin, blocks if part else plain):
+                        dk, dv, of_lse, of_delta, slot, phase = step_dkdv(
+                            dk,
+                            dv,
+                            (of_lse, of_delta),
+                            (m + 1 < blocks) | (member + 1 < group),
+                            ring,
+                            scale,
+                            slot,
+                            phase,
+                            key,
+                            m * ROWS + shift,
+                            part == 0,
+                            which,
+                            WIDTH,
+                            STAGES,
+                        )
             else:
                 # Not two loops: of two that multiply by a buffer of a run-time index, ptxas 12.8 prepares descriptors
                 # in the first alone, so that those of the second are wrong where the first does not run.
