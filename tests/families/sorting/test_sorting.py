@@ -257,7 +257,7 @@ def test_many_tiles(kernel: str, rows: int, n: int, name: str) -> None:
     plan = required(tp.SortDescriptor(element="i32", rows=rows, n=n), kernel, tp.Target.current())
     workspace = tp.Workspace.allocate(plan, device="cuda")
     for _ in range(3):
-        args = tp.SortArgs(x=x, values=torch.empty_like(x), indices=torch.empty_like(x, dtype=torch.int64))
+        args = tp.SortedArgs(x=x, values=torch.empty_like(x), indices=torch.empty_like(x, dtype=torch.int64))
         plan.run(args, workspace=workspace)
         same((args.values, args.indices), tuple(expected))
 
