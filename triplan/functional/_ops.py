@@ -272,12 +272,12 @@ class Op(Recorded):
         grad = needs_grad(given)
         if not torch.compiler.is_compiling() and any_dtensor(given):
             if grad:
-                _refuse_leaf(target)
+                refuse_leaf(target)
             return write(f"{self.name}_", target, self(target, *args))
         if transformed() or (grad and torch.compiler.is_compiling()):
             return target.copy_(self(target, *args))
         if grad:
-            _refuse_leaf(target)
+            refuse_leaf(target)
             result: Tensor = self.in_place_function.apply(target, *args)
             return result
         if torch.compiler.is_compiling() or not _unwatched(given):
@@ -410,7 +410,7 @@ def _slice_of_none(value: Any, dim: Any) -> Any:
     return value if dim is None else value.new_empty([n for d, n in enumerate(value.shape) if d != dim % value.dim()])
 
 
-def _refuse_leaf(target: Tensor) -> None:
+def refuse_leaf(target: Tensor) -> None:
     # mark_dirty raises this too, but only after the tensor has been written.
     if target.requires_grad and target.is_leaf:
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")

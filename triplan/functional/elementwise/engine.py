@@ -184,8 +184,15 @@ def _compute(n: int, k: int, run_it: bool, *args: Any) -> Any:
     return outs[0] if k == 1 else tuple(outs)
 
 
+#: Ops whose derivative at x is the one at their result. That is saved: the next layer of a network saves it too, x need
+#: not be kept, and may be overwritten.
+BY_RESULT = frozenset(("relu t", "relu6 t"))
+
+
 def _setup(n: int, ctx: Any, inputs: Any, output: Any) -> None:
     tensors, (ctx.text, ctx.numbers) = inputs[:n], inputs[n:]
+    if ctx.text in BY_RESULT:
+        tensors = (output,)
     ctx.likes = [(t.shape, t.dtype) for t in tensors]
     ctx.save_for_backward(*(t if is_read else None for t, is_read in zip(tensors, _are_read(ctx.text), strict=True)))
 

@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 from torch._prims_common import can_safe_cast_to
+from torch.autograd.function import Function
 from torch.compiler import is_compiling
 
 from triplan.descriptors.elementwise.problems import NAMED
 from triplan.facade.check import check_storage, may_overlap
 from triplan.functional._autocast import widened
-from triplan.functional._ops import _refuse_unwritable, _unwatched
+from triplan.functional._ops import _refuse_unwritable, _unwatched, overwritten, refuse_leaf
 from triplan.functional._replay.recording import setting
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast
 from triplan.functional._sharding import any_dtensor, write
 from triplan.functional._watching import needs_grad, transformed
 from triplan.functional.elementwise.docs import documented
-from triplan.functional.elementwise.engine import Number, dtypes, fill, op
+from triplan.functional.elementwise.engine import BY_RESULT, Number, dtypes, fill, op, pulled_back
 
 Tensor = torch.Tensor
 #: What a line gives for a call: the named op, its operands and its parameters; or its result, which autograd records.
@@ -98,6 +99,10 @@ def call(
     written = out if target is None else target
     assert written is not None
     recorded = target is not None and (needs_grad((target, *tensors)) or transformed())
+    if recorded and text in BY_RESULT and not (is_compiling() or transformed() or any_dtensor(tensors)):
+        refuse_leaf(written)
+        changed: Tensor = _InPlace.apply(written, text, numbers)  # type: ignore[no-untyped-call]
+        return changed
     result: Tensor | None = None
     if is_compiling() or recorded:
         # What the backward reads must not be overwritten.
@@ -124,7 +129,38 @@ def call(
         if apart and dtype == written.dtype and written.device == tensors[0].device:
             fill([written], text, tensors, numbers)
             return written
+    if result is not None and not (is_compiling() or transformed()):
+        refuse_leaf(written)
+        return overwritten(written, result)
     return written.copy_(op(len(tensors), 1)(*tensors, text, numbers) if result is None else result)
+
+
+@replayed
+def _written(target: Tensor, text: str, numbers: list[Number]) -> Tensor:
+    return call(text.split()[0], text, [target], numbers, None, target)
+
+
+@replayed
+def _to_target(grad: Tensor, result: Tensor, text: str, numbers: list[Number]) -> Tensor:
+    (found,) = pulled_back(text, [result], [(result.shape, result.dtype)], numbers, [grad], [0])
+    assert found is not None
+    return found
+
+
+class _InPlace(Function):
+    """An op of ``BY_RESULT`` that writes its operand."""
+
+    @staticmethod
+    def forward(ctx: Any, target: Tensor, text: str, numbers: list[Number]) -> Tensor:
+        ctx.mark_dirty(target)
+        ctx.text, ctx.numbers = text, numbers
+        ctx.save_for_backward(found := _written(target, text, numbers))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (result,) = ctx.saved_tensors
+        return _to_target(grad, result, ctx.text, ctx.numbers), None, None
 
 
 def _is_same(t: Tensor, written: Tensor) -> bool:
