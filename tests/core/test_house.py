@@ -41,7 +41,7 @@ SHARED = {
 #: Modules that stand on several families, which do not know them.
 ABOVE = {"triplan/functional": {"composed", "reduced_expressions"}}
 #: Rooms that only some families have a module in, and what they have besides.
-OPTIONAL = {"triplan/nn": {"_modules", "patching"}}
+OPTIONAL = {"triplan/nn": {"_known", "_modules", "patching"}}
 #: A room imports only rooms of the lines above its own ("" is the package ``triplan`` itself).
 ORDER = (
     ("errors", "_exports", "_interrupts"),

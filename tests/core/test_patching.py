@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import re
 import time
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+import triplan.functional
 from triplan import nn
+from triplan.nn import _known
 from triplan.nn.patching import _equals
 
 Tensor = torch.Tensor
@@ -62,11 +65,11 @@ def first(out: Any) -> Tensor:
     return tensor
 
 
-def trained(model: torch.nn.Module, *inputs: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+def trained(model: torch.nn.Module, *inputs: Any) -> tuple[Tensor, list[Tensor | None]]:
     """The result, and the gradients of a sum of it, of inputs and parameters."""
-    given = [t.clone().requires_grad_() if t.is_floating_point() else t for t in inputs]
+    given = [t.clone().requires_grad_() if isinstance(t, Tensor) and t.is_floating_point() else t for t in inputs]
     out = first(model(*given))
-    wanted = [t for t in (*given, *model.parameters()) if t.requires_grad]
+    wanted = [t for t in (*given, *model.parameters()) if isinstance(t, Tensor) and t.requires_grad]
     weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
     return out.detach(), list(torch.autograd.grad((out * weights).sum(), wanted, allow_unused=True))
 
@@ -199,6 +202,140 @@ def test_modules_of_libraries_are_known_by_their_results(what: str) -> None:
 )
 def test_other_activations_are_left(function: Callable[[Tensor], Any]) -> None:
     assert nn.patch(activation("GELUActivation", function)()).replaced == {}
+
+
+class Gated(torch.nn.Module):
+    """As the transformers library defines the MLP of Llama, Qwen and Gemma."""
+
+    def __init__(self, act: torch.nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (
+            torch.nn.Linear(*n, dtype=F64) for n in ((6, 9), (6, 9), (9, 6))
+        )
+        self.act_fn = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Swapped(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x)))
+
+
+@pytest.mark.parametrize("what", sorted(_known._GATED))
+def test_gated_mlps_are_known_by_their_results(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, x = Gated(ALIKE[what]()), values(3, 4, 6)
+    ours = copy.deepcopy(theirs)
+    assert nn.patch(ours).replaced[""] == ("Gated", f"gated {what}")
+    calls = []
+    monkeypatch.setitem(_known._GATED, what, lambda a, b, fused=_known._GATED[what]: calls.append(a) or fused(a, b))
+    torch.testing.assert_close(trained(ours, x), trained(theirs, x))
+    assert len(calls) == 1
+    seen = []
+    ours.act_fn.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert (len(calls), seen) == (1, [1])  # a hook of the activation sees it called
+
+
+def test_other_gates_are_left() -> None:
+    report = nn.patch(Swapped(torch.nn.SiLU()))
+    assert "" not in report.replaced
+    assert len(report.replaced) == 4
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*given: Any, **options: Any) -> Any:
+        return function(*given, **options)
+
+    return call
+
+
+class Attention(torch.nn.Module):
+    """As the transformers library rotates queries and keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = (torch.nn.Linear(12, n, dtype=F64) for n in (12, 6))
+        self.named = False
+
+    @decorated
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        q, k = (part(x).view(*x.shape[:2], -1, 6).transpose(1, 2) for part in (self.q_proj, self.k_proj))
+        q, k = apply_rotary_pos_emb(q, k, *tables, **({"unsqueeze_dim": 1} if self.named else {}))
+        return q * k
+
+
+def tables(repeats: bool = True) -> tuple[Tensor, Tensor]:
+    angles = values(1, 4, 6)
+    angles = torch.cat((angles[..., :3],) * 2, -1) if repeats else angles
+    return angles.cos(), angles.sin()
+
+
+@pytest.fixture
+def rotations(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The queries that ours has rotated."""
+    found, rotary = list[Tensor](), triplan.functional.rotary
+    monkeypatch.setattr(triplan.functional, "rotary", lambda *given: found.append(given[0]) or rotary(*given))
+    return found
+
+
+def test_attention_rotates_by_ours(rotations: list[Tensor]) -> None:
+    theirs, x = Attention(), values(2, 4, 12)
+    ours = copy.deepcopy(theirs)
+    assert nn.patch(ours).replaced[""] == ("Attention", "rotary")
+    expected = trained(theirs, x, tables())
+    assert not rotations  # the function is the same in both, and only the patched module asks for ours
+    torch.testing.assert_close(trained(ours, x, tables()), expected)
+    assert len(rotations) == 1
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x, tables()), expected[0])
+    nn.unpatch(ours)
+    torch.testing.assert_close(ours(x, tables()), expected[0])
+    assert len(rotations) == 1
+
+
+@pytest.mark.parametrize("case", ["other values", "another dtype", "learned", "more for each", "by name"])
+def test_rotations_that_ours_lacks_are_left(case: str, rotations: list[Tensor]) -> None:
+    theirs, x, given = Attention(), values(2, 4, 12), tables(case != "other values")
+    theirs.named = case == "by name"
+    if case == "another dtype":
+        given = given[0].float(), given[1].float()
+    elif case == "learned":
+        given[0].requires_grad_()
+    elif case == "more for each":
+        x = values(2, 3, 12)
+        given = tuple(t[:, :1] for t in given)  # type: ignore[assignment]
+    ours = copy.deepcopy(theirs)
+    nn.patch(ours)
+    torch.testing.assert_close(ours(x, given), theirs(x, given))
+    assert not rotations
+
+
+def test_attention_that_rotates_in_another_way_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interleaved(Attention):
+        """Its own class, whose function is found anew."""
+
+        def forward(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Any:
+            return apply_rotary_pos_emb(x, x, *tables)
+
+    def other(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return tuple(t * cos.unsqueeze(1) + torch.stack((-t[..., 1::2], t[..., ::2]), -1).flatten(-2) for t in (q, k))
+
+    monkeypatch.setitem(globals(), "apply_rotary_pos_emb", other)
+    assert "" not in nn.patch(Interleaved()).replaced
+    assert globals()["apply_rotary_pos_emb"] is other
 
 
 class Language(torch.nn.Module):
@@ -392,6 +529,10 @@ MODELS: dict[str, tuple[str, Callable[[Any], torch.nn.Module], int]] = {
 }
 
 
+#: The activations of those whose MLPs are gated; these rotate too.
+GATES = {"llama": "SiLU", "qwen3": "SiLU", "gemma": "GELU(approximate='tanh')"}
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_libraries_train_as_without_ours(name: str, device: str) -> None:
     library, make, left = MODELS[name]
@@ -399,6 +540,8 @@ def test_models_of_libraries_train_as_without_ours(name: str, device: str) -> No
     ours = copy.deepcopy(theirs)
     report = nn.patch(ours)
     assert len(report.left) <= left, str(report)
+    blocks = {text for _, text in report.replaced.values() if text == "rotary" or text.startswith("gated")}
+    assert blocks == ({"rotary", f"gated {GATES[name]}"} if name in GATES else set())
     found = []
     tokens, images = torch.randint(1, 64, (2, 9), device=device), values(4, 3, 64, 64).to(device)
     for model in (ours, theirs):

@@ -1,0 +1,264 @@
+"""Modules of other libraries that have an equal here, known by what they compute."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import threading
+from collections.abc import Callable
+from functools import cache, partial, wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Module, Parameter
+
+from triplan import expr, functional
+from triplan.nn._modules import parameter
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NO_EQUAL = "no equal in triplan.nn"
+
+
+def unsuited(module: Module) -> str:
+    """Why a module of any type cannot change its class, or nothing."""
+    if "forward" in vars(module):
+        return "its forward was replaced on the object"
+    for name, t in (*module._parameters.items(), *module._buffers.items()):
+        if t is not None and type(t) not in (Tensor, Parameter, torch.nn.Buffer):
+            return f"{name} is a {type(t).__name__}"
+        if t is not None and t.dtype not in _DTYPES and name != "num_batches_tracked":
+            return f"{name} is {t.dtype}: ours take f16, bf16, f32 and f64"
+    return ""
+
+
+def _called(module: Any, rows: Tensor, parameters: dict[str, Tensor], **attributes: Any) -> Any:
+    """What the forward of ``module``'s class gives for ``rows`` with other parameters, or None if it raises."""
+    kind: type[Any] = type(module)
+    twin, others = object.__new__(kind), {n: Parameter(t, requires_grad=False) for n, t in parameters.items()}
+    vars(twin).update(vars(module), _parameters=others, **attributes)
+    try:
+        with torch.no_grad():
+            return kind.forward(twin, rows.clone())
+    except Exception:  # of code that is not ours, called as nobody may have meant
+        return None
+
+
+def _close(found: Any, expected: Tensor) -> bool:
+    alike = isinstance(found, Tensor) and (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    return alike and torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+#: On the CPU in f32, whatever torch's defaults are.
+_line = partial(torch.linspace, device="cpu", dtype=torch.float32)
+
+
+@cache
+def _derived(kind: type[Module], call: Callable[..., Tensor], *more: Any) -> type[Module]:
+    """A subclass of ``kind`` whose forward is ``call`` of the module, ``more`` and one tensor of the weight's dtype.
+
+    Classes of one formula differ in what they return for other dtypes, and in further arguments: those they still do.
+    """
+
+    def forward(self: Any, *given: Any, **options: Any) -> Any:
+        mixed = "weight" in self._parameters and given and given[0].dtype != self._parameters["weight"].dtype
+        if len(given) != 1 or options or mixed:
+            return kind.forward(self, *given, **options)
+        return call(self, *more, given[0])
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__doc__": kind.__doc__, "__module__": kind.__module__})
+
+
+def _rms_norm(m: Any, eps: str, offset: int, input: Tensor) -> Tensor:
+    weight = parameter(m, "weight")
+    return functional.rms_norm(input, weight.shape, weight, getattr(m, eps), weight_offset=offset)
+
+
+def _transposed_linear(m: Any, input: Tensor) -> Tensor:
+    weight = parameter(m, "weight")
+    flat = functional.addmm(parameter(m, "bias"), input.reshape(-1, input.size(-1)), weight)
+    return flat.view(*input.shape[:-1], weight.size(1))
+
+
+def _activation(m: Any, name: str, input: Tensor) -> Tensor:
+    return _ACTIVATIONS[name](input)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "GELU": functional.gelu,
+    "GELU(approximate='tanh')": partial(functional.gelu, approximate="tanh"),
+    "ReLU": functional.relu,
+    "ReLUSquared": functional.relu_squared,
+    "SiLU": functional.silu,
+}
+
+
+@cache
+def _curves() -> tuple[Tensor, dict[str, Tensor]]:
+    """Points, some of them so far out that a clamp shows, and the activations there."""
+    points = torch.cat((_line(-8, 8, 65), _line(-3e4, 3e4, 2), _line(-100, 100, 6)))
+    return points, {name: function(points) for name, function in _ACTIVATIONS.items()}
+
+
+# --- gated MLPs ---
+
+#: By the name of the activation of the first tensor, which the second is multiplied by.
+_GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "GELU": functional.geglu,
+    "GELU(approximate='tanh')": partial(functional.expression, lambda x, y: expr.gelu_tanh(x) * y),
+    "ReLU": functional.reglu,
+    "SiLU": functional.swiglu,
+}
+_OF_GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _gated(m: Any, name: str, input: Tensor) -> Any:
+    """``down(act(gate) * up)``, whose product is one launch, unless somebody listens to ``act``."""
+    gate, up, act = m.gate_proj(input), m.up_proj(input), m.act_fn
+    if any(getattr(act, hooks) for hooks in _HOOKS):
+        return m.down_proj(act(gate) * up)
+    return m.down_proj(_GATED[name](gate, up))
+
+
+def _gate_of(module: Module) -> str:
+    """The activation of a module that is a gated MLP, or nothing."""
+    points, curves = _curves()
+    stubs = {"gate_proj": lambda x: x, "up_proj": lambda x: x + 3, "down_proj": lambda x: 1 - x}
+    found = _called(module, points, {}, _modules={**module._modules, **stubs})
+    return next((name for name in _GATED if _close(found, 1 - curves[name] * (points + 3))), "")
+
+
+# --- the rotary embedding of attention ---
+
+#: How transformers' models call their function of queries, keys, cosines and sines.
+_ROTARY = "apply_rotary_pos_emb"
+
+
+class _Here(threading.local):
+    #: The patched module whose forward runs.
+    module: Module | None = None
+
+
+_here = _Here()
+#: Whether the tables that a module got hold each value twice. Asked once: the answer makes the host wait.
+_repeated: WeakKeyDictionary[Module, bool] = WeakKeyDictionary()
+
+
+def _rotated(module: Module, q: Any, k: Any, cos: Any, sin: Any) -> tuple[Tensor, Tensor] | None:
+    """Queries and keys (batch, heads, sequence, width), rotated by tables (batch or 1, sequence, width) in one launch.
+
+    None where ours would not give what the module's own function gives.
+    """
+    given = (q, k, cos, sin)
+    if any(type(t) is not Tensor or t.dtype not in _DTYPES or t.dtype != q.dtype for t in given):
+        return None
+    if cos.requires_grad or sin.requires_grad or q.dim() != 4 or k.dim() != 4 or cos.dim() != 3:
+        return None
+    sequence = q.shape[2:]
+    if not k.shape[2:] == cos.shape[1:] == sin.shape[1:] == sequence or q.size(0) != k.size(0):
+        return None
+    if cos.shape != sin.shape or cos.size(0) not in (1, q.size(0)) or sequence[1] % 2 or not q.numel():
+        return None
+    twice = _repeated.get(module)
+    if twice is None:
+        if q.device.type not in ("cpu", "cuda") or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return None
+        twice = _repeated[module] = all(torch.equal(*t.chunk(2, -1)) for t in (cos, sin))
+    return functional.rotary(q, k, cos, sin) if twice else None
+
+
+def _by_ours(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, in whose place ours is called within the forward of a patched module."""
+
+    @wraps(original)
+    def call(*given: Any, **options: Any) -> Any:
+        # (Compiled code fuses what the original does.)
+        if not is_dynamo_compiling() and _here.module is not None and len(given) == 4 and not options:
+            found = _rotated(_here.module, *given)
+            if found is not None:
+                return found
+        return original(*given, **options)
+
+    call.__dict__["by_ours"] = True
+    return call
+
+
+def _turned(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = q.chunk(2, -1)
+    return q * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
+
+
+@cache
+def _rotating(kind: Any) -> type[Module] | None:
+    """A subclass of ``kind``, a class of attention, that rotates by ours; None if ``kind`` rotates in another way."""
+    forward = inspect.unwrap(kind.forward)
+    if _ROTARY not in getattr(getattr(forward, "__code__", None), "co_names", ()):
+        return None
+    scope: dict[str, Any] = forward.__globals__
+    function = scope.get(_ROTARY)
+    if "by_ours" not in vars(function or kind):
+        q, k, cos, sin = (
+            _line(-1, 2, math.prod(s)).view(s).sin() for s in ((2, 3, 4, 6), (2, 1, 4, 6), *((2, 4, 6),) * 2)
+        )
+        sin = sin.flip(1)
+        try:
+            found = function(q, k, cos, sin)  # type: ignore[misc]
+        except Exception:  # of code that is not ours
+            return None
+        expected = _turned(q, cos, sin), _turned(k, cos, sin)
+        if type(found) is not tuple or not all(map(_close, found, expected)):
+            return None
+        scope[_ROTARY] = _by_ours(function)  # type: ignore[arg-type]
+
+    def patched(self: Module, *given: Any, **options: Any) -> Any:
+        if is_dynamo_compiling():
+            return kind.forward(self, *given, **options)
+        before, _here.module = _here.module, self
+        try:
+            return kind.forward(self, *given, **options)
+        finally:
+            _here.module = before
+
+    return type(kind.__name__, (kind,), {"forward": patched, "__doc__": kind.__doc__, "__module__": kind.__module__})
+
+
+def known(module: Any) -> tuple[type[Module] | None, str]:
+    """The class for a module of another library that has an equal, and what is ours in it.
+
+    An RMSNorm, an activation, a linear layer with a transposed weight (GPT-2's), a gated MLP, attention that rotates.
+    """
+    kind: Any = type(module)
+    if module._modules and not kind.__module__.startswith("torch.") and not unsuited(module):
+        if module._modules.keys() == _OF_GATED and (name := _gate_of(module)):
+            return _derived(kind, _gated, name), f"gated {name}"
+        if (rotating := _rotating(kind)) is not None:
+            return rotating, "rotary"
+    own, name = module._parameters, kind.__name__
+    sizes = {n: t.dim() for n, t in own.items() if t is not None}
+    if module._modules or module._buffers or unsuited(module) or kind.__module__.startswith("torch."):
+        return None, NO_EQUAL
+    if not own and any(part in name for part in ("LU", "Activation")):
+        points, curves = _curves()
+        found = _called(module, points, {})
+        for text, expected in curves.items():
+            if _close(found, expected):
+                return _derived(kind, _activation, text), text
+    if name == "Conv1D" and sizes == {"weight": 2, "bias": 1}:
+        rows, weight, bias = _line(-2, 5, 8).view(4, 2), _line(-1, 2, 6).view(2, 3), _line(1, 3, 3)
+        if _close(_called(module, rows, {"weight": weight, "bias": bias}, nf=3, nx=2), rows @ weight + bias):
+            return _derived(kind, _transposed_linear), "Linear"
+    eps = next((n for n in ("variance_epsilon", "eps") if isinstance(getattr(module, n, None), float)), None)
+    if eps is not None and "Norm" in name and sizes == {"weight": 1} and own["weight"].numel():
+        # Names do not tell whether 1 is added to the weight. eps, wherever the class adds it, changes the second row.
+        weight, value = _line(-1, 2, own["weight"].numel()), getattr(module, eps)
+        row = 1 + _line(0, 7, weight.numel()).cos()
+        rows = torch.stack((row, row * math.sqrt(abs(value) or 1.0)))
+        normed = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + value)
+        found = _called(module, rows, {"weight": weight})
+        for offset, text in ((0, "RMSNorm"), (1, "RMSNorm(weight_offset=1)")):
+            if _close(found, normed * (weight + offset)):
+                return _derived(kind, _rms_norm, eps, offset), text
+    return None, NO_EQUAL
