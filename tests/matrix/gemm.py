@@ -156,8 +156,9 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
             square(layouts={"a": COLUMN, "b": COLUMN, "db": COLUMN}, out_element="f32"),
         ):
             for ring in wgmma_backward.rings_of(desc, target):
-                beside = wgmma_backward.sums_within(desc, ring, target)
-                yield desc, [wgmma_backward.pair_launch(desc, ring, target, beside)]
+                for parts in (1, 2):
+                    sums = wgmma_backward.sums_of(desc, ring, target, parts)
+                    yield desc, [wgmma_backward.pair_launch(desc, ring, target, sums, parts)]
 
 
 @compiles("gemm", "batched_gemm", "gemm_backward")

@@ -67,6 +67,40 @@ def test_one_launch_has_both_products_and_the_sums_that_fit_beside_them() -> Non
     assert tall.workspace_size() > 0
 
 
+def test_the_columns_are_summed_in_tiles_of_db_whose_first_factor_is_dc() -> None:
+    desc = backward(65536, 2048, 2048, "bf16", (1, 1, 1), layouts={"b": COLUMN, "db": COLUMN})
+    plan = required(desc, "wgmma", H200)
+    (launch,) = plan.launches
+    assert (launch.constexprs["SUMS_X1"], launch.constexprs["SUMS_X2"]) == (True, False)
+    assert plan.workspace_size() == 0
+    wide = desc.replace(m=4096, n=8192)  # of which the sum over n is the longer one
+    (launch,) = required(wide, "wgmma", H200).launches
+    assert (launch.constexprs["SUMS_X1"], launch.constexprs["SUMS_X2"]) == (False, True)
+    for d in (desc.replace(layouts={}), desc.replace(layouts={**dict(desc.layouts), "dc": COLUMN})):
+        assert {wgmma_backward.sums_of(d, r, H200, 1) for r in wgmma_backward.rings_of(d, H200)} == {"apart"}
+    assert {r.n: wgmma_backward.sums_of(desc, r, H200, 1) for r in wgmma_backward.rings_of(desc, H200)} == {
+        256: "tiles",
+        128: "apart",
+        64: "apart",
+    }
+
+
+def test_the_larger_k_is_cut_where_its_product_has_few_tiles() -> None:
+    """Each part of a tile is an item of the work list; the partial products, and sums of columns, are added after."""
+    desc = backward(32768, 768, 768, "bf16", (1, 1, 1), layouts={"b": COLUMN, "db": COLUMN})
+    ring = wgmma_backward.cheapest_ring(desc, H200)
+    parts = wgmma_backward.parts_of(desc, ring, H200)
+    assert (ring.n, parts > 1) == (256, True)
+    plan = required(desc, "wgmma", H200)
+    assert [x.kernel.__name__ for x in plan.launches] == ["wgmma_pair_kernel", "pieces_kernel", "column_sums_kernel"]
+    assert plan.workspace_size() == parts * (768 * 768 + 768) * 4
+    assert all(found.spill_bytes == 0 for found in plan.compile())
+    busiest = [wgmma_backward.dealt(desc, ring, H200, p).busiest for p in (1, parts)]
+    assert busiest[1] < 0.7 * busiest[0]
+    square = backward(4096, 4096, 4096, "bf16", (1, 1, 1))
+    assert wgmma_backward.parts_of(square, wgmma_backward.cheapest_ring(square, H200), H200) == 1
+
+
 # --- on the GPU ---
 
 
@@ -87,37 +121,49 @@ def gradients(desc: tp.GemmBackwardDescriptor, seed: int) -> tp.GemmBackwardArgs
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("element", ["f16", "bf16"])
-def test_every_ring_on_the_gpu(element: str) -> None:
-    """Each, on tiles that stick out of the gradients, with the sums of columns beside them and after them."""
+@pytest.mark.parametrize(
+    ("out", "layouts"),
+    [
+        (None, {}),
+        ("f32", {"b": COLUMN, "db": COLUMN}),
+        (None, {"a": COLUMN, "b": COLUMN, "db": COLUMN}),
+        (None, {"dc": COLUMN}),
+    ],
+    ids=["rows", "linear_f32", "columns", "dc_column"],
+)
+def test_every_ring_on_the_gpu(out: str | None, layouts: Any, element: str) -> None:
+    """Each, on tiles that stick out of the gradients; with whole and partial products of the larger k, which is that of
+    db or that of da; with the sums of columns within the launch and after it."""
     target = tp.Target.current()
     if target.arch is not tp.ArchSku.SM90A:
         pytest.skip("no Hopper")
-    beside = set()
-    for out, layouts in (
-        (None, {}),
-        ("f32", {"b": COLUMN, "db": COLUMN}),
-        (None, {"a": COLUMN, "b": COLUMN}),
-        (None, {"dc": COLUMN}),
-    ):
-        desc = backward(1032, 1048, 1064, element, (1, 1, 1), layouts=layouts, out_element=out)
+    seen = set()
+    for size in ((1032, 1048, 1064), (8200, 264, 136), (136, 8200, 264)):
+        desc = backward(*size, element, (1, 1, 1), layouts=layouts, out_element=out)
         for ring in wgmma_backward.rings_of(desc, target):
-            beside.add(wgmma_backward.sums_within(desc, ring, target))
+            parts = wgmma_backward.parts_of(desc, ring, target)
+            seen |= {wgmma_backward.sums_of(desc, ring, target, parts), "parts" if parts > 1 else "whole"}
             launches = wgmma_backward.launches(desc, ring, target)
             workspace = wgmma_backward.workspace_with(desc, ring, target)
             plan = plan_with(desc, f"wgmma {ring}", launches, workspace, lambda d: backward_guarantee(d, d.m), target)
             args = gradients(desc, 3)
             plan.run(args, tp.Workspace.allocate(plan, "cuda"))
             keeps_its_word(plan, args)
-    assert beside == {True, False}
+    rows_of_dc, first_factor = "dc" not in layouts, "db" in layouts
+    assert seen == {"apart", "parts", "whole"} | ({"strips"} if rows_of_dc else set()) | (
+        {"tiles"} if rows_of_dc and first_factor else set()
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("element", ["f16", "bf16"])
-@pytest.mark.parametrize("size", [(2048, 2048, 2048), (2056, 2056, 1032), (4104, 1544, 1032), (20000, 264, 136)])
+@pytest.mark.parametrize(
+    "size", [(2048, 2048, 2048), (2056, 2056, 1032), (4104, 1544, 1032), (20000, 264, 136), (32768, 768, 3072)]
+)
 def test_what_select_takes_gives_the_same_bits_every_time_on_the_gpu(size: tuple[int, int, int], element: str) -> None:
     plan = tp.plan(backward(*size, element, (1, 1, 1)))
     workspace, first = tp.Workspace.allocate(plan, "cuda"), None
-    for _ in range(20):
+    for _ in range(50):
         args = gradients(plan.descriptor, 7)
         plan.run(args, workspace)
         found = [t.view(torch.int16).clone() for t in (args.da, args.db, args.dbias) if t is not None]

@@ -49,30 +49,33 @@ SHAPES = [(32768, 2304, 768), (32768, 768, 768), (32768, 3072, 768), (32768, 768
 SHAPES += [(8192, 1024, 640), (72, 4096, 4096), (512, 384, 128)]
 
 
+@pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_each_tile_is_dealt_once_and_evenly(shape: tuple[int, ...], deal: Any) -> None:
+def test_each_tile_is_dealt_once_and_evenly(shape: tuple[int, ...], cut: bool, deal: Any) -> None:
     """Both ways deal every tile once; the one that is chosen has the smaller maximum, as estimated."""
     desc = problem(*shape)
     ring = wgmma_backward.cheapest_ring(desc, H200)
+    parts = wgmma_backward.parts_of(desc, ring, H200) if cut else 1
     one, two = sorted((p.desc for p in gradient_products(desc).values()), key=lambda d: -d.k)
-    long, short = tiles_in(one, ring), tiles_in(two, ring)
+    long, short = parts * tiles_in(one, ring), tiles_in(two, ring)
     programs = min(long + short, H200.sm_count)
-    few, gain = wgmma_backward.dealt(desc, ring, H200)
-    ratio = tile_us(ring, one.k) / tile_us(ring, two.k)
+    few, busiest, plain = wgmma_backward.dealt(desc, ring, H200, parts)
+    ratio = tile_us(ring, one.k / parts) / tile_us(ring, two.k)
     found = {}
     for way in {few, -1}:
         shares = [deal(p, programs, long, short, way) for p in range(programs)]
         assert sorted(i for share in shares for i in share) == list(range(short))
         found[way] = max(len(range(p, long, programs)) * ratio + len(share) for p, share in enumerate(shares))
-    assert found[few] == pytest.approx(found[-1] * gain)
-    assert (few >= 0) == (gain < 1)
+    assert found[few] == pytest.approx(busiest)
+    assert found[-1] == pytest.approx(plain)
+    assert (few >= 0) == (busiest < plain)
 
 
 def test_many_rows_are_dealt_unevenly() -> None:
     desc = problem(32768, 3072, 768)
-    few, gain = wgmma_backward.dealt(desc, wgmma_backward.cheapest_ring(desc, H200), H200)
+    few, busiest, plain = wgmma_backward.dealt(desc, wgmma_backward.cheapest_ring(desc, H200), H200)
     assert few >= 0
-    assert gain < 0.8
+    assert busiest < 0.8 * plain
     assert tp.plan(desc, target=H200).sku().kernel == "wgmma"
 
 
@@ -82,5 +85,5 @@ def test_many_rows_are_dealt_unevenly() -> None:
 def test_uneven_shares_on_the_gpu(shape: tuple[int, ...]) -> None:
     desc = problem(*shape)
     target = tp.Target.current()
-    assert wgmma_backward.dealt(desc, wgmma_backward.cheapest_ring(desc, target), target)[0] >= 0
+    assert wgmma_backward.dealt(desc, wgmma_backward.cheapest_ring(desc, target), target).few >= 0
     check_plan(tp.plan(desc, kernel="wgmma"), runs=3)

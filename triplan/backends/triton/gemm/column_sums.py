@@ -59,23 +59,34 @@ def launches(desc: GemmBackwardDescriptor) -> list[Launch]:
     """The sums of each chunk into the workspace, then the sums of those; a single chunk is written to dbias at once."""
     if not desc.wants_dbias or desc.n == 0:
         return []
-    dc, dbias = desc.operand("dc"), desc.operand("dbias")
+    dc = desc.operand("dc")
     chunks, each = _chunks(desc)
-    out_stride, out_known = vector_stride(dbias, "out_n")
     dc_strides, dc_known = matrix_strides(dc, ("xm", "xn", "batch"))
     del dc_strides["batch"]
     from_dc: dict[str, Arg] = {"x": pointer(dc), **dc_strides}
-    to_dbias: dict[str, Arg] = {"out": pointer(dbias), "out_m": Int(0), **out_stride}
     if chunks == 1:
+        to_dbias, out_known = _to_dbias(desc)
         return [_launch(desc, desc.m, each, 1, {**from_dc, **to_dbias}, {**dc_known, **out_known})]
-    partial = Scratch(0, desc.element.compute)
-    columns = extent(desc.n, desc.element.itemsize)
-    to_partial: dict[str, Arg] = {"out": partial, "out_m": columns}
-    from_partial: dict[str, Arg] = {"x": partial, "xm": columns}
-    return [
-        _launch(desc, desc.m, each, chunks, {**from_dc, **to_partial}, {**dc_known, "out_n": 1}),
-        _launch(desc, chunks, chunks, 1, {**from_partial, **to_dbias}, {"xn": 1, **out_known}),
-    ]
+    to_partial: dict[str, Arg] = {"out": Scratch(0, desc.element.compute), "out_m": _columns(desc)}
+    first = _launch(desc, desc.m, each, chunks, {**from_dc, **to_partial}, {**dc_known, "out_n": 1})
+    return [first, sum_launch(desc, chunks, 0)]
+
+
+def sum_launch(desc: GemmBackwardDescriptor, parts: int, offset: int) -> Launch:
+    """dbias from ``parts`` partial sums of each column, ``offset`` bytes from the start of the workspace."""
+    from_partial: dict[str, Arg] = {"x": Scratch(offset, desc.element.compute), "xm": _columns(desc)}
+    to_dbias, out_known = _to_dbias(desc)
+    return _launch(desc, parts, parts, 1, {**from_partial, **to_dbias}, {"xn": 1, **out_known})
+
+
+def _columns(desc: GemmBackwardDescriptor) -> Int:
+    return extent(desc.n, desc.element.itemsize)
+
+
+def _to_dbias(desc: GemmBackwardDescriptor) -> tuple[dict[str, Arg], dict[str, int]]:
+    dbias = desc.operand("dbias")
+    stride, known = vector_stride(dbias, "out_n")
+    return {"out": pointer(dbias), "out_m": Int(0), **stride}, known
 
 
 def _launch(
@@ -92,7 +103,7 @@ def _launch(
         chunks * blocks,
         {
             "rows": Int(rows, wide=rows >= 2**31),
-            "columns": extent(desc.n, desc.element.itemsize),
+            "columns": _columns(desc),
             "each": Int(each, wide=each >= 2**31),
             "blocks": Int(blocks),
             **args,

@@ -16,7 +16,7 @@ from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import TL
 from triplan.backends.triton.gemm import split_k_kernels as kernels
-from triplan.backends.triton.gemm.arguments import epilogue_arguments, pointer, product_arguments
+from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, pointer, product_arguments
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, layout
@@ -96,6 +96,34 @@ def _sum_programs(desc: MatrixProductDescriptor) -> int:
     return math.prod(desc.lead) * -(-desc.m // SUM_M) * -(-desc.n // SUM_N)
 
 
+def sum_launch(desc: MatrixProductDescriptor, pieces: int) -> Launch:
+    """c from ``pieces`` (at most 16) partial products, which the workspace begins with, in their order."""
+    c, compute = desc.operand("c"), desc.sums
+    epilogue, constants = epilogue_arguments(desc)
+    return Launch(
+        kernels.pieces_kernel,
+        _sum_programs(desc),
+        {
+            "m": extent(desc.m, desc.element.itemsize),
+            "n": extent(desc.n, desc.element.itemsize),
+            **epilogue,
+            "partial": Scratch(0, compute),
+            "c": pointer(c),
+            "pieces": Int(pieces),
+            "slab": Int(c.numel, wide=True, divisibility=16 if c.numel % 16 == 0 else 1),
+        },
+        {
+            **constants,
+            "BLOCK_M": SUM_M,
+            "BLOCK_N": SUM_N,
+            "MOST_PIECES": 1 << (pieces - 1).bit_length(),
+            "ACC": TL[compute],
+        },
+        overlaps=True,
+        max_registers=MAX_THREAD_REGISTERS if compute is ElementKind.F64 else None,
+    )
+
+
 def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     """Both kernels; nothing for an empty C."""
     c = desc.operand("c")
@@ -103,7 +131,6 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
         return []
     pieces, depth, compute = split.count(desc.k), split.depth(desc.k), desc.sums
     args, constants = product_arguments(desc, split.tile)
-    epilogue, epilogue_constants = epilogue_arguments(desc)
     return [
         Launch(
             kernels.split_kernel,
@@ -120,28 +147,7 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             overlaps=True,
             max_registers=MAX_THREAD_REGISTERS,
         ),
-        Launch(
-            kernels.pieces_kernel,
-            _sum_programs(desc),
-            {
-                "m": args["m"],
-                "n": args["n"],
-                **epilogue,
-                "partial": Scratch(0, compute),
-                "c": pointer(c),
-                "pieces": Int(pieces),
-                "slab": Int(c.numel, wide=True, divisibility=16 if c.numel % 16 == 0 else 1),
-            },
-            {
-                **epilogue_constants,
-                "BLOCK_M": SUM_M,
-                "BLOCK_N": SUM_N,
-                "MOST_PIECES": 1 << (pieces - 1).bit_length(),
-                "ACC": TL[compute],
-            },
-            overlaps=True,
-            max_registers=MAX_THREAD_REGISTERS if compute is ElementKind.F64 else None,
-        ),
+        sum_launch(desc, pieces),
     ]
 
 

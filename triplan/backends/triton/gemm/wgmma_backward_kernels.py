@@ -2,9 +2,13 @@
 
 As in ``wgmma_kernels``, one warp loads by TMA through a ring of slots, two warpgroups multiply, and work is dealt to
 one program per multiprocessor. The work list holds the tiles of the first product, those of the second one, then the
-strips of columns to be summed. So the multiprocessors that the last tiles would leave idle have work, and the second
-product's first operands arrive while the first one's last results are written. Where tiles of the first product take
-much longer, programs that have one more of these take ``few`` of the second's, and the others take the rest.
+strips of columns to be summed, unless these are summed on the way or afterwards. So the multiprocessors that the last
+tiles would leave idle have work, and the second product's first operands arrive while the first one's last results are
+written. Where tiles of the first product take much longer, programs that have one more of these take ``few`` of the
+second's, and the others take the rest.
+
+Where the first product has fewer tiles than there are programs, its k is cut into parts. Each part of a tile is an item
+of the work list, as if it were a tile, and writes partial sums, which another launch adds in order.
 
 Both products use the same bytes as slots; only their shape differs, where an operand lies transposed.
 """
@@ -23,7 +27,13 @@ from triplan.backends.runtime.gluon import (
     reinterpret,
     store_wait,
 )
-from triplan.backends.triton.gemm.wgmma_column_sums_kernels import first_item, load_strips, sum_strips
+from triplan.backends.triton.gemm.wgmma_column_sums_kernels import (
+    first_item,
+    load_strips,
+    no_rows,
+    store_sums,
+    sum_strips,
+)
 from triplan.backends.triton.gemm.wgmma_kernels import multiply_steps
 from triplan.backends.triton.gemm.wgmma_shared_kernels import HALF, identity, next_slot, tile_of, write_tile
 
@@ -42,16 +52,16 @@ def items_of(done, items):
 
 @gluon.jit
 def share_of(items):
-    """(first, step, count) of this program's share of the first product's ``items`` tiles."""
+    """(first, step, count) of this program's share of the first product's ``items``."""
     none = gl.to_tensor(0)
     return first_item(none), gl.num_programs(0), items_of(none, items)
 
 
 @gluon.jit
 def rest_of(done, items, few):
-    """(first, step, count) of this program's share of the second product's ``items`` tiles.
+    """(first, step, count) of this program's share of the second product's ``items``.
 
-    ``done``: tiles of the first product. ``few``: how many tiles the programs with one more of the first product take;
+    ``done``: items of the first product. ``few``: how many items the programs with one more of the first product take;
     -1 deals on in the order of the work list.
     """
     program = gl.program_id(0)
@@ -69,10 +79,21 @@ def rest_of(done, items, few):
 
 
 @gluon.jit
-def tiles_of(extent, BLOCK_N: gl.constexpr):
-    """Tiles of a product of ``extent`` (m, n, k)."""
-    m, n, _ = extent
-    return gl.cdiv(m, 2 * HALF) * gl.cdiv(n, BLOCK_N)
+def items_in(extent):
+    """Items of a product of ``extent`` (rows of tiles, columns of tiles, steps of a part, parts of k).
+
+    Each part of each tile is one.
+    """
+    tiles_m, tiles_n, _, parts = extent
+    return tiles_m * tiles_n * parts
+
+
+@gluon.jit
+def place_of(item, extent, group_m):
+    """(part, row and column of the tile) of an item: all tiles of a part, which read the same rows, then the next."""
+    tiles_m, tiles_n, _, _ = extent
+    tile_m, tile_n = tile_of(item % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+    return item // (tiles_m * tiles_n), tile_m, tile_n
 
 
 @gluon.jit
@@ -91,24 +112,21 @@ def load_product(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Load the operands of this program's ``share`` of one product's tiles, x (m, k) and y (k, n), through the ring.
+    """Load the operands of this program's ``share`` of one product's items, x (m, k) and y (k, n), through the ring.
 
     Returns the next slot and the phase of its barriers.
     """
     x, y = maps
     sx, sy, full, empty, _ = ring
-    m, n, k = extent
-    tiles_m = gl.cdiv(m, 2 * HALF)
-    tiles_n = gl.cdiv(n, BLOCK_N)
-    steps = gl.cdiv(k, BLOCK_K)
+    _, _, steps, _ = extent
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (x.dtype.primitive_bitwidth // 8)
     start, stride, mine = share
     for i in range(mine):
-        tile_m, tile_n = tile_of(start + i * stride, tiles_m, tiles_n, group_m)
+        part_of_k, tile_m, tile_n = place_of(start + i * stride, extent, group_m)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
         for step in range(steps):
-            depth = step * BLOCK_K
+            depth = (part_of_k * steps + step) * BLOCK_K
             ready = full.index(slot)
             mbarrier.wait(empty.index(slot), phase)
             mbarrier.expect(ready, BYTES)
@@ -143,7 +161,7 @@ def load_both(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
-    SUMS: gl.constexpr,
+    STRIPS: gl.constexpr,
 ):
     """The loading warp: the operands of both products, then the strips, through the ring.
 
@@ -153,18 +171,18 @@ def load_both(
     maps, extent = first
     none = gl.to_tensor(0)
     phase = gl.to_tensor(1)  # all slots are free at first: waiting for the phase before the first one returns at once
-    share = share_of(tiles_of(extent, BLOCK_N))
+    share = share_of(items_in(extent))
     slot, phase = load_product(
         maps, ring, extent, group_m, share, none, phase, X1_ROWS, Y1_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
     )
-    done = tiles_of(extent, BLOCK_N)
+    done = items_in(extent)
     maps, extent = second
-    share = rest_of(done, tiles_of(extent, BLOCK_N), few)
+    share = rest_of(done, items_in(extent), few)
     slot, phase = load_product(
         maps, ring, extent, group_m, share, slot, phase, X2_ROWS, Y2_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
     )
-    if SUMS:
-        load_strips(sums, ring, done + tiles_of(extent, BLOCK_N), slot, phase, BLOCK_N, BLOCK_K, STAGES)
+    if STRIPS:
+        load_strips(sums, ring, done + items_in(extent), slot, phase, BLOCK_N, BLOCK_K, STAGES)
 
 
 @gluon.jit
@@ -184,18 +202,21 @@ def multiply_product(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    sums,
+    SUMS_X: gl.constexpr,
+    PARTIAL: gl.constexpr,
 ):
     """c = alpha * x @ y on warpgroup WHICH's part of this program's ``share``, as in ``wgmma_kernels.multiply``.
 
-    ``turns`` and ``taken`` count the tiles and steps that this program has done. Returns both after the product.
+    With SUMS_X, x is the transpose of a matrix (k, columns), whose columns the first column of tiles also sums, into
+    ``sums``: (output (parts of k, columns), columns). PARTIAL: None, or the layout of a block of c, which is (parts of
+    k, m, n), as a matrix. ``turns`` and ``taken`` count the items and steps that this program has done. Returns both
+    after the product.
     """
     x, y = maps
     c, sc, alpha = results
     sx, sy, full, empty, order = ring
-    m, n, k = extent
-    tiles_m = gl.cdiv(m, 2 * HALF)
-    tiles_n = gl.cdiv(n, BLOCK_N)
-    steps = gl.cdiv(k, BLOCK_K)
+    _, _, steps, _ = extent
     PINGPONG: gl.constexpr = PIECES == 1
     ROWS: gl.constexpr = 2 * HALF // PIECES
     BUFFERS: gl.constexpr = sc.shape[0] // 2
@@ -203,7 +224,7 @@ def multiply_product(
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
-    result = (c, alpha, alpha, n)
+    result = (c, alpha, alpha, alpha)
     slots = (sx, sy, sc, full, empty, order)
     start, stride, mine = share
     last = 0
@@ -211,20 +232,43 @@ def multiply_product(
     begin = (turns + WHICH) % 2 if PINGPONG else gl.to_tensor(0)
     for i in range(begin, mine, 2 if PINGPONG else 1):
         turn = turns + i
-        tile_m, tile_n = tile_of(start + i * stride, tiles_m, tiles_n, group_m)
+        part, tile_m, tile_n = place_of(start + i * stride, extent, group_m)
         at = taken + i * steps
         slot = at % STAGES
         phase = at // STAGES % 2
         if PINGPONG:
             # A barrier shows only the parity of its phase: see ``wgmma_kernels.multiply``.
             mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
-        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-        acc, slot, phase, last = multiply_steps(
-            acc, slots, steps, slot, phase, last, as_block, x, y, WHICH, X_ROWS, Y_ROWS, PINGPONG, STAGES
-        )
         row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
         column = tile_n * BLOCK_N
-        write_tile(acc, alpha, result, sc, 0, row, column, layout, None, first, BUFFERS, False, identity)
+        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+        if SUMS_X and tile_n == 0:
+            total = no_rows()
+            acc, slot, phase, last, total = multiply_steps(
+                acc,
+                slots,
+                steps,
+                slot,
+                phase,
+                last,
+                as_block,
+                x,
+                y,
+                WHICH,
+                X_ROWS,
+                Y_ROWS,
+                PINGPONG,
+                STAGES,
+                total,
+                SUMS_X,
+            )
+            out, columns = sums
+            store_sums(total, out if PARTIAL is None else out + part * columns, row, columns)
+        else:
+            acc, slot, phase, last, _ = multiply_steps(
+                acc, slots, steps, slot, phase, last, as_block, x, y, WHICH, X_ROWS, Y_ROWS, PINGPONG, STAGES
+            )
+        write_tile(acc, alpha, result, sc, part, row, column, layout, PARTIAL, first, BUFFERS, False, identity)
     return turns + mine, taken + mine * steps
 
 
@@ -245,9 +289,12 @@ def multiply_both(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
-    SUMS: gl.constexpr,
+    SUMS_X1: gl.constexpr,
+    SUMS_X2: gl.constexpr,
+    STRIPS: gl.constexpr,
+    PARTIAL_1: gl.constexpr,
 ):
-    """c1 = alpha * x1 @ y1, c2 = alpha * x2 @ y2, then column sums: warpgroup WHICH's share (0 or 1)."""
+    """c1 = alpha * x1 @ y1, c2 = alpha * x2 @ y2, then strips of column sums: warpgroup WHICH's share (0 or 1)."""
     previous_wait()
     maps, extent, results = first
     none = gl.to_tensor(0)
@@ -257,7 +304,7 @@ def multiply_both(
         ring,
         extent,
         group_m,
-        share_of(tiles_of(extent, BLOCK_N)),
+        share_of(items_in(extent)),
         none,
         none,
         WHICH,
@@ -267,8 +314,11 @@ def multiply_both(
         BLOCK_N,
         BLOCK_K,
         STAGES,
+        sums,
+        SUMS_X1,
+        PARTIAL_1,
     )
-    done = tiles_of(extent, BLOCK_N)
+    done = items_in(extent)
     maps, extent, results = second
     _, taken = multiply_product(
         maps,
@@ -276,7 +326,7 @@ def multiply_both(
         ring,
         extent,
         group_m,
-        rest_of(done, tiles_of(extent, BLOCK_N), few),
+        rest_of(done, items_in(extent), few),
         turns,
         taken,
         WHICH,
@@ -286,9 +336,12 @@ def multiply_both(
         BLOCK_N,
         BLOCK_K,
         STAGES,
+        sums,
+        SUMS_X2,
+        None,
     )
-    if SUMS:
-        sum_strips(sums, ring, done + tiles_of(extent, BLOCK_N), taken, WHICH, BLOCK_N, BLOCK_K, STAGES)
+    if STRIPS:
+        sum_strips(sums, ring, done + items_in(extent), taken, WHICH, BLOCK_N, BLOCK_K, STAGES)
     store_wait(0)
 
 
@@ -303,14 +356,15 @@ def wgmma_pair_kernel(
     summed,
     sums,
     alpha,
-    m1,
-    n1,
-    k1,
-    m2,
-    n2,
-    k2,
+    tiles_m1,
+    tiles_n1,
+    steps1,
+    tiles_m2,
+    tiles_n2,
+    steps2,
     rows,
     columns,
+    parts,
     group_m,
     few,
     X1_ROWS: gl.constexpr,
@@ -322,18 +376,28 @@ def wgmma_pair_kernel(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    SUMS_X1: gl.constexpr,
+    SUMS_X2: gl.constexpr,
+    PARTIAL_1: gl.constexpr,
 ):
-    """c1 = alpha * x1 @ y1 and c2 = alpha * x2 @ y2 in tiles of 128 by BLOCK_N; sums = the sum of summed's rows.
+    """c1 = alpha * x1 @ y1 and c2 = alpha * x2 @ y2 in tiles of 128 by BLOCK_N; sums = the sum of a matrix's rows.
 
     ``xi`` (mi, ki), ``yi`` (ki, ni) and ``ci`` (mi, ni) are tensor maps: f16 or bf16, and ``ci`` may be f32; ki >= 1.
-    ``summed`` (rows, columns) is a map of blocks of BLOCK_K by half of BLOCK_N, ``sums`` (columns,) a pointer; both may
-    be None, else PIECES is 2. ``few``: see ``rest_of``.
+    ``tiles_mi``, ``tiles_ni`` and ``stepsi``: tiles along mi and ni, and steps of BLOCK_K along ki. ``few``: see
+    ``rest_of``.
+
+    ``sums`` (columns,), a pointer or None: of the matrix (rows, columns) that ``summed`` maps in blocks of BLOCK_K by
+    half of BLOCK_N; or, if that is None, of the transpose of xi, with SUMS_Xi, and BLOCK_K is 64. PIECES is then 2.
+
+    ``parts``: into how many parts, each of ``steps1``, k1 is cut; the last may have steps beyond k1, where TMA reads
+    zeros. With PARTIAL_1, the layout of a block as a matrix, c1 is a map of partial products (parts, m1, n1) in f32,
+    whose blocks are no larger than those of c2; ``sums`` of x1 are partial, too.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
     sx = gl.allocate_shared_memory(x1.dtype, [STAGES * PIECES] + x1.block_type.shape, x1.layout)
     sy = gl.allocate_shared_memory(y1.dtype, [STAGES] + y1.block_type.shape, y1.layout)
-    sc = gl.allocate_shared_memory(c1.dtype, [2 * BUFFERS] + c1.block_type.shape, c1.layout)
+    sc = gl.allocate_shared_memory(c2.dtype, [2 * BUFFERS] + c2.block_type.shape, c2.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -346,12 +410,17 @@ def wgmma_pair_kernel(
     fence_async_shared()
     next_may_begin()
     ring = (sx, sy, full, empty, order)
-    one = ((x1, y1), (m1, n1, k1), (c1, sc, alpha))
-    two = ((x2, y2), (m2, n2, k2), (c2, sc, alpha))
-    SUMS: gl.constexpr = sums is not None
-    strips = (summed, sums, rows, columns) if SUMS else (alpha,)
-    loaded_one = ((x1, y1), (m1, n1, k1))
-    loaded_two = ((x2, y2), (m2, n2, k2))
+    # As it is, where k is not cut.
+    sc1 = reinterpret(sc, c1.dtype, [2 * BUFFERS] + c1.block_type.shape, c1.layout)
+    extent1 = (tiles_m1, tiles_n1, steps1, parts)
+    extent2 = (tiles_m2, tiles_n2, steps2, gl.to_tensor(1))
+    one = ((x1, y1), extent1, (c1, sc1, alpha))
+    two = ((x2, y2), extent2, (c2, sc, alpha))
+    STRIPS: gl.constexpr = summed is not None
+    # A partition takes no None.
+    summing = (summed, sums, rows, columns) if STRIPS else ((sums, columns) if SUMS_X1 or SUMS_X2 else (alpha,))
+    loaded_one = ((x1, y1), extent1)
+    loaded_two = ((x2, y2), extent2)
     gl.warp_specialize(
         [
             (
@@ -360,7 +429,7 @@ def wgmma_pair_kernel(
                     one,
                     two,
                     ring,
-                    strips,
+                    summing,
                     group_m,
                     few,
                     0,
@@ -372,7 +441,10 @@ def wgmma_pair_kernel(
                     BLOCK_N,
                     BLOCK_K,
                     STAGES,
-                    SUMS,
+                    SUMS_X1,
+                    SUMS_X2,
+                    STRIPS,
+                    PARTIAL_1,
                 ),
             ),
             (
@@ -381,7 +453,7 @@ def wgmma_pair_kernel(
                     one,
                     two,
                     ring,
-                    strips,
+                    summing,
                     group_m,
                     few,
                     1,
@@ -393,7 +465,10 @@ def wgmma_pair_kernel(
                     BLOCK_N,
                     BLOCK_K,
                     STAGES,
-                    SUMS,
+                    SUMS_X1,
+                    SUMS_X2,
+                    STRIPS,
+                    PARTIAL_1,
                 ),
             ),
             (
@@ -402,7 +477,7 @@ def wgmma_pair_kernel(
                     loaded_one,
                     loaded_two,
                     ring,
-                    strips,
+                    summing,
                     group_m,
                     few,
                     X1_ROWS,
@@ -413,7 +488,7 @@ def wgmma_pair_kernel(
                     BLOCK_N,
                     BLOCK_K,
                     STAGES,
-                    SUMS,
+                    STRIPS,
                 ),
             ),
         ],

@@ -1,7 +1,10 @@
-"""Sums of columns within the launch of both backward products, through its ring (Gluon).
+"""Sums of dc's columns within the launch of both backward products, through its ring (Gluon).
 
-Columns are cut into strips, each as wide as a tile. The loading warp brings a strip in steps of BLOCK_K rows, one per
-slot, and each of the two warpgroups that share the tiles sums the columns of one half.
+As items of the work list: columns are cut into strips, each as wide as a tile. The loading warp brings a strip in steps
+of BLOCK_K rows, one per slot, and each of the two warpgroups that share the tiles sums the columns of one half.
+
+Or on the way: where the first factor of db is the transpose of dc, the warpgroups add up what they find in the ring,
+while ``wgmma`` runs and they would wait. They do so in the first column of db's tiles, which has all of dc.
 """
 
 # mypy: ignore-errors
@@ -82,3 +85,33 @@ def sum_strips(
             slot, phase = next_slot(slot, phase, STAGES)
         column = strip * BLOCK_N + WHICH * WIDTH + gl.arange(0, WIDTH, layout=along)
         gl.store(out + column, total.to(out.dtype.element_ty), mask=column < columns)
+
+
+#: Half the rows of a step: a thread adds one of each half.
+ROWS = gl.constexpr(32)
+#: Columns of dc in a warpgroup's part of the first factor.
+WIDTH = gl.constexpr(64)
+#: Of (ROWS, WIDTH) partial sums: eight threads read 16 bytes at the same place of eight rows, which the swizzle
+#: spreads over all banks, and each column belongs to one warp, so that shuffles suffice to sum it.
+LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [32, 1], [1, 4], [1, 0]))
+
+
+@gluon.jit
+def no_rows():
+    """Zeros (ROWS, WIDTH): the partial sums of no rows."""
+    return gl.zeros((ROWS, WIDTH), gl.float32, LAYOUT)
+
+
+@gluon.jit
+def add_rows(total, block):
+    """total[r] + block[r] + block[r + ROWS]; ``block`` (2 * ROWS, WIDTH), of f16 or bf16, lies in shared memory."""
+    upper = block.slice(0, ROWS).load(LAYOUT).to(gl.float32)
+    lower = block.slice(ROWS, ROWS).load(LAYOUT).to(gl.float32)
+    return total + (upper + lower)
+
+
+@gluon.jit
+def store_sums(total, out, column, columns):
+    """out[column + j] = the sum of total[:, j], for the columns that there are."""
+    at = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
+    gl.store(out + at, gl.sum(total, 0).to(out.dtype.element_ty), mask=at < columns)

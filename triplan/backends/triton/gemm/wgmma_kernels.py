@@ -27,9 +27,11 @@ from triplan.backends.runtime.gluon import (
     next_may_begin,
     previous_wait,
     store_wait,
+    thread_barrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triplan.backends.triton.gemm.wgmma_column_sums_kernels import add_rows
 from triplan.backends.triton.gemm.wgmma_shared_kernels import (
     HALF,
     as_matrix,
@@ -117,20 +119,28 @@ def multiply_steps(
     Y_ROWS: gl.constexpr,
     PINGPONG: gl.constexpr,
     STAGES: gl.constexpr,
+    total=0,
+    SUMS_X: gl.constexpr = False,
 ):
     """acc += x @ y over ``steps`` slots, for warpgroup WHICH: its half of a tile, or with PINGPONG all of it.
 
     ``acc`` (rows, columns) f32. VIEW(buffer, of_x) and VIEW(buffer, of_y) give the factors in a slot; X_ROWS, Y_ROWS:
-    they lie row-major. ``last`` is the slot before ``slot``. Returns acc, the next slot, its phase and the last slot.
+    they lie row-major. ``last`` is the slot before ``slot``. With SUMS_X, ``total`` = add_rows(total, x) in each step,
+    of x as it lies, while ``wgmma`` runs. Returns acc, the next slot, its phase, the last slot and total.
     """
     sx, sy, _, full, empty, order = ring
     for step in range(steps):
         mbarrier.wait(full.index(slot), phase)
         x = VIEW(sx.index(slot if PINGPONG else slot * 2 + WHICH), of_x)
         y = VIEW(sy.index(slot), of_y)
-        x = x if X_ROWS else x.permute((1, 0))
-        y = y if Y_ROWS else y.permute((1, 0))
-        running = warpgroup_mma(x, y, acc, is_async=True)
+        left = x if X_ROWS else x.permute((1, 0))
+        right = y if Y_ROWS else y.permute((1, 0))
+        running = warpgroup_mma(left, right, acc, is_async=True)
+        if SUMS_X:
+            # ptxas moves no load across a barrier: all of this step's ``wgmma`` are issued before the sums begin.
+            thread_barrier()
+            total = add_rows(total, x)
+            thread_barrier()  # the warpgroup's threads have all read the slot, which is given back in the next step
         # One wgmma stays in flight; the one before it has read its slot.
         acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
         mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
@@ -140,7 +150,7 @@ def multiply_steps(
         mbarrier.arrive(order.index(1 - WHICH), count=1)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
     mbarrier.arrive(empty.index(last), count=1)
-    return acc, slot, phase, last
+    return acc, slot, phase, last, total
 
 
 @gluon.jit
@@ -193,7 +203,7 @@ def multiply(
             mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
         held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-        acc, slot, phase, last = multiply_steps(
+        acc, slot, phase, last, _none = multiply_steps(
             acc, ring, steps, slot, phase, last, as_matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, PINGPONG, STAGES
         )
         row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
