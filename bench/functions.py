@@ -133,6 +133,11 @@ def embedded(index: Tensor, weight: Tensor, norm_weight: Tensor) -> tuple[Tensor
     return tf.rms_norm(found, norm_weight.shape, norm_weight, 1e-5), found
 
 
+def _batch_norm_relu(x: Tensor, *given: Any) -> Tensor:
+    """``given``: the arguments of torch's batch_norm, and what is added."""
+    return tf.relu(tf.batch_norm(x, *given[:-1]) + given[-1])
+
+
 def _first(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of several results, as one of the first."""
     return lambda *args: function(*args)[0]
@@ -313,6 +318,9 @@ def calls(d: Draw) -> dict[str, Call]:
             ours.group_norm, tf.group_norm, (d.values(d.m, 16, 8), 4, d.values(16), d.values(16)), (0, 2)
         ),
         "batch_norm": Call(ours.batch_norm, tf.batch_norm, (x, d.values(d.n), variances, w, b), (0, 3, 4)),
+        "batch_norm_relu": Call(
+            ours.batch_norm_relu, _batch_norm_relu, (x, None, None, w, b, True, 0.1, 1e-5, d.x), (0, 3, 4, 8)
+        ),
         "embedding_rms_norm": Call(
             lambda *a: ours.embedding_rms_norm(*a)[0], lambda *a: embedded(*a)[0], (rows, x, w), (1, 2)
         ),

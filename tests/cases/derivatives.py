@@ -185,6 +185,10 @@ PAIRS: dict[str, tuple[Function, Function]] = {
     ),
     "conv2d": (_convolved(F.conv2d), _convolved(functional.conv2d)),
     "batch_norm": (_normalised(F.batch_norm), _normalised(functional.batch_norm)),
+    "batch_norm_relu": (
+        lambda x, y: F.batch_norm_relu(x, None, None, y[0, :, 0], y[1, :, 1], True, residual=y),
+        lambda x, y: torch.relu(_normalised(functional.batch_norm)(x, y) + y),
+    ),
     "group_norm": (
         lambda x, y: F.group_norm(x, 1, y[0, :, 0], y[-1, :, 1]),
         lambda x, y: functional.layer_norm(x, x.shape[1:]) * y[0, :, :1] + y[-1, :, 1:2],

@@ -244,6 +244,59 @@ def test_other_gates_are_left() -> None:
     assert len(report.replaced) == 4
 
 
+class Block(torch.nn.Module):
+    """As torchvision defines those of ResNet-18, and with ``layers`` = 3 those of ResNet-50."""
+
+    def __init__(self, layers: int = 2, narrows: bool = False) -> None:
+        super().__init__()
+        self.layers, convs = layers, []
+        for i in range(1, layers + 1):
+            stride = 2 if narrows and i == 1 else 1
+            convs.append(torch.nn.Conv2d(4, 4, 3, stride, 1, bias=False, dtype=F64))
+            setattr(self, f"conv{i}", convs[-1])
+            setattr(self, f"bn{i}", torch.nn.BatchNorm2d(4, dtype=F64))
+        self.relu = torch.nn.ReLU(inplace=True)
+        self.downsample = torch.nn.Conv2d(4, 4, 1, 2, dtype=F64) if narrows else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x
+        for i in range(1, self.layers):
+            out = self.relu(getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(out)))
+        out = getattr(self, f"bn{self.layers}")(getattr(self, f"conv{self.layers}")(out))
+        out += x if self.downsample is None else self.downsample(x)
+        return self.relu(out)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("layers", "narrows"), [(2, False), (3, False), (3, True)])
+def test_residual_blocks_are_known_by_their_results(
+    layers: int, narrows: bool, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, x = Block(layers, narrows).train(training), values(3, 4, 6, 6)
+    ours = copy.deepcopy(theirs)
+    assert nn.patch(ours).replaced[""] == ("Block", "batch_norm_relu")
+    calls, fused = [], triplan.functional.batch_norm_relu
+    monkeypatch.setattr(triplan.functional, "batch_norm_relu", lambda *given: calls.append(len(given)) or fused(*given))
+    torch.testing.assert_close(trained(ours, x), trained(theirs, x))
+    torch.testing.assert_close(dict(ours.named_buffers()), dict(theirs.named_buffers()))
+    assert calls == [8] * (layers - 1) + [9]
+    seen = []
+    ours.bn1.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert (len(calls), seen) == (layers, [1])  # a hook of a norm sees it called
+
+
+def test_other_blocks_are_left() -> None:
+    class Before(Block):
+        """relu before the sum."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+            return x + self.relu(out)
+
+    assert "" not in nn.patch(Before()).replaced
+
+
 def rotate_half(x: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
@@ -529,8 +582,13 @@ MODELS: dict[str, tuple[str, Callable[[Any], torch.nn.Module], int]] = {
 }
 
 
-#: The activations of those whose MLPs are gated; these rotate too.
-GATES = {"llama": "SiLU", "qwen3": "SiLU", "gemma": "GELU(approximate='tanh')"}
+#: What is one launch of several modules.
+BLOCKS = {
+    "llama": {"rotary", "gated SiLU"},
+    "qwen3": {"rotary", "gated SiLU"},
+    "gemma": {"rotary", "gated GELU(approximate='tanh')"},
+    "resnet50": {"batch_norm_relu"},
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -540,8 +598,8 @@ def test_models_of_libraries_train_as_without_ours(name: str, device: str) -> No
     ours = copy.deepcopy(theirs)
     report = nn.patch(ours)
     assert len(report.left) <= left, str(report)
-    blocks = {text for _, text in report.replaced.values() if text == "rotary" or text.startswith("gated")}
-    assert blocks == ({"rotary", f"gated {GATES[name]}"} if name in GATES else set())
+    blocks = {text for _, text in report.replaced.values() if text.startswith(("batch_norm_relu", "gated", "rotary"))}
+    assert blocks == BLOCKS.get(name, set())
     found = []
     tokens, images = torch.randint(1, 64, (2, 9), device=device), values(4, 3, 64, 64).to(device)
     for model in (ours, theirs):

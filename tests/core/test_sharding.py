@@ -51,6 +51,7 @@ DIVIDED = {
     "rms_norm": {"0 S(0)": "S(0)"},
     "group_norm": {"0 S(0)": "S(0)"},
     "batch_norm": {"0 S(1)": "S(1)", "3 S(0)": "S(1)"},
+    "batch_norm_relu": {"0 S(1)": "S(1)", "3 S(0)": "S(1)", "8 S(1)": "S(1)"},
     "softmax": {"0 S(0)": "S(0)"},
     "cumsum": {"0 S(0)": "S(0)"},
     "sum": {"0 S(0)": "S(0)", "0 S(1)": "P(sum)"},

@@ -22,6 +22,9 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     yield cls(element="bf16", **LAST, parameter_element="f32")
     yield cls(element="bf16", **LAST, training=False)
     yield cls(element="f32", **FIRST, training=False, weight=False, bias=False)
+    for sizes in (LAST, FIRST):
+        yield cls(element="bf16", **sizes, relu=True)
+        yield cls(element="bf16", **sizes, relu=True, residual=True)
     odd = cls(element="bf16", **ODD, weight=False, bias=False)
     yield odd
     for layout in (tp.Layout.strided(), tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=4)):

@@ -69,6 +69,8 @@ def values(desc: Any, kind: Kind) -> Values:
     }
     if not desc.op.endswith("_backward"):
         found: dict[str, Any] = {"x": x.to(desc.element.torch), **numbers}
+        if getattr(desc, "residual", False):
+            found["residual"] = images(desc, kind, g).to(desc.element.torch)
         return found | follows(desc, found) | ({"momentum": 0.25} if getattr(desc, "training", False) else {})
     dout = torch.randn(x.shape, generator=g, dtype=torch.float64)
     dout *= 2.0 ** torch.randint(-6, 7, x.shape, generator=g)
@@ -78,6 +80,8 @@ def values(desc: Any, kind: Kind) -> Values:
         x = x.index_copy(axis, second, x.index_select(axis, first))
         dout = dout.index_copy(axis, second, -dout.index_select(axis, first))
     found = {"dout": dout.to(desc.element.torch), "x": x.to(desc.element.torch), **numbers}
+    if getattr(desc, "relu", False):
+        found["out"] = found["x"]  # but for its signs: what follows makes some of them 0
     return found | follows(desc, found)
 
 
@@ -92,7 +96,10 @@ def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, pixels: bool =
 
 for _op in ("batch_norm", "batch_norm_backward"):
     _bare = {"training": False, "weight": False, "bias": False}
-    joins(_op, {}, {"pixels": True}, {"training": False}, {**_bare, "pixels": True})(partial(problem, _op))
+    _all: dict[str, Any] = {"relu": True, "residual": True}
+    joins(_op, {}, {"pixels": True}, {"training": False}, {**_bare, "pixels": True}, {"relu": True}, _all)(
+        partial(problem, _op)
+    )
 
 
 def group_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Batches:

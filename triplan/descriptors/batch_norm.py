@@ -78,10 +78,13 @@ class ImagesProblem(Descriptor):
         names = ("batch", "channels", "pixels")
         found = {"element": args.x.dtype, **dict(zip(names, args.x.shape, strict=True))}
         tells = {"weight": "weight", "bias": "bias" if "eps" in cls.model_fields else "dbias"}
+        if "relu" in cls.model_fields:
+            back = "eps" not in cls.model_fields
+            tells |= {"relu": "out", "residual": "dresidual"} if back else {"residual": "residual"}
         tells |= {"running": "running_mean"} if "running" in cls.model_fields else {}
         given = {f: getattr(args, name, None) for f, name in tells.items()}
         found |= {f: t is not None for f, t in given.items()}
-        element = next((t.dtype for t in given.values() if t is not None), None)
+        element = next((t.dtype for t in given.values() if t is not None and len(t.shape) == 1), None)
         groups = {"groups": args.mean.shape[1]} if "groups" in cls.model_fields else {}
         return {**found, **groups, "parameter_element": element, **options}
 
@@ -93,9 +96,18 @@ class BatchNormProblem(ImagesProblem):
 
     Attributes:
         training: whether channels are normalised by their own statistics, rather than by running ones.
+        relu: whether negative results become 0.
+        residual: whether ``residual`` is added before that, images too.
     """
 
     training: bool = True
+    relu: bool = False
+    residual: bool = False
+
+    def check_problem(self) -> None:
+        super().check_problem()
+        if self.residual and not self.relu:
+            raise ValueError("residual = True: needs relu = True")
 
     @property
     def count(self) -> int:
@@ -117,7 +129,7 @@ class BatchNormProblem(ImagesProblem):
 
 class BatchNormDescriptor(BatchNormProblem, PlannedBy["BatchNormPlan"]):
     """``out = (x - mean) * rstd * weight + bias`` with ``rstd = 1 / sqrt(var + eps)`` of each channel
-    (torch.nn.functional.batch_norm; Ioffe and Szegedy, 2015).
+    (torch.nn.functional.batch_norm; Ioffe and Szegedy, 2015); with ``relu``, that or ``residual`` more, at least 0.
 
     In training ``mean`` and ``var`` are those of all elements of a channel. With running statistics, of which ``var``
     is divided by one less than the elements, ``next = (1 - momentum) * running + momentum * statistic``; ``next_mean``
@@ -156,6 +168,7 @@ class BatchNormDescriptor(BatchNormProblem, PlannedBy["BatchNormPlan"]):
             *self._parameter("next_mean", updates, Role.OUTPUT, "running_mean"),
             *self._parameter("next_var", updates, Role.OUTPUT, "running_var"),
             *([momentum] if updates else []),
+            *([self._images("residual")] if self.residual else []),
         )
 
 
@@ -163,10 +176,16 @@ class BatchNormBackwardDescriptor(BatchNormProblem, PlannedBy["BatchNormBackward
     """``dx = rstd * weight * (dout - mean(dout) - xhat * mean(dout * xhat))`` with ``xhat = (x - mean) * rstd``, means
     over all elements of a channel; ``dweight = sum(dout * xhat)`` and ``dbias = sum(dout)``.
 
-    If not in training, the statistics are constants: ``dx = rstd * weight * dout``.
+    If not in training, the statistics are constants: ``dx = rstd * weight * dout``. With ``relu``, which needs
+    training, ``dout`` is 0 in all of this where the forward op's ``out`` is; with ``residual`` that is ``dresidual``.
     """
 
     op: Literal["batch_norm_backward"] = "batch_norm_backward"
+
+    def check_problem(self) -> None:
+        super().check_problem()
+        if self.relu and not self.training:
+            raise ValueError("relu = True: needs training = True")
 
     @property
     def sums(self) -> bool:
@@ -182,6 +201,8 @@ class BatchNormBackwardDescriptor(BatchNormProblem, PlannedBy["BatchNormBackward
             *self._parameter("weight", self.weight),
             *self._parameter("dweight", self.weight, Role.OUTPUT),
             *self._parameter("dbias", self.bias, Role.OUTPUT),
+            *([self._images("out")] if self.relu else []),
+            *([self._images("dresidual", Role.OUTPUT)] if self.residual else []),
         )
 
 

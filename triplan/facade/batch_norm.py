@@ -33,6 +33,7 @@ class BatchNormArgs:
     next_mean: Tensor | None = None
     next_var: Tensor | None = None
     momentum: float | None = None
+    residual: Tensor | None = None
 
 
 class BatchNormPlan(Plan[BatchNormDescriptor, BatchNormArgs]):
@@ -41,7 +42,7 @@ class BatchNormPlan(Plan[BatchNormDescriptor, BatchNormArgs]):
 
 @dataclass(frozen=True, slots=True)
 class BatchNormBackwardArgs:
-    """``mean`` and ``rstd`` are those of the forward op."""
+    """``mean``, ``rstd`` and ``out`` are those of the forward op."""
 
     dout: Tensor
     x: Tensor
@@ -51,6 +52,8 @@ class BatchNormBackwardArgs:
     weight: Tensor | None = None
     dweight: Tensor | None = None
     dbias: Tensor | None = None
+    out: Tensor | None = None
+    dresidual: Tensor | None = None
 
 
 class BatchNormBackwardPlan(Plan[BatchNormBackwardDescriptor, BatchNormBackwardArgs]):

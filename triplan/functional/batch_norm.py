@@ -19,9 +19,10 @@ from triplan.functional._autocast import widened
 from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
+from triplan.functional._shapes import check_same_device
 from triplan.sku import ElementKind
 
-__all__ = ["batch_norm", "group_norm"]
+__all__ = ["batch_norm", "batch_norm_relu", "group_norm"]
 
 Tensor = torch.Tensor
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -97,6 +98,11 @@ def _packed(**vectors: Tensor | None) -> dict[str, Tensor]:
     return {name: t.contiguous() for name, t in vectors.items() if t is not None}
 
 
+def _where_positive(out: Tensor, g: Tensor) -> Tensor:
+    """The gradient of what relu gave ``out`` of."""
+    return torch.where(out <= 0, torch.zeros_like(g), g)
+
+
 # --- gradients ---
 
 
@@ -106,9 +112,13 @@ def _make_backward(
     """(``backward`` of the forward op, the op that it calls). ``field`` of the plan has the schema's type ``kind``."""
 
     def grad(ctx: Any, dout: Tensor | None, dmean: Tensor | None, drstd: Tensor | None, *_: Any) -> Any:
-        x, mean, rstd, weight, bias = ctx.saved_tensors
+        x, mean, rstd, weight, bias, *out = ctx.saved_tensors
         dout = torch.zeros_like(x) if dout is None else dout
-        dx, dweight, dbias = op(dout, x, mean, rstd, weight, bias, ctx.how)
+        relu = (*out, *getattr(ctx, "added", ()))
+        if relu and relu[0] is not None and not ctx.how:  # the backward op's statistics are the batch's own then
+            dout, relu = _where_positive(relu[0], dout), (None, False)
+        dx, dweight, dbias, *passed = op(dout, x, mean, rstd, weight, bias, ctx.how, *relu)
+        passed = passed if relu and relu[1] else [dout] * len(passed)
         # The statistics are results of the registered op, not of the call: only second derivatives reach them.
         own = of(x, ctx.how)
         if drstd is not None:
@@ -116,20 +126,37 @@ def _make_backward(
             dx = dx - (c * own.spread(drstd * rstd**3 / own.count)).to(x.dtype)
         if dmean is not None:
             dx = dx + own.spread(dmean / own.count).expand(x.shape).to(x.dtype)
-        return dx, None if weight is None else dweight, None if bias is None else dbias
+        return dx, None if weight is None else dweight, None if bias is None else dbias, *passed
 
     def fake(
-        dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, how: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        dout: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        how: Any,
+        *relu: Any,
+    ) -> tuple[Tensor, ...]:
         dweight, dbias = (x.new_empty(0) if p is None else p.new_empty((x.size(1),)) for p in (weight, bias))
-        return _empty(x) if of is _Channels else x.new_empty(x.shape), dweight, dbias
+        dx = _empty(x) if of is _Channels else x.new_empty(x.shape)
+        return dx, dweight, dbias, *([_empty(x) if relu[1] else x.new_empty(0)] if relu else [])
 
     def kernel(
-        dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, how: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dx, dweight, dbias = found = fake(dout, x, mean, rstd, weight, bias, how)
-        last = of is _Channels and _is_last(x)
-        operands = {name: _images(t, last) for name, t in (("dout", dout), ("x", x), ("dx", dx))}
+        dout: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        how: Any,
+        *relu: Any,
+    ) -> tuple[Tensor, ...]:
+        dx, dweight, dbias, *passed = found = fake(dout, x, mean, rstd, weight, bias, how, *relu)
+        last, images = of is _Channels and _is_last(x), {"dout": dout, "x": x, "dx": dx}
+        if relu and relu[0] is not None:
+            images |= {"out": relu[0], **({"dresidual": passed[0]} if relu[1] else {})}
+        operands = {name: _images(t, last) for name, t in images.items()}
         operands |= _packed(mean=mean, rstd=rstd, weight=weight)
         operands |= {} if weight is None else {"dweight": dweight}
         operands |= {} if bias is None else {"dbias": dbias}
@@ -137,12 +164,14 @@ def _make_backward(
         return found
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
-        dout, x, mean, rstd, weight, bias, ctx.how = inputs
-        ctx.biased = bias is not None
-        ctx.save_for_backward(dout, x, mean, rstd, weight)
+        dout, x, mean, rstd, weight, bias, ctx.how, *relu = inputs
+        ctx.biased, ctx.added = bias is not None, bool(relu and relu[1])
+        ctx.save_for_backward(dout, x, mean, rstd, weight, *relu[:1])
 
-    def second(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor) -> Any:
-        dout, x, mean, rstd, weight = ctx.saved_tensors
+    def second(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor, *of_passed: Tensor) -> Any:
+        dout, x, mean, rstd, weight, *relu = ctx.saved_tensors
+        out = relu[0] if relu else None
+        dout = dout if out is None else _where_positive(out, dout)
         own = of(x, ctx.how)
         d, v, c = (t.to(rstd.dtype) for t in (dout, of_dx, x))
         r = own.spread(rstd)
@@ -166,12 +195,17 @@ def _make_backward(
             to_weight = _of_channels(to_g * d).to(weight.dtype)
         if ctx.biased:
             to_d = to_d + _each(of_dbias.to(rstd.dtype), x)
-        return to_d.to(dout.dtype), to_c.to(x.dtype), -own.total(to_c), to_r, to_weight, None, None
+        to_d = to_d.to(dout.dtype)
+        if out is not None:
+            to_d = _where_positive(out, to_d + of_passed[0] if ctx.added else to_d)
+        more = (None,) * (2 * len(relu))
+        return to_d, to_c.to(x.dtype), -own.total(to_c), to_r, to_weight, None, None, *more
 
+    relu_given, relu_found = (", Tensor? out, bool residual", ", Tensor dresidual") if of is _Channels else ("", "")
     op = Recorded(
         f"{name}_backward",
-        f"(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, {kind} {field})"
-        " -> (Tensor dx, Tensor dweight, Tensor dbias)",
+        f"(Tensor dout, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, {kind} {field}{relu_given})"
+        f" -> (Tensor dx, Tensor dweight, Tensor dbias{relu_found})",
         kernel,
         fake,
         setup=setup,
@@ -190,7 +224,7 @@ def _fake(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     training: bool,
-    *_: float,
+    *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     mean, rstd = (x.new_empty((x.size(1),), dtype=_compute(x)) for _ in range(2))
     if not training or running_mean is None or running_var is None:
@@ -207,37 +241,48 @@ def _kernel(
     training: bool,
     momentum: float,
     eps: float,
+    relu: bool,
+    residual: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     found = _fake(x, weight, bias, running_mean, running_var, training)
     last, names = _is_last(x), ("out", "mean", "rstd", "next_mean", "next_var")
     operands = {"x": _images(x, last), **dict(zip(names, found, strict=True))}
     operands["out"] = _images(found[0], last)
+    if residual is not None:
+        operands["residual"] = _images(residual, last)
     scalars = {"momentum": momentum}
     if not training or running_mean is None:
         scalars = {}
         del operands["next_mean"], operands["next_var"]
     operands |= _packed(weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    run(BatchNormPlan, operands, scalars=scalars, training=training, eps=eps)
+    run(BatchNormPlan, operands, scalars=scalars, training=training, eps=eps, relu=relu)
     return found
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, _, _, ctx.how, _, _ = inputs
-    _, mean, rstd, *updated = output
+    x, weight, bias, _, _, ctx.how, _, _, relu, residual = inputs
+    out, mean, rstd, *updated = output
+    ctx.added = (residual is not None,)
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*updated, *(() if ctx.how else (mean, rstd)))
-    ctx.save_for_backward(x, mean, rstd, weight, bias)
+    ctx.save_for_backward(x, mean, rstd, weight, bias, out if relu else None)
+
+
+def _gradients(ctx: Any, *grads: Tensor | None) -> Any:
+    dx, dweight, dbias, dresidual = _grad(ctx, *grads)
+    return dx, dweight, dbias, *(None,) * 6, dresidual if ctx.added[0] else None
 
 
 _grad, _ = _make_backward("batch_norm", BatchNormBackwardPlan, _Channels, "training", "bool")
 _batch_norm = Recorded(
     "batch_norm",
     "(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training,"
-    " float momentum, float eps) -> (Tensor out, Tensor mean, Tensor rstd, Tensor next_mean, Tensor next_var)",
+    " float momentum, float eps, bool relu, Tensor? residual)"
+    " -> (Tensor out, Tensor mean, Tensor rstd, Tensor next_mean, Tensor next_var)",
     _kernel,
     _fake,
     setup=_setup,
-    backward=lambda ctx, *grads: (*_grad(ctx, *grads), *(None,) * 5),
+    backward=_gradients,
 )
 
 
@@ -318,12 +363,52 @@ def _normalised(
     training: bool,
     momentum: float,
     eps: float,
+    relu: bool,
+    residual: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result and the next running statistics. (A recorded call that writes in place is not replayed.)"""
     out, _, _, next_mean, next_var = _batch_norm(
-        input, weight, bias, running_mean, running_var, training, momentum, eps
+        input, weight, bias, running_mean, running_var, training, momentum, eps, relu, residual
     )
     return out, next_mean, next_var
+
+
+def _called(
+    name: str,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    relu: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    absent = [n for n, t in (("running_mean", running_mean), ("running_var", running_var)) if t is None]
+    if absent and (len(absent) == 1 or not training):
+        raise RuntimeError(f"{name}(): Expected {absent[0]} to be defined when training={training}")
+    _check(name, input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    if residual is not None:
+        check_same_device(name, input, residual)
+        if (residual.shape, residual.dtype) != (input.shape, input.dtype):
+            raise RuntimeError(
+                f"{name}(): input is {input.dtype} of {list(input.shape)}, but residual {residual.dtype} of "
+                f"{list(residual.shape)}"
+            )
+    if input.numel() == 0:
+        nothing = _of_nothing(input, weight, bias)
+        return nothing if residual is None else nothing + residual
+    if training and input.numel() == input.size(1):
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
+    out, next_mean, next_var = _normalised(
+        input, weight, bias, running_mean, running_var, bool(training), momentum, eps, relu, residual
+    )
+    if training and running_mean is not None and running_var is not None:
+        running_mean.copy_(next_mean)
+        running_var.copy_(next_var)
+    return out
 
 
 @replayed
@@ -349,21 +434,30 @@ def batch_norm(
     ``ValueError`` for training with one element a channel, ``RuntimeError`` for shapes, dtypes and devices that do not
     fit, ``Unsupported`` for other dtypes.
     """
-    absent = [n for n, t in (("running_mean", running_mean), ("running_var", running_var)) if t is None]
-    if absent and (len(absent) == 1 or not training):
-        raise RuntimeError(f"batch_norm(): Expected {absent[0]} to be defined when training={training}")
-    _check("batch_norm", input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    if input.numel() == 0:
-        return _of_nothing(input, weight, bias)
-    if training and input.numel() == input.size(1):
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
-    out, next_mean, next_var = _normalised(
-        input, weight, bias, running_mean, running_var, bool(training), momentum, eps
+    return _called("batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+@replayed
+def batch_norm_relu(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """``relu(batch_norm(input, ...) + residual)``, without a pass for the sum and one for relu.
+
+    ``residual``, which may be absent, has the shape, dtype and device of ``input``, and gets a gradient; all else is as
+    in ``batch_norm``. Of the three, nothing is rounded between.
+    """
+    name = "batch_norm_relu"
+    return _called(
+        name, input, running_mean, running_var, weight, bias, training, momentum, eps, relu=True, residual=residual
     )
-    if training and running_mean is not None and running_var is not None:
-        running_mean.copy_(next_mean)
-        running_var.copy_(next_var)
-    return out
 
 
 @replayed

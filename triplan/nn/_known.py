@@ -17,6 +17,7 @@ from torch.nn import Module, Parameter
 
 from triplan import expr, functional
 from triplan.nn._modules import parameter
+from triplan.nn.batch_norm import BatchNorm2d, normalised
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_EQUAL = "no equal in triplan.nn"
@@ -118,7 +119,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def _gated(m: Any, name: str, input: Tensor) -> Any:
     """``down(act(gate) * up)``, whose product is one launch, unless somebody listens to ``act``."""
     gate, up, act = m.gate_proj(input), m.up_proj(input), m.act_fn
-    if any(getattr(act, hooks) for hooks in _HOOKS):
+    if _hooked(act):
         return m.down_proj(act(gate) * up)
     return m.down_proj(_GATED[name](gate, up))
 
@@ -129,6 +130,48 @@ def _gate_of(module: Module) -> str:
     stubs = {"gate_proj": lambda x: x, "up_proj": lambda x: x + 3, "down_proj": lambda x: 1 - x}
     found = _called(module, points, {}, _modules={**module._modules, **stubs})
     return next((name for name in _GATED if _close(found, 1 - curves[name] * (points + 3))), "")
+
+
+# --- residual blocks of convolutions ---
+
+
+def _hooked(module: Module) -> bool:
+    return any(getattr(module, hooks) for hooks in _HOOKS)
+
+
+def _residual(m: Any, layers: int, input: Tensor) -> Any:
+    """``relu(bn(conv(input)))`` for each of ``layers``, in the last with the block's input, or ``downsample``'s result
+    of it, added before relu: one op for each norm, unless somebody listens to what it takes the place of."""
+    own = m._modules
+    norms = [own[f"bn{i}"] for i in range(1, layers + 1)]
+    if _hooked(own["relu"]) or any(type(norm) is not BatchNorm2d or _hooked(norm) for norm in norms):
+        kind: Any = type(m).__mro__[1]
+        return kind.forward(m, input)
+    out, along = input, own.get("downsample")
+    for i, norm in enumerate(norms[:-1], 1):
+        out = normalised(norm, own[f"conv{i}"](out), functional.batch_norm_relu)
+    out = own[f"conv{layers}"](out)
+    added = input if along is None else along(input)
+    if (added.shape, added.dtype) != (out.shape, out.dtype):
+        return functional.relu(normalised(norms[-1], out) + added)
+    return normalised(norms[-1], out, functional.batch_norm_relu, added)
+
+
+def _layers_of(module: Module) -> int:
+    """The layers of a module that is a residual block of torchvision's ResNets, or 0."""
+    own = module._modules
+    layers = 3 if "conv3" in own else 2
+    names = [f"{part}{i}" for i in range(1, layers + 1) for part in ("conv", "bn")]
+    if own.keys() - {"downsample"} != {*names, "relu"}:
+        return 0
+    points, _ = _curves()
+    stubs: dict[str, Any] = {name: partial(torch.add, (-1) ** i * i / 2) for i, name in enumerate(names, 1)}
+    along = {"downsample": lambda x: 3 - x} if own.get("downsample") is not None else {}
+    out = points
+    for i in range(1, layers + 1):
+        out = stubs[f"bn{i}"](stubs[f"conv{i}"](out))
+        out = (out if i < layers else out + (along["downsample"](points) if along else points)).relu()
+    return layers if _close(_called(module, points, {}, _modules={**own, **stubs, **along}), out) else 0
 
 
 # --- the rotary embedding of attention ---
@@ -228,12 +271,15 @@ def _rotating(kind: Any) -> type[Module] | None:
 def known(module: Any) -> tuple[type[Module] | None, str]:
     """The class for a module of another library that has an equal, and what is ours in it.
 
-    An RMSNorm, an activation, a linear layer with a transposed weight (GPT-2's), a gated MLP, attention that rotates.
+    An RMSNorm, an activation, a linear layer with a transposed weight (GPT-2's), a gated MLP, a residual block of
+    convolutions, attention that rotates.
     """
     kind: Any = type(module)
     if module._modules and not kind.__module__.startswith("torch.") and not unsuited(module):
         if module._modules.keys() == _OF_GATED and (name := _gate_of(module)):
             return _derived(kind, _gated, name), f"gated {name}"
+        if "bn1" in module._modules and (layers := _layers_of(module)):
+            return _derived(kind, _residual, layers), "batch_norm_relu"
         if (rotating := _rotating(kind)) is not None:
             return rotating, "rotary"
     own, name = module._parameters, kind.__name__

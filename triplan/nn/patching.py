@@ -92,11 +92,11 @@ def patch(model: Module, *, skip: Callable[[str, Module], bool] | None = None) -
     """Let each module in ``model`` that has an equal in ``triplan.nn`` compute by it, and report what was done.
 
     A module is replaced if its type is one of torch.nn that ``triplan.nn`` has too (not a subclass of one), or if it is
-    an RMSNorm, an activation, a Conv1D, a gated MLP or attention that rotates as the transformers library has them: of
-    such names it is one that gives the same results when it, or what it calls, is called once, on the CPU, with other
-    weights. It stays the same object, and only its class changes: parameters, buffers, state dicts, hooks, flags and
-    tied weights stay as they are. What ours would refuse when it runs is left, with the reason. Functions of torch that
-    a model calls are not replaced.
+    an RMSNorm, an activation, a Conv1D, a gated MLP or attention that rotates as the transformers library has them, or
+    a residual block as torchvision has them: of such names it is one that gives the same results when it, or what it
+    calls, is called once, on the CPU, with other weights or stubs. It stays the same object, and only its class
+    changes: parameters, buffers, state dicts, hooks, flags and tied weights stay as they are. What ours would refuse
+    when it runs is left, with the reason. Functions of torch that a model calls are not replaced.
 
     ``skip(path, module)``: True leaves a module. The report does not list modules that only hold others or do nothing.
     Raises ``TypeError`` if ``model`` is no torch.nn.Module. ``unpatch`` undoes it.

@@ -50,6 +50,33 @@ def test_results_and_gradients_are_torchs(name: str, layout: str, training: bool
         torch.testing.assert_close(*second)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("layout", ["first", "last", "gaps"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_relu_of_a_sum_is_torchs(name: str, layout: str, added: bool, training: bool) -> None:
+    x, residual = (drawn(*SHAPES[name], seed=s) for s in (0, 6))
+    if layout == "last":
+        x, residual = (t.movedim(1, -1).contiguous().movedim(-1, 1) for t in (x, residual))
+    elif layout == "gaps":
+        x, residual = (torch.stack((t, t), -1)[..., 1] for t in (x, residual))
+    numbers = [drawn(x.size(1), seed=s) for s in (1, 2)]
+    leaves = [t.requires_grad_() for t in (x, *numbers, *([residual] if added else []))]
+    running = [(drawn(x.size(1), seed=3), drawn(x.size(1), seed=4).abs()) for _ in range(2)]
+    ours = F.batch_norm_relu(x, *running[0], *numbers, training, 0.3, 1e-3, residual if added else None)
+    theirs = torchs.batch_norm(x, *running[1], *numbers, training, 0.3, 1e-3)
+    outs = [ours, torch.relu(theirs + residual if added else theirs)]
+    torch.testing.assert_close(*outs, check_stride=x.dim() == 4 and layout != "gaps")
+    torch.testing.assert_close(*running)
+    g = torch.randn_like(outs[1]).requires_grad_()
+    torch.testing.assert_close(*(torch.autograd.grad(out, leaves, g, retain_graph=True) for out in outs))
+    first = [torch.autograd.grad(out, leaves, g, create_graph=True) for out in outs]
+    torch.testing.assert_close(*first)
+    if x.numel():
+        along = [drawn(*t.shape, seed=5) for t in leaves]
+        torch.testing.assert_close(*(torch.autograd.grad(f, (leaves[0], leaves[1], g), along) for f in first))
+
+
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize(("shape", "groups"), [((4, 6, 5, 3), 3), ((3, 6), 2), ((2, 4, 7), 1), ((2, 4, 2, 3, 2), 4)])
 def test_groups_are_torchs(shape: tuple[int, ...], groups: int, layout: str) -> None:
@@ -136,9 +163,11 @@ def test_registration() -> None:
     x, weight, bias = (t.requires_grad_() for t in (drawn(3, 4, 5), drawn(4, seed=1), drawn(4, seed=2)))
     mean, var, ops = drawn(4, seed=3), drawn(4, seed=4).abs(), torch.ops.triplan
     for training in (True, False):
-        torch.library.opcheck(ops.batch_norm.default, (x, weight, bias, mean, var, training, 0.1, 1e-5))
-        given = (drawn(3, 4, 5, seed=5).requires_grad_(), x, mean, var, weight, bias, training)
-        torch.library.opcheck(ops.batch_norm_backward.default, given)
+        residual, g = (drawn(3, 4, 5, seed=s).requires_grad_() for s in (5, 6))
+        for relu in ((False, None), (True, None), (True, residual)):
+            torch.library.opcheck(ops.batch_norm.default, (x, weight, bias, mean, var, training, 0.1, 1e-5, *relu))
+        for relu in ((None, False), (x.detach(), False), (x.detach(), True))[: 3 if training else 1]:
+            torch.library.opcheck(ops.batch_norm_backward.default, (g, x, mean, var, weight, bias, training, *relu))
     torch.library.opcheck(ops.group_norm.default, (x, weight, bias, 2, 1e-5))
     statistics = (drawn(3, 2, seed=6), drawn(3, 2, seed=7))
     given = (drawn(3, 4, 5, seed=5).requires_grad_(), x, *statistics, weight, bias, 2)
@@ -155,6 +184,8 @@ def test_registration() -> None:
         (lambda x: F.batch_norm(x, None, None, drawn(3).float(), training=True), RuntimeError, "float64"),
         (lambda x: F.batch_norm(x[0, 0], None, None, training=True), RuntimeError, "2 axes"),
         (lambda x: F.batch_norm(x.int(), None, None, training=True), tp.Unsupported, "only f16"),
+        (lambda x: F.batch_norm_relu(x, None, None, training=True, residual=x[:1]), RuntimeError, "residual"),
+        (lambda x: F.batch_norm_relu(x, None, None, training=True, residual=x.float()), RuntimeError, "residual"),
         (lambda x: F.group_norm(x, 2), RuntimeError, "divisible by num_groups"),
         (lambda x: F.group_norm(x[:1, :, :1], 3), ValueError, "more than 1 value"),
     ],
@@ -170,9 +201,12 @@ def test_plans_refuse() -> None:
         ({"batch": 0}, "must be positive"),
         ({"training": False, "running": False}, "needs running"),
         ({"parameter_element": "f16"}, "must be bf16 or f32"),
+        ({"residual": True}, "needs relu"),
     ):
         with pytest.raises(tp.InvalidProblem, match=message):
             tp.BatchNormDescriptor(**{**sizes, **fields})
+    with pytest.raises(tp.InvalidProblem, match="needs training"):
+        tp.BatchNormBackwardDescriptor(**sizes, relu=True, training=False)
     with pytest.raises(tp.InvalidProblem, match="must divide channels"):
         tp.GroupNormDescriptor(**sizes, groups=2)
     with pytest.raises(tp.Unsupported, match="must be contiguous"):
@@ -221,11 +255,14 @@ LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 
 @pytest.mark.parametrize("sizes", [(300, 24, 1), (5, 24, 30), (5, 3, 130), (2, 3, 1500)])
 @pytest.mark.parametrize(("where", "kernel"), places("channels"))
+@pytest.mark.parametrize("fields", [{}, {"relu": True}, {"relu": True, "residual": True}], ids=["", "relu", "added"])
 @pytest.mark.parametrize("op", OPS[:2])
-def test_parts_and_tiles(op: str, where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
+def test_parts_and_tiles(
+    op: str, fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]
+) -> None:
     """Several parts and blocks of a channel, the last not full; channels last with gaps between images."""
     batch, channels, pixels = sizes
-    desc = tp.descriptor_types()[op](batch=batch, channels=channels, pixels=pixels, element="f32")
+    desc = tp.descriptor_types()[op](batch=batch, channels=channels, pixels=pixels, element="f32", **fields)
     if sizes == (5, 24, 30):
         desc = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 3})
     plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))

@@ -54,6 +54,9 @@ def batch_norm(desc: BatchNormDescriptor, x: Tensors) -> Tensors:
     mean, var, deviations = _normalised(desc, x)
     rstd = 1 / (var + desc.eps).sqrt()
     out = deviations * rstd * _of_channels(x, "weight", 1) + _of_channels(x, "bias", 0)
+    if desc.relu:
+        out = out + x["residual"] if desc.residual else out
+        out = torch.where(out <= 0, 0, out)
     found = {"out": out, "mean": mean.flatten(), "rstd": rstd.flatten()}
     if desc.training and desc.running:
         momentum = 0.1 if x.get("momentum") is None else x["momentum"]
@@ -68,12 +71,19 @@ def _results(desc: BatchNormBackwardDescriptor, found: Tensors) -> Tensors:
     return {name: t for name, t in found.items() if name in written}
 
 
+def _passed(desc: BatchNormBackwardDescriptor, x: Tensors) -> Tensor:
+    """The gradient of what relu was of."""
+    dout: Tensor = x["dout"]
+    return torch.where(x["out"] <= 0, 0, dout) if desc.relu else dout
+
+
 def batch_norm_backward(desc: BatchNormBackwardDescriptor, x: Tensors) -> Tensors:
-    dout, rstd = x["dout"], x["rstd"][:, None]
+    dout, rstd = _passed(desc, x), x["rstd"][:, None]
     hat = (x["x"] - x["mean"][:, None]) * rstd
     dx = dout - _mean(dout) - hat * _mean(dout * hat) if desc.training else dout
     dx = dx * rstd * _of_channels(x, "weight", 1)
-    return _results(desc, {"dx": dx, "dweight": (dout * hat).sum((0, 2)), "dbias": dout.sum((0, 2))})
+    found = {"dx": dx, "dweight": (dout * hat).sum((0, 2)), "dbias": dout.sum((0, 2)), "dresidual": dout}
+    return _results(desc, found)
 
 
 # --- what checks must know: statistics, and sum|terms| ---
@@ -87,6 +97,8 @@ def _statistics(desc: BatchNormBackwardDescriptor, x: Tensors) -> Tensors:
     """What the forward op gives of ``x``."""
     mean, deviations = _centred(x["x"].double())
     found = {"mean": mean.flatten(), "rstd": 1 / (_mean(deviations**2).flatten() + EPS).sqrt()}
+    if desc.relu:
+        found["out"] = torch.where(deviations <= 0, 0, x["out"].double().abs())
     return {name: t.to(desc.operand(name).element.torch) for name, t in found.items()}
 
 
@@ -99,6 +111,7 @@ def _errors(desc: BatchNormDescriptor, x: Tensors) -> Tensors:
     weight, bias = (_of_channels({k: v.abs() for k, v in x.items() if torch.is_tensor(v)}, *of) for of in
                     (("weight", 1), ("bias", 0)))  # fmt: skip
     out = weight * rstd * (spread * (1 + off) + size) + bias
+    out = out + x["residual"].abs() if desc.residual else out
     found = {"out": out, "mean": (size + mean.abs()).flatten(), "rstd": (rstd * off).flatten()}
     if desc.training and desc.running:
         momentum = 0.1 if x.get("momentum") is None else x["momentum"]
@@ -110,16 +123,17 @@ def _errors(desc: BatchNormDescriptor, x: Tensors) -> Tensors:
 
 
 def _terms(desc: BatchNormBackwardDescriptor, x: Tensors) -> Tensors:
-    dout, rstd = x["dout"], x["rstd"][:, None]
+    dout, rstd = _passed(desc, x), x["rstd"][:, None]
     hat = (x["x"] + x["mean"][:, None]) * rstd
     dx = dout + _mean(dout) + hat * _mean(dout * hat) if desc.training else dout
     dx = dx * rstd * _of_channels(x, "weight", 1)
-    return _results(desc, {"dx": dx, "dweight": (dout * hat).sum((0, 2)), "dbias": dout.sum((0, 2))})
+    found = {"dx": dx, "dweight": (dout * hat).sum((0, 2)), "dbias": dout.sum((0, 2)), "dresidual": dout}
+    return _results(desc, found)
 
 
 def _guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
     """Elements may be added one by one. Never batch-invariant: torch may divide sums as the batch asks."""
-    each = 8 * desc.count + 48
+    each = 8 * desc.count + 48 + desc.residual
     return {
         o.name: bounds.rounded(o.element, desc.element.compute, 8, each, order=not desc.sums)
         for o in desc.operands()

@@ -97,13 +97,15 @@ def _group_norm_backward(dout: Any, x: Any, mean: Any, rstd: Any, weight: Any, b
 
 def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any) -> str:
     image, running = f"{'.' if training else 'n'}c{_images(x)}", "c" if mean is not None and training else ""
-    return f"{image}, c, c, c, c -> {image}, c, c, {running}, {running}"
+    return f"{image}, c, c, c, c, {image} -> {image}, c, c, {running}, {running}"
 
 
-def _batch_norm_backward(dout: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, training: bool) -> str:
+def _batch_norm_backward(
+    dout: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, training: bool, out: Any, residual: bool
+) -> str:
     image, rows = f"{'.' if training else 'n'}c{_images(x)}", "" if training else "+n"
     sums = [f"c{rows}" if p is not None else "" for p in (weight, bias)]
-    return f"{image}, {image}, c, c, c, c -> {image}, {sums[0]}, {sums[1]}"
+    return f"{image}, {image}, c, c, c, c, {image} -> {image}, {sums[0]}, {sums[1]}, {image * residual}"
 
 
 # --- reductions ---

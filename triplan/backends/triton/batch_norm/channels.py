@@ -1,6 +1,7 @@
 """Kernel ``channels``: sums over parts of each channel, merged in a fixed order, and a pass that writes the result.
 
-Forward in training x is read twice, backward x and dout are; with running statistics x is read once.
+Forward in training x is read twice, backward x and dout are; with running statistics x is read once. Of relu's result
+the backward reads where it is 0, twice too; with a residual once, whose gradient is then what is read again.
 """
 
 from __future__ import annotations
@@ -140,8 +141,11 @@ def guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
     """
     depth, compute, alone = geometry(desc).depth, desc.element.compute, not desc.sums
     each = 16 if alone else 8 * depth + 48 if isinstance(desc, BatchNormDescriptor) else depth + 32
+    each += desc.residual
     return {
-        o.name: bounds.rounded(o.element, compute, 8, each, batch=alone, order=alone)
+        o.name: PrecisionGuarantee.exact(o.element)
+        if o.name == "dresidual"
+        else bounds.rounded(o.element, compute, 8, each, batch=alone, order=alone)
         for o in desc.operands()
         if o.is_written
     }
@@ -152,6 +156,7 @@ def numerics(desc: BatchNormProblem) -> str | None:
     if desc.sums:
         return None
     found = f"{desc.op}.channels.v1.{desc.element}.{desc.parameter_element or desc.element}.{desc.weight}.{desc.bias}"
+    found += ".relu" * desc.relu + ".residual" * desc.residual
     return f"{found}.{desc.eps!r}" if isinstance(desc, BatchNormDescriptor) else found
 
 
@@ -217,9 +222,11 @@ def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
         launches = summing(desc, which, merge, given)
         # The merge has written what running statistics would give.
         given |= {"running_mean": None, "running_var": None}
+        if desc.residual and back:  # dout, as it is passed on, lies there
+            given |= {"dout": given["dresidual"], "dout_strides": given["dresidual_strides"], "out": None}
     last = kernels.batch_norm_gradient_kernel if back else kernels.batch_norm_apply_kernel
     each = min(APPLY_TILES, found.groups)
-    tile = {"LAST": found.last, "COMPUTE": TL[compute], "ROWS": found.height, "BLOCK": found.block}
+    tile = {"LAST": found.last, "COMPUTE": TL[compute], "ROWS": found.height, "BLOCK": found.block, "RELU": desc.relu}
     programs = found.blocks * -(-found.groups // each)
     return [*launches, launch(last, programs, {**given, "each": Int(each)}, found.warps, **tile)]
 

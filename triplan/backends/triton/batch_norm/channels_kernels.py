@@ -1,7 +1,9 @@
 """Kernels of ``channels``: partial statistics and sums of each channel, their merge in a fixed order, and the results.
 
     forward     out = (x - mean) * rstd * weight + bias             rstd = 1 / sqrt(var + eps)
+    with RELU   out = max((x - mean) * rstd * weight + bias + residual, 0)
     backward    dx = (dout - mean(dout) - hat * mean(dout * hat)) * rstd * weight    hat = (x - mean) * rstd
+                with ``out``, the result of relu, dout is 0 where out is
 
 Images are (batch, channels, pixels) of f16, bf16, f32 or f64, with strides in this order, None for 1. A tile has ROWS
 *rows* and BLOCK *columns*. With LAST, where channels are adjacent, columns are channels, and rows the pixels of all
@@ -211,8 +213,10 @@ def batch_norm_apply_kernel(
     bias,
     running_mean,
     running_var,
+    residual,
     x_strides,
     out_strides,
+    residual_strides,
     rows,
     channels,
     pixels,
@@ -220,13 +224,14 @@ def batch_norm_apply_kernel(
     each,
     blocks,
     eps,
+    RELU: tl.constexpr,
     LAST: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out = (x - mean) * rstd * weight + bias.
+    """out = (x - mean) * rstd * weight + bias; with RELU, of that and ``residual``, which may be absent, at least 0.
 
     mean, rstd: [channels] of COMPUTE; with ``running_mean`` and ``running_var`` they are computed from those, and
     written. weight, bias and running statistics: [channels] of a parameter's element, or absent.
@@ -256,7 +261,22 @@ def batch_norm_apply_kernel(
         v = (v - m) * r
         if bias is not None:
             v = v + shift
+        if residual is not None:
+            v += tl.load(place(residual, residual_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(
+                COMPUTE
+            )
+        if RELU:
+            v = tl.where(v <= 0, 0.0, v)  # NaN stays
         tl.store(place(out, out_strides, row, channel, pixel, inner), v.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def passed_on(g, out, strides, row, channel, pixel, inner, mask):
+    """g where ``out``, the result of relu, is positive or NaN, and 0 elsewhere; g if ``out`` is absent."""
+    if out is not None:
+        y = tl.load(place(out, strides, row, channel, pixel, inner), mask=mask, other=0.0)
+        g = tl.where(y <= 0, 0.0, g)
+    return g
 
 
 @triton.jit
@@ -267,8 +287,12 @@ def batch_norm_sums_kernel(
     rstd,
     totals,
     projections,
+    out,
+    dresidual,
     dout_strides,
     x_strides,
+    out_strides,
+    dresidual_strides,
     rows,
     channels,
     pixels,
@@ -285,8 +309,9 @@ def batch_norm_sums_kernel(
 ):
     """totals[part, c] = sum(dout), projections[part, c] = sum(dout * hat), over the elements of channel c in one part.
 
-    Each place of a tile has sums of its own, which are added at the end. Without ``per`` mean and rstd are [channels];
-    otherwise [rows, groups], of groups of ``per`` channels.
+    With ``out`` dout is 0 where that is; so it is written to ``dresidual``, if there is one. Each place of a tile has
+    sums of its own, which are added at the end. Without ``per`` mean and rstd are [channels]; otherwise [rows, groups],
+    of groups of ``per`` channels.
     """
     begin(OVERLAPS)
     channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
@@ -303,6 +328,10 @@ def batch_norm_sums_kernel(
         mask = live & (row < rows)
         g = tl.load(place(dout, dout_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
         v = tl.load(place(x, x_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
+        if dresidual is not None:
+            at = place(dresidual, dresidual_strides, row, channel, pixel, inner)
+            tl.store(at, g.to(dresidual.dtype.element_ty), mask=mask)
         if per is not None:
             at = row.to(tl.int64) * groups + channel // per
             m = parameter_of(mean, at, exists & (row < rows), COMPUTE)
@@ -370,9 +399,11 @@ def batch_norm_gradient_kernel(
     total,
     projection,
     dx,
+    out,
     dout_strides,
     x_strides,
     dx_strides,
+    out_strides,
     rows,
     channels,
     pixels,
@@ -387,7 +418,7 @@ def batch_norm_gradient_kernel(
 ):
     """dx = (dout - total - hat * projection) * rstd * weight; without total and projection dx = dout * rstd * weight.
 
-    total, projection: means of dout and of dout * hat, [channels] of COMPUTE.
+    total, projection: means of dout and of dout * hat, [channels] of COMPUTE. With ``out`` dout is 0 where that is.
     """
     begin(OVERLAPS)
     channel, pixel, live, _ = columns_of(channels, pixels, blocks, LAST, BLOCK)
@@ -406,6 +437,7 @@ def batch_norm_gradient_kernel(
         row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
         mask = live & (row < rows)
         d = tl.load(place(dout, dout_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        d = passed_on(d, out, out_strides, row, channel, pixel, inner, mask)
         if total is not None:
             v = tl.load(place(x, x_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
             d = d - t - (v - m) * r * p
