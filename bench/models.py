@@ -42,15 +42,15 @@ LAYERS = 4
 
 @dataclass(frozen=True)
 class Model:
-    """``make(tiny, attention)`` returns a model in bf16 and its batch; ``loss`` what is differentiated."""
+    """``make(tiny)`` returns a model in bf16 and its batch; ``loss`` what is differentiated."""
 
     name: str
     library: str
-    make: Callable[[bool, str], tuple[nn.Module, Tensor]]
+    make: Callable[[bool], tuple[nn.Module, Tensor]]
     loss: Callable[[Any, Tensor], Tensor]
 
 
-def _llama(tiny: bool, attention: str) -> tuple[nn.Module, Tensor]:
+def _llama(tiny: bool) -> tuple[nn.Module, Tensor]:
     """Layers of Llama 3's 8B, without embedding and head; 4 sequences of 4,096."""
     t = import_module("transformers")
     width, inner, heads, keys = (64, 96, 4, 2) if tiny else (4096, 14336, 32, 8)
@@ -63,7 +63,7 @@ def _llama(tiny: bool, attention: str) -> tuple[nn.Module, Tensor]:
         vocab_size=8,
         max_position_embeddings=8192,
         rope_theta=500000.0,
-        attn_implementation=attention,
+        attn_implementation="sdpa",
         use_cache=False,
     )
     g = torch.Generator().manual_seed(0)
@@ -77,7 +77,7 @@ def _llama_loss(model: Any, x: Tensor) -> Tensor:
     return found.float().square().mean()
 
 
-def _resnet(tiny: bool, attention: str) -> tuple[nn.Module, Tensor]:
+def _resnet(tiny: bool) -> tuple[nn.Module, Tensor]:
     """224 x 224 pixels, 256 images, channels last."""
     t, g = import_module("torchvision"), torch.Generator().manual_seed(0)
     model: nn.Module = t.models.resnet50(num_classes=1000).bfloat16().to(memory_format=torch.channels_last)
@@ -118,12 +118,12 @@ def _by_liger(model: nn.Module) -> Callable[..., Any]:
     return call
 
 
-#: By contestant: the attention of transformers' models, and what is done to the model.
-WAYS: dict[str, tuple[str, Callable[[nn.Module], Any]]] = {
-    "torch": ("sdpa", lambda model: model),
-    "torch.compile": ("sdpa", torch.compile),
-    "triplan": ("triplan", _patched),
-    "liger": ("sdpa", _by_liger),
+#: By contestant: what is done to the model.
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "torch": lambda model: model,
+    "torch.compile": torch.compile,
+    "triplan": _patched,
+    "liger": _by_liger,
 }
 
 
@@ -167,16 +167,12 @@ def _found(step: Callable[[int], Tensor], model: nn.Module) -> tuple[float, floa
 
 
 def model_rows(model: Model, iterations: int, warmup: int, device: torch.device, tiny: bool) -> list[Row]:
-    if model.library == "transformers":
-        transformers = import_module("transformers")
-        transformers.AttentionInterface.register("triplan", triplan.nn.transformers_attention)
     contestants, about, failed, wanted = list[Contestant](), dict[str, Row](), list[Row](), (0.0, 0.0)
     for name in _ways(model, tiny):
-        attention, change = WAYS[name]
         torch.manual_seed(0)
-        made, x = model.make(tiny, attention)
+        made, x = model.make(tiny)
         made, x = made.to(device), x.to(device)
-        step = partial(_step, made, change(made), model.loss, x)
+        step = partial(_step, made, WAYS[name](made), model.loss, x)
         try:
             found = _found(step, made)
         except (RuntimeError, TypeError, ValueError, AttributeError) as problem:  # a peer's: the others are timed still

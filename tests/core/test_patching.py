@@ -330,6 +330,45 @@ class Attention(torch.nn.Module):
         return q * k
 
 
+def sdpa_attention_forward(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    given = {"attn_mask": attention_mask, "is_causal": attention_mask is None, "scale": options["scaling"]}
+    return F.scaled_dot_product_attention(query, key, value, **given).transpose(1, 2), None
+
+
+ALL_ATTENTION_FUNCTIONS = {"sdpa": sdpa_attention_forward}
+
+
+class Interface(torch.nn.Module):
+    """As the transformers library calls torch's function, or one that the user chose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj, self.is_causal, self.options = torch.nn.Linear(6, 6, dtype=F64), True, {}
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q = self.proj(x).view(2, 4, 3, 2).transpose(1, 2)
+        function = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return function(self, q, q.sin(), q * 2, mask, scaling=0.7, **self.options)[0]
+
+
+@pytest.mark.parametrize("case", ["causal", "hidden", "added", "a bias of positions"])
+def test_attention_by_the_interface(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, x = Interface(), values(2, 4, 6)
+    mask = {"hidden": torch.ones(2, 1, 4, 4, dtype=torch.bool).tril(), "added": values(2, 1, 4, 4)}.get(case)
+    ours = copy.deepcopy(theirs)
+    assert nn.patch(ours).replaced[""] == ("Interface", "attention")
+    calls, attention = [], triplan.functional.attention
+    monkeypatch.setattr(triplan.functional, "attention", lambda *a, **k: calls.append(a) or attention(*a, **k))
+    ours.options = {"position_bias": values(4)} if case == "a bias of positions" else {}
+    expected = trained(theirs, x, mask)
+    assert not calls
+    torch.testing.assert_close(trained(ours, x, mask), expected)
+    assert len(calls) == (case != "a bias of positions")
+    torch.testing.assert_close(torch.compile(ours, backend="eager")(x, mask), expected[0])
+
+
 def tables(repeats: bool = True) -> tuple[Tensor, Tensor]:
     angles = values(1, 4, 6)
     angles = torch.cat((angles[..., :3],) * 2, -1) if repeats else angles
@@ -584,9 +623,11 @@ MODELS: dict[str, tuple[str, Callable[[Any], torch.nn.Module], int]] = {
 
 #: What is one launch of several modules.
 BLOCKS = {
-    "llama": {"rotary", "gated SiLU"},
-    "qwen3": {"rotary", "gated SiLU"},
-    "gemma": {"rotary", "gated GELU(approximate='tanh')"},
+    "llama": {"rotary, attention", "gated SiLU"},
+    "qwen3": {"rotary, attention", "gated SiLU"},
+    "gemma": {"rotary, attention", "gated GELU(approximate='tanh')"},
+    "gpt2": {"attention"},
+    "bert": {"attention"},
     "resnet50": {"batch_norm_relu"},
 }
 
@@ -598,7 +639,11 @@ def test_models_of_libraries_train_as_without_ours(name: str, device: str) -> No
     ours = copy.deepcopy(theirs)
     report = nn.patch(ours)
     assert len(report.left) <= left, str(report)
-    blocks = {text for _, text in report.replaced.values() if text.startswith(("batch_norm_relu", "gated", "rotary"))}
+    blocks = {
+        text
+        for _, text in report.replaced.values()
+        if text.startswith(("attention", "batch_norm_relu", "gated", "rotary"))
+    }
     assert blocks == BLOCKS.get(name, set())
     found = []
     tokens, images = torch.randint(1, 64, (2, 9), device=device), values(4, 3, 64, 64).to(device)

@@ -16,7 +16,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module, Parameter
 
 from triplan import expr, functional
+from triplan.errors import Unsupported
 from triplan.nn._modules import parameter
+from triplan.nn.attention import transformers_attention
 from triplan.nn.batch_norm import BatchNorm2d, normalised
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -174,10 +176,14 @@ def _layers_of(module: Module) -> int:
     return layers if _close(_called(module, points, {}, _modules={**own, **stubs, **along}), out) else 0
 
 
-# --- the rotary embedding of attention ---
+# --- what attention calls ---
 
 #: How transformers' models call their function of queries, keys, cosines and sines.
 _ROTARY = "apply_rotary_pos_emb"
+#: Where they look for the function of queries, keys and values, and its key and its name, if it is torch's.
+_REGISTRY, _SDPA, _SDPA_NAME = "ALL_ATTENTION_FUNCTIONS", "sdpa", "sdpa_attention_forward"
+#: What that passes on or refuses, and ours does not.
+_PASSED_ON = ("head_mask", "position_bias", "s_aux", "softcap", "output_attentions")
 
 
 class _Here(threading.local):
@@ -190,12 +196,34 @@ _here = _Here()
 _repeated: WeakKeyDictionary[Module, bool] = WeakKeyDictionary()
 
 
-def _rotated(module: Module, q: Any, k: Any, cos: Any, sin: Any) -> tuple[Tensor, Tensor] | None:
+def _by_ours(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, in whose place ``ours`` is asked within the forward of a patched module: it may give None."""
+
+    @wraps(original)
+    def call(*given: Any, **options: Any) -> Any:
+        # (Compiled code fuses what the original does.)
+        if not is_dynamo_compiling() and _here.module is not None:
+            found = ours(_here.module, *given, **options)
+            if found is not None:
+                return found
+        return original(*given, **options)
+
+    call.__dict__["by_ours"] = ours
+    return call
+
+
+def _is_by_ours(function: Any) -> bool:
+    return "by_ours" in getattr(function, "__dict__", {})
+
+
+def _rotated(here: Module, *given: Any, **options: Any) -> tuple[Tensor, Tensor] | None:
     """Queries and keys (batch, heads, sequence, width), rotated by tables (batch or 1, sequence, width) in one launch.
 
     None where ours would not give what the module's own function gives.
     """
-    given = (q, k, cos, sin)
+    if options or len(given) != 4:
+        return None
+    q, k, cos, sin = given
     if any(type(t) is not Tensor or t.dtype not in _DTYPES or t.dtype != q.dtype for t in given):
         return None
     if cos.requires_grad or sin.requires_grad or q.dim() != 4 or k.dim() != 4 or cos.dim() != 3:
@@ -205,28 +233,30 @@ def _rotated(module: Module, q: Any, k: Any, cos: Any, sin: Any) -> tuple[Tensor
         return None
     if cos.shape != sin.shape or cos.size(0) not in (1, q.size(0)) or sequence[1] % 2 or not q.numel():
         return None
-    twice = _repeated.get(module)
+    twice = _repeated.get(here)
     if twice is None:
         if q.device.type not in ("cpu", "cuda") or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
             return None
-        twice = _repeated[module] = all(torch.equal(*t.chunk(2, -1)) for t in (cos, sin))
+        twice = _repeated[here] = all(torch.equal(*t.chunk(2, -1)) for t in (cos, sin))
     return functional.rotary(q, k, cos, sin) if twice else None
 
 
-def _by_ours(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``original``, in whose place ours is called within the forward of a patched module."""
-
-    @wraps(original)
-    def call(*given: Any, **options: Any) -> Any:
-        # (Compiled code fuses what the original does.)
-        if not is_dynamo_compiling() and _here.module is not None and len(given) == 4 and not options:
-            found = _rotated(_here.module, *given)
-            if found is not None:
-                return found
-        return original(*given, **options)
-
-    call.__dict__["by_ours"] = True
-    return call
+def _attended(
+    here: Module, module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, *given: Any, **options: Any
+) -> tuple[Tensor, None] | None:
+    """As ``transformers_attention``; None where that would not give what torch's function gives."""
+    operands = (query, key, value)
+    passed = [options.get(name) for name in _PASSED_ON]
+    if module is not here or any(option is not None and option is not False for option in passed):
+        return None
+    if any(type(t) is not Tensor or t.dtype not in _DTYPES or t.dtype != query.dtype for t in operands):
+        return None
+    if attention_mask is not None and attention_mask.dtype not in (torch.bool, query.dtype):
+        return None
+    try:
+        return transformers_attention(module, query, key, value, attention_mask, *given, **options)
+    except Unsupported:
+        return None
 
 
 def _turned(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -234,27 +264,37 @@ def _turned(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return q * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
 
 
+def _rotates(function: Any) -> bool:
+    """Whether ``function`` rotates as ours does, of tables that hold each value twice."""
+    q, k, cos, sin = (_line(-1, 2, math.prod(s)).view(s).sin() for s in ((2, 3, 4, 6), (2, 1, 4, 6), *((2, 4, 6),) * 2))
+    sin = sin.flip(1)
+    try:
+        found = function(q, k, cos, sin)
+    except Exception:  # of code that is not ours
+        return False
+    return type(found) is tuple and all(map(_close, found, (_turned(q, cos, sin), _turned(k, cos, sin))))
+
+
 @cache
-def _rotating(kind: Any) -> type[Module] | None:
-    """A subclass of ``kind``, a class of attention, that rotates by ours; None if ``kind`` rotates in another way."""
+def _attention_of(kind: Any) -> tuple[type[Module], str] | None:
+    """A subclass of ``kind``, a class of attention, for whose calls ours are asked, and what these are; None if none.
+
+    The functions that it calls are then bound to ones that ask ours within the forward of such a subclass alone.
+    """
     forward = inspect.unwrap(kind.forward)
-    if _ROTARY not in getattr(getattr(forward, "__code__", None), "co_names", ()):
+    called = getattr(getattr(forward, "__code__", None), "co_names", ())
+    scope, asked = getattr(forward, "__globals__", {}), list[str]()
+    if _ROTARY in called and (_is_by_ours(scope.get(_ROTARY)) or _rotates(scope.get(_ROTARY))):
+        if not _is_by_ours(scope[_ROTARY]):
+            scope[_ROTARY] = _by_ours(scope[_ROTARY], _rotated)
+        asked.append("rotary")
+    registry: Any = scope.get(_REGISTRY, {}) if _REGISTRY in called else {}
+    if _SDPA in registry and getattr(registry[_SDPA], "__name__", "") == _SDPA_NAME:
+        if not _is_by_ours(registry[_SDPA]):
+            registry[_SDPA] = _by_ours(registry[_SDPA], _attended)
+        asked.append("attention")
+    if not asked:
         return None
-    scope: dict[str, Any] = forward.__globals__
-    function = scope.get(_ROTARY)
-    if "by_ours" not in vars(function or kind):
-        q, k, cos, sin = (
-            _line(-1, 2, math.prod(s)).view(s).sin() for s in ((2, 3, 4, 6), (2, 1, 4, 6), *((2, 4, 6),) * 2)
-        )
-        sin = sin.flip(1)
-        try:
-            found = function(q, k, cos, sin)  # type: ignore[misc]
-        except Exception:  # of code that is not ours
-            return None
-        expected = _turned(q, cos, sin), _turned(k, cos, sin)
-        if type(found) is not tuple or not all(map(_close, found, expected)):
-            return None
-        scope[_ROTARY] = _by_ours(function)  # type: ignore[arg-type]
 
     def patched(self: Module, *given: Any, **options: Any) -> Any:
         if is_dynamo_compiling():
@@ -265,14 +305,15 @@ def _rotating(kind: Any) -> type[Module] | None:
         finally:
             _here.module = before
 
-    return type(kind.__name__, (kind,), {"forward": patched, "__doc__": kind.__doc__, "__module__": kind.__module__})
+    made = {"forward": patched, "__doc__": kind.__doc__, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), made), ", ".join(asked)
 
 
 def known(module: Any) -> tuple[type[Module] | None, str]:
     """The class for a module of another library that has an equal, and what is ours in it.
 
     An RMSNorm, an activation, a linear layer with a transposed weight (GPT-2's), a gated MLP, a residual block of
-    convolutions, attention that rotates.
+    convolutions, attention.
     """
     kind: Any = type(module)
     if module._modules and not kind.__module__.startswith("torch.") and not unsuited(module):
@@ -280,8 +321,8 @@ def known(module: Any) -> tuple[type[Module] | None, str]:
             return _derived(kind, _gated, name), f"gated {name}"
         if "bn1" in module._modules and (layers := _layers_of(module)):
             return _derived(kind, _residual, layers), "batch_norm_relu"
-        if (rotating := _rotating(kind)) is not None:
-            return rotating, "rotary"
+        if (attention := _attention_of(kind)) is not None:
+            return attention
     own, name = module._parameters, kind.__name__
     sizes = {n: t.dim() for n, t in own.items() if t is not None}
     if module._modules or module._buffers or unsuited(module) or kind.__module__.startswith("torch."):
