@@ -7,10 +7,10 @@ by 32 lanes at a time. Programs run one after the other: what several would do s
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,15 +23,22 @@ from triplan.backends.triton.sorting import block_kernels, onesweep_kernels, ran
 
 MODULES = (shared_kernels, ranking_kernels, onesweep_kernels, block_kernels)
 SHARED_BYTES = 48 << 10
-BINARY: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add,
-    "and": operator.and_,
-    "or": operator.or_,
-    "shl": operator.lshift,
-    "shr": operator.rshift,
-    "sub": operator.sub,
+UNSIGNED = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+MASKS = {
+    "%lanemask_lt": np.array([(1 << i) - 1 for i in range(32)], np.uint64),
+    "%lanemask_gt": np.array([(1 << 32) - (2 << i) for i in range(32)], np.uint64),
 }
-UNARY: dict[str, Callable[[int], int]] = {"mov": int, "not": operator.invert, "popc": int.bit_count}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "and": np.bitwise_and,
+    "mov": np.copy,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "popc": lambda x: np.unpackbits(x[..., None].view(np.uint8), -1).sum(-1, dtype=x.dtype),
+    "shl": np.left_shift,
+    "shr": np.right_shift,
+    "sub": np.subtract,
+}
 
 
 def _bare(value: Any) -> Any:
@@ -107,81 +114,95 @@ class Address:
         return known, found
 
 
-def execute(text: str, operands: list[list[int]], bits: int, shared: bytearray, memory: Any) -> list[int]:
-    """What the lanes of ``operands``, $1 and on, find in $0, of ``bits`` bits. ``memory``: the bytes of an operand."""
-    lanes = range(len(operands[0]))
-    held = {f"${i}": [*values] for i, values in enumerate([[0 for _ in lanes], *operands])}
-    held["%lanemask_lt"] = [(1 << i) - 1 for i in lanes]
-    held["%lanemask_gt"] = [(2**32 - 1) & ~((2 << i) - 1) for i in lanes]
+@cache
+def _instructions(text: str) -> tuple[tuple[str, bool, str, tuple[str, ...]], ...]:
+    """(predicate, whether it is negated, instruction, operands) of each line of PTX; a label is its own instruction."""
     body = text.strip().removeprefix("{").removesuffix("}").replace(":", ":;")
-    lines = [line.strip() for line in body.split(";") if line.strip()]
+    found = []
+    for line in filter(None, map(str.strip, body.split(";"))):
+        negated, predicate, op, rest = re.fullmatch(r"(?:@(!?)(\w+)\s+)?(\S+)\s*(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
+        if op not in (".reg", ".shared") and not op.startswith("bar."):
+            found.append((predicate or "", bool(negated), op, tuple(n.strip().strip("[]") for n in rest.split(","))))
+    return tuple(found)
+
+
+def execute(text: str, operands: list[Any], bits: int, shared: Any, memory: Any) -> Any:
+    """What lanes find in $0, of ``bits`` bits. ``operands``: $1 and on, [..., lanes]; ``memory``: bytes of an operand.
+
+    Lanes of several rows, which do not see each other's votes, run side by side.
+    """
+    shape = operands[0].shape
+    held = {f"${i}": values.astype(np.uint64) for i, values in enumerate([np.zeros(shape), *operands])}
+    held.update((name, np.broadcast_to(mask, shape)) for name, mask in MASKS.items() if shape[-1] == 32)
+    lines = _instructions(text)
     at = 0
     while at < len(lines):
-        predicate, negated, line = None, False, lines[at]
+        predicate, negated, op, names = lines[at]
         at += 1
-        if found := re.match(r"@(!?)(\w+)\s+(.*)", line):
-            negated, predicate, line = bool(found[1]), found[2], found[3]
-        runs = [i for i in lanes if predicate is None or bool(held[predicate][i]) != negated]
-        op, _, rest = line.partition(" ")
-        names = [n.strip().strip("[]") for n in rest.split(",")]
-        wide = 8 if op.endswith("64") else 4
-        space = memory if ".global" in op else shared
+        runs = held[predicate] != negated if predicate else np.ones(shape, bool)
+        kind, wide = op.split(".")[0], UNSIGNED[8 if op.endswith("64") else 4]
 
-        def value(name: str, lane: int, wide: int = wide) -> int:
-            return (held[name][lane] if name in held else int(name, 0)) % (1 << 8 * wide)
+        def value(name: str, wide: Any = wide) -> Any:
+            return held[name].astype(wide) if name in held else np.full(shape, int(name, 0), wide)
 
-        kind = op.split(".")[0]
-        if line.endswith(":") or op in (".reg", ".shared") or kind == "bar":
+        def places(name: str, op: str = op, wide: Any = wide, runs: Any = runs) -> tuple[Any, Any]:
+            """Words of memory, and which of them the lanes access."""
+            where, rest = np.divmod(held[name][runs].view(np.int64), wide.itemsize)
+            assert not rest.any(), "a misaligned access"
+            space = memory if ".global" in op else shared
+            return space[: space.size // wide.itemsize * wide.itemsize].view(wide), where
+
+        if op.endswith(":"):
             continue
         if kind == "bra":
-            assert len(runs) in (0, len(lanes)), "lanes part"
-            at = lines.index(f"{names[0]}:") if runs else at
-        elif kind in ("st", "red"):
-            for i in runs:
-                place = slice(held[names[0]][i], held[names[0]][i] + wide)
-                before = int.from_bytes(space[place], "little") if kind == "red" else 0
-                space[place] = ((before + value(names[1], i)) % (1 << 8 * wide)).to_bytes(wide, "little")
+            assert runs.all() == runs.any(), "lanes part"
+            at = [op for _, _, op, _ in lines].index(f"{names[0]}:") if runs.all() else at
+            continue
+        if kind in ("st", "red"):
+            words, where = places(names[0])
+            if kind == "red":
+                np.add.at(words, where, value(names[1])[runs])
+            else:
+                words[where] = value(names[1])[runs]
+            continue
+        if kind == "ld":
+            words, where = places(names[1])
+            result = np.zeros(shape, wide)
+            result[runs] = words[where]
+        elif kind == "vote":
+            assert shape[-1] == 32
+            result = np.packbits(held[names[1]], -1, bitorder="little").view(np.uint32).repeat(32, -1)
+        elif kind == "setp":
+            result = (value(names[1]) == value(names[2])) == (".eq." in op)
+        elif names[1] == "bytes":  # the address of all that is declared
+            result = np.zeros(shape, wide)
         else:
-            results = {}
-            for i in runs:
-                if kind == "ld":
-                    place = slice(held[names[1]][i], held[names[1]][i] + wide)
-                    results[i] = int.from_bytes(space[place], "little")
-                elif kind == "vote":
-                    assert len(lanes) == 32
-                    results[i] = sum(1 << lane for lane in lanes if held[names[1]][lane])
-                elif kind == "setp":
-                    results[i] = (value(names[1], i) == value(names[2], i)) == (".eq." in op)
-                elif names[1] == "bytes":  # the address of all that is declared
-                    results[i] = 0
-                else:
-                    given = [value(n, i) for n in names[1:]]
-                    results[i] = (BINARY[kind](*given) if len(given) == 2 else UNARY[kind](*given)) % (1 << 8 * wide)
-            held.setdefault(names[0], [0 for _ in lanes])
-            for i, result in results.items():
-                held[names[0]][i] = result
-    return [v - (v >> (bits - 1) << bits) for v in held["$0"]]
+            result = FUNCTIONS[kind](*map(value, names[1:]))
+        if not runs.all():
+            result = np.where(runs, result, held.get(names[0], np.zeros(shape, result.dtype)))
+        held[names[0]] = result if result.dtype == bool else result.astype(np.uint64)
+    return held["$0"].astype(f"u{bits // 8}").view(f"i{bits // 8}")
 
 
-def _language(program: int, shared: bytearray) -> dict[str, Any]:
+def _language(program: int, shared: Any) -> dict[str, Any]:
     """The names that the kernels' modules take from Gluon and Triton."""
 
     def inline_asm(text: Any, constraints: str, args: Any, dtype: Any, is_pure: bool, pack: int) -> Block:
         text, memory, given = _bare(text), None, []
         for arg in args:
             if isinstance(arg, Address):
-                memory = memoryview(arg.memory).cast("B")
+                memory = arg.memory.view(np.uint8)
                 given.append(arg.offset * arg.memory.itemsize)
             else:
                 given.append(arg.data)
         shape = np.broadcast_shapes(*(np.shape(g) for g in given))
         # Of a tile, [warps, items, lanes], those of a warp work together; what waits, waits alone; else any number may.
         together = {"warp" in text or "vote" in text: 32, "bra" in text: 1}.get(True, math.prod(shape))
-        rows = [np.broadcast_to(g, shape).reshape(-1, together).tolist() for g in given]
-        found = [
-            execute(text, [r[i] for r in rows], dtype.primitive_bitwidth, shared, memory) for i in range(len(rows[0]))
-        ]
-        return Block(np.array(found, dtype=dtype.name).reshape(shape))
+        rows = [np.broadcast_to(g, shape).reshape(-1, together) for g in given]
+        # What reaches memory comes after the rows before.
+        parts = zip(*rows, strict=True) if ".shared" in text or ".global" in text else [rows]
+        found = [execute(text, [*part], dtype.primitive_bitwidth, shared, memory) for part in parts]
+        return Block(np.concatenate(found, None).reshape(shape))
 
     def load(at: Address, mask: Any = None, other: int = 0) -> Block:
         known, places = at.places(mask)
@@ -234,7 +255,7 @@ def _language(program: int, shared: bytearray) -> dict[str, Any]:
 @contextmanager
 def _emulation(program: int) -> Iterator[None]:
     """The kernels' modules as plain Python. (Constants stay what they are.)"""
-    language = _language(program, bytearray(b"\x77" * SHARED_BYTES))
+    language = _language(program, np.full(SHARED_BYTES, 0x77, np.uint8))
     with pytest.MonkeyPatch.context() as patch:
         for module in MODULES:
             for name, value in vars(module).items():
