@@ -205,3 +205,16 @@ def in_child(work: Callable[[], object], seconds: float = 30) -> None:
         child.kill()
         child.join()
     assert child.exitcode == 0  # -9 if it was killed
+
+
+def in_ranks(work: Callable[..., object], args: tuple[Any, ...], count: int) -> None:
+    """Run ``work(rank, *args)`` in so many processes, and raise what one of them raised.
+
+    They fork off a process that has imported what they need, which would take each of them seconds. It has computed
+    nothing, so that it has no threads. Where there is a GPU each starts anew: a child cannot use its parent's driver.
+    """
+    multiprocessing.set_forkserver_preload(
+        ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "triplan.nn", "triplan.optim"]
+    )
+    method = "spawn" if torch.cuda.is_available() else "forkserver"
+    torch.multiprocessing.start_processes(work, args, count, start_method=method)

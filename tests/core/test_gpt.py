@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases.functional import DEVICES
+from samples import in_ranks
 from torch import distributed as dist
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
@@ -185,7 +186,7 @@ def test_a_graph_of_divided_layers_gives_the_bits_of_its_calls(text: Path, tmp_p
         arguments(text, tmp_path / name, "cuda", "--tp", "--steps=6", "--precision=bf16", *more, layers=1)
         for name, more in (("graph", ()), ("calls", ("--eager",)))
     ]
-    torch.multiprocessing.spawn(divided, (str(tmp_path / "store"), runs), nprocs=2)
+    in_ranks(divided, (str(tmp_path / "store"), runs), 2)
     graph, calls = (parameters(tmp_path / name) for name in ("graph", "calls"))
     assert all(torch.equal(p, calls[name]) for name, p in graph.items())
 
@@ -212,7 +213,7 @@ def test_two_ranks_learn_as_one_and_resume(
     }
     assert gpt.main(runs.pop("alone")) == gpt.main(runs.pop("muon_alone")) == 0
     runs["failing"] = arguments(text, tmp_path / "failing", "cpu", "--steps=4", "--every=2", layers=1)
-    torch.multiprocessing.spawn(work, (str(tmp_path / "store"), list(runs.values())), nprocs=2)
+    in_ranks(work, (str(tmp_path / "store"), list(runs.values())), 2)
     kept = torch.load(tmp_path / "failing" / "checkpoint.pt", weights_only=True)
     assert (kept["step"], kept["losses"]) == (2, torch.load(tmp_path / "whole" / "checkpoint.pt")["losses"][:2])
     for whole, parts in (("whole", "parts"), ("layers", "stopped")):

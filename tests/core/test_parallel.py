@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from samples import in_ranks
 from torch import Tensor, distributed as dist, nn
 
 import triplan.nn
@@ -339,4 +340,4 @@ def work(rank: int, folder: str, kind: str, world: int) -> None:
 def test_processes_compute_as_one(tmp_path: Path, kind: str, world: int) -> None:
     if kind == "cuda" and torch.cuda.device_count() < world:
         pytest.skip(f"{torch.cuda.device_count()} GPUs")
-    torch.multiprocessing.spawn(work, (str(tmp_path), kind, world), nprocs=world)  # raises what a process raised
+    in_ranks(work, (str(tmp_path), kind, world), world)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from samples import in_ranks
 from torch import Tensor, distributed as dist
 
 from bench.functions import ALIKE, Call, Draw, calls
@@ -195,7 +196,7 @@ def work(rank: int, folder: str, kind: str, names: list[str]) -> None:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each process: by function and way, what went wrong, and the placements of results."""
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(work, (str(folder), request.param, NAMES), nprocs=WORLD)
+    in_ranks(work, (str(folder), request.param, NAMES), WORLD)
     return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 

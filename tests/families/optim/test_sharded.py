@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from samples import in_ranks
 from torch import Tensor, distributed as dist, nn
 
 import triplan.nn
@@ -213,4 +214,4 @@ def work(rank: int, store: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CASES)
 def test_two_processes_train_as_one(tmp_path: Path, kind: str) -> None:
-    torch.multiprocessing.spawn(work, (str(tmp_path / "store"), kind), nprocs=WORLD)  # raises what a process raised
+    in_ranks(work, (str(tmp_path / "store"), kind), WORLD)
