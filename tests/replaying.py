@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,9 @@ from triplan.functional._replay import program as _program, replay as _replay
 from triplan.functional.batch_norm import _normalised
 from triplan.nn.attention import _multi_head, _transposed
 from triplan.nn.copies import _flattened
+
+#: What ``noted`` gives.
+_ANSWERS: list[bool] = []
 
 
 def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
@@ -70,8 +74,9 @@ class Launching:
 
 @contextmanager
 def noted() -> Iterator[list[bool]]:
-    """Gives, of every replay that is asked, whether it answers."""
-    answers: list[bool] = []
+    """Gives, of every replay that is asked, whether it answers; in one list, so that replays may be kept for later."""
+    answers = _ANSWERS
+    answers.clear()
     original = _program.guarded
 
     def asking(*args: Any, **kwargs: Any) -> Any:
@@ -124,14 +129,30 @@ def replays_on_cpu() -> Iterator[list[bool]]:
             yield answers
 
 
+@cache
+def _replays() -> tuple[_replay.Replays, ...]:
+    functions = (getattr(functional, name) for name in functional.__all__)
+    every = (*functions, _multi_head, _transposed, _normalised, _flattened)
+    return tuple(f.replays for f in every if hasattr(f, "replays"))
+
+
 def forget() -> None:
     """Drop all replays."""
-    for function in (
-        *(getattr(functional, name) for name in functional.__all__),
-        _multi_head,
-        _transposed,
-        _normalised,
-        _flattened,
-    ):
-        if hasattr(function, "replays"):
-            function.replays.forget()
+    for replays in _replays():
+        replays.forget()
+
+
+def kept() -> Callable[[], None]:
+    """Gives a function that makes all replays again what they are now."""
+    found = [(replays, _copied(replays)) for replays in _replays() if replays._came]
+
+    def restore() -> None:
+        forget()
+        for replays, state in found:
+            vars(replays).update(_copied(SimpleNamespace(**state)))
+
+    return restore
+
+
+def _copied(replays: Any) -> dict[str, Any]:
+    return {name: dict(v) if isinstance(v, dict) else v for name, v in vars(replays).items()}

@@ -12,13 +12,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
 from cases import drawing
 from cases.functional import DEVICES, SeenDispatch, SeenFunction
-from replaying import forget, noted, replays_on_cpu
+from replaying import forget, kept, noted, replays_on_cpu
 from torch._dynamo import compiled_autograd
 from torch._subclasses import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -460,13 +461,20 @@ CONTEXTS: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
 }
 
 
-def warm(name: str, device: str, recording: bool) -> tuple[Callable[..., Any], Args]:
-    """A function and arguments with which it has been called until calls like that are replayed."""
+@lru_cache(maxsize=1)  # tests of a function come one after the other
+def _warm(name: str, device: str, recording: bool) -> tuple[Callable[..., Any], Args, Callable[[], None]]:
     call = drawn(name, device)
     args = call.given(recording)
     for _ in range(3):
         call.ours(*given_to(name, args))
-    return call.ours, args
+    return call.ours, args, kept()
+
+
+def warm(name: str, device: str, recording: bool) -> tuple[Callable[..., Any], Args]:
+    """A function and arguments with which it has been called until calls like that are replayed."""
+    function, args, restore = _warm(name, device, recording)
+    restore()
+    return function, args
 
 
 def changed_as(change: str, t: Tensor) -> Tensor:
