@@ -18,6 +18,7 @@ from triplan import functional
 from triplan.functional import _plans
 from triplan.functional._replay import program as _program, replay as _replay
 from triplan.functional.batch_norm import _normalised
+from triplan.functional.elementwise.table import _to_target, _written
 from triplan.nn.attention import _multi_head, _transposed
 from triplan.nn.copies import _flattened
 
@@ -132,7 +133,7 @@ def replays_on_cpu() -> Iterator[list[bool]]:
 @cache
 def _replays() -> tuple[_replay.Replays, ...]:
     functions = (getattr(functional, name) for name in functional.__all__)
-    every = (*functions, _multi_head, _transposed, _normalised, _flattened)
+    every = (*functions, _multi_head, _transposed, _normalised, _flattened, _written, _to_target)
     return tuple(f.replays for f in every if hasattr(f, "replays"))
 
 
