@@ -156,10 +156,12 @@ def _hasten() -> None:
     """Compute once what the interpreter computes again for each operation: types, their shapes and numpy's dtypes.
 
     Sums of integers are computed a second time in i64 to find overflows, but outside debug mode nobody reads what is
-    found: this is left out.
+    found: this is left out. Reductions by other functions than sums and extrema call the function for one element after
+    the other; here neighbours are combined, all pairs at once, until one element is left. (Blocks are powers of two.)
     """
     import dataclasses
 
+    import numpy as np
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -193,3 +195,21 @@ def _hasten() -> None:
         return dtypes[name]
 
     tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype = init_block, init_tensor, dtype_of
+
+    def reduce(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
+        parts = [
+            t.handle.data.ravel() if self.axis is None else np.moveaxis(t.handle.data, self.axis, 0) for t in inputs
+        ]
+        types = [t.dtype for t in inputs]
+        while len(parts[0]) > 1:
+            halves = [self.to_tensor(d[i::2], dtype) for i in (0, 1) for d, dtype in zip(parts, types, strict=True)]
+            found = self.combine_fn.fn(*halves)
+            parts = [t.handle.data for t in (found if isinstance(found, tuple) else (found,))]
+        results = [d[0] for d in parts]
+        if self.keep_dims:
+            shape = inputs[0].handle.data.shape
+            kept = [1 if self.axis in (None, i) else n for i, n in enumerate(shape)]
+            results = [r.reshape(kept) for r in results]
+        return [self.to_tensor(r, dtype) for r, dtype in zip(results, types, strict=True)]
+
+    interpreter.ReduceOps.generic_reduce = reduce
