@@ -119,7 +119,7 @@ class Binary:
             parts = (*s.signature, *((n, _shown(v)) for n, v in s.constexprs), *s.attrs, s.max_registers, s.overlaps)
             found |= {(s.name, self.arch, "part", part) for part in parts}
             found.add((s.name, self.arch, self.element, "spills"))
-            found.add((s.name, self.arch, "tile", self.tile, s.num_warps, s.num_stages))
+            found.add((s.name, "tile", self.tile, s.num_warps, s.num_stages))
             found |= {(s.name, "sizes", x) for x in self.sizes()}
         return found
 
