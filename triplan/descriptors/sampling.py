@@ -24,9 +24,9 @@ class SampleDescriptor(Descriptor, PlannedBy["SamplePlan"]):
     """``out = first i with mass[0] + ... + mass[i] > u * sum(mass)``, where ``mass = exp((x - max(x)) / temperature)``
     for the tokens that the filters keep and 0 for the others; the row's seed and position determine ``u`` in [0, 1).
 
-    A mass is an integer, ``floor(2**40 * exp(...))``, so that sums do not depend on their order. ``u`` is a 64-bit word
-    of Philox4x32-10 (docs/sampling.md). A row's token depends neither on other rows nor on where the row stands in the
-    batch. The filters apply in this order, each to the tokens that the one before kept:
+    A mass is an integer, the nearest to ``2**40 * exp(...)``, so that sums do not depend on their order. ``u`` is a
+    64-bit word of Philox4x32-10 (docs/sampling.md). A row's token depends neither on other rows nor on where the row
+    stands in the batch. The filters apply in this order, each to the tokens that the one before kept:
 
     - top_k: keeps a token if fewer than ``top_k`` logits are greater, so ties with the last one stay. 0 keeps all.
     - top_p: keeps a token if the mass of greater logits is less than ``top_p`` of the total. 1 or more keeps all.

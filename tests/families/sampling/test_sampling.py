@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
+from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from cases import WHERE, pinned
 from torch import Tensor
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan.backends.reference.sampling import masses
+from triplan.backends.triton.sampling import split_kernels
+from triplan.backends.triton.sampling.shared_kernels import mass_of, scale_of
 
 INF, NAN = math.inf, math.nan
 ENTRIES = ["looped", "split"]
@@ -174,6 +180,20 @@ def test_rows(element: str, filters: str, entry: str, where: str) -> None:
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("temperature", [1e-40, INF])
+def test_extreme_rows(temperature: float, entry: str, where: str) -> None:
+    """+inf alone has mass in its row, also at an infinite temperature, where infinities cancel."""
+    x, tokens = extremes()
+    every = torch.arange(5)
+    args = {"logits": x[:5], "temperature": torch.full((5,), temperature), "top_p": torch.full((5,), 0.9)}
+    args |= {"seed": every, "position": every}
+    desc = tp.SampleDescriptor(element="f32", rows=5, vocabulary=50, top_p=True)
+    found, wanted = tokens_of(entry, desc, args, where)
+    assert found.tolist() == wanted.tolist() == tokens[:5]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", ["top_k", "top_p", "both"])
 def test_thresholds(name: str, entry: str, where: str) -> None:
     """Ten logits, ties among them, at every top_k and as many top_p: hot rows of which each kept token is drawn."""
@@ -187,6 +207,65 @@ def test_thresholds(name: str, entry: str, where: str) -> None:
     desc = tp.SampleDescriptor(element="f32", rows=30, vocabulary=10, top_k="top_k" in args, top_p="top_p" in args)
     found, wanted = tokens_of(entry, desc, args, where)
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("element", ["f32", "bf16"])
+def test_few_rows_are_slow(element: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Levels find the threshold of top-p in flat, steep and peaked rows: none is left to the search of ``looped``."""
+    slow = []
+    looped = split_kernels.looped_token
+
+    def counted(*given: Any) -> Any:
+        slow.append(given)
+        return looped(*given)
+
+    monkeypatch.setattr(split_kernels, "looped_token", counted)
+    g, n = torch.Generator().manual_seed(5), 16_000
+    x = torch.randn(12, n, generator=g) * torch.tensor([0.01, 0.5, 1, 1, 1, 2, 2, 3, 3, 5, 1, 1])[:, None]
+    x[8, :20] += torch.linspace(8, 30, 20)  # a few tokens have most mass
+    x[9, torch.randperm(n, generator=g)[:3]] += 40
+    x[10, 30:] = -INF  # a mask allows few tokens
+    x[11] = -x[11].exp()
+    args = {
+        "logits": x.to(tp.ElementKind.of(element).torch),
+        "temperature": torch.ones(12),
+        "top_p": torch.tensor([0.9, 0.5, 0.9, 0.1, 0.99, 0.9, 0.95, 0.9, 0.9, 0.9, 0.9, 0.5]),
+        "seed": torch.arange(12),
+        "position": torch.zeros(12, dtype=torch.int64),
+    }
+    desc = tp.SampleDescriptor(element=element, rows=12, vocabulary=n, top_p=True)
+    found, wanted = tokens_of("split", desc, args, "interpret")
+    assert torch.equal(found, wanted)
+    assert not slow
+    one = {name: t[1:2].clone() for name, t in args.items()}
+    one["logits"][0, ::2] = one["logits"].median()  # more ties at the threshold than there are places
+    found, wanted = tokens_of("split", desc.replace(rows=1), one, "interpret")
+    assert torch.equal(found, wanted)
+    assert len(slow) == 1
+
+
+@triton.jit
+def masses_of(x, out, rate, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, n)
+    tl.store(out + i, mass_of(tl.load(x + i), scale_of(tl.load(rate), tl.load(x))))
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("temperature", [1.0, 0.25, 8.0])
+def test_masses(temperature: float) -> None:
+    """Those of 60 digits: at most one unit off, in few of them."""
+    below = torch.rand(4095, generator=torch.Generator().manual_seed(0)) * 32 * temperature
+    x = torch.cat([torch.tensor([3.0]), 3 - below])
+    found = torch.empty(4096, dtype=torch.int64)
+    masses_of[(1,)](x, found, torch.tensor([1 / temperature], dtype=torch.float64), 4096)
+    with localcontext() as context:
+        context.prec = 60
+        exact = [((Decimal(v) - 3) / Decimal(temperature)).exp() * 2**40 for v in x.tolist()]
+        off = [abs(m - int(e.to_integral_value())) for m, e in zip(found.tolist(), exact, strict=True)]
+    assert found[0] == 2**40
+    assert max(off) <= 1
+    assert sum(off) < 8
 
 
 @pytest.mark.parametrize(

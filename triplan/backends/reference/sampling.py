@@ -33,7 +33,7 @@ def masses(row: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, 
     """The integer mass of each token of ``row``, float64 without NaN: 0 where a filter drops it."""
     top = row.max()
     z = (row - top) / temperature if temperature > 0 else torch.full_like(row, -torch.inf)
-    mass = torch.where(row == top, 2.0**MASS_BITS, z.exp().nan_to_num(0.0) * 2.0**MASS_BITS).floor().long()
+    mass = torch.where(row == top, 2.0**MASS_BITS, z.exp().nan_to_num(0.0) * 2.0**MASS_BITS).round().long()
     if 0 < top_k < row.numel():
         mass = torch.where(weight_of_greater(row, torch.ones_like(mass)) < top_k, mass, 0)
     if top_p < 1:

@@ -45,7 +45,7 @@ def rank(desc: SampleDescriptor, target: Target) -> float:
     supports=supports,
     rank=rank,
     numerics=numerics,
-    version=2,
+    version=3,
     layout=layout,
 )
 def looped(desc: SampleDescriptor, target: Target) -> list[Launch]:

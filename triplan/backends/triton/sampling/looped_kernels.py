@@ -16,13 +16,12 @@ from triplan.backends.triton.sampling.shared_kernels import (
     mass_of,
     part_of,
     rate_of,
+    scale_of,
 )
 
 
 @triton.jit
-def smallest_kept(
-    at, stride, n, lowest, top, rate, bound, MASS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr
-):
+def smallest_kept(at, stride, n, lowest, scale, bound, MASS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     """The smallest key t such that the weight of greater keys is below ``bound`` (f64), as an i32 scalar.
 
     The weight of a token is 1; with MASS, its mass if its key is not below ``lowest``. Each step decides two bits of t:
@@ -42,7 +41,7 @@ def smallest_kept(
             key = key_of(x)
             weight = (col < n).to(tl.int64)
             if MASS:
-                weight = tl.where((col < n) & (key >= lowest), mass_of(x, top, rate), 0)
+                weight = tl.where((col < n) & (key >= lowest), mass_of(x, scale), 0)
             from_first += tl.where(key >= first, weight, 0)
             from_second += tl.where(key >= second, weight, 0)
             from_third += tl.where(key >= third, weight, 0)
@@ -55,10 +54,10 @@ def smallest_kept(
 
 
 @triton.jit
-def kept_masses(at, stride, start, n, lowest, least, top, rate, BLOCK: tl.constexpr):
+def kept_masses(at, stride, start, n, lowest, least, scale, BLOCK: tl.constexpr):
     """Masses of a block, 0 of those whose key is below ``lowest`` or whose mass is below ``least`` (f64)."""
     col, x = load_block(at, stride, start, n, BLOCK)
-    mass = mass_of(x, top, rate)
+    mass = mass_of(x, scale)
     dropped = (col >= n) | (key_of(x) < lowest) | (mass.to(tl.float64) < least)
     return col, tl.where(dropped, 0, mass)
 
@@ -77,27 +76,28 @@ def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: 
     is_bad = (tl.max(nans, 0) > 0) | (top == -float("inf"))
 
     rate, is_greedy = rate_of(temperature, row, strides[0])
+    scale = scale_of(rate, top)
     lowest = tl.full((), NO_KEY, tl.int32)
     if top_k is not None:
         k = tl.load(top_k + row * strides[1])
         if (k > 0) & (k < n):
-            lowest = smallest_kept(at, stride, n, lowest, top, rate, k.to(tl.float64), False, STEPS, BLOCK)
+            lowest = smallest_kept(at, stride, n, lowest, scale, k.to(tl.float64), False, STEPS, BLOCK)
     if top_p is not None:
         p = tl.load(top_p + row * strides[2]).to(tl.float64)
         if p < 1.0:
             sums = tl.zeros((BLOCK,), tl.int64)
             for start in range(0, n, BLOCK):
-                col, mass = kept_masses(at, stride, start, n, lowest, 0.0, top, rate, BLOCK)
+                col, mass = kept_masses(at, stride, start, n, lowest, 0.0, scale, BLOCK)
                 sums += mass
             # (Of keys below ``lowest`` none has weight: the smallest that stays may be below it.)
             bound = part_of(p, tl.sum(sums, 0))
-            by_mass = smallest_kept(at, stride, n, lowest, top, rate, bound, True, STEPS, BLOCK)
+            by_mass = smallest_kept(at, stride, n, lowest, scale, bound, True, STEPS, BLOCK)
             lowest = tl.maximum(lowest, by_mass)
     least = least_of(min_p, row, strides[3])
 
     sums = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, n, BLOCK):
-        col, mass = kept_masses(at, stride, start, n, lowest, least, top, rate, BLOCK)
+        col, mass = kept_masses(at, stride, start, n, lowest, least, scale, BLOCK)
         sums += mass
     chosen = drawn(seed, position, row, strides[4], strides[5], tl.sum(sums, 0), is_greedy)
 
@@ -105,7 +105,7 @@ def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: 
     before = tl.full((), 0, tl.int64)
     skipped = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, n, BLOCK):
-        col, mass = kept_masses(at, stride, start, n, lowest, least, top, rate, BLOCK)
+        col, mass = kept_masses(at, stride, start, n, lowest, least, scale, BLOCK)
         skipped += ((before + tl.cumsum(mass, 0) <= chosen) & (col < n)).to(tl.int64)
         before += tl.sum(mass, 0)
     return tl.where(is_bad, as_i64(-1), tl.sum(skipped, 0))

@@ -1,7 +1,7 @@
 """What the kernels of sampling share: keys in the order of logits, masses, searches, numbers that are drawn.
 
-Sums are of integers, so that they do not depend on their order. Thresholds are found by bits: keys are integers in the
-order of the logits, and each step of a search decides one or two bits of the smallest key that stays.
+Sums are of integers, so that they do not depend on their order. Keys are integers in the order of the logits; each step
+of a search for the smallest key that stays leaves a quarter of those that may be it.
 """
 
 # mypy: ignore-errors
@@ -10,13 +10,22 @@ order of the logits, and each step of a search decides one or two bits of the sm
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.philox_kernels import as_i64, words_of
+from triplan.backends.triton.common.philox_kernels import as_i64, polynomial, words_of
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 #: The mass of the largest logit: 2**MASS_BITS.
 WHOLE = tl.constexpr(1 << 40)
-#: A logit so far below the largest, in units of the temperature, has no mass: exp(-28) < 2**-40.
-FAR = tl.constexpr(-28.0)
+#: Temperatures below the largest logit from which on no logit has mass: exp(-29) < 2**-41, and more than twice that for
+#: the rounding of a limit to f32.
+FAR = tl.constexpr(60.0)
+#: The largest finite f32.
+MOST = tl.constexpr(3.4028234663852886e38)
+#: 1.5 * 2**52. Added to an f64 of less than 2**51 it leaves the nearest integer in the low bits.
+ROUNDER = tl.constexpr(6755399441055744.0)
+#: The same and MASS_BITS + 1023, the exponent's bits of 2**MASS_BITS.
+EXPONENT = tl.constexpr(6755399441055744.0 + 1063)
+#: 1 / log(2).
+LOG2_E = tl.constexpr(1.4426950408889634)
 #: Below the key of each logit, and that of -inf.
 NO_KEY = tl.constexpr(-(1 << 31))
 LEAST_KEY = tl.constexpr(-0x7F800001)
@@ -57,15 +66,56 @@ def rate_of(temperature, row, stride):
 
 
 @triton.jit
-def mass_of(x, top, rate):
-    """floor(2**40 * exp((x - top) * rate)) as i64, where ``top`` (f32) is the largest of ``x`` (f32).
+def scale_of(rate, top):
+    """What ``mass_of`` takes of a row: (largest logit in f64, rate in units of log(2), f32 up to which no mass is).
 
-    In f64: f32 has no 40 bits. That of ``top`` is 2**40 also where it or ``rate`` is infinite, or ``rate`` 0.
+    rate: f64, 1 / temperature; top: f32. Rows of infinite rate, or with +inf, have mass at their largest logits alone.
     """
-    z = (x.to(tl.float64) - top.to(tl.float64)) * rate
-    is_near = z > FAR
-    mass = (tl.exp(tl.where(is_near, z, FAR)) * WHOLE).to(tl.int64)
-    return tl.where(x == top, WHOLE, tl.where(is_near, mass, 0))
+    key = key_of(top)
+    beneath = value_of(key - tl.where(key == 0, 2, 1))  # (-0 has the key of 0)
+    lowest = tl.minimum((top.to(tl.float64) - FAR / rate).to(tl.float32), beneath)
+    lowest = tl.where(top > MOST, beneath, lowest)  # inf - inf, of an infinite temperature
+    return tl.minimum(top, MOST).to(tl.float64), tl.minimum(rate, 1e60) * LOG2_E, lowest
+
+
+@triton.jit
+def exp2_near(r):
+    """2**r of f64 |r| <= 1/2, within 2**-50: 1 + r * q(r), with q by interpolation at the Chebyshev nodes."""
+    return polynomial(
+        r,
+        (
+            7.070977866508138e-09,
+            1.0205905413765595e-07,
+            1.3215451633221434e-06,
+            1.5252672924850737e-05,
+            0.00015403530424776529,
+            0.0013333558200794592,
+            0.009618129107618665,
+            0.05550410866465167,
+            0.24022650695910075,
+            0.6931471805599462,
+            1.0,
+        ),
+    )
+
+
+@triton.jit
+def mass_of(x, scale):
+    """2**40 * exp((x - top) / temperature), rounded to an i64, of logits ``x`` (f32) of a row of ``scale_of``.
+
+    In f64: f32 has no 40 bits. Every product here is one of ``fma``, so that all kernels round alike. The library's
+    exponential takes twice the instructions, for arguments that do not occur here.
+    """
+    top, rate, lowest = scale
+    exponent = tl.full((), EXPONENT, tl.float64)
+    rounder = tl.full((), ROUNDER, tl.float64)
+    below = tl.minimum(x, MOST).to(tl.float64) - top
+    power = tl.fma(below, rate, exponent)
+    rest = tl.fma(below, rate, exponent - power)
+    unit = (power.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)
+    # (Rounded by the addition: a conversion would have a sixteenth of its throughput.)
+    mass = tl.fma(exp2_near(rest), unit, rounder).to(tl.int64, bitcast=True) - rounder.to(tl.int64, bitcast=True)
+    return tl.where(x > lowest, mass, 0)
 
 
 @triton.jit
@@ -97,45 +147,128 @@ def drawn(seed, position, row, seed_stride, position_stride, total, is_greedy):
 
 
 @triton.jit
-def crossing(key, weight, above, low, high, bound):
-    """The smallest t of low ... high such that above + sum(weight[key > t]) < bound (f64), as i32; ``high`` is one.
+def pivots_of(low, high):
+    """Three keys (i32) that divide low + 1 ... high into quarters; some are equal if it has fewer than 4 keys.
 
-    ``key`` (i32) and ``weight`` are blocks of one shape, of one axis. Each step decides a bit of t - low.
+    If it has positive and negative numbers, 0 is one. Else most keys would be those of tiny numbers.
     """
-    found = as_i64(low)
-    unit = tl.full((), 1, tl.int64)
-    while unit * 2 < as_i64(high) - found + 1:
-        unit = unit * 2
-    while unit > 0:
-        # (No key is as large as 2**31 - 1: from there on nothing has weight.)
-        first = tl.minimum(found + unit, 0x7FFFFFFF).to(tl.int32)
-        reached = above + tl.sum(tl.where(key >= first, weight, 0), 0)
-        found += tl.where(reached.to(tl.float64) >= bound, unit, 0)
-        unit = unit >> 1
-    return found.to(tl.int32)
+    span = as_i64(high) - low
+    first = (low + ((span + 3) >> 2)).to(tl.int32)
+    second = (low + ((2 * span + 3) >> 2)).to(tl.int32)
+    third = (low + ((3 * span + 3) >> 2)).to(tl.int32)
+    # (2**23 keys below that of a number is that of its half.)
+    is_mixed = (low < -(1 << 23)) & (high > 1 << 23)
+    return (
+        tl.where(is_mixed, low + (1 << 23), first),
+        tl.where(is_mixed, 0, second),
+        tl.where(is_mixed, high - (1 << 23), third),
+    )
 
 
 @triton.jit
-def kth_largest(key, low, high, k):
-    """The smallest t of low ... high such that fewer than ``k`` keys are above t, as i32; none is above ``high``.
+def counts_from(key, pivots):
+    """1 for each pivot that ``key`` reaches, as i64 fields of 20 bits."""
+    found = (key >= pivots[0]).to(tl.int64) + ((key >= pivots[1]).to(tl.int64) << 20)
+    return found + ((key >= pivots[2]).to(tl.int64) << 40)
 
-    ``key`` (i32) is a block of one axis and less than 2**20 elements. Each step decides two bits of t - low, by three
-    counts that are one sum.
+
+@triton.jit
+def add_four(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def narrowed(search, pivots, sums, counts, bound):
+    """(low, high, left, over) of a search after a step.
+
+    search: low and high, keys (i32) between which the threshold lies; how many keys there are from low on, and above
+    high (i64). sums: the weights from each pivot on; counts: sum of ``counts_from``.
     """
-    found = as_i64(low)
-    span = as_i64(high) - found + 1
-    unit = tl.full((), 1, tl.int64)
-    while unit * 4 < span:
-        unit = unit * 4
-    while unit > 0:
-        counts = tl.zeros(key.shape, tl.int64)
-        for j in tl.static_range(1, 4):
-            first = tl.minimum(found + j * unit, 0x7FFFFFFF).to(tl.int32)
-            counts += (key >= first).to(tl.int64) << (20 * (j - 1))
-        total = tl.sum(counts, 0)
-        steps = tl.full((), 0, tl.int64)
-        for j in tl.static_range(3):
-            steps += (((total >> (20 * j)) & 0xFFFFF) >= k).to(tl.int64)
-        found += steps * unit
-        unit = unit >> 2
-    return found.to(tl.int32)
+    low, high, left, over = search
+    reached = (sums[0].to(tl.float64) >= bound, sums[1].to(tl.float64) >= bound, sums[2].to(tl.float64) >= bound)
+    number = (counts & 0xFFFFF, (counts >> 20) & 0xFFFFF, counts >> 40)
+    for j in tl.static_range(3):
+        is_last = ~reached[2 - j]
+        high = tl.where(is_last, pivots[2 - j] - 1, high)
+        over = tl.where(is_last, number[2 - j], over)
+    for j in tl.static_range(3):
+        low = tl.where(reached[j], pivots[j], low)
+        left = tl.where(reached[j], number[j], left)
+    return low, high, left, over
+
+
+@triton.jit
+def goes_on(search, fits):
+    """Whether a search still has several keys to choose from, and more than ``fits`` from the lower end on."""
+    low, high, left, over = search
+    return (low < high) & (left > fits) & (left - over > 1)
+
+
+@triton.jit
+def survey(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, tl.minimum(a2, b2), tl.maximum(a3, b3)
+
+
+@triton.jit
+def guess_of(low, high, above, total, bound):
+    """Pivots about the key at which ``bound`` is reached if the weights are spread evenly over low ... high.
+
+    total: sum of the weights. Of many hundred random weights it is nearer than a 32nd part of these keys, most times.
+    """
+    span = as_i64(high) - low
+    part = (bound - above.to(tl.float64)) / tl.maximum(as_i64(total), 1).to(tl.float64)
+    centre = high - (span.to(tl.float64) * tl.minimum(tl.maximum(part, 0.0), 1.0)).to(tl.int64)
+    first = tl.maximum(centre - (span >> 5), low + 1)
+    third = tl.minimum(centre + (span >> 5), high)
+    return (
+        tl.minimum(first, high).to(tl.int32),
+        tl.maximum(tl.minimum(centre, high), first).to(tl.int32),
+        tl.maximum(third, first).to(tl.int32),
+    )
+
+
+@triton.jit
+def threshold_of(key, weight, above, low, bound, fits):
+    """(t, whether the weights reach ``bound``). From t on are those keys k with above + sum(weight[key > k]) < bound.
+
+    key (i32) and weight (i64) are blocks of one axis, of less than 2**20 elements; a weight of None is 1. above: i64,
+    bound: f64. Keys below ``low`` do not count; t is ``low`` if the weights do not reach ``bound``. The search ends
+    earlier, with more keys, if they are not more than ``fits``.
+    """
+    is_in = key >= low
+    one = is_in.to(tl.int64)
+    weights = one if weight is None else tl.where(is_in, weight, 0)
+    lows = tl.where(is_in, key, 0x7FFFFFFF)
+    total, left, least, high = tl.reduce((weights, one, lows, tl.where(is_in, key, low)), 0, survey)
+    is_enough = (above + total).to(tl.float64) >= bound
+    given = low
+    low = tl.where(is_enough, least, given)
+    high = tl.where(is_enough, high, given)
+    over = as_i64(0)
+    guesses = tl.full((), 0, tl.int32)
+    if weight is not None:
+        guess = guess_of(low, high, as_i64(above), total, bound)
+        guesses = ((low < 0) == (high < 0)).to(tl.int32)
+    while goes_on((low, high, left, over), fits):
+        pivots = pivots_of(low, high)
+        if weight is not None:
+            pivots = (
+                tl.where(guesses > 0, guess[0], pivots[0]),
+                tl.where(guesses > 0, guess[1], pivots[1]),
+                tl.where(guesses > 0, guess[2], pivots[2]),
+            )
+            guesses -= 1
+        counts = counts_from(key, pivots)
+        if weight is None:
+            counts = tl.sum(counts, 0)
+            sums = (counts & 0xFFFFF, (counts >> 20) & 0xFFFFF, counts >> 40)
+        else:
+            parts = (
+                tl.where(key >= pivots[0], weight, 0),
+                tl.where(key >= pivots[1], weight, 0),
+                tl.where(key >= pivots[2], weight, 0),
+            )
+            first, second, third, counts = tl.reduce((parts[0], parts[1], parts[2], counts), 0, add_four)
+            sums = (above + first, above + second, above + third)
+        low, high, left, over = narrowed((low, high, left, over), pivots, sums, counts, bound)
+    return low, is_enough

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, LAUNCH_US, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power, layout
-from triplan.backends.triton.sampling import split_kernels as kernels
+from triplan.backends.triton.sampling import levels_kernels, narrow_kernels, split_kernels
 from triplan.backends.triton.sampling.looped import BLOCK
 from triplan.backends.triton.sampling.shared import (
     SM_EXPONENTIALS_PER_US,
@@ -26,11 +25,17 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 #: Tokens of a chunk at most. Untuned.
 CHUNK = 4096
-#: Lines of tokens, and tokens of a line, whose masses a program has in registers at a time: few, so that many programs
-#: run at once. A line is loaded by 8 threads of one warp. Untuned.
-LINES, LINE = 16, 32
+#: Tokens that a program of 4 warps takes at a time, one a thread, so that it stores some of them without an exchange.
+#: And how often it does in one block of code: more share the coefficients of the exponential. Untuned.
+TILE, UNROLL = 128, 16
+#: Tokens of a row in the sample that levels come from, and neighbours among them: a sector of f32. Untuned.
+SAMPLE, RUN = 4096, 8
+#: Logits of a chunk between two levels at most, and how many of all chunks are in registers at a time. Untuned.
+PLACES, SOUGHT = 1024, 4096
 #: Tokens of a group at least: a sector or two; and at most, so that top-k looks at 64 groups or more.
 GROUP, MOST = 16, 64
+#: Elements of the workspace; of other parts, i32.
+ELEMENTS = {"sums": ElementKind.I64, **dict.fromkeys(("levels", "masses", "between"), ElementKind.F32)}
 #: Microseconds of the program that finds thresholds and the token of a row. Untuned.
 ROW_US = 10.0
 
@@ -55,15 +60,6 @@ class Parts(NamedTuple):
     def groups(self) -> int:
         return self.chunks * (self.chunk // self.group)
 
-    @property
-    def keys(self) -> int:
-        """Keys between two bounds that are sought: so few that a chunk, of keys in any order, has places for its share
-        and 5 deviations more.
-        """
-        if self.places == self.chunk:
-            return self.chunk * self.chunks
-        return self.chunks * (self.places - 5 * math.isqrt(self.places))
-
 
 def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
     """By the vocabulary and the architecture alone."""
@@ -71,18 +67,22 @@ def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
     chunk = min(ceil_power(max(n, 1)), CHUNK)
     chunks = max(-(-n // chunk), 1)
     group = min(max(ceil_power(-(-n // few)), GROUP), chunk)
-    found = Parts(chunk, chunks, group, min(few // chunks, chunk), {}, 0)
+    found = Parts(chunk, chunks, group, min(PLACES, chunk), {}, 0)
     sizes = {
-        "sums": 8 * 4 * chunks,
-        "largest": 4 * found.groups,
-        "chosen": 4 * (few // group),
-        "state": 4 * 4,
-        "counts": 4 * chunks,
+        "sums": 8 * 3 * chunks,
+        "tops": 4 * chunks,
+        "largest": 4 * found.groups * desc.top_k,
+        "chosen": 4 * (few // group) * desc.top_k,
+        "state": 4 * desc.top_k,
+        "levels": 4 * levels_kernels.OF_ROW.value * desc.top_p,
+        "masses": 4 * (levels_kernels.LEVELS.value + 1) * chunks * desc.top_p,
+        "counts": 4 * chunks * desc.top_p,
         "between": 4 * chunks * found.places * desc.top_p,
     }
     offsets, end = {}, 0
     for name, size in sizes.items():
-        offsets[name], end = end, end + -(-desc.rows * size // 16) * 16
+        if size:
+            offsets[name], end = end, end + -(-desc.rows * size // 16) * 16
     return found._replace(offsets=offsets, size=end)
 
 
@@ -102,7 +102,8 @@ def rank(desc: SampleDescriptor, target: Target) -> float:
     size = tokens * desc.element.itemsize
     masses = max(size / L2_BYTES_PER_US, tokens / (multiprocessors * SM_EXPONENTIALS_PER_US))
     finds = (1 + (desc.top_p or not desc.top_k)) * -(-desc.rows // multiprocessors) * ROW_US
-    return LAUNCH_US + 3 * OVERLAPPED_LAUNCH_US + size / BYTES_PER_US + masses + finds
+    launches = LAUNCH_US + (2 + desc.top_k + desc.top_p) * OVERLAPPED_LAUNCH_US
+    return launches + size / BYTES_PER_US + masses + finds
 
 
 @kernel(
@@ -113,6 +114,7 @@ def rank(desc: SampleDescriptor, target: Target) -> float:
     supports=supports,
     rank=rank,
     numerics=numerics,
+    version=2,
     workspace=lambda desc, target: parts_of(desc, target).size if desc.rows else 0,
     layout=layout,
 )
@@ -123,36 +125,52 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     logits, each = logits_args(desc), row_args(desc)
 
     def scratch(*names: str) -> dict[str, Arg]:
-        return {n: Scratch(parts.offsets[n], ElementKind.I64 if n == "sums" else ElementKind.I32) for n in names}
+        """None of what the filters do not need."""
+        found = {n: parts.offsets.get(n) for n in names}
+        return {n: None if at is None else Scratch(at, ELEMENTS.get(n, ElementKind.I32)) for n, at in found.items()}
 
     launch = partial(Launch, overlaps=True, num_warps=8)
     chunks: dict[str, Arg] = {"chunks": Int(parts.chunks)}
     sizes = {"CHUNK": parts.chunk}
-    rest = {**logits, **each, **scratch("state", "sums", "counts", "between"), **chunks}
-    few = few_of(target)
-    grouped = {"KEYS": parts.keys, "GROUP": parts.group, "FEW": few}
+    tile = min(TILE, parts.chunk)
+    few, wide = few_of(target), ceil_power(parts.chunks)
+    found = {**logits, **each, **scratch("tops", "state", "sums", "counts", "between"), **chunks}
+    exact = {**sizes, "CHUNKS": wide, "PLACES": parts.places}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
-    # On an H200, 64 rows: of top-k 20 us with 8 warps and 24 with 16; an estimate alone takes 26 and 19.
-    warps, registers = (8, 255) if desc.top_k else (16, 128)
-    line = min(LINE, parts.chunk)
-    masses = {**sizes, "PLACES": parts.places, "LINES": min(LINES, parts.chunk // line), "LINE": line}
-    places = {"CHUNKS": ceil_power(parts.chunks), "PLACES": parts.places, "BETWEEN": few}
-    groups = {**scratch("largest", "chosen", "state"), "groups": Int(parts.groups)}
-    return [
+    launches = [
         launch(
-            kernels.largest_kernel,
+            split_kernels.chunks_kernel,
             desc.rows * parts.chunks,
-            {**logits, **scratch("largest"), **chunks},
-            {**sizes, "GROUP": parts.group},
+            {**logits, **each, **scratch("levels", "tops", "largest", "masses"), **chunks},
+            {**sizes, "GROUP": parts.group if desc.top_k else parts.chunk},
+            num_warps=4,
         ),
         launch(
-            kernels.narrow_kernel,
-            desc.rows,
-            {**logits, **each, **groups},
-            grouped,
-            num_warps=warps,
-            max_registers=registers,
+            split_kernels.masses_kernel,
+            desc.rows * parts.chunks,
+            {**found, **scratch("levels", "masses")},
+            {**exact, "TILE": tile, "UNROLL": min(UNROLL, parts.chunk // tile)},
+            num_warps=4,
         ),
-        launch(kernels.masses_kernel, desc.rows * parts.chunks, rest, masses, num_warps=4, max_registers=80),
-        launch(kernels.finish_kernel, desc.rows, rest, {**sizes, **places, **looped}, num_warps=16, max_registers=128),
+        launch(
+            split_kernels.finish_kernel,
+            desc.rows,
+            found,
+            {**exact, "TILE": max(min(SOUGHT // wide, parts.places), 1), **looped},
+            max_registers=255,
+        ),
     ]
+    if desc.top_p:
+        sampled, levels = {"SAMPLE": SAMPLE, "RUN": RUN}, {**logits, **each, **scratch("levels")}
+        launches.insert(0, launch(levels_kernels.levels_kernel, desc.rows, levels, sampled))
+    if desc.top_k:
+        grouped = {**scratch("largest", "chosen", "state"), "groups": Int(parts.groups)}
+        narrow = launch(
+            narrow_kernels.narrow_kernel,
+            desc.rows,
+            {**logits, **each, **grouped},
+            {"GROUP": parts.group, "FEW": few},
+            max_registers=255,
+        )
+        launches.insert(-2, narrow)
+    return launches

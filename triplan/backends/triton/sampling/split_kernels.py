@@ -1,15 +1,19 @@
 """One token of each row, entry ``split``: what reads a whole row does so by chunks, in programs of their own.
 
-1. ``largest_kernel``, by chunks: the largest key of each group of GROUP neighbouring tokens.
-2. ``narrow_kernel``, by rows. The k-th largest of these is at most the k-th largest logit, so groups whose largest key
-   is below it hold none of the top k: the few others, in registers, give the token. (So is the k-th largest of fewer
-   maxima, of several groups each: it is found sooner, and tried first.) A row without top-k is *wide*: of top_p, an
-   estimate says between which keys its threshold lies.
-3. ``masses_kernel``, by chunks of wide rows: exact sums of masses, and the keys between those two.
-4. ``finish_kernel``, by rows: the exact threshold, among these keys; then the chunk of the token, then the token.
+1. ``levels_kernel``, by rows, with top-p: a sample of the row gives some logits, *levels*, about where the threshold of
+   top-p may be.
+2. ``chunks_kernel``, by chunks: the largest logit, with top-k of each group of GROUP neighbouring tokens; with top-p,
+   estimates of the masses from each level on.
+3. ``narrow_kernel``, by rows, with top-k. The k-th largest of the groups' largest logits is at most the k-th largest
+   logit, so groups whose largest one is below it hold none of the top k: the few others, in registers, give the token.
+   (So is the k-th largest of fewer maxima, of several groups each: it is found sooner, and tried first.) A row without
+   top-k is *wide*.
+4. ``masses_kernel``, by chunks of wide rows: exact sums of masses; of top-p, the logits between the two levels that the
+   estimates choose.
+5. ``finish_kernel``, by rows: the exact threshold, among these logits; then the chunk of the token, then the token.
 
-Where too many tokens are left, or the estimate was wrong, the last launch takes the token as ``looped`` does: the token
-is the same.
+Where too many tokens are left, or the estimates were wrong, the last launch takes the token as ``looped`` does: the
+token is the same.
 """
 
 # mypy: ignore-errors
@@ -20,295 +24,79 @@ import triton.language as tl
 
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.philox_kernels import as_i64
-from triplan.backends.triton.common.rows_kernels import exponential
+from triplan.backends.triton.sampling.levels_kernels import LEVELS, OF_ROW, levels_between, rate_f32
 from triplan.backends.triton.sampling.looped_kernels import looped_token
+from triplan.backends.triton.sampling.narrow_kernels import DONE, NAN_KEY, SLOW, WIDE
 from triplan.backends.triton.sampling.shared_kernels import (
-    FAR,
     LEAST_KEY,
     NO_KEY,
-    crossing,
+    add_four,
+    counts_from,
     drawn,
+    goes_on,
     key_of,
-    kth_largest,
     least_of,
     load_logits,
     mass_of,
+    narrowed,
     part_of,
+    pivots_of,
     rate_of,
+    scale_of,
+    threshold_of,
     value_of,
 )
 
-#: The key of a group that holds a NaN.
-NAN_KEY = tl.constexpr(0x7FFFFFFF)
-#: What is left to do for a row: nothing, as for a wide row, or all.
-DONE = tl.constexpr(0)
-WIDE = tl.constexpr(1)
-SLOW = tl.constexpr(2)
-#: Cells of the estimate along the logits that have mass, of 0.0017 temperatures each.
-CELLS = tl.constexpr(1 << 14)
-#: The width of a cell, in temperatures.
-CELL = tl.constexpr(28.0 / (1 << 14))
-#: Groups of which a first bound knows one maximum.
-NEIGHBOURS = tl.constexpr(16)
-#: Tokens of few groups that a program takes as a small block. Untuned.
-SMALL = tl.constexpr(2048)
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def largest_kernel(
+def chunks_kernel(
     logits,
     row_stride,
     stride,
     n,
+    each,
+    strides,
+    levels,
+    tops,
     largest,
+    masses,
     chunks,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """largest[row, group] = the largest key of a group of GROUP tokens, NAN_KEY if one is NaN."""
+    """Of a chunk: the largest key; that of each group if there is ``largest``; masses from levels on if ``masses``.
+
+    tops: [rows, chunks] i32; largest: [rows, groups] i32; both NAN_KEY where there is a NaN. masses: [rows, LEVELS + 1,
+    chunks] f32, the last those of all tokens, relative to levels[row, LEVELS].
+    """
     begin(OVERLAPS)
-    row = tl.program_id(0) // chunks
+    row = (tl.program_id(0) // chunks).to(tl.int64)
     chunk = tl.program_id(0) % chunks
     group = tl.arange(0, CHUNK // GROUP)
     col = chunk * CHUNK + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    x = load_logits(logits + row.to(tl.int64) * row_stride, stride, col, col < n)
-    key = tl.where(x != x, NAN_KEY, key_of(x))
-    tl.store(largest + tl.program_id(0).to(tl.int64) * (CHUNK // GROUP) + group, tl.max(key, 1))
-
-
-@triton.jit
-def token_of_few(x, col, known, n, row, low, best, rate, is_greedy, each, strides):
-    """The token of a row of which no other tokens than the ``known`` of a block can be drawn.
-
-    x, col, known: logits, ascending ids, and which are the row's. No logit with a key below ``low`` stays, nor is one
-    above ``best``.
-    """
-    _, top_k, top_p, min_p, seed, position, _ = each
-    top = value_of(best)
-    key = tl.where(known, key_of(x), NO_KEY)
-    if top_k is not None:
-        k = tl.load(top_k + row * strides[1])
-        if (k > 0) & (k < n):
-            low = kth_largest(key, low, best, k)
-    mass = tl.where(known & (key >= low), mass_of(x, top, rate), 0)
-    if top_p is not None:
-        p = tl.load(top_p + row * strides[2]).to(tl.float64)
-        if p < 1.0:
-            low = crossing(key, mass, 0, low, best, part_of(p, tl.sum(mass, 0)))
-            mass = tl.where(key >= low, mass, 0)
-    if min_p is not None:
-        mass = tl.where(mass.to(tl.float64) < least_of(min_p, row, strides[3]), 0, mass)
-    number = drawn(seed, position, row, strides[4], strides[5], tl.sum(mass, 0), is_greedy)
-    place = tl.sum((tl.cumsum(mass, 0) <= number).to(tl.int32), 0)
-    return tl.sum(tl.where(tl.arange(0, x.shape[0]) == place, col, 0), 0).to(tl.int64)
-
-
-@triton.jit
-def token_of_groups(
-    places,
-    count,
-    at,
-    stride,
-    n,
-    row,
-    low,
-    best,
-    rate,
-    is_greedy,
-    each,
-    strides,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """``token_of_few`` of ``count`` groups of GROUP tokens, whose numbers are at ``places``; of SIZE tokens at most."""
-    slot = tl.arange(0, SIZE)
-    is_taken = slot // GROUP < count
-    col = tl.load(places + slot // GROUP, mask=is_taken, other=0) * GROUP + slot % GROUP
-    is_taken = is_taken & (col < n)
-    x = load_logits(at, stride, col, is_taken)
-    return token_of_few(x, col, is_taken, n, row, low, best, rate, is_greedy, each, strides)
-
-
-@triton.jit
-def below_top(x, top, rate):
-    """(weight, distance below ``top`` in temperatures) of logits, in f32, for an estimate."""
-    far = tl.where(x == top, 0.0, (top - x) * rate)
-    return tl.where(far < -FAR, exponential(-far), 0.0), far
-
-
-@triton.jit
-def edge_of(weight, far, own_weight, own_far, bound):
-    """The distance, by cells, that ``bound`` is reached at: less lies before it."""
-    found = tl.full((), 0, tl.int32)
-    unit = tl.full((), CELLS // 2, tl.int32)
-    while unit > 0:
-        edge = (found + unit).to(tl.float32) * CELL
-        sums = tl.where(far < edge, weight, 0.0) + tl.where(own_far < edge, own_weight, 0.0)
-        found += tl.where(tl.sum(sums, 0) < bound, unit, 0)
-        unit = unit // 2
-    return (found.to(tl.float32) + 0.5) * CELL
-
-
-@triton.jit
-def width_of(count, apart, own_count, own_apart, KEYS: tl.constexpr):
-    """The largest of some widths, CELL * 2**(i / 4), below which KEYS tokens at most are ``apart``; or the smallest."""
-    found = tl.full((), 0, tl.int32)
-    unit = tl.full((), 32, tl.int32)
-    while unit > 0:
-        width = CELL * tl.exp2((found + unit).to(tl.float32) * 0.25)
-        counts = tl.where(apart < width, count, 0) + tl.where(own_apart < width, own_count, 0)
-        found += tl.where(tl.sum(counts, 0) <= KEYS, unit, 0)
-        unit = unit // 2
-    return CELL * tl.exp2(found.to(tl.float32) * 0.25)
-
-
-@triton.jit
-def estimate(
-    at,
-    stride,
-    n,
-    largest,
-    own,
-    known,
-    best,
-    rate,
-    p,
-    groups,
-    KEYS: tl.constexpr,
-    GROUP: tl.constexpr,
-    FEW: tl.constexpr,
-):
-    """(low, high): the threshold of top_p probably is a key of low ... high - 1; about KEYS tokens have one of these.
-
-    Of each group the largest logit is known, ``own``; the others are estimated from FEW tokens, of every so many
-    groups.
-    """
-    # What follows from an estimate is checked; so it is f32, and need not be the same on all GPUs.
-    top = value_of(best)
-    scale = rate.to(tl.float32)
-    slot = tl.arange(0, FEW)
-    step = (groups + FEW // GROUP - 1) // (FEW // GROUP)
-    group = (slot // GROUP) * step
-    col = group * GROUP + slot % GROUP
-    is_sampled = (group < groups) & (col < n)
-    x = load_logits(at, stride, col, is_sampled)
-    is_sampled = is_sampled & (key_of(x) < tl.load(largest + group, mask=is_sampled, other=NO_KEY))
-    weight, far = below_top(x, top, scale)
-    weight = tl.where(is_sampled, weight * step.to(tl.float32), 0.0)
-    own_weight, own_far = below_top(value_of(own), top, scale)
-    own_weight = tl.where(known, own_weight, 0.0)
-
-    edge = edge_of(weight, far, own_weight, own_far, p.to(tl.float32) * tl.sum(weight + own_weight, 0))
-    count = tl.where(is_sampled, step, 0).to(tl.int32)
-    width = width_of(count, tl.abs(far - edge), known.to(tl.int32), tl.abs(own_far - edge), KEYS)
-    high = tl.where(edge < width, best, key_of(top - (edge - width) / scale)) + 1
-    low = key_of(top - (edge + width) / scale)
-    # (Of an infinite temperature both may be anything.)
-    low = tl.minimum(tl.maximum(low, LEAST_KEY), best)
-    return low, tl.minimum(tl.maximum(high, low + 1), best + 1)
-
-
-@triton.jit
-def narrow_kernel(
-    logits,
-    row_stride,
-    stride,
-    n,
-    each,
-    strides,
-    largest,
-    chosen,
-    state,
-    groups,
-    KEYS: tl.constexpr,
-    GROUP: tl.constexpr,
-    FEW: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
-    """The token of a row of which few tokens can be drawn, into out; what is left to do for it, into state.
-
-    largest: [rows, groups]; chosen: [rows, FEW // GROUP], the groups whose tokens are looked at; state: [rows, 4],
-    what is left to do, the keys between which the threshold of top_p lies, the largest key. FEW >= groups.
-    """
-    begin(OVERLAPS)
-    temperature, top_k, top_p, _, _, _, out = each
-    row = tl.program_id(0).to(tl.int64)
-    at = logits + row * row_stride
-    of_row = largest + row * groups
-    group = tl.arange(0, FEW)
-    known = group < groups
-    keys = tl.load(of_row + group, mask=known, other=LEAST_KEY)
-    best = tl.max(keys, 0)
-    is_bad = (best == NAN_KEY) | (best == LEAST_KEY)
-    rate, is_greedy = rate_of(temperature, row, strides[0])
-    is_few = is_greedy
-    k = tl.full((), 1, tl.int64)
-    if top_k is not None:
-        given = tl.load(top_k + row * strides[1])
-        is_few = is_few | ((given > 0) & (given < n))
-        k = tl.where(is_greedy, k, given)
-
-    left = tl.full((), WIDE, tl.int32)
-    low = tl.full((), NO_KEY, tl.int32)
-    high = tl.full((), NO_KEY, tl.int32)
-    if is_bad:
-        tl.store(out + row * strides[6], as_i64(-1))
-        left = tl.full((), DONE, tl.int32)
-    if is_few & (left == WIDE):
-        # (The largest is at the end of a search that has but one key to find.)
-        start = tl.where(is_greedy, best, LEAST_KEY)
-        maxima = tl.max(tl.reshape(keys, (FEW // NEIGHBOURS, NEIGHBOURS)), 1)
-        least = kth_largest(maxima, start, best, k)
-        count = tl.sum((known & (keys >= least)).to(tl.int32), 0)
-        if count * GROUP > FEW:
-            least = kth_largest(keys, start, best, k)
-            count = tl.sum((known & (keys >= least)).to(tl.int32), 0)
-        left = tl.where(count * GROUP <= FEW, DONE, SLOW).to(tl.int32)
-        if left == DONE:
-            is_chosen = known & (keys >= least)
-            places = chosen + row * (FEW // GROUP)
-            tl.store(places + tl.cumsum(is_chosen.to(tl.int32), 0) - 1, group, mask=is_chosen)
-            tl.debug_barrier()  # threads read what other threads of the program have written
-            token = tl.full((), 0, tl.int64)
-            if count * GROUP <= SMALL:
-                token = token_of_groups(
-                    places, count, at, stride, n, row, least, best, rate, is_greedy, each, strides, GROUP, SMALL
-                )
-            else:
-                token = token_of_groups(
-                    places, count, at, stride, n, row, least, best, rate, is_greedy, each, strides, GROUP, FEW
-                )
-            tl.store(out + row * strides[6], token)
-    if top_p is not None:
-        p = tl.load(top_p + row * strides[2]).to(tl.float64)
-        if (left == WIDE) & (p < 1.0):
-            # Loaded again: kept in registers until here, they would be spilled.
-            keys = tl.load(of_row + group, mask=known, other=LEAST_KEY)
-            low, high = estimate(at, stride, n, of_row, keys, known, best, rate, p, groups, KEYS, GROUP, FEW)
-    state += row * 4
-    tl.store(state, left)
-    tl.store(state + 1, low)
-    tl.store(state + 2, high)
-    tl.store(state + 3, best)
-
-
-@triton.jit
-def store_between(
-    at, stride, n, begins, low, high, base, found, CHUNK: tl.constexpr, PLACES: tl.constexpr, LINE: tl.constexpr
-):
-    """Store the keys low ... high - 1 of a chunk at ``found``, those of each line from its place ``base`` on.
-
-    base: [LINES]; line i has LINE tokens of each LINES * LINE. No key is stored that has a place from PLACES on.
-    """
-    line = tl.arange(0, base.shape[0])
-    for start in range(0, CHUNK, base.shape[0] * LINE):
-        col = begins + start + line[:, None] * LINE + tl.arange(0, LINE)[None, :]
-        key = key_of(load_logits(at, stride, col, col < n))
-        is_between = ((key >= low) & (key < high) & (col < n)).to(tl.int32)
-        place = base[:, None] + tl.cumsum(is_between, 1) - 1
-        tl.store(found + place, key, mask=(is_between != 0) & (place < PLACES))
-        base += tl.sum(is_between, 1)
+    x = load_logits(logits + row * row_stride, stride, col, col < n)
+    of_group = tl.reduce(x, 1, larger)
+    key = tl.where(of_group != of_group, NAN_KEY, key_of(of_group))
+    tl.store(tops + tl.program_id(0), tl.max(key, 0))
+    if largest is not None:
+        tl.store(largest + tl.program_id(0).to(tl.int64) * (CHUNK // GROUP) + group, key)
+    if masses is not None:
+        levels += row * OF_ROW
+        base = tl.load(levels + LEVELS)
+        if base == base:
+            weight = tl.exp2(tl.minimum((x - base) * rate_f32(each[0], row, strides[0]), 100.0))
+            masses += row * (LEVELS + 1) * chunks + chunk
+            tl.store(masses + LEVELS * chunks, tl.sum(weight))
+            for i in tl.static_range(LEVELS):
+                # (A product: comparison and addition are two instructions.)
+                from_level = (x >= tl.load(levels + i)).to(tl.float32) * weight
+                tl.store(masses + i * chunks, tl.sum(from_level))
 
 
 @triton.jit
@@ -319,62 +107,163 @@ def masses_kernel(
     n,
     each,
     strides,
+    levels,
+    tops,
+    masses,
     state,
     sums,
     counts,
     between,
     chunks,
     CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     PLACES: tl.constexpr,
-    LINES: tl.constexpr,
-    LINE: tl.constexpr,
+    TILE: tl.constexpr,
+    UNROLL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Of a chunk of a wide row: masses, and the keys between low and high of state.
+    """Of a chunk of a wide row: masses, and the logits between the levels low and high.
 
-    sums: [rows, 4, chunks], of all masses, of those from high on, of those that min_p keeps of the latter, and what
-    ``finish_kernel`` makes of the rest; counts: [rows, chunks], of keys of low ... high - 1; between: [rows, chunks,
-    PLACES], these keys. A program has LINES lines of LINE tokens at a time; lines fit warps, so that those that count
-    keys need not wait for each other.
+    sums: [rows, 3, chunks] i64, of all masses, of those from high on, and of those that min_p keeps of the latter;
+    counts: [rows, chunks] i32, of logits from low on that are not from high on; between: [rows, chunks, PLACES] f32,
+    these logits, in any order; state: [rows] i32, what ``narrow_kernel`` left.
     """
     begin(OVERLAPS)
     row = (tl.program_id(0) // chunks).to(tl.int64)
-    begins = (tl.program_id(0) % chunks) * CHUNK
-    at = logits + row * row_stride
-    state += row * 4
-    if tl.load(state) == WIDE:
-        rate, _ = rate_of(each[0], row, strides[0])
-        top = value_of(tl.load(state + 3))
-        low, high = tl.load(state + 1), tl.load(state + 2)
+    chunk = tl.program_id(0) % chunks
+    is_wide = True
+    if state is not None:
+        is_wide = tl.load(state + row) == WIDE
+    if is_wide:
+        at = logits + row * row_stride
+        slot = tl.arange(0, TILE)
+        key = tl.arange(0, CHUNKS)
+        top = value_of(tl.max(tl.load(tops + row * chunks + key, mask=key < chunks, other=LEAST_KEY), 0))
+        rate, is_greedy = rate_of(each[0], row, strides[0])
+        scale = scale_of(rate, top)
         least = least_of(each[3], row, strides[3])
-        of_all = tl.zeros((LINES, LINE), tl.int64)
-        of_high = tl.zeros((LINES, LINE), tl.int64)
-        of_kept = tl.zeros((LINES, LINE), tl.int64)
-        count = tl.zeros((LINES, LINE), tl.int32)
-        for start in range(0, CHUNK, LINES * LINE):
-            col = begins + start + tl.arange(0, LINES)[:, None] * LINE + tl.arange(0, LINE)[None, :]
-            x = load_logits(at, stride, col, col < n)
-            mass = tl.where(col < n, mass_of(x, top, rate), 0)
-            of_all += mass
-            if each[2] is not None:
-                key = key_of(x)
-                count += ((key >= low) & (key < high) & (col < n)).to(tl.int32)
-                mass = tl.where(key >= high, mass, 0)
-                of_high += mass
-            if each[3] is not None:
-                of_kept += tl.where(mass.to(tl.float64) < least, 0, mass)
-        of_chunk = sums + row * 4 * chunks + tl.program_id(0) % chunks
-        tl.store(of_chunk, tl.sum(tl.sum(of_all, 1), 0))
-        tl.store(of_chunk + chunks, tl.sum(tl.sum(of_high if each[2] is not None else of_all, 1), 0))
-        if each[3] is not None:
-            tl.store(of_chunk + 2 * chunks, tl.sum(tl.sum(of_kept, 1), 0))
+        low = tl.full((), float("nan"), tl.float32)
+        high = tl.full((), -float("inf"), tl.float32)
         if each[2] is not None:
-            of_line = tl.sum(count, 1)
-            tl.store(counts + tl.program_id(0), tl.sum(of_line, 0))
-            if low < high:
-                found = between + tl.program_id(0).to(tl.int64) * PLACES
-                base = tl.cumsum(of_line, 0) - of_line
-                store_between(at, stride, n, begins, low, high, base, found, CHUNK, PLACES, LINE)
+            p = tl.load(each[2] + row * strides[2])
+            if (p < 1.0) & ~is_greedy:
+                low, high = levels_between(levels, masses, p, row, chunks, CHUNKS)
+        of_all = tl.zeros((TILE,), tl.int64)
+        of_high = tl.zeros((TILE,), tl.int64)
+        of_kept = tl.zeros((TILE,), tl.int64)
+        count = tl.zeros((TILE,), tl.int32)
+        hits = tl.zeros((TILE,), tl.int32)  # a bit for each logit of a thread
+        for start in range(0, CHUNK // TILE, UNROLL):
+            bits = tl.zeros((TILE,), tl.int32)
+            for i in tl.static_range(UNROLL):
+                col = chunk * CHUNK + (start + i) * TILE + slot
+                x = load_logits(at, stride, col, col < n)
+                mass = mass_of(x, scale)
+                of_all += mass
+                if each[2] is not None:
+                    is_high = x >= high
+                    bits += tl.where((x >= low) & ~is_high, 1 << i, 0)
+                    mass = tl.where(is_high, mass, 0)
+                    of_high += mass
+                if each[3] is not None:
+                    of_kept += tl.where(mass.to(tl.float64) < least, 0, mass)
+            hits |= bits << start
+        sums += row * 3 * chunks + chunk
+        tl.store(sums, tl.sum(of_all, 0))
+        if each[2] is not None:
+            tl.store(sums + chunks, tl.sum(of_high, 0))
+            for i in tl.static_range(CHUNK // TILE):
+                count += (hits >> i) & 1
+            tl.store(counts + tl.program_id(0), tl.sum(count, 0))
+            place = tl.cumsum(count, 0) - count
+            found = between + tl.program_id(0).to(tl.int64) * PLACES
+            for _ in range(tl.max(count, 0)):
+                bit = hits & -hits
+                number = ((bit.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)) >> 23) - 127
+                x = load_logits(at, stride, chunk * CHUNK + number * TILE + slot, hits != 0)
+                tl.store(found + place, x, mask=(hits != 0) & (place < PLACES))
+                place += 1
+                hits ^= bit
+        if each[3] is not None:
+            tl.store(sums + 2 * chunks, tl.sum(of_kept, 0))
+
+
+@triton.jit
+def load_between(between, counts, start, row, chunks, CHUNKS: tl.constexpr, PLACES: tl.constexpr, TILE: tl.constexpr):
+    """(logits, whether there is one) of places start ... start + TILE - 1 of each chunk: [CHUNKS, TILE]."""
+    chunk, place = tl.arange(0, CHUNKS)[:, None], start + tl.arange(0, TILE)[None, :]
+    is_there = place < tl.load(counts + row * chunks + chunk, mask=chunk < chunks, other=0)
+    at = between + (row * chunks + chunk) * PLACES + place
+    return tl.load(at, mask=is_there, other=-float("inf")), is_there
+
+
+@triton.jit
+def threshold_among(x, is_there, scale, above, bound, least):
+    """(threshold, whether it is among them, mass that stays of each chunk), of logits ``x``, a block [chunks, tile].
+
+    As ``threshold_of``; least: the mass (f64) that min_p keeps.
+    """
+    key = tl.where(is_there, key_of(x), NO_KEY)
+    mass = tl.where(is_there, mass_of(x, scale), 0)
+    lowest = tl.full((), LEAST_KEY, tl.int32)
+    threshold, is_right = threshold_of(tl.ravel(key), tl.ravel(mass), above, lowest, bound, as_i64(0))
+    mass = tl.where((key < threshold) | (mass.to(tl.float64) < least), 0, mass)
+    return threshold, is_right & (above.to(tl.float64) < bound), tl.sum(mass, 1)
+
+
+@triton.jit
+def threshold_between(
+    between,
+    counts,
+    most,
+    row,
+    chunks,
+    scale,
+    above,
+    bound,
+    CHUNKS: tl.constexpr,
+    PLACES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """(threshold, whether it is among the logits between): as ``threshold_of``, of keys in memory.
+
+    above: the mass of greater logits than those; most: how many of them a chunk has, at most.
+    """
+    masses = tl.zeros((CHUNKS, TILE), tl.int64)
+    left = tl.zeros((CHUNKS, TILE), tl.int32)
+    lows = tl.full((CHUNKS, TILE), NAN_KEY, tl.int32)
+    highs = tl.full((CHUNKS, TILE), LEAST_KEY, tl.int32)
+    for start in range(0, most, TILE):
+        x, is_there = load_between(between, counts, start, row, chunks, CHUNKS, PLACES, TILE)
+        masses += tl.where(is_there, mass_of(x, scale), 0)
+        left += is_there.to(tl.int32)
+        lows = tl.minimum(lows, tl.where(is_there, key_of(x), NAN_KEY))
+        highs = tl.maximum(highs, tl.where(is_there, key_of(x), LEAST_KEY))
+    reached = above + tl.sum(tl.sum(masses, 1), 0)
+    is_right = (above.to(tl.float64) < bound) & (reached.to(tl.float64) >= bound)
+    low = tl.min(tl.min(lows, 1), 0)
+    high = tl.where(is_right, tl.max(tl.max(highs, 1), 0), low)
+    left = as_i64(tl.sum(tl.sum(left, 1), 0))
+    over = as_i64(0)
+    while goes_on((low, high, left, over), as_i64(0)):
+        pivots = pivots_of(low, high)
+        first = tl.zeros((CHUNKS, TILE), tl.int64)
+        second = tl.zeros((CHUNKS, TILE), tl.int64)
+        third = tl.zeros((CHUNKS, TILE), tl.int64)
+        number = tl.zeros((CHUNKS, TILE), tl.int64)
+        for start in range(0, most, TILE):
+            x, is_there = load_between(between, counts, start, row, chunks, CHUNKS, PLACES, TILE)
+            mass = tl.where(is_there, mass_of(x, scale), 0)
+            key = tl.where(is_there, key_of(x), NO_KEY)
+            first += tl.where(key >= pivots[0], mass, 0)
+            second += tl.where(key >= pivots[1], mass, 0)
+            third += tl.where(key >= pivots[2], mass, 0)
+            number += counts_from(key, pivots)
+        of_chunks = tl.reduce((first, second, third, number), 1, add_four)
+        first, second, third, number = tl.reduce(of_chunks, 0, add_four)
+        sums = (above + first, above + second, above + third)
+        low, high, left, over = narrowed((low, high, left, over), pivots, sums, number, bound)
+    return low, is_right
 
 
 @triton.jit
@@ -385,6 +274,7 @@ def finish_kernel(
     n,
     each,
     strides,
+    tops,
     state,
     sums,
     counts,
@@ -393,63 +283,62 @@ def finish_kernel(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     PLACES: tl.constexpr,
-    BETWEEN: tl.constexpr,
+    TILE: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """The token of a row that ``narrow_kernel`` left. Operands as in ``masses_kernel``; CHUNKS >= chunks.
-
-    The last of sums: running sums, over chunks, of the masses that stay of those between.
-    """
+    """The token of a row that ``narrow_kernel`` left. Operands as in ``masses_kernel``; CHUNKS >= chunks."""
     begin(OVERLAPS)
     temperature, _, top_p, min_p, seed, position, out = each
     row = tl.program_id(0).to(tl.int64)
     at = logits + row * row_stride
-    state += row * 4
-    left = tl.load(state)
+    chunk = tl.arange(0, CHUNKS)
+    known = chunk < chunks
+    best = tl.max(tl.load(tops + row * chunks + chunk, mask=known, other=LEAST_KEY), 0)
+    left = tl.full((), WIDE, tl.int32)
+    if state is not None:
+        left = tl.load(state + row)
+    if (best == NAN_KEY) | (best == LEAST_KEY):
+        tl.store(out + row * strides[6], as_i64(-1))
+        left = tl.full((), DONE, tl.int32)
     if left == WIDE:
         rate, is_greedy = rate_of(temperature, row, strides[0])
-        best = tl.load(state + 3)
-        top = value_of(best)
+        scale = scale_of(rate, value_of(best))
         least = least_of(min_p, row, strides[3])
-        chunk = tl.arange(0, CHUNKS)
-        known = chunk < chunks
-        of_chunk = sums + row * 4 * chunks + chunk
-        kept = tl.load(of_chunk + (2 if min_p is not None else 1) * chunks, mask=known, other=0)
+        of_chunk = sums + row * 3 * chunks + chunk
         threshold = tl.full((), NO_KEY, tl.int32)
+        part = 2 if min_p is not None else 1 if top_p is not None else 0
+        kept = tl.load(of_chunk + part * chunks, mask=known, other=0)
         if top_p is not None:
             p = tl.load(top_p + row * strides[2]).to(tl.float64)
-            if p < 1.0:
-                low, high = tl.load(state + 1), tl.load(state + 2)
+            if (p < 1.0) & ~is_greedy:
                 bound = part_of(p, tl.sum(tl.load(of_chunk, mask=known, other=0), 0))
                 above = tl.sum(tl.load(of_chunk + chunks, mask=known, other=0), 0)
-                of_row = counts + row * chunks
-                most = tl.max(tl.load(of_row + chunk, mask=known, other=0), 0)
-                slot = tl.arange(0, BETWEEN)
-                of, place = slot // PLACES, slot % PLACES
-                is_there = place < tl.load(of_row + of, mask=of < chunks, other=0)
-                key = tl.load(between + row * chunks * PLACES + slot, mask=is_there, other=NO_KEY)
-                mass = tl.where(is_there, mass_of(value_of(key), top, rate), 0)
-                reached = above + tl.sum(mass, 0)
-                is_right = (above.to(tl.float64) < bound) & (reached.to(tl.float64) >= bound) & (most <= PLACES)
+                most = tl.max(tl.load(counts + row * chunks + chunk, mask=known, other=0), 0)
+                is_right = most <= PLACES
+                if most <= TILE:
+                    x, is_there = load_between(between, counts, 0, row, chunks, CHUNKS, PLACES, TILE)
+                    threshold, is_right, stays = threshold_among(x, is_there, scale, above, bound, least)
+                    kept += stays
+                elif is_right:
+                    threshold, is_right = threshold_between(
+                        between, counts, most, row, chunks, scale, above, bound, CHUNKS, PLACES, (TILE + 1) // 2
+                    )
+                    for start in range(0, most, TILE):
+                        x, is_there = load_between(between, counts, start, row, chunks, CHUNKS, PLACES, TILE)
+                        mass = mass_of(x, scale)
+                        dropped = ~is_there | (key_of(x) < threshold) | (mass.to(tl.float64) < least)
+                        kept += tl.sum(tl.where(dropped, 0, mass), 1)
                 left = tl.where(is_right, WIDE, SLOW).to(tl.int32)
-                if left == WIDE:
-                    threshold = crossing(key, mass, above, low, high - 1, bound)
-                    mass = tl.where((key < threshold) | (mass.to(tl.float64) < least), 0, mass)
-                    ends = of_chunk + 3 * chunks
-                    last_of = sums + row * 4 * chunks + 3 * chunks + of
-                    tl.store(last_of, tl.cumsum(mass, 0), mask=(place == PLACES - 1) & (of < chunks))
-                    tl.debug_barrier()  # threads read what other threads of the program have written
-                    kept += tl.load(ends, mask=known, other=0) - tl.load(ends - 1, mask=known & (chunk > 0), other=0)
         if left == WIDE:
             number = drawn(seed, position, row, strides[4], strides[5], tl.sum(kept, 0), is_greedy)
             first = tl.sum((tl.cumsum(kept, 0) <= number).to(tl.int32), 0)
             number -= tl.sum(tl.where(chunk < first, kept, 0), 0)
             col = first * CHUNK + tl.arange(0, CHUNK)
             x = load_logits(at, stride, col, col < n)
-            mass = mass_of(x, top, rate)
-            dropped = (col >= n) | (key_of(x) < threshold) | (mass.to(tl.float64) < least)
+            mass = mass_of(x, scale)
+            dropped = (key_of(x) < threshold) | (mass.to(tl.float64) < least)
             upto = tl.cumsum(tl.where(dropped, 0, mass), 0)
             token = first * CHUNK + tl.sum((upto <= number).to(tl.int32), 0)
             tl.store(out + row * strides[6], as_i64(token))

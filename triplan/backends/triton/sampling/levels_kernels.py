@@ -1,0 +1,133 @@
+"""Levels of ``split``: logits of which two neighbours probably enclose the threshold of top-p.
+
+What follows from them is checked, so estimates are f32 and need not be the same on all GPUs.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.overlap import begin
+from triplan.backends.triton.sampling.narrow_kernels import has_few
+from triplan.backends.triton.sampling.shared_kernels import LOG2_E, MOST, load_logits, rate_of
+
+#: Levels of a row: LEVELS - RANKED about the estimated threshold, and those that 1 and 64 logits of the sample reach.
+LEVELS = tl.constexpr(8)
+RANKED = tl.constexpr(2)
+#: Numbers of a row that ``levels_kernel`` writes: its levels, and what the estimates of masses are relative to.
+OF_ROW = tl.constexpr(9)
+#: Cells of a histogram of the sample; the last has what is too small to have mass.
+CELLS = tl.constexpr(256)
+#: Estimates of a mass are wrong by less than this part of the sum: by roundings to f32 in sums by halves, and of
+#: exponents, of 40 at most where there is mass.
+SLACK = tl.constexpr(2.0**-14)
+
+
+@triton.jit
+def rate_f32(temperature, row, stride):
+    """1 / temperature in units of log(2), for estimates: f32 that is neither 0 nor infinite."""
+    rate, _ = rate_of(temperature, row, stride)
+    return tl.minimum(tl.maximum(rate * LOG2_E, 1e-30), 1e30).to(tl.float32)
+
+
+@triton.jit
+def reached_by(level):
+    """How many logits of the sample reach a level of those by rank."""
+    return tl.where(level == LEVELS - 1, 1.0, 64.0)
+
+
+@triton.jit
+def extremes(a0, a1, b0, b1):
+    return tl.maximum(a0, b0), tl.minimum(a1, b1)
+
+
+@triton.jit
+def nearest(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, tl.maximum(a1, b1), tl.minimum(a2, b2)
+
+
+@triton.jit
+def cell_at(target, upto):
+    """Where the running sums ``upto`` [targets, cells] of cells reach each ``target`` [targets]; in cells."""
+    target = target[:, None]
+    is_less = upto < target
+    before = tl.where(is_less, upto, 0.0)
+    whole, before, after = tl.reduce((is_less.to(tl.float32), before, tl.where(is_less, 1e38, upto)), 1, nearest)
+    part = (tl.reshape(target, whole.shape) - before) / tl.maximum(after - before, 1e-30)
+    return whole + tl.minimum(tl.maximum(part, 0.0), 1.0)
+
+
+@triton.jit
+def levels_kernel(
+    logits,
+    row_stride,
+    stride,
+    n,
+    each,
+    strides,
+    levels,
+    SAMPLE: tl.constexpr,
+    RUN: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """levels[row] = LEVELS logits, and the largest of the sample of SAMPLE tokens; [rows, OF_ROW] f32.
+
+    The largest is NaN in rows that ``narrow_kernel`` takes, whose levels are not written.
+
+    Of every so many runs of RUN tokens one is taken. Their histogram over the logits gives the mass above a logit, and
+    so the logits at which it is ``top_p``, less or more some deviations of such an estimate.
+    """
+    begin(OVERLAPS)
+    row = tl.program_id(0).to(tl.int64)
+    levels += row * OF_ROW
+    if has_few(each, strides, row, n):
+        tl.store(levels + LEVELS, float("nan"))
+    else:
+        slot = tl.arange(0, SAMPLE)
+        step = ((n + RUN - 1) // RUN + SAMPLE // RUN - 1) // (SAMPLE // RUN)
+        col = (slot // RUN) * step * RUN + slot % RUN
+        x = load_logits(logits + row * row_stride, stride, col, col < n)
+        x = tl.where(x != x, -float("inf"), x)
+        top, least = tl.reduce((x, tl.where(x == -float("inf"), float("inf"), x)), 0, extremes)
+        rate = rate_f32(each[0], row, strides[0])
+        least = tl.maximum(least, top - 40.0 / rate)  # in units of log(2): nothing has mass below
+        width = tl.maximum((top - least) / (CELLS - 2), 1e-30)
+        cell = tl.minimum(tl.maximum(((top - x) / width).to(tl.int32), 0), CELLS - 2)
+        count = tl.histogram(tl.where(x >= least, cell, CELLS - 1), CELLS).to(tl.float32)
+        cell = tl.arange(0, CELLS)
+        weight = tl.exp2(-(cell.to(tl.float32) + 0.5) * width * rate)
+        weight = tl.where(cell == CELLS - 1, 0.0, weight)
+        own = count * weight
+        upto = tl.cumsum(own, 0)
+        p = tl.load(each[2] + row * strides[2])
+        bound = p * tl.sum(own, 0)
+        part = tl.where(upto < bound, 1.0 - p, p)
+        deviation = tl.sqrt(tl.sum(own * weight * part * part, 0))
+        level = tl.arange(0, LEVELS)
+        away = level.to(tl.float32) - 2.5  # about 0.5, 2 and 5 deviations
+        mass = tl.maximum(bound + away * (0.9 + 0.18 * away * away) * deviation, 0.0)
+        by_mass = level < LEVELS - RANKED
+        target = tl.where(by_mass, mass, reached_by(level))
+        upto = tl.where(by_mass[:, None], upto[None, :], tl.cumsum(count, 0)[None, :])
+        found = top - width * cell_at(target, upto)
+        is_finite = tl.abs(top) <= MOST
+        tl.store(levels + level, tl.maximum(tl.where(is_finite, found, top), -MOST))
+        tl.store(levels + LEVELS, tl.where(is_finite, top, 0.0))
+
+
+@triton.jit
+def levels_between(levels, masses, p, row, chunks, CHUNKS: tl.constexpr):
+    """(low, high): the threshold of top-p is a logit x with low <= x and not x >= high; NaN if no level is above it."""
+    chunk = tl.arange(0, CHUNKS)
+    level = tl.arange(0, LEVELS)
+    masses += row * (LEVELS + 1) * chunks
+    known = chunk < chunks
+    of_level = tl.load(masses + level[:, None] * chunks + chunk[None, :], mask=known[None, :], other=0.0)
+    bound = p.to(tl.float32) * tl.sum(tl.load(masses + LEVELS * chunks + chunk, mask=known, other=0.0), 0)
+    reached = tl.sum(of_level, 1)
+    x = tl.load(levels + row * OF_ROW + level)
+    low = tl.max(tl.where(reached >= bound * (1.0 + SLACK), x, -MOST), 0)
+    high = tl.min(tl.where(reached < bound * (1.0 - SLACK), x, float("inf")), 0)
+    return low, tl.where(high == float("inf"), float("nan"), high)
