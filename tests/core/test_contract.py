@@ -45,7 +45,7 @@ def test_sku_round_trips_and_says_what_the_kernel_is(op: str) -> None:
 def test_args_fields_are_the_operands(op: str) -> None:
     desc = SAMPLES[op].replace(
         **known(SAMPLES[op], out_of_bounds="error", residual=True, mask="f32", amsgrad=True, slopes=True, sink=True),
-        **known(SAMPLES[op], copy_element="bf16", branch_element="bf16", branch_gradient=True, dropout=True),
+        **known(SAMPLES[op], copy_element="bf16", branch_element="bf16", branch_gradient=True, dropout=True, relu=True),
     )
     args = tp.plan_type(op).args_type
     if issubclass(args, tp.NamedArgs):
@@ -212,6 +212,8 @@ def changed(desc: tp.Descriptor, name: str) -> object:
         return (value[0], ("b", "f16", "list"))
     if name in CHANGED:
         return CHANGED[name]
+    if name == "residual" and not getattr(desc, "relu", True):
+        return None  # needs relu
     if name == "layouts":
         return {desc.operands()[0].name: "strided"}
     if isinstance(value, bool):

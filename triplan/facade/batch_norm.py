@@ -15,7 +15,7 @@ from triplan.descriptors import (
 from triplan.facade.plan import Plan
 
 __all__ = ["BatchNormArgs", "BatchNormBackwardArgs", "BatchNormBackwardPlan", "BatchNormPlan"]
-__all__ += ["GroupNormArgs", "GroupNormBackwardPlan", "GroupNormPlan"]
+__all__ += ["GroupNormArgs", "GroupNormBackwardArgs", "GroupNormBackwardPlan", "GroupNormPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +74,19 @@ class GroupNormPlan(Plan[GroupNormDescriptor, GroupNormArgs]):
     descriptor_type, args_type = GroupNormDescriptor, GroupNormArgs
 
 
-class GroupNormBackwardPlan(Plan[GroupNormBackwardDescriptor, BatchNormBackwardArgs]):
-    descriptor_type, args_type = GroupNormBackwardDescriptor, BatchNormBackwardArgs
+@dataclass(frozen=True, slots=True)
+class GroupNormBackwardArgs:
+    """``mean`` and ``rstd`` are those of the forward op."""
+
+    dout: Tensor
+    x: Tensor
+    mean: Tensor
+    rstd: Tensor
+    dx: Tensor
+    weight: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+
+
+class GroupNormBackwardPlan(Plan[GroupNormBackwardDescriptor, GroupNormBackwardArgs]):
+    descriptor_type, args_type = GroupNormBackwardDescriptor, GroupNormBackwardArgs
