@@ -7,7 +7,7 @@ A segment is the run of sorted contributions to one slot. ``segments_kernels`` d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import triton.language as tl
@@ -111,7 +111,10 @@ def _items(s: Sorted) -> int:
 
 
 def _items_tile(desc: IndexingDescriptor, s: Sorted) -> Tile:
-    return tile(desc, s.slots if s.by_slot else min(s.count, POSITIONS), s.inner)
+    found = tile(desc, s.slots if s.by_slot else min(s.count, POSITIONS), s.inner)
+    walked = not (s.g.dense.layout.packed or s.g.table.layout.packed)
+    # Each lane of a thread has two addresses then: those of eight lanes do not fit in registers on sm80.
+    return replace(found, rows=found.rows // 2) if walked and found.rows * found.cols > 128 * found.warps else found
 
 
 def _windows(s: Sorted) -> int:
