@@ -79,12 +79,12 @@ class Binary:
         return next((str(t) for _, t in self.source.signature if str(t).startswith(("*", "tensordesc"))), "")
 
     def sizes(self) -> Iterator[Hashable]:
-        """What registers depend on: every tile for every element, every function for every element and area."""
+        """What registers depend on: elements for every area of a tile, and functions for every element and area."""
         s = self.source
         elements = frozenset(t for _, t in s.signature if str(t).startswith(("*f", "*b", "tensordesc")))
         functions = tuple(v.__name__ for _, v in s.constexprs if hasattr(v, "__name__"))
         area = prod(v for n, v in self.tile if str(n).startswith("BLOCK")) // s.num_warps
-        yield self.numbers, elements, s.num_warps, s.num_stages
+        yield elements, self.work
         yield functions, elements
         yield functions, area
 
