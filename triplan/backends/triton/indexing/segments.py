@@ -113,8 +113,10 @@ def _items(s: Sorted) -> int:
 def _items_tile(desc: IndexingDescriptor, s: Sorted) -> Tile:
     found = tile(desc, s.slots if s.by_slot else min(s.count, POSITIONS), s.inner)
     walked = not (s.g.dense.layout.packed or s.g.table.layout.packed)
+    if not walked or found.rows * found.cols <= 128 * found.warps:
+        return found
     # Each lane of a thread has two addresses then: those of eight lanes do not fit in registers on sm80.
-    return replace(found, rows=found.rows // 2) if walked and found.rows * found.cols > 128 * found.warps else found
+    return replace(found, rows=found.rows // 2) if found.rows > 1 else replace(found, cols=found.cols // 2)
 
 
 def _windows(s: Sorted) -> int:
