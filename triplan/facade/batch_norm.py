@@ -41,8 +41,8 @@ class BatchNormPlan(Plan[BatchNormDescriptor, BatchNormArgs]):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormBackwardArgs:
-    """``mean``, ``rstd`` and ``out`` are those of the forward op."""
+class GroupNormBackwardArgs:
+    """``mean`` and ``rstd`` are those of the forward op."""
 
     dout: Tensor
     x: Tensor
@@ -52,6 +52,12 @@ class BatchNormBackwardArgs:
     weight: Tensor | None = None
     dweight: Tensor | None = None
     dbias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormBackwardArgs(GroupNormBackwardArgs):
+    """``mean``, ``rstd`` and ``out`` are those of the forward op."""
+
     out: Tensor | None = None
     dresidual: Tensor | None = None
 
@@ -72,20 +78,6 @@ class GroupNormArgs:
 
 class GroupNormPlan(Plan[GroupNormDescriptor, GroupNormArgs]):
     descriptor_type, args_type = GroupNormDescriptor, GroupNormArgs
-
-
-@dataclass(frozen=True, slots=True)
-class GroupNormBackwardArgs:
-    """``mean`` and ``rstd`` are those of the forward op."""
-
-    dout: Tensor
-    x: Tensor
-    mean: Tensor
-    rstd: Tensor
-    dx: Tensor
-    weight: Tensor | None = None
-    dweight: Tensor | None = None
-    dbias: Tensor | None = None
 
 
 class GroupNormBackwardPlan(Plan[GroupNormBackwardDescriptor, GroupNormBackwardArgs]):

@@ -165,7 +165,7 @@ def _make_backward(
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
         dout, x, mean, rstd, weight, bias, ctx.how, *relu = inputs
-        ctx.biased, ctx.added = bias is not None, bool(relu and relu[1])
+        ctx.biased, ctx.passes_on = bias is not None, bool(relu and relu[1])
         ctx.save_for_backward(dout, x, mean, rstd, weight, *relu[:1])
 
     def second(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor, *of_passed: Tensor) -> Any:
@@ -197,7 +197,7 @@ def _make_backward(
             to_d = to_d + _each(of_dbias.to(rstd.dtype), x)
         to_d = to_d.to(dout.dtype)
         if out is not None:
-            to_d = _where_positive(out, to_d + of_passed[0] if ctx.added else to_d)
+            to_d = _where_positive(out, to_d + of_passed[0] if ctx.passes_on else to_d)
         more = (None,) * (2 * len(relu))
         return to_d, to_c.to(x.dtype), -own.total(to_c), to_r, to_weight, None, None, *more
 
