@@ -40,11 +40,13 @@ def reached_by(level):
 
 @triton.jit
 def extremes(a0, a1, b0, b1):
+    """(max(a0, b0), min(a1, b1)), of tensors of one shape."""
     return tl.maximum(a0, b0), tl.minimum(a1, b1)
 
 
 @triton.jit
 def nearest(a0, a1, a2, b0, b1, b2):
+    """(a0 + b0, max(a1, b1), min(a2, b2)), of tensors of one shape."""
     return a0 + b0, tl.maximum(a1, b1), tl.minimum(a2, b2)
 
 

@@ -50,6 +50,7 @@ from triplan.backends.triton.sampling.shared_kernels import (
 
 @triton.jit
 def larger(a, b):
+    """max(a, b), of tensors of one shape; NaN if one is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
