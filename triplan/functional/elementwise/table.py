@@ -99,7 +99,9 @@ def call(
     written = out if target is None else target
     assert written is not None
     recorded = target is not None and (needs_grad((target, *tensors)) or transformed())
-    if recorded and text in BY_RESULT and not (is_compiling() or transformed() or any_dtensor(tensors)):
+    # (Autograd gives a view that is written another node, and so a result that it saves: second derivatives fail.)
+    alone = text in BY_RESULT and not (is_compiling() or transformed() or any_dtensor(tensors))
+    if recorded and alone and not written._is_view():
         refuse_leaf(written)
         changed: Tensor = _InPlace.apply(written, text, numbers)  # type: ignore[no-untyped-call]
         return changed
