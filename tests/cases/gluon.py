@@ -453,7 +453,7 @@ def _argument(arg: Any, tensors: Mapping[str, Any], workspace: Tensor) -> Any:
         tensor = tensors[arg.operand]
         if arg.copy is not None:
             memory = workspace[arg.copy.offset :].view(arg.element.torch)
-            return Map(memory.as_strided(arg.copy.shape, arg.copy.strides, memory.storage_offset()), arg)
+            tensor = memory.as_strided(arg.copy.shape, arg.copy.strides, memory.storage_offset())
         if arg.view is not None:
             for axis, first, stop, step in arg.view:
                 tensor = tensor[(slice(None),) * axis + (slice(first, stop, step),)]

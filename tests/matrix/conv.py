@@ -43,10 +43,8 @@ def boxes(op: str) -> Iterator[tp.Descriptor]:
 
 
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
-    if entry == "converted_wgmma" and "wgmma" not in name:
-        return (), ()
-    if entry.endswith("wgmma") and name != "conv2d_fold_kernel":
-        return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor"), ()
+    if entry.endswith("wgmma") or entry == "windowed":
+        return ((r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor") if "wgmma" in name else ()), ()
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
         return ((VECTORS,) if desc.element.itemsize <= 4 else ()), ()
     if desc.in_channels != 256 or name == "conv2d_fold_kernel":

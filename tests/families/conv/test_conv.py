@@ -284,6 +284,11 @@ def test_what_is_selected() -> None:
         assert tp.plan(last, target=H200).sku().kernel == "wgmma"
         assert tp.plan(last, target="a100").sku().kernel == "tiles"
         assert tp.plan(last.replace(groups=4), target=H200).sku().kernel == "tiles"
+        rgb = last.replace(in_channels=3, kernel=(7, 7), stride=(2, 2), padding=(3, 3, 3, 3))
+        first = rgb.replace(layouts={name: layout for name, layout in rgb.layouts if "out" in name})
+        for desc, otherwise in ((rgb, "tiles"), (first, "converted")):
+            wanted = otherwise if op == "conv2d_backward_input" else "windowed"
+            assert tp.plan(desc, target=H200).sku().kernel == wanted
 
 
 def test_what_the_hopper_kernel_refuses() -> None:
@@ -424,3 +429,69 @@ def test_boxes_of_pixels(case: str, op: str, where: str) -> None:
         assert copied is not None or case == "one pixel"
         if copied is not None:
             assert check_plan(copied, runs=2).compared
+
+
+#: Sizes, strides, padding and gaps of images of few channels.
+NARROW: dict[str, dict[str, Any]] = {
+    "rgb": {
+        "in_channels": 3,
+        "out_channels": 64,
+        "height": 61,
+        "width": 58,
+        "kernel": (7, 7),
+        "stride": (2, 2),
+        "padding": (3, 3, 3, 3),
+    },
+    "grey": {
+        "in_channels": 1,
+        "out_channels": 40,
+        "height": 28,
+        "width": 28,
+        "kernel": (3, 3),
+        "padding": (1, 1, 1, 1),
+    },
+    "unequal": {
+        "in_channels": 5,
+        "out_channels": 136,
+        "height": 19,
+        "width": 41,
+        "kernel": (2, 5),
+        "stride": (1, 3),
+        "padding": (0, 1, 2, 0),
+        "dilation": (2, 1),
+    },
+    "long": {"in_channels": 20, "out_channels": 8, "height": 9, "width": 9, "kernel": (3, 5)},
+}
+
+
+@pytest.mark.parametrize("where", ["gpu"])
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["conv2d", "conv2d_backward_weight"])
+@pytest.mark.parametrize("case", NARROW)
+def test_windows(case: str, op: str, where: str) -> None:
+    """Images of few channels, with and without a bias, in both orders of axes."""
+    for number, element in enumerate(("bf16", "f16")):
+        bias = {"has_bias": bool(number)} if op == "conv2d" else {}
+        desc = tp.descriptor_types()[op](**{**FIELDS, "batch": 3, **NARROW[case], **bias}, element=element)
+        operands = [o for o in desc.operands() if len(o.shape) == 4]
+        loose = tp.Layout.strided(unit_axis=1, alignment=16)
+        last = {o.name: loose if o.shape[1] % 8 else LAST for o in operands}
+        first = {o.name: LAST for o in operands if o.name in ("out", "dout")}
+        for layouts in (last, first):
+            assert check_plan(required(desc.replace(layouts=layouts), "windowed", target(where)), runs=2).compared
+
+
+@pytest.mark.interpret
+def test_padded_copies() -> None:
+    """What windows are read from: columns and channels that the image does not have are 0."""
+    from triplan.backends.triton.conv.windowed_kernels import conv2d_pad_kernel
+
+    x = torch.randn(2, 3, 4, 9).to(memory_format=torch.channels_last)
+    for channels, left, columns in ((4, 3, 14), (8, 0, 7), (4, 0, 300)):
+        out = torch.full((2, 4, columns, channels), torch.nan)
+        width, block = columns * channels, 256
+        blocks = -(-width // block)
+        sizes = (3, 4, 9, left, width, blocks)
+        conv2d_pad_kernel[(8 * blocks,)](x, out, x.stride(), *sizes, CHANNELS=channels, BLOCK=block)
+        added = (0, channels - 3, left, columns - left - 9)
+        assert torch.equal(out, torch.nn.functional.pad(x.permute(0, 2, 3, 1), added))

@@ -10,7 +10,9 @@ from cases import H200
 from cases.gluon import emulate
 
 import triplan as tp
-from triplan.backends.triton.conv import wgmma
+from triplan.backends.runtime.launch import Launch, Scratch
+from triplan.backends.triton.conv import wgmma, windowed
+from triplan.descriptors.conv import Conv2dProblem
 
 #: So few programs that each has several tiles.
 FEW = tp.Target(arch=H200.arch, sm_count=3, shared_memory=H200.shared_memory)
@@ -37,29 +39,87 @@ def drawn(desc: tp.Descriptor) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", CASES)
-def test_convolutions(name: str, op: str) -> None:
-    (batch, channels, height, width, filters, *kernel), options = CASES[name]
+def problem(op: str, sizes: tuple[int, ...], options: dict[str, Any], multiple: int) -> Any:
+    """Channels last, with strides that are multiples of ``multiple`` if their channels are."""
+    batch, channels, height, width, filters, *kernel = sizes
     cls: Any = tp.descriptor_types()[op]
-    sizes = {"batch": batch, "in_channels": channels, "height": height, "width": width, "out_channels": filters}
+    named = {"batch": batch, "in_channels": channels, "height": height, "width": width, "out_channels": filters}
     options = {k: v for k, v in options.items() if k in cls.model_fields}
-    desc = cls(element="bf16", kernel=tuple(kernel), **sizes, **options)
-    last = tp.Layout.strided(alignment=16, unit_axis=1, stride_multiple=8)
-    desc = desc.replace(layouts={o.name: last for o in desc.operands() if len(o.shape) == 4})
-    assert wgmma.supports(desc, FEW), wgmma.supports(desc, FEW)
-    x = drawn(desc)
-    workspace = torch.full((wgmma.workspace(desc, FEW),), 255, dtype=torch.uint8)
-    build = wgmma.build_weight if op.endswith("weight") else wgmma.build
-    for launch in build(desc, FEW):
-        if launch.kernel.is_gluon():
-            emulate(launch, x, workspace)
-        else:  # adds the parts, in another language
-            k, c, r, s = x["dweight"].shape
-            parts = workspace.view(torch.float32).view(-1, k, r, s, c)
-            x["dweight"].copy_(parts.sum(0).permute(0, 3, 1, 2))
-    compute = tp.TABLE.reference(op).compute
+    desc = cls(element="bf16", kernel=tuple(kernel), **named, **options)
+
+    def last(o: tp.Operand) -> tp.Layout:
+        return tp.Layout.strided(alignment=16, unit_axis=1, stride_multiple=1 if o.shape[1] % multiple else multiple)
+
+    return desc.replace(layouts={o.name: last(o) for o in desc.operands() if len(o.shape) == 4})
+
+
+def agrees(desc: Any, x: dict[str, Any]) -> None:
+    compute = tp.TABLE.reference(desc.op).compute
     assert compute is not None
     given = {n: t.double() for n, t in x.items() if not desc.operand(n).is_written}
     for output, wanted in compute(desc, given).items():
         assert torch.equal(x[output], wanted.to(x[output].dtype)), output
+
+
+def folded(launch: Launch, desc: Conv2dProblem, x: dict[str, Any], workspace: torch.Tensor) -> None:
+    """Adds the parts, in another language."""
+    at, channels = launch.args["parts"], launch.args["channels"].value  # type: ignore[union-attr]
+    assert isinstance(at, Scratch)
+    k, c, r, s = x["dweight"].shape
+    parts = workspace[at.offset :].view(torch.float32).view(-1, k, r, s, channels)
+    x["dweight"].copy_(parts.sum(0).permute(0, 3, 1, 2)[:, :c])
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", CASES)
+def test_convolutions(name: str, op: str) -> None:
+    desc = problem(op, *CASES[name], multiple=8)
+    assert wgmma.supports(desc, FEW), wgmma.supports(desc, FEW)
+    x = drawn(desc)
+    workspace = torch.full((wgmma.workspace(desc, FEW),), 255, dtype=torch.uint8)
+    for launch in (wgmma.build_weight if op.endswith("weight") else wgmma.build)(desc, FEW):
+        if launch.kernel.is_gluon():
+            emulate(launch, x, workspace)
+        else:
+            folded(launch, desc, x, workspace)
+    agrees(desc, x)
+
+
+#: As ``CASES``, of few channels: windows of several strides, and rows of a copy that end in padding or before x does.
+NARROW: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "rgb": ((2, 3, 15, 18, 72, 7, 7), {"padding": (3, 3, 3, 3), "stride": (2, 2), "has_bias": True}),
+    "grey": ((3, 1, 12, 10, 64, 3, 3), {"padding": (1, 1, 1, 1)}),
+    "unequal": ((2, 5, 11, 14, 64, 2, 5), {"padding": (0, 1, 2, 0), "stride": (1, 3), "dilation": (2, 1)}),
+    "pointwise": ((2, 12, 7, 9, 8, 1, 1), {"stride": (2, 4)}),
+    "long": ((1, 20, 9, 9, 64, 3, 5), {"padding": (1, 1, 2, 2)}),
+}
+
+
+@pytest.mark.parametrize("op", ["conv2d", "conv2d_backward_weight"])
+@pytest.mark.parametrize("name", NARROW)
+def test_windows(name: str, op: str) -> None:
+    desc = problem(op, *NARROW[name], multiple=8)
+    assert windowed.supports(desc, FEW), windowed.supports(desc, FEW)
+    x = drawn(desc)
+    workspace = torch.full((windowed.workspace(desc, FEW),), 255, dtype=torch.uint8)
+    for launch in (windowed.build_weight if op.endswith("weight") else windowed.build)(desc, FEW):
+        if launch.kernel.is_gluon():
+            emulate(launch, x, workspace)
+        elif "parts" in launch.args:
+            folded(launch, desc, x, workspace)
+        else:
+            padded(launch, desc, x, workspace)
+    agrees(desc, x)
+
+
+def padded(launch: Launch, desc: Any, x: dict[str, Any], workspace: torch.Tensor) -> None:
+    """Copies an operand with padding, in another language."""
+    name, to = launch.args["source"].operand, launch.args["out"]  # type: ignore[union-attr]
+    assert isinstance(to, Scratch)
+    channels = launch.constexprs["CHANNELS"]
+    assert isinstance(channels, int)
+    left, columns = launch.args["left"].value, launch.args["width"].value // channels  # type: ignore[union-attr]
+    t = x[name].permute(0, 2, 3, 1)
+    added = (0, channels - t.shape[3], left, columns - left - t.shape[2])
+    copy = torch.nn.functional.pad(t, added).contiguous().view(torch.uint8).flatten()
+    workspace[to.offset : to.offset + copy.numel()] = copy

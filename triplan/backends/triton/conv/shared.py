@@ -157,14 +157,13 @@ def parts_bytes(desc: Conv2dProblem, parts: int) -> int:
 def of_parts(desc: Conv2dProblem, parts: int, each: int) -> dict[str, Arg]:
     """Operands and extents of what sums pixels. Several parts are written (part, filter, tap, channel)."""
     x, dout, out = (desc.operand(name) for name in ("x", "dout", "dweight"))
-    apart = (count(desc.taps * desc.channels), None, count(desc.kernel[1] * desc.channels), count(desc.channels))
     return {
         "x": values(x),
         "dout": values(dout),
         "out": Scratch(0, desc.element.compute) if parts > 1 else values(out),
         "x_strides": axis_strides(x),
         "dout_strides": axis_strides(dout),
-        "out_strides": apart if parts > 1 else axis_strides(out),
+        "out_strides": strides_of_parts(desc) if parts > 1 else axis_strides(out),
         "part_stride": count(out.numel),
         "pixels": Int(pixels(desc)),
         "each": count(each),
@@ -175,20 +174,30 @@ def of_parts(desc: Conv2dProblem, parts: int, each: int) -> dict[str, Arg]:
     }
 
 
+def strides_of_parts(desc: Conv2dProblem) -> tuple[Arg, ...]:
+    """Of a part's sums, by the axes of the gradient of weight."""
+    return count(desc.taps * desc.channels), None, count(desc.kernel[1] * desc.channels), count(desc.channels)
+
+
 def fold(desc: Conv2dProblem, parts: int) -> list[Launch]:
     """The launch that adds several parts in their order."""
-    if parts == 1:
-        return []
+    return [folded(desc, parts, Scratch(0, desc.element.compute), None)] if parts > 1 else []
+
+
+def folded(desc: Conv2dProblem, parts: int, sums: Scratch, channels: int | None) -> Launch:
+    """The launch that adds parts, which have so many ``channels`` under a tap (None: those of the problem)."""
     out = desc.operand("dweight")
+    elements = desc.filters * desc.taps * (channels or desc.channels)
     args: dict[str, Arg] = {
-        "parts": Scratch(0, desc.element.compute),
+        "parts": sums,
         "out": values(out),
         "out_strides": axis_strides(out),
-        "elements": count(out.numel),
+        "elements": count(elements),
         "count": Int(parts),
-        "channels": count(desc.channels),
+        "channels": count(channels or desc.channels),
+        "kept": None if channels is None else count(desc.channels),
         "kernel_rows": Int(desc.kernel[0]),
         "kernel_columns": Int(desc.kernel[1]),
     }
-    grid = -(-out.numel // FOLD_BLOCK)
-    return [Launch(kernels.conv2d_fold_kernel, grid, args, {"BLOCK": FOLD_BLOCK}, num_warps=4)]
+    grid = -(-elements // FOLD_BLOCK)
+    return Launch(kernels.conv2d_fold_kernel, grid, args, {"BLOCK": FOLD_BLOCK}, num_warps=4)

@@ -45,6 +45,7 @@ def conv2d_fold_kernel(
     elements,
     count,
     channels,
+    kept,
     kernel_rows,
     kernel_columns,
     BLOCK: tl.constexpr,
@@ -52,7 +53,7 @@ def conv2d_fold_kernel(
     """out = the sum of ``count`` ``parts``, in their order: BLOCK of ``elements``.
 
     ``parts`` (part, filter, tap row, tap column, channel), packed, in the accumulator; ``out`` (filter, channel, tap
-    row, tap column).
+    row, tap column), which has the first ``kept`` channels (None: all).
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
@@ -64,4 +65,6 @@ def conv2d_fold_kernel(
     row, rest = rest % kernel_rows, rest // kernel_rows
     place = offset(rest, out_strides[0]) + offset(channel, out_strides[1])
     place += offset(row, out_strides[2]) + offset(column, out_strides[3])
+    if kept is not None:
+        inside = inside & (channel < kept)
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)

@@ -200,7 +200,7 @@ def _divided(desc: Conv2dProblem, tile: Tile) -> tuple[float, int, int]:
     return cost(best), -(-boxes // each), each
 
 
-def _parts(desc: Conv2dProblem) -> tuple[int, int]:
+def parts_of(desc: Conv2dProblem) -> tuple[int, int]:
     """Parts of the gradient of weight, and the boxes of each."""
     return _divided(desc, tile_of(desc))[1:]
 
@@ -257,7 +257,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
     if shared.of_weight(desc):
-        return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), _parts(desc)[0])
+        return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), parts_of(desc)[0])
     return shared.guaranteed(desc, desc.multiplicands, _reduced(desc) * desc.taps, 1)
 
 
@@ -270,7 +270,7 @@ def numerics(desc: Conv2dProblem) -> str | None:
 
 
 def workspace(desc: Conv2dProblem, target: Target) -> int:
-    return shared.parts_bytes(desc, _parts(desc)[0]) if shared.of_weight(desc) else 0
+    return shared.parts_bytes(desc, parts_of(desc)[0]) if shared.of_weight(desc) else 0
 
 
 # --- launches ---
@@ -375,7 +375,7 @@ def _strides(desc: Conv2dProblem, dense: bool) -> dict[str, object]:
 
 def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The gradient of weight: each part of the boxes, then the sum of the parts."""
-    tile, (parts, each) = tile_of(desc), _parts(desc)
+    tile, (parts, each) = tile_of(desc), parts_of(desc)
     if desc.operand("dweight").numel == 0:
         return []
     tiles = _tiles(desc, tile)
