@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import H200
-from proofs import target
+from proofs import run, target
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
@@ -298,6 +298,29 @@ def test_every_geometry(where: str, geometry: Any) -> None:
         cls: Any = tp.descriptor_types()[op]
         desc = cls(op=op, element=element, input_shape=shape, reduce_axes=axes, layouts=layouts)
         assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+
+
+#: (op, element, elements of a line): of more than a block, in one chunk and in several, beside a multiple of 16 bytes.
+ODD_LINES = (
+    *(("sum", "bf16", n) for n in (2049, 2055, 6143, 40_001)),
+    *(("prod", "f32", 1027), ("amax", "f16", 4101), ("amin", "i8", 4097), ("logsumexp", "f32", 1539)),
+    *(("any", "bool", 2051), ("mean", "f64", 1025), ("vector_norm", "bf16", 17_001)),
+)
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(("op", "element", "n"), ODD_LINES)
+def test_lines_that_begin_anywhere(op: str, element: str, n: int, where: str) -> None:
+    """Right; and equal lines have equal bits, at whatever address they begin."""
+    cls: Any = tp.descriptor_types()[op]
+    desc = cls(op=op, element=element, input_shape=(9, n), reduce_axes=(1,))
+    plan = tp.plan(desc, target=target(where))
+    assert check_plan(plan, runs=1).compared
+    line = (drawn(n) / 8 + (op == "prod")).to(desc.element.torch)
+    found = run(plan, {"x": line.expand(9, n).contiguous()})["out"]
+    assert torch.equal(found, found[:1].expand_as(found))
 
 
 def test_the_length_of_a_line_decides_its_bits() -> None:

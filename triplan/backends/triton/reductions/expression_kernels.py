@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import PLAIN, element_of, finished, folded, merged, offset_of
 
 #: How an operand's offset changes along the rows or the columns of a tile: not at all, by 1, or by strides.
@@ -90,6 +91,7 @@ def reduce_expression_kernel(
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[r] = finish(accumulate over k of FUNCTION(inputs[r, k], scalars)), if ``chunks`` > 1 accumulators of chunks.
 
@@ -97,6 +99,7 @@ def reduce_expression_kernel(
     along r and k as ROW_STEPS[i] and COLUMN_STEPS[i] say: what does not is loaded as a vector or a number. out: [lanes]
     of RESULT; firsts: [lanes, chunks] of COMPUTE, or None. The tiles are those of ``reduce_kernel``.
     """
+    begin(OVERLAPS)
     group = tl.program_id(0) // chunks
     if ACROSS:
         blocks = tl.cdiv(along[0], ROWS)

@@ -90,6 +90,8 @@ STEPS: tuple[int, ...] = (CONSTANT.value, UNIT.value, STRIDED.value)
 #: Kinds with two accumulators.
 PAIRS = (do.ARGMAX, do.ARGMIN, do.MOMENTS, do.EXPONENTIALS)
 POSITIONS = (do.ARGMAX, do.ARGMIN)
+#: Kinds whose accumulators do not know how many elements, or which, they have seen.
+TURNED = (do.SUM, do.PRODUCT, do.MAX, do.MIN, do.EXPONENTIALS)
 
 
 class Dim(NamedTuple):
@@ -284,6 +286,7 @@ class Plan:
             "ACROSS": self.across is not None,
             "UNIT": self.unit,
             "VECTOR": self._vectors(tile.block)[self._lead],
+            "SHIFT": self._shift(tile),
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
             "COLUMN_STEPS": tuple(map(self._column_step, range(len(self.reads)))),
@@ -306,6 +309,13 @@ class Plan:
         if self.unit or self.across is not None or not self.reduced:
             return (1,) * len(self.reads)
         return tuple(vector(o, [d.reads[i] for d in self.reduced]) for i, o in enumerate(self.reads))
+
+    def _shift(self, tile: Tile) -> int:
+        """Elements of a vector, if long lines begin at any of them; else 1."""
+        vector = 16 // self.x.element.itemsize
+        aligned = all(_distance(self.x, d.reads[self._lead]) % 16 == 0 for d in self.kept)
+        long = self.unit and self.n > tile.block and vector > 1 and self.x.alignment >= 16
+        return vector if long and not aligned and self.kind.accumulates in TURNED else 1
 
     def _row_step(self, i: int) -> int:
         """How the offset of operand ``i`` changes along the lines of a tile."""
@@ -347,7 +357,8 @@ class Plan:
             return None
         desc = self.desc
         promised = ".".join(f"{min(o.alignment, 16)}.{min(power_of_two_in(self._distance(o)), 16)}" for o in self.reads)
-        found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{2 if self.tree is None else 1}"
+        version = 1 if self.tree is not None else 3 if self._shift(self.tile) > 1 else 2
+        found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{version}"
         found += f".{self.tile.text}.{self.chunk}.{promised}"
         if desc.op == "vector_norm":
             found += f".{desc.order!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch, Scratch
-from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.card import OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.reductions import split_kernels
 from triplan.backends.triton.reductions.shared import I64, PAIRS, POSITIONS, WARPS, plan_of, reductions
@@ -21,7 +21,7 @@ def applies(desc: ReductionProblem, target: Target) -> Support:
 
 
 def rank(desc: ReductionProblem, target: Target) -> float:
-    return plan_of(desc).us() + LAUNCH_US
+    return plan_of(desc).us() + OVERLAPPED_LAUNCH_US
 
 
 def _firsts(desc: ReductionProblem) -> int:
@@ -57,5 +57,5 @@ def split(desc: ReductionProblem, target: Target) -> list[Launch]:
         taken, constants = found.taken(which, own), found.taken(which, found.constants(tile))
         # Without a limit, ptxas spills registers when it merges variances, to raise occupancy.
         most = None if is_first else MERGING_REGISTERS
-        launches.append(Launch(which, grid, taken, constants, WARPS, max_registers=most, fuses=False))
+        launches.append(Launch(which, grid, taken, constants, WARPS, overlaps=True, max_registers=most, fuses=False))
     return launches

@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import (
     ARGMAX,
     ARGMIN,
@@ -38,12 +39,14 @@ def merge_kernel(
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[r] = finish(merge over c of (firsts[r, c], seconds[r, c])), in the order of c.
 
     firsts, seconds: [lanes, chunks], accumulators of ``chunk`` elements each (the last may have fewer); out: [lanes] of
     RESULT; indices: [lanes] of i64, or None.
     """
+    begin(OVERLAPS)
     _, out_at, index_at, number, inside = lines_of(tl.program_id(0), lanes, lanes, kept, None, False, ROWS, POINT_TYPE)
     row = number.to(tl.int64)[:, None] * chunks
     col = tl.arange(0, BLOCK)

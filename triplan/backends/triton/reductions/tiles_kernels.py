@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import (
     ARGMAX,
     ARGMIN,
@@ -64,6 +65,36 @@ def step_of(a, b, v, k, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr)
 
 
 @triton.jit
+def edge_of(
+    x,
+    a,
+    b,
+    x_at,
+    step,
+    first,
+    skipped,
+    end,
+    inside,
+    order,
+    KIND: tl.constexpr,
+    MAP: tl.constexpr,
+    IDENTITY: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The accumulators (a, b) with the block ``step`` of lines whose elements ``skipped`` ... ``end`` - 1 exist.
+
+    Counted from ``first``, and read in vectors of SHIFT elements, of which one exists.
+    """
+    place = step * BLOCK + tl.arange(0, BLOCK)
+    known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
+    v = element_of(tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0), order, MAP, COMPUTE)
+    live = known & (place[None, :] >= skipped[:, None]) & (place[None, :] < end[:, None])
+    return step_of(a, b, v, place, live, step + 1, KIND, IDENTITY)
+
+
+@triton.jit
 def reduce_kernel(
     x,
     out,
@@ -89,16 +120,23 @@ def reduce_kernel(
     ACROSS: tl.constexpr,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
+    SHIFT: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[r] = finish(accumulate over k of map(x[r, k])); if ``chunks`` > 1, the accumulators of each chunk instead.
 
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; indices: [lanes] of i64, or None; firsts,
     seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS lines with BLOCK accumulators
     a line, each over every BLOCK-th element, which are merged at the end.
+
+    SHIFT: lines begin anywhere, and vectors at every SHIFT-th element of x, which is read from the vector on that holds
+    a line's first element. Then the accumulators are turned, so that bits do not depend on where a line begins. (What
+    is read beyond a line is in a vector with one of its elements.) 1: lines are read from their first element on.
     """
+    begin(OVERLAPS)
     x_at, out_at, index_at, number, inside = lines_of(
         tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE
     )
@@ -113,15 +151,32 @@ def reduce_kernel(
         b = tl.zeros((ROWS, BLOCK), COMPUTE)
     # Only the last block is masked: a mask whose length is not a multiple of 16 bytes narrows loads.
     whole = length // BLOCK
-    for step in range(whole):
-        k = first + step * BLOCK + col
-        v = taken(x, x_at, k, reduced, inside[:, None], order, MAP, COMPUTE, UNIT, VECTOR)
-        a, b = step_of(a, b, v, k, None, step + 1, KIND, IDENTITY)
-    if whole * BLOCK < length:
-        k = first + whole * BLOCK + col
-        live = inside[:, None] & (k < n)[None, :]
-        v = taken(x, x_at, k, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
-        a, b = step_of(a, b, v, k, live, whole + 1, KIND, IDENTITY)
+    if SHIFT > 1:
+        skipped = x_at % SHIFT
+        x_at = tl.multiple_of(x_at - skipped, SHIFT)
+        end = length + skipped
+        a, b = edge_of(x, a, b, x_at, 0, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK)
+        for step in range(1, whole):
+            v = taken(x, x_at, first + step * BLOCK + col, reduced, inside[:, None], order, MAP, COMPUTE, UNIT, VECTOR)
+            a, b = step_of(a, b, v, col, None, step + 1, KIND, IDENTITY)
+        for step in range(tl.maximum(whole, 1), tl.cdiv(length + SHIFT - 1, BLOCK)):
+            a, b = edge_of(
+                x, a, b, x_at, step, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
+            )
+        turn = (tl.sum(skipped, 0).to(tl.int32) + col) % BLOCK
+        a = tl.gather(tl.reshape(a, (BLOCK,)), turn, 0)[None, :]
+        if KIND == EXPONENTIALS:
+            b = tl.gather(tl.reshape(b, (BLOCK,)), turn, 0)[None, :]
+    else:
+        for step in range(whole):
+            k = first + step * BLOCK + col
+            v = taken(x, x_at, k, reduced, inside[:, None], order, MAP, COMPUTE, UNIT, VECTOR)
+            a, b = step_of(a, b, v, k, None, step + 1, KIND, IDENTITY)
+        if whole * BLOCK < length:
+            k = first + whole * BLOCK + col
+            live = inside[:, None] & (k < n)[None, :]
+            v = taken(x, x_at, k, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
+            a, b = step_of(a, b, v, k, live, whole + 1, KIND, IDENTITY)
     count = (whole + (col < length - whole * BLOCK).to(n.dtype)).to(COMPUTE)[None, :]
     a, b = folded(a, b, count, length.to(COMPUTE), KIND)
     if firsts is None:
