@@ -152,7 +152,7 @@ class Plan:
         return d.reads[self._lead] == 1
 
     def _distance(self, o: Operand) -> int:
-        """A divisor of the distance between contiguous lines of ``o``, in elements. Without kept axes there is one line."""
+        """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
         if not self.desc.kept_axes:
             return 16
         return self.n if o.layout.packed else o.layout.stride_multiple
