@@ -222,25 +222,36 @@ def test_few_rows_are_slow(element: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(split_kernels, "looped_token", counted)
     g, n = torch.Generator().manual_seed(5), 16_000
-    x = torch.randn(12, n, generator=g) * torch.tensor([0.01, 0.5, 1, 1, 1, 2, 2, 3, 3, 5, 1, 1])[:, None]
+    x = (
+        torch.randn(18, n, generator=g)
+        * torch.tensor([0.01, 0.5, 1, 1, 1, 2, 2, 3, 3, 5, 1, 1, 1, 1, 1, 1, 1, 2])[:, None]
+    )
     x[8, :20] += torch.linspace(8, 30, 20)  # a few tokens have most mass
     x[9, torch.randperm(n, generator=g)[:3]] += 40
     x[10, 30:] = -INF  # a mask allows few tokens
     x[11] = -x[11].exp()
+    x[12, ::2] = x[12].median()  # more ties at the threshold than there are places
+    x[13] = 2.0
+    x[14], x[15] = x[14].sort().values, (3 * x[15]).round()
+    sampled = torch.arange(n) // 8 % 4 == 0  # levels_kernel takes every fourth run of 8 tokens
+    x[16, sampled] -= 30  # all have a key above the levels, in chunks that have places for a third of them
+    x[17, sampled | (torch.arange(n) % 4096 > 1200)] -= 30  # in chunks that have places for them
     args = {
         "logits": x.to(tp.ElementKind.of(element).torch),
-        "temperature": torch.ones(12),
-        "top_p": torch.tensor([0.9, 0.5, 0.9, 0.1, 0.99, 0.9, 0.95, 0.9, 0.9, 0.9, 0.9, 0.5]),
-        "seed": torch.arange(12),
-        "position": torch.zeros(12, dtype=torch.int64),
+        "temperature": torch.ones(18),
+        "top_p": torch.tensor(
+            [0.9, 0.5, 0.9, 0.1, 0.99, 0.9, 0.95, 0.9, 0.9, 0.9, 0.9, 0.5, 0.5, 0.3, 0.9, 0.9, 0.6, 0.7]
+        ),
+        "seed": torch.arange(18),
+        "position": torch.zeros(18, dtype=torch.int64),
     }
-    desc = tp.SampleDescriptor(element=element, rows=12, vocabulary=n, top_p=True)
+    desc = tp.SampleDescriptor(element=element, rows=18, vocabulary=n, top_p=True)
     found, wanted = tokens_of("split", desc, args, "interpret")
     assert torch.equal(found, wanted)
     assert not slow
     one = {name: t[1:2].clone() for name, t in args.items()}
-    one["logits"][0, ::2] = one["logits"].median()  # more ties at the threshold than there are places
-    found, wanted = tokens_of("split", desc.replace(rows=1), one, "interpret")
+    one["top_k"] = torch.tensor([600])  # in too many groups
+    found, wanted = tokens_of("split", desc.replace(rows=1, top_k=True), one, "interpret")
     assert torch.equal(found, wanted)
     assert len(slow) == 1
 

@@ -13,16 +13,20 @@ from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.sampling.narrow_kernels import has_few
 from triplan.backends.triton.sampling.shared_kernels import LOG2_E, MOST, load_logits, rate_of
 
-#: Levels of a row: LEVELS - RANKED about the estimated threshold, and those that 1 and 64 logits of the sample reach.
-LEVELS = tl.constexpr(8)
-RANKED = tl.constexpr(2)
+#: Levels of a row. Untuned.
+LEVELS = tl.constexpr(16)
 #: Numbers of a row that ``levels_kernel`` writes: its levels, and what the estimates of masses are relative to.
-OF_ROW = tl.constexpr(9)
+OF_ROW = tl.constexpr(17)
 #: Cells of a histogram of the sample; the last has what is too small to have mass.
 CELLS = tl.constexpr(256)
 #: Estimates of a mass are wrong by less than this part of the sum: by roundings to f32 in sums by halves, and of
 #: exponents, of 40 at most where there is mass.
 SLACK = tl.constexpr(2.0**-14)
+#: How far an estimated mass strays: as likely as not by less than so many deviations of the sample; and the part of
+#: rows in which the sample misses the tokens with most mass, so that the threshold may be at any token it has. Of a few
+#: of each that were tried on drawn rows, those that leave the fewest logits between two levels.
+STRAYS = tl.constexpr(2.0)
+MISSES = tl.constexpr(0.03)
 
 
 @triton.jit
@@ -33,9 +37,9 @@ def rate_f32(temperature, row, stride):
 
 
 @triton.jit
-def reached_by(level):
-    """How many logits of the sample reach a level of those by rank."""
-    return tl.where(level == LEVELS - 1, 1.0, 64.0)
+def strayed(by, strays):
+    """How likely a number strays by less than ``by``, less 1/2; as likely as not by less than ``strays``."""
+    return 0.5 * by / (strays + tl.abs(by))
 
 
 @triton.jit
@@ -78,8 +82,10 @@ def levels_kernel(
 
     The largest is NaN in rows that ``narrow_kernel`` takes, whose levels are not written.
 
-    Of every so many runs of RUN tokens one is taken. Their histogram over the logits gives the mass above a logit, and
-    so the logits at which it is ``top_p``, less or more some deviations of such an estimate.
+    Of every so many runs of RUN tokens one is taken. A histogram of them over the logits gives the mass m above each
+    logit, and so the probability q of a cell to hold the threshold: the bound b of the mass strays with the
+    distribution (1 + (m - b) / (s + abs(m - b))) / 2, which is that of no normal number: few tokens with much mass may
+    be missing. Between levels at equal steps of the sum of sqrt(q * tokens) the fewest tokens are to be expected.
     """
     begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
@@ -104,16 +110,15 @@ def levels_kernel(
         own = count * weight
         upto = tl.cumsum(own, 0)
         p = tl.load(each[2] + row * strides[2])
-        bound = p * tl.sum(own, 0)
+        whole = tl.sum(own, 0)
+        bound = p * whole
         part = tl.where(upto < bound, 1.0 - p, p)
-        deviation = tl.sqrt(tl.sum(own * weight * part * part, 0))
+        strays = tl.maximum(STRAYS * tl.sqrt(tl.sum(own * weight * part * part, 0)), 1e-6 * whole)
+        chance = strayed(upto - bound, strays) - strayed(upto - own - bound, strays) + MISSES * own / whole
+        score = tl.cumsum(tl.sqrt(tl.maximum(chance, 0.0) * count), 0)
         level = tl.arange(0, LEVELS)
-        away = level.to(tl.float32) - 2.5  # about 0.5, 2 and 5 deviations
-        mass = tl.maximum(bound + away * (0.9 + 0.18 * away * away) * deviation, 0.0)
-        by_mass = level < LEVELS - RANKED
-        target = tl.where(by_mass, mass, reached_by(level))
-        upto = tl.where(by_mass[:, None], upto[None, :], tl.cumsum(count, 0)[None, :])
-        found = top - width * cell_at(target, upto)
+        target = tl.max(score, 0) * (level.to(tl.float32) / (LEVELS - 1))
+        found = top - width * cell_at(target, score[None, :])
         is_finite = tl.abs(top) <= MOST
         tl.store(levels + level, tl.maximum(tl.where(is_finite, found, top), -MOST))
         tl.store(levels + LEVELS, tl.where(is_finite, top, 0.0))
@@ -121,7 +126,7 @@ def levels_kernel(
 
 @triton.jit
 def levels_between(levels, masses, p, row, chunks, CHUNKS: tl.constexpr):
-    """(low, high): the threshold of top-p is a logit x with low <= x and not x >= high; NaN if no level is above it."""
+    """(low, high): the threshold of top-p is a logit x with low < x and not x > high; NaN if no level is above it."""
     chunk = tl.arange(0, CHUNKS)
     level = tl.arange(0, LEVELS)
     masses += row * (LEVELS + 1) * chunks
@@ -130,6 +135,6 @@ def levels_between(levels, masses, p, row, chunks, CHUNKS: tl.constexpr):
     bound = p.to(tl.float32) * tl.sum(tl.load(masses + LEVELS * chunks + chunk, mask=known, other=0.0), 0)
     reached = tl.sum(of_level, 1)
     x = tl.load(levels + row * OF_ROW + level)
-    low = tl.max(tl.where(reached >= bound * (1.0 + SLACK), x, -MOST), 0)
+    low = tl.max(tl.where(reached >= bound * (1.0 + SLACK), x, -float("inf")), 0)
     high = tl.min(tl.where(reached < bound * (1.0 - SLACK), x, float("inf")), 0)
     return low, tl.where(high == float("inf"), float("nan"), high)

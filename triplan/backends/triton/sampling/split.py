@@ -11,6 +11,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, LAUNCH_US, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power, layout
 from triplan.backends.triton.sampling import levels_kernels, narrow_kernels, split_kernels
+from triplan.backends.triton.sampling.between_kernels import UNIT
 from triplan.backends.triton.sampling.looped import BLOCK
 from triplan.backends.triton.sampling.shared import (
     SM_EXPONENTIALS_PER_US,
@@ -30,12 +31,12 @@ CHUNK = 4096
 TILE, UNROLL = 128, 16
 #: Tokens of a row in the sample that levels come from, and neighbours among them: a sector of f32. Untuned.
 SAMPLE, RUN = 4096, 8
-#: Logits of a chunk between two levels at most, and how many of all chunks are in registers at a time. Untuned.
-PLACES, SOUGHT = 1024, 4096
+#: Logits between two levels for which a chunk has places, and how many of all chunks are in registers. Untuned.
+PLACES, SOUGHT = 1024, 2048
 #: Tokens of a group at least: a sector or two; and at most, so that top-k looks at 64 groups or more.
 GROUP, MOST = 16, 64
 #: Elements of the workspace; of other parts, i32.
-ELEMENTS = {"sums": ElementKind.I64, **dict.fromkeys(("levels", "masses", "between"), ElementKind.F32)}
+ELEMENTS = {"sums": ElementKind.I64, **dict.fromkeys(("levels", "masses", "between", "few"), ElementKind.F32)}
 #: Microseconds of the program that finds thresholds and the token of a row. Untuned.
 ROW_US = 10.0
 
@@ -78,6 +79,8 @@ def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
         "masses": 4 * (levels_kernels.LEVELS.value + 1) * chunks * desc.top_p,
         "counts": 4 * chunks * desc.top_p,
         "between": 4 * chunks * found.places * desc.top_p,
+        "bracket": 4 * 2 * desc.top_p,
+        "few": 4 * SOUGHT * desc.top_p,
     }
     offsets, end = {}, 0
     for name, size in sizes.items():
@@ -134,7 +137,7 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     sizes = {"CHUNK": parts.chunk}
     tile = min(TILE, parts.chunk)
     few, wide = few_of(target), ceil_power(parts.chunks)
-    found = {**logits, **each, **scratch("tops", "state", "sums", "counts", "between"), **chunks}
+    found = {**logits, **each, **scratch("tops", "state", "sums", "counts", "between", "bracket"), **chunks}
     exact = {**sizes, "CHUNKS": wide, "PLACES": parts.places}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
     launches = [
@@ -142,8 +145,9 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
             split_kernels.chunks_kernel,
             desc.rows * parts.chunks,
             {**logits, **each, **scratch("levels", "tops", "largest", "masses"), **chunks},
-            {**sizes, "GROUP": parts.group if desc.top_k else parts.chunk},
+            {**sizes, "GROUP": parts.group if desc.top_k else parts.chunk, "STRIP": tile},
             num_warps=4,
+            max_registers=255,
         ),
         launch(
             split_kernels.masses_kernel,
@@ -155,8 +159,8 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
         launch(
             split_kernels.finish_kernel,
             desc.rows,
-            found,
-            {**exact, "TILE": max(min(SOUGHT // wide, parts.places), 1), **looped},
+            {**found, **scratch("few")},
+            {**exact, "UNITS": SOUGHT // UNIT.value, **looped},
             max_registers=255,
         ),
     ]

@@ -24,28 +24,26 @@ import triton.language as tl
 
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.philox_kernels import as_i64
+from triplan.backends.triton.sampling.between_kernels import UNIT, kept_between
 from triplan.backends.triton.sampling.levels_kernels import LEVELS, OF_ROW, levels_between, rate_f32
 from triplan.backends.triton.sampling.looped_kernels import looped_token
 from triplan.backends.triton.sampling.narrow_kernels import DONE, NAN_KEY, SLOW, WIDE
 from triplan.backends.triton.sampling.shared_kernels import (
     LEAST_KEY,
     NO_KEY,
-    add_four,
-    counts_from,
     drawn,
-    goes_on,
     key_of,
     least_of,
     load_logits,
     mass_of,
-    narrowed,
     part_of,
-    pivots_of,
     rate_of,
     scale_of,
-    threshold_of,
     value_of,
 )
+
+#: A power of two: of logits up to 2**67, those above a level differ from it by 1 / SHARP or more unless both are tiny.
+SHARP = tl.constexpr(2.0**60)
 
 
 @triton.jit
@@ -69,20 +67,21 @@ def chunks_kernel(
     chunks,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
+    STRIP: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Of a chunk: the largest key; that of each group if there is ``largest``; masses from levels on if ``masses``.
+    """Of a chunk: the largest key; that of each group if there is ``largest``; masses above levels if ``masses``.
 
     tops: [rows, chunks] i32; largest: [rows, groups] i32; both NAN_KEY where there is a NaN. masses: [rows, LEVELS + 1,
-    chunks] f32, the last those of all tokens, relative to levels[row, LEVELS].
+    chunks] f32, the last those of all tokens, relative to levels[row, LEVELS]; in STRIP sums each, of a token a thread.
     """
     begin(OVERLAPS)
     row = (tl.program_id(0) // chunks).to(tl.int64)
     chunk = tl.program_id(0) % chunks
+    at = logits + row * row_stride
     group = tl.arange(0, CHUNK // GROUP)
     col = chunk * CHUNK + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    x = load_logits(logits + row * row_stride, stride, col, col < n)
-    of_group = tl.reduce(x, 1, larger)
+    of_group = tl.reduce(load_logits(at, stride, col, col < n), 1, larger)
     key = tl.where(of_group != of_group, NAN_KEY, key_of(of_group))
     tl.store(tops + tl.program_id(0), tl.max(key, 0))
     if largest is not None:
@@ -91,13 +90,35 @@ def chunks_kernel(
         levels += row * OF_ROW
         base = tl.load(levels + LEVELS)
         if base == base:
-            weight = tl.exp2(tl.minimum((x - base) * rate_f32(each[0], row, strides[0]), 100.0))
+            rate = rate_f32(each[0], row, strides[0])
+            level = tl.arange(0, LEVELS)
+            # Products by a power of two are exact, and so is 0 or 1 below, by one instruction; a comparison takes two.
+            edge = tl.load(levels + level)[:, None] * SHARP
+            above = tl.zeros((LEVELS, STRIP), tl.float32)
+            total = tl.zeros((STRIP,), tl.float32)
+            for i in tl.static_range(CHUNK // STRIP):
+                token = chunk * CHUNK + i * STRIP + tl.arange(0, STRIP)
+                x = load_logits(at, stride, token, token < n)
+                weight = tl.exp2(tl.minimum((x - base) * rate, 100.0))
+                total += weight
+                above += tl.minimum(tl.maximum(x[None, :] * SHARP - edge, 0.0), 1.0) * weight[None, :]
             masses += row * (LEVELS + 1) * chunks + chunk
-            tl.store(masses + LEVELS * chunks, tl.sum(weight))
-            for i in tl.static_range(LEVELS):
-                # (A product: comparison and addition are two instructions.)
-                from_level = (x >= tl.load(levels + i)).to(tl.float32) * weight
-                tl.store(masses + i * chunks, tl.sum(from_level))
+            tl.store(masses + level * chunks, tl.sum(above, 1))
+            tl.store(masses + LEVELS * chunks, tl.sum(total, 0))
+
+
+@triton.jit
+def ones_of(bits):
+    """How many bits of an i32 are 1: sums of 2, 4 and 8 neighbours, then of the four bytes by a product."""
+    pairs = bits - ((bits >> 1) & 0x55555555)
+    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    return (((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24
+
+
+@triton.jit
+def sums_and_most(a0, a1, a2, a3, b0, b1, b2, b3):
+    """(a0 + b0, a1 + b1, a2 + b2, max(a3, b3)), of tensors of one shape."""
+    return a0 + b0, a1 + b1, a2 + b2, tl.maximum(a3, b3)
 
 
 @triton.jit
@@ -115,6 +136,7 @@ def masses_kernel(
     sums,
     counts,
     between,
+    bracket,
     chunks,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -125,9 +147,10 @@ def masses_kernel(
 ):
     """Of a chunk of a wide row: masses, and the logits between the levels low and high.
 
-    sums: [rows, 3, chunks] i64, of all masses, of those from high on, and of those that min_p keeps of the latter;
-    counts: [rows, chunks] i32, of logits from low on that are not from high on; between: [rows, chunks, PLACES] f32,
-    these logits, in any order; state: [rows] i32, what ``narrow_kernel`` left.
+    sums: [rows, 3, chunks] i64, of all masses, of those above high, and of those that min_p keeps of the latter;
+    counts: [rows, chunks] i32, of logits above low that are not above high; between: [rows, chunks, PLACES] f32, these
+    logits, in any order; bracket: [rows, 2] i32, the least and the largest key that they may have; state: [rows] i32,
+    what ``narrow_kernel`` left.
     """
     begin(OVERLAPS)
     row = (tl.program_id(0) // chunks).to(tl.int64)
@@ -149,10 +172,12 @@ def masses_kernel(
             p = tl.load(each[2] + row * strides[2])
             if (p < 1.0) & ~is_greedy:
                 low, high = levels_between(levels, masses, p, row, chunks, CHUNKS)
+            if chunk == 0:
+                tl.store(bracket + row * 2, key_of(low) + 1)
+                tl.store(bracket + row * 2 + 1, tl.where(high != high, NAN_KEY, key_of(high)))
         of_all = tl.zeros((TILE,), tl.int64)
         of_high = tl.zeros((TILE,), tl.int64)
         of_kept = tl.zeros((TILE,), tl.int64)
-        count = tl.zeros((TILE,), tl.int32)
         hits = tl.zeros((TILE,), tl.int32)  # a bit for each logit of a thread
         for start in range(0, CHUNK // TILE, UNROLL):
             bits = tl.zeros((TILE,), tl.int32)
@@ -162,23 +187,25 @@ def masses_kernel(
                 mass = mass_of(x, scale)
                 of_all += mass
                 if each[2] is not None:
-                    is_high = x >= high
-                    bits += tl.where((x >= low) & ~is_high, 1 << i, 0)
+                    is_high = x > high
+                    bits += tl.where((x > low) & ~is_high, 1 << i, 0)
                     mass = tl.where(is_high, mass, 0)
                     of_high += mass
                 if each[3] is not None:
                     of_kept += tl.where(mass.to(tl.float64) < least, 0, mass)
             hits |= bits << start
         sums += row * 3 * chunks + chunk
-        tl.store(sums, tl.sum(of_all, 0))
-        if each[2] is not None:
-            tl.store(sums + chunks, tl.sum(of_high, 0))
-            for i in tl.static_range(CHUNK // TILE):
-                count += (hits >> i) & 1
-            tl.store(counts + tl.program_id(0), tl.sum(count, 0))
+        if each[2] is None:
+            tl.store(sums, tl.sum(of_all, 0))
+        else:
+            count = ones_of(hits)
+            all_, high_, count_, most = tl.reduce((of_all, of_high, count, count), 0, sums_and_most)
+            tl.store(sums, all_)
+            tl.store(sums + chunks, high_)
+            tl.store(counts + tl.program_id(0), count_)
             place = tl.cumsum(count, 0) - count
             found = between + tl.program_id(0).to(tl.int64) * PLACES
-            for _ in range(tl.max(count, 0)):
+            for _ in range(most):
                 bit = hits & -hits
                 number = ((bit.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)) >> 23) - 127
                 x = load_logits(at, stride, chunk * CHUNK + number * TILE + slot, hits != 0)
@@ -187,84 +214,6 @@ def masses_kernel(
                 hits ^= bit
         if each[3] is not None:
             tl.store(sums + 2 * chunks, tl.sum(of_kept, 0))
-
-
-@triton.jit
-def load_between(between, counts, start, row, chunks, CHUNKS: tl.constexpr, PLACES: tl.constexpr, TILE: tl.constexpr):
-    """(logits, whether there is one) of places start ... start + TILE - 1 of each chunk: [CHUNKS, TILE]."""
-    chunk, place = tl.arange(0, CHUNKS)[:, None], start + tl.arange(0, TILE)[None, :]
-    is_there = place < tl.load(counts + row * chunks + chunk, mask=chunk < chunks, other=0)
-    at = between + (row * chunks + chunk) * PLACES + place
-    return tl.load(at, mask=is_there, other=-float("inf")), is_there
-
-
-@triton.jit
-def threshold_among(x, is_there, scale, above, bound, least):
-    """(threshold, whether it is among them, mass that stays of each chunk), of logits ``x``, a block [chunks, tile].
-
-    As ``threshold_of``; least: the mass (f64) that min_p keeps.
-    """
-    key = tl.where(is_there, key_of(x), NO_KEY)
-    mass = tl.where(is_there, mass_of(x, scale), 0)
-    lowest = tl.full((), LEAST_KEY, tl.int32)
-    threshold, is_right = threshold_of(tl.ravel(key), tl.ravel(mass), above, lowest, bound, as_i64(0))
-    mass = tl.where((key < threshold) | (mass.to(tl.float64) < least), 0, mass)
-    return threshold, is_right & (above.to(tl.float64) < bound), tl.sum(mass, 1)
-
-
-@triton.jit
-def threshold_between(
-    between,
-    counts,
-    most,
-    row,
-    chunks,
-    scale,
-    above,
-    bound,
-    CHUNKS: tl.constexpr,
-    PLACES: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """(threshold, whether it is among the logits between): as ``threshold_of``, of keys in memory.
-
-    above: the mass of greater logits than those; most: how many of them a chunk has, at most.
-    """
-    masses = tl.zeros((CHUNKS, TILE), tl.int64)
-    left = tl.zeros((CHUNKS, TILE), tl.int32)
-    lows = tl.full((CHUNKS, TILE), NAN_KEY, tl.int32)
-    highs = tl.full((CHUNKS, TILE), LEAST_KEY, tl.int32)
-    for start in range(0, most, TILE):
-        x, is_there = load_between(between, counts, start, row, chunks, CHUNKS, PLACES, TILE)
-        masses += tl.where(is_there, mass_of(x, scale), 0)
-        left += is_there.to(tl.int32)
-        lows = tl.minimum(lows, tl.where(is_there, key_of(x), NAN_KEY))
-        highs = tl.maximum(highs, tl.where(is_there, key_of(x), LEAST_KEY))
-    reached = above + tl.sum(tl.sum(masses, 1), 0)
-    is_right = (above.to(tl.float64) < bound) & (reached.to(tl.float64) >= bound)
-    low = tl.min(tl.min(lows, 1), 0)
-    high = tl.where(is_right, tl.max(tl.max(highs, 1), 0), low)
-    left = as_i64(tl.sum(tl.sum(left, 1), 0))
-    over = as_i64(0)
-    while goes_on((low, high, left, over), as_i64(0)):
-        pivots = pivots_of(low, high)
-        first = tl.zeros((CHUNKS, TILE), tl.int64)
-        second = tl.zeros((CHUNKS, TILE), tl.int64)
-        third = tl.zeros((CHUNKS, TILE), tl.int64)
-        number = tl.zeros((CHUNKS, TILE), tl.int64)
-        for start in range(0, most, TILE):
-            x, is_there = load_between(between, counts, start, row, chunks, CHUNKS, PLACES, TILE)
-            mass = tl.where(is_there, mass_of(x, scale), 0)
-            key = tl.where(is_there, key_of(x), NO_KEY)
-            first += tl.where(key >= pivots[0], mass, 0)
-            second += tl.where(key >= pivots[1], mass, 0)
-            third += tl.where(key >= pivots[2], mass, 0)
-            number += counts_from(key, pivots)
-        of_chunks = tl.reduce((first, second, third, number), 1, add_four)
-        first, second, third, number = tl.reduce(of_chunks, 0, add_four)
-        sums = (above + first, above + second, above + third)
-        low, high, left, over = narrowed((low, high, left, over), pivots, sums, number, bound)
-    return low, is_right
 
 
 @triton.jit
@@ -280,16 +229,21 @@ def finish_kernel(
     sums,
     counts,
     between,
+    bracket,
+    few,
     chunks,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     PLACES: tl.constexpr,
-    TILE: tl.constexpr,
+    UNITS: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """The token of a row that ``narrow_kernel`` left. Operands as in ``masses_kernel``; CHUNKS >= chunks."""
+    """The token of a row that ``narrow_kernel`` left. Operands as in ``masses_kernel`` and, of a row, ``kept_between``.
+
+    CHUNKS >= chunks.
+    """
     begin(OVERLAPS)
     temperature, _, top_p, min_p, seed, position, out = each
     row = tl.program_id(0).to(tl.int64)
@@ -316,21 +270,27 @@ def finish_kernel(
             if (p < 1.0) & ~is_greedy:
                 bound = part_of(p, tl.sum(tl.load(of_chunk, mask=known, other=0), 0))
                 above = tl.sum(tl.load(of_chunk + chunks, mask=known, other=0), 0)
-                most = tl.max(tl.load(counts + row * chunks + chunk, mask=known, other=0), 0)
-                is_right = most <= PLACES
-                if most <= TILE:
-                    x, is_there = load_between(between, counts, 0, row, chunks, CHUNKS, PLACES, TILE)
-                    threshold, is_right, stays = threshold_among(x, is_there, scale, above, bound, least)
-                    kept += stays
-                elif is_right:
-                    threshold, is_right = threshold_between(
-                        between, counts, most, row, chunks, scale, above, bound, CHUNKS, PLACES, (TILE + 1) // 2
-                    )
-                    for start in range(0, most, TILE):
-                        x, is_there = load_between(between, counts, start, row, chunks, CHUNKS, PLACES, TILE)
-                        mass = mass_of(x, scale)
-                        dropped = ~is_there | (key_of(x) < threshold) | (mass.to(tl.float64) < least)
-                        kept += tl.sum(tl.where(dropped, 0, mass), 1)
+                keys = tl.load(bracket + row * 2), tl.load(bracket + row * 2 + 1)
+                threshold, is_right, stays = kept_between(
+                    between,
+                    counts,
+                    at,
+                    stride,
+                    n,
+                    row,
+                    chunks,
+                    scale,
+                    above,
+                    bound,
+                    least,
+                    keys,
+                    few + row * UNITS * UNIT,
+                    CHUNK,
+                    CHUNKS,
+                    PLACES,
+                    UNITS,
+                )
+                kept += stays
                 left = tl.where(is_right, WIDE, SLOW).to(tl.int32)
         if left == WIDE:
             number = drawn(seed, position, row, strides[4], strides[5], tl.sum(kept, 0), is_greedy)

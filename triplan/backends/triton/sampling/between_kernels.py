@@ -1,0 +1,219 @@
+"""The exact threshold of top-p among the logits of a row between two levels, for ``split``.
+
+``masses_kernel`` lists these logits by chunks. The list of a chunk has PLACES; of one with more such logits, all are
+read again. Lists are read in *units* of UNIT places of one chunk, so that a block of units has few empty places,
+whatever chunks the logits are in.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.philox_kernels import as_i64
+from triplan.backends.triton.sampling.shared_kernels import (
+    NO_KEY,
+    add_four,
+    counts_from,
+    key_of,
+    load_logits,
+    mass_of,
+    narrowed,
+    pivots_of,
+    threshold_of,
+)
+
+#: Neighbouring places of a chunk that are read together: a sector or two. Untuned.
+UNIT = tl.constexpr(16)
+
+
+@triton.jit
+def units_of(counts, row, chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PLACES: tl.constexpr):
+    """(logits to read of each chunk, units before the end of each), [CHUNKS] i32."""
+    chunk = tl.arange(0, CHUNKS)
+    size = tl.load(counts + row * chunks + chunk, mask=chunk < chunks, other=0)
+    size = tl.where(size > PLACES, CHUNK, size)
+    return size, tl.cumsum((size + UNIT - 1) // UNIT, 0)
+
+
+@triton.jit
+def load_units(
+    between,
+    at,
+    stride,
+    n,
+    row,
+    chunks,
+    size,
+    ends,
+    first,
+    bracket,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PLACES: tl.constexpr,
+    UNITS: tl.constexpr,
+):
+    """(logits, keys, chunk of each unit) of units first ... first + UNITS - 1: [UNITS, UNIT], [UNITS, UNIT], [UNITS].
+
+    A key is NO_KEY where there is no logit with a key from bracket[0] to bracket[1].
+    """
+    unit = first + tl.arange(0, UNITS)
+    is_before = ends[None, :] <= unit[:, None]
+    chunk = tl.sum(is_before.to(tl.int32), 1)
+    start = tl.max(tl.where(is_before, ends[None, :], 0), 1)
+    is_own = tl.arange(0, CHUNKS)[None, :] == chunk[:, None]
+    of_unit = tl.sum(tl.where(is_own, size[None, :], 0), 1)  # (0 behind the last unit)
+    place = (unit - start)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    is_there = place < of_unit[:, None]
+    is_listed = is_there & (of_unit <= PLACES)[:, None]
+    x = tl.load(between + (row * chunks + chunk)[:, None] * PLACES + place, mask=is_listed, other=-float("inf"))
+    if PLACES < CHUNK:
+        col = chunk[:, None] * CHUNK + place
+        x = tl.maximum(x, load_logits(at, stride, col, is_there & ~is_listed & (col < n)))
+    key = key_of(x)
+    return x, tl.where(is_there & (key >= bracket[0]) & (key <= bracket[1]), key, NO_KEY), chunk
+
+
+@triton.jit
+def by_chunks(mass, chunk, CHUNKS: tl.constexpr):
+    """Sums of ``mass`` [UNITS, UNIT] i64 over units of one chunk: [CHUNKS]."""
+    is_own = chunk[:, None] == tl.arange(0, CHUNKS)[None, :]
+    return tl.sum(tl.where(is_own, tl.sum(mass, 1)[:, None], 0), 0)
+
+
+@triton.jit
+def extremes(a0, a1, a2, b0, b1, b2):
+    """(min(a0, b0), max(a1, b1), a2 + b2), of tensors of one shape."""
+    return tl.minimum(a0, b0), tl.maximum(a1, b1), a2 + b2
+
+
+@triton.jit
+def fewer_between(
+    between,
+    at,
+    stride,
+    n,
+    row,
+    chunks,
+    size,
+    ends,
+    scale,
+    above,
+    bound,
+    bracket,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PLACES: tl.constexpr,
+    UNITS: tl.constexpr,
+):
+    """(low, high, beyond): the threshold is a key from low to high, and beyond the mass of greater ones.
+
+    No more logits than a block has have such keys, or all of them are equal: then low is high.
+    """
+    units = tl.max(ends, 0)
+    low, high, beyond = bracket[0], bracket[1], above
+    left, over = as_i64(units) * UNIT, as_i64(0)
+    while (low < high) & (left - over > UNITS * UNIT):
+        least, most, count = high, low, tl.full((), 0, tl.int32)
+        for first in range(0, units, UNITS):
+            _, key, _ = load_units(
+                between, at, stride, n, row, chunks, size, ends, first, (low, high), CHUNK, CHUNKS, PLACES, UNITS
+            )
+            is_in = key != NO_KEY
+            parts = (tl.where(is_in, key, high), tl.where(is_in, key, low), is_in.to(tl.int32))
+            found = tl.reduce((tl.ravel(parts[0]), tl.ravel(parts[1]), tl.ravel(parts[2])), 0, extremes)
+            least, most, count = tl.minimum(least, found[0]), tl.maximum(most, found[1]), count + found[2]
+        low, high, left, over = tl.minimum(least, most), most, as_i64(count), as_i64(0)
+        if (low < high) & (left > UNITS * UNIT):
+            pivots = pivots_of(low, high)
+            first_sum, second_sum, third_sum, counts = beyond, beyond, beyond, as_i64(0)
+            for first in range(0, units, UNITS):
+                x, key, _ = load_units(
+                    between, at, stride, n, row, chunks, size, ends, first, (low, high), CHUNK, CHUNKS, PLACES, UNITS
+                )
+                mass = mass_of(x, scale)
+                parts = (
+                    tl.ravel(tl.where(key >= pivots[0], mass, 0)),
+                    tl.ravel(tl.where(key >= pivots[1], mass, 0)),
+                    tl.ravel(tl.where(key >= pivots[2], mass, 0)),
+                    tl.ravel(counts_from(key, pivots)),
+                )
+                found = tl.reduce(parts, 0, add_four)
+                first_sum += found[0]
+                second_sum += found[1]
+                third_sum += found[2]
+                counts += found[3]
+            sums = (first_sum, second_sum, third_sum)
+            low, high, left, over = narrowed((low, high, left, over), pivots, sums, counts, bound)
+            for j in tl.static_range(3):
+                beyond = tl.where(sums[2 - j].to(tl.float64) < bound, sums[2 - j], beyond)
+    return low, high, beyond
+
+
+@triton.jit
+def kept_between(
+    between,
+    counts,
+    at,
+    stride,
+    n,
+    row,
+    chunks,
+    scale,
+    above,
+    bound,
+    least,
+    bracket,
+    few,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PLACES: tl.constexpr,
+    UNITS: tl.constexpr,
+):
+    """(threshold, whether it is among the logits between, mass that stays of each chunk), as ``threshold_of``.
+
+    above: the mass of greater logits than those between; bracket: the least and the largest key that these may have;
+    least: the mass (f64) that min_p keeps; few: f32, [UNITS * UNIT] places of the row's own.
+    """
+    size, ends = units_of(counts, row, chunks, CHUNK, CHUNKS, PLACES)
+    units = tl.max(ends, 0)
+    x, key, chunk = load_units(
+        between, at, stride, n, row, chunks, size, ends, 0, bracket, CHUNK, CHUNKS, PLACES, UNITS
+    )
+    mass = tl.where(key == NO_KEY, 0, mass_of(x, scale))
+    low, beyond = bracket[0], above
+    keys, masses = tl.ravel(key), tl.ravel(mass)
+    if units > UNITS:
+        low, high, beyond = fewer_between(
+            between, at, stride, n, row, chunks, size, ends, scale, above, bound, bracket, CHUNK, CHUNKS, PLACES, UNITS
+        )
+        count = tl.full((), 0, tl.int32)
+        if low < high:
+            for first in range(0, units, UNITS):
+                x, key, _ = load_units(
+                    between, at, stride, n, row, chunks, size, ends, first, (low, high), CHUNK, CHUNKS, PLACES, UNITS
+                )
+                is_in = tl.ravel(key) != NO_KEY
+                place = count + tl.cumsum(is_in.to(tl.int32), 0) - 1
+                tl.store(few + place, tl.ravel(x), mask=is_in)
+                count += tl.sum(is_in.to(tl.int32), 0)
+            tl.debug_barrier()  # threads read what other threads of the program have written
+        slot = tl.arange(0, UNITS * UNIT)
+        found = tl.load(few + slot, mask=slot < count, other=-float("inf"))
+        keys, masses = tl.where(slot < count, key_of(found), NO_KEY), mass_of(found, scale)
+    # (It is ``low`` if that is the only key left.)
+    threshold, is_right = threshold_of(keys, masses, beyond, low, bound, as_i64(0))
+    kept = by_chunks(tl.where((key < threshold) | (mass.to(tl.float64) < least), 0, mass), chunk, CHUNKS)
+    if units > UNITS:
+        reached = above
+        kept = tl.zeros((CHUNKS,), tl.int64)
+        for first in range(0, units, UNITS):
+            x, key, chunk = load_units(
+                between, at, stride, n, row, chunks, size, ends, first, bracket, CHUNK, CHUNKS, PLACES, UNITS
+            )
+            mass = tl.where(key == NO_KEY, 0, mass_of(x, scale))
+            reached += tl.sum(tl.sum(mass, 1), 0)
+            kept += by_chunks(tl.where((key < threshold) | (mass.to(tl.float64) < least), 0, mass), chunk, CHUNKS)
+        is_right = reached.to(tl.float64) >= bound
+    return threshold, is_right & (above.to(tl.float64) < bound), kept
