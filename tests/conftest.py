@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--matrix",
         choices=("few", "cover", "all"),
         default="cover",
-        help="binaries to build: one a kernel and element, those that cover the compile matrix, or all of them",
+        help="binaries to build: one a kernel, entry and element, those that cover the compile matrix, or all of them",
     )
     parser.addoption("--family", help="only tests of this family: those in its folder, and those of its ops elsewhere")
 

@@ -4,19 +4,22 @@ A family joins by ``@compiles(*ops)`` over a function that yields ``Build``s of 
 Of other ops the problems of the proofs are built.
 
 Thousands of binaries follow. Those that are built cover them. Of each kernel function, for each architecture: every
-constant, parameter type, promise of divisibility, element and tile. For one architecture or the other: every tile with
-every element, and every element of each entry. Registers spill because of tiles and elements, and vector widths follow
-from types and promises, so that what would break one of the others breaks one of those.
+element, and every constant that selects code. For one architecture or the other: every parameter type and promise of
+divisibility, every tile, and every area of a tile with every element; also every element of each entry. Registers spill
+because of tiles and elements, and vector widths follow from types and promises, on either architecture, so that what
+would break one of the others breaks one of those.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from heapq import heapify, heappop, heapreplace
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +37,9 @@ COUNT = 5000
 #: Additions of floating-point numbers in memory, in any spelling of PTX's ``atom`` and ``red`` (PTX ISA, "Parallel
 #: Synchronization and Communication Instructions"), and compare-and-swap, by whose loops they are emulated.
 FLOAT_ATOMIC = re.compile(r"\b(?:atom|red)\.(?:[\w:]+\.)*?(?:cas\b|(?=[\w.:]*\badd\b)[\w.:]*\bb?f(?:16|16x2|32|64)\b)")
-FLOATING = re.compile(r"\*(?:fp|bf)")
+#: Of a parameter's type: what it points to, or what its tensor map describes.
+HELD = re.compile(r"(?:\*|tensordesc<)\w+")
+FLOATING = re.compile(r"(?:\*|tensordesc<)(?:fp|bf)")
 #: Numbers that are no sizes: they select code, or follow from the element, as the largest value of a type does.
 NO_SIZES = {"ACROSS", "ALONG", "BITS", "FINISH", "FLAGS", "IDENTITY", "INFINITY", "KIND", "MAP", "STATES", "VALUE"}
 VECTORS = r"\.v4\.b32|\.v2\.b64"
@@ -74,14 +79,19 @@ class Binary:
     unordered: set[tuple[str, str, str]] = field(default_factory=set)
 
     @property
+    def elements(self) -> tuple[str, ...]:
+        """What the kernel's operands in memory hold, without the shapes of tensor maps' boxes."""
+        return tuple(found[0] for _, t in self.source.signature if (found := HELD.match(str(t))))
+
+    @property
     def element(self) -> str:
         """What the kernel's first operand holds."""
-        return next((str(t) for _, t in self.source.signature if str(t).startswith(("*", "tensordesc"))), "")
+        return next(iter(self.elements), "")
 
     def sizes(self) -> Iterator[Hashable]:
         """What registers depend on: elements for every area of a tile, and functions for every element and area."""
         s = self.source
-        elements = frozenset(t for _, t in s.signature if str(t).startswith(("*f", "*b", "tensordesc")))
+        elements = frozenset(t for t in self.elements if FLOATING.match(t))
         functions = tuple(v.__name__ for _, v in s.constexprs if hasattr(v, "__name__"))
         area = prod(v for n, v in self.tile if str(n).startswith("BLOCK")) // s.num_warps
         yield elements, self.work
@@ -104,21 +114,23 @@ class Binary:
         return prod(v for _, v in self.tile) / self.source.num_warps
 
     def facets(self, most: bool) -> set[Hashable]:
-        """What building it shows; all that is to be shown is the union over binaries.
+        """What building it shows; all that is to be shown of a family is the union over its binaries.
 
-        Those of few binaries are one of each kernel for each architecture, and of each element for either.
+        Those of few binaries are one of each kernel, of each entry and of each element, for each architecture.
         """
         s = self.source
-        found: set[Hashable] = {(s.name, self.arch), (s.name, self.element), *((*e, self.arch) for e in self.entries)}
+        kernel = (s.name, self.arch)
+        found: set[Hashable] = {kernel, (self.element, self.arch), *((*e, self.arch) for e in self.entries)}
         if not self.may_spill:
-            found |= {(s.name, self.arch, "spills"), (s.name, self.element, "spills")}
+            found.add((*kernel, "spills"))
         if most:
-            found |= {(s.name, self.arch, self.element), *self.users}
+            found |= {(*kernel, self.element), *self.users}
             found |= {(self.arch, *user, s.name) for user in self.unordered}
         if most and not self.may_spill:
-            parts = (*s.signature, *((n, _shown(v)) for n, v in s.constexprs), *s.attrs, s.max_registers, s.overlaps)
-            found |= {(s.name, self.arch, "part", part) for part in parts}
-            found.add((s.name, self.arch, self.element, "spills"))
+            found |= {(s.name, "part", part) for part in (*s.signature, *s.attrs)}
+            selecting = ((n, _shown(v)) for n, v in s.constexprs if (n, v) not in self.tile)
+            found |= {(*kernel, "part", part) for part in (*selecting, s.max_registers, s.overlaps)}
+            found.add((*kernel, self.element, "spills"))
             found.add((s.name, "tile", self.tile, s.num_warps, s.num_stages))
             found |= {(s.name, "sizes", x) for x in self.sizes()}
         return found
@@ -213,15 +225,21 @@ def chosen(op: str, entry: str, arch: str, size: Size) -> list[Binary]:
 
 
 def cover(facets: Sequence[set[Hashable]]) -> list[int]:
-    """Few indices whose sets have all elements: again and again the one with most of what is left, first of equals."""
-    left: set[Hashable] = set().union(*facets)
-    heap = [(-len(f), i) for i, f in enumerate(facets)]
+    """Few indices whose sets have all elements: again and again the one with most of what is left, first of equals.
+
+    An element counts the more, the fewer sets have it: those without alternatives are taken first, and bring much of
+    what others would be taken for. Of the compile matrix this finds within 1 % of as few as there are.
+    """
+    # Integers, so that a sum does not depend on a set's order: each process of a run must choose the same.
+    weights = {x: 2**40 // count for x, count in Counter(chain.from_iterable(facets)).items()}
+    left = set(weights)
+    heap = [(-sum(weights[x] for x in own), i) for i, own in enumerate(facets)]
     heapify(heap)
     found = []
     while left:
-        _, i = heap[0]
-        gain = len(facets[i] & left)
-        if gain and gain < -heap[0][0]:
+        most, i = heap[0]
+        gain = sum(weights[x] for x in facets[i] & left)
+        if gain and gain < -most:
             heapreplace(heap, (-gain, i))  # some of its facets have been shown since
             continue
         heappop(heap)

@@ -177,11 +177,11 @@ def _hasten() -> None:
         key = (element_ty.name, getattr(element_ty, "address_space", None), extents)
         if key not in blocks:
             make_block(self, element_ty, shape)
-            blocks[key] = dict(vars(self))
+            blocks[key] = {**vars(self), "extents": extents}
         vars(self).update(blocks[key])
 
     def init_tensor(self: Any, handle: Any, type: Any) -> None:
-        extents = tuple(getattr(n, "value", n) for n in type.shape.values) if type.is_block() else ()
+        extents = getattr(type, "extents", ())  # a scalar's type has none
         if extents not in shapes:
             make_tensor(self, handle, type)
             shapes[extents] = self.shape, self.numel
@@ -195,6 +195,13 @@ def _hasten() -> None:
         return dtypes[name]
 
     tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype = init_block, init_tensor, dtype_of
+    broadcast = interpreter.TritonSemantic.broadcast_impl_value
+
+    def broadcast_once(self: Any, lhs: Any, rhs: Any) -> Any:
+        # Equal shapes are one object since init_tensor.
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+
+    interpreter.TritonSemantic.broadcast_impl_value = broadcast_once
 
     def reduce(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
         parts = [
