@@ -25,8 +25,6 @@ import contextlib
 import hashlib
 import math
 import os
-import pickle
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -36,8 +34,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpt_ranks import RefusedError, by_kind, clip_grad_norm_, divide, divide_layers, divided, ranks, whole
-from gpt_tokens import BYTES, Tokens, read_text, save
+from gpt_checkpoint import load_checkpoint, save_checkpoint
+from gpt_ranks import (
+    RefusedError,
+    by_kind,
+    clip_grad_norm_,
+    divide,
+    divide_layers,
+    ranks,
+    whole,
+)
+from gpt_shown import draw, report
+from gpt_tokens import BYTES, Tokens, read_text
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, distributed as dist
@@ -334,80 +342,12 @@ class Training:
             raise RefusedError(f"the loss of step {self.step} is {self.losses[-1]}: try a smaller --rate")
         return time.perf_counter() - begin
 
-    def save(self, path: Path) -> None:
-        state = whole({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
-        if ranks()[0] == 0:
-            kept = {"fixed": self.fixed, "step": self.step, "losses": self.losses, "norms": self.norms}
-            save(state | kept, path)
-
-    def resume(self, path: Path) -> None:
-        """Go on from a checkpoint. Refuses one of other options."""
-        if not path.exists():
-            raise RefusedError(f"--resume: there is no {path}")
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as e:
-            raise RefusedError(f"--resume: {path} is no checkpoint: {e}") from None
-        kept = state.get("fixed") if isinstance(state, dict) else None
-        if kept is None:
-            raise RefusedError(f"--resume: {path} is no checkpoint of this script")
-        other = [
-            f"{name} {kept.get(name)}, now {value}" for name, value in self.fixed.items() if kept.get(name) != value
-        ]
-        if other:
-            raise RefusedError(f"--resume: {path} was written with other options: {'; '.join(other)}")
-        own = self.model.state_dict()
-        self.model.load_state_dict({name: divided(t, own[name]) for name, t in state["model"].items()})
-        places = [p for group in self.optimizer.param_groups for p in group["params"]]
-        for number, of_one in state["optimizer"]["state"].items():
-            of_one |= {name: divided(t, places[number]) for name, t in of_one.items()}
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = lr  # that of the device, not the one that was loaded
-        self.step, self.losses, self.norms = state["step"], state["losses"], state["norms"]
-
     def digest(self) -> str:
         """Of the bits of all parameters."""
         found = hashlib.sha256()
         for p in self.model.parameters():
             found.update(whole(p).detach().cpu().numpy().tobytes())
         return found.hexdigest()[:16]
-
-
-# --- what is shown ---
-
-
-def draw(path: Path, training: Training, name: str) -> None:
-    """The losses and the norms of the gradients, as a PNG."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, sides = plt.subplots(1, 2, figsize=(12, 5))
-    curves = (("loss", training.losses), ("norm of the gradients before clipping", training.norms))
-    for side, (title, values) in zip(sides, curves, strict=True):
-        side.plot(range(1, len(values) + 1), values, linewidth=0.8)
-        side.set(xlabel="step", title=f"{title}, {name}", yscale="log")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def report(console: Console, training: Training, seconds: list[float], peak: float) -> None:
-    """The loss, speed and memory. The first look is left out if there are others: kernels are compiled in it."""
-    step, losses = statistics.median(seconds[1:] or seconds), training.losses
-    per_second = training.fixed["batch"] * training.fixed["length"] / step
-    console.print(f"loss {losses[0]:.4f} at step 1, {losses[-1]:.4f} at step {training.step}")
-    console.print(f"{step * 1e3:.1f} ms a step, {per_second:,.0f} tokens/s")
-    if training.device.type == "cuda":
-        sizes = Sizes(*(training.fixed[name] for name in Sizes._fields))
-        used = per_second * flops_per_token(training.model, sizes) / (peak * 1e12 * ranks()[1])
-        allocated, reserved = (n / 2**30 for n in (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
-        console.print(f"model FLOP utilisation {used:.1%} of {peak:g} TFLOP/s")
-        console.print(f"peak memory {allocated:.1f} GiB allocated, {reserved:.1f} GiB reserved")
-    console.print(f"parameters after step {training.step}: {training.digest()}")
 
 
 #: Options beside the sizes that decide the bits of the parameters.
@@ -431,6 +371,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("gpt-run"), help="a folder for checkpoint, tokens and curves")
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
+    parser.add_argument("--other-ranks", action="store_true", help="also from one of other ranks: bits may change")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--fsdp", action="store_true", help="under torchrun: divide batch and parameters (the default)")
     how.add_argument("--tp", action="store_true", help="under torchrun: divide the layers, not the batch")
@@ -456,7 +397,7 @@ def train(console: Console, options: argparse.Namespace) -> Training:
     training = Training.of(options, tokens, hashlib.sha256(text).hexdigest()[:16])
     checkpoint = options.out / "checkpoint.pt"
     if options.resume:
-        training.resume(checkpoint)
+        load_checkpoint(training, checkpoint, options.other_ranks)
         console.print(f"resumed after step {training.step}")
     try:
         take_steps(console, training, options, checkpoint)
@@ -480,8 +421,9 @@ def take_steps(console: Console, training: Training, options: argparse.Namespace
             shown = f"{options.backend}, loss {training.losses[-1]:.4f}"
             progress.update(task, completed=training.step, description=shown)
             if training.step == last or training.step % options.every == 0:
-                training.save(checkpoint)
-    report(console, training, seconds, options.peak)
+                save_checkpoint(training, checkpoint)
+    sizes = Sizes(*(training.fixed[name] for name in Sizes._fields))
+    report(console, training, seconds, flops_per_token(training.model, sizes), options.peak)
     if ranks()[0]:
         return
     try:

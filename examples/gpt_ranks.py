@@ -38,10 +38,19 @@ def divide_layers(model: Any, device: torch.device) -> None:
         if block.heads % world:
             raise RefusedError(f"--tp: {block.heads} heads cannot be divided between {world} ranks")
         for p in block.qkv.parameters():  # so that a rank's columns are those of whole heads
-            p.data = p.data.unflatten(0, (3, block.heads, -1)).transpose(0, 1).flatten(0, 2)
+            p.data = of_heads(p.data, block.heads)
         block.by_heads = True
         parallelize_module(block, mesh, {"qkv": columns, "up": columns, "out": rows, "down": rows})
     parallelize_module(model, mesh, {"embedding": RowwiseParallel(input_layouts=Replicate())})
+
+
+def of_heads(t: Tensor, heads: int) -> Tensor:
+    """Rows of q, then k, then v, to those of each head; ``of_kinds`` is the inverse."""
+    return t.reshape(3, heads, -1, *t.shape[1:]).transpose(0, 1).reshape(t.shape)
+
+
+def of_kinds(t: Tensor, heads: int) -> Tensor:
+    return t.reshape(heads, 3, -1, *t.shape[1:]).transpose(0, 1).reshape(t.shape)
 
 
 def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

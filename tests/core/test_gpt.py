@@ -126,15 +126,15 @@ def test_what_cannot_be_resumed_is_refused(
 
 
 def test_an_interrupted_save_leaves_the_checkpoint(gpt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "checkpoint.pt"
-    gpt.save({"step": 1}, path)
+    path, save = tmp_path / "checkpoint.pt", sys.modules["gpt_tokens"].save
+    save({"step": 1}, path)
 
     def full(_: int) -> None:
         raise OSError("no space")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="no space"):
-        gpt.save({"step": 2}, path)
+        save({"step": 2}, path)
     assert torch.load(path, weights_only=True) == {"step": 1}
     assert list(tmp_path.iterdir()) == [path]
 
@@ -207,11 +207,17 @@ def test_two_ranks_learn_as_one_and_resume(
             ("muon_layers", ("--optimizer=muon", "--tp")),
             ("stopped", ("--tp", "--stop=2")),
             ("stopped again", ("--tp", "--resume")),
+            ("few", ("--stop=2",)),
+            ("few_layers", ("--tp", "--stop=2")),
+            ("more again", ("--resume", "--other-ranks")),
+            ("more_layers again", ("--resume", "--other-ranks", "--tp")),
             ("alone", ()),
             ("muon_alone", ("--optimizer=muon",)),
         )
     }
     assert gpt.main(runs.pop("alone")) == gpt.main(runs.pop("muon_alone")) == 0
+    for name in ("more", "more_layers"):  # begun by one rank
+        assert gpt.main(arguments(text, tmp_path / name, "cpu", "--steps=4", "--stop=2", layers=1)) == 0
     runs["failing"] = arguments(text, tmp_path / "failing", "cpu", "--steps=4", "--every=2", layers=1)
     in_ranks(work, (str(tmp_path / "store"), list(runs.values())), 2)
     kept = torch.load(tmp_path / "failing" / "checkpoint.pt", weights_only=True)
@@ -219,7 +225,12 @@ def test_two_ranks_learn_as_one_and_resume(
     for whole, parts in (("whole", "parts"), ("layers", "stopped")):
         again = parameters(tmp_path / parts)
         assert all(torch.equal(p, again[name]) for name, p in parameters(tmp_path / whole).items())
-    names = ("alone", "whole", "layers", "torch")
+    for name in ("few", "few_layers"):  # begun by two
+        begun = arguments(text, tmp_path / name, "cpu", "--steps=4", "--resume", layers=1)
+        assert gpt.main(begun) == 1
+        assert "ranks 2, now 1" in capsys.readouterr().err
+        assert gpt.main([*begun, "--other-ranks"]) == 0
+    names = ("alone", "whole", "layers", "torch", "few", "few_layers", "more", "more_layers")
     alone, *others = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in names)
     # Sums over the batch have another order: losses as far apart as torch's are from ours.
     for other in others:
