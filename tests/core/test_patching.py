@@ -369,6 +369,44 @@ def test_attention_by_the_interface(case: str, monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(torch.compile(ours, backend="eager")(x, mask), expected[0])
 
 
+product, SHARPNESS = F.scaled_dot_product_attention, 0.7
+
+
+class Direct(torch.nn.Module):
+    """Calls torch's function as timm's models do, or by a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = torch.nn.Linear(6, 6, dtype=F64)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, sharpness: float | None = None) -> Tensor:
+        q = self.proj(x).view(2, 4, 3, 2).transpose(1, 2)
+        scale = SHARPNESS if sharpness is None else sharpness
+        first = F.scaled_dot_product_attention(q, q.sin(), q * 2, attn_mask=mask, is_causal=mask is None, scale=scale)
+        return super().forward(first) if mask is NotImplemented else first + product(q, first, q, mask)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_attention_that_a_module_calls_by_itself(hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, x = Direct(), values(2, 4, 6)
+    mask = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril() if hidden else None
+    ours = copy.deepcopy(theirs)
+    assert nn.patch(ours).replaced[""] == ("Direct", "attention")
+    calls, attention = [], triplan.functional.scaled_dot_product_attention
+    counted = lambda *a, **k: calls.append(a) or attention(*a, **k)  # noqa: E731
+    monkeypatch.setattr(triplan.functional, "scaled_dot_product_attention", counted)
+    expected = trained(theirs, x, mask)
+    assert not calls
+    torch.testing.assert_close(trained(ours, x, mask), expected)
+    assert len(calls) == 2
+    assert F.scaled_dot_product_attention is product  # is torch's still
+    torch.testing.assert_close(torch.compile(ours, backend="eager")(x, mask), expected[0])
+    monkeypatch.setitem(globals(), "SHARPNESS", 0.3)  # the rest of its module is what it is now
+    torch.testing.assert_close(ours(x, mask), theirs(x, mask, sharpness=0.3))
+    assert nn.unpatch(ours) == 2
+    assert type(ours) is Direct
+
+
 def tables(repeats: bool = True) -> tuple[Tensor, Tensor]:
     angles = values(1, 4, 6)
     angles = torch.cat((angles[..., :3],) * 2, -1) if repeats else angles
@@ -629,6 +667,7 @@ BLOCKS = {
     "gpt2": {"attention"},
     "bert": {"attention"},
     "resnet50": {"batch_norm_relu"},
+    "vit": {"attention"},
 }
 
 

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 from functools import cache, partial, wraps
+from types import FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -275,6 +276,52 @@ def _rotates(function: Any) -> bool:
     return type(found) is tuple and all(map(_close, found, (_turned(q, cos, sin), _turned(k, cos, sin))))
 
 
+class _Scope(dict[str, Any]):
+    """The globals of a function, some of which are others."""
+
+    def __init__(self, whole: dict[str, Any], others: dict[str, Any]) -> None:
+        super().__init__(others, __builtins__=whole["__builtins__"])
+        self._whole = whole
+
+    def __missing__(self, name: str) -> Any:
+        return self._whole[name]
+
+
+def _attend(query: Any, key: Any, value: Any, attn_mask: Any = None, *given: Any, **options: Any) -> Tensor:
+    """torch's scaled_dot_product_attention; by ours, where that gives the same."""
+    alike = all(type(t) is Tensor and t.dtype in _DTYPES and t.dtype == query.dtype for t in (query, key, value))
+    if alike and (attn_mask is None or (type(attn_mask) is Tensor and attn_mask.dtype in (torch.bool, query.dtype))):
+        try:
+            return functional.scaled_dot_product_attention(query, key, value, attn_mask, *given, **options)
+        except Unsupported:
+            pass
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, *given, **options)
+
+
+def _by_itself(forward: Any) -> FunctionType | None:
+    """``forward``, if it calls torch's scaled_dot_product_attention by that name, with ``_attend`` in its place.
+
+    Only this copy of it sees that: neither its module's globals nor torch's change.
+    """
+    name = torch.nn.functional.scaled_dot_product_attention.__name__
+    if type(forward) is not FunctionType or hasattr(forward, "__wrapped__") or name not in forward.__code__.co_names:
+        return None
+    others, its = dict[str, Any](), torch.nn.functional
+    for used in forward.__code__.co_names:
+        value = forward.__globals__.get(used)
+        if value is its:
+            others[used] = ModuleType(its.__name__)
+            vars(others[used]).update(vars(its), **{name: _attend})
+        elif value is getattr(its, name):
+            others[used] = _attend
+    if not others:
+        return None
+    scope = _Scope(forward.__globals__, others)
+    made = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return made
+
+
 @cache
 def _attention_of(kind: Any) -> tuple[type[Module], str] | None:
     """A subclass of ``kind``, a class of attention, for whose calls ours are asked, and what these are; None if none.
@@ -293,15 +340,18 @@ def _attention_of(kind: Any) -> tuple[type[Module], str] | None:
         if not _is_by_ours(registry[_SDPA]):
             registry[_SDPA] = _by_ours(registry[_SDPA], _attended)
         asked.append("attention")
-    if not asked:
+    by_itself = _by_itself(kind.forward)
+    if not asked and by_itself is None:
         return None
+    asked += ["attention"] * (by_itself is not None)
+    run = kind.forward if by_itself is None else by_itself
 
     def patched(self: Module, *given: Any, **options: Any) -> Any:
         if is_dynamo_compiling():
             return kind.forward(self, *given, **options)
         before, _here.module = _here.module, self
         try:
-            return kind.forward(self, *given, **options)
+            return run(self, *given, **options)
         finally:
             _here.module = before
 
@@ -316,7 +366,7 @@ def known(module: Any) -> tuple[type[Module] | None, str]:
     convolutions, attention.
     """
     kind: Any = type(module)
-    if module._modules and not kind.__module__.startswith("torch.") and not unsuited(module):
+    if not kind.__module__.startswith("torch.") and not unsuited(module):
         if module._modules.keys() == _OF_GATED and (name := _gate_of(module)):
             return _derived(kind, _gated, name), f"gated {name}"
         if "bn1" in module._modules and (layers := _layers_of(module)):

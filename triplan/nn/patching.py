@@ -96,7 +96,8 @@ def patch(model: Module, *, skip: Callable[[str, Module], bool] | None = None) -
     a residual block as torchvision has them: of such names it is one that gives the same results when it, or what it
     calls, is called once, on the CPU, with other weights or stubs. It stays the same object, and only its class
     changes: parameters, buffers, state dicts, hooks, flags and tied weights stay as they are. What ours would refuse
-    when it runs is left, with the reason. Functions of torch that a model calls are not replaced.
+    when it runs is left, with the reason. A module whose own forward calls torch's scaled_dot_product_attention calls
+    ours; other functions of torch that a model calls are not replaced.
 
     ``skip(path, module)``: True leaves a module. The report does not list modules that only hold others or do nothing.
     Raises ``TypeError`` if ``model`` is no torch.nn.Module. ``unpatch`` undoes it.
