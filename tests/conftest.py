@@ -37,6 +37,7 @@ torch.backends.cudnn.allow_tf32 = False
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 torch.set_num_threads(1 if interpreting() else max(1, torch.get_num_threads() // workers))
+os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # of the processes that tests start
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,6 +72,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000)  # frozen objects count no more, so that searches would come after every few tests
         gc.enable()
 
 

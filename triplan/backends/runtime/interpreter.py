@@ -155,6 +155,8 @@ def _repair() -> None:
 def _hasten() -> None:
     """Compute once what the interpreter computes again for each operation: types, their shapes and numpy's dtypes.
 
+    Operands of one shape, which is one object then, are not broadcast; nor are types compared with themselves.
+
     Sums of integers are computed a second time in i64 to find overflows, but outside debug mode nobody reads what is
     found: this is left out. Reductions by other functions than sums and extrema call the function for one element after
     the other; here neighbours are combined, all pairs at once, until one element is left. (Blocks are powers of two.)
@@ -195,13 +197,22 @@ def _hasten() -> None:
         return dtypes[name]
 
     tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype = init_block, init_tensor, dtype_of
-    broadcast = interpreter.TritonSemantic.broadcast_impl_value
+    broadcast, equal = interpreter.TritonSemantic.broadcast_impl_value, tl.dtype.__eq__
+
+    def filled(value: Any, like: Any) -> Any:
+        """A block of the shape of ``like``, each of whose elements is the scalar ``value``."""
+        data = np.full(like.type.extents, value.handle.data, dtype_of(value.dtype))
+        return tl.tensor(interpreter.TensorHandle(data, value.dtype), like.type.with_element_ty(value.dtype))
 
     def broadcast_once(self: Any, lhs: Any, rhs: Any) -> Any:
-        # Equal shapes are one object since init_tensor.
-        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+        if lhs.shape is rhs.shape:  # equal shapes are one object since init_tensor
+            return lhs, rhs
+        if not rhs.type.is_block():
+            return lhs, filled(rhs, lhs)
+        return broadcast(self, lhs, rhs) if lhs.type.is_block() else (filled(lhs, rhs), rhs)
 
     interpreter.TritonSemantic.broadcast_impl_value = broadcast_once
+    tl.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
 
     def reduce(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
         parts = [

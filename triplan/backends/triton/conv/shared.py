@@ -187,7 +187,7 @@ def fold(desc: Conv2dProblem, parts: int) -> list[Launch]:
 def folded(desc: Conv2dProblem, parts: int, sums: Scratch, channels: int | None) -> Launch:
     """The launch that adds parts, which have so many ``channels`` under a tap (None: those of the problem)."""
     out = desc.operand("dweight")
-    elements = desc.filters * desc.taps * (channels or desc.channels)
+    elements = desc.groups * desc.filters * desc.taps * (channels or desc.channels)
     args: dict[str, Arg] = {
         "parts": sums,
         "out": values(out),
