@@ -35,6 +35,8 @@ SAMPLE, RUN = 4096, 8
 PLACES, SOUGHT = 1024, 2048
 #: Tokens of a group at least: a sector or two; and at most, so that top-k looks at 64 groups or more.
 GROUP, MOST = 16, 64
+#: Limit of registers per thread where chunks are small: without one, ptxas spills a few to raise occupancy.
+SMALL_REGISTERS = 128
 #: Elements of the workspace; of other parts, i32.
 ELEMENTS = {"sums": ElementKind.I64, **dict.fromkeys(("levels", "masses", "between", "few"), ElementKind.F32)}
 #: Microseconds of the program that finds thresholds and the token of a row. Untuned.
@@ -155,6 +157,7 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
             {**found, **scratch("levels", "masses")},
             {**exact, "TILE": tile, "UNROLL": min(UNROLL, parts.chunk // tile)},
             num_warps=4,
+            max_registers=None if parts.chunk == CHUNK else SMALL_REGISTERS,
         ),
         launch(
             split_kernels.finish_kernel,
