@@ -121,12 +121,6 @@ def angles(d: Draw) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
-def rotated(x: Tensor, _: None, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding as it is usually written."""
-    a, b = x.float().chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
-
-
 def embedded(index: Tensor, weight: Tensor, norm_weight: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of a table: their norm, and they."""
     found = tf.embedding(index, weight)
@@ -193,13 +187,16 @@ def calls(d: Draw) -> dict[str, Call]:
     """Every function and module, by name."""
     ours: Any = importlib.import_module("triplan.functional")
     modules: Any = importlib.import_module("triplan.nn")
+    turned: Any = importlib.import_module("bench.rotary")
     x, w, b, square = d.x, d.values(d.n), d.values(d.n), d.values(d.n, d.n)
     target, rows = d.positions(d.m, of=d.n), d.positions(d.m, of=d.m)
     wide, once = d.positions(d.m, d.n, of=d.m), d.distinct(d.m, d.n)
     matrix, shape = d.values(d.n, d.m), (d.n,)
     vector, mask, bag = d.distinct(d.m), d.positions(d.m, d.n, of=2).bool(), d.positions(4, d.m // 2, of=d.m)
     first, second, whole = d.values(4, d.m, d.n), d.values(4, d.n, d.m), d.values(4, d.m, d.m)
-    heads, variances = d.values(d.m, d.n, ROTATED), d.values(d.n).abs() + 1
+    heads, paged = d.values(d.m, d.n, ROTATED), d.values(d.n, 2, d.m, ROTATED)
+    turning = (heads, heads + 1, -heads, paged, paged.clone(), d.distinct(2 * d.n)[: d.n])
+    variances = d.values(d.n).abs() + 1
     untied = d.distinct(d.n, d.m).T.contiguous().to(d.dtype)  # torch takes any of equal elements
     certain = d.positions(d.m, 4, of=d.n)
 
@@ -324,7 +321,8 @@ def calls(d: Draw) -> dict[str, Call]:
         "embedding_rms_norm": Call(
             lambda *a: ours.embedding_rms_norm(*a)[0], lambda *a: embedded(*a)[0], (rows, x, w), (1, 2)
         ),
-        "rotary": Call(ours.rotary, rotated, (heads, None, *angles(d)), (0,)),
+        "rotary": Call(ours.rotary, turned.rotated, (heads, None, *angles(d)), (0,)),
+        "cached_rotary": Call(ours.cached_rotary, turned.cached, (*turning, *angles(d))),
         "gather": Call(ours.gather, torch.gather, (x, 0, wide), (0,)),
         "scatter": Call(ours.scatter, torch.scatter, (x, 0, once, d.x), (0, 3)),
         "scatter_add": Call(ours.scatter_add, torch.scatter_add, (x, 0, wide, d.x), (0, 3)),
@@ -448,7 +446,7 @@ def calls(d: Draw) -> dict[str, Call]:
     mine, its = (_first(with_given(module, "weight", "norm_weight")) for module in pair)
     found["nn.FusedEmbeddingRMSNorm"] = Call(mine, its, (rows, x, w), (1, 2))
     turn = modules.RotaryEmbedding(ROTATED, device=d.device)
-    found["nn.RotaryEmbedding"] = Call(turn, lambda x: rotated(x, None, *angles(d)), (heads,), (0,))
+    found["nn.RotaryEmbedding"] = Call(turn, lambda x: turned.rotated(x, None, *angles(d)), (heads,), (0,))
     mine = with_given(modules.LinearCrossEntropyLoss(d.n, d.m), "linear.weight", inputs=2)
     its = with_given(Written(lambda x, t, weight: _linear_cross_entropy(x, weight, t), "weight"), "weight", inputs=2)
     found["nn.LinearCrossEntropyLoss"] = Call(mine, its, (x, rows, d.x), (0, 2))

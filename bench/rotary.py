@@ -1,4 +1,4 @@
-"""Cases of rotary embedding, against the usual formula in torch and torch.compile."""
+"""Cases of rotary embedding, one of which fills a paged cache, against the usual formula in torch and torch.compile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from bench.rows import Buffers, OneOpCase, wrong_elements
 from triplan.backends.triton.common.rows_entries import Entry
 
 BATCH = 4
+PAGE_SIZE = 16
 #: (tokens, elements of a head, heads of q, heads of k): a training step, and current models' fewer heads of k.
 SIZES = ((16384, 128, 32, 32), (8192, 128, 32, 8))
 TINY = ((8, 8, 2, 1),)
 Pairs = Literal["half", "interleaved"]
-Angles = Literal["table", "positions", "inverse", "normed"]
+Angles = Literal["table", "positions", "inverse", "normed", "cached"]
+OPS = {"normed": "normed_rotary", "cached": "cached_rotary"}
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
@@ -31,6 +33,18 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
+def rotated(x: Tensor, _: None, cos: Tensor, sin: Tensor) -> Tensor:
+    """The usual formula, with the arguments of ``functional.rotary``."""
+    return turned(x, cos, sin, "half")
+
+
+def cached(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *table: Tensor) -> Tensor:
+    """``functional.cached_rotary`` of one sequence: the usual formula, and then a copy of keys and of values."""
+    for cache, rows in ((k_cache, rotated(k, None, *table)), (v_cache, v)):
+        cache.flatten(0, 1)[slots] = rows.transpose(0, 1)
+    return rotated(q, None, *table)
+
+
 def normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """RMSNorm of the last axis, not rounded to x's dtype, and its statistic."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -39,7 +53,8 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def cases(tiny: bool = False) -> list[RotaryCase]:
-    """Both orders of heads and sequence, both kinds of pairs, tables and angles; the backward (``inverse``)."""
+    """Both orders of heads and sequence, both kinds of pairs, tables and angles; the backward (``inverse``); with a
+    norm before, without and with a cache (``normed``, ``cached``)."""
     ways: tuple[tuple[bool, Pairs, Angles], ...] = (
         (True, "half", "table"),
         (False, "half", "table"),
@@ -47,10 +62,11 @@ def cases(tiny: bool = False) -> list[RotaryCase]:
         (True, "half", "positions"),
         (True, "half", "inverse"),
         (False, "half", "normed"),
+        (False, "half", "cached"),
     )
     return [
         RotaryCase(
-            "normed_rotary" if angles == "normed" else "rotary",
+            OPS.get(angles, "rotary"),
             tokens,
             n,
             torch.bfloat16,
@@ -83,7 +99,8 @@ class RotaryCase(OneOpCase):
 
     @property
     def bytes(self) -> int:
-        return 2 * self.rows * (self.q_heads + self.k_heads) * self.n * self.dtype.itemsize
+        heads = self.q_heads + self.k_heads * (2 if self.angles == "cached" else 1)
+        return 2 * self.rows * heads * self.n * self.dtype.itemsize
 
     def make(self, device: torch.device, generator: torch.Generator) -> Buffers:
         sequence, found = self.rows // BATCH, {}
@@ -93,10 +110,21 @@ class RotaryCase(OneOpCase):
             found[name] = t.transpose(1, 2) if self.heads_first else t
         frequencies = 10000.0 ** (-torch.arange(0, self.n, 2, device=device) / self.n)
         at = torch.arange(sequence, device=device)
-        if self.angles == "normed":
+        if self.angles == "cached":
+            del found["k_out"]
+            pages, tokens = max(2 * self.rows // PAGE_SIZE, 1), (BATCH, sequence, self.k_heads, self.n)
+            found["v"] = torch.randn(tokens, dtype=self.dtype, device=device, generator=generator)
+            for name in ("k_cache", "v_cache"):
+                shape = (pages, PAGE_SIZE, self.k_heads, self.n)
+                found[name] = torch.empty(shape, dtype=self.dtype, device=device)
+            order = torch.randperm(pages, device=device, generator=generator)[:, None] * PAGE_SIZE
+            slots = (order + torch.arange(PAGE_SIZE, device=device)).flatten()[: self.rows]
+            found["slots"] = slots.view(BATCH, sequence)
+        if self.angles in OPS:
             for name, heads in {"q": self.q_heads, "k": self.k_heads}.items():
                 found[f"{name}_weight"] = torch.randn(self.n, dtype=self.dtype, device=device, generator=generator)
-                found[f"{name}_rstd"] = torch.empty(BATCH, sequence, heads, device=device)
+                if self.angles == "normed":
+                    found[f"{name}_rstd"] = torch.empty(BATCH, sequence, heads, device=device)
         if self.angles == "positions":
             return Buffers({**found, "inv_freq": frequencies, "positions": at.expand(BATCH, sequence)})
         angle = (at.float()[:, None] * frequencies).expand(BATCH, sequence, self.n // 2)
@@ -114,6 +142,8 @@ class RotaryCase(OneOpCase):
             fields = {"table_rows": self.rows // BATCH, **({"inverse": True} if self.angles == "inverse" else {})}
             shared = tp.Layout.strided(alignment=16, unit_axis=2, zero_axes=(0,), stride_multiple=4)
             layouts |= {"cos": shared, "sin": shared}
+        if self.angles == "cached":
+            fields |= {"pages": max(2 * self.rows // PAGE_SIZE, 1), "page_size": PAGE_SIZE, "eps": 1e-6}
         shape = (BATCH, self.rows // BATCH, self.q_heads, self.n)
         cls: Any = tp.descriptor_types()[self.op]
         found: tp.Descriptor = cls(
@@ -125,6 +155,18 @@ class RotaryCase(OneOpCase):
         return {"torch": lambda b: self.formula()(*self.inputs(b))}
 
     def formula(self) -> Callable[..., Any]:
+        rotate = self._rotation()
+
+        def cached(*given: Tensor) -> Tensor:
+            *heads, v, k_cache, v_cache, slots = given
+            q, k = rotate(*heads)
+            for cache, rows in ((k_cache, k), (v_cache, v)):
+                cache.view(-1, *cache.shape[2:])[slots] = rows
+            return q
+
+        return cached if self.angles == "cached" else rotate
+
+    def _rotation(self) -> Callable[..., tuple[Tensor, Tensor]]:
         sign = -1 if self.angles == "inverse" else 1
 
         def rotate(q: Tensor, k: Tensor, first: Tensor, second: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,17 +183,23 @@ class RotaryCase(OneOpCase):
 
     def inputs(self, b: Buffers) -> list[Tensor]:
         angles = ("inv_freq", "positions") if self.angles == "positions" else ("cos", "sin")
-        weights = ("q_weight", "k_weight") if self.angles == "normed" else ()
-        return [b.tensors[name] for name in ("q", "k", *angles, *weights)]
+        weights = ("q_weight", "k_weight") if self.angles in OPS else ()
+        cache = ("v", "k_cache", "v_cache", "slots") if self.angles == "cached" else ()
+        return [b.tensors[name] for name in ("q", "k", *angles, *weights, *cache)]
 
     def mismatch(self, b: Buffers) -> str:
-        q, k, first, second, *weights = self.inputs(b)
+        q, k, first, second, *others = self.inputs(b)
+        weights = others[:2]
         eps, size = torch.finfo(self.dtype).eps, torch.ones((), dtype=torch.float64, device=q.device)
         at = slice(0, 64)
         angles = (first, second[:, at]) if self.angles == "positions" else (first[:, at], second[:, at])
-        wanted = self.formula()(q[:, at].float(), k[:, at].float(), *angles, *weights)
-        pairs = zip(("q_out", "k_out"), wanted, strict=True)
-        wrong = (wrong_elements(name, b.tensors[name][:, at].double(), t.double(), eps, size) for name, t in pairs)
+        wanted = list(self._rotation()(q[:, at].float(), k[:, at].float(), *angles, *weights))
+        got: dict[str, Tensor] = {name: b.tensors[name][:, at] for name in ("q_out", "k_out") if name in b.tensors}
+        if self.angles == "cached":
+            got |= {name: b.tensors[name].flatten(0, 1)[b.slots[:, at]] for name in ("k_cache", "v_cache")}
+            wanted.append(b.v[:, at])
+        pairs = zip(got.items(), wanted, strict=True)
+        wrong = (wrong_elements(name, t.double(), ref.double(), eps, size) for (name, t), ref in pairs)
         return next((text for text in wrong if text), "")
 
     def swept(self) -> Iterator[type[Entry]]:

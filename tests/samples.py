@@ -71,6 +71,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         *(TYPES[op](**IMAGES) for op in ("batch_norm", "batch_norm_backward")),
         *(TYPES[op](groups=2, **IMAGES) for op in ("group_norm", "group_norm_backward")),
         *(TYPES[op](table_rows=9, positions=True, **TURNED) for op in ("rotary", "normed_rotary")),
+        tp.CachedRotaryDescriptor(table_rows=9, positions=True, pages=3, page_size=4, v_dim=6, eps=1e-6, **TURNED),
         tp.CrossEntropyDescriptor(reduction="byte_mean", weight=True, label_smoothing=0.1, gradient=True, **MATRIX),
         *(TYPES[op](reduction="byte_mean", weight=True, **MATRIX) for op in LOSSES),
         tp.UnaryDescriptor(op="relu_squared", **MATRIX),

@@ -1,4 +1,4 @@
-"""Draws of rotary embedding: tables that positions look up, or angles of the tokens in order."""
+"""Draws of rotary embedding: tables that positions look up, or angles of the tokens in order; caches that are full."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench.anywhere.drawing import HEADS, Draw, Peer, Tensors, described
+from bench.anywhere.drawing import HEADS, Draw, Peer, Tensors, described, streamed_us
+from bench.gemm.run import ROOFS
 from bench.rotary import normed, turned
+from triplan.testing.placing import write
 
 #: Half of the elements of a head.
 HALVES = (32, 40, 48, 64, 128)
@@ -19,13 +21,33 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
     half = d.extent(4, min(256, max(d.bytes // 128, 4)), HALVES)
     head = 4 * half * element.itemsize
     heads = d.extent(1, min(64, d.bytes // head), HEADS)
-    k_heads = d.one_of((None, heads, max(heads // 4, 1)))
-    tokens = max(d.bytes // ((heads + (k_heads or 0)) * head + (8 * half if table else 0)), 1)
-    batch = d.extent(1, min(tokens, 64))
+    cached = op == "cached_rotary"
+    k_heads = d.one_of((*(() if cached else (None,)), heads, max(heads // 4, 1)))
+    moved = heads + (2 if cached else 1) * (k_heads or 0)
+    tokens = max(d.bytes // (moved * head + (8 * half if table else 0)), 1)
+    batch = 1 if cached else d.extent(1, min(tokens, 64))
     shape = (batch, tokens // batch, heads, 2 * half)
-    angles: dict[str, Any] = {"table_rows": shape[1], "positions": True} if table else {}
+    fields: dict[str, Any] = {"table_rows": shape[1], "positions": True} if table else {}
+    if cached:
+        page_size = d.extent(1, min(tokens, 64))
+        fields |= {"pages": -(-tokens // page_size), "page_size": page_size, "eps": d.one_of((None, 1e-6))}
     pairs = d.one_of(("half", "interleaved"))
-    return described(op, element=element, q_shape=shape, k_heads=k_heads, pairs=pairs, **angles)
+    return described(op, element=element, q_shape=shape, k_heads=k_heads, pairs=pairs, **fields)
+
+
+def complete(desc: Any, t: Tensors) -> None:
+    """Each token has a slot of its own."""
+    if "slots" in t:
+        slots = torch.randperm(desc.slots, device=t["slots"].device)[: t["slots"].numel()]
+        write(t["slots"], slots.reshape(t["slots"].shape).to(t["slots"].dtype))
+
+
+def floor_us(desc: Any) -> float:
+    """Of caches, what is written is as much as is read of k and v."""
+    found = streamed_us(desc)
+    for name, cache in (("k", "k_cache"), ("v", "v_cache")) if desc.op == "cached_rotary" else ():
+        found -= (2 * desc.operand(cache).nbytes - desc.operand(name).nbytes) / (ROOFS[0] * 1e6)
+    return found
 
 
 def peers(desc: Any) -> dict[str, Peer]:
@@ -44,6 +66,10 @@ def peers(desc: Any) -> dict[str, Peer]:
                 if f"{name}_weight" in t:
                     x, found[f"{name}_rstd"] = normed(x, t[f"{name}_weight"], desc.eps)
                 found[f"{name}_out"] = turned(x, cos, sin, desc.pairs).to(t[name].dtype)
+        if "slots" in t:
+            rows = (t["slots"] // desc.page_size, t["slots"] % desc.page_size)
+            t["k_cache"][rows], t["v_cache"][rows] = found["k_out"], t["v"]
+            found = {"q_out": found["q_out"], "k_cache": t["k_cache"], "v_cache": t["v_cache"]}
         return found
 
     return {"torch": formula}

@@ -163,6 +163,7 @@ CHANGED: dict[str, object] = {
     "schema_version": None,
     "element": "f16",
     "index_element": "i32",
+    "slot_element": "i32",
     "out_of_bounds": "clamp",
     "padding_idx": 3,
     "out_element": None,

@@ -24,11 +24,13 @@ from triplan.functional._ops import RECORDED
 from triplan.functional._sharding.table import RULES, WHOLE, rule_of
 
 WORLD = 2
+#: Functions that take no DTensors.
+LOCAL = ("cached_rotary",)
 #: Of the modules, those with parameters of their own or more than one function.
 NAMES = sorted(
     name
     for name, call in calls(Draw(6, 8, torch.float32, torch.device("cpu"))).items()
-    if name not in ALIKE
+    if name not in (*ALIKE, *LOCAL)
     and (
         not name.startswith("nn.")
         or (isinstance(call.ours, torch.nn.Module) and any(True for _ in call.ours.parameters()))

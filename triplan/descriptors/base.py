@@ -208,7 +208,11 @@ def check_bad_index(desc: Descriptor, policy: OutOfBounds, args: Any) -> None:
     (position,) = args.status.tolist()  # synchronises
     if position == NO_BAD_INDEX:
         return
-    o = next(o for o in desc.operands() if o.index_extents)
+    indices = [o for o in desc.operands() if o.index_extents]
+    o = indices.pop(0)
+    while indices and position >= o.numel:  # positions are counted over all indices
+        position -= o.numel
+        o = indices.pop(0)
     tensors = getattr(args, o.name) if o.kind is OperandKind.TENSOR_LIST else [getattr(args, o.name)]
     at: list[int] = []
     for n in reversed(o.shape):

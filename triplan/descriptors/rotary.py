@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from triplan.descriptors.base import Descriptor, PlannedBy, check_bad_index
-from triplan.descriptors.fields import Extent, Extents, OutOfBounds, ShapeField
+from triplan.descriptors.fields import Epsilon, Extent, Extents, OutOfBounds, ShapeField
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.errors import shown
 from triplan.sku import Element, ElementKind, IndexElement, IndexElementKind, OpCategory, field
 
 if TYPE_CHECKING:
-    from triplan.facade.rotary import NormedRotaryPlan, RotaryPlan
+    from triplan.facade.rotary import CachedRotaryPlan, NormedRotaryPlan, RotaryPlan
 
-__all__ = ["NormedRotaryDescriptor", "RotaryDescriptor"]
+__all__ = ["CachedRotaryDescriptor", "NormedRotaryDescriptor", "RotaryDescriptor"]
 
 
 class _Rotary(Descriptor):
-    """Fields that both ops share: tensors of heads, and angles from tables or frequencies.
+    """Fields that all ops share: tensors of heads, and angles from tables or frequencies.
 
     Attributes:
         element: element of q and k; f16 and bf16 are computed in f32.
@@ -55,6 +55,11 @@ class _Rotary(Descriptor):
         """Pairs per head."""
         return (self.q_shape[3] if self.rotary_dim is None else self.rotary_dim) // 2
 
+    @property
+    def normed(self) -> bool:
+        """Whether each head is normalised first, with ``eps``."""
+        return getattr(self, "eps", None) is not None
+
     def check_problem(self) -> None:
         length = self.q_shape[3]
         rotated = length if self.rotary_dim is None else self.rotary_dim
@@ -73,9 +78,7 @@ class _Rotary(Descriptor):
     def declare_operands(self) -> tuple[Operand, ...]:
         batch, sequence, _, length = self.q_shape
 
-        def heads(name: str, role: Role, count: int | None) -> tuple[Operand, ...]:
-            if count is None:
-                return ()
+        def heads(name: str, role: Role, count: int) -> tuple[Operand, ...]:
             return (Operand(name, role, self.element, (batch, sequence, count, length), batch_axes=(0, 1, 2)),)
 
         compute, rows = self.element.compute, self.table_rows
@@ -100,13 +103,20 @@ class _Rotary(Descriptor):
         return (
             *heads("q", Role.INPUT, self.q_shape[2]),
             *heads("q_out", Role.OUTPUT, self.q_shape[2]),
-            *heads("k", Role.INPUT, self.k_heads),
-            *heads("k_out", Role.OUTPUT, self.k_heads),
+            *(() if self.k_heads is None else heads("k", Role.INPUT, self.k_heads)),
+            *self._key_operands(),
             *self._norm_operands(),
             *(tables or angles),
             *((positions,) if self.positions else ()),
             *((status,) if self.out_of_bounds == "error" else ()),
         )
+
+    def _key_operands(self) -> tuple[Operand, ...]:
+        """What follows ``k``: where its heads are written."""
+        if self.k_heads is None:
+            return ()
+        shape = (*self.q_shape[:2], self.k_heads, self.q_shape[3])
+        return (Operand("k_out", Role.OUTPUT, self.element, shape, batch_axes=(0, 1, 2)),)
 
     def _norm_operands(self) -> tuple[Operand, ...]:
         return ()
@@ -162,7 +172,7 @@ class NormedRotaryDescriptor(_Rotary, PlannedBy["NormedRotaryPlan"]):
     """
 
     op: Literal["normed_rotary"] = "normed_rotary"
-    eps: Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda eps: eps + 0.0)] = 1e-6
+    eps: Epsilon = 1e-6
 
     def _norm_operands(self) -> tuple[Operand, ...]:
         batch, sequence, count, length = self.q_shape
@@ -176,5 +186,67 @@ class NormedRotaryDescriptor(_Rotary, PlannedBy["NormedRotaryPlan"]):
         return tuple(found)
 
 
+class CachedRotaryDescriptor(_Rotary, PlannedBy["CachedRotaryPlan"]):
+    """rotary for inference: k and v of token (b, s) are written to row ``slots[b, s]`` of paged caches, in the same
+    launch. With ``eps``, each head of q and k is normalised first, as in normed_rotary.
+
+    The caches are (pages, page_size, k_heads, head_dim or v_dim); slot i is row ``i % page_size`` of page
+    ``i // page_size``. Tokens with a negative slot (padding), or with one beyond the end (which is bad), are not
+    written. Other rows keep their bits; v is copied bit by bit. Written tokens should have slots of their own: of those
+    that share one, the guarantee's ``duplicates`` says which stays, of each element by itself. ``status`` is the lowest
+    token of a bad slot; without any, the lowest of a bad position, plus the number of tokens.
+
+    Attributes:
+        k_heads: heads of ``k`` and ``v``.
+        pages: pages of the caches.
+        page_size: tokens of a page.
+        v_dim: elements of a head of ``v``; None: as many as of q.
+        slot_element: element of the slots, i32 or i64.
+        eps: the number added to the mean square; None: no norm, and no weights.
+    """
+
+    op: Literal["cached_rotary"] = "cached_rotary"
+    k_heads: Extent
+    pages: Extent
+    page_size: Extent
+    v_dim: Extent | None = None
+    slot_element: IndexElement = field(default=IndexElementKind.I64)
+    eps: Epsilon | None = None
+
+    @property
+    def slots(self) -> int:
+        """Rows of each cache."""
+        return self.pages * self.page_size
+
+    def _key_operands(self) -> tuple[Operand, ...]:
+        batch, sequence, _, length = self.q_shape
+        v_dim = length if self.v_dim is None else self.v_dim
+        v = Operand("v", Role.INPUT, self.element, (batch, sequence, self.k_heads, v_dim), batch_axes=(0, 1, 2))
+        # (Tokens are no batch of the slots: two of them may meet in one.)
+        slots = Operand(
+            "slots",
+            Role.INPUT,
+            ElementKind(self.slot_element.value),
+            (batch, sequence),
+            index_extents=(self.slots,),
+        )
+        caches = (
+            Operand(name, Role.IN_OUT, self.element, (self.pages, self.page_size, self.k_heads, n), batch_axes=(2,))
+            for name, n in (("k_cache", length), ("v_cache", v_dim))
+        )
+        return (v, slots, *caches)
+
+    def _norm_operands(self) -> tuple[Operand, ...]:
+        names = ("q_weight", "k_weight") if self.normed else ()
+        return tuple(Operand(name, Role.INPUT, self.element, (self.q_shape[3],)) for name in names)
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        pages, page_size = args.k_cache.shape[:2]
+        found = {"pages": pages, "page_size": page_size, "slot_element": args.slots.dtype}
+        found["v_dim"] = None if args.v.shape[3] == args.q.shape[3] else args.v.shape[3]
+        return {**super().fields_from_args(args), **found, **options}
+
+
 #: A descriptor of an op of this family.
-AnyRotaryDescriptor: TypeAlias = RotaryDescriptor | NormedRotaryDescriptor
+AnyRotaryDescriptor: TypeAlias = RotaryDescriptor | NormedRotaryDescriptor | CachedRotaryDescriptor

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triplan.descriptors import NormedRotaryDescriptor, RotaryDescriptor
+from triplan.descriptors import CachedRotaryDescriptor, NormedRotaryDescriptor, RotaryDescriptor
 from triplan.facade.plan import Plan
 
 __all__ = ["NormedRotaryArgs", "NormedRotaryPlan", "RotaryArgs", "RotaryPlan"]
+__all__ += ["CachedRotaryArgs", "CachedRotaryPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +55,28 @@ class NormedRotaryArgs:
 
 class NormedRotaryPlan(Plan[NormedRotaryDescriptor, NormedRotaryArgs]):
     descriptor_type, args_type = NormedRotaryDescriptor, NormedRotaryArgs
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRotaryArgs:
+    """Pass those that the descriptor has, else None; ``scale`` is a Python number, None is 1."""
+
+    q: Tensor
+    q_out: Tensor
+    k: Tensor
+    v: Tensor
+    slots: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    q_weight: Tensor | None = None
+    k_weight: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    inv_freq: Tensor | None = None
+    scale: float | None = None
+    positions: Tensor | None = None
+    status: Tensor | None = None
+
+
+class CachedRotaryPlan(Plan[CachedRotaryDescriptor, CachedRotaryArgs]):
+    descriptor_type, args_type = CachedRotaryDescriptor, CachedRotaryArgs

@@ -11,7 +11,7 @@ which writes the result (or ``update(out, *args[1:])``, which changes a copy of 
   on such tensors are an autograd.Function with ``mark_dirty`` over ``op_``.
 
 Ops with several results, or whose result's dtype is not their first argument's, are ``Recorded``: they have only
-``triplan::op``.
+``triplan::op``. Ops for inference that write arguments are ``Writing``.
 """
 
 from __future__ import annotations
@@ -61,21 +61,18 @@ def _register(name: str, signature: str, kernel: Callable[..., Any], fake: Calla
     return getattr(getattr(torch.ops, namespace), bare).default
 
 
-def _register_mutating(name: str, signature: str, kernel: Callable[..., None], validate: Callable[..., Any]) -> Any:
-    def fake(*args: Any) -> None:
-        validate(*args)
-
+def _register_mutating(name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     op = _register(name, signature, kernel, fake)
     namespace, bare = _qualified(name)
 
-    def refuse_grad(keyset: Any, *args: Any) -> None:
+    def refuse_grad(keyset: Any, *args: Any) -> Any:
         if needs_grad(args):
             raise RuntimeError(
                 f"{namespace}::{bare} writes its argument and records no gradient, but one of its arguments requires "
                 "grad; call the function that it belongs to (triplan's are in triplan.functional)"
             )
         with torch._C._AutoDispatchBelowAutograd():
-            op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
     _library(namespace).impl(bare, refuse_grad, "Autograd", with_keyset=True)
     return op
@@ -192,14 +189,20 @@ class Op(Recorded):
             size = shape(like, *args)
             return torch.empty_like(like) if keeps_strides else like.new_empty(size)
 
+        def check(*args: Any) -> None:
+            shape(*args)
+
+        def check_into(out: Tensor, *args: Any) -> None:
+            shape(*args)
+
         signature = f"({parameters}) -> Tensor"
         super().__init__(name, signature, self._compute, fake, setup=setup, backward=backward, linearity=linearity)
         self.out_overload = _register_mutating(
-            f"{name}_out", f"(Tensor(a!) out, {parameters}) -> ()", self._compute_into, lambda out, *args: shape(*args)
+            f"{name}_out", f"(Tensor(a!) out, {parameters}) -> ()", self._compute_into, check_into
         )
         if update is not None:
             signature = f"({parameters.replace('Tensor ', 'Tensor(a!) ', 1)}) -> ()"
-            self.in_place_overload = _register_mutating(f"{name}_", signature, self._compute_in_place, shape)
+            self.in_place_overload = _register_mutating(f"{name}_", signature, self._compute_in_place, check)
             self.in_place_function = _in_place_function(self, setup, backward)
 
     # --- kernels: below autograd, on real tensors ---
@@ -285,6 +288,34 @@ class Op(Recorded):
         else:
             self._compute_in_place(*given)
         return target
+
+
+class Writing:
+    """A registered op that writes some of its arguments, and has no gradient: call it with every positional argument.
+
+    It refuses arguments that require grad, transforms and DTensors.
+    """
+
+    def __init__(self, name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+        """``signature`` is in the schema language; ``kernel`` and ``fake`` return new tensors."""
+        self.name, self._kernel = name, kernel
+        self.overload = _register_mutating(name, signature, kernel, fake)
+
+    def __call__(self, *args: Any) -> Any:
+        if is_dynamo_compiling():
+            refuse_forward_mode(self.name)
+        if torch.compiler.is_compiling():
+            return self.overload(*args)
+        if needs_grad(args):
+            raise RuntimeError(
+                f"{self.name}(): writes its arguments and has no gradient, but one of them requires grad; call it "
+                "under torch.no_grad()"
+            )
+        if transformed():
+            raise RuntimeError(f"{self.name}(): is not supported within torch.func transforms or forward AD")
+        if any_dtensor(args):
+            raise RuntimeError(f"{self.name}(): takes no DTensors; pass each rank's part (DTensor.to_local)")
+        return self._kernel(*args) if _unwatched(args) else self.overload(*args)
 
 
 def _unwatched(args: Sequence[Any]) -> bool:

@@ -1,6 +1,7 @@
-"""Rotary position embedding of queries and keys, in one launch.
+"""Rotary position embedding of queries and keys, in one launch, which also writes a cache of keys and values.
 
-The backward is the same op with sin negated. It is linear in q and k, so it is its own derivative, of any order.
+The backward of ``rotary`` is the same op with sin negated. It is linear in q and k, so it is its own derivative, of any
+order.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from typing import Any, Literal, overload
 
 import torch
 
-from triplan.facade import NormedRotaryPlan, Plan, RotaryPlan
+from triplan.facade import CachedRotaryPlan, NormedRotaryPlan, Plan, RotaryPlan
 from triplan.functional._forward import Linearity
-from triplan.functional._ops import RECORDED, Recorded
+from triplan.functional._ops import RECORDED, Recorded, Writing, _refuse_unwritable
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
 
-__all__ = ["rotary"]
+__all__ = ["cached_rotary", "rotary"]
 
 Tensor = torch.Tensor
 Pairs = Literal["half", "interleaved"]
@@ -106,17 +107,10 @@ def rotary(
     negates sin. Differentiable in q, k and the weights, any number of times. Raises ``RuntimeError`` for shapes, dtypes
     and devices that do not fit, and for tables that require a gradient.
     """
-    if cos is not None and sin is not None:
-        length = q.size(-1)
-        rotated = rotary_dim or (length if cos.size(-1) == length else 2 * cos.size(-1))
-        if cos.size(-1) == rotated:
-            half, repeated = rotated // 2, pairs == "half"
-            cos, sin = (t[..., :half] if repeated else t[..., ::2] for t in (cos, sin))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (cos, sin, inv_freq)):
         raise RuntimeError("rotary(): cos, sin and inv_freq get no gradient; pass them without (Tensor.detach)")
-    interleaved = {"half": False, "interleaved": True}[pairs]
-    heads_first = {-2: True, -3: False}[seq_dim]
-    how = (cos, sin, inv_freq, positions, scale, rotary_dim, interleaved, heads_first, inverse, check_indices)
+    how = _how(q, cos, sin, inv_freq, positions, scale, rotary_dim, pairs, seq_dim)
+    how = (*how, inverse, check_indices)
     if q_weight is None and k_weight is None:
         out = _rotary(q, k, *how)
     elif q_weight is None or (k is None) != (k_weight is None) or inverse:
@@ -127,7 +121,31 @@ def rotary(
     return found[0] if k is None else found
 
 
+def _how(
+    q: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    inv_freq: Tensor | None,
+    positions: Tensor | None,
+    scale: float,
+    rotary_dim: int | None,
+    pairs: Pairs,
+    seq_dim: int,
+) -> tuple[Any, ...]:
+    """These as the registered ops take them: of tables with each value twice one of each."""
+    if cos is not None and sin is not None:
+        length = q.size(-1)
+        rotated = rotary_dim or (length if cos.size(-1) == length else 2 * cos.size(-1))
+        if cos.size(-1) == rotated:
+            half, repeated = rotated // 2, pairs == "half"
+            cos, sin = (t[..., :half] if repeated else t[..., ::2] for t in (cos, sin))
+    interleaved = {"half": False, "interleaved": True}[pairs]
+    heads_first = {-2: True, -3: False}[seq_dim]
+    return cos, sin, inv_freq, positions, scale, rotary_dim, interleaved, heads_first
+
+
 def _check(
+    name: str,
     q: Tensor,
     k: Tensor | None,
     cos: Tensor | None,
@@ -138,7 +156,7 @@ def _check(
     heads_first: bool,
 ) -> None:
     def refuse(text: str) -> None:
-        raise RuntimeError(f"rotary(): {text}")
+        raise RuntimeError(f"{name}(): {text}")
 
     if q.dim() not in (3, 4) or not q.is_floating_point():
         refuse(f"expected q of rank 3 or 4 and a floating-point dtype, but got {q.dtype} of {list(q.shape)}")
@@ -150,7 +168,7 @@ def _check(
     tables = [t for t in (cos, sin) if t is not None]
     if len(tables) == 1 or bool(tables) == (inv_freq is not None):
         refuse("takes either cos and sin, or inv_freq")
-    check_same_device("rotary", *(t for t in (q, k, *tables, inv_freq, positions) if t is not None))
+    check_same_device(name, *(t for t in (q, k, *tables, inv_freq, positions) if t is not None))
     batch, sequence = _tokens(q, seq)
     angles = tables or [t for t in (inv_freq,) if t is not None]
     half = angles[0].size(-1)
@@ -165,11 +183,20 @@ def _check(
             refuse(f"expected tables of {q.dtype} or f32, but got {tables[0].dtype} and {tables[1].dtype}")
     if tables and positions is None:
         rows = tables[0].size(-2)
-        require(rows >= sequence, lambda: f"rotary(): tables of {rows} rows for {sequence} tokens")
+        require(rows >= sequence, lambda: f"{name}(): tables of {rows} rows for {sequence} tokens")
     if positions is not None:
-        check_index_dtype("rotary", positions)
+        check_index_dtype(name, positions)
         if tuple(positions.shape) not in ((sequence,), (batch, sequence), (1, sequence)):
             refuse(f"positions are {list(positions.shape)}; expected ({sequence},) or ({batch}, {sequence})")
+
+
+def _check_weights(function: str, q: Tensor, q_weight: Tensor | None, k_weight: Tensor | None) -> None:
+    for name, t in {"q_weight": q_weight, "k_weight": k_weight}.items():
+        if t is not None and (t.shape != q.shape[-1:] or t.dtype != q.dtype or t.device != q.device):
+            raise RuntimeError(
+                f"{function}(): expected {name} of [{q.size(-1)}], {q.dtype} and on {q.device}, but got "
+                f"{list(t.shape)}, {t.dtype} and on {t.device}"
+            )
 
 
 def _tokens(t: Tensor, seq: int) -> tuple[int, int]:
@@ -183,7 +210,7 @@ def _compute(t: Tensor) -> torch.dtype:
 
 def _fake(q: Tensor, k: Tensor | None, *how: Any) -> tuple[Tensor, Tensor]:
     cos, sin, inv_freq, positions, _, rotary_dim, _, heads_first, *_ = how
-    _check(q, k, cos, sin, inv_freq, positions, rotary_dim, heads_first)
+    _check("rotary", q, k, cos, sin, inv_freq, positions, rotary_dim, heads_first)
     return torch.empty_like(q), q.new_empty(0) if k is None else torch.empty_like(k)
 
 
@@ -260,12 +287,7 @@ _rotary = Recorded(
 def _normed_fake(
     q: Tensor, k: Tensor | None, q_weight: Tensor, k_weight: Tensor | None, eps: float, *how: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    for name, t in {"q_weight": q_weight, "k_weight": k_weight}.items():
-        if t is not None and (t.shape != q.shape[-1:] or t.dtype != q.dtype or t.device != q.device):
-            raise RuntimeError(
-                f"rotary(): expected {name} of [{q.size(-1)}], {q.dtype} and on {q.device}, but got {list(t.shape)}, "
-                f"{t.dtype} and on {t.device}"
-            )
+    _check_weights("rotary", q, q_weight, k_weight)
     q_rstd = q.new_empty(q.shape[:-1], dtype=_compute(q))
     return *_fake(q, k, *how), q_rstd, q.new_empty(0) if k is None else k.new_empty(k.shape[:-1], dtype=_compute(q))
 
@@ -316,4 +338,121 @@ _normed = Recorded(
     _normed_fake,
     setup=_normed_setup,
     backward=_normed_grad,
+)
+
+
+# --- keys and values into a paged cache ---
+
+
+@replayed
+def cached_rotary(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    inv_freq: Tensor | None = None,
+    scale: float = 1.0,
+    rotary_dim: int | None = None,
+    pairs: Pairs = "half",
+    seq_dim: int = -2,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    check_indices: bool = False,
+) -> Tensor:
+    """``rotary`` of q and k for inference, whose launch also writes the rotated k, and v, into a paged cache.
+
+    ``k_cache``, ``v_cache``: (pages, page_size, heads of k, elements) of q's dtype and any strides, so that (pages,
+    heads, page_size, elements) is passed transposed; they are written in place. ``v``: as k, but the elements of a
+    head, which may be another number. ``slots``: i32 or i64 of shape (batch, sequence), or (sequence,) of one sequence:
+    token (b, s) is written to place ``slots[b, s] % page_size`` of page ``slots[b, s] // page_size``. A token with a
+    negative slot is padding: its k and v are not written. All else in the caches stays as it is.
+
+    Tokens that are written should have slots of their own. Of several with one slot any stays on CUDA, each element by
+    itself; in torch's deterministic mode the last, which takes two launches more. A slot at or beyond the end is not
+    written; it raises ``IndexError`` on the CPU, and on CUDA with ``check_indices``, which synchronises. So does a
+    position outside the tables.
+
+    The other arguments are those of ``rotary``, with weights of both q and k, or neither. Returns the rotated q, as
+    ``rotary`` does. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit, for DTensors, and where an
+    argument requires a gradient.
+    """
+    if (q_weight is None) != (k_weight is None):
+        raise RuntimeError("cached_rotary(): takes weights of both q and k, or neither")
+    how = _how(q, cos, sin, inv_freq, positions, scale, rotary_dim, pairs, seq_dim)
+    norm = (q_weight, k_weight, None if q_weight is None else eps)
+    found: Tensor = _cached(q, k, v, k_cache, v_cache, slots, *norm, *how, check_indices)
+    return found
+
+
+def _cached_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float | None,
+    *how: Any,
+) -> Tensor:
+    name = "cached_rotary"
+    cos, sin, inv_freq, positions, _, rotary_dim, _, heads_first, _ = how
+    _check(name, q, k, cos, sin, inv_freq, positions, rotary_dim, heads_first)
+    _check_weights(name, q, q_weight, k_weight)
+    check_index_dtype(name, slots)
+    check_same_device(name, q, v, k_cache, v_cache, slots)
+    if v.shape[:-1] != k.shape[:-1] or v.dtype != q.dtype:
+        raise RuntimeError(
+            f"{name}(): expected v of {[*k.shape[:-1], 'any']} and {q.dtype}, but got {list(v.shape)} and {v.dtype}"
+        )
+    heads = k.size(-3 if heads_first else -2)
+    for which, cache, length in (("k_cache", k_cache, k.size(-1)), ("v_cache", v_cache, v.size(-1))):
+        if cache.dim() != 4 or cache.shape != (*k_cache.shape[:2], heads, length) or cache.dtype != q.dtype:
+            raise RuntimeError(
+                f"{name}(): expected {which} of (pages, page_size, {heads}, {length}), the pages of k_cache and "
+                f"{q.dtype}, but got {list(cache.shape)} and {cache.dtype}"
+            )
+    batch, sequence = _tokens(q, -2 if heads_first else -3)
+    if slots.shape != (batch, sequence) and (slots.shape != (sequence,) or batch != 1):
+        raise RuntimeError(f"{name}(): slots are {list(slots.shape)}; expected ({batch}, {sequence})")
+    return torch.empty_like(q)
+
+
+def _cached_kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float | None,
+    *how: Any,
+) -> Tensor:
+    found = _cached_fake(q, k, v, k_cache, v_cache, slots, q_weight, k_weight, eps, *how)
+    others = {"slots": slots if slots.dim() == 2 else slots.unsqueeze(0), "k_cache": k_cache, "v_cache": v_cache}
+    for name, t in {"q_weight": q_weight, "k_weight": k_weight}.items():
+        if t is not None:
+            others[name] = t
+    for t in (k_cache, v_cache):
+        _refuse_unwritable("cached_rotary", t)
+    _run(CachedRotaryPlan, {"q": q, "q_out": found, "k": k, "v": v}, others, (*how[:-1], False, how[-1]), eps=eps)
+    return found
+
+
+_cached = Writing(
+    "cached_rotary",
+    "(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor? q_weight, "
+    f"Tensor? k_weight, float? eps, {_HOW.replace('bool inverse, ', '')}) -> Tensor",
+    _cached_kernel,
+    _cached_fake,
 )

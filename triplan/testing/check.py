@@ -129,7 +129,7 @@ def _check_pass(
         for name, g in guarantees.items():
             out = got[name]
             if g.duplicates is Duplicates.ANY and indices != "distinct":
-                check_any(desc, before, name, out)
+                check_any(desc, before, name, out, g)
                 compared, exact = compared + out.numel(), exact + out.numel()
             else:
                 ref = _checked(desc, native if moved_bits(g) else wide, name)

@@ -1,4 +1,7 @@
-"""Which results are right where indices repeat and any one of the writes may stay (``duplicates=any``)."""
+"""Which results are right where indices repeat and any one of the writes may stay (``duplicates=any``).
+
+Where writes are computed, they are right within the tolerance of the guarantee.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any
 import torch
 
 from triplan.descriptors import Descriptor, Operand, OperandKind
-from triplan.sku import ElementKind
-from triplan.testing.oracle import bit_oracle
+from triplan.sku import ElementKind, PrecisionGuarantee
+from triplan.testing.oracle import bit_oracle, judge, magnitudes, moved_bits, oracle
 
 #: Up to this many positions, each write is tested alone, by a run of the reference. With more, ``check_plan`` relies on
 #: its second run, whose indices do not repeat.
@@ -34,13 +37,13 @@ def can_be_distinct(desc: Descriptor) -> bool:
     return count <= slots or getattr(desc, "out_of_bounds", "clamp") != "clamp"
 
 
-def check_any(desc: Descriptor, args: Any, name: str, got: torch.Tensor) -> None:
+def check_any(desc: Descriptor, args: Any, name: str, got: torch.Tensor, guarantee: PrecisionGuarantee) -> None:
     """Raise ``AssertionError`` unless each element of ``got`` is one of the writes to it or, without any, unchanged.
 
     ``args`` are CPU copies from before the run.
     """
     before = getattr(args, name)
-    touched, candidate = _writes(desc, args, name, got)
+    touched, candidate = _writes(desc, args, name, got, guarantee)
     wrong = torch.where(touched, ~candidate, _bits(got) != _bits(before))
     if bool(wrong.any()):
         at = tuple(int(i) for i in wrong.nonzero()[0])
@@ -51,14 +54,19 @@ def check_any(desc: Descriptor, args: Any, name: str, got: torch.Tensor) -> None
         )
 
 
-def _writes(desc: Descriptor, args: Any, name: str, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _writes(
+    desc: Descriptor, args: Any, name: str, got: torch.Tensor, guarantee: PrecisionGuarantee
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Masks of ``got``: elements that are written to, and those of them that hold one of the writes."""
     o = index_operand(desc)
     assert o is not None
     clamps = getattr(desc, "out_of_bounds", "") == "clamp"
     if o.numel > POSITIONS or clamps:
-        # All writes at once. Which elements are written to is exact; of a value we only know that it is in a source.
+        # All writes at once. Which elements are written to is exact; of a value we only know that it is in a source, if
+        # it is only moved.
         touched, _ = _reached(desc, args, name)
+        if not moved_bits(guarantee):
+            return touched, touched
         sources = [
             _bits(v).reshape(-1)
             for n, v in vars(args).items()
@@ -80,7 +88,11 @@ def _writes(desc: Descriptor, args: Any, name: str, got: torch.Tensor) -> tuple[
         changed = SimpleNamespace(**{**vars(args), o.name: alone if o.kind is OperandKind.TENSOR_LIST else alone[0]})
         reached, value = _reached(desc, changed, name)
         touched |= reached
-        candidate |= reached & (value == _bits(got))
+        right = value == _bits(got)
+        if not moved_bits(guarantee):
+            sums = magnitudes(desc, changed).get(name)
+            right = ~judge(got, oracle(desc, changed)[name], sums, guarantee).wrong
+        candidate |= reached & right
     return touched, candidate
 
 

@@ -27,7 +27,7 @@ REFUSALS = Path(__file__).with_name("refusals.txt")
 #: The torch whose samples the file counts.
 LISTED = "2.13."
 #: Functions that torch does not have, or of which it has no samples.
-OTHERS = {"embedding_rms_norm", "gather_with_grad", "l2_norm", "relu_squared", "rotary"}
+OTHERS = {"cached_rotary", "embedding_rms_norm", "gather_with_grad", "l2_norm", "relu_squared", "rotary"}
 OTHERS |= {"vector_norm"}
 #: A function whose samples want no stable order of torch: tests/families/sorting compares it with that.
 OTHERS |= {"argsort"}

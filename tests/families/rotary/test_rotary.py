@@ -86,11 +86,13 @@ def test_products_depend_on_the_distance_alone() -> None:
 
 @pytest.mark.parametrize("element", ["bf16", "f32"])
 @pytest.mark.parametrize(("where", "kernel"), places("tiles"))
-@settings(max_examples=8)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
-    cls = data.draw(st.sampled_from((tp.RotaryDescriptor, tp.NormedRotaryDescriptor)))
-    eps = {"eps": 1e-6} if cls is tp.NormedRotaryDescriptor else {}
+    types = (tp.RotaryDescriptor, tp.NormedRotaryDescriptor, tp.CachedRotaryDescriptor)
+    cls: Any = data.draw(st.sampled_from(types))
+    norms = {tp.NormedRotaryDescriptor: (1e-6,), tp.CachedRotaryDescriptor: (None, 1e-6)}
+    eps = {"eps": data.draw(st.sampled_from(norms[cls]))} if cls in norms else {}
     desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element, **eps}))
     check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)))
 

@@ -19,6 +19,7 @@ from triplan.backends.triton.common.bounds import (
     of_outputs,
     rounded,
     smallest_subnormal,
+    stored,
     tolerance,
 )
 from triplan.descriptors import (
@@ -54,10 +55,7 @@ def _gathers(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 def _stores(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
     """Of several writes to one element, the one from the largest position wins."""
-    exact = MathPrecision.EXACT
-    return of_outputs(
-        desc, guarantee(desc.element, EXACT, math_precision=exact, batch=True, duplicates=Duplicates.LAST)
-    )
+    return of_outputs(desc, stored(desc.element, Duplicates.LAST))
 
 
 def _contributions(desc: IndexingDescriptor) -> int:

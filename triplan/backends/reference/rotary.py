@@ -10,10 +10,10 @@ from torch import Tensor
 
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.common import bounds
-from triplan.descriptors import NormedRotaryDescriptor
+from triplan.descriptors import CachedRotaryDescriptor, RotaryDescriptor
 from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.rotary import AnyRotaryDescriptor
-from triplan.sku import ElementKind, PrecisionGuarantee
+from triplan.sku import Duplicates, ElementKind, PrecisionGuarantee
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 #: Roundings on the path of a term: torch's cos or sin (2 units in the last place are 4 roundings), scale, the product
@@ -25,17 +25,21 @@ LEAST = 2.0**-100
 
 
 def _guarantee(desc: AnyRotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    normed = isinstance(desc, NormedRotaryDescriptor)
+    normed, cached = desc.normed, isinstance(desc, CachedRotaryDescriptor)
     # A norm adds the squares, their sum in torch's order, and six more; the root halves the error of the sum.
     roundings = ROUNDINGS + (desc.q_shape[3] + 12 if normed else 0)
     found = {}
     for o in desc.operands():
         if o.name == "status":
             found[o.name] = PrecisionGuarantee.exact(ElementKind.I64)
+        elif o.name == "v_cache":
+            found[o.name] = bounds.stored(o.element, Duplicates.LAST)
         elif o.is_written:
             relative, per_term = (roundings, 0) if o.name.endswith("_rstd") else (0, roundings)
-            compute = desc.element.compute
-            found[o.name] = bounds.rounded(o.element, compute, relative, per_term, batch=not normed, order=not normed)
+            alone, duplicates = not (normed or cached), Duplicates.LAST if o.name == "k_cache" else None
+            found[o.name] = bounds.rounded(
+                o.element, desc.element.compute, relative, per_term, batch=alone, order=alone, duplicates=duplicates
+            )
     return found
 
 
@@ -86,7 +90,7 @@ def _terms(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tens
         (first, second), (of_first, of_second) = _pairs(desc, values), _pairs(desc, t)
         of_first.copy_(first * cos.abs() + second * sin.abs())
         of_second.copy_(second * cos.abs() + first * sin.abs())
-    return found
+    return _cached(desc, x, found)
 
 
 def _inputs(desc: AnyRotaryDescriptor, x: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -101,10 +105,26 @@ def _rotating(desc: AnyRotaryDescriptor) -> tuple[str, ...]:
 
 def _normed(desc: AnyRotaryDescriptor, x: Mapping[str, Any], name: str) -> tuple[Tensor, dict[str, Tensor]]:
     """(the values to rotate, rstd by operand name): normed values if the op has a norm."""
-    if not isinstance(desc, NormedRotaryDescriptor):
+    if isinstance(desc, RotaryDescriptor) or desc.eps is None:
         return x[name], {}
     rstd = 1 / (x[name].square().mean(-1) + desc.eps).sqrt()
-    return x[name] * rstd.unsqueeze(-1) * x[f"{name}_weight"], {f"{name}_rstd": rstd}
+    statistics = {} if isinstance(desc, CachedRotaryDescriptor) else {f"{name}_rstd": rstd}
+    return x[name] * rstd.unsqueeze(-1) * x[f"{name}_weight"], statistics
+
+
+def _cached(desc: AnyRotaryDescriptor, x: Mapping[str, Any], found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``found`` with the caches in place of ``k_out``: in each slot the last of its tokens, else what was there."""
+    if not isinstance(desc, CachedRotaryDescriptor):
+        return found
+    slots = x["slots"].reshape(-1).long()
+    written = ((slots >= 0) & (slots < desc.slots)).nonzero()[:, 0]
+    last = slots.new_full((desc.slots,), -1).scatter_reduce(0, slots[written], written, "amax")
+    taken = (last >= 0).nonzero()[:, 0]
+    for name, rows in (("k_cache", found.pop("k_out")), ("v_cache", x["v"])):
+        cache = x[name].flatten(0, 1).clone()
+        cache[taken] = rows.flatten(0, 1)[last[taken]]
+        found[name] = cache.reshape(x[name].shape)
+    return found
 
 
 def _rotary(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Tensor]:
@@ -115,12 +135,15 @@ def _rotary(desc: AnyRotaryDescriptor, x: Mapping[str, Any]) -> Mapping[str, Ten
         values, statistics = _normed(desc, x, name)
         found |= {f"{name}_out": _rotated(desc, values, cos, sin), **statistics}
     if desc.out_of_bounds == "error":
+        indices = [x["slots"] >= desc.slots] if isinstance(desc, CachedRotaryDescriptor) else []
+        indices += [] if bad is None else [bad]
+        wrong = [t.reshape(-1) for t in indices]
         none = torch.tensor([[NO_BAD_INDEX]])
-        found["status"] = none[0] if bad is None else torch.cat([bad.reshape(-1).nonzero(), none])[0]
-    return found
+        found["status"] = torch.cat([torch.cat(wrong).nonzero(), none])[0] if wrong else none[0]
+    return _cached(desc, x, found)
 
 
 # A norm is tested with values of unit size: squares of wide ones would leave the range of f32.
-for _op, _passes in {"rotary": None, "normed_rotary": ("unit",)}.items():
+for _op, _passes in {"rotary": None, "normed_rotary": ("unit",), "cached_rotary": ("unit",)}.items():
     _rules = CheckRules(terms=_terms, inputs=_inputs, passes=_passes)
     reference(op=_op, elements=FLOATS, index_elements=("i32", "i64"), guarantee=_guarantee, checks=_rules)(_rotary)

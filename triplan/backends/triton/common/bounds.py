@@ -180,6 +180,7 @@ def rounded(
     lost: float = 0.0,
     batch: bool = False,
     order: bool = False,
+    duplicates: Duplicates | None = None,
 ) -> PrecisionGuarantee:
     """The guarantee of a result in ``out`` that was computed in ``compute``, in a fixed order.
 
@@ -190,6 +191,7 @@ def rounded(
         lost: a further absolute loss by underflow.
         batch: whether the bits are batch-invariant.
         order: whether the bits are order-invariant.
+        duplicates: what writes to one element do; ``any`` is not deterministic.
     """
     u, final = compute.unit_roundoff, out.unit_roundoff
     flushes = relative + per_term if flushes is None else flushes
@@ -203,6 +205,16 @@ def rounded(
             last=final,
             lost=(flushes * smallest_normal(compute), lost),
         ),
+        deterministic=duplicates is not Duplicates.ANY,
         batch=batch,
         order=order,
+        duplicates=duplicates,
     )
+
+
+@fact
+def stored(element: ElementKind, duplicates: Duplicates) -> PrecisionGuarantee:
+    """The guarantee of a copy to elements that indices name: of several writes to one, ``last`` or ``any`` stays."""
+    known = duplicates is Duplicates.LAST
+    exact = MathPrecision.EXACT
+    return guarantee(element, EXACT, math_precision=exact, deterministic=known, batch=known, duplicates=duplicates)

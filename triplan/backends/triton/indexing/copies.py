@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.bounds import EXACT, guarantee, of_outputs
+from triplan.backends.triton.common.bounds import of_outputs, stored
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import bits
 from triplan.backends.triton.indexing import points_kernels as points
@@ -14,8 +14,7 @@ from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.registration import COPIED, GATHERS, STORES, Applies, Rank, entry
 from triplan.backends.triton.indexing.traversals import Point, status_launches
 from triplan.descriptors.indexing import IndexingDescriptor
-from triplan.sku import Duplicates, ElementKind, MathPrecision, PrecisionGuarantee, Target
-from triplan.sku.facts import fact
+from triplan.sku import Duplicates, PrecisionGuarantee, Target
 
 #: ``rows_launch`` or ``elements_launch``.
 Traverse = Callable[..., Launch]
@@ -28,22 +27,14 @@ def gather_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarante
     return of_outputs(desc, PrecisionGuarantee.exact(desc.element))
 
 
-@fact
-def _store_guarantee(element: ElementKind, duplicates: Duplicates) -> PrecisionGuarantee:
-    known = duplicates is Duplicates.LAST
-    return guarantee(
-        element, EXACT, math_precision=MathPrecision.EXACT, deterministic=known, batch=known, duplicates=duplicates
-    )
-
-
 def any_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
     """Of several writes to one element, any one wins."""
-    return of_outputs(desc, _store_guarantee(desc.element, Duplicates.ANY))
+    return of_outputs(desc, stored(desc.element, Duplicates.ANY))
 
 
 def last_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
     """Of several writes to one element, the one from the largest position wins."""
-    return of_outputs(desc, _store_guarantee(desc.element, Duplicates.LAST))
+    return of_outputs(desc, stored(desc.element, Duplicates.LAST))
 
 
 # --- cost, launches, registration ---

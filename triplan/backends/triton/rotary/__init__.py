@@ -1,5 +1,5 @@
-"""Rotary position embedding: one kernel for q and k, both kinds of pairs, tables or computed angles."""
+"""Rotary position embedding: one kernel for q and k (and a cache of k and v), both kinds of pairs, tables or angles."""
 
-from triplan.backends.triton.rotary import tiles
+from triplan.backends.triton.rotary import ordered, tiles
 
-__all__ = ["tiles"]
+__all__ = ["ordered", "tiles"]

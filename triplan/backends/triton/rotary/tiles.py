@@ -1,4 +1,4 @@
-"""Kernel ``tiles``: each program rotates a tile of heads of neighbouring tokens, of q or of k."""
+"""Kernel ``tiles``: each program rotates a tile of heads of neighbouring tokens, of q or of k, or copies one of v."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, layout, values
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, bits, ceil_power, extent_int, layout, values
 from triplan.backends.triton.rotary import tiles_kernels as kernels
-from triplan.descriptors import NormedRotaryDescriptor, Operand, packed_strides
+from triplan.descriptors import (
+    CachedRotaryDescriptor,
+    NormedRotaryDescriptor,
+    Operand,
+    RotaryDescriptor,
+    packed_strides,
+)
 from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.rotary import AnyRotaryDescriptor
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import SUPPORTED, Duplicates, ElementKind, PrecisionGuarantee, Support, Target
 
 #: Heads of a tile. (A program has WARPS warps, unless heads are long.) On an H200, programs of one such tile moved 3.95
 #: to 4.0 TB/s of (4, 4096, 32, 128) bf16 with tables (torch.compile 4.09, a copy 4.15): as fast as one warp with 8
@@ -32,8 +38,8 @@ MOST_ELEMENTS = 4096
 #: product and the sum. True: also the scale, and 4 for cosf or sinf, which are within 2 units in the last place ("CUDA
 #: C++ Programming Guide", mathematical functions).
 ROUNDINGS = {False: 2, True: 4 + 3}
-#: The operands that are tensors of heads.
-TENSORS = ("q", "q_out", "k", "k_out")
+#: The operands that are tensors of heads, and are rotated.
+TENSORS = ("q", "q_out", "k", "k_out", "k_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +57,64 @@ def guarantee(desc: AnyRotaryDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
     A norm adds roundings: at most one each for the product and the sum of squares, and those of mean and eps, all of
     which the root halves; 4 for the root (2 units in the last place), and the products with rstd and weight.
+
+    Of tokens with the same slot, any one may stay in a cache.
     """
+    return promised(desc, numerics(desc) is not None, Duplicates.ANY)
+
+
+def promised(desc: AnyRotaryDescriptor, batch: bool, duplicates: Duplicates) -> Mapping[str, PrecisionGuarantee]:
+    """The guarantee, given whether it is ``batch`` invariant, and which of the ``duplicates`` of a slot stays."""
     compute, wide = desc.element.compute, desc.element.compute is ElementKind.F64
-    normed, length = isinstance(desc, NormedRotaryDescriptor), desc.q_shape[3]
+    normed, length = desc.normed, desc.q_shape[3]
     rotated = ROUNDINGS[desc.table_rows is None] + (ROUNDINGS[True] if wide else 0)  # f64: the oracle's roundings too
     rstd = ((length + 3) // 2 + 4) * (2 if wide else 1)
+    order = not (normed or isinstance(desc, CachedRotaryDescriptor))
     found = {}
     for o in desc.operands():
         if o.name == "status":
             found[o.name] = PrecisionGuarantee.exact(ElementKind.I64)
+        elif o.name == "v_cache":
+            found[o.name] = bounds.stored(o.element, duplicates)
         elif o.is_written:
             relative, per_term = (rstd, 0) if o.name.endswith("_rstd") else (0, rotated + (rstd + 4) * normed)
-            batch = numerics(desc) is not None
-            found[o.name] = bounds.rounded(o.element, compute, relative, per_term, batch=batch, order=not normed)
+            which = duplicates if o.name == "k_cache" else None
+            found[o.name] = bounds.rounded(
+                o.element, compute, relative, per_term, batch=batch, order=order, duplicates=which
+            )
     return found
 
 
 def applies(desc: AnyRotaryDescriptor, target: Target) -> Support:
     if desc.q_shape[3] > MOST_ELEMENTS:
         return Support.no(f"heads of {desc.q_shape[3]} elements; it takes up to {MOST_ELEMENTS}")
-    programs = _blocks(desc, _tile(desc)) * ((desc.q_shape[2] + (desc.k_heads or 0)) // _tile(desc).heads + 2)
+    v_dim = _columns(desc)
+    if v_dim > MOST_ELEMENTS:
+        return Support.no(f"values of {v_dim} elements; it takes up to {MOST_ELEMENTS}")
+    tensors = 3 if v_dim else 2
+    heads = desc.q_shape[2] + (tensors - 1) * (desc.k_heads or 0)
+    programs = _blocks(desc, _tile(desc)) * (heads // _tile(desc).heads + tensors)
     return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
 
 
 def rank(desc: AnyRotaryDescriptor, target: Target) -> float:
-    return LAUNCH_US + sum(o.nbytes for o in desc.operands() if o.name in TENSORS) / BYTES_PER_US
+    """What is read is written, of caches as much as of k and v."""
+    moved = 2 * sum(o.nbytes for o in desc.operands() if o.name in ("q", "k", "v"))
+    return LAUNCH_US + moved / BYTES_PER_US
+
+
+def _columns(desc: AnyRotaryDescriptor) -> int:
+    """Elements of a head of v; 0 without a cache."""
+    return desc.operand("v").shape[3] if isinstance(desc, CachedRotaryDescriptor) else 0
 
 
 def numerics(desc: AnyRotaryDescriptor) -> str | None:
+    """None with a cache, as no two plans need agree on which of several writes stays."""
+    return None if isinstance(desc, CachedRotaryDescriptor) else numerics_of(desc)
+
+
+def numerics_of(desc: AnyRotaryDescriptor) -> str:
+    """What the bits of a head depend on, if it is the only one that is written where it is."""
     name = f"{desc.op}.{desc.element}.{'angles' if desc.table_rows is None else 'table'}.v1"
     if not isinstance(desc, NormedRotaryDescriptor):
         return name
@@ -116,8 +152,8 @@ def _tiles(desc: AnyRotaryDescriptor, tile: Tile, target: Target) -> int:
     return 1 if desc.table_rows is not None or warps < target.sm_count * ENOUGH_WARPS else most
 
 
-def _tensor(o: Operand | None) -> Arg:
-    """(address, strides), with None for a stride that is 1."""
+def tensor(o: Operand | None) -> Arg:
+    """(address, strides), with None for a stride that is 1. Values are only moved, as integers of their width."""
     if o is None:
         return None
     last, known = len(o.shape) - 1, packed_strides(o.shape)
@@ -131,44 +167,53 @@ def _tensor(o: Operand | None) -> Arg:
             return None
         return Stride(o.name, axis, divisibility=o.layout.stride_multiple)
 
-    return (values(o), tuple(along(axis) for axis in range(last + 1)))
+    address = bits(o) if o.name in ("v", "v_cache") else values(o)
+    return (address, tuple(along(axis) for axis in range(last + 1)))
 
 
-def tiles(desc: AnyRotaryDescriptor, target: Target) -> list[Launch]:
+def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list[Launch]:
+    """``owners``: for each slot the token that is written, if another may have the same slot."""
     status = Ptr("status", ElementKind.I64, 8) if desc.out_of_bounds == "error" else None
     before = [] if status is None else [fill_launch(status, 1, NO_BAD_INDEX)]
     batch, sequence, q_heads, length = desc.q_shape
     tile = _tile(desc)
     blocks, each = _blocks(desc, tile), tile.heads * _tiles(desc, tile, target)
     q_groups, k_groups = -(-q_heads // each), -(-(desc.k_heads or 0) // each)
-    groups = max(q_groups + k_groups, 1)
-    if not blocks or (status is None and not (q_heads or desc.k_heads)):  # (status needs no heads, only positions)
+    turned = max(q_groups + k_groups, 1)  # (status needs no heads, only positions)
+    groups = turned + (k_groups if _columns(desc) else 0)
+    if not blocks or (status is None and not (q_heads or desc.k_heads)):
         return before
-    tensors = {o.name: _tensor(o) for o in desc.operands() if o.is_tensor}
+    tensors = {o.name: tensor(o) for o in desc.operands() if o.is_tensor}
     tokens, rest, compute = batch * sequence, length - 2 * desc.half, desc.element.compute
-    wide = tokens >= I32_LIMIT
+    wide, cache = tokens >= I32_LIMIT, desc if isinstance(desc, CachedRotaryDescriptor) else None
+    keys, v_dim = "k_out" if cache is None else "k_cache", _columns(desc)
 
-    def heads(name: str, count: int) -> Arg:
-        found = (tensors.get(f"{name}{suffix}") for suffix in ("", "_out", "_weight", "_rstd"))
-        return (Int(count, count >= I32_LIMIT), *found)
+    def heads(count: int, *names: str) -> Arg:
+        return (Int(count, count >= I32_LIMIT), *map(tensors.get, names))
 
     args: dict[str, Arg] = {
-        "q": heads("q", q_heads),
-        "k": None if desc.k_heads is None else heads("k", desc.k_heads),
-        **{name: tensors.get(name) for name in ("cos", "sin", "inv_freq", "positions")},
+        "q": heads(q_heads, "q", "q_out", "q_weight", "q_rstd"),
+        "k": None if desc.k_heads is None else heads(desc.k_heads, "k", keys, "k_weight", "k_rstd"),
+        "v": None if cache is None else heads(cache.k_heads, "v", "v_cache"),
+        **{name: tensors.get(name) for name in ("slots", "cos", "sin", "inv_freq", "positions")},
+        "owners": owners,
         "status": status,
         "tokens": Int(tokens, wide),
         "sequence": Int(sequence, wide),
         "half": Int(desc.half, False, power_of_two_in(desc.half)),
         "rest": Int(rest, False, power_of_two_in(rest)),
         "table_rows": Int(desc.table_rows or 0, (desc.table_rows or 0) >= 2**31),
+        "slot_count": None if cache is None else extent_int(cache.slots),
+        "page_size": None if cache is None else Int(max(cache.page_size, 1), cache.slots >= 2**31),
+        "v_dim": None if cache is None else Int(v_dim, False, power_of_two_in(v_dim)),
         "blocks": Int(blocks),
         "groups": Int(groups),
         "q_groups": Int(q_groups),
+        "turned": None if cache is None else Int(turned),
         "tiles": Int(each // tile.heads),
         "sign": Float(-1.0 if getattr(desc, "inverse", False) else 1.0, compute),
         "scale": Scalar("scale", compute, 1) if desc.table_rows is None else None,
-        "eps": Float(desc.eps, compute) if isinstance(desc, NormedRotaryDescriptor) else None,
+        "eps": None if isinstance(desc, RotaryDescriptor) or desc.eps is None else Float(desc.eps, compute),
     }
     constants = {
         "COMPUTE": TL[compute],
@@ -184,12 +229,15 @@ def tiles(desc: AnyRotaryDescriptor, target: Target) -> list[Launch]:
         "KEYS": desc.k_heads is not None,
         "TABLE": desc.table_rows is not None,
         "POSITIONS": desc.positions,
-        "NORM": isinstance(desc, NormedRotaryDescriptor),
+        "NORM": desc.normed,
+        "CACHE": cache is not None,
+        # As many as of a head of q, for which the tile is chosen.
+        "COLUMNS": 0 if cache is None else min(ceil_power(v_dim), ceil_power(length)),
     }
     return [*before, Launch(kernels.rotary_kernel, blocks * groups, args, constants, num_warps=tile.warps)]
 
 
-for _op in ("rotary", "normed_rotary"):
+for _op in ("rotary", "normed_rotary", "cached_rotary"):
     kernel(
         op=_op,
         name="tiles",

@@ -1,4 +1,7 @@
-"""Kernel of ``tiles``: a program loads or computes the angles of a few tokens once, and rotates their heads by them."""
+"""Kernel of ``tiles``: a program loads or computes the angles of a few tokens once, and rotates their heads by them.
+
+With a cache, other programs copy heads of values to it.
+"""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -14,6 +17,9 @@ from triplan.backends.triton.common.rows_kernels import axis_offset
 def rotary_kernel(
     q,
     k,
+    v,
+    slots,
+    owners,
     cos,
     sin,
     inv_freq,
@@ -24,9 +30,13 @@ def rotary_kernel(
     half,
     rest,
     table_rows,
+    slot_count,
+    page_size,
+    v_dim,
     blocks,
     groups,
     q_groups,
+    turned,
     tiles,
     sign,
     scale,
@@ -43,17 +53,24 @@ def rotary_kernel(
     TABLE: tl.constexpr,
     POSITIONS: tl.constexpr,
     NORM: tl.constexpr,
+    CACHE: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """out = (x * cos - y * sin, y * cos + x * sin) for each pair (x, y) of each head; sin is multiplied by ``sign``.
 
     q, and k with KEYS, are tuples (heads, x, out), with NORM (heads, x, out, weight, rstd). x, out: (batch, sequence,
     heads, head_dim) of f16, bf16, f32 or f64, of which 2 * ``half`` elements are rotated and ``rest`` are copied;
-    weight: (head_dim,); rstd: (batch, sequence, heads). With TABLE, cos, sin: (batch, table_rows, half), else inv_freq:
-    (half,). With POSITIONS, positions: (batch, sequence). Each tensor is (address, strides); a stride of None is 1.
+    weight: (head_dim,); rstd: (batch, sequence, heads), which CACHE does not write. With TABLE, cos, sin: (batch,
+    table_rows, half), else inv_freq: (half,). With POSITIONS, positions: (batch, sequence). Each tensor is (address,
+    strides); a stride of None is 1.
+
+    With CACHE, out of k is a cache (pages, ``page_size``, heads, head_dim), and v is (heads, x, out), of heads of
+    ``v_dim`` elements that are copied to such a cache, COLUMNS at a time. Token (b, s) is row ``slots[b, s]`` of
+    ``slot_count`` of each; a row outside is not written, nor with ``owners`` (slot_count,) any of another token.
 
     There are ``blocks`` of TOKENS tokens, over all sequences, and ``groups`` of ``tiles`` * HEADS heads: ``q_groups``
-    of q, then those of k. With GROUPS_FIRST, neighbouring programs take the groups of one block, otherwise the blocks
-    of one group.
+    of q, then those of k, ``turned`` together, then those of v. With GROUPS_FIRST, neighbouring programs take the
+    groups of one block, otherwise the blocks of one group.
     """
     pid = tl.program_id(0)
     if GROUPS_FIRST:
@@ -66,6 +83,14 @@ def rotary_kernel(
     live = token < tokens
     b = token // sequence
     s = token % sequence
+    if CACHE:
+        if group >= turned:
+            slot, written = _slot(slots, owners, token, b, s, live, slot_count)
+            page = slot // page_size
+            for i in range(tiles):
+                head = ((group - turned) * tiles + i) * HEADS
+                _copy_tile(v, head, b, s, page, slot % page_size, written, v_dim, HEADS, COLUMNS)
+            return
     pair = tl.arange(0, BLOCK)
     used = pair < half
     position = s
@@ -75,7 +100,11 @@ def rotary_kernel(
         row, inside = resolve(position, table_rows, live, False, CLAMP)
         if POSITIONS and status is not None:
             if group == 0:
-                report(status, live & (inside == 0), token)
+                bad = live & (inside == 0)
+                if CACHE:
+                    report(status, bad, token + tokens)  # behind the tokens of bad slots
+                else:
+                    report(status, bad, token)
         known = inside[:, None] & used[None, :]
         c = tl.load(cos[0] + _offset(cos[1], b, row, pair), mask=known, other=0).to(COMPUTE)
         d = tl.load(sin[0] + _offset(sin[1], b, row, pair), mask=known, other=0).to(COMPUTE)
@@ -85,16 +114,21 @@ def rotary_kernel(
         c = tl.cos(angle) * scale
         d = tl.sin(angle) * scale
     d *= sign
+    if CACHE:
+        if status is not None:
+            if group == 0:
+                slot = tl.load(slots[0] + _offset(slots[1], b, s), mask=live, other=0)
+                report(status, live & (slot >= slot_count), token)
     if group < q_groups:
-        _rotate(q, group, tiles, b, s, live, c, d, half, rest, eps, not TABLE, HEADS, BLOCK, REST, INTERLEAVED, NORM)
-    elif KEYS:
+        at = (b, s, live)
         _rotate(
-            k,
-            group - q_groups,
+            q,
+            group,
             tiles,
             b,
             s,
             live,
+            at,
             c,
             d,
             half,
@@ -106,6 +140,33 @@ def rotary_kernel(
             REST,
             INTERLEAVED,
             NORM,
+            CACHE,
+        )
+    elif KEYS:
+        at = (b, s, live)
+        if CACHE:
+            slot, written = _slot(slots, owners, token, b, s, live, slot_count)
+            at = (slot // page_size, slot % page_size, written)
+        _rotate(
+            k,
+            group - q_groups,
+            tiles,
+            b,
+            s,
+            live,
+            at,
+            c,
+            d,
+            half,
+            rest,
+            eps,
+            not TABLE,
+            HEADS,
+            BLOCK,
+            REST,
+            INTERLEAVED,
+            NORM,
+            CACHE,
         )
 
 
@@ -117,6 +178,7 @@ def _rotate(
     b,
     s,
     live,
+    at,
     c,
     d,
     half,
@@ -128,15 +190,18 @@ def _rotate(
     REST: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
+    CACHE: tl.constexpr,
 ):
     """Rotate the ``tiles`` tiles of a group of heads; without LOOPS there is one tile, which takes fewer registers."""
     if LOOPS:
         for i in range(tiles):
             head = (group * tiles + i) * HEADS
-            _rotate_tile(heads, head, b, s, live, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM)
+            _rotate_tile(
+                heads, head, b, s, live, at, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM, CACHE
+            )
     else:
         head = group * HEADS
-        _rotate_tile(heads, head, b, s, live, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM)
+        _rotate_tile(heads, head, b, s, live, at, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM, CACHE)
 
 
 @triton.jit
@@ -146,6 +211,7 @@ def _rotate_tile(
     b,
     s,
     live,
+    at,
     c,
     d,
     half,
@@ -156,8 +222,11 @@ def _rotate_tile(
     REST: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
+    CACHE: tl.constexpr,
 ):
     """Rotate HEADS heads of the tokens (``b``, ``s``) [TOKENS] by cos ``c`` and sin ``d`` [TOKENS, BLOCK].
+
+    ``at``: where they are written along the first two axes of the result, and whether they are.
 
     Each result is a rounded product and an explicit FMA, so that ptxas has no choice of which product to contract.
     """
@@ -170,7 +239,8 @@ def _rotate_tile(
     head = first_head + tl.arange(0, HEADS)
     rows = (head < count)[:, None, None] & live[None, :, None]
     source = x[0] + _heads(x[1], head, b, s)
-    target = out[0] + _heads(out[1], head, b, s)
+    target = out[0] + _heads(out[1], head, at[0], at[1])
+    written = (head < count)[:, None, None] & at[2][None, :, None]
     if INTERLEAVED:
         v = tl.load(source + axis_offset(both, x[1][3]), mask=rows & (both < 2 * half), other=0).to(c.dtype)
     else:
@@ -186,7 +256,8 @@ def _rotate_tile(
             kept = kept.to(c.dtype)
             squares += tl.sum(kept * kept, 2)
         scale = tl.rsqrt(squares / (2 * half + rest) + eps)[:, :, None]
-        tl.store(rstd[0] + _heads(rstd[1], head, b, s), scale, mask=rows)
+        if not CACHE:
+            tl.store(rstd[0] + _heads(rstd[1], head, b, s), scale, mask=rows)
         if INTERLEAVED:
             v *= scale * tl.load(weight[0] + axis_offset(both, weight[1][0]), mask=both < 2 * half, other=0)
         else:
@@ -200,13 +271,39 @@ def _rotate_tile(
     turned_too = tl.fma(w, c, v * d).to(out[0].dtype.element_ty)
     if INTERLEAVED:
         turned = tl.join(turned, turned_too).reshape(HEADS, turned.shape[1], 2 * BLOCK)
-        tl.store(target + axis_offset(both, out[1][3]), turned, mask=rows & (both < 2 * half))
+        tl.store(target + axis_offset(both, out[1][3]), turned, mask=written & (both < 2 * half))
     else:
-        tl.store(target + axis_offset(pair, out[1][3]), turned, mask=rows & (pair < half))
-        tl.store(target + axis_offset(pair + half, out[1][3]), turned_too, mask=rows & (pair < half))
+        tl.store(target + axis_offset(pair, out[1][3]), turned, mask=written & (pair < half))
+        tl.store(target + axis_offset(pair + half, out[1][3]), turned_too, mask=written & (pair < half))
     if REST:
         kept = kept.to(out[0].dtype.element_ty)
-        tl.store(target + axis_offset(other + 2 * half, out[1][3]), kept, mask=rows & (other < rest))
+        tl.store(target + axis_offset(other + 2 * half, out[1][3]), kept, mask=written & (other < rest))
+
+
+@triton.jit
+def _copy_tile(heads, first_head, b, s, page, place, written, length, HEADS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Copy HEADS heads of the tokens (``b``, ``s``) [TOKENS], of ``length`` elements, to row ``place`` of a page."""
+    count, x, out = heads
+    head = first_head + tl.arange(0, HEADS)
+    rows = (head < count)[:, None, None] & written[None, :, None]
+    source = x[0] + _heads(x[1], head, b, s)
+    target = out[0] + _heads(out[1], head, page, place)
+    for start in range(0, length, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)[None, None, :]
+        known = rows & (column < length)
+        values = tl.load(source + axis_offset(column, x[1][3]), mask=known)
+        tl.store(target + axis_offset(column, out[1][3]), values, mask=known)
+
+
+@triton.jit
+def _slot(slots, owners, token, b, s, live, count):
+    """The rows of the caches of tokens (b, s) [TOKENS], and which of them are written: those within ``count``."""
+    slot = tl.load(slots[0] + _offset(slots[1], b, s), mask=live, other=0)
+    slot, written = resolve(slot, count, live, False, False)
+    slot = tl.where(written, slot, 0).to(count.dtype)
+    if owners is not None:
+        written &= tl.load(owners + slot, mask=written, other=-1) == token
+    return slot, written
 
 
 @triton.jit
