@@ -293,13 +293,20 @@ class Op(Recorded):
 class Writing:
     """A registered op that writes some of its arguments, and has no gradient: call it with every positional argument.
 
-    It refuses arguments that require grad, transforms and DTensors.
+    It refuses arguments that require grad, transforms and DTensors, and to write what torch would not.
     """
 
     def __init__(self, name: str, signature: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
-        """``signature`` is in the schema language; ``kernel`` and ``fake`` return new tensors."""
-        self.name, self._kernel = name, kernel
-        self.overload = _register_mutating(name, signature, kernel, fake)
+        """``signature``, in the schema language, says what is written; ``kernel`` and ``fake`` return new tensors."""
+        self.name, self._compute = name, kernel
+        self.overload = _register_mutating(name, signature, self._kernel, fake)
+        arguments = enumerate(self.overload._schema.arguments)
+        self._written = [i for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+
+    def _kernel(self, *args: Any) -> Any:
+        for i in self._written:
+            _refuse_unwritable(self.name, args[i])
+        return self._compute(*args)
 
     def __call__(self, *args: Any) -> Any:
         if is_dynamo_compiling():

@@ -12,7 +12,7 @@ import torch
 
 from triplan.facade import CachedRotaryPlan, NormedRotaryPlan, Plan, RotaryPlan
 from triplan.functional._forward import Linearity
-from triplan.functional._ops import RECORDED, Recorded, Writing, _refuse_unwritable
+from triplan.functional._ops import RECORDED, Recorded, Writing
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
@@ -266,10 +266,11 @@ def _grad(ctx: Any, dq: Tensor | None, dk: Tensor | None) -> Any:
     return *_back(ctx, ctx.saved_tensors, dq, dk if ctx.has_k else None), *(None,) * 10
 
 
-_HOW = (
+_ANGLES = (
     "Tensor? cos, Tensor? sin, Tensor? inv_freq, Tensor? positions, float scale, SymInt? rotary_dim, bool interleaved, "
-    "bool heads_first, bool inverse, bool check_indices"
+    "bool heads_first"
 )
+_HOW = f"{_ANGLES}, bool inverse, bool check_indices"
 _rotary = Recorded(
     "rotary",
     f"(Tensor q, Tensor? k, {_HOW}) -> (Tensor, Tensor)",
@@ -426,33 +427,21 @@ def _cached_fake(
     return torch.empty_like(q)
 
 
-def _cached_kernel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float | None,
-    *how: Any,
-) -> Tensor:
-    found = _cached_fake(q, k, v, k_cache, v_cache, slots, q_weight, k_weight, eps, *how)
-    others = {"slots": slots if slots.dim() == 2 else slots.unsqueeze(0), "k_cache": k_cache, "v_cache": v_cache}
-    for name, t in {"q_weight": q_weight, "k_weight": k_weight}.items():
-        if t is not None:
-            others[name] = t
-    for t in (k_cache, v_cache):
-        _refuse_unwritable("cached_rotary", t)
-    _run(CachedRotaryPlan, {"q": q, "q_out": found, "k": k, "v": v}, others, (*how[:-1], False, how[-1]), eps=eps)
+def _cached_kernel(*args: Any) -> Tensor:
+    q, k, v, k_cache, v_cache, slots, q_weight, k_weight, eps, *how, check_indices = args
+    found = _cached_fake(*args)
+    slots = slots if slots.dim() == 2 else slots.unsqueeze(0)
+    written = {"slots": slots, "k_cache": k_cache, "v_cache": v_cache}
+    weights = {} if q_weight is None else {"q_weight": q_weight, "k_weight": k_weight}
+    heads = {"q": q, "q_out": found, "k": k, "v": v}
+    _run(CachedRotaryPlan, heads, {**written, **weights}, (*how, False, check_indices), eps=eps)
     return found
 
 
 _cached = Writing(
     "cached_rotary",
     "(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor? q_weight, "
-    f"Tensor? k_weight, float? eps, {_HOW.replace('bool inverse, ', '')}) -> Tensor",
+    f"Tensor? k_weight, float? eps, {_ANGLES}, bool check_indices) -> Tensor",
     _cached_kernel,
     _cached_fake,
 )
