@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from cases.gluon import emulate
 import triplan as tp
 from triplan.backends.runtime.launch import Launch, Scratch
 from triplan.backends.triton.conv import wgmma, windowed
-from triplan.descriptors.conv import Conv2dProblem
 
 #: So few programs that each has several tiles.
 FEW = tp.Target(arch=H200.arch, sm_count=3, shared_memory=H200.shared_memory)
@@ -39,8 +39,8 @@ def drawn(desc: tp.Descriptor) -> dict[str, Any]:
     return found
 
 
-def problem(op: str, sizes: tuple[int, ...], options: dict[str, Any], multiple: int) -> Any:
-    """Channels last, with strides that are multiples of ``multiple`` if their channels are."""
+def problem(op: str, sizes: tuple[int, ...], options: dict[str, Any]) -> Any:
+    """Channels last, with strides that are multiples of 8 if the channels are."""
     batch, channels, height, width, filters, *kernel = sizes
     cls: Any = tp.descriptor_types()[op]
     named = {"batch": batch, "in_channels": channels, "height": height, "width": width, "out_channels": filters}
@@ -48,7 +48,7 @@ def problem(op: str, sizes: tuple[int, ...], options: dict[str, Any], multiple: 
     desc = cls(element="bf16", kernel=tuple(kernel), **named, **options)
 
     def last(o: tp.Operand) -> tp.Layout:
-        return tp.Layout.strided(alignment=16, unit_axis=1, stride_multiple=1 if o.shape[1] % multiple else multiple)
+        return tp.Layout.strided(alignment=16, unit_axis=1, stride_multiple=1 if o.shape[1] % 8 else 8)
 
     return desc.replace(layouts={o.name: last(o) for o in desc.operands() if len(o.shape) == 4})
 
@@ -61,7 +61,7 @@ def agrees(desc: Any, x: dict[str, Any]) -> None:
         assert torch.equal(x[output], wanted.to(x[output].dtype)), output
 
 
-def folded(launch: Launch, desc: Conv2dProblem, x: dict[str, Any], workspace: torch.Tensor) -> None:
+def folded(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
     """Adds the parts, in another language."""
     at, channels = launch.args["parts"], launch.args["channels"].value  # type: ignore[union-attr]
     assert isinstance(at, Scratch)
@@ -70,19 +70,38 @@ def folded(launch: Launch, desc: Conv2dProblem, x: dict[str, Any], workspace: to
     x["dweight"].copy_(parts.sum(0).permute(0, 3, 1, 2)[:, :c])
 
 
+def padded(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
+    """Copies an operand with padding, in another language."""
+    name, to = launch.args["source"].operand, launch.args["out"]  # type: ignore[union-attr]
+    assert isinstance(to, Scratch)
+    channels = launch.constexprs["CHANNELS"]
+    assert isinstance(channels, int)
+    left, columns = launch.args["left"].value, launch.args["width"].value // channels  # type: ignore[union-attr]
+    t = x[name].permute(0, 2, 3, 1)
+    added = (0, channels - t.shape[3], left, columns - left - t.shape[2])
+    copy = torch.nn.functional.pad(t, added).contiguous().view(torch.uint8).flatten()
+    workspace[to.offset : to.offset + copy.numel()] = copy
+
+
+def check_emulated(entry: ModuleType, desc: Any) -> None:
+    """The launches of a kernel, of which those in Gluon are emulated, give what the reference gives."""
+    assert entry.supports(desc, FEW), entry.supports(desc, FEW)
+    x = drawn(desc)
+    workspace = torch.full((entry.workspace(desc, FEW),), 255, dtype=torch.uint8)
+    for launch in (entry.build_weight if desc.op.endswith("weight") else entry.build)(desc, FEW):
+        if launch.kernel.is_gluon():
+            emulate(launch, x, workspace)
+        elif "parts" in launch.args:
+            folded(launch, x, workspace)
+        else:
+            padded(launch, x, workspace)
+    agrees(desc, x)
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions(name: str, op: str) -> None:
-    desc = problem(op, *CASES[name], multiple=8)
-    assert wgmma.supports(desc, FEW), wgmma.supports(desc, FEW)
-    x = drawn(desc)
-    workspace = torch.full((wgmma.workspace(desc, FEW),), 255, dtype=torch.uint8)
-    for launch in (wgmma.build_weight if op.endswith("weight") else wgmma.build)(desc, FEW):
-        if launch.kernel.is_gluon():
-            emulate(launch, x, workspace)
-        else:
-            folded(launch, desc, x, workspace)
-    agrees(desc, x)
+    check_emulated(wgmma, problem(op, *CASES[name]))
 
 
 #: As ``CASES``, of few channels: windows of several strides, and rows of a copy that end in padding or before x does.
@@ -98,28 +117,4 @@ NARROW: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("op", ["conv2d", "conv2d_backward_weight"])
 @pytest.mark.parametrize("name", NARROW)
 def test_windows(name: str, op: str) -> None:
-    desc = problem(op, *NARROW[name], multiple=8)
-    assert windowed.supports(desc, FEW), windowed.supports(desc, FEW)
-    x = drawn(desc)
-    workspace = torch.full((windowed.workspace(desc, FEW),), 255, dtype=torch.uint8)
-    for launch in (windowed.build_weight if op.endswith("weight") else windowed.build)(desc, FEW):
-        if launch.kernel.is_gluon():
-            emulate(launch, x, workspace)
-        elif "parts" in launch.args:
-            folded(launch, desc, x, workspace)
-        else:
-            padded(launch, desc, x, workspace)
-    agrees(desc, x)
-
-
-def padded(launch: Launch, desc: Any, x: dict[str, Any], workspace: torch.Tensor) -> None:
-    """Copies an operand with padding, in another language."""
-    name, to = launch.args["source"].operand, launch.args["out"]  # type: ignore[union-attr]
-    assert isinstance(to, Scratch)
-    channels = launch.constexprs["CHANNELS"]
-    assert isinstance(channels, int)
-    left, columns = launch.args["left"].value, launch.args["width"].value // channels  # type: ignore[union-attr]
-    t = x[name].permute(0, 2, 3, 1)
-    added = (0, channels - t.shape[3], left, columns - left - t.shape[2])
-    copy = torch.nn.functional.pad(t, added).contiguous().view(torch.uint8).flatten()
-    workspace[to.offset : to.offset + copy.numel()] = copy
+    check_emulated(windowed, problem(op, *NARROW[name]))

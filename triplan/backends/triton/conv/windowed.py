@@ -2,8 +2,8 @@
 
 The image is copied with padded columns and channels. Then what a row of taps reads for one result, its window, is
 adjacent in memory, and windows are the pixels of a tensor map whose strides let them overlap. So the copy is about as
-large as the image, and a step sums a row of taps where ``wgmma`` would sum one tap of few channels. What is added are
-zeros times zeros, and the padding.
+large as the image, and a step sums a row of taps where ``wgmma`` would sum one tap of few channels. In channels that are
+added both factors are 0, so that they change no sum.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def _programs(o: Operand, copy: Padded) -> tuple[int, int, int]:
 
 def supports(desc: Conv2dProblem, target: Target) -> Support:
     if not 0 < desc.in_channels <= wgmma.CHANNELS:
-        return Support.no(f"{desc.in_channels} channels; it has {wgmma.CHANNELS} at most, and one at least")
-    if desc.groups > 1 or desc.dilation[1] > 1:
-        return Support.no("groups, or taps of a row that are apart")
-    if min(desc.batch, desc.out_channels) == 0:
-        return Support.no("an operand is empty, which TMA cannot map")
+        return Support.no(f"{desc.in_channels} channels; it takes 1 to {wgmma.CHANNELS}")
+    if desc.groups > 1:
+        return Support.no(f"{desc.groups} groups; it has one")
+    if desc.dilation[1] > 1:
+        return Support.no(f"dilation {desc.dilation}; the taps of a row must be adjacent")
     if any(_programs(desc.operand(c.name), c)[0] >= 2**31 for c in _copies(desc)):
         return Support.no("2**31 programs of a copy; a grid holds fewer")
     return wgmma.supports(_inner(desc), target)
@@ -160,11 +160,7 @@ def _map(desc: Conv2dProblem, arg: Arg) -> Arg:
 
 def _windowed(desc: Conv2dProblem, launches: list[Launch]) -> list[Launch]:
     pads = [_pad(desc.operand(copy.name), copy) for copy in _copies(desc)]
-    return [*pads, *(replace(x, args={k: _mapped(desc, a) for k, a in x.args.items()}) for x in launches)]
-
-
-def _mapped(desc: Conv2dProblem, arg: Arg) -> Arg:
-    return tuple(_map(desc, a) for a in arg) if isinstance(arg, tuple) else _map(desc, arg)
+    return [*pads, *(replace(x, args={k: _map(desc, a) for k, a in x.args.items()}) for x in launches)]
 
 
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
