@@ -407,6 +407,22 @@ def test_attention_that_a_module_calls_by_itself(hidden: bool, monkeypatch: pyte
     assert type(ours) is Direct
 
 
+class Counting(Direct):
+    """What it assigns must be seen by others."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, sharpness: float | None = None) -> Tensor:
+        global SHARPNESS
+        SHARPNESS += 0.0
+        q = self.proj(x).view(2, 4, 3, 2).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+def test_attention_in_a_forward_that_assigns_globals_is_left() -> None:
+    model = Counting()
+    assert "" not in nn.patch(model).replaced
+    assert type(model) is Counting
+
+
 def tables(repeats: bool = True) -> tuple[Tensor, Tensor]:
     angles = values(1, 4, 6)
     angles = torch.cat((angles[..., :3],) * 2, -1) if repeats else angles

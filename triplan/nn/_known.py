@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import math
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial, wraps
 from types import FunctionType, ModuleType
 from typing import Any
@@ -48,6 +50,16 @@ def _called(module: Any, rows: Tensor, parameters: dict[str, Tensor], **attribut
             return kind.forward(twin, rows.clone())
     except Exception:  # of code that is not ours, called as nobody may have meant
         return None
+
+
+def _plain(first: Any, *others: Any) -> bool:
+    """Whether all are plain tensors of one dtype that ours take."""
+    return all(type(t) is Tensor and t.dtype in _DTYPES and t.dtype == first.dtype for t in (first, *others))
+
+
+def _hides(mask: Any, query: Tensor) -> bool:
+    """Whether ours take ``mask`` (or None) with ``query``: what it hides, as bools, or what it adds."""
+    return mask is None or (type(mask) is Tensor and mask.dtype in (torch.bool, query.dtype))
 
 
 def _close(found: Any, expected: Tensor) -> bool:
@@ -225,7 +237,7 @@ def _rotated(here: Module, *given: Any, **options: Any) -> tuple[Tensor, Tensor]
     if options or len(given) != 4:
         return None
     q, k, cos, sin = given
-    if any(type(t) is not Tensor or t.dtype not in _DTYPES or t.dtype != q.dtype for t in given):
+    if not _plain(*given):
         return None
     if cos.requires_grad or sin.requires_grad or q.dim() != 4 or k.dim() != 4 or cos.dim() != 3:
         return None
@@ -246,13 +258,10 @@ def _attended(
     here: Module, module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, *given: Any, **options: Any
 ) -> tuple[Tensor, None] | None:
     """As ``transformers_attention``; None where that would not give what torch's function gives."""
-    operands = (query, key, value)
     passed = [options.get(name) for name in _PASSED_ON]
     if module is not here or any(option is not None and option is not False for option in passed):
         return None
-    if any(type(t) is not Tensor or t.dtype not in _DTYPES or t.dtype != query.dtype for t in operands):
-        return None
-    if attention_mask is not None and attention_mask.dtype not in (torch.bool, query.dtype):
+    if not _plain(query, key, value) or not _hides(attention_mask, query):
         return None
     try:
         return transformers_attention(module, query, key, value, attention_mask, *given, **options)
@@ -289,22 +298,21 @@ class _Scope(dict[str, Any]):
 
 def _attend(query: Any, key: Any, value: Any, attn_mask: Any = None, *given: Any, **options: Any) -> Tensor:
     """torch's scaled_dot_product_attention; by ours, where that gives the same."""
-    alike = all(type(t) is Tensor and t.dtype in _DTYPES and t.dtype == query.dtype for t in (query, key, value))
-    if alike and (attn_mask is None or (type(attn_mask) is Tensor and attn_mask.dtype in (torch.bool, query.dtype))):
-        try:
+    if _plain(query, key, value) and _hides(attn_mask, query):
+        with suppress(Unsupported):
             return functional.scaled_dot_product_attention(query, key, value, attn_mask, *given, **options)
-        except Unsupported:
-            pass
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, *given, **options)
 
 
 def _by_itself(forward: Any) -> FunctionType | None:
-    """``forward``, if it calls torch's scaled_dot_product_attention by that name, with ``_attend`` in its place.
+    """A copy of ``forward`` that calls ``_attend`` where that calls torch's scaled_dot_product_attention, or None.
 
-    Only this copy of it sees that: neither its module's globals nor torch's change.
+    Other code sees no change: the copy has globals of its own. (So one that assigns globals gets none.)
     """
     name = torch.nn.functional.scaled_dot_product_attention.__name__
     if type(forward) is not FunctionType or hasattr(forward, "__wrapped__") or name not in forward.__code__.co_names:
+        return None
+    if any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(forward)):
         return None
     others, its = dict[str, Any](), torch.nn.functional
     for used in forward.__code__.co_names:
@@ -340,11 +348,12 @@ def _attention_of(kind: Any) -> tuple[type[Module], str] | None:
         if not _is_by_ours(registry[_SDPA]):
             registry[_SDPA] = _by_ours(registry[_SDPA], _attended)
         asked.append("attention")
-    by_itself = _by_itself(kind.forward)
-    if not asked and by_itself is None:
+    run = kind.forward
+    if (copied := _by_itself(run)) is not None:
+        run = copied
+        asked.append("attention")
+    if not asked:
         return None
-    asked += ["attention"] * (by_itself is not None)
-    run = kind.forward if by_itself is None else by_itself
 
     def patched(self: Module, *given: Any, **options: Any) -> Any:
         if is_dynamo_compiling():
@@ -356,7 +365,7 @@ def _attention_of(kind: Any) -> tuple[type[Module], str] | None:
             _here.module = before
 
     made = {"forward": patched, "__doc__": kind.__doc__, "__module__": kind.__module__}
-    return type(kind.__name__, (kind,), made), ", ".join(asked)
+    return type(kind.__name__, (kind,), made), ", ".join(dict.fromkeys(asked))
 
 
 def known(module: Any) -> tuple[type[Module] | None, str]:

@@ -2,8 +2,8 @@
 
 The image is copied with padded columns and channels. Then what a row of taps reads for one result, its window, is
 adjacent in memory, and windows are the pixels of a tensor map whose strides let them overlap. So the copy is about as
-large as the image, and a step sums a row of taps where ``wgmma`` would sum one tap of few channels. In channels that are
-added both factors are 0, so that they change no sum.
+large as the image, and a step sums a row of taps where ``wgmma`` would sum one tap of few channels. In the channels
+that are added both factors are 0, so that they change no sum.
 """
 
 from __future__ import annotations
