@@ -21,6 +21,7 @@ from triplan.backends.triton.sampling.shared_kernels import (
     mass_of,
     narrowed,
     pivots_of,
+    sum_and_ends,
     threshold_of,
 )
 
@@ -83,12 +84,6 @@ def by_chunks(mass, chunk, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def extremes(a0, a1, a2, b0, b1, b2):
-    """(min(a0, b0), max(a1, b1), a2 + b2), of tensors of one shape."""
-    return tl.minimum(a0, b0), tl.maximum(a1, b1), a2 + b2
-
-
-@triton.jit
 def fewer_between(
     between,
     at,
@@ -121,9 +116,9 @@ def fewer_between(
                 between, at, stride, n, row, chunks, size, ends, first, (low, high), CHUNK, CHUNKS, PLACES, UNITS
             )
             is_in = key != NO_KEY
-            parts = (tl.where(is_in, key, high), tl.where(is_in, key, low), is_in.to(tl.int32))
-            found = tl.reduce((tl.ravel(parts[0]), tl.ravel(parts[1]), tl.ravel(parts[2])), 0, extremes)
-            least, most, count = tl.minimum(least, found[0]), tl.maximum(most, found[1]), count + found[2]
+            parts = (is_in.to(tl.int32), tl.where(is_in, key, low), tl.where(is_in, key, high))
+            found = tl.reduce((tl.ravel(parts[0]), tl.ravel(parts[1]), tl.ravel(parts[2])), 0, sum_and_ends)
+            count, most, least = count + found[0], tl.maximum(most, found[1]), tl.minimum(least, found[2])
         low, high, left, over = tl.minimum(least, most), most, as_i64(count), as_i64(0)
         if (low < high) & (left > UNITS * UNIT):
             pivots = pivots_of(low, high)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.sampling.narrow_kernels import has_few
-from triplan.backends.triton.sampling.shared_kernels import LOG2_E, MOST, load_logits, rate_of
+from triplan.backends.triton.sampling.shared_kernels import LOG2_E, MOST, load_logits, rate_of, sum_and_ends
 
 #: Levels of a row. Untuned.
 LEVELS = tl.constexpr(16)
@@ -22,10 +22,10 @@ CELLS = tl.constexpr(256)
 #: Estimates of a mass are wrong by less than this part of the sum: by roundings to f32 in sums by halves, and of
 #: exponents, of 40 at most where there is mass.
 SLACK = tl.constexpr(2.0**-14)
-#: How far an estimated mass strays: as likely as not by less than so many deviations of the sample; and the part of
-#: rows in which the sample misses the tokens with most mass, so that the threshold may be at any token it has. Of a few
-#: of each that were tried on drawn rows, those that leave the fewest logits between two levels.
-STRAYS = tl.constexpr(2.0)
+#: The median absolute error of an estimated mass, in standard deviations of the sample. And the part of rows in which
+#: the sample misses the tokens with most mass, so that the threshold may be at any token of the sample. Of a few values
+#: of each that were tried on drawn rows, these leave the fewest logits between two levels.
+MEDIAN_ERROR = tl.constexpr(2.0)
 MISSES = tl.constexpr(0.03)
 
 
@@ -37,9 +37,12 @@ def rate_f32(temperature, row, stride):
 
 
 @triton.jit
-def strayed(by, strays):
-    """How likely a number strays by less than ``by``, less 1/2; as likely as not by less than ``strays``."""
-    return 0.5 * by / (strays + tl.abs(by))
+def probability_below(error, median):
+    """0.5 * error / (median + abs(error)): the probability of a smaller error, less 1/2.
+
+    The distribution has heavy tails, and ``median`` is the median of the absolute error.
+    """
+    return 0.5 * error / (median + tl.abs(error))
 
 
 @triton.jit
@@ -49,18 +52,12 @@ def extremes(a0, a1, b0, b1):
 
 
 @triton.jit
-def nearest(a0, a1, a2, b0, b1, b2):
-    """(a0 + b0, max(a1, b1), min(a2, b2)), of tensors of one shape."""
-    return a0 + b0, tl.maximum(a1, b1), tl.minimum(a2, b2)
-
-
-@triton.jit
 def cell_at(target, upto):
     """Where the running sums ``upto`` [targets, cells] of cells reach each ``target`` [targets]; in cells."""
     target = target[:, None]
     is_less = upto < target
     before = tl.where(is_less, upto, 0.0)
-    whole, before, after = tl.reduce((is_less.to(tl.float32), before, tl.where(is_less, 1e38, upto)), 1, nearest)
+    whole, before, after = tl.reduce((is_less.to(tl.float32), before, tl.where(is_less, 1e38, upto)), 1, sum_and_ends)
     part = (tl.reshape(target, whole.shape) - before) / tl.maximum(after - before, 1e-30)
     return whole + tl.minimum(tl.maximum(part, 0.0), 1.0)
 
@@ -82,10 +79,12 @@ def levels_kernel(
 
     The largest is NaN in rows that ``narrow_kernel`` takes, whose levels are not written.
 
-    Of every so many runs of RUN tokens one is taken. A histogram of them over the logits gives the mass m above each
-    logit, and so the probability q of a cell to hold the threshold: the bound b of the mass strays with the
-    distribution (1 + (m - b) / (s + abs(m - b))) / 2, which is that of no normal number: few tokens with much mass may
-    be missing. Between levels at equal steps of the sum of sqrt(q * tokens) the fewest tokens are to be expected.
+    Of every so many runs of RUN tokens one is taken. A histogram of them over the logits gives an estimate m of the
+    mass above each logit. The threshold is where m is b, the part of the mass that top_p asks for, but for the error
+    of m: with the median absolute error s, m - b has the distribution function 1/2 + (m - b) / (s + abs(m - b)) / 2.
+    (Its tails are heavy, as the sample may miss a few tokens with much mass.) This gives the probability q of each
+    cell to hold the threshold. Levels are at equal steps of the running sum of sqrt(q * tokens): then the expected
+    number of tokens between the two levels about the threshold is least.
     """
     begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
@@ -113,9 +112,9 @@ def levels_kernel(
         whole = tl.sum(own, 0)
         bound = p * whole
         part = tl.where(upto < bound, 1.0 - p, p)
-        strays = tl.maximum(STRAYS * tl.sqrt(tl.sum(own * weight * part * part, 0)), 1e-6 * whole)
-        chance = strayed(upto - bound, strays) - strayed(upto - own - bound, strays) + MISSES * own / whole
-        score = tl.cumsum(tl.sqrt(tl.maximum(chance, 0.0) * count), 0)
+        median = tl.maximum(MEDIAN_ERROR * tl.sqrt(tl.sum(own * weight * part * part, 0)), 1e-6 * whole)
+        chance = probability_below(upto - bound, median) - probability_below(upto - own - bound, median)
+        score = tl.cumsum(tl.sqrt(tl.maximum(chance + MISSES * own / whole, 0.0) * count), 0)
         level = tl.arange(0, LEVELS)
         target = tl.max(score, 0) * (level.to(tl.float32) / (LEVELS - 1))
         found = top - width * cell_at(target, score[None, :])

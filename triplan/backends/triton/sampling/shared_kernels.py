@@ -174,6 +174,7 @@ def counts_from(key, pivots):
 
 @triton.jit
 def add_four(a0, a1, a2, a3, b0, b1, b2, b3):
+    """The sums of four pairs of tensors of one shape."""
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
@@ -205,7 +206,14 @@ def goes_on(search, fits):
 
 
 @triton.jit
+def sum_and_ends(a0, a1, a2, b0, b1, b2):
+    """(a0 + b0, max(a1, b1), min(a2, b2)), of tensors of one shape."""
+    return a0 + b0, tl.maximum(a1, b1), tl.minimum(a2, b2)
+
+
+@triton.jit
 def survey(a0, a1, a2, a3, b0, b1, b2, b3):
+    """(a0 + b0, a1 + b1, min(a2, b2), max(a3, b3)), of tensors of one shape."""
     return a0 + b0, a1 + b1, tl.minimum(a2, b2), tl.maximum(a3, b3)
 
 
