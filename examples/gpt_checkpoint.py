@@ -66,6 +66,9 @@ def load_checkpoint(training: Any, path: Path, other_ranks: bool) -> None:
         hint = "" if other.keys() - set(DIVISION) else " (--other-ranks takes it, but other bits will follow)"
         raise RefusedError(f"--resume: {path} was written with other options: {text}{hint}")
 
+    if not state["optimizer"].keys() <= set(names(training)):  # it numbers the states
+        raise RefusedError(f"--resume: {path} is a checkpoint of an older version of this script")
+
     def mine(name: str, t: Tensor, like: Tensor) -> Tensor:
         return divided(ordered(training, name, t, of_heads), like)
 

@@ -120,6 +120,12 @@ def test_what_cannot_be_resumed_is_refused(
     assert "backend triplan, now torch" in refused("--resume", "--backend=torch")
     assert "needs --backend triplan" in refused("--backend=torch", "--optimizer=muon")
     assert "1 steps of 1 are done" in refused("--resume", "--stop=1")
+    whole = (tmp_path / "checkpoint.pt").read_bytes()
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    numbered = {"state": dict(enumerate(state["optimizer"].values())), "param_groups": []}
+    torch.save({**state, "optimizer": numbered}, tmp_path / "checkpoint.pt")
+    assert "an older version" in refused("--resume")
+    (tmp_path / "checkpoint.pt").write_bytes(whole)
     assert gpt.main(arguments(text, tmp_path, "cpu", "--steps=2", "--resume")) == 0
     (tmp_path / "checkpoint.pt").write_bytes(b"PK, but not whole")
     assert "is no checkpoint" in refused("--resume")
