@@ -99,9 +99,9 @@ def call(
     written = out if target is None else target
     assert written is not None
     recorded = target is not None and (needs_grad((target, *tensors)) or transformed())
-    # (Autograd gives a view that is written another node, and so a result that it saves: second derivatives fail.)
-    alone = text in BY_RESULT and not (is_compiling() or transformed() or any_dtensor(tensors))
-    if recorded and alone and not written._is_view():
+    # (Autograd gives a written view a new node, so a result saved before is another node's: second derivatives fail.)
+    is_special = is_compiling() or transformed() or written._is_view() or any_dtensor(tensors)
+    if recorded and text in BY_RESULT and not is_special:
         refuse_leaf(written)
         changed: Tensor = _InPlace.apply(written, text, numbers)  # type: ignore[no-untyped-call]
         return changed
