@@ -90,7 +90,7 @@ STEPS: tuple[int, ...] = (CONSTANT.value, UNIT.value, STRIDED.value)
 #: Kinds with two accumulators.
 PAIRS = (do.ARGMAX, do.ARGMIN, do.MOMENTS, do.EXPONENTIALS)
 POSITIONS = (do.ARGMAX, do.ARGMIN)
-#: Kinds whose accumulators do not know how many elements, or which, they have seen.
+#: Kinds whose accumulators hold no count and no position, so that they can be moved.
 TURNED = (do.SUM, do.PRODUCT, do.MAX, do.MIN, do.EXPONENTIALS)
 
 
@@ -313,7 +313,7 @@ class Plan:
         return tuple(vector(o, [d.reads[i] for d in self.reduced]) for i, o in enumerate(self.reads))
 
     def _shift(self, tile: Tile) -> int:
-        """Elements of a vector, if long lines begin at any of them; else 1."""
+        """Elements of a vector, if lines of several blocks (so that a tile has one line) may begin at any; else 1."""
         vector = 16 // self.x.element.itemsize
         aligned = all(_distance(self.x, d.reads[self._lead]) % 16 == 0 for d in self.kept)
         long = self.unit and self.n > tile.block and vector > 1 and self.x.alignment >= 16

@@ -1,4 +1,7 @@
-"""Kernel of ``tiles`` and of the first launch of ``split``: tiles [ROWS, BLOCK] of lines; each element is read once."""
+"""Kernel of ``tiles`` and of the first launch of ``split``: tiles [ROWS, BLOCK] of lines; each element is read once.
+
+Where a line begins between two vectors, the elements beside it in its first and last vector are read too, and ignored.
+"""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -83,9 +86,10 @@ def edge_of(
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The accumulators (a, b) with the block ``step`` of lines whose elements ``skipped`` ... ``end`` - 1 exist.
+    """The accumulators (a, b), merged with the elements of a block of which some places may lie outside the line.
 
-    Counted from ``first``, and read in vectors of SHIFT elements, of which one exists.
+    x_at, skipped, end: [ROWS]. Place p of the block, from step * BLOCK on, is x[x_at + first + p]; it belongs to the
+    line if skipped <= p < end. A vector of SHIFT places is read if one of them does.
     """
     place = step * BLOCK + tl.arange(0, BLOCK)
     known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
@@ -132,9 +136,10 @@ def reduce_kernel(
     seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS lines with BLOCK accumulators
     a line, each over every BLOCK-th element, which are merged at the end.
 
-    SHIFT: lines begin anywhere, and vectors at every SHIFT-th element of x, which is read from the vector on that holds
-    a line's first element. Then the accumulators are turned, so that bits do not depend on where a line begins. (What
-    is read beyond a line is in a vector with one of its elements.) 1: lines are read from their first element on.
+    SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
+    aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
+    ``skipped`` elements behind goes to accumulator (k + skipped) % BLOCK. At the end the accumulators are moved back by
+    ``skipped``, so that the bits of the result do not depend on where the line begins.
     """
     begin(OVERLAPS)
     x_at, out_at, index_at, number, inside = lines_of(
@@ -163,6 +168,7 @@ def reduce_kernel(
             a, b = edge_of(
                 x, a, b, x_at, step, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
             )
+        # In one axis: a gather along the second of two spills thousands of bytes.
         turn = (tl.sum(skipped, 0).to(tl.int32) + col) % BLOCK
         a = tl.gather(tl.reshape(a, (BLOCK,)), turn, 0)[None, :]
         if KIND == EXPONENTIALS:
