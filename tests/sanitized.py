@@ -38,9 +38,9 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
         bare = desc.replace(**known(desc, reads_c0=False, saves_pre=False, y_shape=None, z_shape=None, groups=6))
         if entry == "transposed" and op in ("expression", *COPIES):
             bare = desc.replace(layouts={"x": tp.Layout.strided(unit_axis=0)})
-        elif entry.endswith("wgmma") and op.startswith("conv2d"):
+        elif entry.endswith(("wgmma", "windowed")) and op.startswith("conv2d"):
             last = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
-            layouts = {o.name: last for o in desc.operands() if len(o.shape) == 4 and entry == "wgmma"}
+            layouts = {o.name: last for o in desc.operands() if len(o.shape) == 4 and entry != "converted_wgmma"}
             sizes = {"in_channels": 8, "out_channels": 16} if op != "conv2d_backward_weight" or not layouts else {}
             bare = desc.replace(groups=1, layouts=layouts, **sizes)
         plan = pinned(desc, entry, target) or pinned(bare, entry, target)

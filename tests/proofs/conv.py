@@ -108,6 +108,7 @@ def problem(
     depthwise: bool = False,
     eights: bool = False,
     last: bool = False,
+    narrow: bool = False,
     **fields: Any,
 ) -> Convolution:
     unit = 8 if eights else 2  # TMA moves 8 channels
@@ -125,7 +126,7 @@ def problem(
         sizes |= {"height": 1, "width": 1 if back else even, "kernel": (1, even)}
         sizes["padding"] = (0, 0, even - 1, even - 1) if back else (0,) * 4
     else:
-        sizes["in_channels" if op == "conv2d" else "out_channels"] = even * groups
+        sizes["in_channels" if op == "conv2d" else "out_channels"] = (8 if narrow else even) * groups
     if op != "conv2d":
         fields.pop("has_bias", None)
     cls: Any = tp.descriptor_types()[op]
@@ -143,4 +144,5 @@ for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
         {"depthwise": True},
         {"eights": True},
         {"eights": True, "last": True, "stride": (1, 2), "padding": (1, 0, 1, 1)},
+        *([{"eights": True, "last": True, "narrow": True}] if _op == "conv2d" else []),
     )(partial(problem, _op))
