@@ -47,8 +47,9 @@ def floor_us(desc: Any) -> float:
     return max(streamed_us(desc), flops / TFLOPS.get(str(desc.multiplicands), ROOFS[1]) / 1e6)
 
 
-def _torchs(desc: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+def _torchs(desc: Any, *operands: Tensor) -> Tensor:
+    # The backward of torch's memory-efficient kernel faults on addresses that are no multiple of 16 bytes.
+    q, k, v = ((t if t.data_ptr() % 16 == 0 else t.clone()).transpose(1, 2) for t in operands)
     out = scaled_dot_product_attention(q, k, v, is_causal=desc.causal, enable_gqa=desc.group > 1)
     return out.transpose(1, 2)
 

@@ -37,6 +37,8 @@ COUNT = 5000
 #: Additions of floating-point numbers in memory, in any spelling of PTX's ``atom`` and ``red`` (PTX ISA, "Parallel
 #: Synchronization and Communication Instructions"), and compare-and-swap, by whose loops they are emulated.
 FLOAT_ATOMIC = re.compile(r"\b(?:atom|red)\.(?:[\w:]+\.)*?(?:cas\b|(?=[\w.:]*\badd\b)[\w.:]*\bb?f(?:16|16x2|32|64)\b)")
+#: The same without compare-and-swap, by whose loops extremes are found, too.
+FLOAT_ADDITION = re.compile(FLOAT_ATOMIC.pattern.replace(r"cas\b|", ""))
 #: Of a parameter's type: what it points to, or what its tensor map describes.
 HELD = re.compile(r"(?:\*|tensordesc<)\w+")
 FLOATING = re.compile(r"(?:\*|tensordesc<)(?:fp|bf)")
@@ -70,6 +72,8 @@ class Binary:
     desc: tp.Descriptor
     entries: set[tuple[str, str]] = field(default_factory=set)
     deterministic: bool = False
+    #: Whether all its plans promise the same result in any order, so that it may compare and swap.
+    any_order: bool = True
     may_spill: bool = True
     has: set[str] = field(default_factory=set)
     lacks: set[str] = field(default_factory=set)
@@ -194,6 +198,7 @@ def binaries(of: str, arch: str) -> tuple[Binary, ...]:
                 binary.entries.add((op, entry))
                 user, g = (op, entry, str(getattr(build.desc, "element", ""))), build.guarantee
                 binary.users.add(user)
+                binary.any_order &= g is not None and g.order_invariant
                 if g is not None and g.deterministic:
                     binary.deterministic |= bool(FLOATING.search(binary.element))
                 elif g is not None and g.duplicates is tp.Duplicates.SUM:

@@ -15,38 +15,6 @@ from triplan.backends.triton.indexing.points_kernels import scaled
 
 
 @triton.jit
-def add_step(acc, written, value, hit):
-    """(acc + value, True) where ``hit``, else (acc, written); all blocks broadcast to (slots, lanes)."""
-    return tl.where(hit, acc + value, acc), written | hit
-
-
-@triton.jit
-def multiply_step(acc, written, value, hit):
-    """(acc * value, True) where ``hit``, else (acc, written); all blocks broadcast to (slots, lanes)."""
-    return tl.where(hit, acc * value, acc), written | hit
-
-
-@triton.jit
-def max_step(acc, written, value, hit):
-    """(max(acc, value), True) where ``hit``, else (acc, written); all blocks broadcast to (slots, lanes)."""
-    larger = tl.where((value > acc) | (value != value), value, acc)
-    return tl.where(hit, larger + 0, acc), written | hit  # + 0: of zeros 0, whichever comes first
-
-
-@triton.jit
-def min_step(acc, written, value, hit):
-    """(min(acc, value), True) where ``hit``, else (acc, written); all blocks broadcast to (slots, lanes)."""
-    smaller = tl.where((value < acc) | (value != value), value, acc)
-    return tl.where(hit, smaller + 0, acc), written | hit  # + 0: as in ``max_step``
-
-
-@triton.jit
-def last_step(acc, written, value, hit):
-    """(value, True) where ``hit``, else (acc, written); all blocks broadcast to (slots, lanes)."""
-    return tl.where(hit, value, acc), written | hit
-
-
-@triton.jit
 def ordered_kernel(
     dense,
     table,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.offsets import bits
-from triplan.backends.triton.indexing import ordered, ordered_kernels
+from triplan.backends.triton.indexing import ordered, steps_kernels
 from triplan.backends.triton.indexing.copies import last_guarantee
 from triplan.backends.triton.indexing.registration import COPIED, STORES, entry
 from triplan.descriptors.indexing import IndexingDescriptor
@@ -25,4 +25,4 @@ def numerics(desc: IndexingDescriptor) -> str:
     numerics=numerics,
 )
 def launches(desc: IndexingDescriptor, target: Target) -> list[Launch]:
-    return ordered.ordered_launches(desc, ordered_kernels.last_step, bits, desc.element.bits)
+    return ordered.ordered_launches(desc, steps_kernels.last_step, bits, desc.element.bits)

@@ -8,7 +8,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.bounds import EXACT, guarantee, of_outputs
 from triplan.backends.triton.common.offsets import values
-from triplan.backends.triton.indexing import ordered, ordered_kernels as kernels
+from triplan.backends.triton.indexing import ordered, steps_kernels as steps
 from triplan.backends.triton.indexing.registration import ADDED, entry
 from triplan.descriptors import ScatterReduceDescriptor
 from triplan.sku import Duplicates, MathPrecision, PrecisionGuarantee, Target
@@ -40,6 +40,6 @@ def _register(op: str, elements: tuple[str, ...], step: Any) -> None:
         return ordered.ordered_launches(desc, step, values, desc.element.compute)
 
 
-_register("scatter_prod", ("i32", "i64"), kernels.multiply_step)
-_register("scatter_amax", ADDED, kernels.max_step)
-_register("scatter_amin", ADDED, kernels.min_step)
+_register("scatter_prod", ("i32", "i64"), steps.multiply_step)
+_register("scatter_amax", ADDED, steps.max_step)
+_register("scatter_amin", ADDED, steps.min_step)

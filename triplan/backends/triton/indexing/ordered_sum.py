@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.offsets import values
-from triplan.backends.triton.indexing import ordered, ordered_kernels
+from triplan.backends.triton.indexing import ordered, steps_kernels
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.descriptors.indexing import IndexingDescriptor
@@ -32,4 +32,4 @@ def numerics(desc: IndexingDescriptor) -> str | None:
     numerics=numerics,
 )
 def launches(desc: IndexingDescriptor, target: Target) -> list[Launch]:
-    return ordered.ordered_launches(desc, ordered_kernels.add_step, values, desc.element.compute)
+    return ordered.ordered_launches(desc, steps_kernels.add_step, values, desc.element.compute)

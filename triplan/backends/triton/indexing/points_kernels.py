@@ -11,6 +11,8 @@ the point exists, ``hit`` whether its index is also usable.
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.indexing.steps_kernels import max_step, min_step, multiply_step
+
 
 @triton.jit
 def gather_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
@@ -81,3 +83,53 @@ def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr)
     )
     both = tl.where(side == odd, x, -0.0).to(table.dtype.element_ty)
     tl.atomic_add(pair + side, both, mask=hit & (side >= 0), sem="relaxed")
+
+
+@triton.jit
+def _step(old, x, hit, ELEMENT: tl.constexpr, COMPUTE: tl.constexpr, STEP: tl.constexpr):
+    """STEP(old, x) as ``old`` is given: an integer with the bits of ELEMENT. ``x`` in COMPUTE."""
+    new, _ = STEP(old.to(ELEMENT, bitcast=True).to(COMPUTE), hit, x, hit)
+    return new.to(ELEMENT).to(old.dtype, bitcast=True)
+
+
+@triton.jit
+def _combine(table, at, dense, hit, COMPUTE: tl.constexpr, STEP: tl.constexpr):
+    """table[at] = STEP(table[at], dense) by compare-and-swap, in whatever order the hardware chooses.
+
+    ``table`` addresses integers as wide as the element of ``dense``. What STEP would not change is not written: since
+    STEP is associative, commutative and, once it has changed nothing, changes nothing later, an old value read from a
+    cache does no harm. All NaN have the same bits, so that their order leaves no trace.
+    """
+    element: tl.constexpr = dense.dtype.element_ty
+    x = tl.load(dense, mask=hit, other=0).to(COMPUTE)
+    if COMPUTE.is_floating():
+        x = tl.where(x == x, x, float("nan"))
+    own = table + tl.where(hit, at, 0)
+    old = tl.load(own, mask=hit, other=0)
+    new = _step(old, x, hit, element, COMPUTE, STEP)
+    left = hit & (new != old)
+    while tl.max(left.to(tl.int32)) > 0:
+        # Lanes that are done exchange a value for itself: the instruction has no mask.
+        seen = tl.atomic_cas(own, tl.where(left, old, new), new, sem="relaxed")
+        left = left & (seen != old)
+        old = seen
+        new = _step(old, x, hit, element, COMPUTE, STEP)
+        left = left & (new != old)
+
+
+@triton.jit
+def multiply_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """table[at] *= dense, both of integers."""
+    _combine(table, at, dense, hit, COMPUTE, multiply_step)
+
+
+@triton.jit
+def max_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """table[at] = max(table[at], dense); ``table`` addresses the bits of elements."""
+    _combine(table, at, dense, hit, COMPUTE, max_step)
+
+
+@triton.jit
+def min_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """table[at] = min(table[at], dense); ``table`` addresses the bits of elements."""
+    _combine(table, at, dense, hit, COMPUTE, min_step)
