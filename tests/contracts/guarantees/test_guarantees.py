@@ -58,8 +58,8 @@ def test_every_op_of_the_table_joins() -> None:
 
 def test_what_has_small_problems_has_problems_of_the_gpus_size() -> None:
     """Claims are collected from small problems: one that only those can be run for would fail on a GPU alone."""
-    rows = [(op, row) for op in sorted(FAMILIES) for row in tp.TABLE.rows(op) if "gpu" in places(row)]
-    has = [{(op, row.name) for op, row in rows if any(cases("gpu", op, row, n))} for n in (24, COUNT["gpu"])]
+    entries = [(op, entry) for op in sorted(FAMILIES) for entry in tp.TABLE.rows(op) if "gpu" in places(entry)]
+    has = [{(op, entry.name) for op, entry in entries if any(cases("gpu", op, entry, n))} for n in (24, COUNT["gpu"])]
     assert has[0] - has[1] == set()
 
 
