@@ -47,9 +47,14 @@ def floor_us(desc: Any) -> float:
     return max(streamed_us(desc), flops / TFLOPS.get(str(desc.multiplicands), ROOFS[1]) / 1e6)
 
 
+def _aligned(t: Tensor) -> Tensor:
+    """``t``, or a packed copy if a row begins at no multiple of 16 bytes: on such, torch's backward kernels fault."""
+    steps = (t.storage_offset(), *(n for n in t.stride() if n != 1))
+    return t if all(n * t.element_size() % 16 == 0 for n in steps) else t.contiguous().clone()
+
+
 def _torchs(desc: Any, *operands: Tensor) -> Tensor:
-    # The backward of torch's memory-efficient kernel faults on addresses that are no multiple of 16 bytes.
-    q, k, v = ((t if t.data_ptr() % 16 == 0 else t.clone()).transpose(1, 2) for t in operands)
+    q, k, v = (_aligned(t).transpose(1, 2) for t in operands)
     out = scaled_dot_product_attention(q, k, v, is_causal=desc.causal, enable_gqa=desc.group > 1)
     return out.transpose(1, 2)
 
@@ -70,7 +75,7 @@ def peers(desc: Any) -> dict[str, Peer]:
     def backward(t: Tensors) -> Tensors:
         with torch.enable_grad():
             leaves = [t[name].detach().requires_grad_() for name in "qkv"]
-            grads = torch.autograd.grad(_torchs(desc, *leaves), leaves, t["dout"])
+            grads = torch.autograd.grad(_torchs(desc, *leaves), leaves, _aligned(t["dout"]))
         return dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
     if desc.op.endswith("_backward"):

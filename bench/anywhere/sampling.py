@@ -1,14 +1,18 @@
-"""Draws of logits for sampling: greedy tokens, which torch's argmax gives too, after whatever filters."""
+"""Draws of logits for sampling: greedy tokens, which torch gives too, after the same filters by its sorts."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import triplan as tp
 from bench.anywhere.drawing import Draw, Peer, Tensors, described
 from triplan.descriptors.sampling import FILTERS, MOST_TOKENS
+
+TOP_K, TOP_P, MIN_P = 50, 0.9, 0.05
 
 
 def draw(op: str, d: Draw) -> tp.Descriptor:
@@ -24,11 +28,26 @@ def complete(desc: tp.Descriptor, t: Tensors) -> None:
     """Temperature 0: the token is certain, and the filters are searched for all the same."""
     t["temperature"].zero_()
     if "top_k" in t:
-        t["top_k"].fill_(50)
-    for name, value in (("top_p", 0.9), ("min_p", 0.05)):
+        t["top_k"].fill_(TOP_K)
+    for name, value in (("top_p", TOP_P), ("min_p", MIN_P)):
         if name in t:
             t[name].fill_(value)
 
 
 def peers(desc: Any) -> dict[str, Peer]:
-    return {"torch": lambda t: {"out": torch.argmax(t["logits"], 1)}}
+    return {"torch": lambda t: {"out": torch.argmax(_filtered(t["logits"].float(), t), 1)}}
+
+
+def _filtered(x: Tensor, t: Tensors) -> Tensor:
+    """The logits, -inf where a filter refuses the token, by torch's sorts."""
+    if "top_k" in t:
+        k = min(TOP_K, x.shape[1])
+        x = x.masked_fill(x < x.topk(k, sorted=False).values.amin(1, keepdim=True), -math.inf)
+    if "min_p" in t:
+        p = x.softmax(1)
+        x = x.masked_fill(p < MIN_P * p.amax(1, keepdim=True), -math.inf)
+    if "top_p" in t:
+        down, order = x.sort(1, descending=True)
+        p = down.softmax(1)
+        x = x.scatter(1, order, down.masked_fill(p.cumsum(1) - p >= TOP_P, -math.inf))
+    return x

@@ -1,6 +1,6 @@
 """Convolutions for the proofs: contributions are the channels that a pixel sums, or the images that a weight does.
 
-Of a depthwise convolution a pixel sums the taps of one row.
+Of a depthwise convolution, or of few channels, a pixel sums the taps of one row.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ def laid(desc: tp.Descriptor, values: Values) -> Values:
 
 
 def summed(desc: Any) -> int:
-    """Images, or channels or filters of a group, or taps if it has one of each."""
-    if is_depthwise(desc) and desc.op != "conv2d_backward_weight":
+    """Images, or channels or filters of a group, or taps."""
+    if sums_taps(desc):
         return int(desc.kernel[1])
     return int({"conv2d": desc.channels, "conv2d_backward_input": desc.filters}.get(desc.op, desc.batch))
 
 
-def is_depthwise(desc: Any) -> bool:
-    return bool(desc.channels == desc.filters == 1)
+def sums_taps(desc: Any) -> bool:
+    """Whether what is written is one pixel, and what is shuffled the taps of a row."""
+    return bool(desc.kernel[0] == 1)
 
 
 def shuffled(n: int) -> Tensor:
@@ -66,9 +67,9 @@ def shuffled(n: int) -> Tensor:
 
 def channel_orders(desc: Any, order: Tensor) -> dict[str, tuple[int, Tensor]]:
     """By operand: the axis that is summed, and its order where that of a group is ``order``."""
-    if is_depthwise(desc) and desc.op == "conv2d":
+    if sums_taps(desc) and desc.op == "conv2d":
         return {"weight": (3, order), "x": (3, order)}
-    if is_depthwise(desc) and desc.op == "conv2d_backward_input":
+    if sums_taps(desc):
         return {"weight": (3, order), "dout": (3, len(order) - 1 - order.flip(0))}
     whole = torch.cat([g * len(order) + order for g in range(desc.groups)])
     if desc.op == "conv2d":
@@ -121,12 +122,14 @@ def problem(
         sizes |= {"out_channels": FEW, "groups": FEW}
     if op == "conv2d_backward_weight":
         sizes["batch"] = even
-    elif depthwise:  # each image of x, or of dout, is a row of one pixel for each tap; what is written is one pixel
+    elif (
+        depthwise or narrow
+    ):  # each image of x, or of dout, is a row of one pixel for each tap; what is written is one pixel
         back = op == "conv2d_backward_input"
         sizes |= {"height": 1, "width": 1 if back else even, "kernel": (1, even)}
         sizes["padding"] = (0, 0, even - 1, even - 1) if back else (0,) * 4
     else:
-        sizes["in_channels" if op == "conv2d" else "out_channels"] = (8 if narrow else even) * groups
+        sizes["in_channels" if op == "conv2d" else "out_channels"] = even * groups
     if op != "conv2d":
         fields.pop("has_bias", None)
     cls: Any = tp.descriptor_types()[op]

@@ -43,6 +43,9 @@ MAX_COLS = 1024
 SCATTERED_ELEMENTS = 512
 #: The same for atomics in a stripe below ``WIDE_STRIPE`` columns: two per thread.
 SCATTERED_ATOMICS = 256
+#: The same for swaps: a program repeats until all its lanes are done, so it is one warp, with two lanes per thread.
+SWAPPED_ELEMENTS = 64
+SWAPS = (points.multiply_point, points.max_point, points.min_point)
 #: Columns from which on atomics of a stripe take ``SCATTERED_ELEMENTS``.
 WIDE_STRIPE = 256
 #: Columns of the narrowest stripe of the table. Narrower ones would split the runs of equal indices that are common:
@@ -64,13 +67,19 @@ def rows_tile(desc: IndexingDescriptor, point: Point, sums: bool) -> tuple[int, 
     """(rows, columns) of a program of ``rows_kernel``; ``sums``: ``point`` adds to 64-bit sums."""
     g = geometry(desc)
     widest = stripe_columns(g) if g.full else SUM_ELEMENTS if sums else MAX_COLS
-    cols = min(max(ceil_power(g.fold[2]), 16), widest)
-    if g.full:
+    cols = min(max(ceil_power(g.fold[2]), 16), SWAPPED_ELEMENTS if point in SWAPS else widest)
+    if point in SWAPS:
+        elements = SWAPPED_ELEMENTS
+    elif g.full:
         copies = point is points.gather_point
         elements = SCATTERED_ELEMENTS if copies or cols >= WIDE_STRIPE else SCATTERED_ATOMICS
     else:
         elements = max(SUM_ELEMENTS if sums else ROW_BYTES // desc.element.itemsize, cols)
     return elements // cols, cols
+
+
+def _warps(point: Point) -> int:
+    return 1 if point in SWAPS else 4
 
 
 def rows_launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, compute: ElementKind) -> Launch:
@@ -100,6 +109,7 @@ def rows_launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, 
             "BLOCK_ROWS": rows,
             "BLOCK_COLS": cols,
         },
+        num_warps=_warps(point),
     )
 
 
@@ -120,9 +130,10 @@ def elements_launch(
     if packed_table and not g.table.layout.packed:
         g = replace(g, table=replace(g.table, layout=PACKED))
     walk = Walk(g, range(len(g.sizes)))
+    block = SWAPPED_ELEMENTS if point in SWAPS else ELEMENTS_BLOCK
     return Launch(
         kernels.elements_kernel,
-        -(-g.numel // ELEMENTS_BLOCK),
+        -(-g.numel // block),
         {
             **traversal_arguments(desc, g),
             **axis_arguments(g),
@@ -142,8 +153,9 @@ def elements_launch(
             "COMPUTE": TL[compute],
             "DENSE_FLAT": g.dense.layout.packed,
             "INDEX_FLAT": g.index.layout.packed and None not in g.index_axes,
-            "BLOCK": ELEMENTS_BLOCK,
+            "BLOCK": block,
         },
+        num_warps=_warps(point),
     )
 
 
