@@ -14,13 +14,14 @@ from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import ADDED, entry
 from triplan.backends.triton.indexing.traversals import Point, elements_launch, rows_launch, status_launches
 from triplan.descriptors import ScatterReduceDescriptor
+from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Target
 
 #: Time relative to an atomic addition: a load, and a swap that may fail. Untuned.
 SLOWER = 2.0
 
 
-def rank(desc: ScatterReduceDescriptor, target: Target) -> float:
+def rank(desc: IndexingDescriptor, target: Target) -> float:
     g = geometry(desc)
     return LAUNCH_US + index_us(g) + SLOWER * atomics.scattered_us(g, desc.element.itemsize)
 
