@@ -19,6 +19,7 @@ from bench import (
     copies,
     determinism,
     elementwise,
+    fit,
     gemm,
     host,
     lm,
@@ -40,6 +41,7 @@ from bench.anywhere import run as anywhere
 from bench.anywhere.drawing import FAMILIES
 from bench.indexing import run as indexing
 from bench.indexing.cases import DTYPES
+from triplan.backends.fitted import FILE
 
 #: Timed runs and runs before them, unless the command line says otherwise.
 REPEATS = {"indexing": (100, 10), "determinism": (20, 2), "gemm": (30, 3), "rowwise": (10, 1)}
@@ -102,6 +104,9 @@ def parser() -> argparse.ArgumentParser:
         add("--device", choices=("cuda", "cpu"), default="cuda", help=smoke)
     for p in of.values():
         p.add_argument("--out", type=Path, help="folder for JSON, CSV and PNG")
+    fits = names.add_parser("fit", help="fit select's costs to results of bench anywhere, and write them")
+    fits.add_argument("results", nargs="+", type=Path, help="JSON files of bench anywhere")
+    fits.add_argument("--to", type=Path, default=FILE, help="file to write")
     return top
 
 
@@ -125,6 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(given)
     # For a pipe, which has no width, rich would assume 80 columns and wrap the tables.
     console = Console(width=None if sys.stdout.isatty() else 170)
+    if options.name == "fit":
+        fit.run(options.results, options.to, console)
+        return 0
     if options.name != "host" and options.device == "cuda" and not torch.cuda.is_available():
         print(f"bench {options.name}: there is no GPU here; --device cpu runs a smoke test", file=sys.stderr)
         return 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from triplan.backends.fitted import cost_us
 from triplan.backends.table import TABLE, KernelRow, KernelTable
 from triplan.backends.tuning import Measured, TuningTable
 from triplan.descriptors import Descriptor
@@ -58,7 +59,7 @@ def select(
         if measured:
             entry, cost, way = _fastest(entry, desc, preference, target, measured)
         else:
-            cost, way = entry.rank(desc, target), ""
+            cost, way = cost_us(entry, desc, target), ""
         accepted.append((priority, cost, entry.name, entry, way))
     if not accepted:
         names = [entry.name for entry in entries]
@@ -129,7 +130,7 @@ def _fastest(
         found = entry.configured(desc, target, configuration) if configuration else entry
         if found is not None and (most is None or found.workspace(desc, target) <= most):
             return found, us, f" (measured{', ' * bool(configuration)}{configuration})"
-    return entry, entry.rank(desc, target), ""
+    return entry, cost_us(entry, desc, target), ""
 
 
 def _refusal(entry: KernelRow, desc: Descriptor, preference: PlanPreference, target: Target) -> str:
