@@ -26,11 +26,6 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     return LAUNCH_US + index_us(g) + SLOWER * atomics.scattered_us(g, desc.element.itemsize)
 
 
-def numerics(desc: ScatterReduceDescriptor) -> str:
-    """NaN lose their bits here, and keep them in ``ordered_reduce``."""
-    return f"{desc.op}.{desc.element}.swapped.v1"
-
-
 def _register(op: str, elements: tuple[str, ...], point: Point) -> None:
     @entry(
         "atomic_reduce",
@@ -38,7 +33,7 @@ def _register(op: str, elements: tuple[str, ...], point: Point) -> None:
         elements=elements,
         rank=rank,
         guarantee=ordered_reduce.result_guarantee,
-        numerics=numerics,
+        numerics=ordered_reduce.numerics,
     )
     def launches(desc: ScatterReduceDescriptor, target: Target) -> list[Launch]:
         g = geometry(desc)
