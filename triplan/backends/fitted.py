@@ -22,8 +22,12 @@ from triplan.sku import Target
 from triplan.sku.facts import fact
 
 FILE = Path(__file__).with_name("costs.json")
-#: What a correction depends on: logarithms of the estimate, and of bytes, elements, extents; and what layouts promise.
-FEATURES = ("estimate", "bytes", "elements", "row", "itemsize", "turned", "turned_result", "strided", "unaligned")
+#: What a correction depends on: logarithms of the estimate and of sizes (bytes of all operands, elements of the
+#: largest and of the last result, the longest last axis, bytes of an element), and what layouts promise.
+FEATURES = (
+    *("estimate", "bytes", "elements", "result", "row", "itemsize"),
+    *("turned", "turned_result", "strided", "unaligned"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ def _of_problem(desc: Descriptor) -> tuple[float, ...]:
     return (
         math.log(max(sum(o.nbytes * o.count for o in tensors), 1)),
         math.log(max(o.numel for o in tensors) or 1),
+        math.log(result.numel or 1),
         math.log(max((o.shape[-1] for o in tensors if o.shape), default=1) or 1),
         math.log(result.element.itemsize),
         float(any(turned)),
