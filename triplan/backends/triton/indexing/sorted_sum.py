@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Preparation
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.fill import fill_launch, fold_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.backends.triton.indexing import segments
@@ -62,7 +62,8 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
 def _sum_us(s: Sorted) -> float:
     if s.lanes > 1:
         written = 2 * min(s.slots, s.count) if s.g.keeps else s.slots
-        return (s.count + written) * s.lanes * s.g.dense.element.itemsize / BYTES_PER_US
+        row = s.inner * s.g.dense.element.itemsize
+        return (s.count + written) * s.outer * max(row, SECTOR) / BYTES_PER_US
     if s.by_slot:
         return ELEMENT_US * s.count + SLOT_US * s.slots
     return POSITION_US * s.count
