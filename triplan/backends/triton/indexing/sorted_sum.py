@@ -60,13 +60,13 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
 
 
 def _sum_us(s: Sorted) -> float:
-    if s.lanes > 1:
+    if s.inner > 1:
         written = 2 * min(s.slots, s.count) if s.g.keeps else s.slots
         row = s.inner * s.g.dense.element.itemsize
         return (s.count + written) * s.outer * max(row, SECTOR) / BYTES_PER_US
     if s.by_slot:
-        return ELEMENT_US * s.count + SLOT_US * s.slots
-    return POSITION_US * s.count
+        return (ELEMENT_US * s.count + SLOT_US * s.slots) * s.outer
+    return POSITION_US * s.count * s.outer
 
 
 def workspace(desc: IndexingDescriptor, target: Target) -> int:
