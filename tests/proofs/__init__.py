@@ -175,7 +175,8 @@ def claimed(
 
 
 def bits(t: Tensor) -> Tensor:
-    return t.contiguous().view(torch.uint8)
+    # (A view asks for a last stride of 1, even where that axis has one element.)
+    return t.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def digest_bytes(outputs: Outputs) -> bytes:
