@@ -39,7 +39,16 @@ def boxes(op: str) -> Iterator[tp.Descriptor]:
         (256, 128, {"batch": 2, "height": 20, "width": 19, **bias}),
     ):
         desc = cls(element="bf16", in_channels=channels, out_channels=filters, **{**SIZES, **more})
-        yield desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
+        last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
+        yield from (last,) if op == "conv2d_backward_weight" else (last, last.replace(element="f32", math="tf32"))
+
+
+def ragged(op: str) -> Iterator[tp.Descriptor]:
+    """Channels first, and channels last that are not read in vectors."""
+    for desc in islice(boxes(op), 2):
+        yield desc.replace(layouts={})
+        loose = {name: tp.Layout.strided(unit_axis=1, alignment=4) for name, _ in desc.layouts}
+        yield desc.replace(in_channels=127, out_channels=129, layouts=loose)
 
 
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
@@ -61,7 +70,7 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
     found = {
         "wgmma": boxes(op),
-        "converted_wgmma": (desc.replace(layouts={}) for desc in islice(boxes(op), 1)),
+        "converted_wgmma": ragged(op),
     }
     for build in planned(op, entry, target, found.get(entry, problems(op)), partial(asks, target.arch.value)):
         # With Triton 3.9 registers spill where each channel is a group. ``depthwise`` is for these.

@@ -419,16 +419,28 @@ HOPPER: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("case", HOPPER)
 def test_boxes_of_pixels(case: str, op: str, where: str) -> None:
-    """The Hopper kernel, with and without a bias, from dense operands and from slices of larger ones."""
-    for number, element in enumerate(("bf16", "f16")):
-        bias = {"has_bias": bool(number)} if op == "conv2d" else {}
-        desc = tp.descriptor_types()[op](**{**FIELDS, "batch": 3, **HOPPER[case], **bias}, element=element)
+    """The Hopper kernel, with and without a bias, from dense operands and from slices of larger ones; over copies of
+    channels first and of channels that TMA does not move."""
+    kinds: list[dict[str, Any]] = [{"element": "bf16"}, {"element": "f16"}, {"element": "f32", "math": "tf32"}]
+    for number, kind in enumerate(kinds[: 2 if op == "conv2d_backward_weight" else 3]):
+        fields = {
+            **FIELDS,
+            "batch": 3,
+            **HOPPER[case],
+            **({"has_bias": bool(number)} if op == "conv2d" else {}),
+            **kind,
+        }
+        desc = tp.descriptor_types()[op](**fields)
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
-        assert check_plan(required(last, "wgmma", target(where)), runs=2).compared
+        turned = op == "conv2d_backward_input" and number == 2  # wgmma reads the weight of tf32 by filters
+        assert check_plan(required(last, "converted_wgmma" if turned else "wgmma", target(where)), runs=2).compared
         copied = pinned(desc, "converted_wgmma", target(where))
         assert copied is not None or case == "one pixel"
-        if copied is not None:
-            assert check_plan(copied, runs=2).compared
+        ragged = desc.replace(in_channels=fields["in_channels"] - 1, out_channels=fields["out_channels"] - 3)
+        loose = tp.Layout.strided(unit_axis=1)
+        ragged = ragged.replace(layouts={o.name: loose for o in ragged.operands() if len(o.shape) == 4})
+        for plan in filter(None, (copied, required(ragged, "converted_wgmma", target(where)))):
+            assert check_plan(plan, runs=2).compared
 
 
 #: Sizes, strides, padding and gaps of images of few channels.
@@ -479,19 +491,3 @@ def test_windows(case: str, op: str, where: str) -> None:
         first = {o.name: LAST for o in operands if o.name in ("out", "dout")}
         for layouts in (last, first):
             assert check_plan(required(desc.replace(layouts=layouts), "windowed", target(where)), runs=2).compared
-
-
-@pytest.mark.interpret
-def test_padded_copies() -> None:
-    """What windows are read from: columns and channels that the image does not have are 0."""
-    from triplan.backends.triton.conv.windowed_kernels import conv2d_pad_kernel
-
-    x = torch.randn(2, 3, 4, 9).to(memory_format=torch.channels_last)
-    for channels, left, columns in ((4, 3, 14), (8, 0, 7), (4, 0, 300)):
-        out = torch.full((2, 4, columns, channels), torch.nan)
-        width, block = columns * channels, 256
-        blocks = -(-width // block)
-        sizes = (3, 4, 9, left, width, blocks)
-        conv2d_pad_kernel[(8 * blocks,)](x, out, x.stride(), *sizes, CHANNELS=channels, BLOCK=block)
-        added = (0, channels - 3, left, columns - left - 9)
-        assert torch.equal(out, torch.nn.functional.pad(x.permute(0, 2, 3, 1), added))

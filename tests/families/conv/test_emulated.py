@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ from cases import H200
 from cases.gluon import emulate
 
 import triplan as tp
-from triplan.backends.runtime.launch import Launch, Scratch
-from triplan.backends.triton.conv import wgmma, windowed
+from triplan.backends.runtime.launch import Int, Launch, Scratch
 
 #: So few programs that each has several tiles.
 FEW = tp.Target(arch=H200.arch, sm_count=3, shared_memory=H200.shared_memory)
@@ -39,13 +37,14 @@ def drawn(desc: tp.Descriptor) -> dict[str, Any]:
     return found
 
 
-def problem(op: str, sizes: tuple[int, ...], options: dict[str, Any]) -> Any:
+def problem(op: str, sizes: tuple[int, ...], options: dict[str, Any], element: str = "bf16") -> Any:
     """Channels last, with strides that are multiples of 8 if the channels are."""
     batch, channels, height, width, filters, *kernel = sizes
     cls: Any = tp.descriptor_types()[op]
     named = {"batch": batch, "in_channels": channels, "height": height, "width": width, "out_channels": filters}
     options = {k: v for k, v in options.items() if k in cls.model_fields}
-    desc = cls(element="bf16", kernel=tuple(kernel), **named, **options)
+    math = {"math": "tf32"} if element == "f32" else {}
+    desc = cls(element=element, kernel=tuple(kernel), **named, **options, **math)
 
     def last(o: tp.Operand) -> tp.Layout:
         return tp.Layout.strided(alignment=16, unit_axis=1, stride_multiple=1 if o.shape[1] % 8 else 8)
@@ -70,38 +69,69 @@ def folded(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
     x["dweight"].copy_(parts.sum(0).permute(0, 3, 1, 2)[:, :c])
 
 
-def padded(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
+def copied(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
     """Copies an operand with padding, in another language."""
-    name, to = launch.args["source"].operand, launch.args["out"]  # type: ignore[union-attr]
-    assert isinstance(to, Scratch)
-    channels = launch.constexprs["CHANNELS"]
-    assert isinstance(channels, int)
-    left, columns = launch.args["left"].value, launch.args["width"].value // channels  # type: ignore[union-attr]
-    t = x[name].permute(0, 2, 3, 1)
-    added = (0, channels - t.shape[3], left, columns - left - t.shape[2])
-    copy = torch.nn.functional.pad(t, added).contiguous().view(torch.uint8).flatten()
-    workspace[to.offset : to.offset + copy.numel()] = copy
+    args: dict[str, Any] = launch.args
+    rows, columns, read = (args[name].value for name in ("rows", "columns", "source_columns"))
+    images = launch.grid // (args["tiles_channels"].value * args["tiles_columns"].value * rows)
+
+    element = x[args["source" if isinstance(args["out"], Scratch) else "out"].operand].dtype
+
+    def side(name: str, strides: str, channels: int, columns: int) -> torch.Tensor:
+        at = args[name]
+        t = workspace[at.offset :].view(element) if isinstance(at, Scratch) else x[at.operand]
+        steps = [1 if s is None else s.value if isinstance(s, Int) else t.stride(s.axis) for s in args[strides]]
+        return t.as_strided((images, channels, rows, columns), steps)
+
+    source = side("source", "source_strides", args["source_channels"].value, read)
+    out, left = side("out", "out_strides", args["channels"].value, columns), args["left"].value if args["left"] else 0
+    channels, width = min(source.shape[1], out.shape[1]), min(source.shape[3], columns - left)
+    out.zero_()
+    out[:, :channels, :, left : left + width] = source[:, :channels, :, :width]
 
 
-def check_emulated(entry: ModuleType, desc: Any) -> None:
+def check_emulated(kernel: str, desc: Any) -> None:
     """The launches of a kernel, of which those in Gluon are emulated, give what the reference gives."""
-    assert entry.supports(desc, FEW), entry.supports(desc, FEW)
+    plan: tp.Plan[Any, Any] = tp.plan(desc, target=FEW, kernel=kernel)
     x = drawn(desc)
-    workspace = torch.full((entry.workspace(desc, FEW),), 255, dtype=torch.uint8)
-    for launch in (entry.build_weight if desc.op.endswith("weight") else entry.build)(desc, FEW):
+    workspace = torch.full((plan.workspace_size(),), 255, dtype=torch.uint8)
+    for launch in plan.launches:
         if launch.kernel.is_gluon():
             emulate(launch, x, workspace)
         elif "parts" in launch.args:
             folded(launch, x, workspace)
         else:
-            padded(launch, x, workspace)
+            copied(launch, x, workspace)
     agrees(desc, x)
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions(name: str, op: str) -> None:
-    check_emulated(wgmma, problem(op, *CASES[name]))
+    check_emulated("wgmma", problem(op, *CASES[name]))
+
+
+@pytest.mark.parametrize("op", OPS[:2])
+@pytest.mark.parametrize("name", CASES)
+def test_convolutions_of_tf32(name: str, op: str) -> None:
+    """The gradient of x reads a copy of the weight."""
+    kernel = "wgmma" if op == "conv2d" else "converted_wgmma"
+    check_emulated(kernel, problem(op, *CASES[name], element="f32"))
+
+
+#: As ``CASES``, of channels and filters that TMA does not move.
+RAGGED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "ragged": ((2, 67, 9, 7, 131, 3, 2), {"padding": (1, 1, 0, 1), "has_bias": True}),
+    "channels": ((2, 71, 9, 7, 64, 1, 1), {}),
+    "filters": ((3, 64, 15, 18, 13, 3, 3), {"padding": (1, 1, 1, 1), "stride": (2, 2), "has_bias": True}),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", RAGGED)
+def test_copies(name: str, op: str) -> None:
+    for element in ("bf16", "f32") if op != "conv2d_backward_weight" else ("bf16",):
+        check_emulated("converted_wgmma", problem(op, *RAGGED[name], element=element))
 
 
 #: As ``CASES``, of few channels: windows of several strides, and rows of a copy that end in padding or before x does.
@@ -111,10 +141,11 @@ NARROW: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "unequal": ((2, 5, 11, 14, 64, 2, 5), {"padding": (0, 1, 2, 0), "stride": (1, 3), "dilation": (2, 1)}),
     "pointwise": ((2, 12, 7, 9, 8, 1, 1), {"stride": (2, 4)}),
     "long": ((1, 20, 9, 9, 64, 3, 5), {"padding": (1, 1, 2, 2)}),
+    "ragged": ((2, 3, 9, 9, 67, 3, 3), {"padding": (1, 1, 1, 1), "has_bias": True}),
 }
 
 
 @pytest.mark.parametrize("op", ["conv2d", "conv2d_backward_weight"])
 @pytest.mark.parametrize("name", NARROW)
 def test_windows(name: str, op: str) -> None:
-    check_emulated(windowed, problem(op, *NARROW[name]))
+    check_emulated("windowed", problem(op, *NARROW[name]))

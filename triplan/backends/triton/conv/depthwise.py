@@ -16,6 +16,12 @@ from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
 PIXELS = 64
 ROWS = 8
 CHANNELS = 64
+#: Elements of a tile of channels that are not read in vectors, whose addresses would spill, and of f64. Untuned.
+RAGGED_AREA, WIDE_AREA = 2048, 1024
+#: Tiles of pixels that keep any card busy, and pixels of one at least. Untuned.
+BUSY_TILES, LEAST_PIXELS = 264, 16
+#: How many more channels than there are, or pixels, tiles may have. Untuned.
+IDLE = 1.2
 #: Taps times pixels times channels of a tile of the gradient of weight: 32 accumulators a thread. Untuned.
 SUMS = 4096
 #: Programs of the gradient of weight that hide the latency of its loads, and parts at most. Untuned.
@@ -28,15 +34,27 @@ SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 2.3e4, 7e3
 
 
 def _block(desc: Conv2dProblem) -> int:
-    """Channels of a tile."""
-    return min(CHANNELS, max(ceil_power(desc.in_channels), 8))
+    """Channels of a tile: the most of which few are idle."""
+    n = desc.in_channels
+    padded = {b: -(-n // b) * b for b in (CHANNELS, CHANNELS // 2, CHANNELS // 4) if b < 2 * n or b == CHANNELS // 4}
+    few = (b for b, channels in padded.items() if channels <= IDLE * n)
+    return min(next(few, min(padded, key=lambda b: padded[b])), max(ceil_power(n), 8))
 
 
 def _tile(desc: Conv2dProblem) -> tuple[int, int]:
-    """Rows and columns of a tile of pixels."""
+    """Rows and columns of a tile of pixels. 0 rows: its pixels follow each other row by row."""
     rows, columns = _extents(desc)
-    height = min(ROWS, ceil_power(rows))
-    return height, min(PIXELS // height, ceil_power(columns))
+    block = _block(desc)
+    area = WIDE_AREA // block if desc.element.itemsize > 4 else PIXELS
+    if any(o.layout.unit_axis == 1 and o.layout.stride_multiple * o.element.itemsize < 16 for o in desc.operands()):
+        area = min(area, RAGGED_AREA // block)
+    pixels = desc.batch * rows * columns * -(-desc.in_channels // block)
+    area = min(area, max(ceil_power(pixels // BUSY_TILES), LEAST_PIXELS))
+    height = min(ROWS, ceil_power(rows), area)
+    width = min(area // height, ceil_power(columns))
+    if -(-rows // height) * height * -(-columns // width) * width <= IDLE * rows * columns:
+        return height, width
+    return 0, min(area, ceil_power(rows * columns))
 
 
 def _extents(desc: Conv2dProblem) -> tuple[int, int]:
@@ -45,19 +63,26 @@ def _extents(desc: Conv2dProblem) -> tuple[int, int]:
 
 def _tiles(desc: Conv2dProblem) -> tuple[int, int, int]:
     """Tiles of rows, of columns and of channels."""
-    across = zip(_extents(desc), _tile(desc), strict=True)
-    rows, columns = (-(-n // tile) for n, tile in across)
-    return rows, columns, -(-desc.in_channels // _block(desc))
+    (rows, columns), (height, width) = _extents(desc), _tile(desc)
+    channels = -(-desc.in_channels // _block(desc))
+    if height == 0:
+        return 1, -(-rows * columns // width), channels
+    return -(-rows // height), -(-columns // width), channels
 
 
-def _lanes(desc: Conv2dProblem) -> int:
-    """Pixels that a tile of the gradient of weight accumulates side by side."""
-    return max(SUMS // (ceil_power(desc.kernel[1]) * _block(desc)), 1)
+def _lanes(desc: Conv2dProblem) -> tuple[int, int]:
+    """Lines and columns of them that a tile of the gradient of weight accumulates side by side."""
+    lanes = max(SUMS // (ceil_power(desc.kernel[1]) * _block(desc)), 1)
+    wide = min(lanes, ceil_power(desc.out_extents[1]))
+    return lanes // wide, wide
 
 
 def _parts(desc: Conv2dProblem) -> tuple[int, int]:
-    programs = desc.kernel[0] * _tiles(desc)[2]
-    return shared.parts_of(desc, _lanes(desc), programs, BUSY_PROGRAMS, MOST_PARTS)
+    """Parts of the lines that the gradient of weight sums, and the lines of each."""
+    programs, lines = desc.kernel[0] * _tiles(desc)[2], _lanes(desc)[0]
+    blocks = -(-desc.batch * desc.out_extents[0] // lines)
+    parts, each = shared.parts_of(blocks, programs, BUSY_PROGRAMS, MOST_PARTS)
+    return parts, each * lines
 
 
 def programs(desc: Conv2dProblem) -> int:
@@ -114,11 +139,12 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
         **shared.of_pixels(desc),
         **shared.geometry(desc),
         **{name: Int(n) for name, n in zip(names, _tiles(desc), strict=True)},
+        **({} if height else {"tiles_rows": None}),
         "channels": count(desc.in_channels),
         "taps": Int(desc.taps),
     }
-    constants = {"TILE_ROWS": height, "TILE_COLUMNS": width, "BLOCK_C": _block(desc), "ACC": TL[desc.element.compute]}
-    constants["TRANSPOSED"] = shared.of_input(desc)
+    constants = {"TILE_ROWS": max(height, 1), "TILE_COLUMNS": width, "BLOCK_C": _block(desc)}
+    constants |= {"TRANSPOSED": shared.of_input(desc), "ACC": TL[desc.element.compute]}
     return [Launch(kernels.conv2d_depthwise_kernel, programs(desc), args, constants, num_warps=WARPS)]
 
 
@@ -127,14 +153,17 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     if programs(desc) == 0:
         return []
     parts, each = _parts(desc)
+    (lines, wide), found = _lanes(desc), shared.of_parts(desc, parts, each)
+    del found["pixels"]
     args = {
-        **shared.of_parts(desc, parts, each),
+        **found,
         **shared.geometry(desc),
+        "lines": Int(desc.batch * desc.out_extents[0]),
         "channels": count(desc.in_channels),
         "kernel_rows": Int(desc.kernel[0]),
         "tiles_channels": Int(_tiles(desc)[2]),
     }
-    constants = {"BLOCK_P": _lanes(desc), "BLOCK_C": _block(desc), "ACC": TL[desc.element.compute]}
+    constants = {"LINES": lines, "WIDE": wide, "BLOCK_C": _block(desc), "ACC": TL[desc.element.compute]}
     constants["TAPS"] = ceil_power(desc.kernel[1])
     main = Launch(kernels.conv2d_depthwise_weight_kernel, programs(desc), args, constants, num_warps=WARPS)
     return [main, *shared.fold(desc, parts)]

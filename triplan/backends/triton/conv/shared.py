@@ -9,7 +9,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.offsets import values
+from triplan.backends.triton.common.offsets import ceil_power, values
 from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv import shared_kernels as kernels
 from triplan.descriptors import (
@@ -25,9 +25,9 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Rows, columns and positions are counted in 32 bits, and a sum of a few of them must fit.
 MOST = 2**29
 #: Blocks of pixels of a part at least. Untuned.
-LEAST_BLOCKS = 16
-#: Elements that a program of the fold writes.
-FOLD_BLOCK = 512
+LEAST_BLOCKS = 2
+#: Elements that a program of the fold reads at once, and parts of them at most. Untuned.
+FOLD_AREA, FOLD_PARTS = 2048, 16
 
 
 def of_weight(desc: Conv2dProblem) -> bool:
@@ -80,13 +80,20 @@ def layout(desc: Conv2dProblem) -> str:
 
 
 def register(
-    build: Callable[[Any, Target], list[Launch]], build_weight: Callable[[Any, Target], list[Launch]], **entry: Any
+    build: Callable[[Any, Target], list[Launch]],
+    build_weight: Callable[[Any, Target], list[Launch]],
+    weight: Mapping[str, Any] | None = None,
+    **entry: Any,
 ) -> None:
-    """The entries of a kernel: ``build`` for the result and the gradient of x, ``build_weight`` for that of weight."""
+    """The entries of a kernel: ``build`` for the result and the gradient of x, ``build_weight`` for that of weight.
+
+    ``weight``: in what the entry of the latter differs.
+    """
+    entry = {"elements": ELEMENTS, "layout": layout, **entry}
     for cls in (Conv2dDescriptor, Conv2dBackwardInputDescriptor, Conv2dBackwardWeightDescriptor):
-        found = build_weight if cls is Conv2dBackwardWeightDescriptor else build
+        last = cls is Conv2dBackwardWeightDescriptor
         for op in cls.ops():
-            kernel(op=op, **{"elements": ELEMENTS, "layout": layout, **entry})(found)
+            kernel(op=op, **{**entry, **((weight or {}) if last else {})})(build_weight if last else build)
 
 
 # --- arguments ---
@@ -137,16 +144,15 @@ def of_pixels(desc: Conv2dProblem) -> dict[str, Arg]:
 # --- sums over pixels, in parts ---
 
 
-def parts_of(desc: Conv2dProblem, block: int, programs: int, busy: int, most: int) -> tuple[int, int]:
-    """Parts of the pixels, and the pixels of each, a multiple of ``block``.
+def parts_of(blocks: int, programs: int, busy: int, most: int) -> tuple[int, int]:
+    """Parts of so many blocks of pixels, and the blocks of each.
 
     So many that ``programs`` for each become ``busy``, but ``most`` at most. The same for all targets: bits depend on
     it.
     """
-    blocks = -(-pixels(desc) // block)
     parts = max(min(-(-busy // max(programs, 1)), blocks // LEAST_BLOCKS, most), 1)
     each = max(-(-blocks // parts), 1)
-    return max(-(-blocks // each), 1), each * block
+    return max(-(-blocks // each), 1), each
 
 
 def parts_bytes(desc: Conv2dProblem, parts: int) -> int:
@@ -199,5 +205,7 @@ def folded(desc: Conv2dProblem, parts: int, sums: Scratch, channels: int | None)
         "kernel_rows": Int(desc.kernel[0]),
         "kernel_columns": Int(desc.kernel[1]),
     }
-    grid = -(-elements // FOLD_BLOCK)
-    return Launch(kernels.conv2d_fold_kernel, grid, args, {"BLOCK": FOLD_BLOCK}, num_warps=4)
+    at_once = min(ceil_power(parts), FOLD_PARTS)
+    block = FOLD_AREA // at_once
+    constants = {"PARTS": at_once, "BLOCK": block}
+    return Launch(kernels.conv2d_fold_kernel, -(-elements // block), args, constants, num_warps=4)

@@ -48,18 +48,23 @@ def conv2d_fold_kernel(
     kept,
     kernel_rows,
     kernel_columns,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = the sum of ``count`` ``parts``, in their order: BLOCK of ``elements``.
+    """out = the sum of ``count`` ``parts``: BLOCK of ``elements``; every PARTS-th in their order, then these sums.
 
     ``parts`` (part, filter, tap row, tap column, channel), packed, in the accumulator; ``out`` (filter, channel, tap
-    row, tap column), which has the first ``kept`` channels (None: all).
+    row, tap column), which has the first ``kept`` channels (None: all). PARTS loads wait together.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
-    acc = tl.load(parts + at, mask=inside, other=0.0)
-    for part in range(1, count):
-        acc += tl.load(parts + part * elements.to(tl.int64) + at, mask=inside, other=0.0)
+    lane = tl.arange(0, PARTS)
+    of_lane = parts + lane.to(tl.int64)[:, None] * elements + at[None, :]
+    sums = tl.zeros((PARTS, BLOCK), parts.dtype.element_ty)
+    for part in range(0, count, PARTS):
+        here = (part + lane < count)[:, None] & inside[None, :]
+        sums += tl.load(of_lane + part * elements.to(tl.int64), mask=here, other=0.0)
+    acc = tl.sum(sums, 0)
     channel, rest = at % channels, at // channels
     column, rest = rest % kernel_columns, rest // kernel_columns
     row, rest = rest % kernel_rows, rest // kernel_rows

@@ -11,15 +11,17 @@ from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.common.strides import count
 from triplan.backends.triton.conv import shared, tiles_kernels as kernels
+from triplan.backends.triton.conv.copies import VECTOR
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import ArchSku, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
-#: TFLOP/s of a whole card, by the precision of the multiplicands and architecture. Untuned.
+#: TFLOP/s of a whole card, by the precision of the multiplicands and architecture. Measured for tf32 on an H100 with
+#: channels last; otherwise untuned.
 TERAFLOPS = {
     MathPrecision.F16: {ArchSku.SM90A: 300.0, ArchSku.SM80: 150.0},
     MathPrecision.BF16: {ArchSku.SM90A: 300.0, ArchSku.SM80: 150.0},
-    MathPrecision.TF32: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
+    MathPrecision.TF32: {ArchSku.SM90A: 65.0, ArchSku.SM80: 70.0},
     MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
     MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
 }
@@ -28,10 +30,15 @@ SCATTERED = 8.0
 #: Microseconds of one multiprocessor for a step of pairs of a tap and a channel, which are read one by one; also of the
 #: gradient of weight. On an H200: of 7 x 7 taps and 3 channels, or 384 groups of one.
 FLAT_STEP_US = {False: 2.7, True: 0.75}
+#: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, where they
+#: have 2 bytes: no copy runs while tiles are multiplied. On an H100.
+RAGGED_PER_US = 1000
+#: Microseconds of a step in which a program waits for what it reads. On an H200, of elements of 2 bytes.
+STEP_US = 0.7
 #: Operations per microsecond in 1 TFLOP/s.
 TERA_PER_US = 10**6
 #: Programs that keep any card busy, and parts of the gradient of weight at most. Untuned.
-BUSY_PROGRAMS = 264
+BUSY_PROGRAMS = 528
 MOST_PARTS = 128
 #: Pairs of a tap and a channel of a tile at most. Untuned.
 FLAT_COLUMNS = 64
@@ -82,14 +89,21 @@ def _depth(desc: Conv2dProblem) -> int | None:
 @fact
 def tile_of(desc: Conv2dProblem) -> Tile:
     """It must not depend on the batch, or bits would."""
-    known = _known(desc)
+    known, stages = _known(desc), _known(desc).stages
+    if _flat(desc) and desc.multiplicands is MathPrecision("f32" if shared.of_weight(desc) else "tf32"):
+        stages = 2  # with 3, registers spill
     if shared.of_weight(desc):
         if _flat(desc):
             wide, most = _fitting(FLAT_COLUMNS, desc.taps * desc.channels), min(known.k, 32)
-            return Tile(_fitting(known.m, desc.filters), wide, most, known.stages)
-        return Tile(_fitting(known.m, desc.filters), _fitting(known.n, desc.channels), known.k, known.stages)
-    stages = 2 if _flat(desc) and desc.multiplicands is MathPrecision.TF32 else known.stages  # with 3, registers spill
+            return Tile(_fitting(known.m, desc.filters), wide, most, stages)
+        m, n = (2 * known.m, 2 * known.n) if _transposed(desc) else (known.m, known.n)
+        return Tile(_fitting(m, desc.filters), _fitting(n, desc.channels), known.k, stages)
     return Tile(known.m, _fitting(known.n, _features(desc)), _depth(desc) or min(known.k, 32), stages)
+
+
+def _transposed(desc: Conv2dProblem) -> bool:
+    """Whether both factors are transposed on the way to shared memory, as wgmma takes tf32: large tiles repay it."""
+    return desc.multiplicands is MathPrecision.TF32 and min(desc.filters, desc.channels) >= 96
 
 
 def _features(desc: Conv2dProblem) -> int:
@@ -139,7 +153,9 @@ def _products(desc: Conv2dProblem) -> int:
 
 def _parts(desc: Conv2dProblem) -> tuple[int, int]:
     """Parts of the pixels that the gradient of weight sums, and the pixels of each."""
-    return shared.parts_of(desc, tile_of(desc).k, _products(desc), BUSY_PROGRAMS, MOST_PARTS)
+    block = tile_of(desc).k
+    parts, each = shared.parts_of(-(-shared.pixels(desc) // block), _products(desc), BUSY_PROGRAMS, MOST_PARTS)
+    return parts, each * block
 
 
 def programs(desc: Conv2dProblem) -> int:
@@ -161,16 +177,31 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
         terms = -(-taps * _reduced(desc) // tile.k) if _flat(desc) else taps * -(-_reduced(desc) // tile.k)
         terms *= tile.k
     products = _products(desc) * tile.m * tile.n * terms
-    work = 2.0 * products / (TERAFLOPS[desc.multiplicands].get(target.arch, 1.0) * TERA_PER_US)
+    rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0) * TERA_PER_US
+    if target.arch is ArchSku.SM90A:  # wgmma takes 64 rows; fewer are multiplied as on older cards
+        rate *= min(tile.m, 64) / 64
+    work = 2.0 * products / rate
     if any(not o.is_written for o in shared.channels_apart(desc)):
         work *= SCATTERED
+    steps, launched = products // (tile.m * tile.n * tile.k), max(programs(desc), 1)
+    work = max(work, steps * _ragged(desc) / RAGGED_PER_US / target.sm_count)
     if _flat(desc):
-        steps = products // (tile.m * tile.n * tile.k)
         work = max(work, steps * FLAT_STEP_US[shared.of_weight(desc)] / target.sm_count)
-    idle = max(target.sm_count / max(programs(desc), 1), 1.0)
-    nbytes = sum(o.nbytes for o in desc.operands())
+    work = max(work * max(target.sm_count / launched, 1.0), steps / launched * STEP_US)
+    nbytes = sum(o.nbytes for o in desc.operands()) + 2 * workspace(desc, target)
+    launches = 2 if workspace(desc, target) else 1
     # A program that multiplies tiles waits for what it reads first, and others do not make up for all of it.
-    return card.LAUNCH_US + work * idle + nbytes / card.BYTES_PER_US
+    return launches * card.LAUNCH_US + work + nbytes / card.BYTES_PER_US
+
+
+def _ragged(desc: Conv2dProblem) -> int:
+    """Elements of 2 bytes that a step reads one by one: channels are adjacent, but not in vectors."""
+    if desc.element.itemsize > 2:
+        return 0
+    tile = tile_of(desc)
+    sides = {"x": tile.n if shared.of_weight(desc) else tile.m, "dout": tile.m, "weight": tile.n}
+    read = (o for o in desc.operands() if o.name in sides and o.shape[1] > 1 and o.layout.unit_axis == 1)
+    return sum(tile.k * sides[o.name] for o in read if o.layout.stride_multiple < VECTOR or o.alignment < 16)
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:

@@ -21,21 +21,20 @@ from triplan.sku import ArchSku, ElementKind, PrecisionGuarantee, Support, Targe
 from triplan.sku.facts import fact
 
 #: What the entries of kernels by TMA and wgmma have in common.
+HALF = ("f16", "bf16")
 HOPPER: dict[str, Any] = {
-    "elements": ("f16", "bf16"),
     "archs": (ArchSku.SM90A,),
     "features": ("gluon", "tma"),
     "interpretable": False,
 }
-_GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16}
-#: Channels of a step, as wgmma's kernels have them.
+_GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
+#: Side of the blocks that tiles are made of, and channels of a step: those of 2 bytes.
 CHANNELS = 64
-#: Elements of 16 bytes, the smallest unit that TMA moves.
-VECTOR = 8
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
-#: Microseconds of one multiprocessor for a product of 64 by 64 by 64, and for each 64 by 64 results of a tile beside
-#: its products; bytes that it reads in a microsecond while all do, which bounds narrow tiles. On an H200.
+#: Microseconds of one multiprocessor for a product of 64 by 64 by 64 (of tf32: by 32), and for each 64 by 64 results of
+#: a tile, of 2 bytes, beside its products; bytes that it reads in a microsecond while all do, which bounds narrow
+#: tiles. On an H200.
 STEP_US, RESULT_US, RING_BYTES_PER_US = 0.074, 0.45, 1.0e5
 #: Bytes of the ring at most: what the staged results and barriers leave.
 RING_BYTES = 192 << 10
@@ -139,11 +138,12 @@ def tile_of(desc: Conv2dProblem) -> Tile:
     if shared.of_weight(desc):
         return min((Tile(_summed_box(desc), *n) for n in WEIGHT_TILES), key=lambda t: _divided(desc, t)[0])
     found = (Tile(_best_box(p, desc.batch, _lattice(desc)), 2, n // CHANNELS) for p, n in TILES)
-    return min(found, key=lambda t: _waves_us(_tiles(desc, t), _steps(desc), t, DIVIDED_FOR))
+    return min(found, key=lambda t: _waves_us(_tiles(desc, t), _steps(desc), t, DIVIDED_FOR, desc.element.itemsize))
 
 
-def _waves_us(tiles: int, steps: float, tile: Tile, multiprocessors: int) -> float:
-    return -(-tiles // multiprocessors) * (steps * tile.step_us + RESULT_US * tile.blocks)
+def _waves_us(tiles: int, steps: float, tile: Tile, multiprocessors: int, itemsize: int = 2) -> float:
+    """Of tiles of so many steps; ``itemsize``: bytes of an element of the result."""
+    return -(-tiles // multiprocessors) * (steps * tile.step_us + RESULT_US * itemsize / 2 * tile.blocks)
 
 
 def _lattice(desc: Conv2dProblem) -> tuple[int, int]:
@@ -167,9 +167,14 @@ def _launches(desc: Conv2dProblem) -> int:
     return math.prod(desc.stride) if shared.of_input(desc) else 1
 
 
+def _depth(desc: Conv2dProblem) -> int:
+    """Channels of a step: of 128 bytes, the widest that TMA swizzles."""
+    return 128 // desc.element.itemsize
+
+
 def _steps(desc: Conv2dProblem) -> float:
     """Blocks of channels under a tap that a tile of the result sums; on average, as every tap is of one launch."""
-    return -(-_reduced(desc) // CHANNELS) * desc.taps / _launches(desc)
+    return -(-_reduced(desc) // _depth(desc)) * desc.taps / _launches(desc)
 
 
 def _tiles(desc: Conv2dProblem, tile: Tile) -> int:
@@ -208,26 +213,40 @@ def parts_of(desc: Conv2dProblem) -> tuple[int, int]:
 # --- which problems ---
 
 
-def unmappable(o: Operand) -> str:
-    """Why TMA cannot map an operand of four axes with its channels last; empty if it can."""
+def channel_axis(desc: Conv2dProblem, o: Operand) -> int:
+    """The axis of an operand that must be adjacent: wgmma multiplies tf32 only if what it sums is."""
+    return 0 if o.name == "weight" and shared.of_input(desc) and desc.element.itemsize > 2 else 1
+
+
+def unmappable(o: Operand, axis: int = 1) -> str:
+    """Why TMA cannot map an operand of four axes of which ``axis`` is the last in memory; empty if it can."""
+    what, vector = "filters" if axis == 0 else "channels", 16 // o.element.itemsize
     if o.alignment < 16:
         return f"{o.name} is promised an alignment of {o.alignment} bytes; 16 are needed"
     if o.layout.packed:
-        if math.prod(o.shape[2:]) > 1 or o.shape[1] % VECTOR:
-            return f"{o.name} is packed with channels first; they must be last, and the strides multiples of {VECTOR}"
+        if math.prod(o.shape[2:]) > 1 or o.shape[1] % vector or axis == 0:
+            return f"{o.name} is packed with {what} first; they must be last, and the strides multiples of {vector}"
         return ""
-    if o.layout.unit_axis != 1:
-        return f"{o.name} is promised no unit stride along its channels"
+    if o.layout.unit_axis != axis:
+        return f"{o.name} is promised no unit stride along its {what}"
     if any(o.shape[axis] > 1 for axis in o.layout.zero_axes):
         return f"{o.name} has a stride of 0"
-    if o.layout.stride_multiple % VECTOR:
-        return f"{o.name} is promised stride_multiple={o.layout.stride_multiple}; a multiple of {VECTOR} is needed"
-    if o.is_written and o.shape[1] % VECTOR:
-        return f"{o.name} has {o.shape[1]} channels; TMA writes multiples of {VECTOR}"
+    if o.layout.stride_multiple % vector:
+        return f"{o.name} is promised stride_multiple={o.layout.stride_multiple}; a multiple of {vector} is needed"
+    if o.is_written and o.shape[1] % vector:
+        return f"{o.name} has {o.shape[1]} channels; TMA writes multiples of {vector}"
     return ""
 
 
+def unmapped(desc: Conv2dProblem) -> dict[Operand, int]:
+    """What TMA would move but cannot map, and the axis that must be adjacent."""
+    mapped = ((o, channel_axis(desc, o)) for o in desc.operands() if len(o.shape) == 4 and o.name != "dweight")
+    return {o: axis for o, axis in mapped if unmappable(o, axis)}
+
+
 def supports(desc: Conv2dProblem, target: Target) -> Support:
+    if desc.element is ElementKind.F32 and desc.math is None:
+        return Support.no("f32 is multiplied as f32; it multiplies as tf32")
     if desc.groups > 1:
         return Support.no(f"{desc.groups} groups; it has one")
     if max(desc.stride) > 2:
@@ -236,9 +255,8 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no("a stride is larger than the image")
     if min(desc.batch, desc.in_channels, desc.out_channels) == 0:
         return Support.no("an operand is empty, which TMA cannot map")
-    mapped = (o for o in desc.operands() if len(o.shape) == 4 and o.name != "dweight")
-    if reason := next((reason for o in mapped if (reason := unmappable(o))), ""):
-        return Support.no(f"reads and writes by TMA: {reason}")
+    for o, axis in unmapped(desc).items():
+        return Support.no(f"reads and writes by TMA: {unmappable(o, axis)}")
     if any(not o.layout.packed for o in desc.operands() if o.name == "bias"):
         return Support.no("bias is not promised to be packed")
     return shared.counted(desc, 1)
@@ -250,7 +268,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     if shared.of_weight(desc):
         busy = _divided(desc, tile)[0]
     else:
-        busy = launches * _waves_us(_tiles(desc, tile), _steps(desc), tile, target.sm_count)
+        busy = launches * _waves_us(_tiles(desc, tile), _steps(desc), tile, target.sm_count, desc.element.itemsize)
     moved = sum(o.nbytes for o in desc.operands() if o.is_tensor)
     return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
 
@@ -284,13 +302,14 @@ def _map(
     first: tuple[int, int] = (0, 0),
     step: tuple[int, int] = (1, 1),
     stop: int | None = None,
+    axis: int = 1,
 ) -> TensorMap:
     """The map of (image or filter, row, column, channel): of pixels, every ``step``-th from ``first`` on.
 
-    ``stop``: of columns, only those before.
+    ``stop``: of columns, only those before. ``axis``: that of the channels; 0 if filters change places with them.
     """
     layout = gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_ELEMENT[element])
-    view = ((0, 0, None, 1), (2, first[0], None, step[0]), (3, first[1], stop, step[1]), (1, 0, None, 1))
+    view = ((1 - axis, 0, None, 1), (2, first[0], None, step[0]), (3, first[1], stop, step[1]), (axis, 0, None, 1))
     return TensorMap(name, element, block, shared=layout, view=view)
 
 
@@ -338,15 +357,18 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The result, or the gradient of x: with strides a launch for each remainder, which has taps of its own."""
     tile, back = tile_of(desc), shared.of_input(desc)
     result = "dx" if back else "out"
-    pixels, n = (*tile.box, CHANNELS), tile.columns * CHANNELS
+    depth, n = _depth(desc), tile.columns * CHANNELS
+    pixels, axis = (*tile.box, depth), channel_axis(desc, desc.operand("weight"))
+    across = back and axis == 1
+    weight = _map("weight", desc.element, (depth, 1, 1, n) if across else (n, 1, 1, depth), axis=axis)
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
     boxes = tile.boxes(desc.batch, _lattice(desc))
-    tiles_n, chunks = -(-_features(desc) // n), -(-_reduced(desc) // CHANNELS)
+    tiles_n, chunks = -(-_features(desc) // n), -(-_reduced(desc) // depth)
     found = []
     for first in _remainders(desc) if back else [(0, 0)]:
         args: dict[str, Arg] = {
             **_sources([_map("dout", desc.element, pixels)] if back else _by_remainder(desc, pixels), 4),
-            "weight": _map("weight", desc.element, (CHANNELS, 1, 1, n) if back else (n, 1, 1, CHANNELS)),
+            "weight": weight,
             "out": _map(result, desc.element, pixels, first, desc.stride if back else (1, 1)),
             "bias": None if bias is None else values(bias),
             "features": Int(_features(desc)),
@@ -356,7 +378,8 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
         constants = {
             **_box(tile),
             **_strides(desc, dense=back),
-            "BACK": back,
+            "BACK": across,
+            "CHANNELS": depth,
             "BLOCK_N": n,
             "STAGES": tile.stages,
             "BUFFERS": min(tile.columns, 2) if tile.pixels == CHANNELS else 1,
@@ -419,5 +442,7 @@ shared.register(
     workspace=workspace,
     guarantee=guarantee,
     numerics=numerics,
+    elements=(*HALF, "f32"),
+    weight={"elements": HALF},
     **HOPPER,
 )

@@ -1,9 +1,9 @@
 """Kernels of ``wgmma``: convolution on Hopper as matrix products of boxes of pixels (Gluon), by TMA and wgmma.
 
 A tile's pixels are two boxes of ROWS = IMAGES * HIGH * WIDE pixels, each of some images, rows and columns; its columns
-are features. A step multiplies one tap and 64 channels: TMA reads the box of the other tensor that lies under the tap
-and fills with zeros what is outside the image, which is the padding. In shared memory a box is a matrix (pixels,
-channels), swizzled, as wgmma takes it. Nothing is unfolded.
+are features. A step multiplies one tap and CHANNELS channels, of 128 bytes: TMA reads the box of the other tensor that
+lies under the tap and fills with zeros what is outside the image, which is the padding. In shared memory a box is a
+matrix (pixels, channels), swizzled, as wgmma takes it. Nothing is unfolded.
 
 One warp loads, two warpgroups multiply, a box each, and the tiles are dealt to one program per multiprocessor. The
 ring's barriers are those of the matrix product: TMA arrives at ``full``, each warpgroup at ``empty``.
@@ -27,7 +27,6 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma_wait,
 )
 from triplan.backends.triton.conv.wgmma_shared_kernels import (
-    CHANNELS,
     box_of,
     column_blocks,
     load_under,
@@ -52,6 +51,7 @@ def load_pixels(
     STRIDE_ROWS: gl.constexpr,
     STRIDE_COLUMNS: gl.constexpr,
     BACK: gl.constexpr,
+    CHANNELS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -60,7 +60,7 @@ def load_pixels(
     boxes, boxes_high, boxes_wide, tiles_n, group, chunks = extent
     first_row, step_row, tap_rows, down, step_down, first_column, step_column, tap_columns, along, step_along = taps
     tiles_m = gl.cdiv(boxes, 2)
-    BYTES: gl.constexpr = (2 * IMAGES * HIGH * WIDE + BLOCK_N) * CHANNELS * 2
+    BYTES: gl.constexpr = (2 * IMAGES * HIGH * WIDE + BLOCK_N) * 128
     MAPS: gl.constexpr = STRIDE_ROWS * STRIDE_COLUMNS
     slot = 0
     phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
@@ -107,6 +107,7 @@ def multiply_pixels(
     HIGH: gl.constexpr,
     WIDE: gl.constexpr,
     BACK: gl.constexpr,
+    CHANNELS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,
@@ -117,7 +118,7 @@ def multiply_pixels(
     tiles_m = gl.cdiv(boxes, 2)
     ROWS: gl.constexpr = IMAGES * HIGH * WIDE
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, CHANNELS // 4]
     )
     slot = 0
     phase = 0
@@ -179,6 +180,7 @@ def conv2d_wgmma_kernel(
     STRIDE_ROWS: gl.constexpr,
     STRIDE_COLUMNS: gl.constexpr,
     BACK: gl.constexpr,
+    CHANNELS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,
@@ -189,7 +191,8 @@ def conv2d_wgmma_kernel(
 
     ``x0`` to ``x3`` are tensor maps (images, rows, columns, channels) of the rows and columns of each remainder modulo
     the strides, or None; ``out`` likewise, and ``weight`` (features, rows, columns, channels), with BACK (channels,
-    rows, columns, features). f16 or bf16, accumulated in f32; ``bias`` (features,) or None. ``extent``: boxes, those of
+    rows, columns, features). f16, bf16, or f32 that is multiplied as tf32 (without BACK: wgmma takes tf32 with what is
+    summed adjacent), accumulated in f32; ``bias`` (features,) or None. ``extent``: boxes, those of
     a column and row of an image, tiles along the features, rows of tiles in a group, blocks of CHANNELS. ``taps``: for
     rows, then columns, what the formula names and how many taps there are.
 
@@ -207,11 +210,43 @@ def conv2d_wgmma_kernel(
         [
             (
                 multiply_pixels,
-                (out, bias, ring, extent, steps, features, 0, IMAGES, HIGH, WIDE, BACK, BLOCK_N, STAGES, BUFFERS),
+                (
+                    out,
+                    bias,
+                    ring,
+                    extent,
+                    steps,
+                    features,
+                    0,
+                    IMAGES,
+                    HIGH,
+                    WIDE,
+                    BACK,
+                    CHANNELS,
+                    BLOCK_N,
+                    STAGES,
+                    BUFFERS,
+                ),
             ),
             (
                 multiply_pixels,
-                (out, bias, ring, extent, steps, features, 1, IMAGES, HIGH, WIDE, BACK, BLOCK_N, STAGES, BUFFERS),
+                (
+                    out,
+                    bias,
+                    ring,
+                    extent,
+                    steps,
+                    features,
+                    1,
+                    IMAGES,
+                    HIGH,
+                    WIDE,
+                    BACK,
+                    CHANNELS,
+                    BLOCK_N,
+                    STAGES,
+                    BUFFERS,
+                ),
             ),
             (
                 load_pixels,
@@ -227,6 +262,7 @@ def conv2d_wgmma_kernel(
                     STRIDE_ROWS,
                     STRIDE_COLUMNS,
                     BACK,
+                    CHANNELS,
                     BLOCK_N,
                     STAGES,
                 ),

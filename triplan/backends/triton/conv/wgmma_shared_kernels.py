@@ -12,7 +12,7 @@ from triplan.backends.runtime.gluon import (
     reinterpret,
 )
 
-#: Channels of a step, and columns of a block that is stored.
+#: Channels of a block of the gradient of weight: of 128 bytes.
 CHANNELS = gl.constexpr(64)
 
 

@@ -1,0 +1,51 @@
+"""Copies of operands of convolutions: channels last, with channels and columns that are added."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import triplan as tp
+from triplan.backends.runtime.launch import Int, Stride
+from triplan.backends.triton.conv import copies
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Triton's interpreter
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("extents", [(2, 3, 4, 9), (2, 70, 5, 13), (3, 70, 1, 1), (5, 17, 2, 70)], ids=str)
+def test_padded_copies(extents: tuple[int, ...]) -> None:
+    """Channels and columns that the image does not have are 0; of outputs, only what they have is written."""
+    x = torch.randn(extents)
+    channels, columns = extents[1], extents[3]
+    packed = tp.Layout()
+    for last, role, (left, right) in itertools.product((False, True), ("input", "output"), ((0, 0), (3, 2))):
+        if role == "output" and right:
+            continue
+        own = x.to(memory_format=torch.channels_last).clone() if last else x
+        layout = tp.Layout.strided(unit_axis=1) if last else packed
+        o = tp.Operand("x", tp.descriptors.Role(role), tp.ElementKind.F32, extents, layout=layout)
+        (plain,) = copies.plain({o: 1})
+        copy = plain._replace(columns=columns + left + right, left=left)
+        launch = copies.launch(copy)
+        added = (left, right, 0, 0, 0, copy.channels - channels)
+        wanted = torch.nn.functional.pad(x, added).contiguous(memory_format=torch.channels_last)
+        held = wanted.clone() if role == "output" else torch.full_like(wanted, torch.nan)
+        assert copy.strides == held.stride() or extents[2:] == (1, 1)
+        memory = {"x": torch.full_like(own, torch.nan) if role == "output" else own}
+
+        def value(arg: Any, memory: dict[str, Tensor] = memory, held: Tensor = held) -> Any:
+            if isinstance(arg, tuple):
+                return tuple(map(value, arg))
+            if isinstance(arg, Int):
+                return arg.value
+            if isinstance(arg, Stride):
+                return memory[arg.operand].stride(arg.axis)
+            return None if arg is None else memory.get(getattr(arg, "operand", ""), held)
+
+        launch.kernel[(launch.grid,)](**{k: value(a) for k, a in launch.args.items()}, **launch.constexprs)
+        assert torch.equal(memory["x"], x) if role == "output" else torch.equal(held, wanted)

@@ -1,0 +1,204 @@
+"""Copies of operands in the workspace, channels last, which kernels read and write in place of the operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Ptr, Scratch, Stride, TensorMap, power_of_two_in
+from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import bits, ceil_power, padded_bytes
+from triplan.backends.triton.common.strides import axis_strides, count
+from triplan.backends.triton.conv.copies_kernels import conv2d_copy_kernel
+from triplan.descriptors import Layout, Operand
+from triplan.descriptors.conv import Conv2dProblem
+from triplan.sku import SUPPORTED, Support
+
+#: Elements of 16 bytes, the widest vectors and the smallest unit that TMA moves, if an element has two bytes.
+VECTOR = 8
+#: Channels of a tile if there are more pixels, and elements of one. Untuned.
+SIDE = 64
+AREA = 4096
+#: Channels of a tile at most, and how many columns more than there are tiles may have. Untuned.
+MOST_CHANNELS, IDLE = 256, 1.2
+
+
+class Padded(NamedTuple):
+    """A copy (image or filter, row, column, channel) of an operand: from which byte on, and its extents.
+
+    ``left``: columns of zeros before those of the operand. ``axis``: that of the operand's channels; 0 if filters and
+    channels change places.
+    """
+
+    operand: Operand
+    offset: int
+    channels: int
+    columns: int
+    left: int = 0
+    axis: int = 1
+
+    @property
+    def images(self) -> int:
+        return self.operand.shape[1 - self.axis]
+
+    @property
+    def layout(self) -> Layout:
+        """What is promised of the copy."""
+        return Layout.strided(unit_axis=self.axis, alignment=16, stride_multiple=VECTOR)
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return self.columns * self.channels
+
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """By the axes of the operand."""
+        first, second = (self.operand.shape[2] * self.width, 1)[:: 1 if self.axis else -1]
+        return first, second, self.width, self.channels
+
+    @property
+    def nbytes(self) -> int:
+        o = self.operand
+        return padded_bytes(self.images * o.shape[2] * self.width * o.element.itemsize)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+    @property
+    def tensor(self) -> Copy:
+        """Without what was added."""
+        return Copy(self.offset, self.operand.shape, self.strides)
+
+
+def padded_channels(n: int) -> int:
+    return -(-n // VECTOR) * VECTOR
+
+
+def plain(operands: Mapping[Operand, int], start: int = 0) -> tuple[Padded, ...]:
+    """Copies of operands, by the axes of their channels, with as many columns and channels, or a few more channels."""
+    found: list[Padded] = []
+    for o, axis in operands.items():
+        found.append(Padded(o, start, padded_channels(o.shape[axis]), o.shape[3], axis=axis))
+        start = found[-1].end
+    return tuple(found)
+
+
+def whole(desc: Conv2dProblem, copies: Sequence[Padded]) -> dict[str, int]:
+    """Fields of ``desc`` with which kernels that write whole vectors of channels fill the copies."""
+    fields = {"out": "out_channels", "dx": "in_channels"}
+    return {fields[c.operand.name]: c.channels for c in copies if c.operand.is_written}
+
+
+def with_features(launches: list[Launch], features: int) -> list[Launch]:
+    """``launches`` that read a bias of so many features."""
+    return [
+        replace(x, args={**x.args, **({"features": Int(features)} if "features" in x.args else {})}) for x in launches
+    ]
+
+
+def rank(copies: Sequence[Padded]) -> float:
+    """Estimated microseconds."""
+    return sum(card.LAUNCH_US + (c.operand.nbytes + c.nbytes) / card.BYTES_PER_US for c in copies)
+
+
+def counted(copies: Sequence[Padded]) -> Support:
+    if any(_programs(c) >= 2**31 or max(c.operand.shape) * c.columns >= 2**31 for c in copies):
+        return Support.no("2**31 programs or columns of a copy; a grid holds fewer")
+    return SUPPORTED
+
+
+class Lines(NamedTuple):
+    """How a copy is divided: images, their rows, and columns of these, of the copy and of the operand."""
+
+    images: int
+    rows: int
+    columns: int
+    source: int
+
+
+def _lines(c: Padded) -> Lines:
+    """What follows each other with one stride, on both sides, is one row: images of one pixel, and packed images."""
+    (height, width), same = c.operand.shape[2:], c.columns == c.operand.shape[3] and c.left == 0
+    if same and height * width == 1:
+        return Lines(1, 1, c.images, c.images)
+    if same and c.operand.layout.packed:
+        return Lines(c.images, 1, height * width, height * width)
+    return Lines(c.images, height, c.columns, width)
+
+
+def _tile(c: Padded) -> tuple[int, int]:
+    """Channels and columns of a tile: the most columns of which few are idle."""
+    columns = _lines(c).columns
+    widest = min(AREA // min(SIDE, ceil_power(c.channels)), ceil_power(columns))
+    widths = [widest >> i for i in range(4) if widest >> i >= min(8, widest)]
+    wide = next((w for w in widths if -(-columns // w) * w <= IDLE * columns), widths[-1])
+    return min(AREA // wide, ceil_power(c.channels), MOST_CHANNELS), wide
+
+
+def _tiles(c: Padded) -> tuple[int, int]:
+    """Tiles of the channels and columns of a row."""
+    channels, wide = _tile(c)
+    return -(-c.channels // channels), -(-_lines(c).columns // wide)
+
+
+def _programs(c: Padded) -> int:
+    lines, tiles = _lines(c), _tiles(c)
+    return lines.images * lines.rows * tiles[0] * tiles[1]
+
+
+def launch(c: Padded) -> Launch:
+    """Copies an input into the workspace, or an output out of it."""
+    o, lines = c.operand, _lines(c)
+
+    def known(stride: int) -> Arg:
+        return None if stride == 1 else Int(stride, True, power_of_two_in(stride))
+
+    own, copy = axis_strides(o), tuple(known(stride) for stride in c.strides)
+    if c.axis == 0:
+        own, copy = (own[1], own[0], *own[2:]), (copy[1], copy[0], *copy[2:])
+    if lines.images != c.images:
+        own, copy = (Int(0), own[1], Int(0), own[0]), (Int(0), copy[1], Int(0), copy[0])
+    lies, copied = (bits(o), own, count(o.shape[c.axis])), (Scratch(c.offset, o.element.bits), copy, count(c.channels))
+    (source, source_strides, read), (out, out_strides, written) = (copied, lies) if o.is_written else (lies, copied)
+    (tiles_channels, tiles_columns), (channels, wide) = _tiles(c), _tile(c)
+    args: dict[str, Arg] = {
+        "source": source,
+        "out": out,
+        "source_strides": source_strides,
+        "out_strides": out_strides,
+        "source_channels": read,
+        "channels": written,
+        "rows": Int(lines.rows),
+        "source_columns": count(lines.source),
+        "columns": count(lines.columns),
+        "left": Int(c.left) if c.left else None,
+        "tiles_channels": Int(tiles_channels),
+        "tiles_columns": Int(tiles_columns),
+    }
+    return Launch(conv2d_copy_kernel, _programs(c), args, {"BLOCK_C": channels, "BLOCK_P": wide}, num_warps=4)
+
+
+def around(copies: Sequence[Padded], launches: list[Launch], tensors: Mapping[str, Copy], end: int) -> list[Launch]:
+    """``launches`` on ``tensors`` in place of operands, between the copies; their scratch begins at ``end``."""
+
+    def placed(arg: Arg) -> Arg:
+        if isinstance(arg, tuple):
+            return tuple(map(placed, arg))
+        if isinstance(arg, Scratch):
+            return replace(arg, offset=arg.offset + end)
+        if not isinstance(arg, (Ptr, Stride, TensorMap)) or arg.operand not in tensors:
+            return arg
+        copy = tensors[arg.operand]
+        if isinstance(arg, TensorMap):
+            return replace(arg, copy=copy)
+        if isinstance(arg, Ptr):
+            return Scratch(copy.offset, arg.element)
+        step = copy.strides[arg.axis]
+        return Int(step, True, power_of_two_in(step))
+
+    found = [replace(x, args={k: placed(a) for k, a in x.args.items()}) for x in launches]
+    first = [launch(c) for c in copies if not c.operand.is_written]
+    return [*first, *found, *(launch(c) for c in copies if c.operand.is_written)]

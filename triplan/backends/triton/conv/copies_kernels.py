@@ -1,0 +1,49 @@
+"""Kernel of copies in the workspace: channels last, with channels and columns that are added."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.conv.shared_kernels import offset
+
+
+@triton.jit
+def conv2d_copy_kernel(
+    source,
+    out,
+    source_strides,
+    out_strides,
+    source_channels,
+    channels,
+    rows,
+    source_columns,
+    columns,
+    left,
+    tiles_channels,
+    tiles_columns,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """out[image, channel, row, column] = source[image, channel, row, column - left], and 0 where source has none.
+
+    ``source`` and ``out`` (images, channels, rows, columns) of one element; their strides in this order, None for 1;
+    ``left`` of None is 0. A program moves BLOCK_P columns of a row by BLOCK_C channels. It reads along the axis that is
+    adjacent in ``source`` and writes along that of ``out``; if these differ, the compiler transposes through shared
+    memory.
+    """
+    program = tl.program_id(0)
+    column = program % tiles_columns * BLOCK_P + tl.arange(0, BLOCK_P)
+    program = program // tiles_columns
+    channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)
+    line = program // tiles_channels
+    image, row = line // rows, line % rows
+    at = column if left is None else column - left
+    found = (at < source_columns) if left is None else (at >= 0) & (at < source_columns)
+    read = source + offset(image, source_strides[0]) + offset(row, source_strides[2])
+    read = read + offset(at, source_strides[3])[:, None] + offset(channel, source_strides[1])[None, :]
+    tile = tl.load(read, mask=found[:, None] & (channel < source_channels)[None, :], other=0)
+    to = out + offset(image, out_strides[0]) + offset(row, out_strides[2])
+    to = to + offset(column, out_strides[3])[:, None] + offset(channel, out_strides[1])[None, :]
+    tl.store(to, tile, mask=(column < columns)[:, None] & (channel < channels)[None, :])
