@@ -31,10 +31,14 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
 
 
 def complete(desc: Any, t: Tensors) -> None:
-    """Variances are positive; statistics of the backward are those of normal values."""
+    """Variances are positive; statistics of the backward are those of normal values, as torch keeps them too."""
     if desc.op.endswith("_backward"):
         write(t["mean"], torch.zeros_like(t["mean"]))
         write(t["rstd"], torch.ones_like(t["rstd"]))
+        # torch's statistics of groups, and on the CPU all, are of the element.
+        narrow = desc.op.startswith("group") or not t["x"].is_cuda
+        for name in ("mean", "rstd"):
+            t[f"torch_{name}"] = t[name].to(t["x"].dtype) if narrow else t[name]
     elif "running_var" in t:
         write(t["running_var"], t["running_var"].abs() + 0.5)
 
@@ -52,22 +56,21 @@ def _torchs(desc: Any, t: Tensors) -> Tensors:
         if desc.op == "group_norm":
             found = aten.native_group_norm(x, weight, t.get("bias"), *sizes, EPS)
             return dict(zip(("out", "mean", "rstd"), found, strict=True))
-        mean, rstd = (s if x.is_cuda else s.to(x.dtype) for s in (t["mean"], t["rstd"]))
         mask = [True, desc.weight, desc.bias]
-        found = aten.native_group_norm_backward(t["dout"], x, mean, rstd, weight, *sizes, mask)
+        found = aten.native_group_norm_backward(t["dout"], x, t["torch_mean"], t["torch_rstd"], weight, *sizes, mask)
         named = zip(("dx", "dweight", "dbias"), found, mask, strict=True)
         return {name: g for name, g, wanted in named if wanted}
     if desc.op.endswith("_backward"):
         running: tuple[Any, Any]
         mask, running = [True, desc.weight, desc.bias], (None, None)
-        # On the CPU torch takes statistics in the element alone.
-        mean, rstd = (s if x.is_cuda else s.to(x.dtype) for s in (t["mean"], t["rstd"]))
+        mean, rstd = t["torch_mean"], t["torch_rstd"]
         if not desc.training:  # torch computes rstd from the variance
             running = (mean.to(x.dtype), torch.full_like(mean, 1 - EPS).to(x.dtype))
         dx, dweight, dbias = aten.native_batch_norm_backward(
             t["dout"], x, weight, *running, mean, rstd, desc.training, EPS, mask
         )
         found = {"dx": dx, "dweight": dweight, "dbias": dbias}
+        mask[0] = not (desc.training and desc.pixels == 1 and t["dout"].stride(0) == 0)  # else dx is rounding alone
         return {name: found[name] for name, wanted in zip(found, mask, strict=True) if wanted}
     mean, var = t["running_mean"], t["running_var"]
     if not desc.training:

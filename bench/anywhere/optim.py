@@ -81,11 +81,34 @@ def peers(desc: Any) -> dict[str, Peer]:
     if desc.op not in STEPS:
         return {"torch": {"total_norm": norm, "clip_norm": by_norm, "clip_value": by_value}[desc.op]}
 
+    whole = desc.replace(sizes=(sum(desc.sizes),))  # all tensors are in the same step
+
     def formula(t: Tensors) -> Tensors:
         given = {name: x.float() if x.is_floating_point() else x for name, x in t.items() if x is not None}
-        hyper = t["hyper"].double()
-        found = STEPS[desc.op](desc, {**given, "hyper": hyper})
+        found = STEPS[desc.op](whole, {**given, "steps": given["steps"][:1], "hyper": t["hyper"].double()})
         # In place, as ours.
         return {**{name: t[name].copy_(x) for name, x in found.items()}, "steps": t["steps"].add_(1)}
 
-    return {"torch": formula}
+    one_element = len({o.element for o in desc.operands() if o.name in desc.streams}) == 1
+    return {"torch": formula, **({"torch fused": fused(desc)} if one_element and desc.op != "lion" else {})}
+
+
+def fused(desc: Any) -> Peer:
+    """torch's fused step over the tensors of the vectors."""
+    aten: Any = torch
+
+    def step(t: Tensors) -> Tensors:
+        # On the CPU steps of it round to the element.
+        wide = t if t["param"].is_cuda else {name: t[name].float() for name in desc.streams}
+        lists = [list(wide[name].split(list(desc.sizes))) for name in desc.streams]
+        own = {name: USUAL[name] for name in desc.hyper}
+        steps = list(t["steps"].split(1))
+        aten._foreach_add_(steps, 1)
+        if desc.op == "sgd":
+            aten._fused_sgd_(*lists, **own, nesterov=desc.nesterov, maximize=False, is_first_step=False)
+        else:
+            call = aten._fused_adamw_ if desc.decoupled else aten._fused_adam_
+            call(*lists, [], steps, **own, amsgrad=False, maximize=False)
+        return {name: t[name].copy_(wide[name]) for name in ("param", *desc.kept)}
+
+    return step

@@ -65,6 +65,12 @@ def peers(desc: Any) -> dict[str, Peer]:
     def averages() -> tuple[Any, ...]:
         return desc.ceil_mode, desc.count_include_pad, desc.divisor or None
 
+    def averages_back(t: Tensors) -> Tensors:
+        dout, like = t["dout"], t["dx"]
+        if max(desc.padding):  # with channels last torch's CUDA kernel ignores it: pytorch/pytorch#188344
+            dout, like = dout.contiguous(), torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return {"dx": aten.avg_pool2d_backward(dout, like, *windows, *averages())}
+
     # A gradient's own memory stands for the operand that only gives its shape.
     calls = {
         "max_pool2d": largest,
@@ -74,7 +80,7 @@ def peers(desc: Any) -> dict[str, Peer]:
             )
         },
         "avg_pool2d": lambda t: {"out": aten.avg_pool2d(t["x"], *windows, *averages())},
-        "avg_pool2d_backward": lambda t: {"dx": aten.avg_pool2d_backward(t["dout"], t["dx"], *windows, *averages())},
+        "avg_pool2d_backward": averages_back,
     }
     return {"torch": calls[desc.op]}
 

@@ -211,12 +211,13 @@ def time_all(listed: list[Timed], sets: int, device: torch.device, iterations: i
     for e in listed:
         try:
             e.run(0)
-            start, end = timing.event(), timing.event()
-            start.record()
-            e.run(sets - 1)
-            end.record()
-            end.synchronize()
-            e.us = start.elapsed_time(end) * 1e3
+            for _ in range(2):  # the host may be held up between two launches
+                start, end = timing.event(), timing.event()
+                start.record()
+                e.run(sets - 1)
+                end.record()
+                end.synchronize()
+                e.us = min(e.us, start.elapsed_time(end) * 1e3)
         except RuntimeError as failure:
             e.note = _first_line(failure)
     limit = max(LONG_US, SLOWER * min(e.us for e in listed))

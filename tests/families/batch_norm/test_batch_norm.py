@@ -240,7 +240,7 @@ def test_statistics_far_from_zero(kernel: str | None) -> None:
 @settings(max_examples=10)
 @given(data=st.data())
 def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
-    ops = OPS if kernel is None else OPS[:2] if kernel == "channels" else OPS[2:]
+    ops = {None: OPS, "channels": OPS[:2], "groups": OPS[2:]}[kernel]
     cls = tp.descriptor_types()[data.draw(st.sampled_from(ops))]
     preference = tp.PlanPreference(kernel=kernel)
     desc = data.draw(descriptors(cls, 1 << 11, fixed={"element": element, "parameter_element": None}))
@@ -261,6 +261,10 @@ def test_parts_and_tiles(
     op: str, fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]
 ) -> None:
     """Several parts and blocks of a channel, the last not full; channels last with gaps between images."""
+    check_channels(op, fields, where, kernel, sizes)
+
+
+def check_channels(op: str, fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
     batch, channels, pixels = sizes
     desc = tp.descriptor_types()[op](batch=batch, channels=channels, pixels=pixels, element="f32", **fields)
     if sizes == (5, 24, 30):
@@ -269,11 +273,40 @@ def test_parts_and_tiles(
     assert check_plan(plan, runs=1).compared
 
 
+@pytest.mark.parametrize(("where", "kernel"), places("whole"))
+@settings(max_examples=10)
+@given(data=st.data())
+def test_whole_channels_of_drawn_shapes_and_layouts(where: str, kernel: str | None, data: st.DataObject) -> None:
+    fixed = {"element": "f32", "parameter_element": None, "training": True}
+    desc = data.draw(descriptors(tp.BatchNormBackwardDescriptor, 1 << 11, fixed=fixed))
+    vectors = {o.name: tp.Layout(alignment=16) for o in desc.operands() if len(o.shape) == 1}
+    desc = desc.replace(layouts={**dict(desc.layouts), **vectors})
+    check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)), runs=1)
+
+
+@pytest.mark.parametrize("sizes", [(300, 24, 1), (5, 24, 30), (5, 3, 130), (2, 3, 1500)])
+@pytest.mark.parametrize(("where", "kernel"), places("whole"))
+@pytest.mark.parametrize("fields", [{}, {"relu": True}, {"relu": True, "residual": True}], ids=["", "relu", "added"])
+def test_whole_channels(fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
+    check_channels("batch_norm_backward", fields, where, kernel, sizes)
+
+
 @pytest.mark.parametrize("sizes", [(3, 6, 4, 3), (2, 4, 1500, 2), (40, 12, 1, 3)])
 @pytest.mark.parametrize(("where", "kernel"), places("groups"))
 @pytest.mark.parametrize("op", OPS[2:])
 def test_groups_of_several_tiles(op: str, where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
     """Several groups in a tile, or several tiles in a group, the last not full; images of one pixel."""
+    check_groups(op, where, kernel, sizes)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 1500, 2), (1, 3, 2500, 3), (1, 2, 5000, 1)])
+@pytest.mark.parametrize(("where", "kernel"), places("split"))
+def test_parts_of_groups(where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
+    """Several programs share a group; groups of one channel."""
+    check_groups("group_norm_backward", where, kernel, sizes)
+
+
+def check_groups(op: str, where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
     batch, channels, pixels, groups = sizes
     cls: Any = tp.descriptor_types()[op]
     desc = cls(batch=batch, channels=channels, pixels=pixels, groups=groups, element="f32")

@@ -13,6 +13,7 @@ from proofs import target
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
+from triplan.backends.triton.pooling import windows
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -177,15 +178,35 @@ def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, 
 
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+GAPS = tp.Layout.strided(unit_axis=1, alignment=8)
+
+
+#: The tile of many results, by channels and layout: vectors of them, single ones, and neighbouring results.
+TILES = {(28, LAST): (32, 4), (60, GAPS): (64, 1), (9, GAPS): (1, 4), (24, tp.Layout()): (1, 4)}
 
 
 @pytest.mark.parametrize(("where", "kernel"), places("windows"))
 @pytest.mark.parametrize("op", OPS)
-def test_channels_last(op: str, where: str, kernel: str | None) -> None:
-    """Tiles of channels, the last of which is not full, and of pixels of several images."""
-    sizes: dict[str, Any] = {"batch": 3, "channels": 24, "height": 5, "width": 4, "element": "f32"}
+@pytest.mark.parametrize(("channels", "layout"), TILES)
+def test_tiles(
+    op: str, channels: int, layout: tp.Layout, where: str, kernel: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of channels, the last of which is not full, and of pixels of several images, where few results have one."""
+    monkeypatch.setattr(windows, "MANY", 1)
+    windows.tile.cache_clear()  # type: ignore[attr-defined]
+    sizes: dict[str, Any] = {"batch": 3, "channels": channels, "height": 5, "width": 4, "element": "f32"}
     how = {"out_size": (3, 7)} if "adaptive" in op else {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}
     desc = tp.descriptor_types()[op](**sizes, **how)
-    desc = desc.replace(layouts={o.name: LAST for o in desc.operands()})
+    desc = desc.replace(layouts={o.name: layout for o in desc.operands()})
+    found = windows.tile(desc)
+    assert (found.channels, found.warps, found.last) == (*TILES[channels, layout], not layout.packed)
     plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
     assert check_plan(plan, runs=1, passes=("unit",)).compared
+    windows.tile.cache_clear()  # type: ignore[attr-defined]
+
+
+def test_channels_that_alone_have_extents_are_adjacent() -> None:
+    """A packed result of one pixel lies as one of channels last, whose tile it takes."""
+    sizes: dict[str, Any] = {"batch": 4096, "channels": 256, "height": 7, "width": 7, "element": "f16"}
+    desc = tp.AdaptiveAvgPool2dDescriptor(**sizes, out_size=(1, 1), layouts={"x": LAST})
+    assert windows.tile(desc).channels > 1

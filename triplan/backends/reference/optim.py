@@ -30,8 +30,11 @@ Found = dict[str, Tensor]
 
 def _numbers(desc: UpdateDescriptor, given: Values) -> tuple[dict[str, Tensor], Tensor]:
     """(``hyper`` by name, t of each element): t is the number of this update, in float64."""
-    sizes = torch.tensor(desc.sizes, dtype=torch.int64)
-    return dict(zip(desc.hyper, given["hyper"], strict=True)), (given["steps"].double() + 1).repeat_interleave(sizes)
+    t = given["steps"].double() + 1
+    # Of one tensor nothing is copied, so that the bench can capture it in a CUDA graph.
+    one = len(desc.sizes) == 1
+    each = t.expand(*desc.sizes) if one else t.repeat_interleave(torch.tensor(desc.sizes, dtype=torch.int64))
+    return dict(zip(desc.hyper, given["hyper"], strict=True)), each
 
 
 def _gradient(desc: UpdateDescriptor, given: Values) -> Tensor:

@@ -15,7 +15,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.batch_norm import channels_kernels as kernels
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
-from triplan.backends.triton.common.strides import axis_strides, count, row_tile
+from triplan.backends.triton.common.strides import count, moving_strides, row_tile
 from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor
 from triplan.descriptors.batch_norm import BatchNormProblem, ImagesProblem
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
@@ -26,15 +26,17 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 MOST = 2**30
 #: Bytes of an operand that a program holds at a time: 32 for each of its threads. Untuned.
 TILE_BYTES, WARPS = 8192, 8
-#: Bytes of neighbouring channels of a tile, where they are adjacent. Untuned.
-CHANNEL_BYTES = 256
+#: Bytes of neighbouring channels of a tile, where they are adjacent; the same where pixels of some image are adjacent
+#: instead, so that a tile has as many of them. Untuned.
+CHANNEL_BYTES, MIXED_BYTES = 256, 128
 #: Programs that sum: for each multiprocessor of an H200 as many as its registers hold, four forward and three backward,
 #: so that all run at once. One number for all targets: tolerances depend on it.
 PROGRAMS_FORWARD, PROGRAMS_BACKWARD = 528, 396
 #: Programs at most that share one block of columns. Untuned.
 MOST_PARTS = 512
-#: Tiles of a program that writes results: it reads what belongs to its channels once. Untuned.
-APPLY_TILES = 4
+#: Tiles of a program that writes results: it reads what belongs to its channels once. Fewer where programs would not
+#: be as many as APPLY_PROGRAMS. Untuned.
+APPLY_TILES, APPLY_PROGRAMS = 4, 1056
 #: Partial sums and channels that a program merges at a time, and warps. Untuned.
 MERGE_PARTS, MERGE_CHANNELS, MERGE_WARPS = 256, 16, 8
 #: torch's default.
@@ -86,11 +88,14 @@ class Geometry(NamedTuple):
 @fact
 def geometry(desc: ImagesProblem) -> Geometry:
     size = TILE_BYTES // desc.element.itemsize
-    images = [o for o in desc.operands() if len(o.shape) == 3]
-    last = desc.pixels == 1 or all(not o.layout.packed and o.layout.unit_axis == 1 for o in images)
+    # Of images that lie differently a tile has both axes: in every one neighbours are moved by the same program.
+    adjacent = [not o.layout.packed and o.layout.unit_axis == 1 for o in desc.operands() if len(o.shape) == 3]
+    last = desc.pixels == 1 or any(adjacent)
+    mixed = desc.pixels > 1 and not all(adjacent)
     rows = desc.batch * desc.pixels if last else desc.batch
     if last:
-        block = min(ceil_power(desc.channels), CHANNEL_BYTES // desc.element.itemsize)
+        width = MIXED_BYTES if mixed else CHANNEL_BYTES
+        block = min(ceil_power(desc.channels), width // desc.element.itemsize)
         height = size // block
     else:
         height, block = row_tile(size, rows, desc.pixels)
@@ -139,7 +144,12 @@ def guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
     are of deviations from those; both are merged by their depth. *Sums*: one rounding an addition. Products, quotients
     and the root come once. Without sums an element depends on its channel's numbers alone.
     """
-    depth, compute, alone = geometry(desc).depth, desc.element.compute, not desc.sums
+    return channels_guarantee(desc, geometry(desc).depth)
+
+
+def channels_guarantee(desc: BatchNormProblem, depth: int) -> Mapping[str, PrecisionGuarantee]:
+    """The guarantee of sums that are ``depth`` deep."""
+    compute, alone = desc.element.compute, not desc.sums
     each = 16 if alone else 8 * depth + 48 if isinstance(desc, BatchNormDescriptor) else depth + 32
     each += desc.residual
     return {
@@ -179,7 +189,7 @@ def arguments(desc: ImagesProblem) -> dict[str, Arg]:
     for o in desc.operands():
         if o.is_tensor:
             given[o.name] = values(o)
-            given[f"{o.name}_strides"] = axis_strides(o)
+            given[f"{o.name}_strides"] = moving_strides(o)
     return given
 
 
@@ -225,7 +235,7 @@ def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
         if desc.residual and back:  # dout, as it is passed on, lies there
             given |= {"dout": given["dresidual"], "dout_strides": given["dresidual_strides"], "out": None}
     last = kernels.batch_norm_gradient_kernel if back else kernels.batch_norm_apply_kernel
-    each = min(APPLY_TILES, found.groups)
+    each = max(min(APPLY_TILES, found.blocks * found.groups // APPLY_PROGRAMS), 1)
     tile = {"LAST": found.last, "COMPUTE": TL[compute], "ROWS": found.height, "BLOCK": found.block, "RELU": desc.relu}
     programs = found.blocks * -(-found.groups // each)
     return [*launches, launch(last, programs, {**given, "each": Int(each)}, found.warps, **tile)]

@@ -18,6 +18,7 @@ of COMPUTE, which is f32, or f64 for f64. No atomics: every order is fixed.
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.lanes_kernels import load_tile, store_tile
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
@@ -52,6 +53,18 @@ def place(base, strides, row, channel, pixel, inner):
     else:
         at = base + axis_offset((row // inner).to(tl.int64), strides[0]) + axis_offset(row % inner, strides[2])
     return at + axis_offset(channel, strides[1])
+
+
+@triton.jit
+def read(base, strides, row, channel, pixel, inner, mask):
+    """The elements of each row and column, 0 without ``mask``."""
+    return load_tile(place(base, strides, row, channel, pixel, inner), mask, strides[1], strides[2])
+
+
+@triton.jit
+def write(base, strides, row, channel, pixel, inner, v, mask):
+    """Store ``v`` as the elements of each row and column."""
+    store_tile(place(base, strides, row, channel, pixel, inner), v, mask, strides[1], strides[2])
 
 
 @triton.jit
@@ -105,12 +118,11 @@ def batch_norm_statistics_kernel(
     b = tl.zeros((ROWS, BLOCK), COMPUTE)
     whole = length // ROWS
     for step in range(whole):
-        v = tl.load(place(x, x_strides, row + step * ROWS, channel, pixel, inner), mask=live, other=0.0).to(COMPUTE)
+        v = read(x, x_strides, row + step * ROWS, channel, pixel, inner, live).to(COMPUTE)
         a, b = step_of(a, b, v, 1.0 / tl.full((), step + 1, COMPUTE))
     inside = tl.arange(0, ROWS)[:, None] < length - whole * ROWS
     if whole * ROWS < length:
-        at = place(x, x_strides, row + whole * ROWS, channel, pixel, inner)
-        v = tl.load(at, mask=inside & live, other=0.0).to(COMPUTE)
+        v = read(x, x_strides, row + whole * ROWS, channel, pixel, inner, inside & live).to(COMPUTE)
         c, d = step_of(a, b, v, 1.0 / tl.full((), whole + 1, COMPUTE))
         a, b = tl.where(inside, c, a), tl.where(inside, d, b)
     count = (whole + inside.to(tl.int32)).to(COMPUTE)
@@ -257,24 +269,22 @@ def batch_norm_apply_kernel(
     for step in range(tl.cdiv(length, ROWS)):
         row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
         mask = live & (row < rows)
-        v = tl.load(place(x, x_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
         v = (v - m) * r
         if bias is not None:
             v = v + shift
         if residual is not None:
-            v += tl.load(place(residual, residual_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(
-                COMPUTE
-            )
+            v += read(residual, residual_strides, row, channel, pixel, inner, mask).to(COMPUTE)
         if RELU:
             v = tl.where(v <= 0, 0.0, v)  # NaN stays
-        tl.store(place(out, out_strides, row, channel, pixel, inner), v.to(out.dtype.element_ty), mask=mask)
+        write(out, out_strides, row, channel, pixel, inner, v, mask)
 
 
 @triton.jit
 def passed_on(g, out, strides, row, channel, pixel, inner, mask):
     """g where ``out``, the result of relu, is positive or NaN, and 0 elsewhere; g if ``out`` is absent."""
     if out is not None:
-        y = tl.load(place(out, strides, row, channel, pixel, inner), mask=mask, other=0.0)
+        y = read(out, strides, row, channel, pixel, inner, mask)
         g = tl.where(y <= 0, 0.0, g)
     return g
 
@@ -326,12 +336,11 @@ def batch_norm_sums_kernel(
     for step in range(tl.cdiv(length, ROWS)):
         row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
         mask = live & (row < rows)
-        g = tl.load(place(dout, dout_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
-        v = tl.load(place(x, x_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        g = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+        v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
         g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
         if dresidual is not None:
-            at = place(dresidual, dresidual_strides, row, channel, pixel, inner)
-            tl.store(at, g.to(dresidual.dtype.element_ty), mask=mask)
+            write(dresidual, dresidual_strides, row, channel, pixel, inner, g, mask)
         if per is not None:
             at = row.to(tl.int64) * groups + channel // per
             m = parameter_of(mean, at, exists & (row < rows), COMPUTE)
@@ -436,9 +445,9 @@ def batch_norm_gradient_kernel(
     for step in range(tl.cdiv(length, ROWS)):
         row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
         mask = live & (row < rows)
-        d = tl.load(place(dout, dout_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+        d = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
         d = passed_on(d, out, out_strides, row, channel, pixel, inner, mask)
         if total is not None:
-            v = tl.load(place(x, x_strides, row, channel, pixel, inner), mask=mask, other=0.0).to(COMPUTE)
+            v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
             d = d - t - (v - m) * r * p
-        tl.store(place(dx, dx_strides, row, channel, pixel, inner), (d * scale).to(dx.dtype.element_ty), mask=mask)
+        write(dx, dx_strides, row, channel, pixel, inner, d * scale, mask)

@@ -1,5 +1,7 @@
 """Kernels of ``groups``: a program walks whole groups of channels twice, for their sums and for the results.
 
+Those of ``split`` walk parts of a group, first for the sums, which the second launch reads.
+
     forward     out = (x - mean) * rstd * weight + bias      rstd = 1 / sqrt(var + eps)
     backward    dx = (g - mean(g) - hat * mean(g * hat)) * rstd      g = dout * weight, hat = (x - mean) * rstd
 
@@ -21,9 +23,13 @@ from triplan.backends.triton.common.overlap import begin
 
 @triton.jit
 def of_elements(pointer, row, col, mask, groups, per, pixels, COMPUTE: tl.constexpr):
-    """The weight or bias of the elements ``col`` [1, BLOCK] of each row [ROWS, 1]."""
-    channel = row % groups * per + quotient(col, pixels)
-    return tl.load(pointer + channel, mask=mask, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+    """The weight or bias of the elements ``col`` [1, BLOCK] of each row [ROWS, 1]. ``per``: None for 1."""
+    if per is None:
+        v = tl.load(pointer + row % groups, eviction_policy="evict_last")
+    else:
+        channel = row % groups * per + quotient(col, pixels)
+        v = tl.load(pointer + channel, mask=mask, other=0.0, eviction_policy="evict_last")
+    return v.to(COMPUTE)
 
 
 @triton.jit
@@ -84,6 +90,90 @@ def group_norm_kernel(
 
 
 @triton.jit
+def terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE: tl.constexpr):
+    """(g, hat) of the elements ``col`` of each row, which begins at ``start``; 0 and any without ``mask``."""
+    g = tl.load(dout + start + col, mask=mask, other=0.0).to(COMPUTE)
+    if weight is not None:
+        g = g * of_elements(weight, row, col, mask, groups, per, pixels, COMPUTE)
+    return g, (tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE) - m) * r
+
+
+@triton.jit
+def group_norm_partials_kernel(
+    dout,
+    x,
+    mean,
+    rstd,
+    weight,
+    shifts,
+    shares,
+    rows,
+    n,
+    groups,
+    per,
+    pixels,
+    each,
+    splits,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """shifts[row, part] = sum(g), shares[row, part] = sum(g * hat), over ``each`` blocks of one row."""
+    begin(OVERLAPS)
+    row, part = tl.program_id(0) // splits, tl.program_id(0) % splits
+    start = row.to(tl.int64) * n
+    m, r = tl.load(mean + row), tl.load(rstd + row)
+    a = tl.zeros((BLOCK,), COMPUTE)
+    b = tl.zeros((BLOCK,), COMPUTE)
+    for step in range(part * each, tl.minimum((part + 1) * each, tl.cdiv(n, BLOCK))):
+        col = step * BLOCK + tl.arange(0, BLOCK)
+        g, hat = terms(dout, x, weight, m, r, row, start, col, col < n, groups, per, pixels, COMPUTE)
+        a += g
+        b += g * hat
+    to = row.to(tl.int64) * splits + part
+    tl.store(shifts + to, tl.sum(a, 0))
+    tl.store(shares + to, tl.sum(b, 0))
+
+
+@triton.jit
+def group_norm_parts_kernel(
+    dout,
+    x,
+    mean,
+    rstd,
+    weight,
+    dx,
+    shifts,
+    shares,
+    rows,
+    n,
+    groups,
+    per,
+    pixels,
+    each,
+    splits,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """dx of ``each`` blocks of one row, from the partial sums of the whole row, of which there are at most SPLITS."""
+    begin(OVERLAPS)
+    row, part = tl.program_id(0) // splits, tl.program_id(0) % splits
+    start = row.to(tl.int64) * n
+    m, r = tl.load(mean + row), tl.load(rstd + row)
+    other = tl.arange(0, SPLITS)
+    at, total = row.to(tl.int64) * splits + other, tl.full((), n, COMPUTE)
+    shift = tl.sum(tl.load(shifts + at, mask=other < splits, other=0.0), 0) / total
+    share = tl.sum(tl.load(shares + at, mask=other < splits, other=0.0), 0) / total
+    for step in range(part * each, tl.minimum((part + 1) * each, tl.cdiv(n, BLOCK))):
+        col = step * BLOCK + tl.arange(0, BLOCK)
+        mask = col < n
+        g, hat = terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE)
+        tl.store(dx + start + col, ((g - shift - hat * share) * r).to(dx.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def group_norm_gradient_kernel(
     dout,
     x,
@@ -114,19 +204,14 @@ def group_norm_gradient_kernel(
     for step in range(tl.cdiv(n, BLOCK)):
         col = step * BLOCK + place
         mask = inside & (col < n)
-        g = tl.load(dout + start + col, mask=mask, other=0.0).to(COMPUTE)
-        if weight is not None:
-            g = g * of_elements(weight, row, col, mask, groups, per, pixels, COMPUTE)
+        g, hat = terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE)
         a += g
-        b += g * ((tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE) - m) * r)
+        b += g * hat
     total = tl.full((), n, COMPUTE)
     shift = tl.sum(a, 1, keep_dims=True) / total
     projection = tl.sum(b, 1, keep_dims=True) / total
     for step in range(tl.cdiv(n, BLOCK)):
         col = step * BLOCK + place
         mask = inside & (col < n)
-        g = tl.load(dout + start + col, mask=mask, other=0.0).to(COMPUTE)
-        if weight is not None:
-            g = g * of_elements(weight, row, col, mask, groups, per, pixels, COMPUTE)
-        hat = (tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE) - m) * r
+        g, hat = terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE)
         tl.store(dx + start + col, ((g - shift - hat * projection) * r).to(dx.dtype.element_ty), mask=mask)

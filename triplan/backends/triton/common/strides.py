@@ -50,6 +50,11 @@ def axis_strides(o: Operand) -> tuple[Arg, ...]:
     return tuple(along(axis) for axis in range(len(o.shape)))
 
 
+def moving_strides(o: Operand) -> tuple[Arg, ...]:
+    """As ``axis_strides``, but 0 along axes of one element: None says then that neighbours are adjacent."""
+    return tuple(Int(0, True, 16) if n == 1 else s for n, s in zip(o.shape, axis_strides(o), strict=True))
+
+
 def count(n: int) -> Int:
     """A number that masks compare with: they are of whole vectors if it is divisible by their length."""
     return Int(n, False, power_of_two_in(n))

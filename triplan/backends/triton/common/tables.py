@@ -18,9 +18,14 @@ from triplan.sku.facts import fact
 
 #: A grid holds fewer programs, and the chunk table's entries are i32.
 LIMIT = 2**31
-#: Elements of one chunk: 64 KiB of f32. torch's fused optimizers have 65536 elements; smaller ones balance better.
-#: Untuned.
+#: Elements of one chunk at most: 64 KiB of f32. torch's fused optimizers have 65536 elements; smaller ones balance
+#: better. Untuned.
 CHUNK = 16384
+#: Elements of one chunk at least: a vector or two for each thread. Untuned.
+LEAST_CHUNK = 1024
+#: Programs beyond which chunks grow: two waves on an H200 of 16 programs a multiprocessor. One number for all targets,
+#: as the order of sums depends on it. Untuned.
+PROGRAMS = 4224
 
 
 class Lists(Protocol):
@@ -41,9 +46,18 @@ def applies(desc: Lists, target: Target) -> Support:
     return SUPPORTED
 
 
+def chunk_of(sizes: Sequence[int]) -> int:
+    """Elements of a chunk: few where the tensors together have few, so that all multiprocessors work."""
+    total, chunk = sum(sizes), LEAST_CHUNK
+    while chunk < CHUNK and total > PROGRAMS * chunk:
+        chunk *= 4  # not 2: fewer binaries
+    return chunk
+
+
 def chunks(sizes: Sequence[int]) -> int:
     """How many chunks tensors of ``sizes`` elements have: as many programs."""
-    return sum(-(-n // CHUNK) for n in sizes)
+    chunk = chunk_of(sizes)
+    return sum(-(-n // chunk) for n in sizes)
 
 
 def chunk_table(sizes: Sequence[int], chunk: int) -> torch.Tensor:
@@ -68,7 +82,7 @@ class Tables:
         self._tensors, even = len(sizes), -(-len(sizes) // 2) * 2  # 16 bytes are a multiple of what each part has
         self._addresses_at, self._streams = 8 * even, streams
         self._chunks_at = self._addresses_at + 8 * (-(-streams * len(sizes) // 2) * 2)
-        self.programs = chunks(sizes)
+        self.chunk, self.programs = chunk_of(sizes), chunks(sizes)
         self.nbytes = self._chunks_at + 8 * self.programs
         self.args = {
             "chunks": Scratch(self._chunks_at, ElementKind.I32),
@@ -92,7 +106,7 @@ class Tables:
         tensor, number = chunk.view(2, -1)
         done, first = 0, self._addresses_at // 8
         for i, n in enumerate(sizes):
-            count = -(-n // CHUNK)
+            count = -(-n // self.chunk)
             words[i].fill_(n)
             for stream, own in enumerate(addresses):
                 words[first + stream * len(sizes) + i].fill_(own[i])
@@ -103,7 +117,7 @@ class Tables:
 
 @fact
 def _chunk_table(sizes: tuple[int, ...]) -> torch.Tensor:
-    return chunk_table(sizes, CHUNK)
+    return chunk_table(sizes, chunk_of(sizes))
 
 
 @fact

@@ -9,14 +9,36 @@ import triton.language as tl
 
 @triton.jit
 def chunk_of(chunks, sizes, CHUNK: tl.constexpr):
-    """(tensor, first element, elements) of this program's chunk.
+    """(tensor, first element, elements from there to the tensor's end) of this program's chunk.
 
     chunks: i32 [2, programs], of a tensor and the number of a chunk in it; sizes: i64 [tensors].
     """
     program = tl.program_id(0).to(tl.int64)
     tensor = tl.load(chunks + program).to(tl.int64)
     first = tl.load(chunks + tl.num_programs(0) + program).to(tl.int64) * CHUNK
-    return tensor, first, tl.minimum(tl.load(sizes + tensor) - first, CHUNK).to(tl.int32)
+    return tensor, first, tl.load(sizes + tensor) - first
+
+
+@triton.jit
+def shift_of(address, TYPE: tl.constexpr):
+    """Elements of TYPE by which ``address`` lies behind a multiple of 128 bytes, a line of the cache."""
+    return (address % 128).to(tl.int32) // (TYPE.primitive_bitwidth // 8)
+
+
+@triton.jit
+def shifted(address, shift, TYPE: tl.constexpr):
+    """The address of ``shift`` elements of TYPE before ``address``.
+
+    Tensors within one vector begin anywhere. Elements are therefore counted from the start of a line of the cache, so
+    that blocks are whole vectors in as few lines as possible; the first block lacks ``shift`` elements.
+    """
+    return address - shift * (TYPE.primitive_bitwidth // 8)
+
+
+@triton.jit
+def shifted_count(rest, shift, CHUNK: tl.constexpr):
+    """Elements of a chunk of shifted ones, of which ``rest`` would be left from its first: the last chunk is longer."""
+    return tl.where(rest <= CHUNK, rest + shift, CHUNK).to(tl.int32)
 
 
 @triton.jit

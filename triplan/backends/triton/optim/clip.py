@@ -8,7 +8,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.tables import CHUNK, applies, tables
+from triplan.backends.triton.common.tables import applies, tables
 from triplan.backends.triton.optim import clip_kernels as kernels
 from triplan.backends.triton.optim.update import ELEMENTS, TYPES
 from triplan.descriptors.optim import ClipDescriptor
@@ -46,8 +46,8 @@ def clip(desc: ClipDescriptor, target: Target) -> list[Launch]:
         "limit": Scalar("limit", ElementKind.F64, 0.0),
         "tensors": Int(len(desc.sizes)),
     }
-    block = 32 * WARPS * BYTES // desc.element.itemsize
-    constants = {"TYPE": TYPES[desc.element], "CHUNK": CHUNK, "BLOCK": block}
+    block = min(32 * WARPS * BYTES // desc.element.itemsize, table.chunk)
+    constants = {"TYPE": TYPES[desc.element], "CHUNK": table.chunk, "BLOCK": block}
     return [Launch(kernels.clip_kernel, table.programs, args, constants, num_warps=WARPS)]
 
 

@@ -6,7 +6,15 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, load_stream, store_stream
+from triplan.backends.triton.common.tables_kernels import (
+    address_of,
+    chunk_of,
+    load_stream,
+    shift_of,
+    shifted,
+    shifted_count,
+    store_stream,
+)
 
 
 @triton.jit
@@ -36,16 +44,16 @@ def clip_kernel(
         # Nothing changes: half of the traffic and all writes are saved in most steps of a training.
         if coefficient == 1.0:
             return
-    tensor, first, count = chunk_of(chunks, sizes, CHUNK)
+    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
     x = address_of(addresses, 0, tensor, tensors)
-    if (count == CHUNK) & ((x % 16) == 0):
-        for i in range(0, CHUNK, BLOCK):
-            offset = first + i + tl.arange(0, BLOCK)
+    shift = shift_of(x, TYPE)
+    x, count = shifted(x, shift, TYPE), shifted_count(rest, shift, CHUNK)
+    for i in range(0, count, BLOCK):
+        offset = first + i + tl.arange(0, BLOCK)
+        if (first + i >= shift) & (i + BLOCK <= count):
             own = _clipped(load_stream(x, offset, None, TYPE, True), coefficient, limit, norm is not None)
             store_stream(x, offset, own, None, TYPE, True)
-    else:
-        for i in range(0, count, BLOCK):
-            offset = i + tl.arange(0, BLOCK)
-            mask = offset < count
-            own = _clipped(load_stream(x, first + offset, mask, TYPE, False), coefficient, limit, norm is not None)
-            store_stream(x, first + offset, own, mask, TYPE, False)
+        else:
+            mask = (offset >= shift) & (offset < first + count)
+            own = _clipped(load_stream(x, offset, mask, TYPE, False), coefficient, limit, norm is not None)
+            store_stream(x, offset, own, mask, TYPE, False)

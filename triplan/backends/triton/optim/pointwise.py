@@ -11,15 +11,16 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common.accuracy import of_results
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.expressions import MEMORY, fused, text
-from triplan.backends.triton.common.tables import CHUNK, applies, tables
+from triplan.backends.triton.common.tables import applies, tables
 from triplan.backends.triton.optim import pointwise_kernels as kernels
 from triplan.descriptors.optim import ListExpressionDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 ELEMENTS = tuple(e for e in ElementKind if not e.value.startswith("fp8"))
 WARPS = 4
-#: Bytes of the narrowest list that a thread reads at a time: one vector.
-VECTOR = 16
+#: Bytes of the narrowest list that a thread reads at a time: one vector; but elements at least, which hide latency, and
+#: at most: the masked path would need more registers than leave half of the warps.
+VECTOR, LANES = 16, (4, 8)
 #: Elements a thread holds at most, of all lists together. Untuned.
 HELD = 64
 
@@ -42,7 +43,7 @@ def rank(desc: ListExpressionDescriptor, target: Target) -> float:
 
 
 def _block(elements: list[ElementKind]) -> int:
-    lanes = VECTOR // min(element.itemsize for element in elements)
+    lanes = min(max(VECTOR // min(element.itemsize for element in elements), LANES[0]), LANES[1])
     while lanes > 1 and lanes * len(elements) > HELD:
         lanes //= 2
     return 32 * WARPS * lanes
@@ -79,8 +80,9 @@ def pointwise(desc: ListExpressionDescriptor, target: Target) -> list[Launch]:
         "READ": tuple(streams.index(n) if n in streams else -1 - ones.index(n) for n in tensors),
         "WRITTEN": tuple(streams.index(name) for name, _, _ in desc.results),
         "TYPES": tuple(MEMORY[element] for element in elements),
-        "CHUNK": CHUNK,
-        "BLOCK": _block(elements),
+        "NARROWEST": min(range(len(elements)), key=lambda k: elements[k].itemsize),
+        "CHUNK": table.chunk,
+        "BLOCK": min(_block(elements), table.chunk),
     }
     # fuses=False: the masked and the unmasked loop must round alike, so ptxas must not contract them differently.
     return [Launch(kernels.pointwise_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False)]

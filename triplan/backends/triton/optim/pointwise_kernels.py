@@ -6,7 +6,15 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, read_stream, store_stream
+from triplan.backends.triton.common.tables_kernels import (
+    address_of,
+    chunk_of,
+    read_stream,
+    shift_of,
+    shifted,
+    shifted_count,
+    store_stream,
+)
 
 
 @triton.jit
@@ -45,29 +53,30 @@ def pointwise_kernel(
     READ: tl.constexpr,
     WRITTEN: tl.constexpr,
     TYPES: tl.constexpr,
+    NARROWEST: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """lists[WRITTEN] = FUNCTION(lists[READ] and ones, scalars), element by element of one chunk of one tensor.
 
     addresses: i64 [len(TYPES), tensors], of lists of TYPES; ones: pointers to one element. READ has the number of a
-    list for each value of FUNCTION, or -1 - i for the i-th of ``ones``.
+    list for each value of FUNCTION, or -1 - i for the i-th of ``ones``. NARROWEST: a list of the narrowest type.
     """
-    tensor, first, count = chunk_of(chunks, sizes, CHUNK)
+    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
+    shift = shift_of(address_of(addresses, NARROWEST, tensor, tensors), TYPES[NARROWEST])
     lists, joined = (), first * 0
     for k in tl.static_range(len(TYPES)):
-        address = address_of(addresses, k, tensor, tensors)
+        address = shifted(address_of(addresses, k, tensor, tensors), shift, TYPES[k])
         lists, joined = lists + (address,), joined | address
     single = ()
     for k in tl.static_range(len(ones)):
         single = single + (tl.load(ones[k]),)
-    # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
-    if (count == CHUNK) & ((joined % 16) == 0):
-        for i in range(0, CHUNK, BLOCK):
-            offset = first + i + tl.arange(0, BLOCK)
+    count = shifted_count(rest, shift, CHUNK)
+    for i in range(0, count, BLOCK):
+        offset = first + i + tl.arange(0, BLOCK)
+        # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
+        if ((joined % 16) == 0) & (first + i >= shift) & (i + BLOCK <= count):
             _block(lists, single, scalars, offset, None, FUNCTION, READ, WRITTEN, TYPES, True)
-    else:
-        for i in range(0, count, BLOCK):
-            offset = i + tl.arange(0, BLOCK)
-            mask = offset < count
-            _block(lists, single, scalars, first + offset, mask, FUNCTION, READ, WRITTEN, TYPES, False)
+        else:
+            mask = (offset >= shift) & (offset < first + count)
+            _block(lists, single, scalars, offset, mask, FUNCTION, READ, WRITTEN, TYPES, False)

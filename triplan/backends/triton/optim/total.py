@@ -13,7 +13,7 @@ from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scratc
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.tables import CHUNK, applies, chunks, tables
+from triplan.backends.triton.common.tables import applies, chunk_of, chunks, tables
 from triplan.backends.triton.optim import total_kernels as kernels
 from triplan.backends.triton.optim.update import ELEMENTS, TYPES
 from triplan.descriptors.optim import TotalNormDescriptor
@@ -43,7 +43,7 @@ def guarantee(desc: TotalNormDescriptor) -> Mapping[str, PrecisionGuarantee]:
     wide, order = ElementKind.F64, desc.order
     if math.isinf(order):
         return {"norm": bounds.guarantee(wide, bounds.EXACT, order=True)}
-    each, partials = CHUNK // BLOCK, -(-chunks(desc.sizes) // ROOT_BLOCK)
+    each, partials = chunk_of(desc.sizes) // BLOCK, -(-chunks(desc.sizes) // ROOT_BLOCK)
     depth = each + partials + BLOCK.bit_length() + ROOT_BLOCK.bit_length()
     return {"norm": of_order(order, depth)}
 
@@ -69,20 +69,21 @@ def total(desc: TotalNormDescriptor, target: Target) -> list[Launch]:
     order = Float(desc.order if how is kernels.POWERS else 0.0, ElementKind.F64)
     partials = Scratch(table.nbytes, ElementKind.F64) if table.programs else None
     args: dict[str, Arg] = {**table.args, "partials": partials, "tensors": Int(len(desc.sizes)), "order": order}
-    constants: dict[str, Any] = {"TYPE": TYPES[desc.element], "KIND": how.value, "CHUNK": CHUNK, "BLOCK": BLOCK}
-    reduce = Launch(kernels.chunk_kernel, table.programs, args, constants, num_warps=WARPS)
+    constants: dict[str, Any] = {"TYPE": TYPES[desc.element], "KIND": how.value, "CHUNK": table.chunk, "BLOCK": BLOCK}
+    reduce = Launch(kernels.chunk_kernel, table.programs, args, constants, num_warps=WARPS, overlaps=True)
     args = {"partials": partials, "count": Int(table.programs), "order": order}
     args["norm"] = Ptr("norm", norm.element, norm.alignment)
     constants = {"KIND": how.value, "BLOCK": ROOT_BLOCK}
     if desc.each:
         args = {"sizes": table.args["sizes"], "tensors": Int(len(desc.sizes)), **args}
-        constants |= {"CHUNK": CHUNK}
+        constants |= {"CHUNK": table.chunk}
     root = Launch(
         kernels.roots_kernel if desc.each else kernels.root_kernel,
         len(desc.sizes) if desc.each else 1,
         args,
         constants,
         num_warps=ROOT_WARPS,
+        overlaps=True,
     )
     return [reduce, root] if table.programs else [root] if root.grid else []
 

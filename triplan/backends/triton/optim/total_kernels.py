@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, load_stream
 
 #: What is accumulated: sum x**2, sum |x|, sum |x|**order, max |x|, min |x|.
@@ -71,12 +72,15 @@ def chunk_kernel(
     KIND: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """partials[program] = sum of |x|**order (KIND: or the extremum) of one chunk of one tensor, in f64.
 
     addresses: i64 [1, tensors], of tensors of TYPE; order: f64; partials: f64 [programs].
     """
-    tensor, first, count = chunk_of(chunks, sizes, CHUNK)
+    begin(OVERLAPS)
+    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
+    count = tl.minimum(rest, CHUNK).to(tl.int32)
     x = address_of(addresses, 0, tensor, tensors)
     neutral = float("inf") if KIND == SMALLEST else 0.0
     total = tl.full([BLOCK], neutral, tl.float64)
@@ -113,11 +117,12 @@ def _root(partials, count, order, KIND: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def root_kernel(partials, count, norm, order, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def root_kernel(partials, count, norm, order, KIND: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """norm = (sum of partials) ** (1 / order) (KIND: or their extremum).
 
     partials: f64 [count] or None; norm: f64 [1].
     """
+    begin(OVERLAPS)
     tl.store(norm, _root(partials, count, order, KIND, BLOCK))
 
 
@@ -132,12 +137,14 @@ def roots_kernel(
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """norm[t] = (sum of the partials of tensor t) ** (1 / order) (KIND: or their extremum); a tensor per program.
 
     sizes: i64 [tensors]; partials: f64 [count], of the chunks of one tensor after the other, or None; norm: f64
     [tensors].
     """
+    begin(OVERLAPS)
     tensor = tl.program_id(0)
     if partials is not None:
         before = tl.zeros([BLOCK], tl.int64)

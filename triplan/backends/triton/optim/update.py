@@ -11,7 +11,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.tables import CHUNK, applies, tables
+from triplan.backends.triton.common.tables import applies, tables
 from triplan.backends.triton.optim import update_kernels as kernels
 from triplan.descriptors.optim import UpdateDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
@@ -80,7 +80,7 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
     steps, found_inf = pointer("steps"), pointer("found_inf")
     counts: dict[str, Arg] = {"steps": steps, "tensors": Int(count), "found_inf": found_inf}
     # A launch of its own: within the update, programs would read a step before or after another one counts it.
-    counting = Launch(kernels.count_kernel, -(-count // COUNTED), counts, {"BLOCK": COUNTED})
+    counting = Launch(kernels.count_kernel, -(-count // COUNTED), counts, {"BLOCK": COUNTED}, overlaps=True)
     if not table.programs:
         return [counting]
     args: dict[str, Arg] = {
@@ -92,23 +92,24 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
         "found_inf": found_inf,
         "seed": pointer("seed"),
     }
-    last = "copy" if desc.copy_element else "param"
-    types = tuple(TYPES[operands[name].element] for name in ("param", "grad", (*desc.kept, "grad")[0], last))
+    elements = [operands[name].element for name in desc.streams]
+    narrowest = min(range(len(elements)), key=lambda k: elements[k].itemsize)
     constants: dict[str, Any] = {
         "SCALARS": scalars,
         "RULE": rule,
         "FLAGS": flags(desc),
         "MAXIMIZE": desc.maximize,
-        "TYPES": types,
+        "TYPES": tuple(TYPES[element] for element in elements),
         "STATES": len(desc.kept),
         "COPIES": desc.copy_element is not None,
-        "CHUNK": CHUNK,
-        "BLOCK": 32 * WARPS * VECTOR // min(operands[name].element.itemsize for name in desc.streams),
+        "NARROWEST": narrowest,
+        "CHUNK": table.chunk,
+        "BLOCK": 32 * WARPS * VECTOR // elements[narrowest].itemsize,
     }
     # fuses=False: the masked and the unmasked loop must round alike, so ptxas must not contract them differently.
     return [
         counting,
-        Launch(kernels.update_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False),
+        Launch(kernels.update_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False, overlaps=True),
     ]
 
 

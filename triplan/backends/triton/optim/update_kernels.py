@@ -6,8 +6,17 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.philox_kernels import words_of
-from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, load_stream, store_stream
+from triplan.backends.triton.common.tables_kernels import (
+    address_of,
+    chunk_of,
+    load_stream,
+    shift_of,
+    shifted,
+    shifted_count,
+    store_stream,
+)
 
 #: Bits of FLAGS.
 DECOUPLED = tl.constexpr(1)
@@ -17,8 +26,9 @@ NESTEROV = tl.constexpr(8)
 
 
 @triton.jit
-def count_kernel(steps, tensors, found_inf, BLOCK: tl.constexpr):
+def count_kernel(steps, tensors, found_inf, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """steps += 1, unless found_inf is not 0. steps: f32 [tensors]; found_inf: f32 [1] or None."""
+    begin(OVERLAPS)
     if found_inf is not None:
         if tl.load(found_inf) != 0.0:
             return
@@ -160,21 +170,21 @@ def _block(
     if STATES > 0:
         m = load_stream(a[2], offset, mask, TYPES[2], WHOLE)
     if STATES > 1:
-        v = load_stream(a[3], offset, mask, TYPES[2], WHOLE)
+        v = load_stream(a[3], offset, mask, TYPES[3], WHOLE)
     if STATES > 2:
-        largest = load_stream(a[4], offset, mask, TYPES[2], WHOLE)
+        largest = load_stream(a[4], offset, mask, TYPES[4], WHOLE)
     p, m, v, largest = RULE(p, g, m, v, largest, s, FLAGS)
     if COPIES:
-        store_stream(a[5], offset, p, mask, TYPES[3], WHOLE)
+        store_stream(a[2 + STATES], offset, p, mask, TYPES[2 + STATES], WHOLE)
     if seed is not None:
         p = _rounded_at_random(p, seed, stream, first, BLOCK)
     store_stream(a[0], offset, p, mask, TYPES[0], WHOLE)
     if STATES > 0:
         store_stream(a[2], offset, m, mask, TYPES[2], WHOLE)
     if STATES > 1:
-        store_stream(a[3], offset, v, mask, TYPES[2], WHOLE)
+        store_stream(a[3], offset, v, mask, TYPES[3], WHOLE)
     if STATES > 2:
-        store_stream(a[4], offset, largest, mask, TYPES[2], WHOLE)
+        store_stream(a[4], offset, largest, mask, TYPES[4], WHOLE)
 
 
 @triton.jit
@@ -195,20 +205,23 @@ def update_kernel(
     TYPES: tl.constexpr,
     STATES: tl.constexpr,
     COPIES: tl.constexpr,
+    NARROWEST: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """p, states = RULE(p, g / grad_scale, states) for the elements of one chunk of one tensor, in f32.
 
-    addresses: i64 [2 + STATES + COPIES, tensors], of parameters, gradients, states and copies of the parameters, whose
-    elements are TYPES (p, g, states, copies); steps: f32 [tensors], counted by ``count_kernel``; hyper: f64, in the
+    addresses: i64 [2 + STATES + COPIES, tensors], of parameters, gradients, states and copies of the parameters, of
+    TYPES; NARROWEST: one of the narrowest type; steps: f32 [tensors], counted by ``count_kernel``; hyper: f64, in the
     order of SCALARS; grad_scale, found_inf: f32 [1] or None; seed: i64 [1], or None if p is rounded to nearest. Nothing
     is written if found_inf is not 0.
     """
+    begin(OVERLAPS)
     if found_inf is not None:
         if tl.load(found_inf) != 0.0:
             return
-    tensor, first, count = chunk_of(chunks, sizes, CHUNK)
+    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
     # One reciprocal instead of divisions: it is exact for the scales of a GradScaler, which are powers of two.
     scale = 1.0 if grad_scale is None else tl.div_rn(1.0, tl.load(grad_scale))
     step = tl.load(steps + tensor)
@@ -216,27 +229,24 @@ def update_kernel(
     if seed is not None:
         seed = tl.load(seed)
     stream = (tensor << 32) | step.to(tl.int64)
-    p = address_of(addresses, 0, tensor, tensors)
-    g = address_of(addresses, 1, tensor, tensors)
-    m = address_of(addresses, 2, tensor, tensors) if STATES > 0 else p
-    v = address_of(addresses, 3, tensor, tensors) if STATES > 1 else p
-    largest = address_of(addresses, 4, tensor, tensors) if STATES > 2 else p
-    copy = address_of(addresses, 2 + STATES, tensor, tensors) if COPIES else p
-    a = (p, g, m, v, largest, copy)
-    # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
-    if (count == CHUNK) & (((p | g | m | v | largest | copy) % 16) == 0):
-        for i in range(0, CHUNK, BLOCK):
-            at = first + i
-            offset = at + tl.arange(0, BLOCK)
+    shift = 0  # random bits are drawn for whole vectors of a tensor's elements
+    if seed is None:
+        shift = shift_of(address_of(addresses, NARROWEST, tensor, tensors), TYPES[NARROWEST])
+    a, joined = (), first * 0
+    for k in tl.static_range(len(TYPES)):
+        address = shifted(address_of(addresses, k, tensor, tensors), shift, TYPES[k])
+        a, joined = a + (address,), joined | address
+    count = shifted_count(rest, shift, CHUNK)
+    for i in range(0, count, BLOCK):
+        at = first + i
+        offset = at + tl.arange(0, BLOCK)
+        # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
+        if ((joined % 16) == 0) & (at >= shift) & (i + BLOCK <= count):
             _block(
                 a, at, offset, None, scale, s, seed, stream, TYPES, STATES, True, MAXIMIZE, RULE, FLAGS, COPIES, BLOCK
             )
-    else:
-        for i in range(0, count, BLOCK):
-            at = first + i
-            offset = i + tl.arange(0, BLOCK)
-            mask = offset < count
-            offset = first + offset
+        else:
+            mask = (offset >= shift) & (offset < first + count)
             _block(
                 a, at, offset, mask, scale, s, seed, stream, TYPES, STATES, False, MAXIMIZE, RULE, FLAGS, COPIES, BLOCK
             )

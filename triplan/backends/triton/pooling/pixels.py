@@ -11,10 +11,18 @@ import torch
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds, card
-from triplan.backends.triton.common.offsets import TL, layout, values
-from triplan.backends.triton.common.strides import axis_strides, count
+from triplan.backends.triton.common.offsets import TL, layout
 from triplan.backends.triton.pooling import pixels_kernels as kernels
-from triplan.backends.triton.pooling.windows import ELEMENTS, MOST, SM_ELEMENTS_PER_US, WARPS, tile
+from triplan.backends.triton.pooling.windows import (
+    ELEMENTS,
+    MOST,
+    SM_ELEMENTS_PER_US,
+    geometry,
+    image,
+    programs,
+    tile,
+    unrolled,
+)
 from triplan.descriptors import (
     UpsampleBilinear2dBackwardDescriptor,
     UpsampleBilinear2dDescriptor,
@@ -104,8 +112,7 @@ def _pixels(desc: ResizeProblem) -> int:
 
 
 def _programs(desc: ResizeProblem) -> int:
-    pixels, channels = tile(desc)
-    return -(-_pixels(desc) // pixels) * -(-desc.channels // channels)
+    return programs(desc, _pixels(desc))
 
 
 def supports(desc: ResizeProblem, target: Target) -> Support:
@@ -147,38 +154,35 @@ def build(desc: ResizeProblem, target: Target) -> list[Launch]:
     if _programs(desc) == 0:
         return []
     back = is_backward(desc)
-    pixels, channels = tile(desc)
+    found = tile(desc)
     names = ("dout", "dx") if back else ("x", "out")
     args: dict[str, Arg] = {
-        **{name: values(desc.operand(name)) for name in names},
-        **{f"{name}_strides": axis_strides(desc.operand(name)) for name in names},
-        "batch": Int(desc.batch),
-        "channels": count(desc.channels),
-        "height": Int(desc.height),
-        "width": Int(desc.width),
-        "rows": Int(desc.out_size[0]),
-        "columns": Int(desc.out_size[1]),
-        "tiles_channels": Int(-(-desc.channels // channels)),
+        **geometry(desc),
+        **image(desc.operand(names[0])),
+        **image(desc.operand(names[1])),
     }
     for axis, step in zip(("rows", "columns"), desc.steps, strict=True):
         args[f"step_{axis}"] = Float(step, desc.position)
     if back:
-        for axis, found in zip(("rows", "columns"), _along(desc), strict=True):
-            args[f"inverse_{axis}"] = Float(found.inverse, desc.position)
+        for axis, along in zip(("rows", "columns"), _along(desc), strict=True):
+            args[f"inverse_{axis}"] = Float(along.inverse, desc.position)
             for name in ("reach", "lead", "corrections"):
-                args[f"{name}_{axis}"] = Int(getattr(found, name))
-    rows, columns = linear(desc)
+                args[f"{name}_{axis}"] = Int(getattr(along, name))
     constants = {
-        "ROWS": rows,
-        "COLUMNS": columns,
+        "BETWEEN_ROWS": linear(desc)[0],
+        "BETWEEN_COLUMNS": linear(desc)[1],
         "CENTERS": centers(desc),
-        "BLOCK_P": pixels,
-        "BLOCK_C": channels,
+        "LAST": found.last,
+        "BLOCK_P": found.pixels,
+        "BLOCK_C": found.channels,
         "POSITION": TL[desc.position],
         "ACC": TL[desc.element.compute] if desc.element.is_floating_point else TL[ElementKind.F32],
     }
+    if back:
+        rows, columns = (along.reach for along in _along(desc))
+        constants |= unrolled(desc, rows, columns)
     which = kernels.resize_backward_kernel if back else kernels.resize_kernel
-    return [Launch(which, _programs(desc), args, constants, num_warps=WARPS, fuses=False)]
+    return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, fuses=False)]
 
 
 for _cls in (

@@ -6,7 +6,9 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.pooling.windows_kernels import coordinates, place
+from triplan.backends.triton.common.lanes_kernels import load_tile
+from triplan.backends.triton.common.rows_kernels import axis_offset
+from triplan.backends.triton.pooling.windows_kernels import coordinates, place, read, write
 
 
 @triton.jit
@@ -80,9 +82,10 @@ def resize_kernel(
     step_rows,
     step_columns,
     tiles_channels,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    BETWEEN_ROWS: tl.constexpr,
+    BETWEEN_COLUMNS: tl.constexpr,
     CENTERS: tl.constexpr,
+    LAST: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
     POSITION: tl.constexpr,
@@ -91,29 +94,33 @@ def resize_kernel(
     """out[pixel, channel] = x[i, j, channel] at its source (i, j), or the sum of that and the next ones by weights.
 
     ``x`` and ``out``: (image, channel, row, column) of f16, bf16, f32, f64 or, if nothing is computed, u8; strides in
-    this order, None for 1. A program computes BLOCK_P pixels of any images by BLOCK_C channels; a pixel's place is
-    computed once for all channels. ROWS and COLUMNS: whether it interpolates along this axis, in ACC.
+    this order, None for 1. A program computes the results at its ``coordinates``. BETWEEN_ROWS and BETWEEN_COLUMNS:
+    whether it interpolates along this axis, in ACC.
     """
-    image, row, column, channel = coordinates(rows, columns, tiles_channels, BLOCK_P, BLOCK_C)
-    mask = (image < batch)[:, None] & (channel < channels)[None, :]
-    top, down = source(row, step_rows, height, ROWS, CENTERS, POSITION)
-    left, right = source(column, step_columns, width, COLUMNS, CENTERS, POSITION)
-    v = tl.load(place(x, x_strides, image, top, left, channel), mask=mask, other=0)
-    below, in_rows = top + 1, mask & (top + 1 < height)[:, None]
-    beside, in_columns = left + 1, mask & (left + 1 < width)[:, None]
-    if COLUMNS:
-        right = right.to(ACC)[:, None]
-        after = tl.load(place(x, x_strides, image, top, beside, channel), mask=in_columns, other=0).to(ACC)
+    image, row, column, channel, mask = coordinates(
+        batch, channels, rows, columns, tiles_channels, LAST, BLOCK_P, BLOCK_C
+    )
+    top, down = source(row, step_rows, height[0], BETWEEN_ROWS, CENTERS, POSITION)
+    left, right = source(column, step_columns, width[0], BETWEEN_COLUMNS, CENTERS, POSITION)
+    v = read(x, x_strides, image, top, left, channel, mask)
+    in_rows, in_columns = mask & (top + 1 < height[0]), mask & (left + 1 < width[0])
+    if BETWEEN_COLUMNS:
+        right = right.to(ACC)
+        after = load_tile(
+            place(x, x_strides, image, top, left + 1, channel), in_columns, x_strides[1], x_strides[3]
+        ).to(ACC)
         v = (1.0 - right) * v.to(ACC) + right * after
-    if ROWS:
-        down = down.to(ACC)[:, None]
-        under = tl.load(place(x, x_strides, image, below, left, channel), mask=in_rows, other=0).to(ACC)
-        if COLUMNS:
+    if BETWEEN_ROWS:
+        down = down.to(ACC)
+        under = read(x, x_strides, image, top + 1, left, channel, in_rows).to(ACC)
+        if BETWEEN_COLUMNS:
             corner = in_rows & in_columns
-            after = tl.load(place(x, x_strides, image, below, beside, channel), mask=corner, other=0).to(ACC)
+            after = load_tile(
+                place(x, x_strides, image, top + 1, left + 1, channel), corner, x_strides[1], x_strides[3]
+            ).to(ACC)
             under = (1.0 - right) * under + right * after
         v = (1.0 - down) * v.to(ACC) + down * under
-    tl.store(place(out, out_strides, image, row, column, channel), v.to(out.dtype.element_ty), mask=mask)
+    write(out, out_strides, image, row, column, channel, v, mask)
 
 
 @triton.jit
@@ -139,9 +146,12 @@ def resize_backward_kernel(
     corrections_rows,
     corrections_columns,
     tiles_channels,
+    BETWEEN_ROWS: tl.constexpr,
+    BETWEEN_COLUMNS: tl.constexpr,
+    CENTERS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    CENTERS: tl.constexpr,
+    LAST: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
     POSITION: tl.constexpr,
@@ -149,27 +159,36 @@ def resize_backward_kernel(
 ):
     """dx[pixel, channel] = sum of dout over the pixels of the result that read this one, by its weight in each.
 
-    Operands as in ``resize_kernel``; a program computes BLOCK_P pixels of dx by BLOCK_C channels. Sums are accumulated
-    in ACC, row by row. At most ``reach_rows`` by ``reach_columns`` pixels read one. No pixel is written twice.
+    Operands as in ``resize_kernel``; a program computes the pixels of dx at its ``coordinates``. Sums are accumulated
+    in ACC, row by row. At most ``reach_rows`` by ``reach_columns`` pixels read one: loops go through ROWS by COLUMNS of
+    them at a time, as in ``windows_kernels``. No pixel is written twice.
     """
-    image, row, column, channel = coordinates(height, width, tiles_channels, BLOCK_P, BLOCK_C)
-    mask = (image < batch)[:, None] & (channel < channels)[None, :]
-    top = first_reader(row, step_rows, inverse_rows, height, rows, lead_rows, corrections_rows, ROWS, CENTERS, POSITION)
-    left = first_reader(
-        column, step_columns, inverse_columns, width, columns, lead_columns, corrections_columns,
-        COLUMNS, CENTERS, POSITION,
+    image, row, column, channel, mask = coordinates(
+        batch, channels, height, width, tiles_channels, LAST, BLOCK_P, BLOCK_C
+    )
+    top = first_reader(
+        row, step_rows, inverse_rows, height[0], rows[0], lead_rows, corrections_rows,
+        BETWEEN_ROWS, CENTERS, POSITION,
     )  # fmt: skip
+    left = first_reader(
+        column, step_columns, inverse_columns, width[0], columns[0], lead_columns, corrections_columns,
+        BETWEEN_COLUMNS, CENTERS, POSITION,
+    )  # fmt: skip
+    at = place(dout, dout_strides, image, top, left, channel)
     acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
-    for down in range(reach_rows):
-        p = top + down
-        i, w = source(p, step_rows, height, ROWS, CENTERS, POSITION)
-        in_rows, weight_rows = share(row, i, w, ROWS)
-        in_rows = in_rows & (p < rows)
-        for right in range(reach_columns):
-            q = left + right
-            i, w = source(q, step_columns, width, COLUMNS, CENTERS, POSITION)
-            hit, weight = share(column, i, w, COLUMNS)
-            live = (hit & in_rows & (q < columns))[:, None] & mask
-            g = tl.load(place(dout, dout_strides, image, p, q, channel), mask=live, other=0.0).to(ACC)
-            acc += g * (weight_rows * weight).to(ACC)[:, None]
-    tl.store(place(dx, dx_strides, image, row, column, channel), acc.to(dx.dtype.element_ty), mask=mask)
+    for down in range(0, reach_rows, ROWS):
+        for right in range(0, reach_columns, COLUMNS):
+            for reader in tl.static_range(ROWS * COLUMNS):
+                below = tl.full((), down + reader // COLUMNS, tl.int32)
+                beside = tl.full((), right + reader % COLUMNS, tl.int32)
+                p, q = top + below, left + beside
+                i, w = source(p, step_rows, height[0], BETWEEN_ROWS, CENTERS, POSITION)
+                hit, weight = share(row, i, w, BETWEEN_ROWS)
+                live = mask & hit & (p < rows[0])
+                i, w = source(q, step_columns, width[0], BETWEEN_COLUMNS, CENTERS, POSITION)
+                hit, weight_columns = share(column, i, w, BETWEEN_COLUMNS)
+                live = live & hit & (q < columns[0])
+                own = at + (axis_offset(below, dout_strides[2]) + axis_offset(beside, dout_strides[3]))
+                g = load_tile(own, live, dout_strides[1], dout_strides[3]).to(ACC)
+                acc += g * (weight * weight_columns).to(ACC)
+    write(dx, dx_strides, image, row, column, channel, acc, mask)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from triplan.backends.runtime.launch import Arg, Int, Launch
+from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds, card
-from triplan.backends.triton.common.offsets import TL, ceil_power, layout, values
-from triplan.backends.triton.common.strides import axis_strides, count
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, divisor, layout, values
+from triplan.backends.triton.common.strides import count, moving_strides
 from triplan.backends.triton.pooling import windows_kernels as kernels
 from triplan.descriptors import (
     AdaptiveAvgPool2dBackwardDescriptor,
@@ -18,18 +19,28 @@ from triplan.descriptors import (
     AvgPool2dDescriptor,
     MaxPool2dBackwardDescriptor,
     MaxPool2dDescriptor,
+    Operand,
 )
 from triplan.descriptors.pooling import AdaptiveProblem, AvgProblem, MaxProblem, PoolProblem, WindowsProblem
 from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku.facts import fact
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Limit for numbers of pixels and products of extents, which kernels compute in 32 bits.
 MOST = 2**30
-#: Elements of a tile, and its channels at most, where channels are adjacent in memory. Untuned.
+#: Elements of a tile of pixels and channels, half as many of f64, and its channels at most. Untuned.
 AREA, CHANNELS = 1024, 64
-#: Pixels of a tile where channels are not adjacent. Untuned.
-PIXELS = 256
+#: Results from which on programs have tiles, which are large; and neighbouring results of a program of fewer and of
+#: more. Untuned.
+MANY, RESULTS = 1 << 17, (128, 256)
+#: Elements of the tile of a single warp, which shares what it computes of a pixel among 2 to 8 channels a thread.
+WARP_AREA = 256
 WARPS = 4
+#: Loads of a thread that do not wait for each other, at most, and bytes that they fill registers with: more spill on
+#: sm_80, and of f64, whose divisions take registers, a third. Of a single warp, whose threads load channels one by one,
+#: and if they also load indices: loads for each channel. Untuned.
+LOADS, LOADED_BYTES = 16, 288
+WARP_LOADS, WARP_INDEX_LOADS = 4, 2
 #: Elements of windows that one multiprocessor reduces per microsecond, about ten instructions each. Untuned.
 SM_ELEMENTS_PER_US = 2e4
 #: Roundings of an f32 ``a / b``: 4 for div.full (PTX ISA: 2 units in the last place), 1 for converting the divisor.
@@ -67,11 +78,75 @@ def _steps(desc: PoolProblem) -> int:
     return math.prod(_reach(desc) if is_backward(desc) else _span(desc))
 
 
-def tile(desc: PoolProblem) -> tuple[int, int]:
-    """(pixels, channels) of a tile; one channel unless channels are adjacent in every tensor."""
-    last = all(not o.layout.packed and o.layout.unit_axis == 1 for o in desc.operands())
-    across = min(CHANNELS, ceil_power(desc.channels)) if last else 1
-    return (min(AREA // across, PIXELS) if across > 1 else PIXELS), across
+class Tile(NamedTuple):
+    """What a program computes.
+
+    Attributes:
+        pixels, channels: of its tile; with one channel, as many neighbouring results as ``pixels`` says.
+        last: whether most bytes have their channels adjacent: results are numbered in this order then.
+        warps: of its program.
+    """
+
+    pixels: int
+    channels: int
+    last: bool
+    warps: int = WARPS
+
+
+def _unit_axis(o: Operand) -> int | None:
+    """The axis of more than one element along which ``o`` is contiguous."""
+    if o.layout.packed:
+        return max((axis for axis, n in enumerate(o.shape) if n > 1), default=None)
+    return o.layout.unit_axis
+
+
+def _lanes(o: Operand, channels: int) -> int:
+    """Neighbouring channels of ``o`` that one instruction moves."""
+    steps = 0 if o.layout.packed else o.layout.stride_multiple
+    return min(
+        power_of_two_in(steps),
+        power_of_two_in(channels),
+        (o.layout.alignment or o.element.itemsize) // o.element.itemsize,
+    )
+
+
+@fact
+def tile(desc: PoolProblem) -> Tile:
+    """Tiles of channels where these are adjacent and go in vectors; elsewhere neighbouring results, so that a program
+    has no idle lanes whatever the extents. What lies otherwise is read and written with gaps."""
+    images = desc.operands()
+    written = next(o for o in images if o.is_written)
+    votes = {axis: sum(o.nbytes for o in images if _unit_axis(o) == axis) for axis in (1, 3)}
+    last = votes[1] >= votes[3] + (_unit_axis(written) != 1)
+    lanes = min((_lanes(o, desc.channels) for o in images if _unit_axis(o) == 1), default=1)
+    results = written.numel
+    if results < MANY:
+        return Tile(RESULTS[0], 1, last)
+    vectors = last and lanes > 1
+    across = CHANNELS if vectors else WARP_AREA
+    least = lanes if vectors else 64 if last else across + 1
+    # Down to tiles of which at most a sixth is idle.
+    while across > least and 6 * (-desc.channels % across) > desc.channels:
+        across //= 2
+    if vectors or results >= I32_LIMIT:
+        return Tile((AREA if desc.element.itemsize < 8 else AREA // 2) // across, across, last)
+    if last and 6 * (-desc.channels % across) <= desc.channels:
+        return Tile(WARP_AREA // across, across, last, warps=1)
+    return Tile(RESULTS[1], 1, last)
+
+
+def unrolled(desc: PoolProblem, rows: int, columns: int, indices: bool = False) -> dict[str, int]:
+    """The kernels' ROWS and COLUMNS for loops over ``rows`` by ``columns`` elements: all columns, if they are few, and
+    as many rows as leave at most a fifth beyond the last. ``indices``: whether these are loaded too."""
+    found = tile(desc)
+    loads = WARP_INDEX_LOADS if indices else WARP_LOADS
+    if found.warps > 1:
+        each = found.pixels * found.channels * desc.element.itemsize // (32 * found.warps)
+        most = LOADED_BYTES if desc.element.itemsize < 8 else LOADED_BYTES // 3
+        loads = min(LOADS, max(most // each, 1))
+    across = max(-(-columns // max(-(-columns // loads), 1)), 1)
+    most = min(loads // across, rows) if across >= columns else 1
+    return {"ROWS": next((n for n in range(most, 1, -1) if 5 * (-rows % n) <= rows), 1), "COLUMNS": across}
 
 
 def _pixels(desc: PoolProblem) -> int:
@@ -79,9 +154,41 @@ def _pixels(desc: PoolProblem) -> int:
     return desc.batch * math.prod(extents)
 
 
+def programs(desc: PoolProblem, pixels: int) -> int:
+    """Programs for results of ``pixels`` pixels of all images."""
+    found = tile(desc)
+    if found.channels == 1:
+        return -(-pixels * desc.channels // found.pixels)
+    return -(-pixels // found.pixels) * -(-desc.channels // found.channels)
+
+
+def extent(n: int) -> tuple[Arg, ...]:
+    """(size, multiplier, shift), of which ``quotient`` needs the last two."""
+    return (count(n), *divisor(n, wide=False)[1:])
+
+
+def image(o: Operand) -> dict[str, Arg]:
+    """``o`` and its strides."""
+    return {o.name: values(o), f"{o.name}_strides": moving_strides(o)}
+
+
+def geometry(desc: PoolProblem) -> dict[str, Arg]:
+    """What the kernels take of extents."""
+    found = tile(desc)
+    rows, columns = desc.out_extents
+    return {
+        "batch": Int(desc.batch),
+        "channels": extent(desc.channels),
+        "height": extent(desc.height),
+        "width": extent(desc.width),
+        "rows": extent(rows),
+        "columns": extent(columns),
+        "tiles_channels": Int(1 if found.channels == 1 else -(-desc.channels // found.channels)),
+    }
+
+
 def _programs(desc: PoolProblem) -> int:
-    pixels, channels = tile(desc)
-    return -(-_pixels(desc) // pixels) * -(-desc.channels // channels)
+    return programs(desc, _pixels(desc))
 
 
 def supports(desc: PoolProblem, target: Target) -> Support:
@@ -122,48 +229,49 @@ def numerics(desc: PoolProblem) -> str:
     return f"{desc.op}.windows.{desc.element}.v1"
 
 
+def _as_windows(desc: PoolProblem) -> PoolProblem:
+    """Windows of one size, which divide the image, of ``desc`` if it has such: kernels find those without divisions."""
+    if not isinstance(desc, AdaptiveProblem) or not all(desc.out_size):
+        return desc
+    if desc.height % desc.out_size[0] or desc.width % desc.out_size[1]:
+        return desc
+    sizes = desc.height // desc.out_size[0], desc.width // desc.out_size[1]
+    cls = AvgPool2dBackwardDescriptor if is_backward(desc) else AvgPool2dDescriptor
+    same: Any = {name: getattr(desc, name) for name in ("element", "batch", "channels", "height", "width", "layouts")}
+    return cls(**same, kernel=sizes, stride=sizes, divisor=math.prod(sizes))
+
+
 def build(desc: PoolProblem, target: Target) -> list[Launch]:
     if _programs(desc) == 0:
         return []
-    back, largest = is_backward(desc), isinstance(desc, MaxProblem)
-    pixels, channels = tile(desc)
-    source, out = (desc.operand(name) for name in (("dout", "dx") if back else ("x", "out")))
-    indices = desc.operand("indices") if largest else None
+    desc = _as_windows(desc)
+    back, largest, found = is_backward(desc), isinstance(desc, MaxProblem), tile(desc)
     names = ("dout", "dx") if back else ("x", "out")
-    args: dict[str, Arg] = {
-        names[0]: values(source),
-        names[1]: values(out),
-        "indices": None if indices is None else values(indices),
-        f"{names[0]}_strides": axis_strides(source),
-        f"{names[1]}_strides": axis_strides(out),
-        "indices_strides": None if indices is None else axis_strides(indices),
-        "batch": Int(desc.batch),
-        "channels": count(desc.channels),
-        "height": Int(desc.height),
-        "width": Int(desc.width),
-        "divisor": Int(desc.divisor) if isinstance(desc, AvgProblem) and desc.divisor else None,
-        "tiles_channels": Int(-(-desc.channels // channels)),
-    }
+    args = geometry(desc) | {"indices": None, "indices_strides": None}
+    for name in (*names, "indices") if largest else names:
+        args |= image(desc.operand(name))
     windows = desc if isinstance(desc, WindowsProblem) else None
     pairs = {
-        ("rows", "columns"): desc.out_extents,
         ("kernel_rows", "kernel_columns"): _span(desc),
-        ("stride_rows", "stride_columns"): windows.stride if windows else (1, 1),
         ("above", "left"): windows.padding if windows else (0, 0),
         ("dilation_rows", "dilation_columns"): windows.dilation if windows else (1, 1),
         **({("reach_rows", "reach_columns"): _reach(desc)} if back else {}),
     }
-    args |= {name: Int(n) for both, found in pairs.items() for name, n in zip(both, found, strict=True)}
+    args |= {name: Int(n) for both, own in pairs.items() for name, n in zip(both, own, strict=True)}
+    args["stride_rows"], args["stride_columns"] = map(extent, windows.stride if windows else (1, 1))
+    args["divisor"] = Int(desc.divisor) if isinstance(desc, AvgProblem) and desc.divisor else None
     constants = {
         "MAX": largest,
         "ADAPTIVE": isinstance(desc, AdaptiveProblem),
         "PADDED": isinstance(desc, AdaptiveProblem) or (isinstance(desc, AvgProblem) and desc.count_include_pad),
-        "BLOCK_P": pixels,
-        "BLOCK_C": channels,
+        **unrolled(desc, *(_reach(desc) if back else _span(desc)), indices=back and largest),
+        "LAST": found.last,
+        "BLOCK_P": found.pixels,
+        "BLOCK_C": found.channels,
         "ACC": TL[desc.element.compute],
     }
     which = kernels.pool_backward_kernel if back else kernels.pool_kernel
-    return [Launch(which, _programs(desc), args, constants, num_warps=WARPS)]
+    return [Launch(which, _programs(desc), args, constants, num_warps=found.warps)]
 
 
 for _cls in (

@@ -1,4 +1,9 @@
-"""Kernels of ``windows``: a pixel of a result reads its window; a pixel of a gradient, the windows that contain it."""
+"""Kernels of ``windows``: a pixel of a result reads its window; a pixel of a gradient, the windows that contain it.
+
+Extents (``rows``, ``height``, …), strides of windows and ``channels`` are (size, multiplier, shift), by which
+``quotient`` divides. Loops go through ROWS by COLUMNS elements or windows at a time, whose loads do not wait for each
+other; COLUMNS is at least the extent if ROWS is not 1, so that the order is row-major. What lies beyond is masked.
+"""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -6,6 +11,8 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.lanes_kernels import load_tile, store_tile
+from triplan.backends.triton.common.offsets_kernels import quotient
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
@@ -16,34 +23,64 @@ def window(at, kernel, stride, padding, dilation, extent, windows, ADAPTIVE: tl.
     ADAPTIVE: (floor(at * extent / windows), ceil((at + 1) * extent / windows)).
     """
     if ADAPTIVE:
-        start = at * extent // windows
-        end = ((at + 1) * extent + windows - 1) // windows
+        start = quotient(at * extent[0], windows)
+        end = quotient((at + 1) * extent[0] + windows[0] - 1, windows)
     else:
-        start = at * stride - padding
-        end = tl.minimum(start + (kernel - 1) * dilation + 1, extent + padding)
+        start = at * stride[0] - padding
+        end = tl.minimum(start + (kernel - 1) * dilation + 1, extent[0] + padding)
     return start, end
 
 
 @triton.jit
 def elements(start, end, extent, PADDED: tl.constexpr):
     """The number of positions of a window along an axis; those in the padding count only if PADDED."""
-    return end - start if PADDED else tl.minimum(end, extent) - tl.maximum(start, 0)
+    return end - start if PADDED else tl.minimum(end, extent[0]) - tl.maximum(start, 0)
 
 
 @triton.jit
-def coordinates(rows, columns, tiles_channels, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """(image, row, column) of this program's BLOCK_P pixels, and its BLOCK_C channels."""
+def coordinates(
+    batch, channels, rows, columns, tiles_channels, LAST: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """(image, row, column, channel, which exist) of this program's results, which broadcast to [BLOCK_P, BLOCK_C].
+
+    BLOCK_P pixels of any images by BLOCK_C channels, [BLOCK_P, 1] and [1, BLOCK_C]; with BLOCK_C = 1, BLOCK_P
+    neighbouring results, of channels last if LAST and of rows otherwise: all [BLOCK_P, 1].
+    """
     program = tl.program_id(0)
-    channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)
-    pixel = program // tiles_channels * BLOCK_P + tl.arange(0, BLOCK_P)
-    return pixel // (rows * columns), pixel // columns % rows, pixel % columns, channel
+    point = program // tiles_channels * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]
+    channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+    if LAST and BLOCK_C == 1:
+        pixel = quotient(point, channels)
+        channel = point - pixel * channels[0]
+        point = pixel
+    line = quotient(point, columns)
+    column = point - line * columns[0]
+    image = quotient(line, rows)
+    row = line - image * rows[0]
+    if BLOCK_C == 1 and not LAST:
+        plane = image
+        image = quotient(plane, channels)
+        channel = plane - image * channels[0]
+    return image, row, column, channel, (image < batch) & (channel < channels[0])
 
 
 @triton.jit
 def place(base, strides, image, row, column, channel):
-    """The addresses [BLOCK_P, BLOCK_C] of pixels and channels."""
+    """The addresses of elements: of all that the coordinates broadcast to."""
     at = axis_offset(image.to(tl.int64), strides[0]) + axis_offset(row, strides[2]) + axis_offset(column, strides[3])
-    return base + at[:, None] + axis_offset(channel, strides[1])[None, :]
+    return base + at + axis_offset(channel, strides[1])
+
+
+@triton.jit
+def read(base, strides, image, row, column, channel, mask):
+    """Elements, 0 without ``mask``."""
+    return load_tile(place(base, strides, image, row, column, channel), mask, strides[1], strides[3])
+
+
+@triton.jit
+def write(base, strides, image, row, column, channel, v, mask):
+    """Store ``v``."""
+    store_tile(place(base, strides, image, row, column, channel), v, mask, strides[1], strides[3])
 
 
 @triton.jit
@@ -73,6 +110,9 @@ def pool_kernel(
     MAX: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LAST: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
     ACC: tl.constexpr,
@@ -80,39 +120,44 @@ def pool_kernel(
     """MAX: out[pixel, channel] = max(window of x), indices = its position; else out = sum(window of x) / divisor.
 
     ``x`` and ``out``: (image, channel, row, column) of f16, bf16, f32 or f64; ``indices``: i64; strides in this order,
-    None for 1. A program computes BLOCK_P pixels of any images by BLOCK_C channels. Without ``divisor``, a sum is
-    divided by the number of the window's elements. Sums are accumulated in ACC, in row-major order. ``kernel_rows``,
+    None for 1. A program computes the results at its ``coordinates``. Without ``divisor``, a sum is divided by the
+    number of the window's elements. Sums are accumulated in ACC, in row-major order. ``kernel_rows``,
     ``kernel_columns``: extents of the largest window.
     """
-    image, row, column, channel = coordinates(rows, columns, tiles_channels, BLOCK_P, BLOCK_C)
+    image, row, column, channel, inside = coordinates(
+        batch, channels, rows, columns, tiles_channels, LAST, BLOCK_P, BLOCK_C
+    )
     top, bottom = window(row, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
     first, last = window(column, kernel_columns, stride_columns, left, dilation_columns, width, columns, ADAPTIVE)
-    in_channels, in_images = (channel < channels)[None, :], image < batch
+    low, right = tl.minimum(bottom, height[0]), tl.minimum(last, width[0])
+    at = place(x, x_strides, image, top, first, channel)
     acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
     if MAX:
         acc += float("-inf")
         found = tl.full((BLOCK_P, BLOCK_C), -1, tl.int32)
-    for tap in range(kernel_rows * kernel_columns):
-        y = top + tap // kernel_columns * dilation_rows
-        z = first + tap % kernel_columns * dilation_columns
-        live = in_images & (y >= 0) & (y < tl.minimum(bottom, height)) & (z >= 0) & (z < tl.minimum(last, width))
-        v = tl.load(place(x, x_strides, image, y, z, channel), mask=live[:, None] & in_channels, other=0.0).to(ACC)
-        if MAX:
-            better = live[:, None] & ((v > acc) | (v != v) | (found < 0))
-            acc = tl.where(better, v, acc)
-            found = tl.where(better, (y * width + z)[:, None], found)
-        else:
-            acc += v
-    mask = in_images[:, None] & in_channels
+    for i in range(0, kernel_rows, ROWS):
+        for j in range(0, kernel_columns, COLUMNS):
+            for tap in tl.static_range(ROWS * COLUMNS):
+                down, across = (i + tap // COLUMNS) * dilation_rows, (j + tap % COLUMNS) * dilation_columns
+                y, z = top + down, first + across
+                live = inside & (y >= 0) & (y < low) & (z >= 0) & (z < right)
+                own = at + (axis_offset(down, x_strides[2]) + axis_offset(across, x_strides[3]))
+                v = load_tile(own, live, x_strides[1], x_strides[3]).to(ACC)
+                if MAX:
+                    better = live & ((v > acc) | (v != v) | (found < 0))
+                    acc = tl.where(better, v, acc)
+                    found = tl.where(better, y * width[0] + z, found)
+                else:
+                    acc += v
     if MAX:
-        tl.store(place(indices, indices_strides, image, row, column, channel), found.to(tl.int64), mask=mask)
+        write(indices, indices_strides, image, row, column, channel, found, inside)
     else:
         if divisor is None:
             count = elements(top, bottom, height, PADDED) * elements(first, last, width, PADDED)
-            acc = acc / tl.maximum(count, 1).to(ACC)[:, None]
+            acc = acc / tl.maximum(count, 1).to(ACC)
         else:
             acc = acc / divisor.to(ACC)
-    tl.store(place(out, out_strides, image, row, column, channel), acc.to(out.dtype.element_ty), mask=mask)
+    write(out, out_strides, image, row, column, channel, acc, inside)
 
 
 @triton.jit
@@ -144,6 +189,9 @@ def pool_backward_kernel(
     MAX: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LAST: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
     ACC: tl.constexpr,
@@ -151,37 +199,47 @@ def pool_backward_kernel(
     """MAX: dx[pixel, channel] = sum of dout over the windows whose ``indices`` name the pixel; else dx = sum of dout /
     divisor over the windows that contain it.
 
-    Operands as in ``pool_kernel``; a program computes BLOCK_P pixels by BLOCK_C channels. Sums are accumulated in ACC,
+    Operands as in ``pool_kernel``; a program computes the pixels at its ``coordinates``. Sums are accumulated in ACC,
     in the order of windows. A pixel looks at ``reach_rows`` by ``reach_columns`` windows, which end at the last one
     that can contain it (ADAPTIVE: start at the first one); no other window contains it. No pixel is written twice.
     """
-    image, row, column, channel = coordinates(height, width, tiles_channels, BLOCK_P, BLOCK_C)
+    image, row, column, channel, inside = coordinates(
+        batch, channels, height, width, tiles_channels, LAST, BLOCK_P, BLOCK_C
+    )
     if ADAPTIVE:
-        top, first = row * rows // height, column * columns // width
+        top, first = quotient(row * rows[0], height), quotient(column * columns[0], width)
     else:
-        top = (row + above) // stride_rows - (reach_rows - 1)
-        first = (column + left) // stride_columns - (reach_columns - 1)
-    in_channels, in_images = (channel < channels)[None, :], image < batch
+        top = quotient(row + above, stride_rows) - (reach_rows - 1)
+        first = quotient(column + left, stride_columns) - (reach_columns - 1)
+    at = place(dout, dout_strides, image, top, first, channel)
+    if MAX:
+        named = place(indices, indices_strides, image, top, first, channel)
+        own = (row * width[0] + column).to(tl.int64)
     acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
-    for step in range(reach_rows * reach_columns):
-        p, q = top + step // reach_columns, first + step % reach_columns
-        live = in_images & (p >= 0) & (p < rows) & (q >= 0) & (q < columns)
-        if MAX:
-            at = tl.load(
-                place(indices, indices_strides, image, p, q, channel), mask=live[:, None] & in_channels, other=-1
-            )
-            hit = at == (row * width + column).to(tl.int64)[:, None]
-            acc += tl.load(place(dout, dout_strides, image, p, q, channel), mask=hit, other=0.0).to(ACC)
-        else:
-            start, end = window(p, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
-            begin, stop = window(q, kernel_columns, stride_columns, left, dilation_columns, width, columns, ADAPTIVE)
-            live = live & (row >= start) & (row < end) & (column >= begin) & (column < stop)
-            mask = live[:, None] & in_channels
-            g = tl.load(place(dout, dout_strides, image, p, q, channel), mask=mask, other=0.0).to(ACC)
-            if divisor is None:
-                count = elements(start, end, height, PADDED) * elements(begin, stop, width, PADDED)
-                acc += g / tl.maximum(count, 1).to(ACC)[:, None]
-            else:
-                acc += g / divisor.to(ACC)
-    mask = in_images[:, None] & in_channels
-    tl.store(place(dx, dx_strides, image, row, column, channel), acc.to(dx.dtype.element_ty), mask=mask)
+    for i in range(0, reach_rows, ROWS):
+        for j in range(0, reach_columns, COLUMNS):
+            for tap in tl.static_range(ROWS * COLUMNS):
+                down = tl.full((), i + tap // COLUMNS, tl.int32)
+                across = tl.full((), j + tap % COLUMNS, tl.int32)
+                p, q = top + down, first + across
+                live = inside & (p >= 0) & (p < rows[0]) & (q >= 0) & (q < columns[0])
+                if MAX:
+                    live = live & (down < reach_rows) & (across < reach_columns)
+                    step = axis_offset(down, indices_strides[2]) + axis_offset(across, indices_strides[3])
+                    hit = load_tile(named + step, live, indices_strides[1], indices_strides[3]) == own
+                else:
+                    start, end = window(p, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
+                    begin, stop = window(
+                        q, kernel_columns, stride_columns, left, dilation_columns, width, columns, ADAPTIVE
+                    )
+                    live = live & (row >= start) & (row < end) & (column >= begin) & (column < stop)
+                step = axis_offset(down, dout_strides[2]) + axis_offset(across, dout_strides[3])
+                g = load_tile(at + step, live, dout_strides[1], dout_strides[3]).to(ACC)
+                if MAX:
+                    acc += tl.where(hit, g, 0.0)
+                elif divisor is None:
+                    count = elements(start, end, height, PADDED) * elements(begin, stop, width, PADDED)
+                    acc += g / tl.maximum(count, 1).to(ACC)
+                else:
+                    acc += g / divisor.to(ACC)
+    write(dx, dx_strides, image, row, column, channel, acc, inside)

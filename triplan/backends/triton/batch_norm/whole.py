@@ -1,0 +1,93 @@
+"""Kernel ``whole``: one launch for the gradient of channels of few elements, of which a program has all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.table import kernel
+from triplan.backends.triton.batch_norm.channels import (
+    ELEMENTS,
+    TILE_BYTES,
+    WARPS,
+    Geometry,
+    arguments,
+    channels_guarantee,
+    geometry,
+    launch,
+    supports as channels_support,
+)
+from triplan.backends.triton.batch_norm.whole_kernels import batch_norm_whole_kernel
+from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import TL, ceil_power, layout
+from triplan.descriptors import BatchNormBackwardDescriptor
+from triplan.sku import PrecisionGuarantee, Support, Target
+from triplan.sku.facts import fact
+
+#: Bytes of neighbouring channels of a tile, where they are adjacent: fewer than of ``channels``, so that programs are
+#: more. Untuned.
+CHANNEL_BYTES = 64
+#: Tiles of a program at most. Untuned.
+MOST_TILES = 16
+#: Microseconds that a program takes for one tile in both walks. Measured on an H200: 1.4 to 3.7.
+TILE_US = 2.0
+#: Warps of a multiprocessor at a time, by their registers.
+RESIDENT_WARPS = 24
+
+
+@fact
+def tiles(desc: BatchNormBackwardDescriptor) -> Geometry:
+    """As of ``channels``, but a program has all rows: ``each`` is the number of its tiles."""
+    found = geometry(desc)
+    if found.last:
+        size = TILE_BYTES // desc.element.itemsize
+        block = min(ceil_power(desc.channels), CHANNEL_BYTES // desc.element.itemsize)
+        height = min(size // block, ceil_power(found.rows))
+        warps = max(height * block * WARPS // size, 1)
+        blocks, groups = -(-desc.channels // block), -(-found.rows // height)
+        found = found._replace(height=height, block=block, warps=warps, blocks=blocks, groups=groups)
+    else:
+        found = found._replace(blocks=desc.channels)
+    return found._replace(each=found.groups * found.across, parts=1)
+
+
+def supports(desc: BatchNormBackwardDescriptor, target: Target) -> Support:
+    if not desc.training:
+        return Support.no("running statistics: sums are needed by no element")
+    if tiles(desc).each > MOST_TILES:
+        return Support.no(f"a channel has {tiles(desc).each} tiles; a program walks at most {MOST_TILES}")
+    return channels_support(desc, target)
+
+
+def rank(desc: BatchNormBackwardDescriptor, target: Target) -> float:
+    """Estimated microseconds."""
+    nbytes = sum(o.nbytes for o in desc.operands())
+    found = tiles(desc)
+    resident = max(RESIDENT_WARPS // found.warps, 1) * max(target.sm_count, 1)
+    walks = -(-found.blocks // resident) * found.each * TILE_US
+    return card.LAUNCH_US + max(walks, nbytes / card.BYTES_PER_US)
+
+
+def guarantee(desc: BatchNormBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
+    """As of ``channels``, by the depth of one program's sums."""
+    return channels_guarantee(desc, tiles(desc).depth)
+
+
+def build(desc: BatchNormBackwardDescriptor, target: Target) -> list[Launch]:
+    if desc.channels == 0:
+        return []
+    found = tiles(desc)
+    given = {**arguments(desc), "across": Int(found.across), "steps": Int(found.each)}
+    tile = {"LAST": found.last, "COMPUTE": TL[desc.element.compute], "ROWS": found.height, "BLOCK": found.block}
+    return [launch(batch_norm_whole_kernel, found.blocks, given, found.warps, **tile)]
+
+
+kernel(
+    op="batch_norm_backward",
+    name="whole",
+    elements=ELEMENTS,
+    supports=supports,
+    rank=rank,
+    guarantee=guarantee,
+    layout=layout,
+)(build)
