@@ -10,9 +10,10 @@ from cases import CPU, required
 from triplan.testing import check_plan, check_refusals
 
 INTERPRETED = ("tiles", "tiles_invariant")
+BACKWARD_INTERPRETED = ("separate", "tiles_invariant")
 HOPPER = ("wgmma", "wgmma_tiles")
 #: The entries of both ops for halves and floats.
-ENTRIES = {"gemm": (*INTERPRETED, "split_k", *HOPPER), "gemm_backward": (*INTERPRETED, "wgmma")}
+ENTRIES = {"gemm": (*INTERPRETED, "split_k", *HOPPER), "gemm_backward": (*BACKWARD_INTERPRETED, "wgmma")}
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 EPILOGUES = ("identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu")

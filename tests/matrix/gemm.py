@@ -36,6 +36,9 @@ def products(element: str) -> Iterator[tp.Descriptor]:
         found.append(base.replace(out_element="f32", epilogue="bias"))
         found.append(tp.BatchedGemmDescriptor(batch=4, m=4096, n=4096, k=4096, element=element, symmetric=True))
         found.append(found[-1].replace(reads_c0=True))
+        odd = base.replace(m=2049, n=2047, k=4095, epilogue="bias")
+        found += [odd, odd.replace(layouts={"a": LOOSE_COLUMN, "b": "strided", "c": COLUMN}, reads_c0=True)]
+        found.append(tp.BatchedGemmDescriptor(batch=24, m=118, n=9514, k=1025, element=element, epilogue="silu"))
     if element == "f32":
         found += [d.replace(math="tf32") for d in found]
         three = base.replace(math="tf32x3", epilogue="bias_gelu")
@@ -69,6 +72,23 @@ def one_by_one(entry: str) -> Iterator[tp.Descriptor]:
     yield tp.GemmDescriptor(m=2048, n=8, k=64, element="f64", epilogue="bias", layouts={"c": COLUMN})
 
 
+def thin(element: str) -> Iterator[tp.Descriptor]:
+    """One row, one column or a short k."""
+    base = tp.GemmDescriptor(m=1, n=4096, k=4096, element=element)
+    column, strided = base.replace(m=23629, n=1, k=11253), dict.fromkeys(("a", "b", "c"), "strided")
+    for desc in (base, column):
+        yield desc.replace(epilogue="bias_gelu")
+        yield desc.replace(layouts={"a": LOOSE_COLUMN, "b": COLUMN}, epilogue="silu")
+        yield desc.replace(layouts=strided, reads_c0=True)
+    for batch, k in ((1, 5120), (61, 768), (512, 65)):
+        yield tp.BatchedGemmDescriptor(batch=batch, m=1, n=1, k=k, element=element)
+    yield tp.BatchedGemmDescriptor(batch=100, m=33, n=1, k=150, element=element, epilogue="bias_silu")
+    for k in (1, 2, 3, 8):
+        yield base.replace(m=1001, k=k, epilogue="bias_gelu")
+        yield base.replace(m=5376, n=3, k=k, layouts={"c": COLUMN}, reads_c0=True)
+        yield base.replace(m=77, k=k, layouts=strided, reads_c0=True, epilogue="bias_gelu")
+
+
 def integers(op: str) -> Iterator[tp.Descriptor]:
     if op == "gemm":
         base = tp.GemmDescriptor(m=16, n=4096, k=4096, element="i8", layouts={"b": COLUMN})
@@ -93,7 +113,12 @@ def gradients(element: str) -> Iterator[tp.Descriptor]:
         backward(64, 1001, 1024, element, (1, 0, 0)),
         backward(4099, 1003, 77, element, (1, 1, 1), layouts=dict.fromkeys(("dc", "a", "b", "da", "db"), "strided")),
         backward(64, 4096, 4096, element, (1, 1, 1)),
+        backward(1601, 16384, 1, element, (1, 1, 1)),
+        backward(1, 2699, 4096, element, (1, 1, 1)),
+        backward(3072, 1, 1233, element, (1, 1, 1), layouts={"dc": LOOSE_COLUMN}),
     ]
+    if element in ("f16", "bf16"):
+        found.append(backward(1600, 17749, 12437, element, (1, 1, 1)))
     if element == "f32":
         found += [d.replace(math=math) for d, math in zip(found[:2], ("tf32", "tf32x3"), strict=True)]
     yield from found
@@ -103,7 +128,7 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
     if op == "gemm_backward":
         yield from (d for element in ELEMENTS for d in gradients(element))
     else:
-        yield from (d for element in ELEMENTS for d in products(element) if d.op == op)
+        yield from (d for element in ELEMENTS for d in (*products(element), *thin(element)) if d.op == op)
         yield from integers(op)
         if op == "gemm":
             yield from (*vectors(), *one_by_one(entry))
@@ -111,9 +136,9 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
     """Tensor cores, and how they are fed."""
-    if name in ("pieces_kernel", "column_sums_kernel"):
+    if name in ("pieces_kernel", "column_sums_kernel", "gemv_kernel", "gemv_pieces_kernel", "outer_kernel"):
         return (), ()
-    if entry.startswith("wgmma"):
+    if name.startswith("wgmma"):
         # Between the initialisation of the last barrier and what follows it, TMA is told.
         fence = r"mbarrier\.init[^;]*;(?:(?!mbarrier\.init|griddepcontrol)[\s\S])*fence\.proxy\.async\.shared"
         return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor", fence), ()
@@ -125,7 +150,12 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
         has.append(r"tf32\.tf32")
     elif desc.element != "f64" and desc.multiplicands != tp.MathPrecision.F32:
         has.append(r"wgmma\.mma_async|mma\.sync")
-        if desc.op == "gemm" and desc.layouts == () and min(desc.m, desc.n, desc.k) > 64:
+        if (
+            desc.op == "gemm"
+            and desc.layouts == ()
+            and min(desc.m, desc.n, desc.k) > 64
+            and desc.n % 16 == desc.k % 16 == 0
+        ):
             has.append(r"cp\.async\.cg")
     if desc in tuple(vectors()):
         has, lacks = [*has, r"cp\.async\.cg\.shared\.global"], (r"cp\.async\.ca", r"ld\.global\.b16")

@@ -136,6 +136,8 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
                 yield _turned(found)
             elif cls.category is OpCategory.CONV:
                 yield _with_channels_last(found)
+            elif cls.category is OpCategory.GEMM:
+                yield from (found.replace(n=1), found.replace(k=1))
         except InvalidProblem:
             continue
 

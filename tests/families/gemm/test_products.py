@@ -186,7 +186,8 @@ def test_a_thousand_shapes_compile_a_handful_of_kernels(op: str, entry: str) -> 
         else:
             desc = backward(8 * i, 4096, 8 * i, "f16", (1, 1, 1))
         sources.update(launch.source() for launch in required(desc, entry, H200).launches)
-    assert 1 <= len(sources) <= 40
+    # Each of two products takes a kernel of its own.
+    assert 1 <= len(sources) <= (60 if entry == "separate" else 40)
 
 
 FORWARD = tp.GemmDescriptor(m=64, n=64, k=64, element="f16")

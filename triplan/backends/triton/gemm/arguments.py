@@ -35,9 +35,16 @@ ACTIVATIONS = {
 GROUP_M = 8
 
 
+def _vectors(itemsize: int) -> tuple[int, ...]:
+    """Elements per load that kernels know of. Pairs of four bytes are left out: on an H200 they were slower than one by
+    one."""
+    return (vector_elements(itemsize), 2, 1) if itemsize <= 2 else (vector_elements(itemsize), 1)
+
+
 def extent(value: int, itemsize: int) -> Int:
-    """An extent of a matrix. Masked vector loads need to know a divisor of it: 16, a vector's elements, or 1."""
-    known = next(d for d in (16, vector_elements(itemsize), 1) if value % d == 0)
+    """An extent of a matrix. Masked vector loads need to know a divisor of it: 16, a vector's elements, 2 of two bytes
+    (a word), or 1."""
+    known = next(d for d in (16, *_vectors(itemsize)) if value % d == 0)
     return Int(value, wide=value >= I32_COUNTER_LIMIT, divisibility=known)
 
 
@@ -55,8 +62,7 @@ def matrix_strides(o: Operand | None, names: Sequence[str]) -> tuple[dict[str, A
         return dict.fromkeys(names), {}
     unit = unit_axis(o)
     first = len(o.shape) - 2
-    vectors = stride_multiple(o) % vector_elements(o.element.itemsize) == 0
-    divisibility = 16 // o.element.itemsize if vectors else 1
+    divisibility = next(d for d in _vectors(o.element.itemsize) if stride_multiple(o) % d == 0)
     args: dict[str, Arg] = {}
     constants: dict[str, int] = {}
     for axis, name in zip((first, first + 1, 0), names, strict=True):

@@ -9,7 +9,7 @@ from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import TL
 from triplan.backends.triton.gemm import column_sums_kernels as kernels
 from triplan.backends.triton.gemm.arguments import extent, matrix_strides, pointer, vector_stride
-from triplan.backends.triton.gemm.matrices import unit_axis
+from triplan.backends.triton.gemm.matrices import is_elementwise
 from triplan.descriptors import GemmBackwardDescriptor
 from triplan.sku import ElementKind
 
@@ -17,7 +17,7 @@ from triplan.sku import ElementKind
 BLOCK_ROWS = 64
 #: Columns per program.
 BLOCK_COLUMNS = 128
-#: Columns per program where dc has no unit stride: each element then has an address of its own, of two registers.
+#: Columns per program where dc is read element by element: each then has an address of its own, of two registers.
 BLOCK_COLUMNS_ELEMENTWISE = 32
 #: Programs that the first launch aims at: four per multiprocessor of an H200. One number for all targets, because the
 #: number of chunks enters the tolerance.
@@ -27,7 +27,7 @@ GAPS_US = 4.0
 
 
 def _block_columns(desc: GemmBackwardDescriptor) -> int:
-    return BLOCK_COLUMNS_ELEMENTWISE if unit_axis(desc.operand("dc")) is None else BLOCK_COLUMNS
+    return BLOCK_COLUMNS_ELEMENTWISE if is_elementwise(desc.operand("dc")) else BLOCK_COLUMNS
 
 
 def _block_rows(desc: GemmBackwardDescriptor) -> int:

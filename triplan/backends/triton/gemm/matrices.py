@@ -55,6 +55,16 @@ def is_elementwise(o: Operand) -> bool:
     return unit is None or o.alignment < 16 or bool(stride_multiple(o) % width or o.shape[unit - 2] % width)
 
 
+def elements_per_load(o: Operand) -> float:
+    """Elements per load where a matrix ``is_elementwise``: 2 halves if they make a word of 4 bytes, else 1. Half of one
+    without unit stride, as half of what is loaded, or more, is not wanted."""
+    unit = unit_axis(o)
+    if unit is None:
+        return 0.5
+    words = o.element.itemsize == 2 and o.alignment >= 16 and stride_multiple(o) % 2 == 0 and o.shape[unit - 2] % 2 == 0
+    return 2.0 if words else 1.0
+
+
 def lacks_unit_stride(desc: MatrixProductDescriptor) -> bool:
     """Whether any matrix, read or written, is promised no unit stride."""
     return any(unit_axis(o) is None for o in desc.operands() if len(o.shape) > 1)

@@ -19,22 +19,28 @@ from triplan.backends.triton.gemm import split_k_kernels as kernels
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, pointer, product_arguments
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
-from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, layout
+from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, has_elementwise_access, layout
 from triplan.backends.triton.gemm.tile_costs import tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
 from triplan.descriptors.gemm import MatrixProductDescriptor
-from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
+from triplan.sku import SUPPORTED, ArchSku, ElementKind, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
-#: Pieces that k may be cut into. Each power of two is one binary of the second kernel.
-PIECES = (2, 4, 8, 16)
-#: Most rows of a tile, by bytes of an element. Taller tiles serve products that fill the card anyhow; wide elements
-#: have no registers for them.
-MAX_TILE_ROWS = {2: 64, 4: 32, 8: 32}
-#: Rows of C per program of the second kernel.
-SUM_M = 4
-#: Columns of C per program of the second kernel: with ``SUM_M`` rows, 16 bytes per thread of 4 warps.
-SUM_N = 128
+#: Pieces that k may be cut into.
+PIECES = (2, 4, 8, 16, 32, 64)
+#: Pieces whose sums the second kernel loads at a time. Each power of two up to it is one binary.
+PIECES_AT_ONCE = 16
+#: Microseconds of the second kernel for each further ``PIECES_AT_ONCE`` pieces. Untuned.
+PIECES_US = 0.6
+#: Most rows of a tile, by the precision of the multiplicands. Taller tiles serve products that fill the card anyhow;
+#: f32 and f64 have no registers for them.
+MAX_TILE_ROWS = {MathPrecision.F32: 32, MathPrecision.F64: 32}
+MAX_TILE_ROWS_ELSE = 64
+#: Most accumulators per thread of tf32x3 with elementwise access. More spill.
+MAX_ACCUMULATORS_TF32X3 = 16
+#: Rows and columns of C per program of the second kernel, for C of few columns and of more: 16 bytes per thread of 4
+#: warps.
+SUM_TALL, SUM_WIDE = (64, 8), (4, 128)
 #: Microseconds of the second launch. On sm90a both launches are placed while the one ahead of them ends, which saves
 #: 0.3 us more than the second one takes; but two launches cost more host time than one, so some cost is kept.
 SUM_LAUNCH_US = {ArchSku.SM90A: 0.4, ArchSku.SM80: 0.7, ArchSku.CPU: 0.7}
@@ -69,9 +75,11 @@ def splits_with(tiles: Iterable[Tile], k: int) -> list[Split]:
 
 @fact
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
-    """Every split of the tiles that are not too tall."""
-    most = MAX_TILE_ROWS[desc.element.itemsize]
-    return tuple(splits_with((t for t in tiles_of(desc, target) if t.m <= most), desc.k))
+    """Every split of the tiles that are not too large."""
+    rows = MAX_TILE_ROWS.get(desc.multiplicands, MAX_TILE_ROWS_ELSE)
+    three = desc.multiplicands is MathPrecision.TF32X3 and has_elementwise_access(desc)
+    found = (t for t in tiles_of(desc, target) if not three or t.accumulators <= MAX_ACCUMULATORS_TF32X3)
+    return tuple(splits_with((t for t in found if t.m <= rows), desc.k))
 
 
 @fact
@@ -82,9 +90,14 @@ def cheapest_split(desc: MatrixProductDescriptor, target: Target) -> Split:
 
 def split_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
     """Estimated microseconds of both kernels."""
-    written_and_read = 2 * split.pieces * math.prod(desc.lead) * desc.m * desc.n * desc.sums.itemsize
-    summing = SUM_LAUNCH_US[target.arch] + written_and_read / PARTIAL_BYTES_PER_US
-    return tile_us(desc, split.tile, target, split.pieces) + summing
+    return tile_us(desc, split.tile, target, split.pieces) + sum_us(desc, split.pieces, target)
+
+
+def sum_us(desc: MatrixProductDescriptor, pieces: int, target: Target) -> float:
+    """Estimated microseconds of the second kernel, and of writing what it reads."""
+    written_and_read = 2 * pieces * desc.operand("c").numel * desc.sums.itemsize
+    later = (pieces - 1) // PIECES_AT_ONCE
+    return SUM_LAUNCH_US[target.arch] + later * PIECES_US + written_and_read / PARTIAL_BYTES_PER_US
 
 
 def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
@@ -92,14 +105,21 @@ def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
     return split.count(desc.k) * desc.operand("c").numel * desc.sums.itemsize
 
 
+def _sum_block(desc: MatrixProductDescriptor) -> tuple[int, int]:
+    """Rows and columns of C per program of the second kernel."""
+    return SUM_TALL if desc.n <= SUM_TALL[1] else SUM_WIDE
+
+
 def _sum_programs(desc: MatrixProductDescriptor) -> int:
-    return math.prod(desc.lead) * -(-desc.m // SUM_M) * -(-desc.n // SUM_N)
+    rows, columns = _sum_block(desc)
+    return math.prod(desc.lead) * -(-desc.m // rows) * -(-desc.n // columns)
 
 
 def sum_launch(desc: MatrixProductDescriptor, pieces: int) -> Launch:
-    """c from ``pieces`` (at most 16) partial products, which the workspace begins with, in their order."""
+    """c from ``pieces`` partial products, which the workspace begins with, in their order."""
     c, compute = desc.operand("c"), desc.sums
     epilogue, constants = epilogue_arguments(desc)
+    rows, columns = _sum_block(desc)
     return Launch(
         kernels.pieces_kernel,
         _sum_programs(desc),
@@ -114,9 +134,9 @@ def sum_launch(desc: MatrixProductDescriptor, pieces: int) -> Launch:
         },
         {
             **constants,
-            "BLOCK_M": SUM_M,
-            "BLOCK_N": SUM_N,
-            "MOST_PIECES": 1 << (pieces - 1).bit_length(),
+            "BLOCK_M": rows,
+            "BLOCK_N": columns,
+            "MOST_PIECES": min(1 << (pieces - 1).bit_length(), PIECES_AT_ONCE),
             "ACC": TL[compute],
         },
         overlaps=True,

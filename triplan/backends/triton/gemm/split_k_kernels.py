@@ -100,7 +100,7 @@ def pieces_kernel(
     """c = act(alpha * (partial[0] + partial[1] + ...) + beta * c0 + bias), BLOCK_M by BLOCK_N elements per program.
 
     ``partial`` (pieces, products, m, n) is packed and of element ACC, with ``slab`` elements per piece; ``c``, ``c0``
-    and ``pre`` (products, m, n); ``bias`` (n,). MOST_PIECES is ``pieces``, rounded up to a power of two.
+    and ``pre`` (products, m, n); ``bias`` (n,). MOST_PIECES pieces are loaded at a time.
     """
     begin(OVERLAPS)
     program = tl.program_id(0)
@@ -120,8 +120,9 @@ def pieces_kernel(
     at = partial + row[:, None] * n + column[None, :]
     inside = (row < m)[:, None] & (column < n)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    for piece in tl.static_range(MOST_PIECES):  # unrolled: all loads are in flight before the first addition
-        acc += tl.load(at + piece * slab, mask=inside & (piece < pieces), other=0.0)
+    for first in range(0, pieces, MOST_PIECES):
+        for i in tl.static_range(MOST_PIECES):  # unrolled: all loads are in flight before the first addition
+            acc += tl.load(at + (first + i) * slab, mask=inside & (first + i < pieces), other=0.0)
     epilogue(
         acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, pre, prem, pren, ACTIVATION, ACC
     )

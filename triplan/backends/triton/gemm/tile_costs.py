@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 
 from triplan.backends.triton.common.card import SM_REGISTERS
-from triplan.backends.triton.gemm.matrices import is_row_major
+from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, is_row_major
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
+from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ArchSku, MathPrecision, Target
 from triplan.sku.facts import fact
@@ -39,14 +40,18 @@ LATENCY_64K_US = 0.43
 MFLOP_US = {True: 0.122, False: 0.237}
 #: Bytes per microsecond that reach one multiprocessor through pointers while all load, by whether B is row-major.
 FEED_BYTES_PER_US = {True: 2.36e5, False: 5.78e5}
-#: Time of one operation relative to f16 on sm90a. Peak rates; untuned.
+#: Microseconds of loading 1000 elements one by one into one multiprocessor: addresses, masks, shared memory. Set by
+#: hand from odd extents of about 2000 on an H200, which no sweep has.
+ELEMENTWISE_US = 0.07
+#: Time of one operation relative to f16 on sm90a. Peak rates; untuned, but for tf32x3 and f32 on sm90a, which were set
+#: by hand as ``ELEMENTWISE_US``: each factor of tf32x3 is split in registers, and FMAs wait for shared memory.
 RELATIVE_TIME = {
     MathPrecision.F16: {ArchSku.SM90A: 1.0, ArchSku.SM80: 2.0},
     MathPrecision.BF16: {ArchSku.SM90A: 1.0, ArchSku.SM80: 2.0},
     MathPrecision.EXACT: {ArchSku.SM90A: 0.5, ArchSku.SM80: 1.0},
     MathPrecision.TF32: {ArchSku.SM90A: 2.0, ArchSku.SM80: 4.0},
-    MathPrecision.TF32X3: {ArchSku.SM90A: 6.0, ArchSku.SM80: 12.0},
-    MathPrecision.F32: {ArchSku.SM90A: 12.0, ArchSku.SM80: 28.0},
+    MathPrecision.TF32X3: {ArchSku.SM90A: 16.0, ArchSku.SM80: 12.0},
+    MathPrecision.F32: {ArchSku.SM90A: 24.0, ArchSku.SM80: 28.0},
     MathPrecision.F64: {ArchSku.SM90A: 14.0, ArchSku.SM80: 32.0},
 }
 #: Exponent p of the p-norm that combines the limits.
@@ -70,6 +75,14 @@ def resident_programs(tile: Tile, itemsize: int, target: Target) -> int:
     return max(1, min(by_memory, by_registers))
 
 
+def _fed_us(o: Operand, elements: int, b_rows: bool) -> float:
+    """Microseconds of loading a step's elements of a factor; ``b_rows``: whether B is row-major."""
+    itemsize = o.element.itemsize
+    if not is_elementwise(o):
+        return elements * itemsize / FEED_BYTES_PER_US[b_rows]
+    return elements * ELEMENTWISE_US / 1000 / elements_per_load(o)
+
+
 def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: int = 1) -> float:
     """Estimated microseconds of one kernel that multiplies in ``tile``, with k cut into ``pieces``."""
     itemsize, rows = desc.element.itemsize, is_row_major(desc.operand("b"))
@@ -82,7 +95,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
 
     relative = RELATIVE_TIME[desc.multiplicands].get(target.arch, 1.0)
     computed = 2e-6 * tile.m * tile.n * tile.k * MFLOP_US[rows] * relative
-    fed = (tile.m + tile.n) * tile.k * itemsize / FEED_BYTES_PER_US[rows]
+    a, b = desc.operand("a"), desc.operand("b")
+    fed = _fed_us(a, tile.m * tile.k, rows) + _fed_us(b, tile.n * tile.k, rows)
     compute = waves * steps * (computed + fed)
 
     requested = (min(tile.m, max(desc.m, 1)) + tile.n) * tile.k * itemsize

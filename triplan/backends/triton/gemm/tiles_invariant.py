@@ -48,7 +48,7 @@ def tile_class(desc: MatrixProductDescriptor, fixed: Fixed = "b") -> str:
 
 def numerics(desc: MatrixProductDescriptor) -> str:
     """Equal for products whose rows are accumulated in the same order."""
-    return f"gemm-tiles-invariant.{desc.multiplicands}.{desc.out}.{desc.epilogue}.{tile_class(desc)}.v1"
+    return f"gemm-tiles-invariant.{desc.multiplicands}.{desc.out}.{desc.epilogue}.{tile_class(desc)}.v2"
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:

@@ -46,7 +46,7 @@ GROUP_M = 4
 #: Least steps along k of a part, of those that k may be cut into. Untuned.
 LEAST_STEPS = 16
 #: Most parts: as ``split_k`` adds at a time.
-MOST_PARTS = split_k.PIECES[-1]
+MOST_PARTS = split_k.PIECES_AT_ONCE
 #: Tiles are dealt by ``few`` only if the busiest program then has less than this share of its work. Untuned.
 WORTH = 0.97
 

@@ -1,0 +1,99 @@
+"""Matrix products of one row, one column or a short k, without tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from cases import H200, INTERPRETER, required
+from cases.gemm import ELEMENTS, batched_grid, check, compared, grid, plan_with
+from proofs import MARKS, target
+
+import triplan as tp
+from triplan.backends.triton.gemm import gemv, outer
+from triplan.backends.triton.gemm.gemv import Block
+
+#: Of one row, of one column, of both.
+VECTORS = ((1, 35, 70), (37, 1, 70), (1, 1, 70), (1, 5, 0), (0, 1, 3))
+#: k up to the longest.
+SHORT = ((17, 35, 1), (5, 66, 3), (70, 3, 8), (1, 9, 2), (9, 1, 5), (3, 4, 0))
+
+
+def problems(entry: str, element: str) -> Iterator[tp.Descriptor]:
+    sizes = VECTORS if entry == "gemv" else SHORT
+    yield from (desc for m, n, k in sizes for desc in grid(element, m, n, k))
+    yield from (desc for m, n, k in sizes[:3] for desc in batched_grid(element, 3, m, n, k))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("where", [pytest.param(where, marks=mark) for where, mark in MARKS.items() if where != "cpu"])
+@pytest.mark.parametrize("entry", ["gemv", "outer"])
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_every_layout_and_epilogue(where: str, entry: str, element: str) -> None:
+    assert compared(problems(entry, element), lambda desc: required(desc, entry, target(where))) > 0
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("where", [pytest.param(where, marks=mark) for where, mark in MARKS.items() if where != "cpu"])
+@pytest.mark.parametrize("pieces", [2, 16, 32])
+def test_pieces(where: str, pieces: int) -> None:
+    """Wide along k and wide along rows; a last piece that is shorter, and more pieces than are added at a time."""
+    ran, entry = 0, next(e for e in tp.TABLE.rows("gemm") if e.name == "gemv")
+    for turn, block in enumerate((Block(4, 32, pieces), Block(32, 4, pieces))):
+        for m, n, k in ((1, 35, 1000), (37, 1, 1001)):
+            layouts = {"a": tp.Layout.strided(unit_axis=turn)}
+            desc = tp.GemmDescriptor(m=m, n=n, k=k, element="bf16", epilogue="bias_silu", layouts=layouts)
+            made, size = gemv.launches(desc, block), gemv.partial_bytes(desc, block)
+            assert size == block.count(k) * m * n * 4
+            plan = plan_with(desc, f"gemv {block}", made, size, entry.guarantee, target(where))
+            ran += check(plan, turn)
+    assert ran > 0
+
+
+@pytest.mark.parametrize("k", [0, 1, 31, 64, 1000, 4097])
+@pytest.mark.parametrize("pieces", [1, 2, 64])
+def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> None:
+    block = Block(8, 32, pieces)
+    depth, count = block.piece(k), block.count(k)
+    assert depth % 32 == 0
+    assert 1 <= count <= pieces
+    assert (count - 1) * depth < max(k, 1) <= count * depth
+
+
+def test_what_is_chosen() -> None:
+    """Blocks are wide along the unit-stride axis, k is cut where rows are few, and no block is wasted on one row."""
+    row = tp.GemmDescriptor(m=4, n=1, k=50000, element="f16")
+    assert tp.plan(row, target=H200).sku().kernel == "gemv"
+    found = gemv.cheapest_block(row, H200)
+    assert found.depth > 32 * found.rows
+    assert found.pieces > 1
+    many = gemv.cheapest_block(row.replace(m=1, n=100000, k=512), H200)
+    assert many.rows > many.depth
+    dots = tp.BatchedGemmDescriptor(batch=256, m=1, n=1, k=768, element="f32")
+    assert gemv.cheapest_block(dots, H200).pieces == 1
+    assert tp.plan(tp.GemmDescriptor(m=4096, n=4095, k=2, element="bf16"), target=H200).sku().kernel == "outer"
+    for desc, kernel in ((row.replace(n=2), "gemv"), (row.replace(k=outer.MOST_K + 1), "outer")):
+        with pytest.raises(tp.Unsupported, match=r"neither one row|is longer than"):
+            required(desc, kernel, H200)
+
+
+def test_gradients_are_products_of_their_own() -> None:
+    """Of one column of factors, da is a matrix times a vector, and so is db; of one row, one of them is an outer."""
+    one = tp.GemmBackwardDescriptor(m=257, n=22914, k=1, element="f32")
+    plan = tp.plan(one, target=H200)
+    assert plan.sku().kernel == "separate"
+    names = {x.kernel.__name__ for x in plan.launches}
+    assert names <= {"gemv_kernel", "gemv_pieces_kernel", "pieces_kernel"}
+    names = {x.kernel.__name__ for x in tp.plan(one.replace(m=1, k=512), target=H200).launches}
+    assert "outer_kernel" in names
+    tall = tp.GemmBackwardDescriptor(m=100_000, n=96, k=96, element="f32", wants_da=False)
+    assert [x.kernel.__name__ for x in required(tall, "separate", H200).launches] == ["split_kernel", "pieces_kernel"]
+
+
+@pytest.mark.interpret
+def test_an_outer_product_is_exact_interpreted() -> None:
+    desc = tp.GemmDescriptor(m=5, n=300, k=1, element="f32", math="tf32")
+    a, b, c = torch.randn(5, 1), torch.randn(1, 300), torch.empty(5, 300)
+    required(desc, "outer", INTERPRETER).run(tp.GemmArgs(a=a, b=b, c=c))
+    assert torch.equal(c, a * b)

@@ -1,0 +1,218 @@
+"""Kernel ``gemv``: a product of one row or one column, as sums of products along k.
+
+The other factor is streamed once, in blocks that are wide along its unit-stride axis. Where its rows do not fill the
+card, k is cut into pieces, whose sums a second launch adds in order, as in ``split_k``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
+from triplan.backends.table import kernel
+from triplan.backends.triton.common.card import BYTES_PER_US, MAX_THREAD_REGISTERS, SECTOR
+from triplan.backends.triton.common.offsets import TL
+from triplan.backends.triton.gemm import gemv_kernels as kernels, split_k
+from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, matrix_strides, pointer
+from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
+from triplan.backends.triton.gemm.guarantees import guarantee
+from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, is_elementwise, layout, unit_axis
+from triplan.backends.triton.gemm.tile_costs import combined
+from triplan.descriptors import Operand
+from triplan.descriptors.gemm import MatrixProductDescriptor
+from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku.facts import fact
+
+#: Elements of the matrix per program and step, by bytes of an element: 64 KiB in the registers of 4 warps at most.
+BLOCK_ELEMENTS = {2: 8192, 4: 4096, 8: 2048}
+#: The same where each element has an address of its own.
+BLOCK_ELEMENTS_ELEMENTWISE = {2: 4096, 4: 4096, 8: 2048}
+#: Columns of a block where k is the matrix's unit-stride axis.
+DEPTHS = (32, 128, 512, 2048, 8192)
+#: Rows of a block where its rows lie along the unit-stride axis.
+WIDTHS = (32, 128, 512)
+#: By how much a block may be smaller, for small products: fewer elements are waited for.
+SMALLER = (1, 8)
+#: Programs that a multiprocessor holds at a time, by their registers.
+RESIDENT = 3
+#: Microseconds of a kernel besides its steps, of a step whose operands come from memory, and of 1000 elements of a
+#: block in one multiprocessor. Untuned.
+FIXED_US, STEP_US, ELEMENTS_US = 1.8, 0.8, 0.02
+LIMITS_POWER = 2.4
+
+
+class Block(NamedTuple):
+    """Rows and columns of the matrix that a program reads in a step, and pieces that k is cut into."""
+
+    rows: int
+    depth: int
+    pieces: int
+
+    def piece(self, k: int) -> int:
+        """Extent of a piece: whole steps."""
+        return max(-(-k // (self.depth * self.pieces)), 1) * self.depth
+
+    def count(self, k: int) -> int:
+        """Pieces that are not empty; 1 for k = 0."""
+        return max(-(-k // self.piece(k)), 1)
+
+
+def _is_one_row(desc: MatrixProductDescriptor) -> bool:
+    """Whether C is computed as b.T @ a.T: one row of it, not one column."""
+    return desc.n != 1
+
+
+def matrix_of(desc: MatrixProductDescriptor) -> tuple[Operand, bool]:
+    """The factor that is the matrix, and whether blocks of it are wide along k: where its rows have no unit stride."""
+    one_row = _is_one_row(desc)
+    o = desc.operand("b" if one_row else "a")
+    return o, rows_of(desc) == 1 or unit_axis(o) != (1 if one_row else 0)
+
+
+def rows_of(desc: MatrixProductDescriptor) -> int:
+    """Elements of each product's result."""
+    return desc.n if _is_one_row(desc) else desc.m
+
+
+def blocks_of(desc: MatrixProductDescriptor) -> list[Block]:
+    """Every block that suits the matrix's layout, with every number of pieces that k is long enough for."""
+    o, along_k = matrix_of(desc)
+    most = (BLOCK_ELEMENTS_ELEMENTWISE if is_elementwise(o) else BLOCK_ELEMENTS)[o.element.itemsize]
+    shapes = []
+    for elements in (most // s for s in SMALLER):
+        for wide in (min(w, elements) for w in (DEPTHS if along_k else WIDTHS)):
+            shapes.append((elements // wide, wide) if along_k else (wide, elements // wide))
+    pieces = (1, *split_k.PIECES)
+    return [Block(*shape, p) for shape in dict.fromkeys(shapes) for p in pieces if p == 1 or shape[1] * p <= desc.k]
+
+
+def _programs(desc: MatrixProductDescriptor, block: Block) -> int:
+    return math.prod(desc.lead) * -(-rows_of(desc) // block.rows) * block.count(desc.k)
+
+
+def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> float:
+    """Estimated microseconds."""
+    sms, programs = max(target.sm_count, 1), _programs(desc, block)
+    steps = -(-block.piece(desc.k) // block.depth)
+    matrix, along_k = matrix_of(desc)
+    # Blocks begin and end within sectors.
+    wide = (block.depth if along_k else block.rows) * matrix.element.itemsize
+    read = matrix.numel * matrix.element.itemsize * (1 + SECTOR / wide)
+    waiting = -(-programs // (sms * RESIDENT)) * steps * STEP_US
+    computed = -(-programs // sms) * steps * block.rows * block.depth * ELEMENTS_US / 1000
+    summing = split_k.sum_us(desc, block.pieces, target) if block.pieces > 1 else 0.0
+    return FIXED_US + combined(read / BYTES_PER_US, waiting, computed, power=LIMITS_POWER) + summing
+
+
+@fact
+def cheapest_block(desc: MatrixProductDescriptor, target: Target) -> Block:
+    """The block of the lowest estimate; of equal ones that of the fewest pieces."""
+    return min(blocks_of(desc), key=lambda block: (block_us(desc, block, target), block.pieces))
+
+
+def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
+    """Whether C has one row or one column, and i32 counts the programs and the steps along k."""
+    if desc.m != 1 and desc.n != 1:
+        return Support.no(f"C is {desc.m} by {desc.n}: neither one row nor one column")
+    most = max(_programs(desc, block) for block in blocks_of(desc))
+    if most < 2**31 and desc.k < I32_COUNTER_LIMIT:
+        return SUPPORTED
+    return Support.no(f"up to {most} programs, k = {desc.k}: both are counted in 31 bits")
+
+
+def rank(desc: MatrixProductDescriptor, target: Target) -> float:
+    """Estimated microseconds with the cheapest block."""
+    return block_us(desc, cheapest_block(desc, target), target)
+
+
+def partial_bytes(desc: MatrixProductDescriptor, block: Block) -> int:
+    """Exact bytes of the pieces' sums; none for a single piece."""
+    pieces = block.count(desc.k)
+    return pieces * desc.operand("c").numel * desc.sums.itemsize if pieces > 1 else 0
+
+
+def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
+    """Bytes of the pieces' sums with the cheapest block."""
+    return partial_bytes(desc, cheapest_block(desc, target))
+
+
+def _factors(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], dict[str, int]]:
+    """The arguments of the matrix and of the vector, and those among them that are known."""
+    one_row = _is_one_row(desc)
+    (x, _), y = matrix_of(desc), desc.operand("a" if one_row else "b")
+    x_names, y_names = (("xk", "xr"), ("", "yk")) if one_row else (("xr", "xk"), ("yk", ""))
+    found: dict[str, Arg] = {"x": pointer(x), "y": pointer(y)}
+    known: dict[str, int] = {}
+    for o, names, batch in ((x, x_names, "x_batch"), (y, y_names, "y_batch")):
+        args, constants = matrix_strides(o, (*names, batch))
+        found |= args
+        known |= constants
+    if y.layout.packed:  # a packed vector is contiguous, whichever extent is 1
+        found.pop("yk", None)
+        known["yk"] = 1
+    return {n: a for n, a in found.items() if n}, {n: s for n, s in known.items() if n}
+
+
+def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
+    """One kernel, or one for the pieces and one that adds them; nothing for an empty C."""
+    if desc.operand("c").numel == 0:
+        return []
+    itemsize, pieces = desc.element.itemsize, block.count(desc.k)
+    args, known = _factors(desc)
+    args["k"] = extent(desc.k, itemsize)
+    constants: Mapping[str, object] = {**known, "ROWS": block.rows, "DEPTH": block.depth, "ACC": TL[desc.sums]}
+    if pieces == 1:
+        epilogue, epilogue_constants = epilogue_arguments(desc)
+        return [
+            Launch(
+                kernels.gemv_kernel,
+                _programs(desc, block),
+                {
+                    **args,
+                    **epilogue,
+                    "c": pointer(desc.operand("c")),
+                    "m": extent(desc.m, itemsize),
+                    "n": extent(desc.n, itemsize),
+                },
+                {**constants, **epilogue_constants, "ONE_ROW": _is_one_row(desc)},
+                overlaps=True,
+                max_registers=MAX_THREAD_REGISTERS,
+            )
+        ]
+    depth = block.piece(desc.k)
+    return [
+        Launch(
+            kernels.gemv_pieces_kernel,
+            _programs(desc, block),
+            {
+                **args,
+                "partial": Scratch(0, desc.sums),
+                "products": Int(math.prod(desc.lead)) if desc.lead else None,
+                "depth": Int(depth, divisibility=power_of_two_in(depth)),
+                "rows": extent(rows_of(desc), itemsize),
+            },
+            constants,
+            overlaps=True,
+            max_registers=MAX_THREAD_REGISTERS,
+        ),
+        split_k.sum_launch(desc, pieces),
+    ]
+
+
+@for_products(
+    partial(
+        kernel,
+        name="gemv",
+        elements=ELEMENTS,
+        supports=supports,
+        rank=rank,
+        workspace=workspace,
+        guarantee=guarantee,
+        layout=layout,
+    )
+)
+def gemv(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
+    return launches(desc, cheapest_block(desc, target))

@@ -1,0 +1,115 @@
+"""Kernel ``outer``: a matrix product of a short k, whose time is that of writing C."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.table import kernel
+from triplan.backends.triton.common.card import BYTES_PER_US, MAX_THREAD_REGISTERS
+from triplan.backends.triton.common.offsets import TL
+from triplan.backends.triton.gemm import outer_kernels as kernels
+from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, matrix_strides, pointer
+from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
+from triplan.backends.triton.gemm.guarantees import guarantee
+from triplan.backends.triton.gemm.matrices import layout, unit_axis
+from triplan.descriptors.gemm import MatrixProductDescriptor
+from triplan.sku import SUPPORTED, Support, Target
+
+#: Longest k. Each power of two is one binary.
+MOST_K = 8
+#: Elements of C per program, by bytes of an element of the accumulator.
+ELEMENTS_OF_TILE = {4: 4096, 8: 2048}
+#: The same where such tiles would not fill the card.
+ELEMENTS_OF_SMALL_TILE = 1024
+#: Most columns of a tile: a row of 512 bytes or more, of which each warp writes whole sectors. Untuned.
+MOST_COLUMNS = 256
+#: Microseconds of a kernel besides its programs.
+FIXED_US = 1.7
+#: Microseconds that one multiprocessor takes for an element of C, besides its bytes. Untuned.
+ELEMENT_US = 6e-5
+
+
+class OuterTile(NamedTuple):
+    """Rows and columns of C per program."""
+
+    m: int
+    n: int
+
+
+def _power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def tile_of(desc: MatrixProductDescriptor, target: Target) -> OuterTile:
+    """As wide along C's unit-stride axis as C is, up to ``MOST_COLUMNS``."""
+    elements = ELEMENTS_OF_TILE[desc.sums.itemsize]
+    if desc.operand("c").numel < 2 * elements * max(target.sm_count, 1):
+        elements = ELEMENTS_OF_SMALL_TILE
+    if unit_axis(desc.operand("c")) == 0:
+        height = min(_power(desc.m), max(MOST_COLUMNS, elements // _power(desc.n)), elements)
+        return OuterTile(height, min(elements // height, _power(desc.n)))
+    width = min(_power(desc.n), max(MOST_COLUMNS, elements // _power(desc.m)), elements)
+    return OuterTile(min(elements // width, _power(desc.m)), width)
+
+
+def _programs(desc: MatrixProductDescriptor, tile: OuterTile) -> int:
+    return math.prod(desc.lead) * -(-desc.m // tile.m) * -(-desc.n // tile.n)
+
+
+def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
+    """Whether k is short, and the grid has room for every tile."""
+    if desc.k > MOST_K:
+        return Support.no(f"k = {desc.k} is longer than {MOST_K}")
+    if (programs := _programs(desc, tile_of(desc, target))) < 2**31:
+        return SUPPORTED
+    return Support.no(f"C has {programs} tiles; a grid holds fewer than 2**31")
+
+
+def rank(desc: MatrixProductDescriptor, target: Target) -> float:
+    """Estimated microseconds."""
+    tile, sms = tile_of(desc, target), max(target.sm_count, 1)
+    results = desc.operand("c").numel * desc.out.itemsize * (1 + desc.reads_c0 + desc.saves_pre)
+    factors = math.prod(desc.lead) * desc.k * (desc.m + desc.n) * desc.element.itemsize
+    written = -(-_programs(desc, tile) // sms) * tile.m * tile.n * ELEMENT_US * (1 + desc.k / 4)
+    return FIXED_US + max((results + factors) / BYTES_PER_US, written)
+
+
+@for_products(
+    partial(kernel, name="outer", elements=ELEMENTS, supports=supports, rank=rank, guarantee=guarantee, layout=layout)
+)
+def outer(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
+    if desc.operand("c").numel == 0:
+        return []
+    tile, itemsize = tile_of(desc, target), desc.element.itemsize
+    a, a_known = matrix_strides(desc.operand("a"), ("am", "ak", "a_batch"))
+    b, b_known = matrix_strides(desc.operand("b"), ("bk", "bn", "b_batch"))
+    epilogue, constants = epilogue_arguments(desc)
+    return [
+        Launch(
+            kernels.outer_kernel,
+            _programs(desc, tile),
+            {
+                **{name: pointer(desc.operand(name)) for name in "abc"},
+                "m": extent(desc.m, itemsize),
+                "n": extent(desc.n, itemsize),
+                "k": extent(desc.k, itemsize),
+                **a,
+                **b,
+                **epilogue,
+            },
+            {
+                **a_known,
+                **b_known,
+                **constants,
+                "BLOCK_M": tile.m,
+                "BLOCK_N": tile.n,
+                "MOST_K": _power(desc.k),
+                "ACC": TL[desc.sums],
+            },
+            overlaps=True,
+            max_registers=MAX_THREAD_REGISTERS,
+        )
+    ]
