@@ -132,7 +132,9 @@ class Case(ABC):
         return torch.tensor(sorted({*first, *last}), device=device)
 
     def args(self, b: Buffers) -> Any:
-        return tp.plan_type(self.op).args_type(**b.tensors)
+        # (torch's way may need more tensors than ours.)
+        ours = {o.name for o in self.descriptor().operands()}
+        return tp.plan_type(self.op).args_type(**{name: t for name, t in b.tensors.items() if name in ours})
 
     def planned(self, buffers: list[Buffers], device: torch.device, kernel: str | None = None) -> tuple[str, Run, int]:
         """(the kernel's name, its run, bytes of results and scratch, which it is given rather than allocates)."""
