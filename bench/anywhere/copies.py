@@ -41,15 +41,13 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
 
 def peers(desc: Any) -> dict[str, Peer]:
     if desc.op == "fill":
-        return {"torch": lambda t: {"out": torch.full_like(t["out"], t["value"])}}
+        return {"torch": lambda t: {"out": t["out"].fill_(t["value"])}}
     if desc.op == "arange":
         return {"torch": lambda t: {"out": _arange(t, desc.count)}}
-    axes, amounts, dtype = range(len(desc.input_shape)), desc.by_axis, desc.result.torch
+    axes, amounts = range(len(desc.input_shape)), desc.by_axis
     pairs = [n for a in reversed(axes) for n in amounts[2 * a : 2 * a + 2]]
     functions: dict[str, Callable[[Tensors], torch.Tensor]] = {
-        "copy": lambda t: (
-            t["out"].new_empty(t["out"].shape).copy_(t["x"]) if t["x"].dtype == dtype else t["x"].to(dtype)
-        ),
+        "copy": lambda t: t["out"].copy_(t["x"]),
         "flip": lambda t: t["x"].flip([a for a in axes if amounts[a]]),
         "roll": lambda t: t["x"].roll(amounts, list(axes)),
         "pad": lambda t: torch.constant_pad_nd(t["x"], pairs, t["value"]),

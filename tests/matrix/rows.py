@@ -11,6 +11,8 @@ import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
 SIZES = ((4096, 256), (4096, 100), (4096, 4096), (4096, 8192), (512, 16384), (512, 32768), (16, 262144))
+#: Rows that are adjacent in memory.
+CROSSED = tp.Layout.strided(unit_axis=0)
 #: Long rows of which each element is loaded by itself.
 ODD = ((512, 30001), (512, 50257))
 
@@ -21,6 +23,12 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     yield build(op, (8, 1030), -1, "bf16")  # one program
     yield strided(build(op, (64, 1024), -1, "bf16"))
     yield build(op, (64, 100, 304), 1, "bf16")
+    for size in ((2**14, 200), (2**14, 1000)):
+        for element in ("bf16", "f32", "f64"):
+            desc = build(op, size, -1, element)
+            whole = [o.name for o in desc.operands() if o.shape == size]
+            yield desc.replace(layouts={whole[-1]: CROSSED})
+            yield desc.replace(layouts=dict.fromkeys(whole, CROSSED))
     if op.startswith(("rms", "layer")):
         yield build(op, (4096, 768), -1, "f32", residual=True, branch_element="bf16", branch_gradient=True)
 

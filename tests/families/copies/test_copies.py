@@ -54,6 +54,9 @@ def problems() -> Iterator[tp.Descriptor]:
     yield tp.CopyDescriptor(op="triu", element="f32", input_shape=(3, 1), amounts=(-1,))
     for element in ("bf16", "f64", "u8", "bool", "i64"):
         yield tp.FillDescriptor(element=element, out_shape=(3, 70), layouts={"out": "strided"})
+        yield tp.FillDescriptor(element=element, out_shape=(2, 70, 3), layouts={"out": tp.Layout.strided(unit_axis=1)})
+        # Long rows that begin anywhere.
+        yield tp.FillDescriptor(element=element, out_shape=(2, 5000), layouts={"out": tp.Layout.strided(unit_axis=1)})
         yield tp.ArangeDescriptor(element=element, count=70)
 
 

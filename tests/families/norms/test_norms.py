@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from cases import required
@@ -94,17 +96,32 @@ def test_norms_of_adjacent_rows(where: str, kernel: str, op: str) -> None:
     assert check_plan(plan).compared >= 70 * 40
 
 
+@pytest.mark.parametrize("crossed", ["all", "one"])
 @pytest.mark.parametrize(
-    ("op", "shape", "element", "launches"),
+    "op", [f"{norm}{way}" for norm in ("rms_norm", "layer_norm", "l2_norm") for way in ("", "_backward")]
+)
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+def test_many_adjacent_rows(where: str, op: str, crossed: str) -> None:
+    """So many that a program walks along several at once, where neighbours are adjacent in some operands."""
+    shape = (2060, 300)
+    desc = build(op, shape)
+    whole = [o.name for o in desc.operands() if o.shape == shape][-1 if crossed == "one" else 0 :]
+    plan = required(desc.replace(layouts=dict.fromkeys(whole, tp.Layout.strided(unit_axis=0))), "looped", target(where))
+    assert "crossed" in plan.launches[0].kernel.__name__
+    assert check_plan(plan).compared >= math.prod(shape)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "element", "kernel", "launches"),
     [
-        ("rms_norm_backward", (64, 256), "bf16", ["rows"]),
-        ("layer_norm_backward", (64, 256), "f32", ["rows"]),
-        ("rms_norm_backward", (16, 16384), "bf16", ["parameters", "finish"]),
-        ("rms_norm_backward", (4096, 256), "bf16", ["rows", "fold"]),
+        ("rms_norm_backward", (64, 256), "bf16", "rows", ["rows"]),
+        ("layer_norm_backward", (64, 256), "f32", "rows", ["rows"]),
+        ("rms_norm_backward", (16, 16384), "bf16", "split", ["parameters", "finish"]),
+        ("rms_norm_backward", (4096, 256), "bf16", "rows", ["rows", "fold"]),
     ],
 )
 def test_gradients_of_few_rows_are_not_folded(
-    op: str, shape: tuple[int, int], element: str, launches: list[str]
+    op: str, shape: tuple[int, int], element: str, kernel: str, launches: list[str]
 ) -> None:
-    plan = tp.plan(build(op, shape, element=element), target="h200")
+    plan = tp.plan(build(op, shape, element=element), target="h200", kernel=kernel)
     assert [launch.kernel.__name__.split("_")[-2] for launch in plan.launches] == launches

@@ -77,7 +77,7 @@ def test_published_words(counter: tuple[int, ...], key: tuple[int, int], words: 
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("kernel", ["groups", "elements"])
+@pytest.mark.parametrize("kernel", ["groups", "rows"])
 def test_which_word_an_element_gets(kernel: str, where: str) -> None:
     """The document's definition. (The upper half of a counter is that of 64-bit numbers, two to a counter.)"""
     seed, offset, start = 0x299F31D0_A4093822, 0x03707344_13198A2E, 0x05A308D3_243F6A88
@@ -107,12 +107,40 @@ def test_a_shard_has_the_bits_of_the_whole(op: str, where: str) -> None:
             part = drawn(op, (97,), first, where, element=element)
             same(part, whole.flatten()[first : first + 97])
             if where != "cpu":
-                same(drawn(op, (97,), first, where, element=element, kernel="elements"), part)
+                same(drawn(op, (97,), first, where, element=element, kernel="rows"), part)
         if where != "cpu":  # several programs, whole and not
             for first in (8, 2**40 + 1):
-                same(*(drawn(op, (4500,), first, where, element=element, kernel=k) for k in ("groups", "elements")))
+                same(*(drawn(op, (4500,), first, where, element=element, kernel=k) for k in ("groups", "rows")))
         block = drawn(op, (3, 21), 2 * 50 + 13, where, element=element, global_shape=(6, 50))
         same(block, whole[2:5, 13:34])
+
+
+@pytest.mark.parametrize("where", WHERE[1:])
+@pytest.mark.parametrize("op", [*OPS, "dropout"])
+def test_any_strides_have_the_packed_bits(op: str, where: str) -> None:
+    """x and out contiguous along the same axis, along different ones, or along none; rows of whole counters or not."""
+    plans, device = set(), target(where).device_type
+    numbers = {**OPS.get(op, {"p": 0.3}), "seed": 3, "offset": 4}
+    for shape in ((3, 70, 2), (2, 5, 40), (130, 33)):
+        views = [
+            lambda t: t,
+            lambda t: torch.empty_like(t.mT, memory_format=torch.contiguous_format).mT,
+            lambda t: t.new_empty(*t.shape[:-1], t.shape[-1] + 3)[..., : t.shape[-1]],
+            lambda t: t.new_empty(*t.shape[:-1], 2 * t.shape[-1])[..., ::2],
+        ]
+        x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
+        for first in (0, 3):
+            found = []
+            for of_x in views if op == "dropout" else views[:1]:
+                for of_out in views:
+                    given = {"x": of_x(x).copy_(x)} if op == "dropout" else {}
+                    args = tp.RandomArgs(**numbers, **given, first=first, out=of_out(torch.empty_like(x)))
+                    plan = tp.plan(tp.RandomDescriptor.from_args(args, op=op), target=target(where))
+                    plan.run(args)
+                    plans.add(plan.sku().kernel)
+                    found.append(args.out.clone())
+            assert all(torch.equal(f, found[0]) for f in found)
+    assert plans == {"groups", "rows"}
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -29,6 +29,8 @@ L2_SHARE = 16 << 20
 SECTOR = 32
 #: Warps that a multiprocessor holds (compute capability 8.0 and 9.0).
 SM_WARPS = 64
+#: Programs that a multiprocessor holds (of capability 8.0 and 9.0).
+SM_PROGRAMS = 32
 #: 32-bit registers per multiprocessor.
 SM_REGISTERS = 1 << 16
 #: Registers that one thread can use.

@@ -35,3 +35,29 @@ def unravel(point, sizes, strides):
             offset += (point - rest * sizes[d][0]) * strides[d]
             point = rest
     return offset
+
+
+@triton.jit
+def load_tile(at, mask, other, ALONG: tl.constexpr):
+    """The values at addresses ``at`` [rows, columns]. ALONG: whether the compiler knows that columns are contiguous.
+
+    Where it knows of no contiguous axis, it lets consecutive threads access the first one. So columns go first.
+    """
+    if ALONG:
+        found = tl.load(at, mask=mask, other=other)
+    elif mask is None:
+        found = tl.trans(tl.load(tl.trans(at)))
+    else:
+        found = tl.trans(tl.load(tl.trans(at), mask=tl.trans(mask), other=other))
+    return found
+
+
+@triton.jit
+def store_tile(at, value, mask, ALONG: tl.constexpr):
+    """Store ``value`` [rows, columns] to the addresses ``at``; see ``load_tile``."""
+    if ALONG:
+        tl.store(at, value, mask=mask)
+    elif mask is None:
+        tl.store(tl.trans(at), tl.trans(value))
+    else:
+        tl.store(tl.trans(at), tl.trans(value), mask=tl.trans(mask))

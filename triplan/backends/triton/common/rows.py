@@ -30,8 +30,9 @@ class Rows:
     Attributes:
         operands: those that consist of the rows.
         n, lanes, outer, count: elements of a row, rows along the last group, points of the outer dimensions, all rows.
-        unit: whether each row is contiguous in every operand.
+        unit, along: whether each row is contiguous in every operand; in any.
         across: whether instead neighbouring rows are adjacent in memory, in every operand.
+        crossed: whether they are in some operands alone. Tiles of several rows are then exchanged between threads.
         invariant: whether the promised layouts make a row's loads the same in every batch. Otherwise the batch's
             extents decide the width of loads, and so the order of sums.
         vectors: whether a thread may load 16 bytes of a row at once. Otherwise it holds an address for each element.
@@ -57,8 +58,10 @@ class Rows:
         self._groups, self._sizes = groups, [math.prod(shape[a] for a in g) for g in groups]
         self.lanes, self.outer = self._sizes[-1] if groups else 1, math.prod(self._sizes[:-1])
         self.count = self.lanes * self.outer
-        self.unit = all(self._step(o, axis) is None for o in operands)
-        self.across = not self.unit and bool(groups) and all(self._step(o, groups[-1][-1]) is None for o in operands)
+        contiguous = [self._step(o, axis) is None for o in operands]
+        self.unit, self.along = all(contiguous), any(contiguous)
+        adjacent = [bool(groups) and self._step(o, groups[-1][-1]) is None for o in operands]
+        self.across, self.crossed = not self.unit and all(adjacent), not self.unit and any(adjacent) > all(adjacent)
         # (Elements of packed rows along an inner axis are as many elements apart as there are adjacent rows.)
         self.invariant = all(
             axis == len(shape) - 1 if o.layout.packed else o.layout.unit_axis in (None, axis) for o in operands
@@ -133,19 +136,22 @@ class Rows:
         smaller programs leave it idle, in larger ones threads wait for each other.
         """
         block, size = ceil_power(self.n), self._size
-        if self.across:
+        if self.across or self.crossed:
             elements = self.neighbours * block
-            fits = elements <= min(most, 8192)
-            return Tile(self.neighbours, block, warps_for(elements, self.element.itemsize)) if fits else None
+            if elements <= min(most, 8192):
+                return Tile(self.neighbours, block, warps_for(elements, self.element.itemsize))
+            if self.across:
+                return None
         if block > (most if self.unit else min(most, 4096)):
             return None
         rows = max(held // size // block, 1)
         return Tile(rows, block, warps_for(rows * block, size))
 
-    def block_tile(self, operands: int = 1, alone: bool = False) -> Tile:
+    def block_tile(self, operands: int = 1, alone: bool = False, crosses: bool = False) -> Tile:
         """The tile that holds one block of rows of any length, of ``operands`` operands at a time; with ``alone`` of
-        one row, even where neighbouring rows are adjacent."""
-        if self.across and not alone:
+        one row, even where neighbouring rows are adjacent; with ``crosses`` of several even where they are ``crossed``.
+        """
+        if (self.across or (self.crossed and crosses)) and not alone:
             return Tile(self.neighbours, 4096 // self.neighbours, warps_for(4096, self.element.itemsize))
         block = min(ceil_power(self.n), 32768 // self._size // operands, 8192)
         return Tile(1, block, warps_for(block, self._size))
@@ -171,9 +177,23 @@ class Rows:
             most //= 2
         return most
 
-    def sectors(self) -> int:
-        """How often each sector of memory is read if every program reads one row."""
-        return min(self.lanes, card.SECTOR // self.element.itemsize) if self.across else 1
+    def sectors(self, rows: int = 1) -> float:
+        """How often each sector of memory is moved if every program has ``rows`` neighbouring rows. Where rows are
+        ``crossed``, one that is written in part moves twice."""
+        if not (self.across or self.crossed):
+            return 1
+        most = min(self.lanes, card.SECTOR // self.element.itemsize)
+        if self.across or rows >= most:
+            return max(most // rows, 1)
+
+        def of(o: Operand) -> float:
+            if self._step(o, self.axis) is None:
+                return 1
+            beside = self._step(o, self._groups[-1][-1]) is None
+            often = most / rows if beside else 1 if o.layout.unit_axis is None else card.SECTOR / o.element.itemsize
+            return often * (2 if o.is_written and often > 1 else 1)
+
+        return sum(map(of, self.operands)) / len(self.operands)
 
     def vector(self, tile: Tile) -> int:
         """Neighbours in a row that one thread loads at once."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_WARPS
+from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_PROGRAMS, SM_WARPS
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, waves_us
@@ -50,7 +50,7 @@ class Entry(ABC):
     late: ClassVar[tuple[str, ...]] = ()
     #: Whether launches begin while the one ahead of them ends, as all are short.
     overlaps: ClassVar[bool] = False
-    #: Microseconds a program costs beside its traffic, while SM_WARPS warps run on its multiprocessor.
+    #: Microseconds a program costs beside its traffic, while SM_WARPS warps run on its multiprocessor, or its programs.
     program_us: ClassVar[float] = 0.0
     #: The kernel of the op, and that of its backward, of which ``main`` is one launch.
     which: ClassVar[Sequence[Any]]
@@ -147,8 +147,12 @@ class Entry(ABC):
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """``waves_us`` of programs that reduce a tile each, with what they cost beside their traffic."""
-        busy = programs * self.tile.warps * self.program_us / (SM_WARPS * max(target.sm_count, 1))
-        return waves_us(programs, nbytes, target) + busy
+        return waves_us(programs, nbytes, target) + self.busy_us(programs, target)
+
+    def busy_us(self, programs: int, target: Target) -> float:
+        """Microseconds that ``programs`` programs cost beside their traffic."""
+        held = max(self.tile.warps, SM_WARPS // SM_PROGRAMS)
+        return programs * held * self.program_us / (SM_WARPS * max(target.sm_count, 1))
 
     @cached_property
     def given(self) -> dict[str, Arg]:
@@ -236,7 +240,9 @@ class WholeRows(Entry):
         return [self.launch(self.which[self.backward], registers=most, NARROW=narrow)]
 
     def us(self, target: Target) -> float:
-        return waves_us(self.programs(), self.tile.rows * sum(self.traffic()), target)
+        held = min(self.tile.rows, self.rows.lanes)
+        nbytes = held * self.rows.sectors(self.tile.rows) * sum(self.traffic())
+        return self.reducing_us(self.programs(), nbytes, target)
 
 
 class LoopedRows(Entry):
@@ -261,7 +267,8 @@ class LoopedRows(Entry):
         again = first if second else 0
         running = min(self.rows.count, self.resident() * max(target.sm_count, 1))
         share = self.cached_share if running * again <= L2_BYTES else self.missed_share
-        return self.reducing_us(self.programs(), self.tile.rows * (first + second + share * again), target)
+        nbytes = self.tile.rows * self.rows.sectors(self.tile.rows) * (first + second + share * again)
+        return self.reducing_us(self.programs(), nbytes, target)
 
 
 class SplitRows(Entry):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from triplan.backends.runtime.launch import Arg, Int, Stride, power_of_two_in
@@ -27,6 +28,13 @@ def known_strides(o: Operand, rank: int) -> list[int | Along]:
         else:
             found.append(1 if axis == o.layout.unit_axis else Along(axis))
     return found
+
+
+def continues(outer: Sequence[int | Along], inner: Sequence[int | Along], size: int) -> bool:
+    """Whether an axis with the strides ``outer``, one for each operand, and an axis of ``size`` with the strides
+    ``inner`` within it are one axis in all operands."""
+    pairs = zip(outer, inner, strict=True)
+    return all(isinstance(s, int) and isinstance(t, int) and s == t * size for s, t in pairs)
 
 
 def stride_arg(o: Operand, stride: int | Along) -> Arg:

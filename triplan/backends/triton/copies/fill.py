@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Launch, Ptr, Scalar
+import triton.language as tl
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.fill import elements_launch
+from triplan.backends.triton.common.offsets import I32_LIMIT, extents, padded
+from triplan.backends.triton.common.strides import Along, continues, known_strides, row_tile, stride_arg
 from triplan.backends.triton.copies import fill_kernels as kernels
 from triplan.backends.triton.copies.geometry import BOOL, ELEMENTS, F32, F64, I8, TYPES
-from triplan.descriptors import ArangeDescriptor, FillDescriptor
+from triplan.descriptors import ArangeDescriptor, FillDescriptor, Operand
 from triplan.sku import PrecisionGuarantee, Target
 
 #: Roundings of an element of arange: a product and a sum in f64, and as many in the oracle.
 ROUNDINGS = 4
+#: Elements per program of 4 warps: FEW below LARGE elements in all, so that every multiprocessor has work. Untuned.
+MANY, FEW, LARGE = 4096, 512, 1 << 20
+#: Elements of a contiguous row from which on its vectors are stored as such wherever it begins. Untuned.
+LONG = 1024
 
 
 def guarantee(desc: FillDescriptor | ArangeDescriptor) -> Mapping[str, PrecisionGuarantee]:
@@ -36,19 +44,50 @@ def rank(desc: FillDescriptor | ArangeDescriptor, target: Target) -> float:
     return LAUNCH_US + desc.operand("out").nbytes / BYTES_PER_US
 
 
+def dims(o: Operand) -> list[tuple[int, int | Along]]:
+    """(extent, stride) of the dimensions of ``o``; the one of unit stride is last. Adjacent ones are merged."""
+    merged: list[tuple[int, int | Along]] = []
+    known = [(n, s) for n, s in zip(o.shape, known_strides(o, len(o.shape)), strict=True) if n != 1]
+    for n, s in sorted(known, key=lambda d: d[1] == 1):
+        if merged and continues([merged[-1][1]], [s], n):
+            merged[-1] = (merged[-1][0] * n, s)
+        else:
+            merged.append((n, s))
+    return merged or [(1, 1)]
+
+
 def fill(desc: FillDescriptor | ArangeDescriptor, target: Target) -> list[Launch]:
     out, start, *step = desc.operands()
     if out.numel == 0:
         return []
-    half = out.element.compute is not out.element
+    *outer, (columns, stride) = dims(out)
+    rows = math.prod(n for n, _ in outer)
+    height, width = row_tile(MANY if out.numel >= LARGE else FEW, rows, columns)
+    between = out.element.itemsize * (out.layout.stride_multiple if outer else 16)
+    shifts = stride == 1 and columns >= LONG and min(out.alignment, between) < 16
+    reached = columns + (16 // out.element.itemsize - 1 if shifts else 0)
+    if shifts:
+        height, (_, width) = 1, row_tile(MANY, MANY, reached)
+    wide, half = out.numel >= I32_LIMIT, out.element.compute is not out.element
     args: dict[str, Arg] = {
         "start": Scalar(start.name, start.element, 0),
         "step": Scalar(step[0].name, step[0].element, 0) if step else None,
         "out": Ptr("out", I8 if out.element is BOOL else out.element, out.alignment),
+        "sizes": extents([n for n, _ in outer], wide),
+        "strides": padded([stride_arg(out, s) for _, s in outer], Int(0, True, 16)),
+        "along": None if stride == 1 else stride_arg(out, stride),
+        "rows": Int(rows, wide, power_of_two_in(rows)),
+        "columns": Int(columns, wide, power_of_two_in(columns)),
     }
-    cast = "bool" if out.element is BOOL else "f32" if half else "direct"
-    constants: dict[str, Any] = {"NUMBER_TYPE": TYPES[start.element], "CAST": cast}
-    return [elements_launch(kernels.numbers_kernel, args, constants, out.numel, out)]
+    constants: dict[str, Any] = {
+        "NUMBER_TYPE": TYPES[start.element],
+        "CAST": "bool" if out.element is BOOL else "f32" if half else "direct",
+        "POINT_TYPE": tl.int64 if wide else tl.int32,
+        "SHIFTS": shifts,
+        "BLOCK_ROWS": height,
+        "BLOCK_COLUMNS": width,
+    }
+    return [Launch(kernels.numbers_kernel, -(-rows // height) * -(-reached // width), args, constants)]
 
 
 for _op in ("fill", "arange"):

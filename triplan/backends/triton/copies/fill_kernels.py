@@ -6,7 +6,20 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.offsets_kernels import unravel
+from triplan.backends.triton.common.offsets_kernels import store_tile, unravel
+
+
+@triton.jit
+def _numbers(start, step, at, NUMBER_TYPE, CAST, OUT):
+    """start + at * step in NUMBER_TYPE, as OUT; start if ``step`` is None. CAST: see ``moves_kernels.converted``."""
+    value = tl.full(at.shape, start, NUMBER_TYPE)
+    if step is not None:
+        value += at.to(NUMBER_TYPE) * tl.full(at.shape, step, NUMBER_TYPE)
+    if CAST == "bool":
+        value = value != 0
+    elif CAST == "f32":
+        value = value.to(tl.float32)
+    return value.to(OUT)
 
 
 @triton.jit
@@ -14,33 +27,58 @@ def numbers_kernel(
     start,
     step,
     out,
-    numel,
     sizes,
     strides,
+    along,
+    rows,
+    columns,
     NUMBER_TYPE: tl.constexpr,
     CAST: tl.constexpr,
     POINT_TYPE: tl.constexpr,
-    FLAT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):
-    """out[i] = start + i * step; out[i] = start if ``step`` is None.
+    """out[r, c] = start + c * step for r over the points of ``sizes``; out[r, c] = start if ``step`` is None.
 
-    start, step: scalars of NUMBER_TYPE; out: ``numel`` elements of any type (bool as i8), packed if FLAT, else with
-    ``sizes`` and ``strides``, innermost dimension first. CAST: see ``moves_kernels.converted``.
+    start, step: scalars of NUMBER_TYPE; out: any type (bool as i8), of ``strides`` along ``sizes``, innermost dimension
+    first, and ``along`` (None: 1) along the columns.
+
+    Only the last tiles are masked: a mask whose length is not a multiple of 16 bytes would narrow all stores. With
+    SHIFTS, which is for contiguous rows, one a tile, that begin anywhere, the vectors within a row are stored as such,
+    and its ends one by one.
     """
-    first = tl.program_id(0).to(POINT_TYPE) * BLOCK
-    point = first + tl.arange(0, BLOCK)
-    value = tl.full((BLOCK,), start, NUMBER_TYPE)
-    if step is not None:
-        value += point.to(NUMBER_TYPE) * tl.full((BLOCK,), step, NUMBER_TYPE)
-    if CAST == "bool":
-        value = value != 0
-    elif CAST == "f32":
-        value = value.to(tl.float32)
-    value = value.to(out.dtype.element_ty)
-    at = out + point if FLAT else out + unravel(point, sizes, strides)
-    # Only the last block is masked: a mask whose length is not a multiple of 16 bytes would narrow all stores.
-    if first + BLOCK <= numel:
-        tl.store(at, value)
+    OUT: tl.constexpr = out.dtype.element_ty
+    VECTOR: tl.constexpr = 128 // OUT.primitive_bitwidth
+    last = columns + VECTOR - 1 if SHIFTS else columns
+    blocks = tl.cdiv(last, BLOCK_COLUMNS)
+    line = (tl.program_id(0) // blocks).to(POINT_TYPE)
+    first = (tl.program_id(0) % blocks).to(POINT_TYPE) * BLOCK_COLUMNS
+    if SHIFTS:
+        row_at = out + unravel(line, sizes, strides)
+        before = ((row_at.to(tl.int64) & 15) // (16 // VECTOR)).to(POINT_TYPE)  # elements since a multiple of 16 bytes
+        aligned = tl.multiple_of(row_at - before, 16)
+        vector, lane = tl.arange(0, BLOCK_COLUMNS // VECTOR)[:, None] * VECTOR, tl.arange(0, VECTOR)
+        at = first - before + vector
+        whole = (at >= 0) & (at + VECTOR <= columns)
+        value = _numbers(start, step, at + lane[None, :], NUMBER_TYPE, CAST, OUT)
+        tl.store(aligned + (first + vector + lane[None, :]), value, mask=whole)
+        if first == 0:
+            own = tl.where(before == 0, 0, VECTOR - before)
+            tl.store(
+                row_at + lane, _numbers(start, step, lane, NUMBER_TYPE, CAST, OUT), (lane < own) & (lane < columns)
+            )
+            end = (columns + before) // VECTOR * VECTOR - before + lane
+            tail = _numbers(start, step, end, NUMBER_TYPE, CAST, OUT)
+            tl.store(row_at + end, tail, mask=(end >= own) & (end < columns))
     else:
-        tl.store(at, value, mask=point < numel)
+        row = line * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        column = first + tl.arange(0, BLOCK_COLUMNS)
+        value = _numbers(start, step, column, NUMBER_TYPE, CAST, OUT)
+        value = tl.broadcast_to(value[None, :], (BLOCK_ROWS, BLOCK_COLUMNS))
+        step_at = column if along is None else column * along
+        to = out + (unravel(row, sizes, strides)[:, None] + step_at[None, :])
+        if ((line + 1) * BLOCK_ROWS <= rows) & (first + BLOCK_COLUMNS <= columns):
+            store_tile(to, value, None, along is None)
+        else:
+            store_tile(to, value, (row < rows)[:, None] & (column < columns)[None, :], along is None)

@@ -12,7 +12,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL, divisor
-from triplan.backends.triton.common.strides import Along, known_strides, stride_arg
+from triplan.backends.triton.common.strides import Along, continues, known_strides, stride_arg
 from triplan.backends.triton.copies.moves_kernels import FLIP, PAD, ROLL
 from triplan.descriptors import CopyDescriptor, PadDescriptor
 from triplan.descriptors.copies import MoveDescriptor
@@ -51,7 +51,8 @@ class Dim(NamedTuple):
 def dims(desc: MoveDescriptor) -> tuple[Dim, ...]:
     """The dimensions, innermost last. Adjacent ones without a map are merged where both tensors' strides allow it.
 
-    The axis along which out has unit stride is innermost. tril and triu keep rows and columns separate.
+    The axis along which out has unit stride is innermost. tril and triu keep rows and columns separate; where out is
+    contiguous along its rows' numbers, the two exchange their roles (see ``is_exchanged``).
     """
     x, out = desc.operand("x"), desc.operand("out")
     rank, triangle = len(x.shape), desc.op in ("tril", "triu")
@@ -65,9 +66,17 @@ def dims(desc: MoveDescriptor) -> tuple[Dim, ...]:
         if n != 1 or map_ or (triangle and a >= rank - 2):
             found.append(Dim(n, map_, amount, extent, s, t))
     if triangle:
-        return (*_merged(found[:-2]), *found[-2:])
+        outer, matrix = found[:-2], found[-2:]
+        return (*_merged(outer), *(matrix[::-1] if is_exchanged(desc) else matrix))
     found.sort(key=lambda d: d.out == 1)
     return _merged(found)
+
+
+def is_exchanged(desc: MoveDescriptor) -> bool:
+    """Whether tril or triu is computed of the transposed matrices: ``c - r <= d`` is ``r - c >= -d``."""
+    out = desc.operand("out")
+    rank = len(out.shape)
+    return desc.op in ("tril", "triu") and known_strides(out, rank)[rank - 2] == 1 != known_strides(out, rank)[rank - 1]
 
 
 def _merged(found: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -75,10 +84,7 @@ def _merged(found: Sequence[Dim]) -> tuple[Dim, ...]:
     for d in found:
         outer = merged[-1] if merged else d
         plain = bool(merged) and not outer.map and not d.map
-        if plain and all(
-            isinstance(s, int) and isinstance(t, int) and s == t * d.size
-            for s, t in ((outer.x, d.x), (outer.out, d.out))
-        ):
+        if plain and continues((outer.x, outer.out), (d.x, d.out), d.size):
             merged[-1] = Dim(outer.size * d.size, 0, 0, outer.size * d.size, d.x, d.out)
         else:
             merged.append(d)
@@ -137,17 +143,18 @@ def base_args(desc: MoveDescriptor) -> dict[str, Arg]:
         return Ptr(name, element, o.alignment)
 
     value = next((o for o in desc.operands() if o.name == "value"), None)
+    sign = -1 if is_exchanged(desc) else 1
     return {
         "x": pointer("x"),
         "value": None if value is None else Scalar("value", value.element, 0),
         "out": pointer("out"),
-        "diagonal": Int(desc.by_axis[0], True) if desc.op in ("tril", "triu") else None,
+        "diagonal": Int(sign * desc.by_axis[0], True) if desc.op in ("tril", "triu") else None,
     }
 
 
 def constants(desc: MoveDescriptor) -> dict[str, Any]:
     return {
-        "TRIANGLE": {"tril": 1, "triu": -1}.get(desc.op, 0),
+        "TRIANGLE": {"tril": 1, "triu": -1}.get(desc.op, 0) * (-1 if is_exchanged(desc) else 1),
         "VALUE_TYPE": TYPES[desc.element] if desc.op == "pad" else None,
         "CAST": converts(desc),
         "POINT_TYPE": tl.int64 if is_wide(desc) else tl.int32,

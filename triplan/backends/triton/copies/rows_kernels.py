@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.offsets_kernels import quotient
+from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile
 from triplan.backends.triton.copies.moves_kernels import converted, is_inside, outside, place, source
 
 
@@ -47,23 +47,24 @@ def rows_kernel(
     inside = row_inside[:, None] & is_inside(at, along, MAP)[None, :]
     x_at = x_row[:, None] + (at[None, :] if X_UNIT else (at * along[3])[None, :])
     out_at = out_row[:, None] + (column[None, :] if OUT_UNIT else (column * along[4])[None, :])
+    x_at, out_at = x + x_at, out + out_at
     if value is None and TRIANGLE == 0:
         # Only the last tiles are masked: a mask whose length is not a multiple of 16 bytes narrows loads and stores.
         if (first_row + BLOCK_ROWS <= rows) & (first_column + BLOCK_COLUMNS <= columns):
-            tl.store(out + out_at, converted(tl.load(x + x_at), out, CAST))
+            store_tile(out_at, converted(load_tile(x_at, None, None, X_UNIT), out, CAST), None, OUT_UNIT)
         else:
             live = (row < rows)[:, None] & (column < columns)[None, :]
-            tl.store(out + out_at, converted(tl.load(x + x_at, mask=live), out, CAST), mask=live)
+            store_tile(out_at, converted(load_tile(x_at, live, None, X_UNIT), out, CAST), live, OUT_UNIT)
     elif TRIANGLE == 0:
         live = (row < rows)[:, None] & (column < columns)[None, :]
-        loaded = tl.load(x + x_at, mask=live & inside, other=outside(x, value, VALUE_TYPE))
-        tl.store(out + out_at, converted(loaded, out, CAST), mask=live)
+        loaded = load_tile(x_at, live & inside, outside(x, value, VALUE_TYPE), X_UNIT)
+        store_tile(out_at, converted(loaded, out, CAST), live, OUT_UNIT)
     else:
         live = (row < rows)[:, None] & (column < columns)[None, :]
         position = row - quotient(row, dims[0][0]) * dims[0][0][0]
         nearest = first_column if TRIANGLE == 1 else first_column + BLOCK_COLUMNS - 1
         # The mask is per row, not per element: one that differs between columns would narrow the loads.
         needed = (nearest - position) * TRIANGLE <= diagonal * TRIANGLE
-        loaded = tl.load(x + x_at, mask=live & needed[:, None], other=0)
+        loaded = load_tile(x_at, live & needed[:, None], 0, X_UNIT)
         keep = (column[None, :] - position[:, None]) * TRIANGLE <= diagonal * TRIANGLE
-        tl.store(out + out_at, tl.where(keep, loaded, 0), mask=live)
+        store_tile(out_at, tl.where(keep, loaded, 0), live, OUT_UNIT)

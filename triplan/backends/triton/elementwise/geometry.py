@@ -12,7 +12,7 @@ from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.expressions import fused
 from triplan.backends.triton.common.offsets import I32_LIMIT, padded
-from triplan.backends.triton.common.strides import Along, known_strides, stride_arg
+from triplan.backends.triton.common.strides import Along, continues, known_strides, stride_arg
 from triplan.descriptors import Operand
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
 from triplan.sku import ElementKind
@@ -45,12 +45,8 @@ def dims(desc: ElementwiseDescriptor) -> tuple[Dim, ...]:
     found.sort(key=lambda d: d.strides[first] == 1)
     merged: list[Dim] = []
     for dim in found:
-        outer = merged[-1] if merged else None
-        if outer is not None and all(
-            isinstance(s, int) and s == t * dim.size if isinstance(t, int) else False
-            for s, t in zip(outer.strides, dim.strides, strict=True)
-        ):
-            merged[-1] = Dim(outer.size * dim.size, dim.strides)
+        if merged and continues(merged[-1].strides, dim.strides, dim.size):
+            merged[-1] = Dim(merged[-1].size * dim.size, dim.strides)
         else:
             merged.append(dim)
     return tuple(merged)

@@ -1,4 +1,4 @@
-"""``looped`` of the norms: a program loops along one row of any length.
+"""``looped`` of the norms: a program loops along one row of any length, or along several that are adjacent in memory.
 
 Backward, a second launch accumulates the gradients of weight and bias, column by column.
 """
@@ -10,15 +10,26 @@ from typing import Any
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
-from triplan.backends.triton.norms import looped_kernels as kernels
+from triplan.backends.triton.norms import crossed_kernels, looped_kernels as kernels
 from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target
+
+#: Programs from which on they have several rows each.
+ENOUGH = 128
+#: Microseconds of the loops themselves; elements a microsecond where no vectors are loaded, forward and backward.
+LOOP_US = 0.3
+SINGLE_PER_US = (3e5, 4.2e5)
+#: Bytes of tiles of several rows that are read twice in a microsecond, forward and backward.
+CROSSED_BYTES_PER_US = (6e5, 4e5)
 
 
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def find_tile(self) -> Tile:
-        """By sweeps on an H200: what registers have room for beside a row's sums. A program has one row."""
+        """By sweeps on an H200: what registers have room for beside a row's sums. A program has one row, but several
+        where neighbours are adjacent in memory, if there are enough of them."""
         r, size, centred, operands = self.rows, self.element.itemsize, self.centred, self.read_first
+        if (r.across or r.crossed) and r.outer * r.groups(r.neighbours) >= ENOUGH:
+            return r.block_tile(crosses=True)
         if r.across:
             return r.block_tile(operands, alone=True)
         if self.backward:
@@ -29,16 +40,28 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         return r.loop_tile(held, most_warps=16 if held == 64 else 0)
 
     def us(self, target: Target) -> float:
-        return super().us(target) + (self.accumulate_us(target) if self.gradients else 0.0)
+        r, tile = self.rows, self.tile
+        if tile.rows > 1:
+            held = self.programs() * tile.rows * -(-r.n // tile.block) * tile.block * self.element.itemsize
+            us = max(super().us(target), held / CROSSED_BYTES_PER_US[self.backward])
+        else:
+            us = max(super().us(target) + LOOP_US, self.single_us(SINGLE_PER_US[self.backward]))
+        return us + (self.accumulate_us(target) if self.gradients else 0.0)
+
+    def partials_tile(self) -> Tile:
+        return self.tile if self.tile.rows > 1 else super().partials_tile()
 
     def main(self, unroll: int = 0) -> list[Launch]:
         """``unroll``: blocks loaded at a time; by default what ``Rows.unroll`` allows."""
         r, tile = self.rows, self.tile
+        accumulated = [self.accumulate()] if self.gradients else []
+        if tile.rows > 1:
+            kernel = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_crossed_kernel)[self.backward]
+            return [self.launch(kernel), *accumulated]
         unroll = unroll or r.unroll(tile, 4 if r.vectors else max(2 // self.read_first, 1))
         how: dict[str, Any] = {"UNROLL": unroll, "VECTOR": r.vector(tile), "FULL": r.n % (tile.block * unroll) == 0}
         if not self.backward:
             # (Left alone, ptxas may spill a few registers of f64's to fit another program.)
             most = registers_for(tile, 1) if self.element is ElementKind.F64 else 0
             return [self.launch(kernels.norm_looped_kernel, registers=most, **how)]
-        accumulated = [self.accumulate()] if self.gradients else []
         return [self.launch(kernels.norm_backward_looped_kernel, **how), *accumulated]

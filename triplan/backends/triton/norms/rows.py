@@ -6,14 +6,22 @@ Backward, programs stay for several groups of rows, and accumulate the gradients
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, waves_us
 from triplan.backends.triton.norms import rows_kernels as kernels
-from triplan.backends.triton.norms.shared import OPS, NormEntry
+from triplan.backends.triton.norms.shared import FEW_GROUPS, OPS, NormEntry
 from triplan.sku import ElementKind, Target
 
 #: Elements of a row from which on forward programs of 16-bit elements have fewer warps: these wait less for each other.
 LONG = 8192
+#: Elements a microsecond backward, bound by instructions, where no vectors are loaded; and microseconds of reducing a
+#: gradient's sums of more than 4 rows through shared memory, between more than 4 warps, at a program's end.
+SINGLE_PER_US = 5e5
+REDUCE_US = 2.0
+#: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums;
+#: backward.
+ELEMENT_US, BACKWARD_ELEMENT_US = (0.02, 0.05), 0.1
 
 
 class NormRows(WholeRows, NormEntry, ops=OPS):
@@ -41,13 +49,25 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         return self.tile
 
     def us(self, target: Target) -> float:
-        programs = self.sums if self.backward else self.programs()
-        return waves_us(programs, self.each * self.tile.rows * sum(self.traffic()), target)
-
-    def main(self, stages: int = 3) -> list[Launch]:
-        """``stages``: how far backward programs fetch ahead. With 3, two groups of rows are in registers or on their
-        way, with fewer one."""
         r, tile = self.rows, self.tile
+        each = 0.0 if r.vectors else tile.rows * tile.block / (32 * tile.warps)
+        if not self.backward:
+            return super().us(target) + (ELEMENT_US[self.centred] * each if tile.rows > 1 else 0.0)
+        us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
+        if not r.vectors:
+            us = max(us, LAUNCH_US + r.count * tile.block / SINGLE_PER_US)
+        return (
+            us
+            + BACKWARD_ELEMENT_US * each
+            + (REDUCE_US * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0)
+        )
+
+    def main(self, stages: int = 0) -> list[Launch]:
+        """``stages``: how far backward programs fetch ahead; by default what pays. With 3, two groups of rows are in
+        registers or on their way, with fewer one. A program of few groups only executes the instructions of fetching
+        ahead, which are many where each element is fetched by itself."""
+        r, tile = self.rows, self.tile
+        stages = stages or (1 if self.each <= FEW_GROUPS else 3 if r.vectors else 2)
         if not self.backward:
             # Rows of which a program's threads hold one vector each; all rows, where no vectors are loaded.
             abreast = max(32 * tile.warps * r.vector(tile) // tile.block, 1) if r.vectors else tile.rows

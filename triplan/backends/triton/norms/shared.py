@@ -17,7 +17,7 @@ from triplan.backends.triton.common.tiles import Tile, waves_us
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel, norm_parameters_kernel
 from triplan.descriptors import Operand, Role
 from triplan.descriptors.norms import NormDescriptor
-from triplan.sku import PrecisionGuarantee, Target, interpreting
+from triplan.sku import ElementKind, PrecisionGuarantee, Target, interpreting
 
 OPS = ("rms_norm", "layer_norm", "l2_norm", "rms_norm_backward", "layer_norm_backward", "l2_norm_backward")
 #: The kernels' arguments for partial sums, by the gradient that they become.
@@ -43,6 +43,7 @@ FOLD_WARPS = 8
 class NormEntry(Entry):
     desc: NormDescriptor
     late = ("dsummed",)
+    program_us = 2.5  # fitted to drawn problems of ``bench anywhere`` on an H100, as the other costs of this family
     #: ``version`` forward and backward; with gradients of weight or bias it is 4.
     versions: ClassVar[tuple[int, int]] = (2, 2)
     #: Launches of ``main`` with gradients of weight or bias.
@@ -122,7 +123,7 @@ class NormEntry(Entry):
     def accumulate_us(self, target: Target) -> float:
         tile = self.partials_tile()
         blocks = -(-self.rows.n // tile.block)
-        return waves_us(self.sums * blocks, self.each * tile.rows * self.traffic()[0] / max(blocks, 1), target)
+        return self.reducing_us(self.sums * blocks, self.each * tile.rows * self.traffic()[0] / max(blocks, 1), target)
 
     def arrays(self) -> dict[str, int]:
         """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
@@ -141,6 +142,15 @@ class NormEntry(Entry):
         blocks = -(-n // tile.block)
         args: dict[str, Arg] = {"n": Int(n, n >= 2**31), "lines": Int(count), "blocks": Int(blocks)}
         return [*super().launches(target), self.launch(norm_fold_kernel, folded * blocks, tile, args)]
+
+    def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
+        """Programs' traffic or their number is the limit."""
+        return max(waves_us(programs, nbytes, target), card.LAUNCH_US + self.busy_us(programs, target))
+
+    def single_us(self, per_us: float) -> float:
+        """Microseconds at ``per_us`` elements each, of f64 a quarter, where no vectors are loaded."""
+        wide = 4 if self.element is ElementKind.F64 else 1
+        return 0.0 if self.rows.vectors else card.LAUNCH_US + wide * self.rows.count * self.rows.n / per_us
 
     def rank(self, target: Target) -> float:
         nbytes = sum(NormEntry.arrays(self).values())

@@ -7,12 +7,16 @@ weight and bias reduces blocks of each row on its way, so that no operand is rea
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
 from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Support, Target
+
+#: Elements a microsecond where no vectors are loaded.
+SINGLE_PER_US = 4.2e5
 
 
 class NormSplit(SplitRows, NormEntry, ops=OPS):
@@ -40,6 +44,10 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
 
     def reduce_us(self, target: Target) -> float:
         return self.accumulate_us(target) if self.backward else super().reduce_us(target)
+
+    def us(self, target: Target) -> float:
+        busy = LAUNCH_US + self.busy_us(self.programs(), target)
+        return max(super().us(target), busy, self.single_us(SINGLE_PER_US))
 
     def reduce(self) -> Launch:
         # In f64, sums along rows and columns leave room for two programs; left alone, ptxas may spill to fit a fifth.

@@ -1,5 +1,5 @@
-"""Random numbers: kernel ``groups`` for consecutive elements, ``elements`` for blocks of larger tensors."""
+"""Random numbers: kernel ``groups`` for consecutive elements, ``rows`` for any strides and blocks of larger tensors."""
 
-from triplan.backends.triton.random import elements, groups
+from triplan.backends.triton.random import groups, rows
 
-__all__ = ["elements", "groups"]
+__all__ = ["groups", "rows"]

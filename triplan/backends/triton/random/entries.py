@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import triton.language as tl
@@ -11,8 +11,7 @@ from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, extents, layout, padded
-from triplan.backends.triton.common.strides import known_strides, stride_arg
+from triplan.backends.triton.common.offsets import I32_LIMIT, layout
 from triplan.backends.triton.random.shared_kernels import NUMBERS
 from triplan.descriptors import Operand, RandomDescriptor
 from triplan.descriptors.random import INTEGERS, PARAMETERS
@@ -26,8 +25,11 @@ from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Tar
 #: dropout: the scale, the product.
 #: tests/families/random tests the errors of these functions.
 ROUNDINGS = {"uniform": 3, "normal": 16, "exponential": 8, "dropout": 2}
-#: Evaluations of Philox per microsecond; one for four elements is hidden by memory traffic. Untuned.
+#: Evaluations of Philox per microsecond; one for four elements is mostly hidden by memory traffic. Untuned.
 ELEMENTS_PER_US = 2e5
+#: Elements per program of 4 warps: FEW up to SMALL elements in all, so that every multiprocessor has work. Untuned;
+#: uniform f32 takes 23 instructions an element in blocks of MANY, 28 in blocks of 1024.
+MANY, FEW, SMALL = 2048, 512, 1 << 18
 
 
 def guarantee(desc: RandomDescriptor) -> Mapping[str, PrecisionGuarantee]:
@@ -68,33 +70,12 @@ def arguments(desc: RandomDescriptor) -> dict[str, Arg]:
     place, name = (1, "state") if "state" in operands else (2, "kept") if "kept" in operands else (0, "out")
     given: tuple[Arg, ...] = (Scalar("seed", i64, 0), Scalar("offset", i64, 0))
     state = (Ptr(name, i64, i64.itemsize), *((Int(0, True),) * 2 if place == 1 else given), Int(place))
-    numel = operands["out"].numel
     return {
         "out": pointer(operands["out"]),
         "x": pointer(operands["x"]) if "x" in operands else None,
         "parameters": tuple(Scalar(name, operands[name].element, 0) for name in PARAMETERS[desc.op]) or None,
         "state": state,
         "first": Scalar("first", ElementKind.I64, 0),
-        "numel": Int(numel, numel >= I32_LIMIT),
-    }
-
-
-def strides(found: Sequence[Arg]) -> tuple[Arg, ...]:
-    return padded(found, Int(0, True, 16))
-
-
-def geometry(desc: RandomDescriptor) -> dict[str, Arg]:
-    """Sizes and strides, innermost axis first."""
-    operands = {o.name: o for o in desc.operands()}
-    wide = operands["out"].numel >= I32_LIMIT
-
-    def of(o: Operand) -> tuple[Arg, ...]:
-        return strides([stride_arg(o, s) for s in known_strides(o, len(o.shape))])
-
-    return {
-        "sizes": extents(desc.out_shape, wide),
-        "out_strides": of(operands["out"]),
-        "x_strides": of(operands["x"]) if "x" in operands else None,
     }
 
 
@@ -107,11 +88,15 @@ def constants(desc: RandomDescriptor) -> dict[str, Any]:
     }
 
 
-def cost(desc: RandomDescriptor, evaluations: int) -> float:
-    """Estimated microseconds of a kernel with ``evaluations`` evaluations of Philox."""
-    return LAUNCH_US + max(
-        sum(o.nbytes for o in desc.operands() if o.is_tensor) / BYTES_PER_US, evaluations / ELEMENTS_PER_US
-    )
+def block_of(desc: RandomDescriptor) -> int:
+    """Elements per program."""
+    return MANY if desc.operand("out").numel > SMALL else FEW
+
+
+def cost(desc: RandomDescriptor) -> float:
+    """Estimated microseconds of a kernel that evaluates Philox once for the elements of a counter."""
+    nbytes = sum(o.nbytes for o in desc.operands() if o.is_tensor)
+    return LAUNCH_US + max(nbytes / BYTES_PER_US, desc.operand("out").numel / 4 / ELEMENTS_PER_US)
 
 
 def entry(

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.backends.triton.random import groups_kernels as kernels
-from triplan.backends.triton.random.entries import arguments, constants, cost, entry, fits, geometry
+from triplan.backends.triton.random.entries import arguments, block_of, constants, cost, entry, fits
 from triplan.descriptors import RandomDescriptor
 from triplan.descriptors.random import READING
 from triplan.sku import Support, Target
 
-#: Elements per program of 4 warps. Untuned; uniform f32 takes 23 instructions an element, 28 in blocks of 1024.
-BLOCK = 2048
-
 
 def _programs(desc: RandomDescriptor) -> int:
     """Programs; one counter more, because ``first`` may lie in the middle of the first one."""
-    return -(-(desc.operand("out").numel + 3) // BLOCK)
+    return -(-(desc.operand("out").numel + 3) // block_of(desc))
 
 
 def applies(desc: RandomDescriptor, target: Target) -> Support:
+    if not all(o.layout.packed for o in desc.operands()):
+        return Support.no("it takes only packed operands")
     if desc.global_shape is not None and desc.global_shape[1:] != desc.out_shape[1:]:
         return Support.no("its elements are not consecutive in the whole tensor")
     return fits(desc, _programs(desc))
 
 
-@entry("groups", applies, lambda desc, target: cost(desc, desc.operand("out").numel // 4))
+@entry("groups", applies, lambda desc, target: cost(desc))
 def groups(desc: RandomDescriptor, target: Target) -> list[Launch]:
-    if desc.operand("out").numel == 0:
+    numel = desc.operand("out").numel
+    if numel == 0:
         return []
-    packed = all(o.layout.packed for o in desc.operands())
-    args = {**arguments(desc), **(dict.fromkeys(("sizes", "out_strides", "x_strides")) if packed else geometry(desc))}
-    made = {**constants(desc), "BLOCK": BLOCK}
+    args = {**arguments(desc), "numel": Int(numel, numel >= I32_LIMIT)}
+    made = {**constants(desc), "BLOCK": block_of(desc)}
     # Without a limit ptxas aims at some 80 registers, to raise occupancy, and spills 8 bytes.
-    most = 255 if not packed else 96 if desc.op in READING else None
+    most = 96 if desc.op in READING else None
     grid = _programs(desc)
     return [Launch(kernels.groups_kernel, grid, args, made, num_warps=4, max_registers=most, fuses=False)]

@@ -6,30 +6,23 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.common.philox_kernels import as_i64, keep
 from triplan.backends.triton.random.shared_kernels import pairs
 
 
 @triton.jit
-def _write(out, x, parameters, state, places, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK):
-    sizes, out_strides, x_strides = places
-    to, of = point, point
-    if sizes is not None:
-        to = unravel(point, sizes, out_strides)
-        if x is not None:
-            of = unravel(point, sizes, x_strides)
+def _write(out, x, parameters, state, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK):
     # Words are computed within each branch: shared by both, they would be converted to both layouts in shared memory.
     a, b = pairs(state, counter, WIDE)
     given = None
     if x is not None:
-        given = tl.load(x + of, mask=live)
+        given = tl.load(x + point, mask=live)
     if PAIRED:
         first, second = NUMBER(a, b, parameters)
         found = tl.join(first, second).reshape(BLOCK)
     else:
         found = NUMBER(tl.join(a, b).reshape(BLOCK), given, parameters, out.dtype.element_ty)
-    tl.store(out + to, found.to(out.dtype.element_ty), mask=live)
+    tl.store(out + point, found.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
@@ -40,9 +33,6 @@ def groups_kernel(
     state,
     first,
     numel,
-    sizes,
-    out_strides,
-    x_strides,
     NUMBER: tl.constexpr,
     PAIRED: tl.constexpr,
     WIDE: tl.constexpr,
@@ -51,13 +41,11 @@ def groups_kernel(
 ):
     """out[i] = NUMBER(word(first + i), x[i], parameters) for i < numel.
 
-    out, x (or None): any elements, packed (then sizes and strides are None), or with ``sizes`` and strides, innermost
-    axis first. state: see ``state_of``. A counter serves 4 elements, 2 if WIDE. If ``first`` is a multiple of that, a
-    vector holds the elements of one counter, and only the last block is masked, because masks narrow accesses;
-    otherwise every block is.
+    out, x (or None): any elements, packed. state: see ``state_of``. A counter serves 4 elements, 2 if WIDE. If
+    ``first`` is a multiple of that, a vector holds the elements of one counter, and only the last block is masked,
+    because masks narrow accesses; otherwise every block is.
     """
     keep(state)
-    places = (sizes, out_strides, x_strides)
     SHARED: tl.constexpr = 2 if WIDE else 4
     start = tl.program_id(0).to(POINT_TYPE) * BLOCK
     first = as_i64(first)
@@ -68,8 +56,8 @@ def groups_kernel(
     # Vectors hold the elements of one counter: those of two would have to be exchanged through shared memory.
     point = tl.max_contiguous(start + tl.arange(0, BLOCK), SHARED)
     if (skipped == 0) & (start + BLOCK <= numel):
-        _write(out, x, parameters, state, places, counter, point, None, NUMBER, PAIRED, WIDE, BLOCK)
+        _write(out, x, parameters, state, counter, point, None, NUMBER, PAIRED, WIDE, BLOCK)
     else:
         point -= skipped
         live = (point >= 0) & (point < numel)
-        _write(out, x, parameters, state, places, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK)
+        _write(out, x, parameters, state, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK)

@@ -11,6 +11,12 @@ from triplan.sku import Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
 STEP_US = 1.0
+#: Microseconds of the loop itself.
+LOOP_US = 0.3
+#: Programs from which on they have several crossed rows each.
+ENOUGH = 128
+#: Bytes that such tiles scan in a microsecond, bound by instructions: from drawn problems on an H200.
+CROSSED_BYTES_PER_US = 2.9e5
 
 
 class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
@@ -18,11 +24,16 @@ class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
     priority = 2
 
     def find_tile(self) -> Tile:
-        tile = self.rows.block_tile(2 if self.backward else 1)
+        r = self.rows
+        # Several rows where they are crossed: if there are enough of them, and of none all elements are adjacent.
+        many = r.outer * r.groups(r.neighbours) >= ENOUGH and (r.lanes >= r.neighbours or not r.along)
+        tile = r.block_tile(2 if self.backward else 1, crosses=many)
         block = min(tile.block, self.most() // tile.rows)
         return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
 
     def us(self, target: Target) -> float:
         at_once = SM_WARPS // self.tile.warps * max(target.sm_count, 1)
         waves, steps = -(-self.programs() // at_once), -(-self.rows.n // self.tile.block)
-        return super().us(target) + STEP_US * waves * steps
+        us = super().us(target) + LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
+        held = self.programs() * steps * self.tile.rows * self.tile.block * self.element.itemsize
+        return max(us, held / CROSSED_BYTES_PER_US) if self.rows.crossed and self.tile.rows > 1 else us

@@ -5,19 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import Entry
+from triplan.backends.triton.common.tiles import waves_us
 from triplan.descriptors import CumprodBackwardDescriptor, Operand, ScanDescriptor
-from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Target
 
 #: The ops that also take integers.
 SCANS = ("cumsum", "cumprod")
 OPS = (*SCANS, "cumprod_backward")
 #: Elements of a tile at most, so that a few f32 arrays of its size fit into registers. Untuned.
 MOST = 4096
+#: Microseconds that an element of a thread takes which no vector holds; backward three times, reversed twice as long.
+#: Fitted on an H100 to drawn problems of ``bench anywhere``.
+ELEMENT_US = 0.05
 
 
 class ScanEntry(Entry):
     desc: ScanDescriptor | CumprodBackwardDescriptor
+    #: Of rows of few elements on an H100, drawn problems of ``bench anywhere``.
+    program_us = 3.0
     late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
 
     @classmethod
@@ -27,6 +34,17 @@ class ScanEntry(Entry):
     def most(self) -> int:
         """Elements of a tile at most."""
         return MOST * 4 // self.compute.itemsize // (2 if self.backward else 1)
+
+    def step_us(self) -> float:
+        """Microseconds of a tile whose elements no vectors hold: a thread's are loaded and scanned one by one."""
+        each = self.tile.rows * self.tile.block / (32 * self.tile.warps)
+        way = 3 if self.backward else 2 if self.constants()["REVERSE"] else 1
+        return 0.0 if self.rows.vectors else ELEMENT_US * way * each
+
+    def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
+        """Programs' traffic or their number is the limit."""
+        limit = max(waves_us(programs, nbytes, target), LAUNCH_US + self.busy_us(programs, target))
+        return limit + self.step_us()
 
     def constants(self) -> dict[str, Any]:
         return {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": getattr(self.desc, "reverse", False)}

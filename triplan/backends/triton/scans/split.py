@@ -10,7 +10,7 @@ from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
 from triplan.backends.triton.common.rows_entries import SplitRows
-from triplan.backends.triton.common.tiles import Tile, again_us, warps_for, waves_us
+from triplan.backends.triton.common.tiles import Tile, again_us, warps_for
 from triplan.backends.triton.scans import split_kernels as kernels
 from triplan.backends.triton.scans.looped_kernels import scan_looped_kernel
 from triplan.backends.triton.scans.shared import MOST, SCANS, ScanEntry
@@ -52,8 +52,8 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
 
     def us(self, target: Target) -> float:
         count, row = self.rows.count, self.rows.sectors() * self.rows.n * self.element.itemsize
-        read, written = (waves_us(count * self.blocks(), k * row / self.blocks(), target) for k in (1, 1))
-        return read + written + again_us(count * row) + LAUNCH_US
+        once = self.reducing_us(count * self.blocks(), row / self.blocks(), target)
+        return 2 * once + again_us(count * row) + LAUNCH_US
 
     def main(self) -> list[Launch]:
         blocks, programs = self.blocks(), self.rows.count * self.blocks()

@@ -1,0 +1,147 @@
+"""Kernel ``rows``: tensors of any strides, and blocks of larger tensors, in tiles of rows and columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
+from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, extents, padded
+from triplan.backends.triton.common.strides import Along, continues, known_strides, row_tile, stride_arg
+from triplan.backends.triton.random import rows_kernels as kernels
+from triplan.backends.triton.random.entries import arguments, block_of, constants, cost, entry, fits
+from triplan.descriptors import Operand, RandomDescriptor, packed_strides
+from triplan.sku import Support, Target
+from triplan.sku.facts import fact
+
+#: Time relative to packed results. Untuned.
+SLOWDOWN = 1.2
+#: Rows, at least and at most, of a tile that is contiguous along them: a sector of 16-bit elements, and four. Untuned.
+TURNED_ROWS = (16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension of the result. strides: of the index in the stream, and of each of ``tensors``."""
+
+    size: int
+    strides: tuple[int | Along, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a problem is divided.
+
+    Attributes:
+        outer: the dimensions of which each point has its own rows.
+        across: the dimension along which a tensor is contiguous, if that is not the columns.
+        columns: the innermost dimension, along which indices are consecutive.
+        shared: elements of a counter.
+        height, width: rows and columns of a program's tile.
+        programs: the grid.
+    """
+
+    outer: tuple[Dim, ...]
+    across: Dim | None
+    columns: Dim
+    shared: int
+    height: int
+    width: int
+    programs: int
+
+
+def tensors(desc: RandomDescriptor) -> list[Operand]:
+    """``out``, and ``x`` if there is one."""
+    return [o for name in ("out", "x") for o in desc.operands() if o.name == name]
+
+
+def dims(desc: RandomDescriptor) -> list[Dim]:
+    """The dimensions, innermost last, without those of extent 1; adjacent ones are merged where all strides allow it.
+
+    Indices are consecutive along the last one.
+    """
+    shape = desc.out_shape
+    whole = packed_strides(shape if desc.global_shape is None else desc.global_shape)
+    strides = [whole, *(known_strides(o, len(shape)) for o in tensors(desc))]
+    merged: list[Dim] = []
+    for axis, n in enumerate(shape):
+        dim = Dim(n, tuple(s[axis] for s in strides))
+        if n != 1 and merged and continues(merged[-1].strides, dim.strides, n):
+            merged[-1] = Dim(merged[-1].size * n, dim.strides)
+        elif n != 1:
+            merged.append(dim)
+    if not merged or merged[-1].strides[0] != 1:
+        merged.append(Dim(1, (1,) + (0,) * len(tensors(desc))))
+    return merged
+
+
+@fact
+def geometry(desc: RandomDescriptor) -> Geometry:
+    *outer, columns = dims(desc)
+    shared, elements = 2 if desc.is_wide else 4, block_of(desc)
+    beside = [d for d in outer if any(s == 1 != t for s, t in zip(d.strides[1:], columns.strides[1:], strict=True))]
+    across = next((d for d in beside if d.strides[1] == 1), beside[0] if beside else None)
+    outer = [d for d in outer if d is not across]
+    points, widest = math.prod(d.size for d in outer), columns.size + shared - 1
+    if across is not None:
+        _, height = row_tile(TURNED_ROWS[1], elements, across.size)
+        height = max(height, min(TURNED_ROWS[0], ceil_power(across.size)))
+        width = max(min(elements // height, ceil_power(widest)), shared)
+        lines = points * -(-across.size // height)
+    else:
+        reached = columns.size if is_aligned(outer, shared) else widest
+        _, width = row_tile(min(elements, max(ceil_power(reached), 8)), elements, reached)
+        width = max(width, shared)
+        height = elements // width
+        lines = -(-points // height)
+    return Geometry(tuple(outer), across, columns, shared, height, width, lines * -(-widest // width))
+
+
+def is_aligned(outer: Sequence[Dim], shared: int) -> bool:
+    """Whether all rows begin at the same element of a counter."""
+    return all(isinstance(s, int) and s % shared == 0 for s in (d.strides[0] for d in outer))
+
+
+def applies(desc: RandomDescriptor, target: Target) -> Support:
+    return fits(desc, geometry(desc).programs)
+
+
+def rank(desc: RandomDescriptor, target: Target) -> float:
+    return SLOWDOWN * cost(desc)
+
+
+@entry("rows", applies, rank)
+def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
+    if desc.operand("out").numel == 0:
+        return []
+    g, wide = geometry(desc), desc.operand("out").numel >= I32_LIMIT
+
+    def along(dim: Dim, i: int) -> Arg:
+        stride = dim.strides[i]
+        return Int(stride, True) if i == 0 and isinstance(stride, int) else stride_arg(tensors(desc)[i - 1], stride)
+
+    def strides(i: int) -> Arg:
+        """Those of the index (0) or of a tensor; None for 1, along which accesses are consecutive."""
+        tile = (None if dim is None or dim.strides[i] == 1 else along(dim, i) for dim in (g.across, g.columns))
+        return padded([along(dim, i) for dim in g.outer], Int(0, True, 16)), *tile
+
+    lines = g.across.size if g.across else math.prod(d.size for d in g.outer)
+    args = {
+        **arguments(desc),
+        "sizes": extents([d.size for d in g.outer], wide),
+        "rows": Int(lines, wide, power_of_two_in(lines)),
+        "columns": Int(g.columns.size, wide, power_of_two_in(g.columns.size)),
+        "index_strides": strides(0),
+        "out_strides": strides(1),
+        "x_strides": strides(2) if len(tensors(desc)) > 1 else None,
+    }
+    made = {
+        **constants(desc),
+        "TURNED": g.across is not None,
+        "ALIGNED": is_aligned([d for d in (*g.outer, g.across) if d], g.shared),
+        "BLOCK_ROWS": g.height,
+        "BLOCK_COLUMNS": g.width,
+    }
+    return [Launch(kernels.rows_kernel, g.programs, args, made, 4, max_registers=MAX_THREAD_REGISTERS, fuses=False)]

@@ -1,0 +1,112 @@
+"""Kernel of ``rows``: random numbers of any strides, and of blocks of larger tensors, in tiles of rows and columns."""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton
+import triton.language as tl
+
+from triplan.backends.triton.common.offsets_kernels import load_tile, store_tile, unravel
+from triplan.backends.triton.common.philox_kernels import as_i64, keep
+from triplan.backends.triton.random.shared_kernels import pairs
+
+
+@triton.jit
+def _steps(index, stride):
+    """index * stride, where a stride of None is 1."""
+    return index if stride is None else index * stride
+
+
+@triton.jit
+def _start(outer, row, sizes, strides, TURNED):
+    """Offset of the first element of each row. strides: (along ``sizes``, along the rows of a tile if TURNED)."""
+    at = unravel(outer, sizes, strides[0])
+    if TURNED:
+        at = at + _steps(row, strides[1])
+    return at
+
+
+@triton.jit
+def _write(
+    out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, column, live, NUMBER, PAIRED, WIDE,
+    TURNED,
+):  # fmt: skip
+    a, b = pairs(state, counter, WIDE)
+    given = None
+    if x is not None:
+        at = x + (x_start[:, None] + _steps(column, x_strides[2]))
+        given = load_tile(at, live, None, x_strides[2] is None or (TURNED and x_strides[1] is None))
+    if PAIRED:
+        first, second = NUMBER(a, b, parameters)
+        found = tl.join(first, second).reshape(live.shape)
+    else:
+        found = NUMBER(tl.join(a, b).reshape(live.shape), given, parameters, out.dtype.element_ty)
+    to = out + (out_start[:, None] + _steps(column, out_strides[2]))
+    store_tile(to, found.to(out.dtype.element_ty), live, out_strides[2] is None or (TURNED and out_strides[1] is None))
+
+
+@triton.jit
+def rows_kernel(
+    out,
+    x,
+    parameters,
+    state,
+    first,
+    sizes,
+    rows,
+    columns,
+    index_strides,
+    out_strides,
+    x_strides,
+    NUMBER: tl.constexpr,
+    PAIRED: tl.constexpr,
+    WIDE: tl.constexpr,
+    TURNED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """out[r, c] = NUMBER(word(first + index(r) + c), x[r, c], parameters) for c < columns, index(r) = sum(r * strides).
+
+    r: the points of ``sizes``, and if TURNED also of ``rows`` further positions, along which out or x is contiguous: a
+    tile is then exchanged between threads, so that both sides access consecutive elements. Strides: (those along
+    ``sizes``, innermost dimension first; that along ``rows``; that along the columns); None is 1.
+
+    A thread evaluates Philox once for the elements of a counter. Each row begins with the counter of its first element:
+    ``skipped`` elements of that belong to what precedes. ALIGNED: index(r) is a multiple of a counter's elements.
+    """
+    keep(state)
+    SHARED: tl.constexpr = 2 if WIDE else 4
+    ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
+    blocks = tl.cdiv(columns + SHARED - 1, BLOCK_COLUMNS)
+    line, block = tl.program_id(0) // blocks, (tl.program_id(0) % blocks).to(POINT_TYPE)
+    if TURNED:
+        across = tl.cdiv(rows, BLOCK_ROWS)
+        outer = (line // across).to(POINT_TYPE)
+        row = (line % across).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    else:
+        row = line.to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        outer = row
+    first = as_i64(first)
+    index = first + _start(outer, row, sizes, index_strides, TURNED)
+    out_start, x_start = _start(outer, row, sizes, out_strides, TURNED), None
+    if x is not None:
+        x_start = _start(outer, row, sizes, x_strides, TURNED)
+    group = block.to(tl.int64) * (BLOCK_COLUMNS // SHARED) + tl.arange(0, BLOCK_COLUMNS // SHARED)
+    counter = ((index >> (1 if WIDE else 2))[:, None] + group[None, :]) & ALL
+    column = (block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
+    in_rows = (row < rows)[:, None]
+    if ALIGNED and (first & (SHARED - 1)) == 0:
+        # (If the last counter is whole, there may be one block too many.)
+        if block * BLOCK_COLUMNS < columns:
+            _write(
+                out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, column,
+                in_rows & (column < columns), NUMBER, PAIRED, WIDE, TURNED,
+            )  # fmt: skip
+    else:
+        own = column - (index & (SHARED - 1)).to(POINT_TYPE)[:, None]
+        _write(
+            out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, own,
+            in_rows & (own >= 0) & (own < columns), NUMBER, PAIRED, WIDE, TURNED,
+        )  # fmt: skip
