@@ -156,5 +156,8 @@ def evaluated(desc: Any, t: Tensors) -> Tensors:
             function: Any = torch_of(name)
             values.append(function(*(values[a] for a in args)))
     outputs = [o for o in desc.operands() if o.is_written]
-    results = zip(outputs, desc.tree.results, strict=True)
-    return {o.name: torch.as_tensor(values[at]).to(o.element.torch).expand(o.shape) for o, (at, _) in results}
+    found = {}
+    for o, (at, _) in zip(outputs, desc.tree.results, strict=True):
+        value = torch.as_tensor(values[at]).to(o.element.torch).expand(o.shape)
+        found[o.name] = value.clone() if desc.tree.nodes[at][0] == "operand" else value  # else nothing would be written
+    return found
