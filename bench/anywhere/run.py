@@ -202,7 +202,7 @@ class Timed:
 
 
 def time_all(listed: list[Timed], sets: int, device: torch.device, iterations: int, warmup: int) -> None:
-    """Set the times of ``listed``. Of long calls only those that may be the fastest are timed more than once."""
+    """Set the times of ``listed``. Of long calls only those that may be the fastest are timed more than twice."""
     if device.type != "cuda":
         found = timing.wall_times([Contestant(e.name, e.run, sets) for e in listed], iterations, warmup)
         for e, t in zip(listed, found, strict=True):

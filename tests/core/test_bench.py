@@ -186,8 +186,9 @@ def test_work_that_refuses_capture_is_timed_in_a_loop_but_a_plan_is_an_error(gpu
         assert found.not_captured == "no graph: operation not permitted"
 
 
-def test_long_calls_that_cannot_be_the_fastest_are_timed_once(gpu: Gpu) -> None:
-    """A call of 2 us takes so long to issue that one alone says little; that of 40 ms would take half a second."""
+def test_long_calls_that_cannot_be_the_fastest_are_timed_twice(gpu: Gpu) -> None:
+    """A call of 2 us takes so long to issue that one alone says little; that of 40 ms would take half a second.
+    One that the host held up is not taken for long: the shorter of two calls counts."""
 
     def broken(i: int) -> None:
         raise RuntimeError("no kernel\nmore")
@@ -197,7 +198,7 @@ def test_long_calls_that_cannot_be_the_fastest_are_timed_once(gpu: Gpu) -> None:
     anywhere.time_all(listed, 2, torch.device("cuda"), 9, 1)
     assert [e.us for e in listed] == pytest.approx([2.0, 900.0, 40_000.0, float("inf")])
     assert [e.note for e in listed] == ["", "", "", "RuntimeError: no kernel"]
-    assert sum(entry.startswith("l") for entry in gpu.log) == 2
+    assert sum(entry.startswith("l") for entry in gpu.log) == 1 + 2
     assert sum(entry.startswith("replay") for entry in gpu.log) >= 2 * 9
 
 
