@@ -48,13 +48,14 @@ def leaky_relu(x: Expr, negative_slope: Operand = 0.01) -> Expr: return where(x 
 def elu(x: Expr, alpha: Operand = 1.0, scale: Operand = 1.0, input_scale: Operand = 1.0) -> Expr:
     return where(x <= 0, expm1(where(x <= 0, x, 0) * input_scale) * (alpha * scale), x * scale)
 def selu(x: Expr) -> Expr: return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
-def celu(x: Expr, alpha: Operand = 1.0) -> Expr: return where(x <= 0, alpha * expm1(where(x <= 0, x, 0) / alpha), x)
+def celu(x: Expr, alpha: Operand = 1.0) -> Expr:
+    return where(x <= 0, alpha * expm1(where(x <= 0, x, 0) * (1 / alpha)), x)
 def gelu(x: Expr) -> Expr: return x * normal_cdf(x)
 def gelu_tanh(x: Expr) -> Expr: return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
 def silu(x: Expr) -> Expr: return x * sigmoid(x)
 def mish(x: Expr) -> Expr: return x * tanh(log1pexp(x))
 def hardswish(x: Expr) -> Expr: return x * hardsigmoid(x)
-def hardsigmoid(x: Expr) -> Expr: return where(x <= -3, 0, where(x >= 3, 1, (x + 3) / 6))
+def hardsigmoid(x: Expr) -> Expr: return where(x <= -3, 0, where(x >= 3, 1, (x + 3) * (1 / 6)))
 def hardtanh(x: Expr, min_val: Operand = -1, max_val: Operand = 1) -> Expr:
     return where(x <= min_val, min_val, where(x >= max_val, max_val, x))
 def hardshrink(x: Expr, lambd: Operand = 0.5) -> Expr: return where(abs(x) <= lambd, 0, x)
