@@ -157,7 +157,7 @@ def comparable(c: Case) -> bool:
     """Whether torch's result says that ours is right.
 
     It does not where an index may repeat and any contribution may win, where torch adds up in 16 bits the thousands of
-    terms of the first word or of a scan, or where the forward's result is drawn with a stride of 0: no forward wrote it.
+    terms of the first word or of a scan, or where a forward result has a stride of 0: no forward wrote it.
     """
     g = tp.plan(c.desc, preference=c.preference, target="cpu").precision_guarantee()
     narrow = any(o.element.itemsize == 2 for o in c.desc.operands() if o.is_written)
