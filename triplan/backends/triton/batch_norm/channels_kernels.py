@@ -18,7 +18,7 @@ of COMPUTE, which is f32, or f64 for f64. No atomics: every order is fixed.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.lanes_kernels import load_tile, store_tile
+from triplan.backends.triton.common.offsets_kernels import load_tile, store_tile
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
@@ -58,13 +58,16 @@ def place(base, strides, row, channel, pixel, inner):
 @triton.jit
 def read(base, strides, row, channel, pixel, inner, mask):
     """The elements of each row and column, 0 without ``mask``."""
-    return load_tile(place(base, strides, row, channel, pixel, inner), mask, strides[1], strides[2])
+    return load_tile(
+        place(base, strides, row, channel, pixel, inner), mask, 0.0, strides[1] is None or strides[2] is None
+    )
 
 
 @triton.jit
 def write(base, strides, row, channel, pixel, inner, v, mask):
     """Store ``v`` as the elements of each row and column."""
-    store_tile(place(base, strides, row, channel, pixel, inner), v, mask, strides[1], strides[2])
+    v = v.to(base.dtype.element_ty)
+    store_tile(place(base, strides, row, channel, pixel, inner), v, mask, strides[1] is None or strides[2] is None)
 
 
 @triton.jit

@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.lanes_kernels import load_tile
+from triplan.backends.triton.common.offsets_kernels import load_tile
 from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.pooling.windows_kernels import coordinates, place, read, write
 
@@ -107,7 +107,10 @@ def resize_kernel(
     if BETWEEN_COLUMNS:
         right = right.to(ACC)
         after = load_tile(
-            place(x, x_strides, image, top, left + 1, channel), in_columns, x_strides[1], x_strides[3]
+            place(x, x_strides, image, top, left + 1, channel),
+            in_columns,
+            0.0,
+            x_strides[1] is None or x_strides[3] is None,
         ).to(ACC)
         v = (1.0 - right) * v.to(ACC) + right * after
     if BETWEEN_ROWS:
@@ -116,7 +119,10 @@ def resize_kernel(
         if BETWEEN_COLUMNS:
             corner = in_rows & in_columns
             after = load_tile(
-                place(x, x_strides, image, top + 1, left + 1, channel), corner, x_strides[1], x_strides[3]
+                place(x, x_strides, image, top + 1, left + 1, channel),
+                corner,
+                0.0,
+                x_strides[1] is None or x_strides[3] is None,
             ).to(ACC)
             under = (1.0 - right) * under + right * after
         v = (1.0 - down) * v.to(ACC) + down * under
@@ -189,6 +195,6 @@ def resize_backward_kernel(
                 hit, weight_columns = share(column, i, w, BETWEEN_COLUMNS)
                 live = live & hit & (q < columns[0])
                 own = at + (axis_offset(below, dout_strides[2]) + axis_offset(beside, dout_strides[3]))
-                g = load_tile(own, live, dout_strides[1], dout_strides[3]).to(ACC)
+                g = load_tile(own, live, 0.0, dout_strides[1] is None or dout_strides[3] is None).to(ACC)
                 acc += g * (weight * weight_columns).to(ACC)
     write(dx, dx_strides, image, row, column, channel, acc, mask)

@@ -11,8 +11,7 @@ other; COLUMNS is at least the extent if ROWS is not 1, so that the order is row
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.lanes_kernels import load_tile, store_tile
-from triplan.backends.triton.common.offsets_kernels import quotient
+from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
@@ -74,13 +73,16 @@ def place(base, strides, image, row, column, channel):
 @triton.jit
 def read(base, strides, image, row, column, channel, mask):
     """Elements, 0 without ``mask``."""
-    return load_tile(place(base, strides, image, row, column, channel), mask, strides[1], strides[3])
+    return load_tile(
+        place(base, strides, image, row, column, channel), mask, 0.0, strides[1] is None or strides[3] is None
+    )
 
 
 @triton.jit
 def write(base, strides, image, row, column, channel, v, mask):
     """Store ``v``."""
-    store_tile(place(base, strides, image, row, column, channel), v, mask, strides[1], strides[3])
+    v = v.to(base.dtype.element_ty)
+    store_tile(place(base, strides, image, row, column, channel), v, mask, strides[1] is None or strides[3] is None)
 
 
 @triton.jit
@@ -142,7 +144,7 @@ def pool_kernel(
                 y, z = top + down, first + across
                 live = inside & (y >= 0) & (y < low) & (z >= 0) & (z < right)
                 own = at + (axis_offset(down, x_strides[2]) + axis_offset(across, x_strides[3]))
-                v = load_tile(own, live, x_strides[1], x_strides[3]).to(ACC)
+                v = load_tile(own, live, 0.0, x_strides[1] is None or x_strides[3] is None).to(ACC)
                 if MAX:
                     better = live & ((v > acc) | (v != v) | (found < 0))
                     acc = tl.where(better, v, acc)
@@ -226,7 +228,10 @@ def pool_backward_kernel(
                 if MAX:
                     live = live & (down < reach_rows) & (across < reach_columns)
                     step = axis_offset(down, indices_strides[2]) + axis_offset(across, indices_strides[3])
-                    hit = load_tile(named + step, live, indices_strides[1], indices_strides[3]) == own
+                    hit = (
+                        load_tile(named + step, live, 0.0, indices_strides[1] is None or indices_strides[3] is None)
+                        == own
+                    )
                 else:
                     start, end = window(p, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
                     begin, stop = window(
@@ -234,7 +239,7 @@ def pool_backward_kernel(
                     )
                     live = live & (row >= start) & (row < end) & (column >= begin) & (column < stop)
                 step = axis_offset(down, dout_strides[2]) + axis_offset(across, dout_strides[3])
-                g = load_tile(at + step, live, dout_strides[1], dout_strides[3]).to(ACC)
+                g = load_tile(at + step, live, 0.0, dout_strides[1] is None or dout_strides[3] is None).to(ACC)
                 if MAX:
                     acc += tl.where(hit, g, 0.0)
                 elif divisor is None:
