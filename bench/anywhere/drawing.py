@@ -27,6 +27,7 @@ from torch import Tensor
 
 import triplan as tp
 from bench.gemm.run import ROOFS
+from triplan.backends.fitted import family
 from triplan.descriptors import Layout, Operand, OperandKind, Role, packed_strides
 
 T = TypeVar("T")
@@ -256,9 +257,8 @@ def streamed_us(desc: tp.Descriptor) -> float:
 
 
 def _families() -> dict[str, str]:
-    """The family of each op: the module or package below ``triplan.descriptors`` that describes it."""
-    modules = {op: cls.__module__.split(".") for op, cls in tp.descriptor_types().items()}
-    return {op: parts[2] for op, parts in modules.items() if parts[:2] == ["triplan", "descriptors"]}
+    """The family of each op of the library."""
+    return {op: name for op, cls in tp.descriptor_types().items() if (name := family(cls))}
 
 
 FAMILIES = tuple(sorted(set(_families().values())))

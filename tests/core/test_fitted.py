@@ -23,7 +23,7 @@ WIDE = (NONE, (-100.0,) * len(FEATURES), (100.0,) * len(FEATURES))
 
 def test_the_file_names_families_and_entries_of_the_table() -> None:
     known = {
-        (fitted.family(SAMPLES[op]), entry.name)
+        (fitted.family(type(SAMPLES[op])), entry.name)
         for op in tp.TABLE.ops()
         if op in SAMPLES
         for entry in tp.TABLE.rows(op)

@@ -44,9 +44,9 @@ class Correction:
         return math.exp(self.constant + sum(w * x for w, x in zip(self.weights, bounded, strict=True)))
 
 
-def family(desc: Descriptor) -> str:
-    """The module or package below ``triplan.descriptors`` that describes it; empty for ops of other packages."""
-    parts = type(desc).__module__.split(".")
+def family(described: type[Descriptor]) -> str:
+    """The module or package below ``triplan.descriptors`` that has the class; empty for ops of other packages."""
+    parts = described.__module__.split(".")
     return parts[2] if parts[:2] == ["triplan", "descriptors"] else ""
 
 
@@ -94,7 +94,7 @@ def _corrections() -> dict[tuple[str, str], Correction]:
 def cost_us(entry: KernelRow, desc: Descriptor, target: Target) -> float:
     """Microseconds that ``entry`` is expected to take."""
     estimate = entry.rank(desc, target)
-    found = _corrections().get((family(desc), entry.name))
+    found = _corrections().get((family(type(desc)), entry.name))
     if found is None or not 0 < estimate < math.inf:
         return estimate
     return estimate * found.factor(features(desc, estimate))

@@ -94,7 +94,8 @@ LOADS = 2
 #: Elements per thread at most, of all operands together. Untuned.
 HELD = 64
 #: Elements up to which a thread takes an eighth of that. So few threads would leave most multiprocessors idle, and each
-#: would compute its elements one after another: 236 elements of a long function took 9 us on an H100, not 2.
+#: would compute its elements one after another: on an H100 236 elements of a long function took 9.3 us by 16 elements
+#: per thread, and 3.0 us with the four of ``strided``. Untuned.
 FEW = 1 << 17
 
 

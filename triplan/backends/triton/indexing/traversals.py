@@ -43,7 +43,8 @@ MAX_COLS = 1024
 SCATTERED_ELEMENTS = 512
 #: The same for atomics in a stripe below ``WIDE_STRIPE`` columns: two per thread.
 SCATTERED_ATOMICS = 256
-#: The same for swaps: a program repeats until all its lanes are done, so it is one warp, with two lanes per thread.
+#: The same for swaps: a program repeats until its last element is done, so it is one warp, two elements per thread.
+#: Untuned.
 SWAPPED_ELEMENTS = 64
 SWAPS = (points.multiply_point, points.max_point, points.min_point)
 #: Columns from which on atomics of a stripe take ``SCATTERED_ELEMENTS``.
