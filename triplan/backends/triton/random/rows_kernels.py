@@ -13,7 +13,7 @@ from triplan.backends.triton.random.shared_kernels import pairs
 
 @triton.jit
 def _steps(index, stride):
-    """index * stride, where a stride of None is 1."""
+    """index * stride in the type of ``index``, where a stride of None is 1."""
     return index if stride is None else index * stride
 
 
@@ -31,6 +31,10 @@ def _write(
     out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, column, live, NUMBER, PAIRED, WIDE,
     TURNED,
 ):  # fmt: skip
+    """out[r, c] = NUMBER(words of ``counter``, x[r, c], parameters) where ``live``, [rows, columns] as ``column``.
+
+    counter: [rows, columns / words of a counter], whose words stand side by side; out_start, x_start: [rows].
+    """
     a, b = pairs(state, counter, WIDE)
     given = None
     if x is not None:
