@@ -25,7 +25,7 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
     """The entry's plans of the op's sample, with two contributions to a sum by index, for each of its elements.
 
     Where the entry does not take the sample: without ``c0`` and ``pre``, with operands of one shape, or depthwise; a
-    product of one column; a convolution without groups and with channels last.
+    product of one column, or of odd extents; a convolution without groups and with channels last.
     """
     (row,) = (e for e in tp.TABLE.rows(op) if e.name == entry)
     sample = SAMPLES[op]
@@ -40,6 +40,10 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
             bare = desc.replace(layouts={"x": tp.Layout.strided(unit_axis=0)})
         elif entry == "gemv":
             bare = desc.replace(n=1)
+        elif entry == "realigned":
+            bare = desc.replace(n=129, reads_c0=False, saves_pre=False)
+        elif entry == "separate_wgmma":
+            bare = desc.replace(m=1025, n=1023, k=1023)
         elif entry.endswith(("wgmma", "windowed")) and op.startswith("conv2d"):
             last = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
             layouts = {o.name: last for o in desc.operands() if len(o.shape) == 4 and entry != "converted_wgmma"}

@@ -136,7 +136,14 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
     """Tensor cores, and how they are fed."""
-    if name in ("pieces_kernel", "column_sums_kernel", "gemv_kernel", "gemv_pieces_kernel", "outer_kernel"):
+    if name in (
+        "pieces_kernel",
+        "column_sums_kernel",
+        "gemv_kernel",
+        "gemv_pieces_kernel",
+        "outer_kernel",
+        "realign_kernel",
+    ):
         return (), ()
     if name.startswith("wgmma"):
         # Between the initialisation of the last barrier and what follows it, TMA is told.

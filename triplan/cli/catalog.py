@@ -137,7 +137,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
             elif cls.category is OpCategory.CONV:
                 yield _with_channels_last(found)
             elif cls.category is OpCategory.GEMM:
-                yield from (found.replace(n=1), found.replace(k=1))
+                yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1))
         except InvalidProblem:
             continue
 

@@ -54,7 +54,7 @@ class Product:
         operand, transposed = self.views[arg.operand]
         if isinstance(arg, Stride):
             return replace(arg, operand=operand.name, axis=1 - arg.axis if transposed else arg.axis)
-        if isinstance(arg, TensorMap):
+        if isinstance(arg, TensorMap) and arg.copy is None:  # a copy lies as the product sees it
             return replace(arg, operand=operand.name, transposed=arg.transposed != transposed)
         return replace(arg, operand=operand.name)
 

@@ -44,28 +44,36 @@ WAYS = (
 
 
 @fact
-def way_of(desc: GemmDescriptor, target: Target) -> Way:
-    """The cheapest kernel that supports a product; ``tiles`` if none does."""
-    supported = (way for way in WAYS if way.supports(desc, target))
-    return min(supported, key=lambda way: way.rank(desc, target), default=WAYS[0])
+def way_of(desc: GemmDescriptor, target: Target, ways: tuple[Way, ...]) -> Way:
+    """The cheapest kernel that supports a product; the first if none does."""
+    supported = (way for way in ways if way.supports(desc, target))
+    return min(supported, key=lambda way: way.rank(desc, target), default=ways[0])
 
 
-def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
+def supports(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...] = WAYS) -> Support:
     """Whether a kernel takes every product."""
-    each = (way_of(p.desc, target).supports(p.desc, target) for p in gradient_products(desc).values())
+    each = (way_of(p.desc, target, ways).supports(p.desc, target) for p in gradient_products(desc).values())
     return next((s for s in each if not s), SUPPORTED)
 
 
-def rank(desc: GemmBackwardDescriptor, target: Target) -> float:
+def rank(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...] = WAYS) -> float:
     """Estimated microseconds."""
-    each = (way_of(p.desc, target).rank(p.desc, target) for p in gradient_products(desc).values())
+    each = (way_of(p.desc, target, ways).rank(p.desc, target) for p in gradient_products(desc).values())
     return column_sums.cost_us(desc) + sum(each)
 
 
-def workspace(desc: GemmBackwardDescriptor, target: Target) -> int:
+def workspace(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...] = WAYS) -> int:
     """Bytes of what products or sums of columns need, which take turns."""
-    each = (way_of(p.desc, target).workspace(p.desc, target) for p in gradient_products(desc).values())
+    each = (way_of(p.desc, target, ways).workspace(p.desc, target) for p in gradient_products(desc).values())
     return max((column_sums.workspace(desc), *each))
+
+
+def launches(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...] = WAYS) -> list[Launch]:
+    """The products, then the sums of columns."""
+    found: list[Launch] = []
+    for p in gradient_products(desc).values():
+        found += [p.on_operands(x) for x in way_of(p.desc, target, ways).build(p.desc, target)]
+    return [*found, *column_sums.launches(desc)]
 
 
 def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
@@ -83,7 +91,4 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
     layout=backward_layout,
 )
 def separate(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
-    found: list[Launch] = []
-    for p in gradient_products(desc).values():
-        found += [p.on_operands(x) for x in way_of(p.desc, target).build(p.desc, target)]
-    return [*found, *column_sums.launches(desc)]
+    return launches(desc, target)

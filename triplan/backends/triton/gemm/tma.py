@@ -100,8 +100,11 @@ def unmappable(desc: MultiplyingDescriptor, name: str) -> str:
     return ""
 
 
-def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
-    """Whether TMA can read and write the operands, and i32 counts everything."""
+def supports(desc: MatrixProductDescriptor, target: Target, roomy: bool = False) -> Support:
+    """Whether TMA can read and write the operands, and i32 counts everything.
+
+    ``roomy``: what lies behind a row of C, up to the next 16-byte boundary, may be written.
+    """
     if desc.saves_pre:
         return Support.no("does not write pre")
     if desc.reads_c0 and not is_row_major(desc.operand("c0")):
@@ -117,7 +120,7 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     if reason := next((reason for name in "abc" if (reason := unmappable(desc, name))), ""):
         return Support.no(f"reads and writes by TMA: {reason}")
     width = vector_elements(desc.out.itemsize)
-    if desc.n % width:
+    if desc.n % width and not roomy:
         # The hardware writes each row of C up to the next 16-byte boundary, beyond C (observed on an H200).
         return Support.no(f"TMA writes 16 bytes at a time, and n is not a multiple of {width}")
     return SUPPORTED

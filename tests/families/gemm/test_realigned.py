@@ -1,0 +1,104 @@
+"""Products on copies of what TMA cannot map: what is copied, and the results on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases import H200, INTERPRETER, pinned, required
+from cases.gemm import COLUMN, LOOSE_COLUMN, backward, backward_grid, batched_grid, check, grid, plan_with
+
+import triplan as tp
+from triplan.backends.triton.gemm import realigned
+
+ODD = tp.GemmDescriptor(m=2049, n=2047, k=2046, element="bf16", epilogue="bias_silu")
+
+
+@pytest.mark.parametrize(
+    ("change", "copies", "padded"),
+    [
+        ({}, "abc", 2049 * 2048 + 2046 * 2048 + 2049 * 2048),
+        ({"n": 2048}, "a", 2049 * 2048),
+        ({"n": 2048, "layouts": {"a": COLUMN, "c": COLUMN}}, "c", 2049 * 2048),
+        ({"k": 2048, "n": 2048, "layouts": {"b": LOOSE_COLUMN}}, "b", 2048 * 2048),
+        ({"k": 2048}, "bc", 2048 * 2048 + 2049 * 2048),
+        ({"k": 2048, "layouts": {"b": COLUMN}}, "c", 2049 * 2048),
+    ],
+)
+def test_what_is_copied(change: dict[str, Any], copies: str, padded: int) -> None:
+    """What TMA cannot map as it lies, and C where TMA would write beyond a row of it."""
+    plan = required(ODD.replace(**change), "realigned", H200)
+    names = [x.kernel.__name__ for x in plan.launches]
+    factors = sum(x in copies for x in "ab")
+    assert names[:factors] == ["realign_kernel"] * factors
+    assert names[factors].startswith("wgmma")
+    assert names[factors + 1 :] == ["realign_kernel"] * ("c" in copies)
+    assert plan.workspace_size() == 2 * padded
+
+
+def test_where_it_is_chosen() -> None:
+    assert tp.plan(ODD, target=H200).sku().kernel == "realigned"
+    assert tp.plan(ODD.replace(n=2048, k=2048), target=H200).sku().kernel.startswith("wgmma")
+    with pytest.raises(tp.Unsupported, match="TMA can map every matrix"):
+        required(ODD.replace(n=2048, k=2048), "realigned", H200)
+    none = tp.PlanPreference(max_workspace_bytes=0)
+    assert tp.plan(ODD, preference=none, target=H200).sku().kernel == "tiles"
+    empty = required(ODD.replace(m=0), "realigned", H200)
+    assert (empty.launches, empty.workspace_size()) == ((), 0)
+
+
+def test_gradients_take_what_suits_each() -> None:
+    odd = backward(2049, 2047, 2046, "bf16", (1, 1, 1))
+    assert tp.plan(odd, target=H200).sku().kernel == "separate_wgmma"
+    names = [x.kernel.__name__ for x in required(odd, "separate_wgmma", H200).launches]
+    assert sum(name.startswith("wgmma") for name in names) == 2
+    with pytest.raises(tp.Unsupported, match="without TMA"):
+        required(backward(64, 31, 1, "bf16", (1, 1, 0)), "separate_wgmma", H200)
+
+
+def problems(element: str) -> Iterator[tp.Descriptor]:
+    for m, n, k in ((136, 264, 200), (129, 257, 203), (130, 258, 1)):
+        yield from grid(element, m, n, k)
+        yield from batched_grid(element, 3, m, n, k)
+    yield from grid(element, 1025, 515, 2047)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("element", ["f16", "bf16"])
+def test_every_layout_on_the_gpu(element: str) -> None:
+    target = tp.Target.current()
+    found = [plan for desc in problems(element) if (plan := pinned(desc, "realigned", target)) is not None]
+    assert sum(check(plan, turn) for turn, plan in enumerate(found)) > 0
+    found = [
+        plan
+        for desc in backward_grid(element, 1025, 515, 771)
+        if (plan := pinned(desc, "separate_wgmma", target)) is not None
+    ]
+    assert sum(check(plan, turn) for turn, plan in enumerate(found)) > 0
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize("unit", [0, 1, None])
+def test_copies_interpreted(batch: int, unit: int | None) -> None:
+    """A matrix into the workspace, in rows or columns of padded length, and C out of it, at any strides."""
+    lead = (batch,) if batch else ()
+    lies = "strided" if unit is None else tp.Layout.strided(unit_axis=len(lead) + unit)
+    made: dict[str, Any] = {"m": 35, "n": 131, "k": 131, "element": "f16", "layouts": {"a": lies, "c": "strided"}}
+    desc = tp.BatchedGemmDescriptor(batch=batch, **made) if batch else tp.GemmDescriptor(**made)
+    a, c = desc.operand("a"), desc.operand("c")
+    size, strides = realigned.copy_bytes(a), realigned.copy_strides(a)
+    assert strides[-2:] == ((1, 40) if unit == 0 else (136, 1))
+    launches = [realigned.copy_launch(a, 0), *([realigned.copy_launch(c, 0)] if unit != 0 else [])]
+    guarantee = next(e for e in tp.TABLE.rows(desc.op) if e.name == "realigned").guarantee
+    plan = plan_with(desc, "copies", launches, size, guarantee, INTERPRETER)
+    x = torch.randn(*lead, 35, 200).half()[..., :131]
+    x = x.mT.contiguous().mT if unit == 0 else x
+    b, y = torch.zeros(*lead, 131, 131).half(), torch.zeros(*lead, 131, 35).half().mT
+    workspace = tp.Workspace.allocate(plan)
+    plan.run(tp.plan_type(desc.op).args_type(a=x, b=b, c=y), workspace)
+    if unit == 0:
+        y = workspace.tensor.view(torch.float16).as_strided(a.shape, strides)
+    assert torch.equal(y, x)

@@ -1,0 +1,54 @@
+"""Kernel ``separate_wgmma`` of the backward op: ``separate``, with the kernels that read by TMA among its choices.
+
+Where TMA can map every matrix, ``wgmma`` has both products in one launch. Here each product has what suits it: one may
+need copies (``realigned``), while the other is a matrix times a vector.
+"""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.gemm import realigned, separate, tma, wgmma, wgmma_tiles
+from triplan.backends.triton.gemm.entries import BACKWARD, hopper_kernel
+from triplan.backends.triton.gemm.matrices import backward_layout
+from triplan.backends.triton.gemm.products import gradient_products
+from triplan.backends.triton.gemm.separate import Way, no_workspace
+from triplan.descriptors import GemmBackwardDescriptor
+from triplan.sku import Support, Target
+
+TMA_WAYS = (
+    Way(tma.supports, wgmma.rank, no_workspace, wgmma.wgmma),
+    Way(tma.supports, wgmma_tiles.rank, no_workspace, wgmma_tiles.wgmma_tiles),
+    Way(realigned.supports, realigned.rank, realigned.workspace, realigned.realigned),
+)
+WAYS = (*separate.WAYS, *TMA_WAYS)
+
+
+def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
+    """Whether a product is to be read by TMA, and a kernel takes every product."""
+    chosen = [separate.way_of(p.desc, target, WAYS) for p in gradient_products(desc).values()]
+    if not any(way in TMA_WAYS for way in chosen):
+        return Support.no("for every product a kernel without TMA is estimated to be faster: as separate")
+    return separate.supports(desc, target, WAYS)
+
+
+def rank(desc: GemmBackwardDescriptor, target: Target) -> float:
+    """Estimated microseconds."""
+    return separate.rank(desc, target, WAYS)
+
+
+def workspace(desc: GemmBackwardDescriptor, target: Target) -> int:
+    """Bytes of what products or sums of columns need, which take turns."""
+    return separate.workspace(desc, target, WAYS)
+
+
+@hopper_kernel(
+    op=BACKWARD,
+    name="separate_wgmma",
+    supports=supports,
+    rank=rank,
+    workspace=workspace,
+    guarantee=separate.guarantee,
+    layout=backward_layout,
+)
+def separate_wgmma(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
+    return separate.launches(desc, target, WAYS)
