@@ -8,6 +8,7 @@ is measured over loops that never synchronize and issue fewer launches than the 
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -226,6 +227,8 @@ def device_times(
 ) -> list[DeviceTime]:
     """Device time of each contestant, repeats interleaved. Needs a GPU; plans must be prepared.
 
+    Each round has another order: a card at its limit of power is faster right after a contestant that draws little.
+
     ``capture=False`` times plain loops, for calls so long that the host runs ahead of the device anyway.
     """
     if not contestants:
@@ -233,8 +236,10 @@ def device_times(
     replays = [_Replay(c, warmup, capture) for c in contestants]
     wanted = [repeats_for(r.once_us, r.launches, iterations) for r in replays]
     pending: list[tuple[_Replay, torch.cuda.Event, torch.cuda.Event]] = []
+    shuffled = random.Random(0)
     for i in range(max(wanted)):
-        for replay, repeats in zip(replays, wanted, strict=True):
+        rounds = list(zip(replays, wanted, strict=True))
+        for replay, repeats in shuffled.sample(rounds, len(rounds)):
             # Spread a slow contestant's few repeats evenly over the others' many.
             if i * repeats // max(wanted) == (i - 1) * repeats // max(wanted) and i > 0:
                 continue
