@@ -34,6 +34,7 @@ SPECIALISED = {
     "attention_wgmma_kernel",
     "attention_wgmma_dkdv_kernel",
     "attention_wgmma_dq_kernel",
+    "attention_wgmma_stored_dq_kernel",
     "conv2d_wgmma_kernel",
     "conv2d_weight_wgmma_kernel",
 }

@@ -11,6 +11,8 @@ from proofs import run, target
 from torch.nn import functional
 
 import triplan as tp
+from triplan.backends.triton.attention import wgmma_stored
+from triplan.sku.facts import forget_facts
 from triplan.testing import args_for, check_plan, check_refusals
 from triplan.testing.oracle import magnitudes
 
@@ -211,12 +213,15 @@ HOPPER: dict[str, dict[str, Any]] = {
 }
 
 
+HOPPER_KERNELS = [("attention", "wgmma"), ("attention_backward", "wgmma"), ("attention_backward", "wgmma_stored")]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)")
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("case", HOPPER)
-@pytest.mark.parametrize("op", OPS)
-def test_hopper_kernels(op: str, case: str, width: int) -> None:
+@pytest.mark.parametrize(("op", "kernel"), HOPPER_KERNELS)
+def test_hopper_kernels(op: str, kernel: str, case: str, width: int) -> None:
     """On few multiprocessors, so that a program has several tiles; also with heads before rows in memory."""
     number = list(HOPPER).index(case)
     few = tp.Target.current().replace(sm_count=1 + number % 4)
@@ -226,7 +231,37 @@ def test_hopper_kernels(op: str, case: str, width: int) -> None:
         desc = build(op, element, **fields)
         layouts = {o.name: heads_first for o in desc.operands() if len(o.shape) == 4} if strided else {}
         for seed in range(3):  # other scales: 0, below 0
-            check_plan(required(desc.replace(layouts=layouts), "wgmma", few), runs=2, seed=seed)
+            check_plan(required(desc.replace(layouts=layouts), kernel, few), runs=2, seed=seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize(("ds", "sums", "parts"), [(2.0, 0, 1), (1.0, 1, 2), (0.6, 1, 4)], ids=["1", "2", "4"])
+def test_parts_of_stored_ds(
+    ds: float, sums: int, parts: int, width: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One key head at a time; one query head of each group; half of its rows: right, with the bits of all at once."""
+    sizes: dict[str, Any] = {"batch": 2, "heads": 4, "key_heads": 2, "queries": 900, "keys": 900, "causal": causal}
+    desc = tp.AttentionBackwardDescriptor(**sizes, head_dim=width, element="bf16", align="start")
+    few = tp.Target.current().replace(sm_count=2)
+    whole = required(desc, "wgmma_stored", few)
+    drawn = args_for(desc, "cpu", 0).args
+    values = {o.name: getattr(drawn, o.name) for o in desc.operands() if not o.is_written}
+    wanted = run(whole, values)
+    of_head = wgmma_stored.stored_blocks(desc, 0, wgmma_stored.blocks_of(desc)) * wgmma_stored.BLOCK_BYTES
+    budget = int(ds * of_head) + sums * wgmma_stored.sums_bytes(desc, 1)
+    monkeypatch.setattr(wgmma_stored, "BUDGET", budget)
+    forget_facts()
+    try:
+        assert len(wgmma_stored.known_plan(desc, few).parts) == parts
+        split = required(desc, "wgmma_stored", few)
+        check_plan(split, runs=3)
+        got = run(split, values)
+    finally:
+        forget_facts()
+    assert all(torch.equal(got[name], wanted[name]) for name in ("dq", "dk", "dv"))
 
 
 @pytest.mark.interpret

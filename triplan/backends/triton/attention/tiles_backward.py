@@ -96,7 +96,7 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     workspace=workspace,
     guarantee=guarantee,
     numerics=numerics,
-    priority=1,  # after wgmma, which gives other bits
+    priority=2,  # after wgmma and wgmma_stored, which give other bits
     layout=layout,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:

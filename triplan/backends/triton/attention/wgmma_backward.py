@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scalar, Scratch, TensorMap
@@ -34,8 +35,10 @@ STAGES = {64: 4, 128: 3}
 DQ_STAGES = 2
 #: Slots of K and V there: the second loads the next tile early. On one H100, 128 wide heads were faster with one.
 SLOTS = {64: 2, 128: 1}
+#: Constants of the launch for dk and dv of all heads and rows.
+WHOLE = {"first_head": 0, "member_begin": 0, "block_begin": 0, "CONTINUES": False, "ENDS": True}
 #: TFLOP/s of seven products, by the width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
-TERAFLOPS = {64: 510.0, 128: 650.0}
+TERAFLOPS = {64: 580.0, 128: 750.0}
 PRODUCTS = 7
 
 
@@ -87,6 +90,43 @@ def numerics(desc: AttentionBackwardDescriptor) -> str | None:
     return f"attention_backward-wgmma.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"
 
 
+def keys_launch(
+    desc: AttentionBackwardDescriptor,
+    target: Target,
+    heads: int,
+    rows: dict[str, Arg],
+    constexprs: Mapping[str, object],
+) -> Launch:
+    """The launch for dk and dv of ``heads`` key heads. ``rows``, ``constexprs``: which heads and rows, and ``ds``."""
+    width, tiles = width_of(desc), key_tiles(desc)
+    programs = min(tiles * heads, target.sm_count)
+    fitting = section_heads(desc, desc.queries * desc.group)
+    return Launch(
+        attention_wgmma_dkdv_kernel,
+        programs,
+        {
+            **{name: tensor_map(name, desc.element, ROWS, width) for name in ("q", "k", "v", "dout", "dk", "dv")},
+            "delta": row_map(desc, 0),
+            "lse2": row_map(desc, rows_bytes(desc)),
+            "scale": scale_of(desc),
+            "group": Int(desc.group),
+            "shift": Int(shift_of(desc)),
+            "tiles": Int(tiles),
+            "heads": Int(heads),
+            **order_of(tiles, heads, fitting, programs, desc.causal, in_turns=True),
+            "of_sequence": Int(desc.key_heads),
+            **rows,
+        },
+        {"SLOTS": SLOTS[width], "WIDTH": width, "STAGES": STAGES[width], "CAUSAL": desc.causal, **constexprs},
+        num_warps=4,
+        overlaps=True,
+    )
+
+
+def scale_of(desc: AttentionBackwardDescriptor) -> Scalar:
+    return Scalar("scale", ElementKind.F32, desc.head_dim**-0.5)
+
+
 @hopper_kernel(
     op="attention_backward",
     name="wgmma",
@@ -99,48 +139,35 @@ def numerics(desc: AttentionBackwardDescriptor) -> str | None:
 )
 def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
     width, tiles = width_of(desc), tiles_of(desc)
-    heads, key_heads = desc.batch * desc.heads, desc.batch * desc.key_heads
+    heads = desc.batch * desc.heads
 
     def maps(height: int, *names: str) -> dict[str, Arg]:
         return {name: tensor_map(name, desc.element, height, width) for name in names}
 
-    shared: dict[str, Arg] = {"scale": Scalar("scale", ElementKind.F32, desc.head_dim**-0.5)}
-    shared |= {"group": Int(desc.group), "shift": Int(shift_of(desc))}
-    of_key_programs = min(key_tiles(desc) * key_heads, target.sm_count)
-    of_query_programs = min(tiles * heads, target.sm_count)
-    fitting_queries = section_heads(desc, desc.keys) * desc.group
-    fitting_keys = section_heads(desc, desc.queries * desc.group)
-    of_keys = Launch(
-        attention_wgmma_dkdv_kernel,
-        of_key_programs,
-        {
-            **maps(ROWS, "q", "k", "v", "dout", "dk", "dv"),
-            "delta": row_map(desc, 0),
-            "lse2": row_map(desc, rows_bytes(desc)),
-            **shared,
-            "tiles": Int(key_tiles(desc)),
-            "heads": Int(key_heads),
-            **order_of(key_tiles(desc), key_heads, fitting_keys, of_key_programs, desc.causal, in_turns=True),
-            "of_sequence": Int(desc.key_heads),
-            "blocks": Int(tiles * (TILE // ROWS)),
-        },
-        {"SLOTS": SLOTS[width], "WIDTH": width, "STAGES": STAGES[width], "CAUSAL": desc.causal},
-        num_warps=4,
+    of_keys = keys_launch(
+        desc,
+        target,
+        desc.batch * desc.key_heads,
+        {"blocks": Int(tiles * (TILE // ROWS)), "member_end": Int(desc.group), "ds": None, "sums": None},
+        {**WHOLE, "keys": 0, "STORES": False},
     )
+    programs = min(tiles * heads, target.sm_count)
     of_queries = Launch(
         attention_wgmma_dq_kernel,
-        of_query_programs,
+        programs,
         {
             **maps(ROWS, "q", "out", "dout", "dq"),
             **maps(TILE, "k", "v"),
-            **shared,
+            "scale": scale_of(desc),
+            "group": Int(desc.group),
+            "shift": Int(shift_of(desc)),
             "lse": pointer(desc.operand("lse")),
             "delta": Scratch(0, ElementKind.F32),
             "lse2": Scratch(rows_bytes(desc), ElementKind.F32),
             "queries": Int(desc.queries),
             "tiles": Int(tiles),
             "heads": Int(heads),
-            **order_of(tiles, heads, fitting_queries, of_query_programs, desc.causal, in_turns=True),
+            **order_of(tiles, heads, section_heads(desc, desc.keys) * desc.group, programs, desc.causal, in_turns=True),
             "of_sequence": Int(desc.heads),
             "keys": Int(desc.keys),
         },
