@@ -27,6 +27,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         yield cls(element="bf16", **sizes, relu=True, residual=True)
     odd = cls(element="bf16", **ODD, weight=False, bias=False)
     yield odd
+    yield cls(element="bf16", **ODD, training=False)
     for layout in (tp.Layout.strided(), tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=4)):
         yield odd.replace(layouts={o.name: layout for o in odd.operands() if len(o.shape) == 3})
 

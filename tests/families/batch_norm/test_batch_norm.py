@@ -277,8 +277,8 @@ def check_channels(op: str, fields: dict[str, Any], where: str, kernel: str | No
 @settings(max_examples=10)
 @given(data=st.data())
 def test_whole_channels_of_drawn_shapes_and_layouts(where: str, kernel: str | None, data: st.DataObject) -> None:
-    fixed = {"element": "f32", "parameter_element": None, "training": True}
-    desc = data.draw(descriptors(tp.BatchNormBackwardDescriptor, 1 << 11, fixed=fixed))
+    fixed = {"element": "f32", "parameter_element": None}
+    desc = data.draw(descriptors(tp.BatchNormBackwardDescriptor, 1 << 11, fixed=fixed).filter(lambda d: d.sums))
     vectors = {o.name: tp.Layout(alignment=16) for o in desc.operands() if len(o.shape) == 1}
     desc = desc.replace(layouts={**dict(desc.layouts), **vectors})
     check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)), runs=1)
@@ -286,7 +286,11 @@ def test_whole_channels_of_drawn_shapes_and_layouts(where: str, kernel: str | No
 
 @pytest.mark.parametrize("sizes", [(300, 24, 1), (5, 24, 30), (5, 3, 130), (2, 3, 1500)])
 @pytest.mark.parametrize(("where", "kernel"), places("whole"))
-@pytest.mark.parametrize("fields", [{}, {"relu": True}, {"relu": True, "residual": True}], ids=["", "relu", "added"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"relu": True}, {"relu": True, "residual": True}, {"training": False}, {"training": False, "weight": False}],
+    ids=["", "relu", "added", "running", "running, bias alone"],
+)
 def test_whole_channels(fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
     check_channels("batch_norm_backward", fields, where, kernel, sizes)
 

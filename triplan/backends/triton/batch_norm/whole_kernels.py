@@ -1,4 +1,5 @@
-"""Kernel of ``whole``: a program walks whole channels twice, for their sums and for the gradient.
+"""Kernel of ``whole``: a program walks whole channels twice, for their sums and for the gradient; with running
+statistics, on which the gradient alone depends, once.
 
 Formulas, tiles and operands are those of ``channels``; tiles lie one after another along the pixels of a channel
 (``across`` of them, without LAST), then along the rows.
@@ -49,6 +50,7 @@ def batch_norm_whole_kernel(
     inner,
     across,
     steps,
+    TRAINING: tl.constexpr,
     LAST: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -57,7 +59,8 @@ def batch_norm_whole_kernel(
 ):
     """dx = (dout - mean(dout) - hat * mean(dout * hat)) * rstd * weight, dbias = sum(dout), dweight = sum(dout * hat).
 
-    With ``out``, the result of relu, dout is 0 where that is; so it is written to ``dresidual``, if there is one.
+    Without TRAINING dx = dout * rstd * weight. With ``out``, the result of relu, dout is 0 where that is; so it is
+    written to ``dresidual``, if there is one.
     ``steps``: tiles of a program.
     """
     begin(OVERLAPS)
@@ -67,6 +70,9 @@ def batch_norm_whole_kernel(
     exists = channel < channels
     m = parameter_of(mean, channel, exists, COMPUTE)
     r = parameter_of(rstd, channel, exists, COMPUTE)
+    scale = r
+    if weight is not None:
+        scale = scale * parameter_of(weight, channel, exists, COMPUTE)
     a = tl.zeros((ROWS, BLOCK), COMPUTE)
     b = tl.zeros((ROWS, BLOCK), COMPUTE)
     for step in range(steps):
@@ -76,6 +82,8 @@ def batch_norm_whole_kernel(
         g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
         if dresidual is not None:
             write(dresidual, dresidual_strides, row, channel, pixel, inner, g, mask)
+        if not TRAINING:
+            write(dx, dx_strides, row, channel, pixel, inner, g * scale, mask)
         a += g
         b += g * ((v - m) * r)
     total, projection = of_channel(a, LAST), of_channel(b, LAST)
@@ -83,15 +91,13 @@ def batch_norm_whole_kernel(
         tl.store(dbias + channel, total.to(dbias.dtype.element_ty), mask=exists)
     if dweight is not None:
         tl.store(dweight + channel, projection.to(dweight.dtype.element_ty), mask=exists)
-    count = tl.full((), rows, COMPUTE) * tl.full((), pixels, COMPUTE)
-    total, projection = total / count, projection / count
-    scale = r
-    if weight is not None:
-        scale = scale * parameter_of(weight, channel, exists, COMPUTE)
-    for step in range(steps):
-        row, pixel, mask = position(step, rows, exists, pixels, across, LAST, ROWS, BLOCK)
-        g = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-        v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-        g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
-        g = (g - total - (v - m) * r * projection) * scale
-        write(dx, dx_strides, row, channel, pixel, inner, g, mask)
+    if TRAINING:
+        count = tl.full((), rows, COMPUTE) * tl.full((), pixels, COMPUTE)
+        total, projection = total / count, projection / count
+        for step in range(steps):
+            row, pixel, mask = position(step, rows, exists, pixels, across, LAST, ROWS, BLOCK)
+            g = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+            v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+            g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
+            g = (g - total - (v - m) * r * projection) * scale
+            write(dx, dx_strides, row, channel, pixel, inner, g, mask)
