@@ -241,6 +241,24 @@ def test_the_static_launcher_gets_every_argument(plain: list[Launch], static: Re
             assert len(types) == len(arguments)
 
 
+@pytest.mark.parametrize("few", [1, 3, 8, 100])
+@pytest.mark.parametrize("launcher_of", ["static", "by_triton"])
+def test_a_replay_writes_out_every_argument(
+    plain: list[Launch], launcher_of: str, few: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request.getfixturevalue(launcher_of)
+    monkeypatch.setattr(launcher, "_FEW_CONSTANTS", few)
+    joined = 0
+    for launch in plain:
+        loaded = Loaded.of(launch)
+        if not loaded.template.computed:
+            places = [f"v[{i}]" for i in range(len(loaded.values))]
+            source, constants = loaded.template.source(places, "k")
+            assert eval(source, {**constants, "v": loaded.values}) == loaded.template.arguments(loaded.values)
+            joined += "+" in source
+    assert bool(joined) == (few < 100)
+
+
 @pytest.mark.parametrize(("alpha", "passed"), [(None, 1), (2.5, 2.5), (-3, -3)])
 def test_a_scalar_that_stays_is_part_of_the_launch(static: Recorder, alpha: float | None, passed: float) -> None:
     """One that has no place among a call's changing values: replays of functional calls hold such."""

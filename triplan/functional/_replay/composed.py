@@ -127,6 +127,6 @@ class Composition:
             )
 
     def formula(self, *call: Tensor | None) -> tuple[Any, ...]:
-        """The gradients, from those of the results and the saved tensors."""
-        given, results = self._again(call[self._outputs :])
+        """The gradients, from those of the results and the saved tensors, if any are."""
+        given, results = self._again(call[self._outputs :] or (None,) * len(self._likes))
         return None, *self._gradients(given, results, call[: self._outputs])

@@ -38,7 +38,9 @@ _MAX_REPLAYS = 1024
 _MAX_ALIKE = 8
 
 
-def _repeat(function: Callable[..., Any], args: tuple[Any, ...], result: Any, record: Recording) -> Repeat | None:
+def _repeat(
+    function: Callable[..., Any], args: tuple[Any, ...], result: Any, record: Recording, learn: Callable[..., None]
+) -> Repeat | None:
     """How to repeat a recorded call of ``function`` that returned ``result``; None if it cannot be repeated."""
     results = result if isinstance(result, tuple) else (result,)
     if not record.is_repeatable or not all(t is None or isinstance(t, Tensor) for t in results):
@@ -50,6 +52,7 @@ def _repeat(function: Callable[..., Any], args: tuple[Any, ...], result: Any, re
             except NotRepeatable:
                 return _Composed(function, args, result, record).repeat
         program = Program(args, record, [t for t in results if t is not None])
+        learn(program, results)
         return program.repeat([*program.lines, f"return {expression(result, program.name)}"], {})
     except NotRepeatable:
         return None
@@ -61,6 +64,8 @@ class Replays:
     def __init__(self, function: Callable[..., Any]) -> None:
         """``function`` is called with all arguments, by position."""
         self._function = function
+        #: Gets the program of a call that was recorded, and its results; not of calls that autograd records.
+        self.learn: Callable[[Program, tuple[Any, ...]], None] = lambda program, results: None
         self.forget()
 
     def forget(self) -> None:
@@ -98,7 +103,7 @@ class Replays:
         args = tuple([_own(a) for a in args])
         with Recording() as record:
             result = self._function(*args)
-        repeat = _repeat(self._function, args, result, record)
+        repeat = _repeat(self._function, args, result, record, self.learn)
         if repeat is None:
             self._came[facts] = 0
             return result
@@ -319,7 +324,7 @@ class _Recipe:
         self._again = _again(op_args, op_results, saved, hidden)
         self.backwards = Replays(self.formula)
         constant_outputs = [t for t in outputs if not t.requires_grad or geometry(t) in constant]
-        given = [how for s, how in zip(saved, self._saved, strict=True) if s is not None]
+        given = [how for how in self._saved if how is not None]
         self.repeat = node(
             self.formula,
             self.backwards,
@@ -352,7 +357,7 @@ class _Recipe:
         hidden: Sequence[Tensor],
         apart: Sequence[Tensor],
         program: Program,
-    ) -> _Saved:
+    ) -> _Saved | None:
         """How ``s``, which the op saved, follows from what the node saves, which ``kept`` lists as expressions."""
 
         def at(name: str) -> int:
@@ -361,7 +366,7 @@ class _Recipe:
             return kept.index(name)
 
         if s is None:
-            return _Saved(at("None"), [])
+            return None
         if not program.is_new(s):
             tensor, views = program.source(s)
             return _Saved(at(f"x{tensor}"), views)
@@ -379,7 +384,7 @@ class _Recipe:
         """The gradients, from those of the node's outputs and its saved tensors, by the op's own backward."""
         grads, saved = call[: self._outputs], call[self._outputs :]
         ctx = _Context(**self._attributes, needs_input_grad=self._needs)
-        found_saved = [how.of(saved) for how in self._saved]
+        found_saved = [None if how is None else how.of(saved) for how in self._saved]
         if self._again is not None and torch.is_grad_enabled():
             results = self.op(*[a[0] if isinstance(a, tuple) else found_saved[a] for a in self._again[0]])
             for position, j in self._again[1]:
@@ -464,5 +469,6 @@ class _Composed:
         self.formula = composition.formula
         self.backwards = Replays(self.formula)
         kept = [f"x{i}" if is_saved else "None" for i, is_saved in enumerate(composition.saves)]
+        kept = kept if any(composition.saves) else []
         constant = [t for t in outputs if not t.requires_grad]
         self.repeat = node(self.formula, self.backwards, function.__name__, program, kept, outputs, constant, result)
