@@ -45,8 +45,7 @@ ROTATED = 32
 
 def _fused(x: Any, y: Any, bias: Any) -> Any:
     """An expression of one's own."""
-    expr = importlib.import_module("triplan").expr
-    return expr.silu(x + bias) * y
+    return importlib.import_module("triplan").expr.silu(x + bias) * y
 
 
 def _product(x: Any, y: Any) -> Any:
@@ -55,11 +54,6 @@ def _product(x: Any, y: Any) -> Any:
 
 def _fused_by_torch(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
     return tf.silu(x + bias) * y
-
-
-def _linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """torch's own is new, and takes the same way."""
-    return tf.cross_entropy(tf.linear(x, weight), target)
 
 
 @dataclass(frozen=True)
@@ -150,6 +144,14 @@ class Written(torch.nn.Module):
         return self.function(*inputs, *self.parameters())
 
 
+def _head(width: int, classes: int) -> torch.nn.Module:
+    """A last layer and its loss as users write it."""
+    head: Any = torch.nn.Module()
+    head.linear = torch.nn.Linear(width, classes, bias=False)
+    head.forward = lambda x, target: tf.cross_entropy(head.linear(x), target)
+    return head  # type: ignore[no-any-return]
+
+
 def with_given(module: torch.nn.Module, *parameters: str, inputs: int = 1) -> Callable[..., Any]:
     """The module as a function of its inputs, then of its parameters, so that these can be leaves of a call."""
     return lambda *given: torch.func.functional_call(
@@ -176,11 +178,6 @@ def _speculative(draft: Tensor, probs: Tensor) -> Tensor:
     missed = (count < draft.shape[1]) * left.gather(1, known.gather(1, count))
     last = left.scatter_add(1, known.gather(1, count), -missed).multinomial(1)
     return torch.where(places < count, known, torch.where(places == count, last, -1))
-
-
-def _of_itself(module: Any) -> Callable[[Tensor], Tensor]:
-    """Self-attention, without the probabilities."""
-    return lambda x: module(x, x, x, need_weights=False)[0]
 
 
 def calls(d: Draw) -> dict[str, Call]:
@@ -275,7 +272,12 @@ def calls(d: Draw) -> dict[str, Call]:
         "l2_norm": Call(lambda x: ours.l2_norm(x), lambda x: tf.normalize(x, dim=-1), (x,), (0,)),
         "cross_entropy": Call(ours.cross_entropy, tf.cross_entropy, (x, target), (0,)),
         "linear_cross_entropy": Call(
-            ours.linear_cross_entropy, _linear_cross_entropy, (x, d.x, d.positions(d.m, of=d.m)), (0, 1)
+            ours.linear_cross_entropy,
+            lambda x, weight, target: tf.cross_entropy(
+                tf.linear(x, weight), target
+            ),  # so does torch's own, which is new
+            (x, d.x, d.positions(d.m, of=d.m)),
+            (0, 1),
         ),
         "nll_loss": Call(ours.nll_loss, tf.nll_loss, (x, target), (0,)),
         **{
@@ -421,7 +423,8 @@ def calls(d: Draw) -> dict[str, Call]:
         found[f"nn.{name}"] = Call(mine, its, (d.values(2, 8, d.m, 8),), (0,))
     mine, its = (m.MultiheadAttention(32, 2).to(d.device, d.dtype) for m in (modules, torch.nn))
     its.load_state_dict(mine.state_dict())
-    found["nn.MultiheadAttention"] = Call(_of_itself(mine), _of_itself(its), (d.values(d.m, 4, 32),), (0,))
+    mine, its = (partial(lambda module, x: module(x, x, x, need_weights=False)[0], m) for m in (mine, its))
+    found["nn.MultiheadAttention"] = Call(mine, its, (d.values(d.m, 4, 32),), (0,))
     adapted = partial(modules.transformers_attention, torch.nn.Module(), attention_mask=None, is_causal=False)
     found["nn.transformers_attention"] = Call(
         lambda *t: adapted(*t)[0],
@@ -447,8 +450,8 @@ def calls(d: Draw) -> dict[str, Call]:
     found["nn.FusedEmbeddingRMSNorm"] = Call(mine, its, (rows, x, w), (1, 2))
     turn = modules.RotaryEmbedding(ROTATED, device=d.device)
     found["nn.RotaryEmbedding"] = Call(turn, lambda x: turned.rotated(x, None, *angles(d)), (heads,), (0,))
-    mine = with_given(modules.LinearCrossEntropyLoss(d.n, d.m), "linear.weight", inputs=2)
-    its = with_given(Written(lambda x, t, weight: _linear_cross_entropy(x, weight, t), "weight"), "weight", inputs=2)
+    ends = (modules.LinearCrossEntropyLoss(d.n, d.m), _head(d.n, d.m))
+    mine, its = (with_given(end, "linear.weight", inputs=2) for end in ends)
     found["nn.LinearCrossEntropyLoss"] = Call(mine, its, (x, rows, d.x), (0, 2))
     for name in ("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"):
         found[f"nn.{name}"] = Call(getattr(modules, name)(), getattr(torch.nn, name)(), (x, d.x), (0,))
