@@ -174,7 +174,7 @@ def test_an_image_has_the_same_bits_in_every_batch() -> None:
 
 
 @pytest.mark.parametrize("element", ["bf16", "f32"])
-@pytest.mark.parametrize(("where", "kernel"), places("tiles", "depthwise", "converted"))
+@pytest.mark.parametrize(("where", "kernel"), places("tiles", "small_tiles", "depthwise", "converted"))
 @settings(max_examples=6)
 @given(data=st.data())
 def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
@@ -204,7 +204,7 @@ def test_several_tiles_and_parts(op: str) -> None:
     if op == "conv2d_backward_weight":
         fields |= {"in_channels": 20, "out_channels": 5, "height": 40, "width": 30, "stride": (1, 2)}
     deep = {**fields, "groups": 80, "in_channels": 80, "out_channels": 80, "height": 90, "width": 50, "stride": (2, 1)}
-    for kernel, each in {"tiles": fields, "converted": fields, "depthwise": deep}.items():
+    for kernel, each in {"tiles": fields, "small_tiles": fields, "converted": fields, "depthwise": deep}.items():
         desc = tp.descriptor_types()[op](**each, element="f32")
         plan = tp.plan(desc, target=target("interpret"), kernel=kernel)
         assert (plan.workspace_size() > 0) == (op == "conv2d_backward_weight" or kernel == "converted")
@@ -238,10 +238,12 @@ def test_rows_and_columns_that_strides_skip(stride: tuple[int, int], dilation: t
     for kernel, (height, width) in (((3, 2), (9, 7)), ((1, 1), (2, 3)), ((2, 4), (8, 13))):
         sizes = {"kernel": kernel, "height": height, "width": width}
         desc = tp.Conv2dBackwardInputDescriptor(**{**fields, **sizes}, element="f32")
-        assert check_plan(tp.plan(desc, target=target("interpret"), kernel="tiles"), runs=1, passes=("unit",)).compared
+        for name in ("tiles", "small_tiles"):
+            plan = tp.plan(desc, target=target("interpret"), kernel=name)
+            assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
-@pytest.mark.parametrize(("where", "kernel"), places("tiles", "depthwise"))
+@pytest.mark.parametrize(("where", "kernel"), places("tiles", "small_tiles", "depthwise"))
 @pytest.mark.parametrize("groups", [1, 32])
 def test_infinite_weights_reach_only_their_pixels(where: str, kernel: str | None, groups: int) -> None:
     """Each pixel of dx meets one tap: 0 times another, infinite one would be NaN."""
@@ -271,12 +273,13 @@ def test_copies_change_no_bits(op: str, where: str) -> None:
 
 
 def test_what_is_selected() -> None:
-    """Depthwise has a kernel of its own; channels first are copied where that pays."""
+    """Depthwise and small problems have kernels of their own; channels first are copied where that pays."""
     big = {**FIELDS, "batch": 64, "in_channels": 256, "out_channels": 256, "height": 56, "width": 56}
     deep = {**big, "groups": 256}
     for op in OPS:
         cls = tp.descriptor_types()[op]
-        for fields, wanted in ((big, "converted"), (deep, "depthwise"), (FIELDS, "tiles")):
+        few = "tiles" if op == "conv2d_backward_weight" else "small_tiles"
+        for fields, wanted in ((big, "converted"), (deep, "depthwise"), (FIELDS, few)):
             assert tp.plan(cls(**fields, element="bf16"), target="a100").sku().kernel == wanted
         assert tp.plan(cls(**big, element="bf16"), target=H200).sku().kernel == "converted_wgmma"
         desc = cls(**big, element="bf16")

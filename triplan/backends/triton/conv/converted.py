@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
@@ -19,12 +18,12 @@ from triplan.sku.facts import fact
 
 
 def entries(
-    inner: ModuleType, name: str, wanted: Callable[[Conv2dProblem], dict[Operand, int]], whole: bool, **entry: Any
+    inner: Any, name: str, wanted: Callable[[Conv2dProblem], dict[Operand, int]], whole: bool, **entry: Any
 ) -> None:
     """Register ``inner``, a kernel of this family, over copies of what is ``wanted``; its bits are those of ``inner``.
 
-    ``wanted``: operands and the axes of their channels. dweight is left out: it is small, and written by the fold as
-    it lies. ``whole``: ``inner`` writes whole vectors of channels.
+    ``inner``: its module, or ``Tiles``. ``wanted``: operands and the axes of their channels. dweight is left out: it is
+    small, and written by the fold as it lies. ``whole``: ``inner`` writes whole vectors of channels.
     """
 
     @fact
@@ -74,4 +73,4 @@ def _channels_first(desc: Conv2dProblem) -> dict[Operand, int]:
     return {o: 1 for o in shared.channels_apart(desc) if o.layout.packed}
 
 
-entries(tiles, "converted", _channels_first, whole=False, priority=1)  # as tiles, whose bits it has
+entries(tiles.TILED, "converted", _channels_first, whole=False, priority=1)  # as tiles, whose bits it has

@@ -105,6 +105,12 @@ def channels_apart(desc: Conv2dProblem) -> tuple[Operand, ...]:
     return tuple(o for o in tensors if o.layout.packed or o.layout.unit_axis != 1)
 
 
+def in_vectors(o: Operand) -> bool:
+    """Whether channels are adjacent and read in vectors of 16 bytes."""
+    adjacent = not o.layout.packed and o.layout.unit_axis == 1
+    return adjacent and o.layout.stride_multiple * o.element.itemsize >= 16 and o.alignment >= 16
+
+
 def geometry(desc: Conv2dProblem) -> dict[str, Arg]:
     """Where the taps of a filter lie; strides of 1 are None."""
     steps = (None, None) if desc.stride == (1, 1) else desc.stride

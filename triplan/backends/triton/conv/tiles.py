@@ -30,9 +30,9 @@ SCATTERED = 8.0
 #: Microseconds of one multiprocessor for a step of pairs of a tap and a channel, which are read one by one; also of the
 #: gradient of weight. On an H200: of 7 x 7 taps and 3 channels, or 384 groups of one.
 FLAT_STEP_US = {False: 2.7, True: 0.75}
-#: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, where they
-#: have 2 bytes: no copy runs while tiles are multiplied. On an H100.
-RAGGED_PER_US = 1000
+#: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, by their
+#: bytes: no copy of 2 bytes runs while tiles are multiplied. Measured on an H100 (2 bytes) and an H200 (4).
+RAGGED_PER_US = {2: 1000, 4: 2000, 8: 2000}
 #: Microseconds of a step in which a program waits for what it reads. On an H200, of elements of 2 bytes.
 STEP_US = 0.7
 #: Operations per microsecond in 1 TFLOP/s.
@@ -67,38 +67,18 @@ TILES = {
     "f32": Tile(64, 64, 16, 3),
     "f64": Tile(32, 32, 16, 1),
 }
+#: Of ``small_tiles``; and blocks of pixels that a program sums alone, because a second launch takes longer.
+SMALL, WHOLE = Tile(16, 16, 128, 1), 4
+#: Microseconds of a small tile beside its steps; of a step that waits for loads, for each of a thread's loads, and for
+#: each of its products without tensor cores; programs of a multiprocessor that do not slow each other. On an H200.
+SMALL_US, WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.2, 0.3, 0.055, 0.005, 2.5
 #: Blocks of channels that may be summed in a step.
-DEPTHS = (64, 32, 16)
-
-
-def _known(desc: Conv2dProblem) -> Tile:
-    return TILES["half" if desc.element.itemsize == 2 else desc.multiplicands.value]
+DEPTHS = (128, 64, 32, 16)
 
 
 def _fitting(most: int, extent: int) -> int:
     """A block of at least 16, as tensor cores need, and less than twice ``extent``."""
     return max(min(most, ceil_power(extent)), 16)
-
-
-def _depth(desc: Conv2dProblem) -> int | None:
-    """Channels of a step: the largest block of which the last leaves a quarter empty at most; None if there is none."""
-    n = _reduced(desc)
-    return next((k for k in DEPTHS if k <= _known(desc).k and -(-n // k) * k * 3 <= 4 * n), None)
-
-
-@fact
-def tile_of(desc: Conv2dProblem) -> Tile:
-    """It must not depend on the batch, or bits would."""
-    known, stages = _known(desc), _known(desc).stages
-    if _flat(desc) and desc.multiplicands is MathPrecision("f32" if shared.of_weight(desc) else "tf32"):
-        stages = 2  # with 3, registers spill
-    if shared.of_weight(desc):
-        if _flat(desc):
-            wide, most = _fitting(FLAT_COLUMNS, desc.taps * desc.channels), min(known.k, 32)
-            return Tile(_fitting(known.m, desc.filters), wide, most, stages)
-        m, n = (2 * known.m, 2 * known.n) if _transposed(desc) else (known.m, known.n)
-        return Tile(_fitting(m, desc.filters), _fitting(n, desc.channels), known.k, stages)
-    return Tile(known.m, _fitting(known.n, _features(desc)), _depth(desc) or min(known.k, 32), stages)
 
 
 def _transposed(desc: Conv2dProblem) -> bool:
@@ -134,161 +114,217 @@ def _periods(desc: Conv2dProblem) -> tuple[int, int]:
     return first, second
 
 
-def _tiles(desc: Conv2dProblem) -> tuple[int, int]:
-    """Tiles along the rows and columns of the product, of one group (and tap)."""
-    tile = tile_of(desc)
-    if shared.of_weight(desc):
-        columns = desc.channels * (desc.taps if _flat(desc) else 1)
-        return -(-desc.filters // tile.m), -(-columns // tile.n)
-    return -(-_rows(desc) // tile.m), -(-_features(desc) // tile.n)
+@dataclass(frozen=True)
+class Tiles:
+    """How the entry ``name`` divides problems; ``small``: into tiles of few results, whose sums have few steps.
+
+    A step of a small tile takes many terms, all of which are read at once: where a problem is small, its time is what a
+    program waits, and more programs take no longer.
+    """
+
+    name: str
+    small: bool = False
+
+    def _known(self, desc: Conv2dProblem) -> Tile:
+        if self.small:
+            return SMALL
+        return TILES["half" if desc.element.itemsize == 2 else desc.multiplicands.value]
+
+    def _depth(self, desc: Conv2dProblem) -> int | None:
+        """Channels of a step: the largest block whose last leaves a quarter empty at most; None if there is none."""
+        n, most = _reduced(desc), self._known(desc).k
+        return next((k for k in DEPTHS if k <= most and -(-n // k) * k * 3 <= 4 * n), None)
+
+    @fact
+    def tile_of(self, desc: Conv2dProblem) -> Tile:
+        """It must not depend on the batch, or bits would."""
+        known, stages = self._known(desc), self._known(desc).stages
+        if self.small:
+            n = _fitting(known.n, _features(desc))
+            terms = shared.pixels(desc) if shared.of_weight(desc) else desc.taps * _reduced(desc)
+            each = None if shared.of_weight(desc) else self._depth(desc)
+            return Tile(known.m, n, each or _fitting(known.k, terms), stages)
+        if self._flat(desc) and desc.multiplicands is MathPrecision("f32" if shared.of_weight(desc) else "tf32"):
+            stages = 2  # with 3, registers spill
+        if shared.of_weight(desc):
+            if self._flat(desc):
+                wide, most = _fitting(FLAT_COLUMNS, desc.taps * desc.channels), min(known.k, 32)
+                return Tile(_fitting(known.m, desc.filters), wide, most, stages)
+            m, n = (2 * known.m, 2 * known.n) if _transposed(desc) else (known.m, known.n)
+            return Tile(_fitting(m, desc.filters), _fitting(n, desc.channels), known.k, stages)
+        return Tile(known.m, _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32), stages)
+
+    def _tiles(self, desc: Conv2dProblem) -> tuple[int, int]:
+        """Tiles along the rows and columns of the product, of one group (and tap)."""
+        tile = self.tile_of(desc)
+        if shared.of_weight(desc):
+            columns = desc.channels * (desc.taps if self._flat(desc) else 1)
+            return -(-desc.filters // tile.m), -(-columns // tile.n)
+        return -(-_rows(desc) // tile.m), -(-_features(desc) // tile.n)
+
+    def _products(self, desc: Conv2dProblem) -> int:
+        """Tiles of all products; without the parts of what they sum."""
+        m, n = self._tiles(desc)
+        if shared.of_weight(desc):
+            return m * n * desc.groups * (1 if self._flat(desc) else desc.taps)
+        return m * n * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
+
+    def _parts(self, desc: Conv2dProblem) -> tuple[int, int]:
+        """Parts of the pixels that the gradient of weight sums, and the pixels of each."""
+        block = self.tile_of(desc).k
+        blocks, most = -(-shared.pixels(desc) // block), MOST_PARTS
+        if self.small and blocks <= WHOLE:
+            most = 1
+        parts, each = shared.parts_of(blocks, self._products(desc), BUSY_PROGRAMS, most)
+        return parts, each * block
+
+    def programs(self, desc: Conv2dProblem) -> int:
+        """Programs of the main launch."""
+        return self._products(desc) * (self._parts(desc)[0] if shared.of_weight(desc) else 1)
+
+    def supports(self, desc: Conv2dProblem, target: Target) -> Support:
+        return shared.counted(desc, self.programs(desc))
+
+    def rank(self, desc: Conv2dProblem, target: Target) -> float:
+        """Estimated microseconds, with what tiles multiply beside the operands."""
+        tile = self.tile_of(desc)
+        launches = 2 if self.workspace(desc, target) else 1
+        nbytes = sum(o.nbytes for o in desc.operands()) + 2 * self.workspace(desc, target)
+        beside = launches * card.LAUNCH_US + nbytes / card.BYTES_PER_US
+        if shared.of_weight(desc):
+            terms = -(-shared.pixels(desc) // tile.k) * tile.k
+        else:
+            taps = -(-desc.taps // math.prod(desc.stride)) if _strided(desc) else desc.taps
+            terms = -(-taps * _reduced(desc) // tile.k) if self._flat(desc) else taps * -(-_reduced(desc) // tile.k)
+            terms *= tile.k
+        if self.small:
+            steps, each = terms // tile.k, self._step_us(desc)
+            parts = self._parts(desc)[0] if shared.of_weight(desc) else 1
+            waves = max(self.programs(desc) / (RESIDENT * target.sm_count), 1.0)
+            return beside + (SMALL_US + each * max(steps / parts, 1.0)) * waves
+        products = self._products(desc) * tile.m * tile.n * terms
+        rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0) * TERA_PER_US
+        if target.arch is ArchSku.SM90A:  # wgmma takes 64 rows; fewer are multiplied as on older cards
+            rate *= min(tile.m, 64) / 64
+        work = 2.0 * products / rate
+        if any(not o.is_written for o in shared.channels_apart(desc)):
+            work *= SCATTERED
+        steps, launched = products // (tile.m * tile.n * tile.k), max(self.programs(desc), 1)
+        ragged = self._ragged(desc) / RAGGED_PER_US[desc.element.itemsize]
+        work = max(work, steps * ragged / target.sm_count)
+        written = next(o for o in desc.operands() if o.is_written)
+        loose = not (shared.of_weight(desc) or written.layout.packed or written.layout.unit_axis == 1)
+        stored = tile.m * tile.n / RAGGED_PER_US[desc.element.itemsize] if loose else 0.0
+        if self._flat(desc):
+            work = max(work, steps * FLAT_STEP_US[shared.of_weight(desc)] / target.sm_count)
+        work = max(work * max(target.sm_count / launched, 1.0), steps / launched * max(STEP_US, ragged))
+        # A program that multiplies tiles waits for what it reads first, and others do not make up for all of it.
+        return beside + work + stored * max(launched / target.sm_count, 1.0)
+
+    def _step_us(self, desc: Conv2dProblem) -> float:
+        """Of a step of small tiles, which waits for what it reads: loads of vectors, or of elements."""
+        tile, flat = self.tile_of(desc), self._flat(desc)
+        found = WAIT_US
+        for o in desc.operands():
+            if o.is_written or len(o.shape) != 4:
+                continue
+            vector = VECTOR * 2 // o.element.itemsize
+            whole = shared.in_vectors(o) and not (flat and (not shared.of_weight(desc) or o.name == "x"))
+            found += LOAD_US * tile.k * tile.m / (32 * tile.warps) / (vector if whole else 1) * (1.5 if whole else 1)
+        if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64):
+            found += PRODUCT_US * tile.k * tile.m * tile.n / (32 * tile.warps)
+        return found
+
+    def _ragged(self, desc: Conv2dProblem) -> int:
+        """Elements that a step reads one by one: channels are last, but not in vectors."""
+        tile = self.tile_of(desc)
+        sides = {"x": tile.n if shared.of_weight(desc) else tile.m, "dout": tile.m, "weight": tile.n}
+        read = (o for o in desc.operands() if o.name in sides and o.shape[1] > 1 and not o.layout.packed)
+        return sum(tile.k * sides[o.name] for o in read if not shared.in_vectors(o))
+
+    def guarantee(self, desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
+        if shared.of_weight(desc):
+            return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), self._parts(desc)[0])
+        return shared.guaranteed(desc, desc.multiplicands, _reduced(desc) * desc.taps, 1)
+
+    def numerics(self, desc: Conv2dProblem) -> str | None:
+        if shared.of_weight(desc):
+            return None
+        tile = self.tile_of(desc)
+        shape = f"{_reduced(desc)}.{'x'.join(map(str, desc.kernel))}.{tile.n}x{tile.k}{self._flat(desc) * 'f'}"
+        return f"{desc.op}.{self.name}.{desc.element}.{desc.multiplicands}.{shape}.v1"
+
+    def workspace(self, desc: Conv2dProblem, target: Target) -> int:
+        return shared.parts_bytes(desc, self._parts(desc)[0]) if shared.of_weight(desc) else 0
+
+    def _flat(self, desc: Conv2dProblem) -> bool:
+        """Whether a step takes channels of several taps: where those of one would leave much of it empty."""
+        return self._depth(desc) is None
+
+    def _shared(self, desc: Conv2dProblem) -> dict[str, Arg]:
+        m, n = self._tiles(desc)
+        sizes = {"taps": Int(desc.taps), "tiles_m": Int(m), "tiles_n": Int(n), "channels": count(_reduced(desc))}
+        return {**sizes, **shared.geometry(desc)}
+
+    def _constants(self, desc: Conv2dProblem) -> dict[str, object]:
+        tile = self.tile_of(desc)
+        precision = "tf32" if desc.multiplicands is MathPrecision.TF32 else "ieee"
+        return {
+            "BLOCK_M": tile.m,
+            "BLOCK_N": tile.n,
+            "BLOCK_K": tile.k,
+            "PRECISION": precision,
+            "FLAT": self._flat(desc),
+            "ACC": TL[desc.element.compute],
+        }
+
+    def build(self, desc: Conv2dProblem, target: Target) -> list[Launch]:
+        """The result, or the gradient of x."""
+        tile, back = self.tile_of(desc), shared.of_input(desc)
+        if self.programs(desc) == 0:
+            return []
+        periods = ("period_rows", "period_columns")
+        args: dict[str, Arg] = {
+            **shared.of_pixels(desc),
+            "pixels": Int(shared.pixels(desc)),
+            "features": count(_features(desc)),
+            "own_weights": Int(desc.filters),
+            **{name: Int(n) if _strided(desc) else None for name, n in zip(periods, _periods(desc), strict=True)},
+            **self._shared(desc),
+        }
+        constants = {**self._constants(desc), "TRANSPOSED": back}
+        which = kernels.conv2d_tiles_kernel
+        return [Launch(which, self.programs(desc), args, constants, num_warps=tile.warps, num_stages=tile.stages)]
+
+    def build_weight(self, desc: Conv2dProblem, target: Target) -> list[Launch]:
+        """The gradient of weight: each part of the pixels, then the sum of the parts."""
+        tile, (parts, each) = self.tile_of(desc), self._parts(desc)
+        if self.programs(desc) == 0:
+            return []
+        args: dict[str, Arg] = {
+            **shared.of_parts(desc, parts, each),
+            "filters": count(desc.filters),
+            "groups": Int(desc.groups),
+            **self._shared(desc),
+        }
+        which, constants = kernels.conv2d_weight_kernel, self._constants(desc)
+        main = Launch(which, self.programs(desc), args, constants, num_warps=tile.warps, num_stages=tile.stages)
+        return [main, *shared.fold(desc, parts)]
+
+    def register(self, priority: int) -> None:
+        """The entry of these tiles."""
+        shared.register(
+            self.build,
+            self.build_weight,
+            name=self.name,
+            supports=self.supports,
+            rank=self.rank,
+            workspace=self.workspace,
+            guarantee=self.guarantee,
+            numerics=self.numerics,
+            priority=priority,
+        )
 
 
-def _products(desc: Conv2dProblem) -> int:
-    """Tiles of all products; without the parts of what they sum."""
-    m, n = _tiles(desc)
-    if shared.of_weight(desc):
-        return m * n * desc.groups * (1 if _flat(desc) else desc.taps)
-    return m * n * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
-
-
-def _parts(desc: Conv2dProblem) -> tuple[int, int]:
-    """Parts of the pixels that the gradient of weight sums, and the pixels of each."""
-    block = tile_of(desc).k
-    parts, each = shared.parts_of(-(-shared.pixels(desc) // block), _products(desc), BUSY_PROGRAMS, MOST_PARTS)
-    return parts, each * block
-
-
-def programs(desc: Conv2dProblem) -> int:
-    """Programs of the main launch."""
-    return _products(desc) * (_parts(desc)[0] if shared.of_weight(desc) else 1)
-
-
-def supports(desc: Conv2dProblem, target: Target) -> Support:
-    return shared.counted(desc, programs(desc))
-
-
-def rank(desc: Conv2dProblem, target: Target) -> float:
-    """Estimated microseconds, with what tiles multiply beside the operands."""
-    tile = tile_of(desc)
-    if shared.of_weight(desc):
-        terms = -(-shared.pixels(desc) // tile.k) * tile.k
-    else:
-        taps = -(-desc.taps // math.prod(desc.stride)) if _strided(desc) else desc.taps
-        terms = -(-taps * _reduced(desc) // tile.k) if _flat(desc) else taps * -(-_reduced(desc) // tile.k)
-        terms *= tile.k
-    products = _products(desc) * tile.m * tile.n * terms
-    rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0) * TERA_PER_US
-    if target.arch is ArchSku.SM90A:  # wgmma takes 64 rows; fewer are multiplied as on older cards
-        rate *= min(tile.m, 64) / 64
-    work = 2.0 * products / rate
-    if any(not o.is_written for o in shared.channels_apart(desc)):
-        work *= SCATTERED
-    steps, launched = products // (tile.m * tile.n * tile.k), max(programs(desc), 1)
-    work = max(work, steps * _ragged(desc) / RAGGED_PER_US / target.sm_count)
-    if _flat(desc):
-        work = max(work, steps * FLAT_STEP_US[shared.of_weight(desc)] / target.sm_count)
-    work = max(work * max(target.sm_count / launched, 1.0), steps / launched * STEP_US)
-    nbytes = sum(o.nbytes for o in desc.operands()) + 2 * workspace(desc, target)
-    launches = 2 if workspace(desc, target) else 1
-    # A program that multiplies tiles waits for what it reads first, and others do not make up for all of it.
-    return launches * card.LAUNCH_US + work + nbytes / card.BYTES_PER_US
-
-
-def _ragged(desc: Conv2dProblem) -> int:
-    """Elements of 2 bytes that a step reads one by one: channels are adjacent, but not in vectors."""
-    if desc.element.itemsize > 2:
-        return 0
-    tile = tile_of(desc)
-    sides = {"x": tile.n if shared.of_weight(desc) else tile.m, "dout": tile.m, "weight": tile.n}
-    read = (o for o in desc.operands() if o.name in sides and o.shape[1] > 1 and o.layout.unit_axis == 1)
-    return sum(tile.k * sides[o.name] for o in read if o.layout.stride_multiple < VECTOR or o.alignment < 16)
-
-
-def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
-    if shared.of_weight(desc):
-        return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), _parts(desc)[0])
-    return shared.guaranteed(desc, desc.multiplicands, _reduced(desc) * desc.taps, 1)
-
-
-def numerics(desc: Conv2dProblem) -> str | None:
-    if shared.of_weight(desc):
-        return None
-    tile = tile_of(desc)
-    shape = f"{_reduced(desc)}.{'x'.join(map(str, desc.kernel))}.{tile.n}x{tile.k}{_flat(desc) * 'f'}"
-    return f"{desc.op}.tiles.{desc.element}.{desc.multiplicands}.{shape}.v1"
-
-
-def workspace(desc: Conv2dProblem, target: Target) -> int:
-    return shared.parts_bytes(desc, _parts(desc)[0]) if shared.of_weight(desc) else 0
-
-
-def _flat(desc: Conv2dProblem) -> bool:
-    """Whether a step takes channels of several taps: where those of one would leave much of it empty."""
-    return _depth(desc) is None
-
-
-def _shared(desc: Conv2dProblem) -> dict[str, Arg]:
-    m, n = _tiles(desc)
-    sizes = {"taps": Int(desc.taps), "tiles_m": Int(m), "tiles_n": Int(n), "channels": count(_reduced(desc))}
-    return {**sizes, **shared.geometry(desc)}
-
-
-def _constants(desc: Conv2dProblem) -> dict[str, object]:
-    tile = tile_of(desc)
-    precision = "tf32" if desc.multiplicands is MathPrecision.TF32 else "ieee"
-    return {
-        "BLOCK_M": tile.m,
-        "BLOCK_N": tile.n,
-        "BLOCK_K": tile.k,
-        "PRECISION": precision,
-        "FLAT": _flat(desc),
-        "ACC": TL[desc.element.compute],
-    }
-
-
-def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    """The result, or the gradient of x."""
-    tile, back = tile_of(desc), shared.of_input(desc)
-    if programs(desc) == 0:
-        return []
-    periods = ("period_rows", "period_columns")
-    args: dict[str, Arg] = {
-        **shared.of_pixels(desc),
-        "pixels": Int(shared.pixels(desc)),
-        "features": count(_features(desc)),
-        "own_weights": Int(desc.filters),
-        **{name: Int(n) if _strided(desc) else None for name, n in zip(periods, _periods(desc), strict=True)},
-        **_shared(desc),
-    }
-    constants = {**_constants(desc), "TRANSPOSED": back}
-    which = kernels.conv2d_tiles_kernel
-    return [Launch(which, programs(desc), args, constants, num_warps=tile.warps, num_stages=tile.stages)]
-
-
-def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    """The gradient of weight: each part of the pixels, then the sum of the parts."""
-    tile, (parts, each) = tile_of(desc), _parts(desc)
-    if programs(desc) == 0:
-        return []
-    args: dict[str, Arg] = {
-        **shared.of_parts(desc, parts, each),
-        "filters": count(desc.filters),
-        "groups": Int(desc.groups),
-        **_shared(desc),
-    }
-    which, constants = kernels.conv2d_weight_kernel, _constants(desc)
-    main = Launch(which, programs(desc), args, constants, num_warps=tile.warps, num_stages=tile.stages)
-    return [main, *shared.fold(desc, parts)]
-
-
-shared.register(
-    build,
-    build_weight,
-    name="tiles",
-    supports=supports,
-    rank=rank,
-    workspace=workspace,
-    guarantee=guarantee,
-    numerics=numerics,
-    priority=1,  # after depthwise, whose bits are others
-)
+TILED = Tiles("tiles")
+TILED.register(priority=1)  # after depthwise, whose bits are others
