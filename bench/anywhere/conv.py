@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,6 +64,11 @@ def floor_us(desc: Any) -> float:
     return max(streamed_us(desc), flops / TFLOPS.get(desc.multiplicands.value, ROOFS[1]) / 1e6)
 
 
+def _aligned(t: Tensor) -> Tensor:
+    """``t``, or a copy if it begins at no multiple of 16 bytes: on such, torch's depthwise kernel faults."""
+    return t if t.storage_offset() * t.element_size() % 16 == 0 else t.clone()
+
+
 def peers(desc: Any) -> dict[str, Peer]:
     how = (list(desc.stride), list(desc.padding[::2]), list(desc.dilation))
 
@@ -71,9 +77,10 @@ def peers(desc: Any) -> dict[str, Peer]:
             dout, x, weight, None, *how, False, [0, 0], desc.groups, [*wanted, False]
         )
 
+    image: Callable[[Tensor], Tensor] = _aligned if desc.channels == desc.filters == 1 else lambda x: x
     # A gradient's own memory stands for the operand that only gives its shape.
     calls: dict[str, Peer] = {
-        "conv2d": lambda t: {"out": torch.conv2d(t["x"], t["weight"], t.get("bias"), *how, desc.groups)},
+        "conv2d": lambda t: {"out": torch.conv2d(image(t["x"]), t["weight"], t.get("bias"), *how, desc.groups)},
         "conv2d_backward_input": lambda t: {"dx": backward(t["dout"], t["dx"], t["weight"], [True, False])[0]},
         "conv2d_backward_weight": lambda t: {"dweight": backward(t["dout"], t["x"], t["dweight"], [False, True])[1]},
     }

@@ -3,100 +3,152 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import TL, ceil_power
+from triplan.backends.triton.common.offsets import TL
 from triplan.backends.triton.common.strides import count
 from triplan.backends.triton.conv import depthwise_kernels as kernels, shared
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku.facts import fact
 
-#: Pixels of a tile, its rows at most, and its channels at most. Untuned.
-PIXELS = 64
-ROWS = 8
+#: Rows of a tile at most, and lanes of a thread whose channels are read in vectors; otherwise it has one. Untuned.
+MOST_LINES, VECTOR_LANES = 8, 4
+#: Weights, or sums of taps, that a thread holds at most; taps of a row that are unrolled. Untuned.
+MOST_WEIGHTS, MOST_SUMS, MOST_TAPS = 64, 49, 7
+#: Rows of dout that a thread of the gradient of weight holds at most. Untuned.
+SUMMED_LINES = 4
+#: Channels that lanes are divided by if there are more: columns of fewer bytes share lines of the L1 cache. Untuned.
 CHANNELS = 64
-#: Elements of a tile of channels that are not read in vectors, whose addresses would spill, and of f64. Untuned.
-RAGGED_AREA, WIDE_AREA = 2048, 1024
-#: Tiles of pixels that keep any card busy, and pixels of one at least. Untuned.
-BUSY_TILES, LEAST_PIXELS = 264, 16
-#: How many more channels than there are, or pixels, tiles may have. Untuned.
+#: Tiles that keep any card busy. Untuned.
+BUSY_TILES = 264
+#: How many more rows or lanes than there are tiles may have. Untuned.
 IDLE = 1.2
-#: Taps times pixels times channels of a tile of the gradient of weight: 32 accumulators a thread. Untuned.
-SUMS = 4096
-#: Programs of the gradient of weight that hide the latency of its loads, and parts at most. Untuned.
-BUSY_PROGRAMS = 2112
-MOST_PARTS = 256
+#: Programs of the gradient of weight that run at once: of threads of many sums, and of others; and sums of a tap and a
+#: channel at most. On an H200.
+BUSY_PROGRAMS, MOST_PARTS = {True: 528, False: 792}, 8192
+#: Warps of a tile at most.
 WARPS = 4
 #: Products that one multiprocessor accumulates per microsecond, for pixels and for the gradient of weight; measured on
-#: an H200 with 3 x 3 taps.
-SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 2.3e4, 7e3
-
-
-def _block(desc: Conv2dProblem) -> int:
-    """Channels of a tile: the most of which few are idle."""
-    n = desc.in_channels
-    padded = {b: -(-n // b) * b for b in (CHANNELS, CHANNELS // 2, CHANNELS // 4) if b < 2 * n or b == CHANNELS // 4}
-    few = (b for b, channels in padded.items() if channels <= IDLE * n)
-    return min(next(few, min(padded, key=lambda b: padded[b])), max(ceil_power(n), 8))
-
-
-def _tile(desc: Conv2dProblem) -> tuple[int, int]:
-    """Rows and columns of a tile of pixels. 0 rows: its pixels follow each other row by row."""
-    rows, columns = _extents(desc)
-    block = _block(desc)
-    area = WIDE_AREA // block if desc.element.itemsize > 4 else PIXELS
-    if any(o.layout.unit_axis == 1 and o.layout.stride_multiple * o.element.itemsize < 16 for o in desc.operands()):
-        area = min(area, RAGGED_AREA // block)
-    pixels = desc.batch * rows * columns * -(-desc.in_channels // block)
-    area = min(area, max(ceil_power(pixels // BUSY_TILES), LEAST_PIXELS))
-    height = min(ROWS, ceil_power(rows), area)
-    width = min(area // height, ceil_power(columns))
-    if -(-rows // height) * height * -(-columns // width) * width <= IDLE * rows * columns:
-        return height, width
-    return 0, min(area, ceil_power(rows * columns))
+#: an H200 with 3 x 3 taps and channels that are not read in vectors.
+SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 1.8e4, 1.7e4
 
 
 def _extents(desc: Conv2dProblem) -> tuple[int, int]:
     return (desc.height, desc.width) if shared.of_input(desc) else desc.out_extents
 
 
-def _tiles(desc: Conv2dProblem) -> tuple[int, int, int]:
-    """Tiles of rows, of columns and of channels."""
-    (rows, columns), (height, width) = _extents(desc), _tile(desc)
-    channels = -(-desc.in_channels // _block(desc))
-    if height == 0:
-        return 1, -(-rows * columns // width), channels
-    return -(-rows // height), -(-columns // width), channels
+def _columns_first(desc: Conv2dProblem) -> bool:
+    """Whether columns are adjacent in what a tile reads at every tap."""
+    layout = desc.operands()[0].layout
+    return layout.packed or layout.unit_axis == 3
 
 
-def _lanes(desc: Conv2dProblem) -> tuple[int, int]:
-    """Lines and columns of them that a tile of the gradient of weight accumulates side by side."""
-    lanes = max(SUMS // (ceil_power(desc.kernel[1]) * _block(desc)), 1)
-    wide = min(lanes, ceil_power(desc.out_extents[1]))
-    return lanes // wide, wide
+def _vectors(desc: Conv2dProblem) -> bool:
+    """Whether what a tile reads at every tap is read in vectors."""
+    return shared.in_vectors(desc.operands()[0])
 
 
-def _parts(desc: Conv2dProblem) -> tuple[int, int]:
-    """Parts of the lines that the gradient of weight sums, and the lines of each."""
-    programs, lines = desc.kernel[0] * _tiles(desc)[2], _lanes(desc)[0]
-    blocks = -(-desc.batch * desc.out_extents[0] // lines)
-    parts, each = shared.parts_of(blocks, programs, BUSY_PROGRAMS, MOST_PARTS)
-    return parts, each * lines
+def _block(desc: Conv2dProblem) -> int:
+    """Channels that lanes are divided by: an even part of them, in whole vectors if these are."""
+    vector = 16 // desc.element.itemsize if _vectors(desc) else 1
+    each = -(-desc.in_channels // max(desc.in_channels // CHANNELS, 1))
+    return max(-(-each // vector) * vector, 1)
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of ``n`` up to ``most``."""
+    return next(d for d in range(min(n, max(most, 1)), 0, -1) if n % d == 0)
+
+
+def _taps(desc: Conv2dProblem, lanes: int) -> tuple[int, int]:
+    """Rows and columns of the taps that are unrolled, by the lanes of a thread."""
+    columns = _divisor(desc.kernel[1], MOST_TAPS)
+    held = MOST_SUMS if shared.of_weight(desc) else MOST_WEIGHTS
+    return _divisor(desc.kernel[0], held // (columns * lanes)), columns
+
+
+class Division(NamedTuple):
+    """Rows and lanes of a tile, the rows and columns of the taps that it takes at a time, and its warps."""
+
+    lines: int
+    lanes: int
+    taps: tuple[int, int]
+    warps: int
+
+
+def _skips(desc: Conv2dProblem) -> tuple[int, int]:
+    """Rows and columns of which taps reach but one in so many."""
+    return desc.stride if shared.of_input(desc) else (1, 1)
+
+
+def _all_lanes(desc: Conv2dProblem) -> int:
+    """Lanes of a row."""
+    columns = -(-_extents(desc)[1] // _skips(desc)[1])
+    return columns * (desc.in_channels if _columns_first(desc) else _block(desc))
+
+
+@fact
+def _division(desc: Conv2dProblem) -> Division:
+    """The most lanes and rows of which few are idle, but enough tiles to keep a card busy."""
+    rows, lanes = _extents(desc)[0], _all_lanes(desc)
+    each = VECTOR_LANES * 4 // max(desc.element.itemsize, 4) if _vectors(desc) else 1
+    while each > 1 and _taps(desc, each)[0] < desc.kernel[0]:
+        each //= 2
+    wide = 32 * WARPS * each
+    while wide > 32 and -(-lanes // wide) * wide > IDLE * lanes:
+        wide //= 2
+    step, taps, warps = _skips(desc)[0], _taps(desc, each), max(wide // (32 * each), 1)
+    if shared.of_weight(desc):
+        return Division(min(SUMMED_LINES, rows), wide, taps, warps)
+    tiles = desc.batch * -(-lanes // wide) * _blocks(desc)
+    most = min(max(rows * tiles // BUSY_TILES, 1), MOST_LINES, max(rows, 1))
+    heights = range(-(-most // step) * step, 0, -step)
+    lines = min(heights, key=lambda h: (max(-(-rows // h) * h, IDLE * rows), -h))
+    return Division(lines, wide, taps, warps)
+
+
+def _blocks(desc: Conv2dProblem) -> int:
+    """Blocks of channels."""
+    return 1 if _columns_first(desc) else -(-desc.in_channels // _block(desc))
+
+
+def _tiles(desc: Conv2dProblem) -> tuple[int, int, int, int, int]:
+    """Tiles of the rows of an image (of the gradient of weight, of whole ones), of lanes, blocks of channels, tiles of
+    taps, and of their columns."""
+    d, rows = _division(desc), _extents(desc)[0]
+    taps = [n // each for n, each in zip(desc.kernel, d.taps, strict=True)]
+    tall = rows // d.lines if shared.of_weight(desc) else -(-rows // d.lines)
+    return tall, -(-_all_lanes(desc) // d.lanes), _blocks(desc), taps[0] * taps[1], taps[1]
+
+
+def _units(desc: Conv2dProblem) -> tuple[int, int]:
+    """Parts that the gradient of weight sums, and the tiles of rows of each."""
+    tall, lanes, blocks, taps, _ = _tiles(desc)
+    most = max(MOST_PARTS // max(desc.out_extents[1], 1), 1)
+    return shared.parts_of(desc.batch * tall, lanes * blocks * taps, BUSY_PROGRAMS[_vectors(desc)], most)
+
+
+def _parts(desc: Conv2dProblem) -> int:
+    """Sums of a tap and a channel: of each part of the rows, one of each column."""
+    return _units(desc)[0] * desc.out_extents[1]
 
 
 def programs(desc: Conv2dProblem) -> int:
-    rows, columns, channels = _tiles(desc)
+    tall, lanes, blocks, taps, _ = _tiles(desc)
     if shared.of_weight(desc):
-        return desc.kernel[0] * channels * _parts(desc)[0]
-    return desc.batch * rows * columns * channels
+        return lanes * blocks * taps * _units(desc)[0]
+    return desc.batch * tall * lanes * blocks
 
 
 def supports(desc: Conv2dProblem, target: Target) -> Support:
     if desc.channels != 1 or desc.filters != 1:
         return Support.no(f"groups of {desc.channels} channels and {desc.filters} filters; it takes one of each")
-    if shared.of_weight(desc) and ceil_power(desc.kernel[1]) > SUMS // _block(desc):
-        return Support.no(f"a kernel of {desc.kernel[1]} columns; it takes {SUMS // _block(desc)} at most")
+    skips, taps = _skips(desc), _division(desc).taps if programs(desc) else desc.kernel
+    if any(n % s and n < whole for n, s, whole in zip(taps, skips, desc.kernel, strict=True)):
+        return Support.no(f"a kernel of {desc.kernel} with strides {desc.stride}; it unrolls {taps} taps of it")
     return shared.counted(desc, programs(desc))
 
 
@@ -115,57 +167,88 @@ def _precision(desc: Conv2dProblem) -> MathPrecision:
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
     if shared.of_weight(desc):
-        return shared.guaranteed(desc, _precision(desc), shared.pixels(desc), _parts(desc)[0])
+        return shared.guaranteed(desc, _precision(desc), shared.pixels(desc), _parts(desc))
     return shared.guaranteed(desc, _precision(desc), desc.taps, 1)
 
 
 def numerics(desc: Conv2dProblem) -> str | None:
-    """The numerics id: the taps of a pixel are added one by one, whatever its tile."""
+    """The numerics id: the taps of a pixel are added in one order, whatever its tile."""
     kernel = "x".join(map(str, desc.kernel))
-    return None if shared.of_weight(desc) else f"{desc.op}.depthwise.{desc.element}.{kernel}.v1"
+    return None if shared.of_weight(desc) else f"{desc.op}.depthwise.{desc.element}.{kernel}.v2"
 
 
 def workspace(desc: Conv2dProblem, target: Target) -> int:
-    return shared.parts_bytes(desc, _parts(desc)[0]) if shared.of_weight(desc) else 0
+    return shared.parts_bytes(desc, _parts(desc)) if shared.of_weight(desc) else 0
 
 
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The launch for the result, or for the gradient of x."""
     if programs(desc) == 0:
         return []
-    height, width = _tile(desc)
-    names = ("tiles_rows", "tiles_columns", "tiles_channels")
+    back, (before, step) = shared.of_input(desc), ((desc.padding[0], desc.padding[2]), desc.stride)
+    found = _division(desc)
+    constants = _constants(desc)
+    rest = tuple(n % s if back else 0 for n, s in zip(before, step, strict=True))
+    reach = (found.taps[0] - 1) * desc.dilation[0]
+    lowest = -((reach - rest[0]) // step[0]) if back else 0
+    highest = (found.lines - 1 + rest[0]) // step[0] if back else (found.lines - 1) * step[0] + reach
     args = {
         **shared.of_pixels(desc),
-        **shared.geometry(desc),
-        **{name: Int(n) for name, n in zip(names, _tiles(desc), strict=True)},
-        **({} if height else {"tiles_rows": None}),
-        "channels": count(desc.in_channels),
-        "taps": Int(desc.taps),
+        **_shared(desc),
+        **dict(zip(("first_row", "first_column"), _first(desc), strict=True)),
     }
-    constants = {"TILE_ROWS": max(height, 1), "TILE_COLUMNS": width, "BLOCK_C": _block(desc)}
-    constants |= {"TRANSPOSED": shared.of_input(desc), "ACC": TL[desc.element.compute]}
-    return [Launch(kernels.conv2d_depthwise_kernel, programs(desc), args, constants, num_warps=WARPS)]
+    constants |= {"REST_ROWS": rest[0], "REST_COLUMNS": rest[1], "LOWEST": lowest, "SPAN": highest - lowest + 1}
+    constants |= {"TRANSPOSED": back}
+    return [Launch(kernels.conv2d_depthwise_kernel, programs(desc), args, constants, num_warps=found.warps)]
+
+
+def _first(desc: Conv2dProblem) -> tuple[Arg, Arg]:
+    """Where the first tap reads for the first row and column; of the gradient of x, in whole strides."""
+    first = (desc.padding[0], desc.padding[2])
+    if shared.of_input(desc):
+        return Int(first[0] // desc.stride[0]), Int(first[1] // desc.stride[1])
+    return Int(-first[0]), Int(-first[1])
+
+
+def _shared(desc: Conv2dProblem) -> dict[str, Arg]:
+    names = ("tiles_rows", "tiles_lanes", "tiles_channels", "tiles_taps", "tiles_tap_columns")
+    return {
+        "channels": count(desc.in_channels),
+        "block": None if _columns_first(desc) else count(_block(desc)),
+        **{name: Int(n) for name, n in zip(names, _tiles(desc), strict=True)},
+    }
+
+
+def _constants(desc: Conv2dProblem) -> dict[str, object]:
+    d = _division(desc)
+    return {
+        "LINES": d.lines,
+        "LANES": d.lanes,
+        "ROWS": d.taps[0],
+        "TAPS": d.taps[1],
+        "STRIDE_ROWS": desc.stride[0],
+        "STRIDE_COLUMNS": desc.stride[1],
+        "DILATION_ROWS": desc.dilation[0],
+        "DILATION_COLUMNS": desc.dilation[1],
+        "ACC": TL[desc.element.compute],
+    }
 
 
 def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The launches for the gradient of weight: sums over each part of the pixels, then the sum of the parts."""
     if programs(desc) == 0:
         return []
-    parts, each = _parts(desc)
-    (lines, wide), found = _lanes(desc), shared.of_parts(desc, parts, each)
+    parts = _parts(desc)
+    found = shared.of_parts(desc, parts, _units(desc)[1])
     del found["pixels"]
     args = {
         **found,
-        **shared.geometry(desc),
-        "lines": Int(desc.batch * desc.out_extents[0]),
-        "channels": count(desc.in_channels),
-        "kernel_rows": Int(desc.kernel[0]),
-        "tiles_channels": Int(_tiles(desc)[2]),
+        **_shared(desc),
+        "units": Int(desc.batch * _tiles(desc)[0]),
+        **dict(zip(("first_row", "first_column"), _first(desc), strict=True)),
     }
-    constants = {"LINES": lines, "WIDE": wide, "BLOCK_C": _block(desc), "ACC": TL[desc.element.compute]}
-    constants["TAPS"] = ceil_power(desc.kernel[1])
-    main = Launch(kernels.conv2d_depthwise_weight_kernel, programs(desc), args, constants, num_warps=WARPS)
+    which, warps = kernels.conv2d_depthwise_weight_kernel, _division(desc).warps
+    main = Launch(which, programs(desc), args, _constants(desc), num_warps=warps)
     return [main, *shared.fold(desc, parts)]
 
 

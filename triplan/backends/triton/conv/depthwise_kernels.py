@@ -1,7 +1,9 @@
 """Kernels of ``depthwise``: convolution of each channel separately.
 
-Channels share no factors, so there is no matrix product. A thread multiplies and adds for a few pixels of a few
-channels, which are adjacent in memory if channels are last.
+Channels share no factors, so there is no matrix product. Lanes are the columns of a row by some channels, whatever
+their number: what is adjacent in memory is adjacent in a warp, and no lane is idle. A thread computes several rows of
+its lanes: what it reads once is a factor of every row and tap that meets it. Rows and taps are unrolled, so that all
+loads wait together and no tap is divided into its row and column.
 """
 
 # mypy: ignore-errors
@@ -10,7 +12,67 @@ channels, which are adjacent in memory if channels are last.
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.conv.shared_kernels import first, offset, position
+from triplan.backends.triton.conv.shared_kernels import offset, within
+
+
+@triton.jit
+def lanes_of(lane, of_channels, block, columns):
+    """(column, channel) of each lane: ``block`` adjacent channels of a column, or (None) all columns of a channel."""
+    if block is None:
+        return lane % columns, lane // columns
+    else:  # noqa: RET505 - Triton also compiles what follows a return
+        return lane // block, of_channels * block + lane % block
+
+
+@triton.jit
+def read(at, inside, column, step, extent, MOVED: tl.constexpr, ACC: tl.constexpr):
+    """What lies MOVED columns after ``column`` (of ``extent``, ``step`` apart), whose addresses are ``at``."""
+    found = inside & within(column + MOVED, extent)
+    return tl.load(at + offset(MOVED, step), mask=found, other=0.0).to(ACC)
+
+
+@triton.jit
+def add_row(
+    acc,
+    weights,
+    at,
+    inside,
+    column,
+    step,
+    extent,
+    SHIFT: tl.constexpr,
+    WHICH: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    TAPS: tl.constexpr,
+    STRIDE_ROWS: tl.constexpr,
+    STRIDE_COLUMNS: tl.constexpr,
+    DILATION_ROWS: tl.constexpr,
+    DILATION_COLUMNS: tl.constexpr,
+    REST_ROWS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """acc (a tuple of LINES rows) plus the products of row SHIFT of source, whose addresses are ``at``: with the taps
+    that read it for a row. WHICH: the remainder of the columns, modulo the stride, of the gradient of x."""
+    for j in tl.static_range(TAPS):
+        if not TRANSPOSED or (WHICH - j * DILATION_COLUMNS) % STRIDE_COLUMNS == 0:
+            if TRANSPOSED:
+                a = read(at, inside, column, step, extent, (WHICH - j * DILATION_COLUMNS) // STRIDE_COLUMNS, ACC)
+            else:
+                a = read(at, inside, column, step, extent, j * DILATION_COLUMNS, ACC)
+            sums = ()
+            for line in tl.static_range(LINES):
+                value = acc[line]
+                for i in tl.static_range(ROWS):
+                    if TRANSPOSED:
+                        if line + REST_ROWS - i * DILATION_ROWS == SHIFT * STRIDE_ROWS:
+                            value += a * weights[i * TAPS + j]
+                    elif line * STRIDE_ROWS + i * DILATION_ROWS == SHIFT:
+                        value += a * weights[i * TAPS + j]
+                sums = sums + (value,)
+            acc = sums
+    return acc
 
 
 @triton.jit
@@ -28,81 +90,137 @@ def conv2d_depthwise_kernel(
     source_rows,
     source_columns,
     channels,
-    taps,
-    kernel_columns,
-    stride_rows,
-    stride_columns,
-    above,
-    left,
-    dilation_rows,
-    dilation_columns,
+    block,
+    first_row,
+    first_column,
     tiles_rows,
-    tiles_columns,
+    tiles_lanes,
     tiles_channels,
-    TILE_ROWS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    tiles_taps,
+    tiles_tap_columns,
+    LINES: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+    TAPS: tl.constexpr,
+    STRIDE_ROWS: tl.constexpr,
+    STRIDE_COLUMNS: tl.constexpr,
+    DILATION_ROWS: tl.constexpr,
+    DILATION_COLUMNS: tl.constexpr,
+    REST_ROWS: tl.constexpr,
+    REST_COLUMNS: tl.constexpr,
+    LOWEST: tl.constexpr,
+    SPAN: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     ACC: tl.constexpr,
 ):
     """out[pixel, channel] = bias[channel] + sum over taps of source[pixel at tap, channel] * weight[channel, tap].
 
     ``source`` and ``out``: (image, channel, row, column) of f16, bf16, f32 or f64; ``weight``: (channel, 1, tap row,
-    tap column); strides in this order, None for 1; sums in ACC. A program computes BLOCK_C channels of TILE_ROWS by
-    TILE_COLUMNS pixels of one image; tiles are nearly square, so that the taps of their pixels share lines of the L1
-    cache; ``tiles_rows`` of None: pixels follow each other row by row. TRANSPOSED: the gradient of x.
+    tap column); strides in this order, None for 1; sums in ACC. A program computes LANES lanes of LINES rows of one
+    image, ROWS by TAPS taps at a time (these divide the kernel): tap row r of row p reads row ``p * STRIDE_ROWS + r *
+    DILATION_ROWS + first_row`` of source, SPAN rows from LOWEST on. Of each result the taps are added row by row.
+
+    TRANSPOSED: the gradient of x. Tap row r reads row ``(p + REST_ROWS - r * DILATION_ROWS) / STRIDE_ROWS +
+    first_row`` if that is whole; LINES is a multiple of STRIDE_ROWS, so it is known when compiling which taps reach a
+    row. A column of lanes are then STRIDE_COLUMNS columns, one after the other, each with its own taps.
     """
     program = tl.program_id(0)
-    channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)
+    of_channels = program % tiles_channels
     program = program // tiles_channels
-    lane = tl.arange(0, TILE_ROWS * TILE_COLUMNS)
-    if tiles_rows is None:
-        pixel = program % tiles_columns * TILE_COLUMNS + lane
-        row, column, image = pixel // columns, pixel % columns, program // tiles_columns
-    else:
-        column = program % tiles_columns * TILE_COLUMNS + lane % TILE_COLUMNS
-        program = program // tiles_columns
-        row = program % tiles_rows * TILE_ROWS + lane // TILE_COLUMNS
-        image = program // tiles_rows
-    inside = channel < channels
-    at_row, at_column = row + above, column + left
-    if not TRANSPOSED:
-        at_row, at_column = first(row, stride_rows, above), first(column, stride_columns, left)
-    lanes = source + offset(image, source_strides[0]) + offset(channel, source_strides[1])[None, :]
-    weights = weight + offset(channel, weight_strides[0])
-    acc = tl.zeros((TILE_ROWS * TILE_COLUMNS, BLOCK_C), ACC)
-    SKIPPING: tl.constexpr = TRANSPOSED and stride_rows is not None
-    if not SKIPPING:  # then a tap moves all pixels alike
-        lanes += (offset(at_row, source_strides[2]) + offset(at_column, source_strides[3]))[:, None]
-    for tap in range(taps):
-        tap_row, tap_column = tap // kernel_columns, tap % kernel_columns
-        if SKIPPING:
-            y, in_rows = position(at_row, tap_row, dilation_rows, stride_rows, source_rows, TRANSPOSED)
-            x, in_columns = position(
-                at_column, tap_column, dilation_columns, stride_columns, source_columns, TRANSPOSED
-            )
-            at = lanes + (offset(y, source_strides[2]) + offset(x, source_strides[3]))[:, None]
-        else:
-            down, along = tap_row * dilation_rows, tap_column * dilation_columns
-            if TRANSPOSED:
-                down, along = -down, -along
-            y, x = at_row + down, at_column + along
-            in_rows, in_columns = (y >= 0) & (y < source_rows), (x >= 0) & (x < source_columns)
-            at = lanes + (offset(down, source_strides[2]) + offset(along, source_strides[3]))
-        a = tl.load(at, mask=(in_rows & in_columns)[:, None] & inside[None, :], other=0.0).to(ACC)
-        at = weights + offset(tap_row, weight_strides[2]) + offset(tap_column, weight_strides[3])
-        w = tl.load(at, mask=inside, other=0.0).to(ACC)[None, :]
-        if SKIPPING:  # 0 times an infinite weight would be NaN
-            reached = ((at_row - tap_row * dilation_rows) % stride_rows == 0) & (
-                (at_column - tap_column * dilation_columns) % stride_columns == 0
-            )
-            w = tl.where(reached[:, None], w, 0.0)
-        acc += a * w
-    if bias is not None:
-        acc += tl.load(bias + offset(channel, bias_stride), mask=inside, other=0.0).to(ACC)[None, :]
-    at = out + offset(image, out_strides[0]) + offset(channel, out_strides[1])[None, :]
-    at = at + (offset(row, out_strides[2]) + offset(column, out_strides[3]))[:, None]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=((row < rows) & (column < columns))[:, None] & inside[None, :])
+    lane = program % tiles_lanes * LANES + tl.arange(0, LANES)
+    program = program // tiles_lanes
+    top = program % tiles_rows * LINES
+    image = program // tiles_rows
+    CLASSES: tl.constexpr = STRIDE_COLUMNS if TRANSPOSED else 1
+    wide, channel = lanes_of(lane, of_channels, block, (columns + CLASSES - 1) // CLASSES)
+    origin = source + offset(image, source_strides[0]) + offset(channel, source_strides[1])
+    for which in tl.static_range(CLASSES):
+        column = wide * CLASSES + which
+        inside = (column < columns) & (channel < channels)
+        acc = (tl.zeros((LANES,), ACC),) * LINES
+        for tile in range(tiles_taps):
+            tap_row, tap_column = tile // tiles_tap_columns * ROWS, tile % tiles_tap_columns * TAPS
+            if TRANSPOSED:  # tiles of taps are multiples of the strides, or all taps
+                y = top // STRIDE_ROWS + first_row - tap_row * DILATION_ROWS // STRIDE_ROWS
+                x = wide + first_column - tap_column * DILATION_COLUMNS // STRIDE_COLUMNS
+            else:
+                y = top * STRIDE_ROWS + first_row + tap_row * DILATION_ROWS
+                x = wide * STRIDE_COLUMNS + first_column + tap_column * DILATION_COLUMNS
+            weights = ()
+            for i in tl.static_range(ROWS):
+                for j in tl.static_range(TAPS):
+                    at = offset(tap_row + i, weight_strides[2]) + offset(tap_column + j, weight_strides[3])
+                    at = weight + offset(channel, weight_strides[0]) + at
+                    weights = weights + (tl.load(at, mask=inside, other=0.0).to(ACC),)
+            for k in tl.static_range(SPAN):
+                row = y + (LOWEST + (SPAN - 1 - k if TRANSPOSED else k))
+                acc = add_row(
+                    acc,
+                    weights,
+                    origin + offset(row, source_strides[2]) + offset(x, source_strides[3]),
+                    inside & within(row, source_rows),
+                    x,
+                    source_strides[3],
+                    source_columns,
+                    LOWEST + (SPAN - 1 - k if TRANSPOSED else k),
+                    which + REST_COLUMNS,
+                    LINES,
+                    ROWS,
+                    TAPS,
+                    STRIDE_ROWS,
+                    STRIDE_COLUMNS,
+                    DILATION_ROWS,
+                    DILATION_COLUMNS,
+                    REST_ROWS,
+                    TRANSPOSED,
+                    ACC,
+                )
+        to = out + offset(image, out_strides[0]) + offset(channel, out_strides[1]) + offset(column, out_strides[3])
+        for line in tl.static_range(LINES):
+            value = acc[line]
+            if bias is not None:
+                value += tl.load(bias + offset(channel, bias_stride), mask=inside, other=0.0).to(ACC)
+            at = to + offset(top + line, out_strides[2])
+            tl.store(at, value.to(out.dtype.element_ty), mask=inside & (top + line < rows))
+
+
+@triton.jit
+def add_lines(
+    acc,
+    g,
+    x,
+    at_column,
+    inside,
+    y,
+    row_stride,
+    column_stride,
+    height,
+    width,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    TAPS: tl.constexpr,
+    STRIDE: tl.constexpr,
+    DILATION_ROWS: tl.constexpr,
+    DILATION_COLUMNS: tl.constexpr,
+):
+    """acc (a tuple, of each tap the sums of the lanes) plus the products of LINES rows of dout, ``g``, with x's rows
+    from ``y`` on, whose columns are ``at_column`` under the first tap."""
+    SPAN: tl.constexpr = (LINES - 1) * STRIDE + (ROWS - 1) * DILATION_ROWS + 1
+    for k in tl.static_range(SPAN):
+        in_row = inside & within(y + k, height)
+        at_row = x + offset(y + k, row_stride)
+        for j in tl.static_range(TAPS):
+            a = read(at_row, in_row, at_column, column_stride, width, j * DILATION_COLUMNS, acc[0].dtype)
+            sums = ()
+            for tap in tl.static_range(ROWS * TAPS):
+                value = acc[tap]
+                if tap % TAPS == j:
+                    for line in tl.static_range(LINES):
+                        if line * STRIDE + tap // TAPS * DILATION_ROWS == k:
+                            value += a * g[line]
+                sums = sums + (value,)
+            acc = sums
+    return acc
 
 
 @triton.jit
@@ -114,66 +232,108 @@ def conv2d_depthwise_weight_kernel(
     dout_strides,
     out_strides,
     part_stride,
-    lines,
+    units,
     each,
     rows,
     columns,
     height,
     width,
     channels,
-    kernel_rows,
-    kernel_columns,
-    stride_rows,
-    stride_columns,
-    above,
-    left,
-    dilation_rows,
-    dilation_columns,
+    block,
+    first_row,
+    first_column,
+    tiles_rows,
+    tiles_lanes,
     tiles_channels,
-    TAPS: tl.constexpr,
+    tiles_taps,
+    tiles_tap_columns,
     LINES: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+    TAPS: tl.constexpr,
+    STRIDE_ROWS: tl.constexpr,
+    STRIDE_COLUMNS: tl.constexpr,
+    DILATION_ROWS: tl.constexpr,
+    DILATION_COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """out[part, channel, tap] = sum over the part's ``each`` lines of dout[pixel, channel] * x[pixel at tap, channel].
+    """out[part, channel, tap] = sum over a column of a part's rows of dout[pixel, channel] * x[pixel at tap, channel].
 
     ``x`` and ``dout``: (image, channel, row, column) of f16, bf16, f32 or f64; ``out``: (part, channel, 1, tap row, tap
-    column), where parts have the stride ``part_stride``; strides in this order, None for 1. ``lines``: rows of dout in
-    all images. A program computes BLOCK_C channels, one row of taps (TAPS, of which ``kernel_columns`` exist) and one
-    part. A step takes WIDE columns of LINES lines, whose numbers are not divided pixel by pixel. dout is read once for
-    a row of taps; each of LINES * WIDE lanes sums its own pixels, and the lanes are added at the end.
+    column), where parts have the stride ``part_stride``; strides in this order, None for 1. A part is a column of
+    ``each`` of the ``units``: LINES rows of one image, ``tiles_rows`` of which make an image; the rows that are left
+    are added one by one (0 times an infinity would be NaN). Each lane sums its own column, and the sum of the parts
+    adds columns. A program computes LANES lanes and ROWS by TAPS taps, which divide the kernel.
     """
     program = tl.program_id(0)
-    tap_row = program % kernel_rows
-    program = program // kernel_rows
-    channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)
-    part = program // tiles_channels
-    tap_column = tl.arange(0, TAPS)
-    lane = tl.arange(0, LINES * WIDE)
-    inside, in_taps = channel < channels, tap_column < kernel_columns
-    of_dout = dout + offset(channel, dout_strides[1])[None, :]
-    of_x = x + offset(channel, x_strides[1])[None, None, :]
-    shift = (tap_column * dilation_columns - left)[:, None]
-    acc = tl.zeros((TAPS, LINES * WIDE, BLOCK_C), ACC)
-    last = tl.minimum((part + 1) * each, lines)
-    for first_line in range(part * each, last, LINES):
-        line = first_line if LINES == 1 else first_line + lane // WIDE
-        image, row = line // rows, line % rows
-        y = first(row, stride_rows, above) + tap_row * dilation_rows
-        in_x = (y >= 0) & (y < height)
-        line_of_dout = offset(image, dout_strides[0]) + offset(row, dout_strides[2])
-        line_of_x = offset(image, x_strides[0]) + offset(y, x_strides[2])
-        for start in range(0, columns, WIDE):
-            column = start + lane % WIDE
-            found = (line < last) & (column < columns)  # also under the padding: 0 times infinity is NaN
-            at = line_of_dout + offset(column, dout_strides[3])
-            g = tl.load(of_dout + at[:, None], mask=found[:, None] & inside[None, :], other=0.0).to(ACC)
-            z = (column if stride_columns is None else column * stride_columns)[None, :] + shift
-            found = (found & in_x)[None, :] & in_taps[:, None] & (z >= 0) & (z < width)
-            at = offset(z, x_strides[3]) + (line_of_x if LINES == 1 else line_of_x[None, :])
-            a = tl.load(of_x + at[:, :, None], mask=found[:, :, None] & inside[None, None, :], other=0.0).to(ACC)
-            acc += a * g[None, :, :]
-    at = out + part.to(tl.int64) * part_stride + offset(tap_row, out_strides[2])
-    at = at + offset(tap_column, out_strides[3])[:, None] + offset(channel, out_strides[0])[None, :]
-    tl.store(at, tl.sum(acc, 1).to(out.dtype.element_ty), mask=in_taps[:, None] & inside[None, :])
+    tile = program % tiles_taps
+    tap_row, tap_column = tile // tiles_tap_columns * ROWS, tile % tiles_tap_columns * TAPS
+    program = program // tiles_taps
+    of_channels = program % tiles_channels
+    program = program // tiles_channels
+    lane = program % tiles_lanes * LANES + tl.arange(0, LANES)
+    part = program // tiles_lanes
+    column, channel = lanes_of(lane, of_channels, block, columns)
+    inside = (column < columns) & (channel < channels)  # also under the padding: 0 times infinity is NaN
+    at_column = column * STRIDE_COLUMNS + first_column + tap_column * DILATION_COLUMNS
+    dout += offset(channel, dout_strides[1]) + offset(column, dout_strides[3])
+    x += offset(channel, x_strides[1]) + offset(at_column, x_strides[3])
+    above = first_row + tap_row * DILATION_ROWS
+    acc = (tl.zeros((LANES,), ACC),) * (ROWS * TAPS)
+    start = part * each
+    last = tl.minimum(start + each, units)
+    for unit in range(start, last):
+        image, top = unit // tiles_rows, unit % tiles_rows * LINES
+        g = ()
+        for line in tl.static_range(LINES):
+            at = offset(image, dout_strides[0]) + offset(top + line, dout_strides[2])
+            g = g + (tl.load(dout + at, mask=inside, other=0.0).to(ACC),)
+        acc = add_lines(
+            acc,
+            g,
+            x + offset(image, x_strides[0]),
+            at_column,
+            inside,
+            top * STRIDE_ROWS + above,
+            x_strides[2],
+            x_strides[3],
+            height,
+            width,
+            LINES,
+            ROWS,
+            TAPS,
+            STRIDE_ROWS,
+            DILATION_ROWS,
+            DILATION_COLUMNS,
+        )
+    left = rows - tiles_rows * LINES
+    for i in range(start // tiles_rows * left, tl.cdiv(last, tiles_rows) * left):
+        image, row = i // left, tiles_rows * LINES + i % left
+        # The rows that are left of an image belong to the part that has its first unit.
+        own = (image * tiles_rows >= start) & (image * tiles_rows < last)
+        at = offset(image, dout_strides[0]) + offset(row, dout_strides[2])
+        found = inside & own
+        g = (tl.load(dout + at, mask=found, other=0.0).to(ACC),)
+        acc = add_lines(
+            acc,
+            g,
+            x + offset(image, x_strides[0]),
+            at_column,
+            found,
+            row * STRIDE_ROWS + above,
+            x_strides[2],
+            x_strides[3],
+            height,
+            width,
+            1,
+            ROWS,
+            TAPS,
+            STRIDE_ROWS,
+            DILATION_ROWS,
+            DILATION_COLUMNS,
+        )
+    to = out + (part * columns + column).to(tl.int64) * part_stride + offset(channel, out_strides[0])
+    for i in tl.static_range(ROWS):
+        for j in tl.static_range(TAPS):
+            at = to + (offset(tap_row + i, out_strides[2]) + offset(tap_column + j, out_strides[3]))
+            tl.store(at, acc[i * TAPS + j].to(out.dtype.element_ty), mask=inside)

@@ -26,8 +26,9 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 MOST = 2**29
 #: Blocks of pixels of a part at least. Untuned.
 LEAST_BLOCKS = 2
-#: Elements that a program of the fold reads at once, and parts of them at most. Untuned.
-FOLD_AREA, FOLD_PARTS = 2048, 16
+#: Elements that a program of the fold reads at once, and parts of them at most, if there are so many programs; more,
+#: but no more than the last, if the elements are few. Untuned.
+FOLD_AREA, FOLD_PARTS, FOLD_BUSY, MOST_FOLD_PARTS = 2048, 16, 132, 512
 
 
 def of_weight(desc: Conv2dProblem) -> bool:
@@ -211,7 +212,8 @@ def folded(desc: Conv2dProblem, parts: int, sums: Scratch, channels: int | None)
         "kernel_rows": Int(desc.kernel[0]),
         "kernel_columns": Int(desc.kernel[1]),
     }
-    at_once = min(ceil_power(parts), FOLD_PARTS)
+    busy = ceil_power(FOLD_BUSY * FOLD_AREA // max(elements, 1))
+    at_once = min(ceil_power(parts), max(FOLD_PARTS, min(busy, MOST_FOLD_PARTS)))
     block = FOLD_AREA // at_once
     constants = {"PARTS": at_once, "BLOCK": block}
     return Launch(kernels.conv2d_fold_kernel, -(-elements // block), args, constants, num_warps=4)

@@ -10,13 +10,19 @@ import triton.language as tl
 @triton.jit
 def offset(index, stride):
     """``index * stride`` in i64; a ``stride`` of None is 1."""
-    return index.to(tl.int64) if stride is None else index.to(tl.int64) * stride
+    return tl.cast(index, tl.int64) if stride is None else tl.cast(index, tl.int64) * stride
 
 
 @triton.jit
 def first(index, stride, padding):
     """The row (or column) of x that tap 0 reads for a result; a ``stride`` of None is 1."""
     return (index if stride is None else index * stride) - padding
+
+
+@triton.jit
+def within(index, extent):
+    """Whether 0 <= ``index`` < ``extent``, of i32: below 0 it is unsigned larger than any extent."""
+    return index.to(tl.uint32) < tl.cast(extent, tl.uint32)
 
 
 @triton.jit
