@@ -55,9 +55,15 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
     if entry.endswith("wgmma") or entry == "windowed":
         return ((r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor") if "wgmma" in name else ()), ()
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
-        return ((VECTORS,) if desc.element.itemsize <= 4 else ()), ()
+        # A thread has four channels, or two.
+        return ((VECTORS if desc.element.itemsize == 4 else r"\.v2\.b32",) if desc.element.itemsize <= 4 else ()), ()
     if desc.in_channels != 256 or name == "conv2d_fold_kernel":
         return (), ()
+    if entry == "columns":
+        mma = r"wgmma\.mma_async" if arch == "sm90a" else r"mma\.sync"
+        return ((COPIES, mma) if name == "conv2d_weight_columns_kernel" else ()), ()
+    if entry == "small_tiles":  # without stages, nothing is copied ahead; wgmma takes 64 rows
+        return ((r"mma\.sync", VECTORS) if desc.element.itemsize == 2 or desc.math else ()), ()
     found = [COPIES]
     if desc.element.itemsize == 2 or desc.math:
         found.append(r"wgmma\.mma_async" if arch == "sm90a" else r"mma\.sync")

@@ -211,6 +211,26 @@ def test_several_tiles_and_parts(op: str) -> None:
         assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
+#: What the taps of a row read: with gaps, beyond both ends, of many and of no columns.
+UNFOLDED: dict[str, dict[str, Any]] = {
+    "strides": {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 1, 2, 0), "dilation": (1, 2), "width": 11},
+    "parts": {"kernel": (3, 3), "padding": (1, 1, 1, 1), "height": 17, "width": 9, "out_channels": 33},
+    "one column": {"kernel": (2, 5), "width": 1, "padding": (0, 1, 2, 2)},
+}
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("columns"))
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("case", UNFOLDED)
+def test_columns_side_by_side(case: str, last: bool, where: str, kernel: str | None) -> None:
+    fields = {**FIELDS, "in_channels": 5, **UNFOLDED[case]}
+    desc = tp.Conv2dBackwardWeightDescriptor(**fields, element="f32", math="tf32")
+    if last:
+        loose = tp.Layout.strided(unit_axis=1, alignment=4)
+        desc = desc.replace(layouts={o.name: loose for o in desc.operands()})
+    assert check_plan(required(desc, kernel or "reference", target(where)), runs=1, passes=("unit",)).compared
+
+
 @pytest.mark.parametrize(("where", "kernel"), places("tiles", "converted"))
 @pytest.mark.parametrize("op", OPS)
 def test_no_images(op: str, where: str, kernel: str | None) -> None:

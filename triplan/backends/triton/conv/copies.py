@@ -28,7 +28,8 @@ class Padded(NamedTuple):
     """A copy (image or filter, row, column, channel) of an operand: from which byte on, and its extents.
 
     ``left``: columns of zeros before those of the operand. ``axis``: that of the operand's channels; 0 if filters and
-    channels change places.
+    channels change places. ``taps``: what each tap of a row reads, side by side, (image, row, tap, channel, column),
+    with ``step`` columns from one to the next and ``dilation`` from tap to tap; 0: there are none.
     """
 
     operand: Operand
@@ -37,6 +38,9 @@ class Padded(NamedTuple):
     columns: int
     left: int = 0
     axis: int = 1
+    taps: int = 0
+    step: int = 1
+    dilation: int = 1
 
     @property
     def images(self) -> int:
@@ -50,11 +54,13 @@ class Padded(NamedTuple):
     @property
     def width(self) -> int:
         """Elements of a row."""
-        return self.columns * self.channels
+        return self.columns * self.channels * max(self.taps, 1)
 
     @property
     def strides(self) -> tuple[int, int, int, int]:
         """By the axes of the operand."""
+        if self.taps:
+            return self.operand.shape[2] * self.width, self.columns, self.width, 1
         first, second = (self.operand.shape[2] * self.width, 1)[:: 1 if self.axis else -1]
         return first, second, self.width, self.channels
 
@@ -121,7 +127,7 @@ class Lines(NamedTuple):
 
 def _lines(c: Padded) -> Lines:
     """What follows each other with one stride, on both sides, is one row: images of one pixel, and packed images."""
-    (height, width), same = c.operand.shape[2:], c.columns == c.operand.shape[3] and c.left == 0
+    (height, width), same = c.operand.shape[2:], c.columns == c.operand.shape[3] and c.left == c.taps == 0
     if same and height * width == 1:
         return Lines(1, 1, c.images, c.images)
     if same and c.operand.layout.packed:
@@ -146,7 +152,7 @@ def _tiles(c: Padded) -> tuple[int, int]:
 
 def _programs(c: Padded) -> int:
     lines, tiles = _lines(c), _tiles(c)
-    return lines.images * lines.rows * tiles[0] * tiles[1]
+    return lines.images * lines.rows * tiles[0] * tiles[1] * max(c.taps, 1)
 
 
 def launch(c: Padded) -> Launch:
@@ -174,7 +180,11 @@ def launch(c: Padded) -> Launch:
         "rows": Int(lines.rows),
         "source_columns": count(lines.source),
         "columns": count(lines.columns),
-        "left": Int(c.left) if c.left else None,
+        "left": Int(c.left) if c.left or c.taps else None,
+        "step": Int(c.step) if c.taps else None,
+        "dilation": Int(c.dilation) if c.taps else None,
+        "taps": Int(c.taps) if c.taps else None,
+        "tap_stride": known(c.columns * c.channels) if c.taps else None,
         "tiles_channels": Int(tiles_channels),
         "tiles_columns": Int(tiles_columns),
     }

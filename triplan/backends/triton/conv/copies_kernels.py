@@ -21,6 +21,10 @@ def conv2d_copy_kernel(
     source_columns,
     columns,
     left,
+    step,
+    dilation,
+    taps,
+    tap_stride,
     tiles_channels,
     tiles_columns,
     BLOCK_C: tl.constexpr,
@@ -29,9 +33,10 @@ def conv2d_copy_kernel(
     """out[image, channel, row, column] = source[image, channel, row, column - left], and 0 where source has none.
 
     ``source`` and ``out`` (images, channels, rows, columns) of one element; their strides in this order, None for 1;
-    ``left`` of None is 0. A program moves BLOCK_P columns of a row by BLOCK_C channels. It reads along the axis that is
-    adjacent in ``source`` and writes along that of ``out``; if these differ, the compiler transposes through shared
-    memory.
+    ``left`` of None is 0. With ``taps`` there is such an ``out`` for each tap, ``tap_stride`` apart, which has source's
+    column * ``step`` + tap * ``dilation`` - ``left``. A program moves BLOCK_P columns of a row by BLOCK_C channels. It
+    reads along the axis that is adjacent in ``source`` and writes along that of ``out``; if these differ, the compiler
+    transposes through shared memory.
     """
     program = tl.program_id(0)
     column = program % tiles_columns * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -40,6 +45,10 @@ def conv2d_copy_kernel(
     line = program // tiles_channels
     image, row = line // rows, line % rows
     at = column if left is None else column - left
+    if taps is not None:
+        at = column * step + image % taps * dilation - left
+        out += offset(image % taps, tap_stride)
+        image = image // taps
     found = (at < source_columns) if left is None else (at >= 0) & (at < source_columns)
     read = source + offset(image, source_strides[0]) + offset(row, source_strides[2])
     read = read + offset(at, source_strides[3])[:, None] + offset(channel, source_strides[1])[None, :]
