@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from bench.anywhere.drawing import Draw, Peer, Tensors, described, placed
 from triplan.descriptors import CopyDescriptor
 
 #: Conversions that ``copy`` is drawn with: of these elements, to the others.
@@ -51,11 +51,11 @@ def peers(desc: Any) -> dict[str, Peer]:
         "flip": lambda t: t["x"].flip([a for a in axes if amounts[a]]),
         "roll": lambda t: t["x"].roll(amounts, list(axes)),
         "pad": lambda t: torch.constant_pad_nd(t["x"], pairs, t["value"]),
-        "tril": lambda t: t["x"].tril(amounts[0]),
-        "triu": lambda t: t["x"].triu(amounts[0]),
+        "tril": lambda t: torch.tril(t["x"], amounts[0], out=t["out"]),
+        "triu": lambda t: torch.triu(t["x"], amounts[0], out=t["out"]),
     }
     assert functions.keys() == {*CopyDescriptor.ops(), "pad"}
-    return {"torch": lambda t: {"out": functions[desc.op](t)}}
+    return {"torch": placed(lambda t: {"out": functions[desc.op](t)})}
 
 
 def _arange(t: Tensors, count: int) -> torch.Tensor:

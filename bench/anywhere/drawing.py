@@ -315,6 +315,23 @@ def case(family: str, seed: int, number: int, target: tp.Target, most: int = MOS
 # --- operands ---
 
 
+def placed(peer: Peer) -> Peer:
+    """``peer``, for ops of which torch allocates the results: copied to ours where their axes lie in another order."""
+
+    def call(t: Tensors) -> Tensors:
+        found = peer(t)
+        return {
+            name: value if _order(value) == _order(t[name]) else t[name].copy_(value) for name, value in found.items()
+        }
+
+    return call
+
+
+def _order(t: Tensor) -> list[int]:
+    """The axes of more than one element, by their strides."""
+    return sorted((a for a in range(t.dim()) if t.shape[a] > 1), key=t.stride)
+
+
 def tensors(case: Case, device: torch.device, g: torch.Generator) -> Tensors:
     """Random operands in their memory. Optional scalars are absent."""
     found: Tensors = {}

@@ -1,6 +1,7 @@
 """Draws of named elementwise ops, their gradients, and expressions. torch computes them by the functions of ``TORCH``.
 
-An op whose name torch has, with the same arguments, needs no line. One that torch lacks is composed of torch's.
+An op whose name torch has, with the same arguments, needs no line. One that torch lacks is composed of torch's. Where
+torch's function takes the tensor that it writes, it gets ours.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch.nn import functional
 
 import triplan as tp
-from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from bench.anywhere.drawing import Draw, Peer, Tensors, described, placed
 from triplan.descriptors.elementwise.expr import gelu, operand, rsqrt, sigmoid, silu, tanh, where
 from triplan.descriptors.elementwise.problems import NAMED
 from triplan.descriptors.expressions.expression import FUNCTIONS, number_of
@@ -53,22 +54,22 @@ TORCH: dict[str, Callable[..., Any]] = {
 }
 #: torch's kernels for gradients. Without one, autograd multiplies and adds as ``evaluated`` does.
 BACKWARD: dict[str, Callable[..., Any]] = {
-    "celu": lambda g, x: aten.elu_backward(g, 1.0, 1.0, 1.0, False, x),
-    "elu": lambda g, x: aten.elu_backward(g, 1.0, 1.0, 1.0, False, x),
+    "celu": lambda g, x, **to: aten.elu_backward(g, 1.0, 1.0, 1.0, False, x, **to),
+    "elu": lambda g, x, **to: aten.elu_backward(g, 1.0, 1.0, 1.0, False, x, **to),
     "gelu": aten.gelu_backward,
-    "gelu_tanh": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
-    "hardshrink": lambda g, x: aten.hardshrink_backward(g, x, 0.5),
+    "gelu_tanh": lambda g, x, **to: aten.gelu_backward(g, x, approximate="tanh", **to),
+    "hardshrink": lambda g, x, **to: aten.hardshrink_backward(g, x, 0.5, **to),
     "hardsigmoid": aten.hardsigmoid_backward,
-    "hardswish": aten.hardswish_backward,
-    "hardtanh": lambda g, x: aten.hardtanh_backward(g, x, -1.0, 1.0),
-    "leaky_relu": lambda g, x: aten.leaky_relu_backward(g, x, 0.01, False),
-    "logit": lambda g, x: aten.logit_backward(g, x, None),
-    "mish": aten.mish_backward,
-    "relu": lambda g, x: aten.threshold_backward(g, x, 0),
-    "relu6": lambda g, x: aten.hardtanh_backward(g, x, 0.0, 6.0),
+    "hardswish": lambda g, x: aten.hardswish_backward(g, x),
+    "hardtanh": lambda g, x, **to: aten.hardtanh_backward(g, x, -1.0, 1.0, **to),
+    "leaky_relu": lambda g, x, **to: aten.leaky_relu_backward(g, x, 0.01, False, **to),
+    "logit": lambda g, x, **to: aten.logit_backward(g, x, None, **to),
+    "mish": lambda g, x: aten.mish_backward(g, x),
+    "relu": lambda g, x, **to: aten.threshold_backward(g, x, 0, **to),
+    "relu6": lambda g, x, **to: aten.hardtanh_backward(g, x, 0.0, 6.0, **to),
     "silu": aten.silu_backward,
-    "softplus": lambda g, x: aten.softplus_backward(g, x, 1.0, 20.0),
-    "softshrink": lambda g, x: aten.softshrink_backward(g, x, 0.5),
+    "softplus": lambda g, x, **to: aten.softplus_backward(g, x, 1.0, 20.0, **to),
+    "softshrink": lambda g, x, **to: aten.softshrink_backward(g, x, 0.5, **to),
 }
 #: Expressions, over as many of six operands as they have arguments.
 EXPRESSIONS: tuple[Callable[..., Any], ...] = (
@@ -128,14 +129,34 @@ def peers(desc: Any) -> dict[str, Peer]:
     name = desc.op.removesuffix("_backward")
     if desc.op in ("sigmoid_backward", "tanh_backward"):
         saved = aten.sigmoid_backward if name == "sigmoid" else aten.tanh_backward
-        return {"torch": lambda t: {"dx": saved(t["dout"], t["saved"])}}
+        return {"torch": lambda t: {"dx": saved(t["dout"], t["saved"], grad_input=t["dx"])}}
     if desc.op.endswith("_backward") and name in BACKWARD:
-        return {"torch": lambda t: {"dx": BACKWARD[name](t["dout"], t["x"])}}
+        into = written(BACKWARD[name], "grad_input")
+        return {"torch": placed(lambda t: {"dx": into(t["dx"], t["dout"], t["x"])})}
     if torch_of(desc.op) is None:  # a gradient, an expression
-        return {"torch": lambda t: evaluated(desc, t)}
+        return {"torch": placed(lambda t: evaluated(desc, t))}
     names = ("x", "y", "z")[: NAMED[desc.op].operands]
-    function: Any = torch_of(desc.op)
-    return {"torch": lambda t: {"out": function(*(t[name] for name in names))}}
+    native: Any = getattr(torch, desc.op, None) if desc.op in OPERATORS else None
+    function: Any = native or torch_of(desc.op)
+    into = written(function, "out")
+    return {"torch": placed(lambda t: {"out": into(t["out"], *(t[name] for name in names))})}
+
+
+def written(function: Callable[..., Any], keyword: str) -> Callable[..., Any]:
+    """``function`` of the other arguments, which writes into the first one if it takes ``keyword``."""
+    takes = True
+
+    def call(out: Any, *args: Any) -> Any:
+        nonlocal takes
+        try:
+            return function(*args, **({keyword: out} if takes else {}))
+        except TypeError:
+            if not takes:
+                raise
+            takes = False  # it allocates its result
+            return function(*args)
+
+    return call
 
 
 def torch_of(name: str) -> Callable[..., Any] | None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from bench.anywhere.drawing import Draw, Peer, Tensors, described, placed
 from triplan.descriptors.random import READING
+from triplan.testing.placing import write
 
 #: Parameters that leave no choice: results are then compared with torch's. All others are 1.
 CERTAIN: dict[str, dict[str, float]] = {
@@ -30,7 +31,7 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
 def complete(desc: tp.Descriptor, t: Tensors) -> None:
     t.update(CERTAIN.get(desc.op, {}))
     if desc.op == "bernoulli":
-        t["x"].copy_(t["x"] > 0)
+        write(t["x"], (t["x"] > 0).to(t["x"].dtype))
 
 
 def peers(desc: Any) -> dict[str, Peer]:
@@ -40,8 +41,8 @@ def peers(desc: Any) -> dict[str, Peer]:
         "exponential": lambda t, out: out.exponential_(t["lambd"]),
         "randint": lambda t, out: out.random_(t["low"], t["high"]),
         "bernoulli_p": lambda t, out: out.bernoulli_(t["p"]),
-        "bernoulli": lambda t, out: torch.bernoulli(t["x"]),
+        "bernoulli": lambda t, out: torch.bernoulli(t["x"], out=out),
         "dropout": lambda t, out: torch.nn.functional.dropout(t["x"], t["p"]),
     }
     assert functions.keys() == set(tp.RandomDescriptor.ops())
-    return {"torch": lambda t: {"out": functions[desc.op](t, t["out"].new_empty(t["out"].shape))}}
+    return {"torch": placed(lambda t: {"out": functions[desc.op](t, t["out"])})}
