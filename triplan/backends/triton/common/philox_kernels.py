@@ -72,33 +72,34 @@ def polynomial(x, COEFFICIENTS):
 def _minus_log_f32(word):
     """-log(u), u = (word + 1/2) * 2**-32, within 3 ulp, by the polynomial of Cephes (logf.c).
 
-    Near 1 from 1 - u, which f32 holds where it does not hold u.
+    Near 1 from 1 - u, which f32 holds where it does not hold u. Of f = 1 - m, u = m * 2**e, so that nothing is negated:
+    the compiler subtracts from 0.
     """
-    u = tl.fma(word.to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
-    rest = tl.fma((word ^ 0xFFFFFFFF).to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
-    bits = u.to(tl.int32, bitcast=True)
-    exponent = (bits - 0x3F3504F3) >> 23  # of u = m * 2**exponent, sqrt(1/2) <= m < sqrt(2)
     near = word >= 0xB504F400
-    f = tl.where(near, -rest, (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0)
-    e = tl.where(near, 0, exponent).to(tl.float32)
+    v = tl.fma((word ^ tl.where(near, 0xFFFFFFFF, 0)).to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
+    bits = v.to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F3504F3) & tl.where(near, 0, -0x800000)  # e * 2**23, with sqrt(1/2) <= m < sqrt(2)
+    e = exponent.to(tl.float32)
+    f = tl.where(near, v, 1.0 - (bits - exponent).to(tl.float32, bitcast=True))
     p = polynomial(
         f,
         (
             7.0376836292e-2,
-            -1.1514610310e-1,
+            1.1514610310e-1,
             1.1676998740e-1,
-            -1.2420140846e-1,
+            1.2420140846e-1,
             1.4249322787e-1,
-            -1.6668057665e-1,
+            1.6668057665e-1,
             2.0000714765e-1,
-            -2.4999993993e-1,
+            2.4999993993e-1,
             3.3333331174e-1,
         ),
     )
     square = f * f
-    p = tl.fma(p * f, square, e * -2.12194440e-4)  # log(2) in two parts: the larger times e is exact
-    p = tl.fma(square, -0.5, p)
-    return -tl.fma(e, 0.693359375, f + p)
+    # log(2) * 2**-23 in two parts: the larger times the exponent is exact.
+    p = tl.fma(p * f, square, e * 2.529554864183492e-11)
+    p = tl.fma(square, 0.5, p)
+    return tl.fma(e, -8.265487849712372e-08, f + p)
 
 
 @triton.jit

@@ -76,7 +76,7 @@ def fill(desc: FillDescriptor | ArangeDescriptor, target: Target) -> list[Launch
         "sizes": extents([n for n, _ in outer], wide),
         "strides": padded([stride_arg(out, s) for _, s in outer], Int(0, True, 16)),
         "along": None if stride == 1 else stride_arg(out, stride),
-        "rows": Int(rows, wide, power_of_two_in(rows)),
+        "rows": Int(rows, wide, power_of_two_in(rows)) if rows > 1 else None,
         "columns": Int(columns, wide, power_of_two_in(columns)),
     }
     constants: dict[str, Any] = {

@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.offsets_kernels import store_tile, unravel
+from triplan.backends.triton.common.offsets_kernels import store_tile, tile_start, unravel
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def numbers_kernel(
     """out[r, c] = start + c * step for r over the points of ``sizes``; out[r, c] = start if ``step`` is None.
 
     start, step: scalars of NUMBER_TYPE; out: any type (bool as i8), of ``strides`` along ``sizes``, innermost dimension
-    first, and ``along`` (None: 1) along the columns.
+    first, and ``along`` (None: 1) along the columns. rows: None where there is one row.
 
     Only the last tiles are masked: a mask whose length is not a multiple of 16 bytes would narrow all stores. With
     SHIFTS, which is for contiguous rows, one a tile, that begin anywhere, the vectors within a row are stored as such,
@@ -51,11 +51,10 @@ def numbers_kernel(
     OUT: tl.constexpr = out.dtype.element_ty
     VECTOR: tl.constexpr = 128 // OUT.primitive_bitwidth
     last = columns + VECTOR - 1 if SHIFTS else columns
-    blocks = tl.cdiv(last, BLOCK_COLUMNS)
-    line = (tl.program_id(0) // blocks).to(POINT_TYPE)
-    first = (tl.program_id(0) % blocks).to(POINT_TYPE) * BLOCK_COLUMNS
+    first_row, first = tile_start(rows, last, POINT_TYPE, BLOCK_ROWS, BLOCK_COLUMNS)
+    count = 1 if rows is None else rows
     if SHIFTS:
-        row_at = out + unravel(line, sizes, strides)
+        row_at = out + unravel(tl.full((), first_row, POINT_TYPE), sizes, strides)
         before = ((row_at.to(tl.int64) & 15) // (16 // VECTOR)).to(POINT_TYPE)  # elements since a multiple of 16 bytes
         aligned = tl.multiple_of(row_at - before, 16)
         vector, lane = tl.arange(0, BLOCK_COLUMNS // VECTOR)[:, None] * VECTOR, tl.arange(0, VECTOR)
@@ -72,13 +71,13 @@ def numbers_kernel(
             tail = _numbers(start, step, end, NUMBER_TYPE, CAST, OUT)
             tl.store(row_at + end, tail, mask=(end >= own) & (end < columns))
     else:
-        row = line * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        row = first_row + tl.arange(0, BLOCK_ROWS)
         column = first + tl.arange(0, BLOCK_COLUMNS)
         value = _numbers(start, step, column, NUMBER_TYPE, CAST, OUT)
         value = tl.broadcast_to(value[None, :], (BLOCK_ROWS, BLOCK_COLUMNS))
         step_at = column if along is None else column * along
         to = out + (unravel(row, sizes, strides)[:, None] + step_at[None, :])
-        if ((line + 1) * BLOCK_ROWS <= rows) & (first + BLOCK_COLUMNS <= columns):
+        if (first_row + BLOCK_ROWS <= count) & (first + BLOCK_COLUMNS <= columns):
             store_tile(to, value, None, along is None)
         else:
-            store_tile(to, value, (row < rows)[:, None] & (column < columns)[None, :], along is None)
+            store_tile(to, value, (row < count)[:, None] & (column < columns)[None, :], along is None)

@@ -71,7 +71,7 @@ def rows(desc: MoveDescriptor, target: Target) -> list[Launch]:
         **geometry.base_args(desc),
         "dims": dims,
         "along": geometry.dim_arg(desc, inner),
-        "rows": Int(_rows(desc), geometry.is_wide(desc)),
+        "rows": Int(_rows(desc), geometry.is_wide(desc)) if _rows(desc) > 1 else None,
     }
     constants = {
         **geometry.constants(desc),

@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile
+from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile, tile_start
 from triplan.backends.triton.copies.moves_kernels import converted, is_inside, outside, place, source
 
 
@@ -35,12 +35,11 @@ def rows_kernel(
     x, out: any elements. dims: (size, amount, extent of x, stride of x, stride of out) of each dimension of the rows,
     innermost first; along: the same for the columns, where X_UNIT and OUT_UNIT say that a stride is 1. MAPS and MAP
     select m. With TRIANGLE 1, elements with c - i > diagonal are 0 (with -1: < diagonal), i being the position along
-    dims[0].
+    dims[0]. rows: None where there is one row.
     """
     columns = along[0]
-    blocks = tl.cdiv(columns, BLOCK_COLUMNS)
-    first_row = (tl.program_id(0) // blocks).to(POINT_TYPE) * BLOCK_ROWS
-    first_column = (tl.program_id(0) % blocks).to(POINT_TYPE) * BLOCK_COLUMNS
+    first_row, first_column = tile_start(rows, columns, POINT_TYPE, BLOCK_ROWS, BLOCK_COLUMNS)
+    count = 1 if rows is None else rows
     row, column = first_row + tl.arange(0, BLOCK_ROWS), first_column + tl.arange(0, BLOCK_COLUMNS)
     x_row, out_row, row_inside = place(row, dims, MAPS)
     at = source(column, along, MAP)
@@ -50,17 +49,17 @@ def rows_kernel(
     x_at, out_at = x + x_at, out + out_at
     if value is None and TRIANGLE == 0:
         # Only the last tiles are masked: a mask whose length is not a multiple of 16 bytes narrows loads and stores.
-        if (first_row + BLOCK_ROWS <= rows) & (first_column + BLOCK_COLUMNS <= columns):
+        if (first_row + BLOCK_ROWS <= count) & (first_column + BLOCK_COLUMNS <= columns):
             store_tile(out_at, converted(load_tile(x_at, None, None, X_UNIT), out, CAST), None, OUT_UNIT)
         else:
-            live = (row < rows)[:, None] & (column < columns)[None, :]
+            live = (row < count)[:, None] & (column < columns)[None, :]
             store_tile(out_at, converted(load_tile(x_at, live, None, X_UNIT), out, CAST), live, OUT_UNIT)
     elif TRIANGLE == 0:
-        live = (row < rows)[:, None] & (column < columns)[None, :]
+        live = (row < count)[:, None] & (column < columns)[None, :]
         loaded = load_tile(x_at, live & inside, outside(x, value, VALUE_TYPE), X_UNIT)
         store_tile(out_at, converted(loaded, out, CAST), live, OUT_UNIT)
     else:
-        live = (row < rows)[:, None] & (column < columns)[None, :]
+        live = (row < count)[:, None] & (column < columns)[None, :]
         position = row - quotient(row, dims[0][0]) * dims[0][0][0]
         nearest = first_column if TRIANGLE == 1 else first_column + BLOCK_COLUMNS - 1
         # The mask is per row, not per element: one that differs between columns would narrow the loads.

@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from triplan.backends.triton.common.offsets_kernels import unravel
+from triplan.backends.triton.common.offsets_kernels import tile_start, unravel
 
 
 @triton.jit
@@ -31,9 +31,8 @@ def rows_kernel(
     stride is 1, or 0 where COLUMNS_VARY is False. An operand that varies along rows or columns only is loaded as a
     vector.
     """
-    blocks = tl.cdiv(columns, BLOCK_COLUMNS)
-    row = (tl.program_id(0) // blocks).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = (tl.program_id(0) % blocks).to(POINT_TYPE) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    first_row, first_column = tile_start(rows, columns, POINT_TYPE, BLOCK_ROWS, BLOCK_COLUMNS)
+    row, column = first_row + tl.arange(0, BLOCK_ROWS), first_column + tl.arange(0, BLOCK_COLUMNS)
     in_rows, in_columns = (row < rows)[:, None], (column < columns)[None, :]
     values = ()
     for i in tl.static_range(len(inputs)):

@@ -12,7 +12,7 @@ from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.losses import looped_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
-from triplan.sku import ElementKind
+from triplan.sku import ElementKind, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,16 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
     cached_share = 0.2
     missed_share = 0.7
 
+    def __init__(self, desc: CrossEntropyDescriptor) -> None:
+        super().__init__(desc)
+        #: Whether a thread loads elements that are apart from each other.
+        self.apart = self.rows.unit and not self.rows.vectors
+        self.version += 2 * self.apart
+
+    def us(self, target: Target) -> float:
+        """More than of whole rows, which need fewer exponentials."""
+        return super().us(target) * (1.1 if self.apart else 1.01)
+
     def find_tile(self) -> Loop:
         r, size = self.rows, self.element.itemsize
         if r.across:
@@ -61,4 +71,4 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         # (Left alone, ptxas may spill a few registers of f64's to fit a third program. Rows with gaps need more.)
         alone = self.element is not ElementKind.F64 or not self.rows.unit
         most = 0 if alone else registers_for(self.tile, self.resident())
-        return [self.launch(self.which[0], registers=most, COLS=self.tile.cols, VEC=self.tile.vec)]
+        return [self.launch(self.which[0], registers=most, COLS=self.tile.cols, VEC=self.tile.vec, APART=self.apart)]

@@ -51,6 +51,7 @@ def cross_entropy_looped_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     VEC: tl.constexpr,
+    APART: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) of each row; with GRAD, dx, the loss's gradient.
@@ -58,6 +59,9 @@ def cross_entropy_looped_kernel(
     x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses, lse: [rows], weight, share: [n], counts:
     [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program walks along ROWS rows by blocks [COLS, VEC]. The
     whole formulas, with weights and smoothing, are in ``cross_entropy_kernels``.
+
+    Of each block a thread has VEC neighbours, which it loads at once; or where rows may begin anywhere (APART), VEC
+    elements that are COLS apart, so that consecutive threads load consecutive elements.
 
     The first pass accumulates by ``accumulate_softmax``. That takes one more exponential per VEC elements, and threads
     exchange nothing within the loop, so many loads are in flight. The second pass, for gradients, runs from a row's
@@ -75,7 +79,10 @@ def cross_entropy_looped_kernel(
     target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
     x_at = x_at[:, None, None]
     read = kept[:, None, None]
-    place = (tl.arange(0, COLS)[:, None] * VEC + tl.arange(0, VEC)[None, :])[None, :, :]
+    if APART:
+        place = (tl.arange(0, COLS)[:, None] + tl.arange(0, VEC)[None, :] * COLS)[None, :, :]
+    else:
+        place = (tl.arange(0, COLS)[:, None] * VEC + tl.arange(0, VEC)[None, :])[None, :, :]
     steps = tl.cdiv(n, WIDTH)
     any_kept = tl.max(kept.to(tl.int32), 0) > 0
     top = tl.full((ROWS, COLS), -float("inf"), COMPUTE)

@@ -20,6 +20,8 @@ from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 #: Rows that one program of nll_loss reads and reduces by itself, which takes less time than a launch. Each thread has
 #: one, as in ``loss_sum_kernel``: the order of additions is the same.
 ALONE = 32 * CHUNK_WARPS
+#: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some. Untuned.
+ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
 
 
 class CrossEntropyRows(WholeRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
@@ -34,8 +36,8 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
     elementwise = True
 
     def find_tile(self) -> Tile:
-        n = max(self.rows.n, 1)
-        return Tile(ALONE, n, CHUNK_WARPS) if self.reduces() else Tile(128, n, 4)
+        n, alone = max(self.rows.n, 1), self.sum_tile()
+        return Tile(alone.block, n, alone.warps) if self.reduces() else Tile(128, n, 4)
 
     def reduces(self) -> bool:
         return self.desc.reduced and self.rows.outer == 1 and 0 < self.rows.count <= ALONE
@@ -58,6 +60,8 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     name, which = "rows", (kernels.scale_gradient_rows_kernel,)
 
     def find_tile(self) -> Tile:
+        if self.rows.across or self.rows.crossed:
+            return ACROSS_TILE if self.rows.across else CROSSED_TILE
         return self.rows.whole_tile(BLOCK) or self.rows.block_tile()
 
     def programs(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import padded_bytes
+from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import shared_kernels as kernels
@@ -46,6 +46,7 @@ class LossEntry(Entry):
         #: Whether a gradient is written.
         self.differentiates = desc.op.endswith("_backward") or getattr(desc, "gradient", False)
         super().__init__(desc)
+        self.version = 2 if desc.reduced else 1
 
     def arguments(self) -> dict[str, Arg]:
         args, desc, (parts, each) = super().arguments(), self.desc, self.chunks()
@@ -71,6 +72,8 @@ class LossEntry(Entry):
 
     def chunks(self) -> tuple[int, int]:
         """Chunks, and the rows of each."""
+        if self.is_few():
+            return 1, self.sum_tile().block
         each = max(-(-self.rows.count // (MOST_CHUNKS * CHUNK)), 1) * CHUNK
         return max(-(-self.rows.count // each), 1), each
 
@@ -97,11 +100,22 @@ class LossEntry(Entry):
         lengths = {"counts": counts, "sums": sums, "class_sum": int(self.weighs)}
         return {name: padded_bytes(n * self.compute.itemsize) for name, n in lengths.items() if n}
 
+    def is_few(self) -> bool:
+        """Whether one program whose threads have a row each reduces all rows."""
+        return self.rows.count <= min(CHUNK, 32 * CHUNK_WARPS)
+
+    def sum_tile(self) -> Tile:
+        """What a program that reduces rows' losses holds: 32 bytes a thread, or a row a thread of as few as there are."""
+        if self.is_few():
+            few = max(ceil_power(self.rows.count), 32)
+            return Tile(1, few, few // 32)
+        return Tile(1, CHUNK * 4 // self.compute.itemsize, CHUNK_WARPS)
+
     def launches(self, target: Target) -> list[Launch]:
         """Reset the status; reduce what gradients need of targets and weights alone; do the rows' own work; reduce the
         losses of all rows to one."""
         found, parts = [], self.chunks()[0]
-        tile = Tile(1, CHUNK * 4 // self.compute.itemsize, CHUNK_WARPS)  # 32 bytes a thread
+        tile = self.sum_tile()
         if self.desc.out_of_bounds == "error":
             found.append(fill_launch(Ptr("status", ElementKind.I64, 8), 1, NO_BAD_INDEX))
         if self.counts_first():

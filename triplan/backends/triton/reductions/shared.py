@@ -131,7 +131,10 @@ class Plan:
         of_reads = [*zip(*(known_strides(o, len(shape)) for o in self.reads), strict=True)]
         results = [known_strides(o, len(o.shape)) for o in desc.operands() if o.is_written]
         of_results = dict(zip(desc.kept_axes, zip(*results, strict=True), strict=True))
-        self.reduced = _merged([Dim(shape[a], of_reads[a]) for a in desc.reduce_axes if shape[a] != 1])
+        reduced = [Dim(shape[a], of_reads[a]) for a in desc.reduce_axes if shape[a] != 1]
+        if self.kind.accumulates not in POSITIONS:  # these number elements row-major
+            reduced.sort(key=self._is_unit)
+        self.reduced = _merged(reduced)
         kept = _merged([Dim(shape[a], of_reads[a], *of_results[a]) for a in desc.kept_axes if shape[a] != 1])
         self.lanes, self.n = math.prod(d.size for d in kept), desc.reduced
         self.unit = len(self.reduced) == 1 and self._is_unit(self.reduced[0])
