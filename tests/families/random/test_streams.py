@@ -166,12 +166,13 @@ def test_one_binary_wherever_seeds_are() -> None:
 
 
 @triton.jit
-def evaluated(words, log, cos, sin, unit, UNIFORM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def evaluated(words, log, short, cos, sin, unit, UNIFORM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The functions of each of BLOCK words (u32), and ``uniform`` of [0, 1) in the type of ``unit``."""
     at = tl.arange(0, BLOCK)
     word = tl.load(words + at).to(tl.uint32, bitcast=True)
     x, y = circle(word)
     tl.store(log + at, minus_log(word))
+    tl.store(short + at, minus_log(word, True))
     tl.store(cos + at, x)
     tl.store(sin + at, y)
     found = UNIFORM(word, None, (0.0, 1.0), unit.dtype.element_ty)
@@ -187,17 +188,19 @@ def test_errors_of_the_functions(where: str) -> None:
     device = target(where).device_type
     given = words.to(torch.int32).to(device)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        outs = [torch.empty(8192, device=device) for _ in range(3)]
+        outs = [torch.empty(8192, device=device) for _ in range(4)]
         unit = torch.empty(8192, dtype=dtype, device=device)
         evaluated[(1,)](given, *outs, unit, NUMBERS["uniform"], 8192, enable_fp_fusion=False)
         assert 0 <= float(unit.min()) <= float(unit.max()) < 1
-    log, cos, sin = (t.cpu().double() for t in outs)
+    log, short, cos, sin = (t.cpu().double() for t in outs)
     u, turn = (words.double() + 0.5) * 2.0**-32, words.double() * 2.0**-32
     quarter = (turn * 4).round()
     rest = (turn - quarter / 4) * (2 * math.pi)
     exact = torch.stack([rest.cos(), -rest.sin(), -rest.cos(), rest.sin()])
     cosine, sine = (exact.roll(n, 0).gather(0, quarter.long()[None] % 4)[0] for n in (0, 1))
-    for got, expected in ((log, -torch.where(u < 0.5, u.log(), torch.log1p(u - 1))), (cos, cosine), (sin, sine)):
+    exact_log = -torch.where(u < 0.5, u.log(), torch.log1p(u - 1))
+    assert float((short / exact_log - 1).abs().max()) <= 2.0**-16
+    for got, expected in ((log, exact_log), (cos, cosine), (sin, sine)):
         ulp = torch.ldexp(torch.ones_like(expected), torch.frexp(expected)[1] - 24)
         assert float(((got - expected).abs() / ulp).max()) <= 3
 

@@ -63,7 +63,7 @@ def softshrink(x: Expr, lambd: Operand = 0.5) -> Expr:
     return where(abs(x) <= lambd, 0, where(x > 0, x - lambd, x + lambd))
 def tanhshrink(x: Expr) -> Expr: return x - tanh(x)
 def softplus(x: Expr, beta: Operand = 1.0, threshold: Operand = 20.0) -> Expr:
-    return where(x * beta > threshold, x, log1pexp(where(x * beta > threshold, 0, x * beta)) / beta)
+    return where(x * beta > threshold, x, log1pexp(where(x * beta > threshold, 0, x * beta)) * (1 / beta))
 def softsign(x: Expr) -> Expr: return x / (1 + abs(x))
 def logsigmoid(x: Expr) -> Expr: return -log1pexp(-x)
 def threshold(x: Expr, threshold: Operand = 0, value: Operand = 0) -> Expr: return where(x <= threshold, value, x)

@@ -69,47 +69,46 @@ def polynomial(x, COEFFICIENTS):
 
 
 @triton.jit
-def _minus_log_f32(word):
-    """-log(u), u = (word + 1/2) * 2**-32, within 3 ulp, by the polynomial of Cephes (logf.c).
+def _minus_log_f32(word, SHORT: tl.constexpr):
+    """-log(u), u = (word + 1/2) * 2**-32, within 3 ulp; SHORT: with a relative error below 2**-16, for 16-bit results.
 
-    Near 1 from 1 - u, which f32 holds where it does not hold u. Of f = 1 - m, u = m * 2**e, so that nothing is negated:
-    the compiler subtracts from 0.
+    f * polynomial(f) is -log(1 - f): near 1 of f = 1 - u, which f32 holds where it does not hold u, else of f = 1 - m,
+    u = m * 2**e. The polynomials' largest relative errors are the least (found by reweighted least squares).
     """
     near = word >= 0xB504F400
     v = tl.fma((word ^ tl.where(near, 0xFFFFFFFF, 0)).to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
     bits = v.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F3504F3) & tl.where(near, 0, -0x800000)  # e * 2**23, with sqrt(1/2) <= m < sqrt(2)
-    e = exponent.to(tl.float32)
     f = tl.where(near, v, 1.0 - (bits - exponent).to(tl.float32, bitcast=True))
-    p = polynomial(
-        f,
-        (
-            7.0376836292e-2,
-            1.1514610310e-1,
-            1.1676998740e-1,
-            1.2420140846e-1,
-            1.4249322787e-1,
-            1.6668057665e-1,
-            2.0000714765e-1,
-            2.4999993993e-1,
-            3.3333331174e-1,
-        ),
-    )
-    square = f * f
-    # log(2) * 2**-23 in two parts: the larger times the exponent is exact.
-    p = tl.fma(p * f, square, e * 2.529554864183492e-11)
-    p = tl.fma(square, 0.5, p)
-    return tl.fma(e, -8.265487849712372e-08, f + p)
+    if SHORT:
+        p = polynomial(f, (0.142920718, 0.220559493, 0.254032731, 0.332580239, 0.499902189, 1.00000453))
+    else:
+        p = polynomial(
+            f,
+            (
+                7.620848715e-2,
+                1.290452628e-1,
+                1.324350834e-1,
+                1.418186128e-1,
+                1.660901010e-1,
+                2.000196725e-1,
+                2.500158549e-1,
+                3.333332539e-1,
+                4.999998808e-1,
+                1.0,
+            ),
+        )
+    return tl.fma(exponent.to(tl.float32), -8.262958294867817e-08, f * p)  # log(2) * 2**-23
 
 
 @triton.jit
-def minus_log(word):
+def minus_log(word, SHORT: tl.constexpr = False):
     """-log(u), u in (0, 1): the middle of the interval of 2**-32 that ``word`` numbers, or of 2**-52 for 64-bit words.
 
     So it is never 0 nor infinite: of 32 bits, from 2**-33 to 22.9.
     """
     if word.dtype == tl.uint32:
-        found = _minus_log_f32(word)
+        found = _minus_log_f32(word, SHORT)
     else:
         found = -tl.log(tl.fma((word >> 12).to(tl.float64), 2.220446049250313e-16, 1.1102230246251565e-16))
     return found

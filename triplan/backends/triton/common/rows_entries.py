@@ -218,6 +218,8 @@ class WholeRows(Entry):
     longest: ClassVar[Sequence[int]]
     #: Bytes of a tile of several short rows, forward and backward.
     held: ClassVar[Sequence[int]] = (4096, 4096)
+    #: Whether few warps share a row, forward and backward (see ``Rows.whole_tile``).
+    few_warps: ClassVar[Sequence[bool]] = (True, True)
     #: Elements of a row above which ``narrow`` pays.
     narrow_above: ClassVar[int] = MOST_NARROW
 
@@ -226,7 +228,7 @@ class WholeRows(Entry):
             block = ceil_power(self.rows.n)
             return Tile(1, block, block // (32 * NARROW_EACH))
         most = self.longest[self.backward] // (4 if self.element is ElementKind.F64 else 1)
-        return self.rows.whole_tile(most, self.held[self.backward])
+        return self.rows.whole_tile(most, self.held[self.backward], self.few_warps[self.backward])
 
     def narrow(self) -> bool:
         """Whether threads hold 16-bit elements as they are read: as compute elements they would fill a multiprocessor's

@@ -10,9 +10,9 @@ from triplan.sku import SUPPORTED, Support, Target
 
 #: Threads of a program, and bytes of the narrower operand per thread: as elementwise's ``rows``, measured on an H200.
 THREADS, BYTES = 128, 32
-#: As many below SMALL bytes of the result, so that every multiprocessor has work: flip of 433 x 33 bool takes 1.6 us in
-#: place of 2.4, triu of 4771 i8 1.3 in place of 2.5 (H200).
-FEW_BYTES, SMALL = 8, 1 << 21
+#: As many below SMALL bytes of the result, so that every multiprocessor has work: on an H200 2**20 packed i8 take 1.5
+#: us, with 8 bytes 1.6, with 4 bytes 2.2.
+FEW_BYTES, SMALL = 16, 1 << 21
 #: Time relative to a packed copy: for rows that are not whole 16-byte vectors, and for elements that a stride or a map
 #: separates. Those of elementwise's ``rows`` and ``strided``.
 ODD_SLOWDOWN, SINGLE_SLOWDOWN = 1.25, 2.3

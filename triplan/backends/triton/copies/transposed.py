@@ -9,8 +9,9 @@ from triplan.backends.triton.copies import geometry, transposed_kernels as kerne
 from triplan.descriptors.copies import MoveDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-#: (rows and columns of a tile, threads) for elements of up to 2 bytes, and for others: as elementwise's, from an H200.
-WIDE_TILE, TILE = (128, 256), (64, 128)
+#: (rows and columns of a tile, threads) for bytes, and for other elements: the best on an H200, of 16 x 16 to 128 x
+#: 128, for 6000 x 6000 and 4001 x 3999.
+WIDE_TILE, TILE = (128, 256), (64, 256)
 #: The same below SMALL bytes of the result, so that every multiprocessor has work: roll of 248 x 255 bf16 takes 1.7 us
 #: in place of 5.2, flip of 174 x 4608 f32 2.6 in place of 3.0 (H200).
 SMALL_TILE, SMALL = (32, 64), 1 << 22
@@ -34,7 +35,7 @@ def _turned(desc: MoveDescriptor) -> int | None:
 def _tile(desc: MoveDescriptor, turned: int) -> tuple[int, int, int]:
     """(rows, columns, threads)."""
     found = geometry.dims(desc)
-    block, threads = WIDE_TILE if max(desc.element.itemsize, desc.result.itemsize) <= 2 else TILE
+    block, threads = WIDE_TILE if max(desc.element.itemsize, desc.result.itemsize) == 1 else TILE
     if desc.operand("out").nbytes < SMALL:
         block, threads = SMALL_TILE
     rows, columns = (min(block, ceil_power(found[at].size)) for at in (turned, -1))

@@ -13,9 +13,7 @@ THREADS = 128
 
 
 def _block(desc: ElementwiseDescriptor) -> int:
-    lanes = geometry.lanes(desc)
-    # 64-bit points take registers: with two vectors a thread, f16 would spill.
-    return THREADS * (max(lanes // 2, 1) if geometry.is_wide(desc) else lanes)
+    return THREADS * geometry.lanes(desc)
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:

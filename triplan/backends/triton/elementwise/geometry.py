@@ -89,26 +89,23 @@ def constants(desc: ElementwiseDescriptor) -> dict[str, Any]:
     return {"FUNCTION": fused(desc), "POINT_TYPE": tl.int64 if is_wide(desc) else tl.int32}
 
 
-#: 16-byte loads of the narrowest operand per thread. On an H200 1 and 2 are equal for ``flat``; 2 is best for ``rows``.
-LOADS = 2
 #: Elements per thread at most, of all operands together. Untuned.
 HELD = 64
-#: Elements up to which a thread takes an eighth of that. So few threads would leave most multiprocessors idle, and each
-#: would compute its elements one after another: on an H100 236 elements of a long function took 9.3 us by 16 elements
-#: per thread, and 3.0 us with the four of ``strided``. Untuned.
-FEW = 1 << 17
+#: (elements of a problem, those of a thread) at most: more threads have less to compute one after another. On an H200
+#: tanh of 2**17 bf16 takes 1.4, 1.5, 1.9 and 2.4 us by 2, 4, 8 and 16 elements a thread, of 2**19 2.3, 1.9, 2.1, 2.7.
+FEW = ((1 << 17, 2), (1 << 19, 4))
 
 
-def lanes(desc: ElementwiseDescriptor) -> int:
-    """Elements of each operand per thread: LOADS 16-byte vectors of the narrowest operand that is not broadcast.
+def lanes(desc: ElementwiseDescriptor, loads: int = 1) -> int:
+    """Elements of each operand per thread: ``loads`` 16-byte vectors of the widest operand that is not broadcast.
 
     Fewer where the problem has few elements.
     """
-    full = [o.element.itemsize for o in tensors(desc) if o.numel == desc.operands()[-1].numel]
-    found, count = LOADS * 16 // min(full), len(tensors(desc))
+    numel, count = desc.operands()[-1].numel, len(tensors(desc))
+    found = loads * 16 // max(o.element.itemsize for o in tensors(desc) if o.numel == numel)
     while found * count > HELD and found > 1:
         found //= 2
-    return max(found // 8, 1) if desc.operands()[-1].numel <= FEW else found
+    return min([found, *(each for most, each in FEW if numel <= most)])
 
 
 def bytes_us(desc: ElementwiseDescriptor, slowdown: float = 1.0) -> float:

@@ -13,6 +13,9 @@ from triplan.sku import SUPPORTED, Support, Target
 #: Threads of a program where rows are whole 16-byte vectors, and where they are not: the best on an H200 of 128 and 256
 #: threads with 1, 2 or 4 loads, for a row vector added to 16384 x 16384 and to 16384 x 10007 bf16.
 THREADS, ODD_THREADS = 128, 256
+#: Elements from which on a thread has two loads: the best there for cos, sin and rsqrt, and 1 % slower for additions.
+#: From 2**15 to 2**21 padded elements one is the best.
+LARGE = 1 << 22
 #: Time relative to ``flat``, in these cases.
 SLOWDOWN, ODD_SLOWDOWN = 1.01, 1.25
 #: Time of a masked-off lane, relative to one that moves elements. Untuned.
@@ -43,8 +46,8 @@ def _threads(desc: ElementwiseDescriptor) -> int:
 def tile(desc: ElementwiseDescriptor) -> tuple[int, int]:
     """(rows, columns) of a program's tile: the widest one among those with the fewest masked-off lanes."""
     columns = _dims(desc)[-1].size
-    rows = desc.operands()[-1].numel // max(columns, 1)
-    return row_tile(_threads(desc) * geometry.lanes(desc), rows, columns)
+    rows, loads = desc.operands()[-1].numel // max(columns, 1), 2 if desc.operands()[-1].numel >= LARGE else 1
+    return row_tile(_threads(desc) * geometry.lanes(desc, loads), rows, columns)
 
 
 def _programs(desc: ElementwiseDescriptor) -> int:

@@ -20,6 +20,10 @@ class LossBlocks(LossEntry):
     #: Roundings relative to the result, and of its terms.
     roundings: ClassVar[tuple[int, int]]
 
+    def block_tile(self) -> Tile:
+        """A tile of a block of a row, or of several where neighbouring rows are adjacent and there are enough."""
+        return self.rows.block_tile(crosses=self.rows.lanes >= self.rows.neighbours)
+
     def idle(self) -> bool:
         return self.rows.count == 0  # rows of no classes have a status: their targets are bad
 
@@ -43,7 +47,7 @@ class CrossEntropyBlocks(LossBlocks, ops=CrossEntropyBackwardDescriptor.ops()):
 
     def find_tile(self) -> Tile:
         tile = self.rows.whole_tile(2 * MOST // (4 if self.element is ElementKind.F64 else 1))
-        return self.rows.block_tile() if tile is None or tile.block > MOST else tile
+        return self.block_tile() if tile is None or tile.block > MOST else tile
 
     def numerics(self) -> str:
         """Elements are independent: neither tile nor layout changes them, but for the sum of the classes' weights."""
@@ -56,4 +60,4 @@ class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
     roundings = (8, 0)  # products
 
     def find_tile(self) -> Tile:
-        return self.rows.whole_tile(MOST) or self.rows.block_tile()
+        return self.rows.whole_tile(MOST) or self.block_tile()

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
@@ -13,6 +14,12 @@ from triplan.backends.triton.losses import looped_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import ElementKind, Target
+
+#: Programs from which on they have several rows each, where neighbours are adjacent in some operands. Untuned.
+ENOUGH = 128
+#: Time relative to that of vectors, where a thread loads single elements (on an H200 192 x 131072 f16 take 47 us where
+#: they are not aligned), and microseconds in which a row's maxima and sums are merged.
+NARROW_SLOWDOWN, MERGE_US = 1.9, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +54,13 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         self.version += 2 * self.apart
 
     def us(self, target: Target) -> float:
-        """More than of whole rows, which need fewer exponentials."""
-        return super().us(target) * (1.1 if self.apart else 1.01)
+        """More than of whole rows, which need fewer exponentials, and whose threads wait for each other once less."""
+        us = super().us(target)
+        return us + MERGE_US if self.rows.vectors else LAUNCH_US + NARROW_SLOWDOWN * (us - LAUNCH_US)
 
     def find_tile(self) -> Loop:
         r, size = self.rows, self.element.itemsize
-        if r.across:
+        if r.across or (r.crossed and r.outer * r.groups(r.neighbours) >= ENOUGH):
             return Loop(r.neighbours, 4096 // r.neighbours, 8, vec=4)
         if not r.unit:
             return Loop(1, 4 * min(512, max(ceil_power(r.n) // 4, 1)), 8, vec=4)
@@ -62,7 +70,8 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         # Two 16-byte loads a thread and block; one where weights take as many registers again, or where smoothing's
         # sums have too few beside addresses.
         loads = 1 if self.smoothing and (self.desc.weight or not r.vectors) else 2
-        return Loop(1, vec * min(32 * warps * loads, max(ceil_power(r.n) // vec, 1)), warps, vec)
+        cols = min(32 * warps * loads, max(ceil_power(r.n) // vec, 1))
+        return Loop(1, vec * cols, min(warps, max(cols // 32, 1)), vec)
 
     def resident(self) -> int:
         return 32 // self.tile.warps

@@ -105,7 +105,7 @@ class LossEntry(Entry):
         return self.rows.count <= min(CHUNK, 32 * CHUNK_WARPS)
 
     def sum_tile(self) -> Tile:
-        """What a program that reduces rows' losses holds: 32 bytes a thread, or a row a thread of as few as there are."""
+        """What a program that reduces rows' losses holds: 32 bytes a thread, or of few rows one a thread."""
         if self.is_few():
             few = max(ceil_power(self.rows.count), 32)
             return Tile(1, few, few // 32)

@@ -29,6 +29,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     #: Backward as many bytes as of long rows: two such programs on a multiprocessor, with the next rows on their way,
     #: keep memory busy.
     held = (4096, 16384)
+    few_warps = (False, False)  # untuned: at most a sixth of the time of layer_norm, but small problems take longer
     own_launches = 1
 
     def find_tile(self) -> Tile | None:

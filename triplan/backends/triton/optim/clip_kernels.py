@@ -19,14 +19,14 @@ from triplan.backends.triton.common.tables_kernels import (
 
 @triton.jit
 def _clipped(x, coefficient, limit, BY_NORM: tl.constexpr):
-    """In f64: no coefficient is subnormal, so that one rounding to f32 remains. NaN stays NaN."""
-    x = x.to(tl.float64)
+    """The product in f64: no coefficient is subnormal, so that one rounding to f32 remains. NaN stays NaN."""
     if BY_NORM:
-        x = x * coefficient
+        x = (x.to(tl.float64) * coefficient).to(tl.float32)
     else:
+        limit = tl.full((), limit, tl.float64).to(tl.float32)  # an f32 beyond the limit is not within the rounded one
         x = tl.where(x < -limit, -limit, x)
         x = tl.where(x > limit, limit, x)
-    return x.to(tl.float32)
+    return x
 
 
 @triton.jit

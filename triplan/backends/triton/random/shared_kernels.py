@@ -121,7 +121,7 @@ def normal(a, b, parameters):
 
 @triton.jit
 def exponential(word, x, parameters, OUT):
-    found = minus_log(word)
+    found = minus_log(word, OUT.primitive_bitwidth == 16)
     return found * (1.0 / tl.full((), parameters[0], tl.float64)).to(found.dtype)
 
 

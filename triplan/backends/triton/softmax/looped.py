@@ -10,12 +10,16 @@ from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
+#: Programs from which on they have several rows each, where neighbours are adjacent in some operands. Untuned.
+ENOUGH = 128
 
 
 class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     priority = 2
 
     def find_tile(self) -> Tile:
+        if self.rows.crossed and self.rows.outer * self.rows.groups(self.rows.neighbours) >= ENOUGH:
+            return self.rows.block_tile(crosses=True)
         if not self.backward:
             return self.rows.loop_tile(held=16)
         # A multiprocessor that has one program's rows in the L2 cache is filled by that program alone.
