@@ -8,13 +8,8 @@ import triton.language as tl
 
 from triplan.backends.triton.common.offsets_kernels import load_tile, store_tile, unravel
 from triplan.backends.triton.common.philox_kernels import as_i64, keep
+from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.random.shared_kernels import pairs
-
-
-@triton.jit
-def _steps(index, stride):
-    """index * stride in the type of ``index``, where a stride of None is 1."""
-    return index if stride is None else index * stride
 
 
 @triton.jit
@@ -22,7 +17,7 @@ def _start(outer, row, sizes, strides, TURNED):
     """Offset of the first element of each row. strides: (along ``sizes``, along the rows of a tile if TURNED)."""
     at = unravel(outer, sizes, strides[0])
     if TURNED:
-        at = at + _steps(row, strides[1])
+        at = at + axis_offset(row, strides[1])
     return at
 
 
@@ -38,14 +33,14 @@ def _write(
     a, b = pairs(state, counter, WIDE)
     given = None
     if x is not None:
-        at = x + (x_start[:, None] + _steps(column, x_strides[2]))
+        at = x + (x_start[:, None] + axis_offset(column, x_strides[2]))
         given = load_tile(at, live, None, x_strides[2] is None or (TURNED and x_strides[1] is None))
     if PAIRED:
         first, second = NUMBER(a, b, parameters)
         found = tl.join(first, second).reshape(live.shape)
     else:
         found = NUMBER(tl.join(a, b).reshape(live.shape), given, parameters, out.dtype.element_ty)
-    to = out + (out_start[:, None] + _steps(column, out_strides[2]))
+    to = out + (out_start[:, None] + axis_offset(column, out_strides[2]))
     store_tile(to, found.to(out.dtype.element_ty), live, out_strides[2] is None or (TURNED and out_strides[1] is None))
 
 
