@@ -181,10 +181,6 @@ class Plan:
         if self.across is None:
             block = min(ceil_power(max(self.n, 1)), size)
             most = 1 << (MOST_LINES // len(self.reads)).bit_length() - 1
-            if self.unit and not self._aligned() and FEW < self.n <= size:
-                # Single elements are loaded: one warp for each quarter of ``size``.
-                rows = max(min(size // WARPS // block, most), 1)
-                return Tile(rows, block, max(rows * block * WARPS // size, 1))
             return Tile(min(size // block, most), block, WARPS)
         most = (FEW_ACROSS_BYTES if self.n <= FEW else ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // item
         _, rows = row_tile(most, most, self.across.size)
@@ -322,12 +318,9 @@ class Plan:
     def _shift(self, tile: Tile) -> int:
         """Elements of a vector, if lines of several blocks (so that a tile has one line) may begin at any; else 1."""
         vector = 16 // self.x.element.itemsize
+        aligned = all(_distance(self.x, d.reads[self._lead]) % 16 == 0 for d in self.kept)
         long = self.unit and self.n > tile.block and vector > 1 and self.x.alignment >= 16
-        return vector if long and not self._aligned() and self.kind.accumulates in TURNED else 1
-
-    def _aligned(self) -> bool:
-        """Whether lines are multiples of 16 bytes apart."""
-        return all(_distance(self.x, d.reads[self._lead]) % 16 == 0 for d in self.kept)
+        return vector if long and not aligned and self.kind.accumulates in TURNED else 1
 
     def _row_step(self, i: int) -> int:
         """How the offset of operand ``i`` changes along the lines of a tile."""

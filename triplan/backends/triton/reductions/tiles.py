@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.reductions.shared import plan_of, reductions
+from triplan.backends.triton.reductions.shared import WARPS, plan_of, reductions
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import SUPPORTED, Support, Target
 
@@ -28,4 +28,4 @@ def tiles(desc: ReductionProblem, target: Target) -> list[Launch]:
         return []
     args = found.taken(found.kernel, {**found.arguments(), "firsts": None, "seconds": None})
     constants = found.taken(found.kernel, found.constants(found.tile))
-    return [Launch(found.kernel, found.groups(), args, constants, found.tile.warps, fuses=False)]
+    return [Launch(found.kernel, found.groups(), args, constants, WARPS, fuses=False)]
