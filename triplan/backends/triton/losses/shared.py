@@ -13,7 +13,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
+from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import shared_kernels as kernels
@@ -26,6 +26,8 @@ from triplan.sku import ElementKind, PrecisionGuarantee, Target
 CHUNK = 8192
 MOST_CHUNKS = 256
 CHUNK_WARPS = 32
+#: Rows that one program reduces with a thread for each, in fewer warps. Untuned.
+FEW_ROWS = 128
 #: Rows at most that every program of a kernel counts again, and bytes of targets that all programs read for that at
 #: most: what the L2 cache gives in the time of a launch. Untuned.
 RECOUNTED_ROWS = 512
@@ -107,7 +109,7 @@ class LossEntry(Entry):
     def sum_tile(self) -> Tile:
         """What a program that reduces rows' losses holds: 32 bytes a thread, or of few rows one a thread."""
         if self.is_few():
-            few = max(ceil_power(self.rows.count), 32)
+            few = FEW_ROWS if self.rows.count <= FEW_ROWS else 32 * CHUNK_WARPS
             return Tile(1, few, few // 32)
         return Tile(1, CHUNK * 4 // self.compute.itemsize, CHUNK_WARPS)
 
