@@ -76,11 +76,11 @@ def test_no_entry_may_be_registered_twice() -> None:
 def test_tuning_reorders_and_never_invents() -> None:
     desc = SAMPLES["gather"]
     problem = tp.TuningTable.problem(desc.key, H200)
-    assert tp.plan(desc, target=H200).sku().kernel == "rows"
-    tuning = tp.TuningTable.of({problem: {"rows": 9e9, "no_such": 0.0}})
-    assert tp.plan(desc, target=H200, tuning=tuning).sku().kernel == "elements"
-    other = tp.TuningTable.of({tp.TuningTable.problem(desc.key, tp.Target.preset("a100")): {"rows": 9e9}})
-    assert tp.plan(desc, target=H200, tuning=other).sku().kernel == "rows"
+    assert tp.plan(desc, target=H200).sku().kernel == "elements"
+    tuning = tp.TuningTable.of({problem: {"elements": 9e9, "no_such": 0.0}})
+    assert tp.plan(desc, target=H200, tuning=tuning).sku().kernel == "rows"
+    other = tp.TuningTable.of({tp.TuningTable.problem(desc.key, tp.Target.preset("a100")): {"elements": 9e9}})
+    assert tp.plan(desc, target=H200, tuning=other).sku().kernel == "elements"
     assert tuning.digest != other.digest
 
 

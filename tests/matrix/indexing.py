@@ -9,6 +9,7 @@ from samples import SAMPLES, known
 
 import triplan as tp
 from matrix import Build, compiles, planned
+from triplan.backends.triton.indexing.geometry import geometry
 
 #: Wide rows, as many as a GPU takes at once.
 BIG = {
@@ -18,6 +19,13 @@ BIG = {
     "embedding_dim": 1024,
     "padding_idx": 3,
 }
+
+
+def contiguous(desc: tp.Descriptor, axis: int) -> tp.Descriptor:
+    """``desc`` with a dense operand that is contiguous along ``axis``, and others along their last: tiles."""
+    dense = geometry(desc).dense.name
+    axes = {o.name: range(len(o.shape))[axis if o.name == dense else -1] for o in desc.operands() if o.kind == "tensor"}
+    return desc.replace(layouts={n: tp.Layout.strided(unit_axis=a, stride_multiple=2) for n, a in axes.items()})
 
 
 def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
@@ -41,6 +49,9 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
         yield base.replace(num_indices=2)
     elif hasattr(base, "accumulate"):
         yield base.replace(**big, accumulate=False)
+    if entry.startswith(("elements", "atomic", "fixed")):
+        yield contiguous(base.replace(element=half), -1)
+        yield contiguous(base.replace(**big, element=half), 0)
 
 
 @compiles(*OPS)

@@ -8,7 +8,7 @@ from triplan.backends.runtime.launch import Launch, Scratch
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch, fold_launch
 from triplan.backends.triton.common.offsets import padded_bytes, values
-from triplan.backends.triton.indexing import atomics, points_kernels as points
+from triplan.backends.triton.indexing import atomics, points
 from triplan.backends.triton.indexing.costs import index_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import HALF, SUMS, entry
@@ -26,7 +26,7 @@ def guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g = geometry(desc)
-    added = atomics.scattered_us(g, F32_BYTES) if g.full else atomics.vector_us(g, F32_BYTES)
+    added = atomics.scattered_us(g, F32_BYTES) if g.scattered else atomics.vector_us(g, F32_BYTES)
     # The f32 table is cleared and read, the op's own read and written.
     folded = (2 * F32_BYTES + 2 * desc.element.itemsize) * g.table.numel / BYTES_PER_US
     return 3 * LAUNCH_US + index_us(g) + added + folded
@@ -46,6 +46,6 @@ def launches(desc: IndexingDescriptor, target: Target) -> list[Launch]:
     return [
         *status_launches(desc),
         fill_launch(sums, g.table.numel, 0),
-        scratch_launch(desc, points.atomic_point, values(g.dense), sums, ElementKind.F32),
+        scratch_launch(desc, points.ADD, values(g.dense), sums, ElementKind.F32),
         fold_launch(sums, g.table, g.keeps),
     ]

@@ -1,4 +1,4 @@
-"""Entry ``atomic_reduce``: products and extremes by compare-and-swap, each contribution visited once.
+"""Entry ``atomic_reduce``: products and extremes by atomics, each contribution visited once.
 
 Products of integers and extremes are the same in any order, so this is deterministic.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import bits, values
-from triplan.backends.triton.indexing import atomics, ordered_reduce, points_kernels as points
+from triplan.backends.triton.indexing import atomics, ordered_reduce, points_kernels as kernels
 from triplan.backends.triton.indexing.costs import index_us
 from triplan.backends.triton.indexing.geometry import geometry
+from triplan.backends.triton.indexing.points import Point, repeated
 from triplan.backends.triton.indexing.registration import ADDED, entry
-from triplan.backends.triton.indexing.traversals import Point, elements_launch, rows_launch, status_launches
+from triplan.backends.triton.indexing.traversals import elements_launch, rows_launch, status_launches
 from triplan.descriptors import ScatterReduceDescriptor
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Target
@@ -26,24 +27,45 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     return LAUNCH_US + index_us(g) + SLOWER * atomics.scattered_us(g, desc.element.itemsize)
 
 
-def _register(op: str, elements: tuple[str, ...], point: Point) -> None:
+def numerics(desc: ScatterReduceDescriptor) -> str:
+    """Of floats, NaN have other bits here than in ``ordered_reduce``, and at times zeros."""
+    known = ordered_reduce.numerics(desc)
+    return known.replace(".v", ".atomic.v") if desc.element.is_floating_point else known
+
+
+def _point(desc: ScatterReduceDescriptor) -> Point:
+    """Products and extremes of 16 bits repeat until no other program was faster; for others there are atomics.
+
+    Every factor changes the product, but only a new extreme the extreme: programs seldom meet there.
+    """
+    product, function = desc.op == "scatter_prod", FUNCTIONS[desc.op]
+    return repeated(function, contends=product) if product or desc.element.itemsize == 2 else Point(function)
+
+
+def _register(op: str, elements: tuple[str, ...]) -> None:
     @entry(
         "atomic_reduce",
         (op,),
         elements=elements,
         rank=rank,
         guarantee=ordered_reduce.result_guarantee,
-        numerics=ordered_reduce.numerics,
+        numerics=numerics,
     )
     def launches(desc: ScatterReduceDescriptor, target: Target) -> list[Launch]:
-        g = geometry(desc)
+        g, point = geometry(desc), _point(desc)
         before = status_launches(desc)
         if g.idle:
             return before
-        launch = rows_launch if g.fits_rows else elements_launch
+        # Element by element, programs that run at a time rarely meet in one row of the table.
+        launch = rows_launch if g.fits_rows and not point.contends else elements_launch
         return [*before, launch(desc, point, values(g.dense), bits(g.table), desc.element.compute)]
 
 
-_register("scatter_prod", ("i32", "i64"), points.multiply_point)
-_register("scatter_amax", ADDED, points.max_point)
-_register("scatter_amin", ADDED, points.min_point)
+FUNCTIONS = {
+    "scatter_prod": kernels.multiply_point,
+    "scatter_amax": kernels.max_point,
+    "scatter_amin": kernels.min_point,
+}
+_register("scatter_prod", ("i32", "i64"))
+_register("scatter_amax", ADDED)
+_register("scatter_amin", ADDED)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import values
-from triplan.backends.triton.indexing import atomics, points_kernels as points
+from triplan.backends.triton.indexing import atomics
 from triplan.backends.triton.indexing.costs import index_us, zero_us
-from triplan.backends.triton.indexing.geometry import geometry
+from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.points import ADD, Point, addition
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry, rows_apply
 from triplan.backends.triton.indexing.sums import first_launches
-from triplan.backends.triton.indexing.traversals import rows_launch
+from triplan.backends.triton.indexing.traversals import rows_launch, rows_tile
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Support, Target
+
+#: Time of an addition to a pair of elements, relative to one of 32 bits. Fitted to ``bench anywhere indexing``, seed 1.
+PAIRS_SLOWER = 2.0
 
 
 def applies(desc: IndexingDescriptor, target: Target) -> Support:
@@ -22,8 +26,19 @@ def applies(desc: IndexingDescriptor, target: Target) -> Support:
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g, itemsize = geometry(desc), desc.element.itemsize
-    added = index_us(g) + atomics.scattered_us(g, itemsize) if g.full else atomics.vector_us(g, itemsize)
+    if g.full:
+        added = index_us(g) + atomics.scattered_us(g, itemsize)
+    elif (point := _addition(g)) is ADD:
+        added = atomics.vector_us(g, itemsize)
+    else:
+        cols = rows_tile(desc, point)[1]
+        each = atomics.SHARED_US * (PAIRS_SLOWER if point.pairs else 1.0)
+        added = each * g.numel * -(-g.fold[2] // cols) * cols / max(g.fold[2], 1)
     return zero_us(g) + LAUNCH_US + added
+
+
+def _addition(g: Geometry) -> Point:
+    return addition(g, vectors=not g.full and g.fold[2] % 2 == 0)
 
 
 @entry(
@@ -40,6 +55,4 @@ def launches(desc: IndexingDescriptor, target: Target) -> list[Launch]:
     before = first_launches(desc)
     if g.idle:
         return before
-    vectors = not g.full and g.fold[2] % 2 == 0
-    point = points.atomic_point if vectors else atomics.scattered_point(desc)
-    return [*before, rows_launch(desc, point, values(g.dense), values(g.table), desc.element.compute)]
+    return [*before, rows_launch(desc, _addition(g), values(g.dense), values(g.table), desc.element.compute)]

@@ -1,4 +1,4 @@
-"""What the entries that add by floating-point atomics share: when they apply, guarantee, cost and point function."""
+"""What the entries that add by floating-point atomics share: when they apply, guarantee and cost."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 
 from triplan.backends.triton.common.card import SECTOR
-from triplan.backends.triton.indexing import points_kernels as points
 from triplan.backends.triton.indexing.costs import miss_rate
-from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.geometry import Geometry
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
-from triplan.backends.triton.indexing.traversals import Point
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 
@@ -20,6 +18,10 @@ VECTOR_BYTES_PER_US = 1.75e6
 MISSED_BYTES_PER_US = 6e6
 #: Fitted: microseconds of one addition, where every element has an index of its own.
 ADDITION_US = 11.6e-6
+#: Fitted: microseconds by which ``atomic_elements`` comes sooner than ``atomic_rows`` to its first access.
+SOONER_US = 0.25
+#: Fitted: microseconds of one addition where neighbours share an index, so that a sector serves several additions.
+SHARED_US = 3.5e-6
 #: Fitted: microseconds that each sector of the table that is reached waits for memory, in the same case.
 SECTOR_US = 35e-6
 
@@ -56,11 +58,3 @@ def scattered_us(g: Geometry, itemsize: int) -> float:
     sectors = max(g.table.numel / (SECTOR // itemsize), 1)
     reached = sectors * -math.expm1(-g.numel / sectors)  # expected, of points spread evenly
     return ADDITION_US * g.numel + SECTOR_US * reached
-
-
-def scattered_point(desc: IndexingDescriptor) -> Point:
-    """The point function of additions that do not form vectors: in pairs where the hardware adds only pairs."""
-    table = geometry(desc).table
-    half = desc.element.is_floating_point and table.element.itemsize == 2
-    pairs_inside = table.layout.packed and table.alignment >= 4 and table.numel % 2 == 0
-    return points.atomic_pair_point if half and pairs_inside else points.atomic_point

@@ -8,11 +8,12 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.bounds import of_outputs, stored
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import bits
-from triplan.backends.triton.indexing import points_kernels as points
+from triplan.backends.triton.indexing import points
 from triplan.backends.triton.indexing.costs import index_us
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.points import Point
 from triplan.backends.triton.indexing.registration import COPIED, GATHERS, STORES, Applies, Rank, entry
-from triplan.backends.triton.indexing.traversals import Point, status_launches
+from triplan.backends.triton.indexing.traversals import status_launches
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Duplicates, PrecisionGuarantee, Target
 
@@ -67,8 +68,8 @@ def register(name: str, traverse: Traverse, rank: Rank, supports: Applies) -> No
         numerics=lambda desc: f"exact.{desc.element}",
     )
     def gather(desc: IndexingDescriptor, target: Target) -> list[Launch]:
-        return copy_launches(desc, points.gather_point, traverse)
+        return copy_launches(desc, points.GATHER, traverse)
 
     @entry(name, STORES, elements=COPIED, supports=supports, rank=rank, guarantee=any_guarantee)
     def store(desc: IndexingDescriptor, target: Target) -> list[Launch]:
-        return copy_launches(desc, points.store_point, traverse)
+        return copy_launches(desc, points.STORE, traverse)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from triplan.backends.runtime.launch import Arg, Launch, Scratch
 from triplan.backends.triton.indexing import fixed_point as fixed, fixed_point_kernels as kernels
+from triplan.backends.triton.indexing.points import single
 from triplan.backends.triton.indexing.registration import SUMS, entry
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
@@ -53,4 +54,4 @@ def launches(desc: IndexingDescriptor, target: Target) -> list[Launch]:
     pad = fixed.scratchpad(desc, exact=True)
     # The flags are bytes, but atomics take words.
     table: Arg = (pad.sums, Scratch(pad.marks, ElementKind.I32))
-    return fixed.fixed_launches(desc, exact=True, scale=UNIT, passes=[(kernels.exact_point, table)])
+    return fixed.fixed_launches(desc, exact=True, scale=UNIT, passes=[(single(kernels.exact_point), table)])

@@ -30,9 +30,10 @@ from triplan.backends.triton.indexing import fixed_point_kernels as kernels
 from triplan.backends.triton.indexing.arguments import alpha
 from triplan.backends.triton.indexing.costs import index_us, miss_rate
 from triplan.backends.triton.indexing.geometry import geometry
+from triplan.backends.triton.indexing.points import Point
 from triplan.backends.triton.indexing.stripes import PANEL, Stripes, sample_launches, stripes, stripes_launch
 from triplan.backends.triton.indexing.sums import first_launches
-from triplan.backends.triton.indexing.traversals import Point, scratch_launch, status_launches
+from triplan.backends.triton.indexing.traversals import scratch_launch, status_launches
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, Duplicates, ElementKind, MathPrecision, PrecisionGuarantee, Support
 from triplan.sku.facts import fact
@@ -163,7 +164,7 @@ def fixed_us(desc: IndexingDescriptor, exact: bool) -> float:
     g, pad = geometry(desc), scratchpad(desc, exact)
     passes = 1 if exact else 2
     scratch = SUM_BYTES + (FLAG_BYTES if exact else EXPONENT_BYTES)
-    added, miss = (SCATTERED_BYTES, SCATTERED_MISS) if g.full else (SHARED_BYTES, SHARED_MISS)
+    added, miss = (SCATTERED_BYTES, SCATTERED_MISS) if g.scattered else (SHARED_BYTES, SHARED_MISS)
     added_us = g.numel * (g.dense.element.itemsize + added) / BYTES_PER_US
     slower = 1 + miss_rate(g.table.numel * scratch) * miss
     folded_us = g.table.numel * (2 * scratch + 2 * g.dense.element.itemsize) / BYTES_PER_US

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from triplan.backends.runtime.launch import Int, Launch, Scratch
 from triplan.backends.triton.indexing import fixed_point as fixed, fixed_point_kernels as kernels
+from triplan.backends.triton.indexing.points import single
 from triplan.backends.triton.indexing.registration import HALF, SUMS, entry
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
@@ -72,7 +73,7 @@ def launches(desc: IndexingDescriptor, target: Target) -> list[Launch]:
         exact=False,
         scale=-EXPONENT_BIAS - room,
         passes=[
-            (kernels.largest_point, exponents),
-            (kernels.aligned_point, (pad.sums, exponents, Int(room))),
+            (single(kernels.largest_point), exponents),
+            (single(kernels.aligned_point), (pad.sums, exponents, Int(room))),
         ],
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from triplan.backends.triton.common.card import SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.descriptors import (
     EmbeddingBackwardDescriptor,
@@ -100,6 +101,11 @@ class Geometry:
     def full(self) -> bool:
         """Whether every element has an index of its own (as in torch.gather); else one index serves a whole slice."""
         return any(axis is not None for d, axis in enumerate(self.index_axes) if d not in self.loop)
+
+    @cached_property
+    def scattered(self) -> bool:
+        """Whether neighbours lie in different sectors of a packed table: they have other indices, or short rows."""
+        return self.full or self.fold[2] * self.table.element.itemsize < SECTOR
 
     @cached_property
     def sliced(self) -> Geometry:

@@ -33,6 +33,7 @@ def _register(op: str, elements: tuple[str, ...], step: Any) -> None:
         elements=elements,
         supports=ordered.applies,
         rank=ordered.rank,
+        priority=1,
         guarantee=result_guarantee,
         numerics=numerics,
     )

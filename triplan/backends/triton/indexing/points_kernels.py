@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 
 from triplan.backends.triton.indexing.steps_kernels import max_step, min_step, multiply_step
+from triplan.sku import interpreting
+
+INTERPRETED = tl.constexpr(interpreting())
 
 
 @triton.jit
@@ -63,17 +66,23 @@ def atomic_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
 def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] += alpha * dense, as an atomic addition to the aligned pair of elements that holds ``at``.
 
-    ``dense`` and ``table`` of a 16-bit float; the caller vouches that every pair lies inside the table. The hardware
-    adds 16-bit floats only in aligned pairs; a lone one becomes a compare-and-swap loop. The other element of the pair
-    receives -0.0, which changes no value.
+    ``table``: (address, place, length); ``dense`` and the table of a 16-bit float. The hardware adds 16-bit floats only
+    in aligned pairs; a lone one becomes a compare-and-swap loop. The other element of the pair receives -0.0, which
+    changes no value. ``place`` is the element's position in a run of ``length`` adjacent elements of the table: where
+    its neighbour lies outside the run, it is added alone. ``length`` None: every pair lies inside the table.
     """
-    x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE).to(table.dtype.element_ty)
-    table = table + at
-    address = table.to(tl.int64)
+    x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE).to(table[0].dtype.element_ty)
+    own = table[0] + at
+    address = own.to(tl.int64)
     odd = (address >> 1) & 1
-    pair = tl.multiple_of((address - odd * 2).to(table.dtype), [4] * len(table.shape))
+    if table[2] is not None:
+        neighbour = table[1] + 1 - 2 * odd
+        paired = (neighbour >= 0) & (neighbour < table[2])
+        tl.atomic_add(own, x, mask=hit & (paired == 0), sem="relaxed")
+        hit = hit & paired
+    pair = tl.multiple_of((address - odd * 2).to(own.dtype), [4] * len(own.shape))
     side = tl.arange(0, 2)
-    for _ in tl.static_range(len(table.shape)):
+    for _ in tl.static_range(len(own.shape)):
         side = tl.expand_dims(side, 0)
     odd, x, pair, hit = (
         tl.expand_dims(odd, -1),
@@ -81,8 +90,29 @@ def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr)
         tl.expand_dims(pair, -1),
         tl.expand_dims(hit, -1),
     )
-    both = tl.where(side == odd, x, -0.0).to(table.dtype.element_ty)
+    both = tl.where(side == odd, x, -0.0).to(own.dtype.element_ty)
     tl.atomic_add(pair + side, both, mask=hit & (side >= 0), sem="relaxed")
+
+
+@triton.jit
+def _swap(own, old, new, left):
+    """The elements at ``own``, integers, of which those that are ``old`` become ``new``, where ``left``.
+
+    Triton's compare-and-swap has no mask: lanes without work would contend with the others.
+    """
+    if INTERPRETED:
+        return tl.atomic_cas(own, tl.where(left, old, new), new, sem="relaxed")
+    bits: tl.constexpr = old.dtype.primitive_bitwidth
+    kind: tl.constexpr = "h" if bits == 16 else "r" if bits == 32 else "l"
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $4, 0; "
+        + f"mov.b{bits} $0, $2; @p atom.relaxed.gpu.global.cas.b{bits} $0, [$1], $2, $3; }}",
+        f"=&{kind},l,{kind},{kind},r",
+        [own.to(tl.int64), old, new, left.to(tl.int32)],
+        dtype=old.dtype,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -93,7 +123,7 @@ def _step(old, x, hit, ELEMENT: tl.constexpr, COMPUTE: tl.constexpr, STEP: tl.co
 
 
 @triton.jit
-def _combine(table, at, dense, hit, COMPUTE: tl.constexpr, STEP: tl.constexpr):
+def _swapped(table, at, dense, hit, COMPUTE: tl.constexpr, STEP: tl.constexpr):
     """table[at] = STEP(table[at], dense) by compare-and-swap, in whatever order the hardware chooses.
 
     ``table`` addresses integers as wide as the element of ``dense``. What STEP would not change is not written: since
@@ -109,8 +139,7 @@ def _combine(table, at, dense, hit, COMPUTE: tl.constexpr, STEP: tl.constexpr):
     new = _step(old, x, hit, element, COMPUTE, STEP)
     left = hit & (new != old)
     while tl.max(left.to(tl.int32)) > 0:
-        # Lanes that are done exchange a value for itself: the instruction has no mask.
-        seen = tl.atomic_cas(own, tl.where(left, old, new), new, sem="relaxed")
+        seen = _swap(own, old, new, left)
         left = left & (seen != old)
         old = seen
         new = _step(old, x, hit, element, COMPUTE, STEP)
@@ -120,16 +149,58 @@ def _combine(table, at, dense, hit, COMPUTE: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 def multiply_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] *= dense, both of integers."""
-    _combine(table, at, dense, hit, COMPUTE, multiply_step)
+    _swapped(table, at, dense, hit, COMPUTE, multiply_step)
+
+
+@triton.jit
+def _extreme(table, at, dense, hit, MAX: tl.constexpr):
+    """table[at] = the larger (MAX) or smaller of table[at] and dense, by atomics of integers; NaN wins.
+
+    ``table`` addresses integers as wide as the element of ``dense``. Of floats, those without a sign are ordered as
+    signed integers are, those with a sign in reverse, as unsigned ones: one atomic for each kind of contribution. The
+    NaN that is written wins against all others in its atomic; a NaN that the table held is kept. An old value read from
+    a cache does no harm: it only moves towards the result.
+    """
+    x = tl.load(dense, mask=hit, other=0)
+    own = table + at
+    old = tl.load(own, mask=hit, other=0)
+    if x.dtype.is_floating():
+        held = old.to(x.dtype, bitcast=True)
+        x = x + 0  # of zeros 0
+        further = x > held if MAX else x < held
+        hit = hit & (held == held) & (further | (x != x))
+        bits = x.to(old.dtype, bitcast=True)
+        every: tl.constexpr = (1 << old.dtype.primitive_bitwidth - 1) - 1 if MAX else -1  # a NaN
+        bits = tl.where(x == x, bits, every)
+        signed = bits < 0
+        plain: tl.constexpr = tl.uint32 if old.dtype.primitive_bitwidth == 32 else tl.uint64
+        place = own.to(tl.pointer_type(plain), bitcast=True)
+        reversed = bits.to(plain, bitcast=True)
+        if MAX:
+            tl.atomic_max(own, bits, mask=hit & (signed == 0), sem="relaxed")
+            tl.atomic_min(place, reversed, mask=hit & signed, sem="relaxed")
+        else:
+            tl.atomic_min(own, bits, mask=hit & (signed == 0), sem="relaxed")
+            tl.atomic_max(place, reversed, mask=hit & signed, sem="relaxed")
+    elif MAX:
+        tl.atomic_max(own, x, mask=hit & (x > old), sem="relaxed")
+    else:
+        tl.atomic_min(own, x, mask=hit & (x < old), sem="relaxed")
 
 
 @triton.jit
 def max_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] = max(table[at], dense); ``table`` addresses the bits of elements."""
-    _combine(table, at, dense, hit, COMPUTE, max_step)
+    if dense.dtype.element_ty.primitive_bitwidth == 16:
+        _swapped(table, at, dense, hit, COMPUTE, max_step)
+    else:
+        _extreme(table, at, dense, hit, True)
 
 
 @triton.jit
 def min_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] = min(table[at], dense); ``table`` addresses the bits of elements."""
-    _combine(table, at, dense, hit, COMPUTE, min_step)
+    if dense.dtype.element_ty.primitive_bitwidth == 16:
+        _swapped(table, at, dense, hit, COMPUTE, min_step)
+    else:
+        _extreme(table, at, dense, hit, False)

@@ -19,6 +19,11 @@ from triplan.sku import SUPPORTED, ElementKind, Support, Target
 SCANNED = 512
 #: Fitted: microseconds of a program.
 PROGRAM_US = 2.0
+# Fitted to ``bench anywhere indexing --seed 1`` on an H200:
+#: Microseconds of a program that is alone, and microseconds for each key and for each contribution that it adds.
+FIRST_US, KEY_US, TERM_US = 0.6, 0.0024, 0.045
+#: Time relative to packed operands, of wide rows.
+WALKED = 3.0
 #: Fitted: programs that a multiprocessor holds at a time.
 RESIDENT = 8
 
@@ -40,8 +45,11 @@ def applies(desc: IndexingDescriptor, target: Target) -> Support:
 
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
+    g, s = geometry(desc), sorted_view(desc)
     waves = programs(desc) / (RESIDENT * max(target.sm_count, 1))
-    return zero_us(geometry(desc)) + LAUNCH_US + PROGRAM_US * max(waves, 1)
+    summed = max(PROGRAM_US * waves, FIRST_US + KEY_US * s.count + TERM_US * s.count / max(s.slots, 1))
+    wide = s.inner >= segments.WIDE_COLS and not g.packed
+    return zero_us(g) + LAUNCH_US + (WALKED * summed if wide else summed)
 
 
 def workspace(desc: IndexingDescriptor, target: Target) -> int:

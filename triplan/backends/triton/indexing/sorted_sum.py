@@ -37,6 +37,10 @@ PASS_KEY_US = 5.5e-5
 STARTS_US = 3.5
 #: Fitted: microseconds per contribution of sums of single elements, where programs are launched for slots.
 ELEMENT_US = 4e-5
+#: The same in every row but the first: programs of other rows have read the order.
+AGAIN_US = 6e-6
+#: Time relative to packed operands. This and AGAIN_US: fitted to ``bench anywhere indexing --seed 1`` on an H200.
+WALKED = 2.5
 #: Fitted: microseconds per slot in the same case.
 SLOT_US = 2e-5
 #: Fitted: microseconds per contribution of sums of single elements, where programs are launched for contributions.
@@ -60,13 +64,15 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
 
 
 def _sum_us(s: Sorted) -> float:
+    walked = 1.0 if s.g.packed else WALKED
     if s.inner > 1:
         written = 2 * min(s.slots, s.count) if s.g.keeps else s.slots
         row = s.inner * s.g.dense.element.itemsize
-        return (s.count + written) * s.outer * max(row, SECTOR) / BYTES_PER_US
+        return walked * (s.count + written) * s.outer * max(row, SECTOR) / BYTES_PER_US
     if s.by_slot:
-        return (ELEMENT_US * s.count + SLOT_US * s.slots) * s.outer
-    return POSITION_US * s.count * s.outer
+        element_us = ELEMENT_US if s.outer == 1 else AGAIN_US
+        return (element_us * s.count + SLOT_US * s.slots) * s.outer
+    return walked * POSITION_US * s.count * s.outer
 
 
 def workspace(desc: IndexingDescriptor, target: Target) -> int:

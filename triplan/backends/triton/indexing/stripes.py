@@ -12,7 +12,7 @@ from triplan.backends.triton.common.offsets import TL, ceil_power, extent_int
 from triplan.backends.triton.indexing import stripes_kernels as kernels
 from triplan.backends.triton.indexing.arguments import index_pointers, policy, traversal_arguments
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
-from triplan.backends.triton.indexing.traversals import Point
+from triplan.backends.triton.indexing.points import Point
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind
 
@@ -90,7 +90,7 @@ def stripes_launch(
         },
         {
             **policy(desc, g),
-            "POINT": point,
+            "POINT": point.function,
             "OFFSET": tl.int64 if g.wide else tl.int32,
             "COMPUTE": TL[compute],
             "PANEL": PANEL,

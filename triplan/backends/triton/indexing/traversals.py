@@ -1,20 +1,19 @@
-"""Launches that visit every point once: ``rows_kernel`` (packed operands, long rows), ``elements_kernel`` (the rest).
+"""Launches that visit every point once: by rows of packed operands, by tiles of others, or element by element.
 
-What happens at a point (a copy, an atomic addition, ...) is a jit function that the caller passes.
+What happens at a point (a copy, an atomic addition, ...) is a ``Point`` that the caller passes.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common.card import L2_SHARE
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int
-from triplan.backends.triton.indexing import points_kernels as points, traversals_kernels as kernels
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int, padded
+from triplan.backends.triton.indexing import points, traversals_kernels as kernels
 from triplan.backends.triton.indexing.arguments import (
     Walk,
     axis_arguments,
@@ -24,29 +23,24 @@ from triplan.backends.triton.indexing.arguments import (
     traversal_arguments,
 )
 from triplan.backends.triton.indexing.geometry import Axes, Geometry, geometry
+from triplan.backends.triton.indexing.points import Point
+from triplan.backends.triton.indexing.tiles import filled, plane, tiles_launch
 from triplan.descriptors import PACKED
 from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ElementKind
 
-#: A ``@triton.jit`` function of ``points_kernels`` or ``fixed_point_kernels`` (Triton is untyped).
-Point = Any
-
 # Block sizes of ``rows_kernel``, measured on an H200: fewer, larger programs are slower at every size.
 #: Bytes that a program reads where one index serves a row: two 16-byte loads per thread of 128 saturate memory.
 ROW_BYTES = 4096
-#: Elements that a program adds to 64-bit sums: each needs a few more registers than a plain addition.
-SUM_ELEMENTS = 512
 #: Most columns where one index serves a row.
 MAX_COLS = 1024
+#: Columns to which a tile is narrowed if many of its columns do not exist. Untuned.
+MIN_COLS = 128
 #: Elements that a program moves where every element has an index: four per thread.
 SCATTERED_ELEMENTS = 512
 #: The same for atomics in a stripe below ``WIDE_STRIPE`` columns: two per thread.
 SCATTERED_ATOMICS = 256
-#: The same for swaps: a program repeats until its last element is done, so it is one warp, two elements per thread.
-#: Untuned.
-SWAPPED_ELEMENTS = 64
-SWAPS = (points.multiply_point, points.max_point, points.min_point)
 #: Columns from which on atomics of a stripe take ``SCATTERED_ELEMENTS``.
 WIDE_STRIPE = 256
 #: Columns of the narrowest stripe of the table. Narrower ones would split the runs of equal indices that are common:
@@ -64,30 +58,27 @@ def stripe_columns(g: Geometry) -> int:
     return min(MAX_STRIPE, max(MIN_STRIPE, 1 << max(fitting, 1).bit_length() - 1))
 
 
-def rows_tile(desc: IndexingDescriptor, point: Point, sums: bool) -> tuple[int, int]:
-    """(rows, columns) of a program of ``rows_kernel``; ``sums``: ``point`` adds to 64-bit sums."""
+def rows_tile(desc: IndexingDescriptor, point: Point) -> tuple[int, int]:
+    """(rows, columns) of a program of ``rows_kernel``."""
     g = geometry(desc)
-    widest = stripe_columns(g) if g.full else SUM_ELEMENTS if sums else MAX_COLS
-    cols = min(max(ceil_power(g.fold[2]), 16), SWAPPED_ELEMENTS if point in SWAPS else widest)
-    if point in SWAPS:
-        elements = SWAPPED_ELEMENTS
-    elif g.full:
-        copies = point is points.gather_point
-        elements = SCATTERED_ELEMENTS if copies or cols >= WIDE_STRIPE else SCATTERED_ATOMICS
+    widest = min(stripe_columns(g), point.elements or MAX_STRIPE) if g.full else point.elements or MAX_COLS
+    cols = min(max(ceil_power(g.fold[2]), 16), widest)
+    if g.full:
+        copies = point is points.GATHER
+        most = SCATTERED_ELEMENTS if copies or cols >= WIDE_STRIPE else SCATTERED_ATOMICS
+        elements = min(point.elements or most, most)
     else:
-        elements = max(SUM_ELEMENTS if sums else ROW_BYTES // desc.element.itemsize, cols)
+        while cols > MIN_COLS and not filled(g.fold[2], cols):
+            cols //= 2
+        elements = max(point.elements or ROW_BYTES // desc.element.itemsize, cols)
     return elements // cols, cols
-
-
-def _warps(point: Point) -> int:
-    return 1 if point in SWAPS else 4
 
 
 def rows_launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, compute: ElementKind) -> Launch:
     """One launch of ``rows_kernel``; ``table`` is a tuple where ``point`` adds to 64-bit sums."""
     g = geometry(desc)
     outer, count, inner = g.fold
-    rows, cols = rows_tile(desc, point, sums=isinstance(table, tuple))
+    rows, cols = rows_tile(desc, point)
     return Launch(
         kernels.rows_kernel,
         -(-outer * count // rows) * -(-inner // cols),
@@ -100,17 +91,19 @@ def rows_launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, 
             "count": Int(count, g.wide),
             "inner": Int(inner, g.wide, power_of_two_in(inner)),
             "extent": extent_int(g.extents[0]),
+            "run": points.run_length(g, point),
         },
         {
             **policy(desc, g),
-            "POINT": point,
+            "POINT": point.function,
+            "PAIRS": point.pairs,
             "FULL": g.full,
             "OFFSET": tl.int64 if g.wide else tl.int32,
             "COMPUTE": TL[compute],
             "BLOCK_ROWS": rows,
             "BLOCK_COLS": cols,
         },
-        num_warps=_warps(point),
+        num_warps=point.warps,
     )
 
 
@@ -131,32 +124,36 @@ def elements_launch(
     if packed_table and not g.table.layout.packed:
         g = replace(g, table=replace(g.table, layout=PACKED))
     walk = Walk(g, range(len(g.sizes)))
-    block = SWAPPED_ELEMENTS if point in SWAPS else ELEMENTS_BLOCK
+    block = point.elements or ELEMENTS_BLOCK
+    place = points.place_strides(g, point)
+    args: dict[str, Arg] = {"dense": dense, "table": table, "run": points.run_length(g, point)}
+    constexprs = {"POINT": point.function, "PAIRS": point.pairs, "COMPUTE": TL[compute]}
+    if (tiles := plane(g, point)) is not None:
+        return tiles_launch(desc, g, tiles, point, args, constexprs)
     return Launch(
         kernels.elements_kernel,
         -(-g.numel // block),
         {
             **traversal_arguments(desc, g),
             **axis_arguments(g),
-            "dense": dense,
-            "table": table,
+            **args,
             "numel": Int(g.numel, g.numel >= I32_LIMIT),
             "sizes": walk.sizes(),
             "dense_strides": walk.dense(),
             "table_strides": walk.table(),
             "index_strides": walk.index(),
             "position_strides": walk.position(),
+            "place_strides": None if place is None else (padded(place[0], Int(0, True)), place[1]),
         },
         {
             **policy(desc, g),
-            "POINT": point,
+            **constexprs,
             "POINT_TYPE": tl.int64 if g.numel >= I32_LIMIT else tl.int32,
-            "COMPUTE": TL[compute],
             "DENSE_FLAT": g.dense.layout.packed,
             "INDEX_FLAT": g.index.layout.packed and None not in g.index_axes,
             "BLOCK": block,
         },
-        num_warps=_warps(point),
+        num_warps=point.warps,
     )
 
 
@@ -181,4 +178,4 @@ def status_launches(desc: IndexingDescriptor) -> list[Launch]:
     nowhere: Axes = (None,) * len(axes)
     bare = replace(g, sizes=g.index.shape, dense_axes=nowhere, table_axes=nowhere, index_axes=axes, padding=None)
     unused = index_pointers(g)[0]
-    return [reset, elements_launch(desc, points.no_point, unused, unused, ElementKind.I32, g=bare)]
+    return [reset, elements_launch(desc, points.NOTHING, unused, unused, ElementKind.I32, g=bare)]

@@ -25,7 +25,9 @@ def rows_kernel(
     count,
     inner,
     extent,
+    run,
     POINT: tl.constexpr,
+    PAIRS: tl.constexpr,
     FULL: tl.constexpr,
     REPORT: tl.constexpr,
     WRAP: tl.constexpr,
@@ -39,6 +41,7 @@ def rows_kernel(
 
     ``dense`` (outer, count, inner), n_rows = outer * count; ``table`` (outer, extent, inner); ``index`` (count,), or
     with FULL (outer, count, inner), i32 or i64. A program takes BLOCK_ROWS rows times BLOCK_COLS columns of ``inner``.
+    PAIRS: POINT gets (table, place in a run of adjacent elements, ``run``), of which ``run`` None means no end near.
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, BLOCK_COLS)
@@ -73,7 +76,10 @@ def rows_kernel(
             hit = hit & (at != padding)
         base = (outer * extent + at.to(OFFSET))[:, None]
         hit = live & hit[:, None]
-    POINT(table, base * inner + col[None, :], dense + offset, hit, live, alpha, COMPUTE)
+    at = base * inner + col[None, :]
+    if PAIRS:
+        table = (table, at, run)
+    POINT(table, at, dense + offset, hit, live, alpha, COMPUTE)
 
 
 @triton.jit
@@ -92,7 +98,10 @@ def elements_kernel(
     position_strides,
     extents,
     axis_strides,
+    run,
+    place_strides,
     POINT: tl.constexpr,
+    PAIRS: tl.constexpr,
     REPORT: tl.constexpr,
     WRAP: tl.constexpr,
     CLAMP: tl.constexpr,
@@ -106,13 +115,16 @@ def elements_kernel(
 
     ``numel`` points c over ``sizes``; the k-th index, i32 or i64, selects along an axis of ``extents[k]`` and
     ``axis_strides[k]``. DENSE_FLAT and INDEX_FLAT: that operand's elements are numbered as the points are, so that its
-    loads stay vectors. One point per lane.
+    loads stay vectors. PAIRS: as in ``rows_kernel``; the place is the offset, or, if ``place_strides`` are given, the
+    sum of its coordinates times those along the dimensions, and of its positions times those along the indexed axes.
     """
     point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     live = point < numel
     inside = live
     hit = live
     offset = unravel(point, sizes, table_strides)
+    if place_strides is not None:
+        place = unravel(point, sizes, place_strides[0])
     for k in tl.static_range(len(indices)):
         if INDEX_FLAT:
             given = tl.load(indices[k] + point, mask=live, other=0)
@@ -124,9 +136,98 @@ def elements_kernel(
             valid = valid & (at != padding)
         hit = hit & valid
         offset += at.to(axis_strides[k].dtype) * axis_strides[k]
+        if place_strides is not None:
+            place += at.to(place_strides[1][k].dtype) * place_strides[1][k]
     if REPORT:
         report(status, live & (inside == 0), unravel(point, sizes, position_strides))
+    if PAIRS:
+        table = (table, offset if place_strides is None else place, run)
     if DENSE_FLAT:
         POINT(table, offset, dense + point, hit, live, alpha, COMPUTE)
     else:
         POINT(table, offset, dense + unravel(point, sizes, dense_strides), hit, live, alpha, COMPUTE)
+
+
+@triton.jit
+def tiles_kernel(
+    dense,
+    table,
+    indices,
+    status,
+    alpha,
+    padding,
+    rows,
+    cols,
+    sizes,
+    dense_strides,
+    table_strides,
+    index_strides,
+    position_strides,
+    extents,
+    axis_strides,
+    run,
+    place_strides,
+    POINT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    REPORT: tl.constexpr,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX_MOVES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """POINT at every point of operands of any strides, as ``elements_kernel`` has them, by tiles of two dimensions.
+
+    ``rows`` and ``cols`` are the extents of these dimensions, ``sizes`` those of the others. Strides of an operand are
+    (those of the others, along rows, along columns), of which None is 1. INDEX_MOVES: indices differ between columns.
+    Tiles are [columns, rows]: where the compiler knows no stride, it lets consecutive threads access the first axis.
+    """
+    pid = tl.program_id(0)
+    col_blocks = tl.cdiv(cols, BLOCK_COLS)
+    row_blocks = tl.cdiv(rows, BLOCK_ROWS)
+    col = (pid % col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS))[:, None]
+    rest = pid // col_blocks
+    row = (rest % row_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[None, :]
+    rest = rest // row_blocks
+    live_row = row < rows
+    live = (col < cols) & live_row
+    known = live if INDEX_MOVES else live_row
+    inside = live
+    hit = live
+    offset = walked(rest, row, col, sizes, table_strides)
+    if place_strides is not None:
+        place = walked(rest, row, col, sizes, place_strides[0])
+    for k in tl.static_range(len(indices)):
+        if INDEX_MOVES:
+            given = tl.load(indices[k] + walked(rest, row, col, sizes, index_strides[k]), mask=known, other=0)
+        else:
+            given = tl.load(indices[k] + walked(rest, row, None, sizes, index_strides[k]), mask=known, other=0)
+        at, valid = resolve(given, extents[k], known, WRAP, CLAMP)
+        inside = inside & valid
+        if padding is not None:
+            valid = valid & (at != padding)
+        hit = hit & valid
+        offset += at.to(axis_strides[k].dtype) * axis_strides[k]
+        if place_strides is not None:
+            place += at.to(place_strides[1][k].dtype) * place_strides[1][k]
+    if REPORT:
+        report(status, live & (inside == 0), walked(rest, row, col, sizes, position_strides))
+    if PAIRS:
+        table = (table, offset if place_strides is None else place, run)
+    POINT(table, offset, dense + walked(rest, row, col, sizes, dense_strides), hit, live, alpha, COMPUTE)
+
+
+@triton.jit
+def walked(rest, row, col, sizes, strides):
+    """The offset of (``row``, ``col``) of the ``rest``-th combination of the other coordinates; ``col`` None: 0."""
+    offset = unravel(rest, sizes, strides[0]) + along(row, strides[1])
+    if col is not None:
+        offset += along(col, strides[2])
+    return offset
+
+
+@triton.jit
+def along(i, stride):
+    """i * stride; ``stride`` None is 1."""
+    return i if stride is None else i.to(stride.dtype) * stride

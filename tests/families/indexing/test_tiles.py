@@ -1,0 +1,120 @@
+"""Operands with a contiguous axis that are not packed: which dimensions tiles have, what they compute, and pairs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from cases import H200, INTERPRETER, compiles, pinned
+from cases.indexing import build
+
+import triplan as tp
+from triplan.backends.triton.indexing import traversals_kernels as kernels
+from triplan.backends.triton.indexing.geometry import geometry
+from triplan.backends.triton.indexing.points import ADD, repeated
+from triplan.backends.triton.indexing.points_kernels import multiply_point
+from triplan.backends.triton.indexing.tiles import Plane, plane
+from triplan.testing import check_plan
+
+#: Op, the kernel that walks its points, element, shape of the dense side, axis, extent.
+CASES: list[tuple[str, str, str, tuple[int, ...], int, int]] = [
+    ("gather", "elements", "i16", (30, 30), 0, 5),
+    ("gather", "elements", "f32", (2, 30, 30), 1, 5),
+    ("index_select", "elements", "u8", (30, 30), 1, 20),
+    ("scatter", "elements", "f32", (30, 30), 1, 20),
+    ("index_put", "elements", "f16", (30, 30), 1, 5),
+    ("scatter_add", "atomic_elements", "f16", (30, 30), 1, 19),
+    ("gather_backward", "atomic_elements", "f32", (2, 30, 30), 2, 19),
+    ("index_add", "atomic_elements", "f16", (30, 30), 0, 17),
+    ("index_add", "fixed_scaled", "f32", (30, 30), 0, 5),
+    ("embedding_backward", "atomic_elements", "f16", (3, 10, 30), 1, 19),
+    ("scatter_prod", "atomic_reduce", "i32", (30, 30), 0, 3),
+    ("scatter_amax", "atomic_reduce", "f16", (30, 30), 1, 3),
+    ("scatter_amin", "atomic_reduce", "f64", (30, 30), 1, 3),
+]
+
+
+def with_units(desc: Any, dense: int, table: int) -> Any:
+    """``desc`` with operands that are contiguous along these of their axes, counted from the last, and nothing else."""
+    g = geometry(desc)
+    units = {g.dense.name: len(g.dense.shape) - 1 - dense, g.table.name: len(g.table.shape) - 1 - table}
+    return desc.replace(layouts={name: tp.Layout.strided(unit_axis=max(axis, 0)) for name, axis in units.items()})
+
+
+def problem(case: int, dense: int, table: int) -> Any:
+    op, _, element, shape, axis, extent = CASES[case]
+    stores = {"accumulate": False} if op == "index_put" else {}
+    return with_units(build(op, shape, axis, extent, element=element, **stores), dense, table)
+
+
+def check(case: int, dense: int, table: int, target: tp.Target) -> None:
+    plan = pinned(problem(case, dense, table), CASES[case][1], target)
+    assert plan is not None
+    assert any(launch.kernel is kernels.tiles_kernel for launch in plan.launches)
+    check_plan(plan, seed=case)
+
+
+UNITS = [(0, 0), (0, 1), (1, 0)]
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(("dense", "table"), UNITS)
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_tiles_in_the_interpreter(case: int, dense: int, table: int) -> None:
+    check(case, dense, table, INTERPRETER)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dense", "table"), UNITS)
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_tiles_on_the_gpu(case: int, dense: int, table: int) -> None:
+    check(case, dense, table, tp.Target.current())
+
+
+@pytest.mark.parametrize(
+    ("op", "dense", "table", "found"),
+    [
+        ("gather", 0, 0, Plane(0, 1, turned=False)),
+        ("gather", 1, 0, Plane(0, 1, turned=True)),  # as the index, which is packed
+        ("gather", 0, 1, Plane(0, 1, turned=False)),  # indices point along the table's contiguous axis
+        ("index_select", 1, 0, Plane(1, 0, turned=True)),  # dense is written
+        ("index_add", 1, 0, Plane(0, 1, turned=True)),  # the table is
+        ("index_add", 1, 1, Plane(1, 0, turned=False)),
+        ("scatter_add", 1, 0, Plane(0, 1, turned=True)),
+    ],
+)
+def test_columns_are_those_of_the_index_or_of_what_is_written(op: str, dense: int, table: int, found: Plane) -> None:
+    assert plane(geometry(with_units(build(op, (64, 32), 0, 9, element="f32"), dense, table)), ADD) == found
+
+
+def test_neighbours_that_contend_do_not_meet() -> None:
+    g = geometry(with_units(build("scatter_prod", (64, 32), 1, 9, element="i32"), 0, 1))
+    assert plane(g, ADD) == Plane(0, 1, turned=False)
+    assert plane(g, repeated(multiply_point, contends=True)) == Plane(1, 0, turned=True)
+
+
+def test_short_rows_few_columns_and_packed_operands_have_no_tiles() -> None:
+    for shape in ((15, 15), (64, 20)):
+        assert plane(geometry(with_units(build("gather", shape, 0, 9, element="f32"), 0, 0)), ADD) is None
+    assert plane(geometry(build("gather", (64, 64), 0, 9, element="f32")), ADD) is None
+
+
+# --- additions of 16-bit floats ---
+
+
+@compiles
+@pytest.mark.parametrize("element", ["f16", "bf16"])
+@pytest.mark.parametrize(("layout", "alone"), [(None, False), (tp.Layout(alignment=2), True), ("odd", True)])
+def test_elements_are_added_alone_only_where_a_pair_may_lie_outside(layout: Any, alone: bool, element: str) -> None:
+    """A lone 16-bit addition is a compare-and-swap loop."""
+    desc: Any = build("scatter_add", (64, 32 - (layout == "odd")), 0, 9, element=element)
+    if isinstance(layout, tp.Layout):
+        desc = desc.replace(layouts={"out": layout})
+    plan = pinned(desc, "atomic_elements", H200)
+    assert plan is not None
+    (record,) = plan.compile()
+    assert re.search(r"add\.noftz\.(v2\.b?f16|b?f16x2)", record.ptx)
+    assert bool(re.search(r"add\.noftz\.b?f16\s", record.ptx)) is alone
+    assert record.spill_bytes == 0

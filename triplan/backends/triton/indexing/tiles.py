@@ -1,0 +1,173 @@
+"""The launch of ``tiles_kernel``: which two dimensions its tiles have, and how many elements along each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Stride, power_of_two_in
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, extent_int, extents, padded
+from triplan.backends.triton.common.strides import Along, count, known_strides, row_tile
+from triplan.backends.triton.indexing import points, traversals_kernels as kernels
+from triplan.backends.triton.indexing.arguments import index_pointers, policy, traversal_arguments
+from triplan.backends.triton.indexing.geometry import MIN_ROW, Axes, Geometry
+from triplan.backends.triton.indexing.points import ADD, Point
+from triplan.descriptors import Operand
+from triplan.descriptors.indexing import IndexingDescriptor
+
+#: Elements per program, four per thread. Untuned.
+ELEMENTS = 512
+#: The same where one index serves a row: two 16-byte loads per thread of 128 saturate memory.
+ROW_BYTES = 4096
+#: The same at most: each element has two addresses. Untuned.
+MAX_ELEMENTS = 1024
+#: Elements from which on there are enough programs of that size. Untuned.
+MANY = 1 << 20
+#: Part of a tile's columns that exist, at least; untuned. Where a third did not, sums took 1.4 times as long.
+FILLED = 0.75
+#: Rows of a tile where the operands are contiguous along different dimensions: a sector of its rows and more. Untuned.
+TURNED_ROWS = 16
+
+NO_STRIDE = Int(0, True, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """The dimensions of a tile's ``rows`` and ``cols``; ``turned``: one operand is contiguous along rows."""
+
+    rows: int
+    cols: int
+    turned: bool
+
+
+def _contiguous(g: Geometry, o: Operand, axes: Axes) -> int | None:
+    """The dimension along which ``o`` is contiguous, if it is long enough for a tile."""
+    moving = [a for a, n in enumerate(o.shape) if n > 1]
+    unit = (moving[-1] if moving else None) if o.layout.packed else o.layout.unit_axis
+    found = next((d for d, a in enumerate(axes) if a is not None and a == unit), None)
+    return found if found is not None and g.sizes[found] >= MIN_ROW else None
+
+
+def plane(g: Geometry, point: Point) -> Plane | None:
+    """The dimensions of the tiles; None where tiles have nothing to gain over ``elements_kernel``.
+
+    The columns are those of the operand that is written, if it is contiguous along a dimension. Where every element has
+    an index, those of the index: then neighbours meet the table at random. But if ``point`` contends, neighbours should
+    not meet in one element of the table.
+    """
+    table, dense, index = (g.table, g.table_axes), (g.dense, g.dense_axes), (g.index, g.index_axes)
+    if g.full and not point.contends:
+        sides = [index, dense]
+    else:
+        sides = [table, dense] if g.table.is_written else [dense, table]
+    found = [_contiguous(g, *side) for side in sides]
+    cols, other = found if found[0] is not None else found[::-1]
+    # The grid must hold a program for every 16 elements.
+    if cols is None or g.packed or max(g.numel // MIN_ROW, *g.sizes) >= I32_LIMIT:
+        return None
+    turned = other is not None and other != cols
+    rest = [d for d, n in enumerate(g.sizes) if n > 1 and d != cols]
+    if not rest:
+        return None
+    p = Plane(other if other is not None and turned else rest[-1], cols, turned)
+    return p if turned or filled(g.sizes[cols], tile(g, p, point)[1]) else None
+
+
+def filled(columns: int, width: int) -> bool:
+    """Whether enough columns of tiles of ``width`` columns exist."""
+    return columns >= FILLED * -(-columns // width) * width
+
+
+def tile(g: Geometry, p: Plane, point: Point) -> tuple[int, int]:
+    """(rows, columns) of a program."""
+    rows, cols = g.sizes[p.rows], g.sizes[p.cols]
+    many = not g.full and not p.turned and g.numel >= MANY
+    most = point.elements or (min(ROW_BYTES // g.dense.element.itemsize, MAX_ELEMENTS) if many else ELEMENTS)
+    if not p.turned:
+        return row_tile(most, rows, cols)
+    high = min(TURNED_ROWS, ceil_power(rows), max(most // 32, 1))
+    return high, min(most // high, ceil_power(cols))
+
+
+def adds_vectors(g: Geometry) -> bool:
+    """Whether tiles add to aligned pairs of adjacent elements of one row of the table."""
+    p = plane(g, ADD)
+    if p is None or g.index_axes[p.cols] is not None or g.sizes[p.cols] % 2:
+        return False
+    layout = g.table.layout
+    return _contiguous(g, g.table, g.table_axes) == p.cols and (layout.packed or layout.stride_multiple % 2 == 0)
+
+
+def shares_sectors(g: Geometry) -> bool:
+    """Whether neighbours add to one sector of the table, if they have one index: it is contiguous along their rows."""
+    if g.packed:
+        return not g.scattered
+    p = plane(g, ADD)
+    return p is not None and g.index_axes[p.cols] is None and _contiguous(g, g.table, g.table_axes) == p.cols
+
+
+def _stride(o: Operand, axis: int | None, item: int | None = None) -> Arg:
+    """The stride of ``o`` along an axis, with what its layout promises; None for 1."""
+    if axis is None:
+        return NO_STRIDE
+    known = known_strides(o, len(o.shape))[axis]
+    if isinstance(known, Along):
+        return Stride(o.name, axis, item, o.layout.stride_multiple)
+    return None if known == 1 else Int(known, True, power_of_two_in(known))
+
+
+def programs(g: Geometry, p: Plane, rows: int, cols: int) -> int:
+    blocks = -(-g.sizes[p.rows] // rows) * -(-g.sizes[p.cols] // cols)
+    return blocks * g.numel // (g.sizes[p.rows] * g.sizes[p.cols])
+
+
+def tiles_launch(
+    desc: IndexingDescriptor,
+    g: Geometry,
+    p: Plane,
+    point: Point,
+    args: Mapping[str, Arg],
+    constexprs: Mapping[str, Any],
+) -> Launch:
+    """One launch over ``g``. ``args`` and ``constexprs``: what all traversals give ``point``."""
+    others = [d for d in range(len(g.sizes)) if d not in (p.rows, p.cols)]
+    rows, cols = tile(g, p, point)
+
+    def three(found: Sequence[Arg]) -> tuple[Arg, ...]:
+        """Of a stride for each dimension: (those of the others, along rows, along columns)."""
+        known = (Int(1, True) if found[d] is None else found[d] for d in others)
+        return padded(known, NO_STRIDE), found[p.rows], found[p.cols]
+
+    def strides(o: Operand, axes: Axes, item: int | None = None) -> tuple[Arg, ...]:
+        return three([_stride(o, a, item) for a in axes])
+
+    place = points.place_strides(g, point)
+    axis_strides = [s if (s := _stride(g.table, a)) is not None else Int(1, True) for a in g.indexed]
+    return Launch(
+        kernels.tiles_kernel,
+        programs(g, p, rows, cols),
+        {
+            **traversal_arguments(desc, g),
+            "indices": index_pointers(g)[::-1],
+            "rows": count(g.sizes[p.rows]),
+            "cols": count(g.sizes[p.cols]),
+            "sizes": extents((g.sizes[d] for d in others), wide=False),
+            "dense_strides": strides(g.dense, g.dense_axes),
+            "table_strides": strides(g.table, g.table_axes),
+            "index_strides": tuple(strides(g.index, g.index_axes, item) for item in g.index_items)[::-1],
+            "position_strides": three([Int(n, True) for n in g.position_strides]),
+            "extents": tuple(extent_int(n) for n in g.extents)[::-1],
+            "axis_strides": tuple(axis_strides)[::-1],
+            "place_strides": None if place is None else (three(place[0]), place[1]),
+            **args,
+        },
+        {
+            **policy(desc, g),
+            "INDEX_MOVES": g.index_axes[p.cols] is not None,
+            "BLOCK_ROWS": rows,
+            "BLOCK_COLS": cols,
+            **constexprs,
+        },
+        num_warps=point.warps,
+    )
